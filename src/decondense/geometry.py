@@ -1,0 +1,140 @@
+"""Unit vectors, cosines, angles and masks: the few pieces of geometry that every loss is made of.
+
+Notation, the same everywhere in the package: z is (batch, tokens, width); a mask is (batch, tokens), true
+where a token counts; n is the number of tokens of a sequence that count. One sequence is one cloud of points,
+pairs are formed inside it and never across the batch.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def check_states(z: Tensor, mask: Tensor | None) -> None:
+    """Refuse what no loss can work on. Shapes and types only, so nothing here waits for a GPU."""
+    if not isinstance(z, Tensor):
+        raise TypeError(f"z must be a tensor (batch, tokens, width), got {type(z).__name__}: pass hidden states.")
+    if z.ndim != 3 or z.shape[1] < 2 or z.shape[2] < 1:
+        remedy = "drop single-token sequences" if z.ndim == 3 else "reshape to three dimensions"
+        raise ValueError(
+            f"z must be (batch, tokens, width) with at least 2 tokens, got {tuple(z.shape)}: {remedy}."
+        )
+    if not z.is_floating_point():
+        raise TypeError(f"z must be a floating-point tensor, got {z.dtype}: pass hidden states, not token ids.")
+    if mask is None:
+        return
+    if not isinstance(mask, Tensor) or mask.shape != z.shape[:2]:
+        came = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+        raise ValueError(
+            f"mask must be (batch, tokens) = {tuple(z.shape[:2])}, got {came}: "
+            "pass the two-dimensional attention mask, true where a token counts."
+        )
+    if mask.device != z.device:
+        raise ValueError(f"mask must be on the device of z ({z.device}), got {mask.device}: move it there.")
+
+
+def check_positive(name: str, value: float) -> None:
+    if not value > 0 or math.isinf(value):
+        raise ValueError(f"{name} must be a positive number, got {value}: the paper uses 1.0.")
+
+
+def check_clamp(clamp: float) -> None:
+    if not 0 <= clamp < 1:
+        raise ValueError(
+            f"clamp must lie in [0, 1), got {clamp}: cosines are limited to ±(1 − clamp), the paper's runs use 0.1."
+        )
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float64 stays float64; everything else is summed in float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def keep(z: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
+    """z in the accumulation dtype with zeros where the mask is false, the mask as numbers, and n (batch,).
+
+    Selection instead of multiplication: a NaN at a position that does not count is gone, not 0 · NaN.
+    """
+    z = z.to(accumulation_dtype(z.dtype))
+    if mask is None:
+        return z, None, torch.full((z.shape[0],), float(z.shape[1]), dtype=z.dtype, device=z.device)
+    mask = mask.bool()
+    weight = mask.to(z.dtype)
+    return torch.where(mask.unsqueeze(-1), z, 0), weight, weight.sum(1)
+
+
+def norms(z: Tensor) -> Tensor:
+    """‖z_i‖ (…, tokens, 1), also for float32 entries whose squares overflow or vanish (beyond 1e19, below 1e-19).
+
+    Such a vector would otherwise have an infinite norm and count as zero: a plausible number, and wrong.
+    """
+    if z.dtype == torch.float64 or z.device.type == "mps":  # MPS has no float64
+        return torch.linalg.vector_norm(z, dim=-1, keepdim=True)
+    if z.device.type == "cpu":
+        plain = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
+        # float64 is half as fast here; looking at the values costs nothing on a CPU, on a GPU it would wait
+        if bool(((plain > 1e-15) & (plain < 1e18)).all()):
+            return plain
+    return torch.linalg.vector_norm(z, dim=-1, keepdim=True, dtype=torch.float64).to(z.dtype)
+
+
+def inverse(x: Tensor) -> Tensor:
+    """1/x, and 0 where x is 0: a vector of length zero has no direction, and no gradient through one."""
+    return torch.where(x == 0, 0, 1 / x)
+
+
+def unit(z: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """u = z/(‖z‖ + ε) and r = ‖z‖ (batch, tokens, 1). Zero vectors stay zero."""
+    r = norms(z)
+    return z * inverse(r + eps), r
+
+
+def unit_gradient(u: Tensor, r: Tensor, gradient: Tensor, eps: float) -> Tensor:
+    """Pull a gradient with respect to u back to z, with z/r = u (r + ε)/r:
+
+        dz = (g − u (g·z)/r) / (r + ε)
+    """
+    along = (gradient * u).sum(-1, keepdim=True) * ((r + eps) * inverse(r))
+    return (gradient - u * along) * inverse(r + eps)
+
+
+def pair_count(n: Tensor, *, diagonal: bool = False) -> Tensor:
+    """Ordered pairs of n tokens: n(n − 1), or n² with the diagonal. (batch,)"""
+    return n * n if diagonal else n * (n - 1)
+
+
+def enough(n: Tensor, value: Tensor) -> Tensor:
+    """value where a sequence has at least two tokens that count, else 0: nothing to compare, nothing to learn."""
+    return torch.where(n >= 2, value, 0)
+
+
+def angle(c: Tensor, clamp: float) -> tuple[Tensor, Tensor]:
+    """The angular distance D = arccos(c)/π in [0, 1] and −dD/dc = 1/(π √(1 − c²)), at c limited to ±(1 − clamp).
+
+    Straight-through: where the limit bites the distance saturates, and the slope is the one at the boundary.
+    The limit stays one rounding step away from ±1, where the slope is infinite.
+    """
+    bound = 1 - max(clamp, torch.finfo(c.dtype).eps)
+    c = c.clamp(-bound, bound)
+    return torch.arccos(c) / math.pi, torch.rsqrt(1 - c * c) / math.pi
+
+
+def outside(c: Tensor, clamp: float) -> Tensor:
+    """Where a hard clamp has no gradient."""
+    return c.abs() > 1 - clamp
+
+
+def centred(z: Tensor, weight: Tensor | None, n: Tensor) -> Tensor:
+    """z minus the mean over its tokens that count. Distances do not change, and lose fewer digits below."""
+    mean = z.sum(1, keepdim=True) / n.clamp_min(1)[:, None, None]
+    z = z - mean
+    return z if weight is None else z * weight.unsqueeze(-1)
+
+
+def squared_distances(left: Tensor, right: Tensor) -> Tensor:
+    """‖l_i − r_j‖² (batch, rows, columns), from one matrix product: ‖l‖² + ‖r‖² − 2 l·r, never negative."""
+    squares = left.square().sum(-1)[..., None] + right.square().sum(-1)[..., None, :]
+    return torch.baddbmm(squares, left, right.mT, alpha=-2).clamp_min_(0)

@@ -1,0 +1,62 @@
+"""Decorrelation: the squared correlations off the diagonal.
+
+    axis="token"    each token standardised over its features, R = token × token correlations
+    axis="feature"  each feature standardised over the tokens, R = feature × feature correlations
+    L = mean_{i≠j} R_ij²   (or the sum, `pairs="sum"`)
+
+R_ij is the cosine of two centred vectors, so the loss is the second moment of `moments.two_moments` and never
+needs R: ‖VVᵀ‖²_F − Σ ‖v_i‖⁴ over the smaller of the two Gram matrices.
+
+The paper writes Σ_{m≠n} Cov²_mn with Cov = Z_cᵀZ_c/(d − 1) and Z_c standardised, which we read as the feature
+axis with d the number of observations, the tokens; its released code uses the token axis and the mean, with
+the features as observations. The bare function follows the released form: its value does not grow with the
+square of the width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import geometry
+from .moments import two_moments
+from .options import check_choice, finish
+from .sampling import sample
+
+
+def decorrelation(
+    z: Tensor,
+    mask: Tensor | None = None,
+    *,
+    axis: str = "token",
+    pairs: str = "mean",
+    diagonal: bool = False,
+    max_tokens: int | None = None,
+    shared_sample: bool = False,
+    generator: torch.Generator | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """Decorrelation loss of hidden states z (batch, tokens, width): a scalar, or (batch,) unreduced.
+
+    `diagonal=True` adds the correlations of each vector with itself, which are all 1. A vector without
+    variance has no correlation and counts as 0.
+    """
+    geometry.check_states(z, mask)
+    check_choice("axis", axis, ("token", "feature"))
+    check_choice("pairs", pairs, ("mean", "sum"))
+    if max_tokens is not None:
+        z, mask = sample(z, mask, max_tokens, shared=shared_sample, generator=generator)
+    z, weight, n = geometry.keep(z, mask)
+    if axis == "token":
+        z = z - z.mean(-1, keepdim=True)
+        items = n
+        _, value = two_moments(z, mask)
+    else:
+        z = geometry.centred(z, weight, n)
+        items = torch.full_like(n, float(z.shape[2]))
+        _, value = two_moments(z.mT, None)
+    total = value * geometry.pair_count(items)
+    if diagonal:
+        total = total + items
+    value = total if pairs == "sum" else total / geometry.pair_count(items, diagonal=diagonal).clamp_min(1)
+    return finish(value, mask, reduction)

@@ -1,0 +1,112 @@
+"""ℓ2-repel: dispersion by Euclidean distance, with a weight on the norm so that it cannot win by growing.
+
+    L = log ( 1/(n(n−1)) Σ_{i≠j} exp(−‖z_i − z_j‖²/τ) ) + λ_norm · mean(z²)
+
+Source: Liu et al. 2026, table of variants. The paper's formula has the bare sum and ‖Z‖²; its released code
+keeps the diagonal, divides by n² and takes the mean of z². We leave the diagonal out on purpose: hidden states
+of real models are thousands of units apart, so that every exp(−‖z_i − z_j‖²/τ) vanishes beside the n ones of the
+diagonal. With it the repulsion has no gradient at all there, and only the norm term trains.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import geometry
+from .options import check_choice, finish
+from .pairs import Stored, apply, full_precision, storage, tiles
+from .sampling import sample
+
+
+def l2_repel(
+    z: Tensor,
+    mask: Tensor | None = None,
+    *,
+    tau: float = 1.0,
+    norm_weight: float = 0.1,
+    norm: str = "mean",
+    pairs: str = "mean",
+    diagonal: bool = False,
+    constant: float = 0.0,
+    max_tokens: int | None = None,
+    shared_sample: bool = False,
+    generator: torch.Generator | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """ℓ2-repel loss of hidden states z (batch, tokens, width): a scalar, or (batch,) unreduced.
+
+    tau          temperature; squared distances of hidden states are large, so 1.0 looks at nearest pairs only.
+    norm_weight  λ_norm; `norm="mean"` weighs the mean of z², `norm="sum"` the paper's ‖Z‖².
+    pairs        "mean": log of the mean over pairs; "sum": log of the sum, as the paper writes it.
+    diagonal, constant, max_tokens, shared_sample, generator: as in `dispersion`.
+    """
+    geometry.check_states(z, mask)
+    geometry.check_positive("tau", tau)
+    check_choice("norm", norm, ("mean", "sum"))
+    check_choice("pairs", pairs, ("mean", "sum"))
+    if max_tokens is not None:
+        z, mask = sample(z, mask, max_tokens, shared=shared_sample, generator=generator)
+    value = apply(_Repulsion(tau=tau, diagonal=diagonal), z, mask)
+    full, _, n = geometry.keep(z, mask)
+    if pairs == "mean":
+        value = value - torch.log(geometry.pair_count(n, diagonal=diagonal))
+    if norm_weight:
+        square = full.square().sum((1, 2))
+        value = value + norm_weight * (square if norm == "sum" else square / (n * z.shape[2]))
+    return finish(value + constant, mask, reduction)
+
+
+@dataclass(frozen=True)
+class _Repulsion(Stored):
+    """log Σ exp(x_ij), x = −‖z_i − z_j‖²/τ; with p the softmax over all pairs and r_i = Σ_j p_ij,
+
+        ∂L/∂z_i = −(4/τ) Σ_j p_ij (z_i − z_j) = −(4/τ) (r_i z_i − Σ_j p_ij z_j).
+
+    The logits have no lower bound, so a running maximum goes along and what has been summed is rescaled by it.
+    """
+
+    tau: float
+    diagonal: bool
+
+    def forward(
+        self, z: Tensor, mask: Tensor | None, need_gradient: bool
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        dtype = z.dtype
+        with full_precision(z.device):
+            z, weight, n = geometry.keep(z, mask)
+            z = geometry.centred(z, weight, n)
+            batch, tokens, _ = z.shape
+            peak = z.new_full((batch,), -torch.inf)
+            total, row, pull = z.new_zeros(batch), z.new_zeros(batch, tokens), torch.zeros_like(z)
+            for b, rows in tiles(batch, tokens, z.device):
+                width = rows.stop - rows.start
+                left, right = z[b, rows], z[b, rows.start :]
+                x = geometry.squared_distances(left, right).mul_(-1 / self.tau)
+                x.diagonal(dim1=-2, dim2=-1).fill_(0 if self.diagonal else -torch.inf)
+                if weight is not None:
+                    x.masked_fill_((weight[b, rows, None] * weight[b, None, rows.start :]) == 0, -torch.inf)
+                top = torch.maximum(peak[b], x.amax((-2, -1)))
+                level = torch.where(torch.isneginf(top), 0, top)
+                p = x.sub_(level[:, None, None]).exp_()
+                shrink = torch.exp(peak[b] - level)
+                total[b] = total[b] * shrink + 2 * p.sum((-2, -1)) - p[..., :width].sum((-2, -1))
+                peak[b] = top
+                if not need_gradient:
+                    continue
+                # A token neither repels itself, nor may its large weight drown the others in rounding.
+                p.diagonal(dim1=-2, dim2=-1).zero_()
+                row[b] *= shrink[:, None]
+                pull[b] *= shrink[:, None, None]
+                row[b, rows] += p.sum(-1)
+                row[b, rows.stop :] += p[..., width:].sum(-2)
+                pull[b, rows].baddbmm_(p, right)
+                pull[b, rows.stop :].baddbmm_(p[..., width:].mT, left)
+            value = geometry.enough(n, peak + torch.log(total))
+            if not need_gradient:
+                return value, ()
+            scale = geometry.enough(n, -4 / (self.tau * total))
+            gradient = (row.unsqueeze(-1) * z - pull) * scale[:, None, None]
+            return value, (storage(gradient, dtype),)

@@ -1,0 +1,78 @@
+"""Orthogonalization: pairs closer than a margin are pushed apart until they are orthogonal, then left alone.
+
+    L = mean_{i≠j} max(0, margin − D_ij)²,   D_ij = arccos(c_ij)/π,   margin ½ = a right angle
+
+Source: Liu et al. 2026, table of variants; with D = −cosine it is the hinge form of Wang & He 2025.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import geometry, kernels
+from . import pairs
+from .dispersion import DISTANCES
+from .options import check_choice, finish
+from .sampling import sample
+
+
+def orthogonalization(
+    z: Tensor,
+    mask: Tensor | None = None,
+    *,
+    margin: float = 0.5,
+    clamp: float = 0.1,
+    eps: float = 1e-2,
+    hard_clamp: bool = False,
+    distance: str = "angular",
+    diagonal: bool = False,
+    max_tokens: int | None = None,
+    shared_sample: bool = False,
+    generator: torch.Generator | None = None,
+    backend: str = "auto",
+    reduction: str = "mean",
+) -> Tensor:
+    """Orthogonalization loss of hidden states z (batch, tokens, width): a scalar, or (batch,) unreduced.
+
+    The options that it shares with `dispersion` mean the same there. The straight-through clamp is what we
+    recommend: the hard clamp of Algorithm 1 cannot separate tokens that have already collapsed.
+    """
+    geometry.check_states(z, mask)
+    geometry.check_clamp(clamp)
+    check_choice("distance", distance, DISTANCES)
+    check_choice("backend", backend, ("auto", "torch"))
+    if max_tokens is not None:
+        z, mask = sample(z, mask, max_tokens, shared=shared_sample, generator=generator)
+    routine: pairs.Routine
+    if backend == "auto" and kernels.available(z.device):
+        curve = "orthogonalization" if distance == "angular" else "orthogonalization_cosine"
+        routine = pairs.FusedPairs(
+            curve=curve, margin=margin, clamp=clamp, hard_clamp=hard_clamp, eps=eps, diagonal=diagonal
+        )
+    else:
+        hinge = Hinge(margin=margin, clamp=clamp, hard_clamp=hard_clamp, distance=distance)
+        routine = pairs.CosinePairs(curve=hinge, log=False, eps=eps, diagonal=diagonal)
+    return finish(pairs.apply(routine, z, mask), mask, reduction)
+
+
+@dataclass(frozen=True)
+class Hinge:
+    """f = max(0, margin − D)²,  f' = 2 max(0, margin − D) · (−dD/dc)."""
+
+    margin: float = 0.5
+    clamp: float = 0.1
+    hard_clamp: bool = False
+    distance: str = "angular"
+
+    def __call__(self, c: Tensor) -> tuple[Tensor, Tensor]:
+        if self.distance == "cosine":
+            gap = (c + self.margin).clamp_min_(0)
+            return gap.square(), 2 * gap
+        flat = geometry.outside(c, self.clamp) if self.hard_clamp else None
+        distance, slope = geometry.angle(c, self.clamp)
+        gap = (self.margin - distance).clamp_min_(0)
+        slope = slope.mul_(gap).mul_(2)
+        return gap.square_(), slope if flat is None else slope.masked_fill_(flat, 0)

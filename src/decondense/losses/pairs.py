@@ -1,0 +1,168 @@
+"""Sums over all pairs of tokens of a sequence, value and gradient in one pass over tiles of the Gram matrix.
+
+Every loss here has one number per sequence, so its upstream gradient is one number per sequence too, and the
+gradient can be computed beside the value and scaled later. For a loss of the cosines c_ij = u_i·u_j,
+
+    S = Σ_ij f(c_ij),   ∂S/∂u_i = 2 Σ_j f'(c_ij) u_j     (the Gram matrix is symmetric),
+
+a tile of rows needs two matrix products and then goes: no N × N matrix exists at any time. Only tiles on and
+above the diagonal are visited; each serves its mirror image as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from .. import geometry
+
+
+class Routine(Protocol):
+    """One way of computing a loss: a value per sequence, and later the gradient for a given upstream."""
+
+    def forward(
+        self, z: Tensor, mask: Tensor | None, need_gradient: bool
+    ) -> tuple[Tensor, tuple[Tensor, ...]]: ...
+
+    def backward(
+        self, z: Tensor, mask: Tensor | None, saved: tuple[Tensor, ...], upstream: Tensor
+    ) -> Tensor: ...
+
+
+class _Apply(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, mask: Tensor | None, routine: Routine) -> Tensor:
+        value, saved = routine.forward(z, mask, ctx.needs_input_grad[0])
+        ctx.save_for_backward(z, mask, *saved)
+        ctx.routine = routine
+        return value
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
+        z, mask, *saved = ctx.saved_tensors
+        return ctx.routine.backward(z, mask, tuple(saved), upstream), None, None
+
+
+def apply(routine: Routine, z: Tensor, mask: Tensor | None) -> Tensor:
+    """The values (batch,) of a routine, with its gradient attached."""
+    return _Apply.apply(z, mask, routine)
+
+
+class Stored:
+    """Routines whose forward pass leaves the finished gradient behind; the backward pass only scales it."""
+
+    def backward(
+        self, z: Tensor, mask: Tensor | None, saved: tuple[Tensor, ...], upstream: Tensor
+    ) -> Tensor:
+        (gradient,) = saved
+        return (gradient * upstream[:, None, None]).to(z.dtype)
+
+
+def storage(gradient: Tensor, dtype: torch.dtype) -> Tensor:
+    """The dtype in which a gradient waits: that of z, but not float16, where unscaled gradients underflow."""
+    return gradient if dtype == torch.float16 else gradient.to(dtype)
+
+
+def full_precision(device: torch.device) -> torch.autocast:
+    """Autocast would turn the products below into bfloat16."""
+    return torch.autocast(device_type=device.type, enabled=False)
+
+
+def tiles(batch: int, tokens: int, device: torch.device) -> Iterator[tuple[slice, slice]]:
+    """(sequences, rows) of each tile. On a CPU a tile should stay in the cache; a GPU wants work to do."""
+    area = 2**19 if device.type == "cpu" else 2**25
+    group = min(batch, max(1, area // tokens**2))
+    rows = min(tokens, 256 if device.type == "cpu" else 2048, max(32, area // (group * tokens)))
+    for b in range(0, batch, group):
+        for r in range(0, tokens, rows):
+            yield slice(b, b + group), slice(r, min(r + rows, tokens))
+
+
+class Curve(Protocol):
+    """f of a tile of cosines: (f(c), f'(c)). May overwrite the tile."""
+
+    def __call__(self, c: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class CosinePairs(Stored):
+    """log mean f(c_ij), or mean f(c_ij), over the pairs of each sequence: O(N²F) time, O(NF) memory."""
+
+    curve: Curve
+    log: bool
+    eps: float
+    diagonal: bool = False
+
+    def forward(
+        self, z: Tensor, mask: Tensor | None, need_gradient: bool
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        dtype = z.dtype
+        with full_precision(z.device):
+            z, weight, n = geometry.keep(z, mask)
+            u, r = geometry.unit(z, self.eps)
+            total, gradient = self._sum(u, weight, need_gradient)
+            count = geometry.pair_count(n, diagonal=self.diagonal)
+            value = torch.log(total) - torch.log(count) if self.log else total / count
+            value = geometry.enough(n, value)
+            if gradient is None:
+                return value, ()
+            scale = geometry.enough(n, 2 / (total if self.log else count))
+            gradient = geometry.unit_gradient(u, r, gradient, self.eps)
+            return value, (storage(gradient.mul_(scale[:, None, None]), dtype),)
+
+    def _sum(self, u: Tensor, weight: Tensor | None, need_gradient: bool) -> tuple[Tensor, Tensor | None]:
+        """Σ f(c_ij) (batch,) and Σ_j f'(c_ij) u_j (batch, tokens, width)."""
+        batch, tokens, _ = u.shape
+        gradient = torch.zeros_like(u) if need_gradient else None
+        parts: list[Tensor] = []  # summed at the end, pairwise: adding tile to tile would lose digits
+        groups: list[Tensor] = []
+        for b, rows in tiles(batch, tokens, u.device):
+            width = rows.stop - rows.start
+            left, right = u[b, rows], u[b, rows.start :]
+            f, slope = self.curve(left @ right.mT)
+            if weight is not None:
+                pairs = weight[b, rows, None] * weight[b, None, rows.start :]
+                f, slope = f * pairs, slope * pairs
+            if not self.diagonal:
+                f.diagonal(dim1=-2, dim2=-1).zero_()
+                slope.diagonal(dim1=-2, dim2=-1).zero_()
+            parts.append(2 * f.sum((-2, -1)) - f[..., :width].sum((-2, -1)))
+            if rows.stop == tokens:
+                groups.append(torch.stack(parts).sum(0))
+                parts.clear()
+            if gradient is not None:
+                gradient[b, rows].baddbmm_(slope, right)
+                gradient[b, rows.stop :].baddbmm_(slope[..., width:].mT, left)
+        return torch.cat(groups), gradient
+
+
+@dataclass(frozen=True)
+class FusedPairs:
+    """`CosinePairs` on a GPU: the Triton kernel of `kernels.pairwise`, which knows its curves by name."""
+
+    curve: str
+    eps: float
+    tau: float = 1.0
+    clamp: float = 0.1
+    margin: float = 0.5
+    hard_clamp: bool = False
+    diagonal: bool = False
+
+    def forward(
+        self, z: Tensor, mask: Tensor | None, need_gradient: bool
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        from ..kernels import pairwise
+
+        return pairwise.forward(z, mask, need_grad=need_gradient, **asdict(self))
+
+    def backward(
+        self, z: Tensor, mask: Tensor | None, saved: tuple[Tensor, ...], upstream: Tensor
+    ) -> Tensor:
+        from ..kernels import pairwise
+
+        return pairwise.backward(z, mask, saved, upstream, **asdict(self))

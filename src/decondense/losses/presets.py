@@ -1,0 +1,101 @@
+"""`get`: a loss by name and preset, as a module that stores nothing but keywords.
+
+    (none)      what we recommend: the defaults of the bare functions
+    "paper"     the formulas of Liu et al. 2026: Algorithm 1 with its hard clamp, the feature-axis covariance, bare
+                sums where the paper writes sums, no diagonal. Its ε is not stated; 0.01 is the released code's
+    "released"  what the paper's released code computes, to the last digit
+    "disperse"  the ancestors, Wang & He 2025: D = −cosine or squared distance, diagonal counted, no norm term
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from .decorrelation import decorrelation
+from .dispersion import dispersion
+from .l2_repel import l2_repel
+from .options import check_choice
+from .orthogonalization import orthogonalization
+from .perplexity_entropy import perplexity_entropy
+
+LOSSES: dict[str, Callable[..., Tensor]] = {
+    "dispersion": dispersion,
+    "decorrelation": decorrelation,
+    "l2_repel": l2_repel,
+    "orthogonalization": orthogonalization,
+    "perplexity_entropy": perplexity_entropy,
+}
+ALIASES = {"angular_spread": "dispersion", "angular": "dispersion"}
+
+# The released code takes 256 tokens, one permutation for the whole batch, in every variant.
+_SAMPLED = {"max_tokens": 256, "shared_sample": True}
+
+PRESETS: dict[str, dict[str, dict[str, Any]]] = {
+    "paper": {
+        "dispersion": {"hard_clamp": True, "clamp": 0.01, "eps": 0.01, "constant": 0.01},
+        "decorrelation": {"axis": "feature", "pairs": "sum"},
+        "l2_repel": {"pairs": "sum", "norm": "sum", "norm_weight": 0.1},
+        "orthogonalization": {"hard_clamp": True, "clamp": 0.01, "eps": 0.01},
+    },
+    "released": {
+        "dispersion": {"clamp": 0.25, "eps": 0.01, "constant": 0.01, **_SAMPLED},
+        "decorrelation": {"axis": "token", **_SAMPLED},
+        "l2_repel": {"diagonal": True, "constant": 0.01, "norm_weight": 0.1, **_SAMPLED},
+        "orthogonalization": {"clamp": 0.25, "eps": 0.01, **_SAMPLED},
+        "perplexity_entropy": {"eps": 0.01, **_SAMPLED},
+    },
+    "disperse": {
+        "dispersion": {"distance": "cosine", "diagonal": True, "eps": 0.0},
+        "decorrelation": {"axis": "feature", "pairs": "sum", "diagonal": True},
+        "l2_repel": {"diagonal": True, "norm_weight": 0.0},
+        "orthogonalization": {"distance": "cosine", "diagonal": True, "eps": 0.0},
+    },
+}
+
+
+class Loss(nn.Module):
+    """A loss function with its keywords: `loss(z, mask)`. No parameters, no state."""
+
+    def __init__(self, name: str, **keywords: Any) -> None:
+        super().__init__()
+        self.name = name
+        self.function = LOSSES[name]
+        self.keywords = keywords
+
+    def forward(self, z: Tensor, mask: Tensor | None = None, **keywords: Any) -> Tensor:
+        return self.function(z, mask, **{**self.keywords, **keywords})
+
+    def extra_repr(self) -> str:
+        return ", ".join([repr(self.name), *(f"{key}={value!r}" for key, value in self.keywords.items())])
+
+
+def get(name: str, *, preset: str | None = None, **keywords: Any) -> Loss:
+    """The loss `name` with the keywords of a preset, each of which can be overridden.
+
+    `get("dispersion", preset="released", tau=1.0, clamp=0.1)` is what the paper's GPT2 runs trained with. The
+    released code is one class with one set of arguments, so that preset takes `tau` and `clamp` for every loss,
+    also for those that have no use for them.
+    """
+    name = ALIASES.get(name, name)
+    check_choice("loss", name, LOSSES)
+    settings: dict[str, Any] = {}
+    if preset is not None:
+        check_choice("preset", preset, PRESETS)
+        if name not in PRESETS[preset]:
+            raise ValueError(
+                f"preset={preset!r} has {', '.join(PRESETS[preset])}, got {name!r}: "
+                "it is not in that source; use preset='released' or none."
+            )
+        settings.update(PRESETS[preset][name])
+    known = [p for p in inspect.signature(LOSSES[name]).parameters if p not in ("z", "mask")]
+    for key, value in keywords.items():
+        if key in ("tau", "clamp") and key not in known and preset == "released":
+            continue
+        if key not in known:
+            check_choice(f"option of {name}", key, known)
+        settings[key] = value
+    return Loss(name, **settings)
