@@ -1,9 +1,35 @@
-"""Fused GPU kernels."""
+"""Triton kernels: the exact pairwise losses, the first-order estimator, the cosine histogram.
+
+Importing this package imports neither torch nor triton; each kernel module does when it is used.
+`docs/kernels.md` holds the design and the measurements.
+"""
 
 from __future__ import annotations
 
-import torch
+import os
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["available"]
 
 
-def available(device: torch.device) -> bool:
-    return False
+def available(device: torch.device | str) -> bool:
+    """True when the kernels can run on `device`: a CUDA device and Triton installed.
+
+    On the CPU only Triton's interpreter can run them (`TRITON_INTERPRET=1` set before Triton is first
+    imported): correct and very slow, meant for tests.
+    """
+    if find_spec("triton") is None:
+        return False
+    kind = device.split(":")[0] if isinstance(device, str) else device.type
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if kind == "cpu":
+        return interpreted
+    if kind != "cuda" or interpreted:
+        return False
+    import torch
+
+    return torch.cuda.is_available() and torch.version.hip is None

@@ -19,6 +19,7 @@ docs/estimators.md says what each costs and what it misses.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -94,6 +95,34 @@ def dispersion(
     else:
         value = pairs.apply(_exact(logit, eps, diagonal, z.device, backend), z, mask)
     return finish(value + constant, mask, reduction)
+
+
+def first_order_layers(
+    states: Sequence[Tensor],
+    masks: Sequence[Tensor | None],
+    *,
+    tau: float = 1.0,
+    clamp: float = 0.1,
+    eps: float = 1e-2,
+    hard_clamp: bool = False,
+    distance: str = "angular",
+    constant: float = 0.0,
+    backend: str = "auto",
+    estimator: str = "first_order",
+) -> tuple[Tensor, Tensor]:
+    """`dispersion` to first order for many layers at once: values and mean cosines, each (layers, batch).
+
+    The curve is applied to all layers together: on a GPU its dozen of tiny operations would otherwise cost more
+    than the sums over the tokens.
+    """
+    for z, mask in zip(states, masks):
+        geometry.check_states(z, mask)
+    geometry.check_positive("tau", tau)
+    geometry.check_clamp(clamp)
+    cosines = [moments.mean_cosine(z, mask, eps=eps, backend=backend) for z, mask in zip(states, masks)]
+    mean = torch.stack([c.to(cosines[0].device) for c in cosines])
+    logit = Logit(tau=tau, clamp=clamp, hard_clamp=hard_clamp, distance=distance)
+    return finish(logit.first_order(mean) + constant, masks[0], "none"), mean
 
 
 def _exact(logit: Logit, eps: float, diagonal: bool, device: torch.device, backend: str) -> pairs.Routine:

@@ -10,13 +10,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from .decorrelation import decorrelation
-from .dispersion import dispersion
+from .dispersion import dispersion, first_order_layers
 from .l2_repel import l2_repel
 from .options import check_choice
 from .orthogonalization import orthogonalization
@@ -68,6 +69,22 @@ class Loss(nn.Module):
 
     def forward(self, z: Tensor, mask: Tensor | None = None, **keywords: Any) -> Tensor:
         return self.function(z, mask, **{**self.keywords, **keywords})
+
+    def over_layers(self, states: Sequence[Tensor], mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The values (layers, batch) of several layers, and their mean cosines where they come for nothing.
+
+        A row of single tokens has no pair and counts as 0.
+        """
+        device = states[0].device
+        if states[0].shape[1] < 2:
+            zeros = torch.zeros(len(states), states[0].shape[0], device=device)
+            return zeros, None
+        masks = [None if mask is None else mask.to(z.device) for z in states]
+        if self.keywords.get("estimator") == "first_order":
+            values, cosines = first_order_layers(states, masks, **self.keywords)
+            return values, cosines
+        values = torch.stack([self(z, m, reduction="none").to(device) for z, m in zip(states, masks)])
+        return values, None
 
     def extra_repr(self) -> str:
         return ", ".join([repr(self.name), *(f"{key}={value!r}" for key, value in self.keywords.items())])

@@ -1,0 +1,244 @@
+"""Where the hidden states of a training call come from, which of them count, and what counts as one sequence.
+
+A Hugging Face model is asked for its own `output_hidden_states`, at its decoder stack and only while it trains,
+and the answer is taken out again unless the caller wanted it. A loss computed inside a layer's hook would run
+twice under non-reentrant checkpointing and have no gradient under reentrant checkpointing; outputs of the model
+have neither problem. Other modules are read through hooks on the layers that the user names.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from .losses.options import check_choice
+
+LAYER_NAMES = ("all", "last", "early_half", "late_half")
+Layers = str | Sequence[int] | Callable[[int], Sequence[int]]
+
+
+@dataclass
+class Capture:
+    """One training call of the stack: its states, embedding layer first, and what came in with them."""
+
+    states: Sequence[Tensor]
+    attention_mask: Tensor | None = None
+    position_ids: Tensor | None = None
+
+
+class Reader(Protocol):
+    """Delivers a `Capture` for every training call. `first` is the index of the first layer that "all" means."""
+
+    first: int
+
+    def attach(self, before: Callable[[], bool], after: Callable[[Capture], None]) -> list[Any]: ...
+
+
+def argument(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
+    """The value that a call gives to the parameter `name`, by keyword or by position; None if it gives none."""
+    if name in kwargs:
+        return kwargs[name]
+    names = list(inspect.signature(function).parameters)
+    if name in names and names.index(name) < len(args):
+        return args[names.index(name)]
+    return None
+
+
+class StackReader:
+    """The hidden states that a transformers model returns by itself."""
+
+    first = 1  # the embedding layer is not one of "all"
+
+    def __init__(self, stack: nn.Module) -> None:
+        self.stack = stack
+        self._wanted: Any = None
+        self._inputs: tuple[Tensor | None, Tensor | None] | None = None
+
+    def attach(self, before: Callable[[], bool], after: Callable[[Capture], None]) -> list[Any]:
+        def ask(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            self._inputs = None
+            if not (module.training and torch.is_grad_enabled() and before()):
+                return None
+            self._wanted = kwargs.get("output_hidden_states")
+            if self._wanted is None:
+                self._wanted = getattr(getattr(module, "config", None), "output_hidden_states", False)
+            mask = argument(module.forward, args, kwargs, "attention_mask")
+            positions = argument(module.forward, args, kwargs, "position_ids")
+            self._inputs = (mask, positions)
+            return args, {**kwargs, "output_hidden_states": True}
+
+        def take(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
+            if self._inputs is None:
+                return None
+            (mask, positions), self._inputs = self._inputs, None
+            states = out.get("hidden_states") if isinstance(out, dict) else None
+            if states is None:
+                raise TypeError(
+                    f"{type(module).__name__} must return a ModelOutput with hidden_states, got "
+                    f"{type(out).__name__} without them: drop return_dict=False, or name the layers to read "
+                    "with modules=[…]."
+                )
+            after(Capture(states, mask, positions))
+            if self._wanted is True:
+                return None
+            rest = {key: value for key, value in out.items() if key != "hidden_states"}
+            if self._wanted:  # some layers only, counted from the first block; the others are None
+                asked = set(self._wanted)
+                rest["hidden_states"] = tuple(s if i in asked else None for i, s in enumerate(states[1:]))
+            return type(out)(**rest)
+
+        return [
+            self.stack.register_forward_pre_hook(ask, with_kwargs=True),
+            self.stack.register_forward_hook(take, with_kwargs=True),
+        ]
+
+
+class ModuleReader:
+    """The outputs of named submodules, for any `nn.Module`."""
+
+    first = 0
+
+    def __init__(self, model: nn.Module, patterns: Sequence[str]) -> None:
+        self.model = model
+        names = [n for n, _ in model.named_modules() if any(fnmatch.fnmatchcase(n, p) for p in patterns)]
+        if not names:
+            known = ", ".join([n for n, _ in model.named_modules() if n][:8])
+            raise ValueError(
+                f"modules must name layers of {type(model).__name__}, but {list(patterns)} matches none: "
+                f"patterns are matched against names such as {known}."
+            )
+        self.names = names
+        self._outputs: dict[str, Tensor] | None = None
+
+    def attach(self, before: Callable[[], bool], after: Callable[[Capture], None]) -> list[Any]:
+        def start(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            active = module.training and torch.is_grad_enabled() and before()
+            self._outputs = {} if active else None
+
+        def record(name: str) -> Callable[..., None]:
+            def hook(module: nn.Module, args: Any, out: Any) -> None:
+                # Only during the call itself: a checkpoint's recomputation passes here again, in the backward.
+                if self._outputs is not None:
+                    self._outputs[name] = out[0] if isinstance(out, tuple) else out
+
+            return hook
+
+        def end(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+            outputs, self._outputs = self._outputs, None
+            if outputs is None:
+                return
+            states = [outputs[name] for name in self.names if name in outputs]
+            for name, state in outputs.items():
+                if not isinstance(state, Tensor) or state.ndim != 3:
+                    came = tuple(state.shape) if isinstance(state, Tensor) else type(state).__name__
+                    raise TypeError(
+                        f"the output of {name} must be (batch, tokens, width), got {came}: "
+                        "name layers that return hidden states."
+                    )
+                if not state.requires_grad:
+                    raise RuntimeError(
+                        f"the output of {name} must carry a gradient, got none: reentrant checkpointing hides it, "
+                        "use use_reentrant=False; a frozen layer has none, leave it out."
+                    )
+            mask = argument(module.forward, args, kwargs, "attention_mask")
+            after(Capture(states, mask, argument(module.forward, args, kwargs, "position_ids")))
+
+        handles: list[Any] = [self.model.register_forward_pre_hook(start, with_kwargs=True)]
+        modules = dict(self.model.named_modules())
+        handles += [modules[name].register_forward_hook(record(name)) for name in self.names]
+        handles.append(self.model.register_forward_hook(end, with_kwargs=True))
+        return handles
+
+
+def reader_of(model: nn.Module, modules: Sequence[str] | None) -> tuple[Reader, int | None]:
+    """The reader for a model, and the number of states it will deliver where that is known beforehand."""
+    if modules is not None:
+        reader = ModuleReader(model, modules)
+        return reader, len(reader.names)
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # what PEFT has wrapped
+    config = getattr(inner, "config", None)
+    if config is None or not hasattr(inner, "base_model"):
+        raise TypeError(
+            f"model must be a transformers model that can return hidden states, got {type(model).__name__}: "
+            "for other modules name the layers to read with modules=['pattern', …]."
+        )
+    if getattr(config, "is_encoder_decoder", False):
+        stack = inner.get_decoder()
+        blocks = getattr(config, "num_decoder_layers", None) or getattr(config, "decoder_layers", None)
+    else:
+        stack = inner.base_model
+        blocks = getattr(config, "num_hidden_layers", None)
+    return StackReader(stack), None if blocks is None else blocks + 1
+
+
+def check_layers(layers: Layers) -> None:
+    if isinstance(layers, str):
+        check_choice("layers", layers, LAYER_NAMES)
+    elif not callable(layers) and not all(isinstance(i, int) for i in layers):
+        raise TypeError(
+            f"layers must be one of {', '.join(map(repr, LAYER_NAMES))}, a list of indices or a callable, "
+            f"got {layers!r}: hidden state 0 is the embedding layer, −1 the last."
+        )
+
+
+def select(layers: Layers, states: int, first: int) -> list[int]:
+    """Indices into the hidden states (0 is the embedding layer of a transformers model, where first = 1).
+
+    "early_half" and "late_half" split the blocks; a callable gets the number of hidden states.
+    """
+    blocks = list(range(first, states))
+    half = len(blocks) // 2
+    if isinstance(layers, str):
+        check_choice("layers", layers, LAYER_NAMES)
+        return {"all": blocks, "last": blocks[-1:], "early_half": blocks[:half], "late_half": blocks[half:]}[layers]
+    chosen = list(layers(states)) if callable(layers) else list(layers)
+    for index in chosen:
+        if not -states <= index < states:
+            raise ValueError(
+                f"layers must lie in 0 … {states - 1} (or −{states} … −1), got {index}: "
+                f"this model has {states} hidden states, the embedding layer included."
+            )
+    chosen = sorted({index % states for index in chosen})
+    if not chosen:
+        raise ValueError("layers must choose at least one hidden state, got none: use 'all'.")
+    return chosen
+
+
+@dataclass
+class Documents:
+    """Rows cut into documents where the position ids restart: gather(x) is (documents, longest, …)."""
+
+    index: Tensor  # (documents, longest) into the flattened rows
+    mask: Tensor  # (documents, longest)
+
+    def gather(self, x: Tensor) -> Tensor:
+        return x.flatten(0, 1)[self.index]
+
+
+def documents(position_ids: Tensor, mask: Tensor | None) -> Documents | None:
+    """Where each document of packed rows lies; None when every row is one document.
+
+    A document starts where a position is not its predecessor plus one. Its length decides the shape of the
+    result, so this waits once per step for a GPU that holds the position ids.
+    """
+    batch, tokens = position_ids.shape
+    if tokens < 2:
+        return None
+    start = torch.ones_like(position_ids, dtype=torch.bool)
+    start[:, 1:] = position_ids[:, 1:] != position_ids[:, :-1] + 1
+    first = start.flatten().nonzero().squeeze(1)
+    if len(first) == batch:
+        return None
+    last = torch.cat([first[1:], first.new_tensor([batch * tokens])])
+    offset = torch.arange(int((last - first).max()), device=first.device)
+    inside = offset < (last - first).unsqueeze(1)
+    index = torch.where(inside, first.unsqueeze(1) + offset, first.unsqueeze(1))
+    if mask is not None:
+        inside = inside & mask.bool().flatten()[index]
+    return Documents(index, inside)

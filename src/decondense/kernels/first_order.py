@@ -1,0 +1,51 @@
+"""The sums behind the first-order estimator, and their gradient.
+
+The estimator puts the mean off-diagonal cosine of a sequence into the curve of the loss,
+
+    L = ℓ(c̄),   c̄ = (‖T‖² − Q)/(n(n−1)),   T = Σ_i u_i,   Q = Σ_i ‖u_i‖²,   u_i = z_i/(‖z_i‖ + ε),
+
+so its cost is that of reading z.  Since ∂(‖T‖² − Q)/∂u_i = 2 (T − u_i),
+
+    ∂L/∂u_i = coefficient · (T − u_i),   coefficient = ℓ'(c̄) · 2/(n(n−1)) · upstream,
+
+one scalar per sequence, which the caller supplies; `backward` pushes it through the normalisation (see
+`rows.py`).  Forward: one read of z.  Backward: one read of z and one write.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from decondense.kernels import rows
+
+
+@torch.no_grad()
+def forward(
+    z: torch.Tensor, mask: torch.Tensor | None = None, *, eps: float = 1e-2
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """z (B, N, F), mask (B, N) bool → T (B, F), Q (B,), n (B,), norms (B, N); all float32.
+
+    Tokens that the mask leaves out add nothing and have the norm −1.
+    """
+    z, mask = rows.check(z, mask)
+    found = rows.statistics(z, mask, eps=eps)
+    return found.total, found.square, found.count, found.norms
+
+
+@torch.no_grad()
+def backward(
+    z: torch.Tensor,
+    mask: torch.Tensor | None,
+    norms: torch.Tensor,
+    total: torch.Tensor,
+    coefficient: torch.Tensor,
+    *,
+    eps: float = 1e-2,
+) -> torch.Tensor:
+    """∂L/∂z (B, N, F) in z's dtype from ∂L/∂u_i = coefficient_b (T_b − u_i); coefficient (B,) float32.
+
+    `norms` and `total` are those of `forward`; the norms carry the mask.  Where the coefficient is zero the
+    gradient is zero.
+    """
+    z, _ = rows.check(z, mask)
+    return rows.project(z, norms, total.contiguous(), coefficient.contiguous(), eps=eps)

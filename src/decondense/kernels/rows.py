@@ -1,0 +1,272 @@
+"""Row-wise kernels shared by the first-order estimator and the exact losses.
+
+Notation: tokens z_i of one sequence, ‖z_i‖ their norms, a_i = 1/(‖z_i‖ + ε), u_i = a_i z_i.
+
+`statistics` reads z once and gives
+
+    ‖z_i‖,   T = Σ_i u_i,   Q = Σ_i ‖u_i‖²,   n = the number of tokens that count,   ‖T‖²,
+
+from which the mean off-diagonal cosine follows: c̄ = (‖T‖² − Q) / (n(n−1)).  Every program sums its own
+rows, a second small kernel adds the programs' sums in a fixed order: no atomics, the same bits every time.
+
+`project` pushes a gradient with respect to u through the normalisation.  With g_i = ∂L/∂u_i
+
+    ∂L/∂z_i = a_i (g_i − u_i (g_i·z_i)/‖z_i‖),
+
+because ∂u/∂z = a (I − u zᵀ/‖z‖).  The gradient it is given has two parts,
+
+    g_i = k (w (T − u_i) + G_i / a_i),
+
+the first order one (w a scalar per sequence) and, for the exact losses, a stored remainder G whose rows
+already carry the factor a_i.  A zero vector has z/‖z‖ = 0 here, as torch's norm has at zero.
+
+A masked token is marked by the norm −1; its z is never loaded, so NaN there cannot leak.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+INTERPRET: bool = triton.knobs.runtime.interpret
+MAX_WIDTH = 16384
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+# Elements a program of 8 warps holds in registers at a time; rows per step = TILE // padded width.
+TILE = 8192
+# Programs the first pass over z is cut into: enough to fill a large GPU several times over, few enough
+# that their partial sums stay small beside z.
+PROGRAMS = 1024
+REDUCE_WIDTH = 128
+
+
+class Statistics(NamedTuple):
+    """What one read of z gives; float32 throughout."""
+
+    total: torch.Tensor  # (B, F)  T
+    square: torch.Tensor  # (B,)   Q
+    count: torch.Tensor  # (B,)    n
+    norms: torch.Tensor  # (B, N)  ‖z_i‖, −1 where masked
+    length: torch.Tensor  # (B, ⌈F/128⌉)  ‖T‖², one part per 128 features
+    copy: torch.Tensor | None  # (B, N, F)  z in another dtype, zero where masked
+
+
+def check(z: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Refuse what the kernels cannot read; copy z only when its last axis is strided."""
+    if z.ndim != 3 or z.dtype not in DTYPES:
+        raise ValueError(
+            "the kernels take z (batch, tokens, width) in bfloat16, float16 or float32, got "
+            f'{tuple(z.shape)} in {z.dtype}: use backend="torch" for other inputs.'
+        )
+    if z.shape[2] > MAX_WIDTH:
+        raise ValueError(
+            f"the kernels take widths up to {MAX_WIDTH}, got {z.shape[2]}: "
+            'use backend="torch" for wider embeddings.'
+        )
+    if not z.is_cuda and not INTERPRET:
+        raise ValueError(
+            f'the kernels run on CUDA devices, got z on {z.device}: use backend="torch", or set '
+            "TRITON_INTERPRET=1 before Triton is imported to run them in its interpreter."
+        )
+    if mask is not None:
+        if mask.shape != z.shape[:2] or mask.dtype != torch.bool or mask.device != z.device:
+            raise ValueError(
+                f"mask must be a bool tensor {tuple(z.shape[:2])} on {z.device}, got {mask.dtype} "
+                f"{tuple(mask.shape)} on {mask.device}: pass attention_mask.bool()."
+            )
+        mask = mask.contiguous().view(torch.uint8)
+    return (z if z.stride(2) == 1 else z.contiguous()), mask
+
+
+@triton.jit
+def _statistics_kernel(
+    z, mask, norms, copy, totals, squares, counts,
+    tokens, width, stride_b, stride_n, rows_per_program, eps,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, HAS_MASK: tl.constexpr, NORMALIZE: tl.constexpr,
+    COPY: tl.constexpr,
+):  # fmt: skip
+    part = tl.program_id(0)
+    parts = tl.num_programs(0)
+    b = tl.program_id(1)
+    columns = tl.arange(0, WIDTH)
+    inside = columns < width
+    first = part * rows_per_program
+    last = tl.minimum(first + rows_per_program, tokens)
+    total = tl.zeros((ROWS, WIDTH), dtype=tl.float32)
+    square = tl.zeros((ROWS,), dtype=tl.float32)
+    count = tl.zeros((ROWS,), dtype=tl.float32)
+    for start in range(first, last, ROWS):
+        rows = start + tl.arange(0, ROWS)
+        present = rows < last
+        valid = present
+        if HAS_MASK:
+            valid = valid & (tl.load(mask + b.to(tl.int64) * tokens + rows, mask=present, other=0) != 0)
+        source = z + b.to(tl.int64) * stride_b + rows.to(tl.int64)[:, None] * stride_n + columns[None, :]
+        x = tl.load(source, mask=valid[:, None] & inside[None, :], other=0.0)
+        if COPY:
+            target = copy + (b.to(tl.int64) * tokens + rows)[:, None] * width + columns[None, :]
+            tl.store(target, x.to(copy.dtype.element_ty), mask=present[:, None] & inside[None, :])
+        x = x.to(tl.float32)
+        norm = tl.sqrt(tl.sum(x * x, axis=1))
+        if NORMALIZE:
+            scale = tl.where(valid, 1.0 / (norm + eps), 0.0)
+        else:
+            scale = tl.full((ROWS,), 1.0, dtype=tl.float32)
+        total += x * scale[:, None]
+        length = norm * scale
+        square += tl.where(valid, length * length, 0.0)
+        count += tl.where(valid, 1.0, 0.0)
+        tl.store(norms + b.to(tl.int64) * tokens + rows, tl.where(valid, norm, -1.0), mask=present)
+    where = b * parts + part
+    tl.store(totals + where.to(tl.int64) * width + columns, tl.sum(total, axis=0), mask=inside)
+    tl.store(squares + where, tl.sum(square, axis=0))
+    tl.store(counts + where, tl.sum(count, axis=0))
+
+
+@triton.jit
+def _reduce_kernel(
+    totals, squares, counts, total, square, count, length,
+    parts, width, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    block = tl.program_id(0)
+    b = tl.program_id(1)
+    columns = block * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    sums = tl.zeros((PARTS, BLOCK), dtype=tl.float32)
+    for start in range(0, parts, PARTS):
+        p = start + tl.arange(0, PARTS)
+        source = totals + (b * parts + p).to(tl.int64)[:, None] * width + columns[None, :]
+        sums += tl.load(source, mask=(p < parts)[:, None] & inside[None, :], other=0.0)
+    t = tl.sum(sums, axis=0)
+    tl.store(total + b.to(tl.int64) * width + columns, t, mask=inside)
+    tl.store(length + b * tl.num_programs(0) + block, tl.sum(t * t, axis=0))
+    if block == 0:
+        q = tl.zeros((PARTS,), dtype=tl.float32)
+        n = tl.zeros((PARTS,), dtype=tl.float32)
+        for start in range(0, parts, PARTS):
+            p = start + tl.arange(0, PARTS)
+            q += tl.load(squares + b * parts + p, mask=p < parts, other=0.0)
+            n += tl.load(counts + b * parts + p, mask=p < parts, other=0.0)
+        tl.store(square + b, tl.sum(q, axis=0))
+        tl.store(count + b, tl.sum(n, axis=0))
+
+
+@triton.jit
+def _project_kernel(
+    z, norms, total, remainder, anchor, coefficient, upstream, grad,
+    tokens, width, stride_b, stride_n, eps,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, NORMALIZE: tl.constexpr, REMAINDER: tl.constexpr,
+    SELF: tl.constexpr,
+):  # fmt: skip
+    b = tl.program_id(1)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, WIDTH)
+    present = rows < tokens
+    inside = columns < width
+    norm = tl.load(norms + b.to(tl.int64) * tokens + rows, mask=present, other=-1.0)
+    masked = norm < 0  # false for NaN: an invalid number at a token that counts must stay visible
+    some = (~masked)[:, None] & inside[None, :]
+    source = z + b.to(tl.int64) * stride_b + rows.to(tl.int64)[:, None] * stride_n + columns[None, :]
+    where = (b.to(tl.int64) * tokens + rows)[:, None] * width + columns[None, :]
+    x = tl.load(source, mask=some, other=0.0).to(tl.float32)
+    t = tl.load(total + b.to(tl.int64) * width + columns, mask=inside, other=0.0)
+    if NORMALIZE:
+        scale = 1.0 / (norm + eps)
+    else:
+        scale = tl.full((ROWS,), 1.0, dtype=tl.float32)
+    # a_i g_i, up to the factor k
+    if SELF:
+        g = scale[:, None] * t[None, :]
+    else:
+        g = scale[:, None] * (t[None, :] - x * scale[:, None])
+    k = tl.load(coefficient + b)
+    if REMAINDER:
+        k *= tl.load(upstream + b)
+        g = g * tl.load(anchor + b) + tl.load(remainder + where, mask=some, other=0.0).to(tl.float32)
+    if NORMALIZE:
+        g = tl.where(inside[None, :], g, 0.0)
+        along = tl.sum(g * x, axis=1) * scale / tl.where(norm == 0.0, 1.0, norm)
+        g = g - x * along[:, None]
+    k = tl.where(masked, 0.0, k)[:, None]
+    g = tl.where(k == 0.0, 0.0, g * k)
+    tl.store(grad + where, g.to(grad.dtype.element_ty), mask=present[:, None] & inside[None, :])
+
+
+def _tile(width: int) -> tuple[int, int]:
+    padded = max(16, triton.next_power_of_2(width))
+    return max(1, TILE // padded), padded
+
+
+def statistics(
+    z: torch.Tensor,
+    mask: torch.Tensor | None,
+    *,
+    eps: float,
+    normalize: bool = True,
+    copy: torch.dtype | None = None,
+) -> Statistics:
+    """One read of z (B, N, F): norms, T, Q, n, ‖T‖², and on request a copy in another dtype."""
+    batch, tokens, width = z.shape
+    rows, padded = _tile(width)
+    per_program = rows * max(1, triton.cdiv(tokens, rows * max(1, PROGRAMS // max(batch, 1))))
+    parts = triton.cdiv(tokens, per_program)
+    blocks = triton.cdiv(width, REDUCE_WIDTH)
+    # one allocation for all the small results
+    sizes = (batch * width, batch, batch, batch * tokens, batch * blocks)
+    total, square, count, norms, length = z.new_empty(sum(sizes), dtype=torch.float32).split(sizes)
+    scratch = z.new_empty(batch * parts * (width + 2), dtype=torch.float32)
+    totals, squares, counts = scratch.split((batch * parts * width, batch * parts, batch * parts))
+    copied = None if copy is None else z.new_empty(z.shape, dtype=copy)
+    if z.numel() == 0:
+        return Statistics(
+            total.zero_().view(batch, width), square.zero_(), count.zero_(), norms.view(batch, tokens),
+            length.zero_().view(batch, blocks), copied,
+        )  # fmt: skip
+    _statistics_kernel[(parts, batch)](
+        z, mask, norms, copied, totals, squares, counts,
+        tokens, width, z.stride(0), z.stride(1), per_program, eps,
+        ROWS=rows, WIDTH=padded, HAS_MASK=mask is not None, NORMALIZE=normalize,
+        COPY=copy is not None, num_warps=8,
+    )  # fmt: skip
+    _reduce_kernel[(blocks, batch)](
+        totals, squares, counts, total, square, count, length, parts, width,
+        BLOCK=REDUCE_WIDTH, PARTS=16, num_warps=4,
+    )  # fmt: skip
+    return Statistics(
+        total.view(batch, width), square, count, norms.view(batch, tokens), length.view(batch, blocks), copied
+    )
+
+
+def project(
+    z: torch.Tensor,
+    norms: torch.Tensor,
+    total: torch.Tensor,
+    coefficient: torch.Tensor,
+    *,
+    eps: float,
+    normalize: bool = True,
+    count_self: bool = False,
+    remainder: torch.Tensor | None = None,
+    anchor: torch.Tensor | None = None,
+    upstream: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """k (w (T − u_i) + G_i/a_i) through u: one read of z (and of G), one write.
+
+    k is `coefficient` (B,), times `upstream` (B,) when there is a remainder G (B, N, F) with its anchor w (B,).
+    `count_self` keeps the token itself: T instead of T − u_i.
+    """
+    batch, tokens, width = z.shape
+    grad = torch.empty(z.shape, dtype=z.dtype, device=z.device)
+    if z.numel() == 0:
+        return grad
+    rows, padded = _tile(width)
+    _project_kernel[(triton.cdiv(tokens, rows), batch)](
+        z, norms, total, remainder, anchor, coefficient, upstream, grad,
+        tokens, width, z.stride(0), z.stride(1), eps,
+        ROWS=rows, WIDTH=padded, NORMALIZE=normalize, REMAINDER=remainder is not None,
+        SELF=count_self, num_warps=8,
+    )  # fmt: skip
+    return grad

@@ -1,0 +1,30 @@
+"""Fixtures that every test may use. Tests that need the shared folder of weights and texts skip without it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _few_threads() -> None:
+    torch.set_num_threads(1 if os.environ.get("PYTEST_XDIST_WORKER") else 2)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder with real weights, texts and reference values: DECONDENSE_SHARED, else ../shared."""
+    folder = Path(os.environ.get("DECONDENSE_SHARED", ROOT.parent / "shared"))
+    if not folder.is_dir():
+        pytest.skip(f"SKIPPED WITHOUT REAL DATA: {folder} does not exist; set DECONDENSE_SHARED")
+    return folder

@@ -1,0 +1,52 @@
+"""The kernels run on the GPU when there is one, in Triton's interpreter otherwise.
+
+The interpreter must be chosen before Triton is imported for the first time in this process.
+"""
+
+import os
+import sys
+
+import pytest
+import torch
+
+if not torch.cuda.is_available() and "triton" not in sys.modules:
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+pytest.importorskip("triton", reason="the kernel tests need Triton")
+
+from decondense.kernels import rows  # noqa: E402
+
+if not torch.cuda.is_available() and not rows.INTERPRET:
+    raise RuntimeError(
+        "Triton was imported before tests/kernels set TRITON_INTERPRET=1: run pytest with it in the environment."
+    )
+
+
+if rows.INTERPRET:
+    # Triton 3.6's interpreter calls int() on an array of one element, which numpy 2.4 refuses
+    # (github.com/triton-lang/triton/issues/9171): loops over run-time bounds need this.
+    from triton.runtime import interpreter
+
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def patch_tensor_and_index(tensor, scope):
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch_tensor_and_index
+
+    # It also cuts float32 down to bfloat16 towards zero, where the hardware rounds to nearest.
+    convert = interpreter._convert_float
+
+    def convert_to_nearest(array, source, target, rounding):
+        if source == interpreter.tl.float32 and target == interpreter.tl.bfloat16:
+            rounded = torch.from_numpy(array.copy()).to(torch.bfloat16)
+            return rounded.view(torch.uint16).numpy()
+        return convert(array, source, target, rounding)
+
+    interpreter._convert_float = convert_to_nearest
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
