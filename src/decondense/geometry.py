@@ -38,7 +38,7 @@ def check_states(z: Tensor, mask: Tensor | None) -> None:
 
 def check_positive(name: str, value: float) -> None:
     if not value > 0 or math.isinf(value):
-        raise ValueError(f"{name} must be a positive number, got {value}: the paper uses 1.0.")
+        raise ValueError(f"{name} must be a positive number, got {value}: leave it out for the recommended one.")
 
 
 def check_clamp(clamp: float) -> None:

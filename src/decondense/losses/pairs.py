@@ -107,8 +107,8 @@ class CosinePairs(Stored):
             u, r = geometry.unit(z, self.eps)
             total, gradient = self._sum(u, weight, need_gradient)
             count = geometry.pair_count(n, diagonal=self.diagonal)
-            value = torch.log(total) - torch.log(count) if self.log else total / count
-            value = geometry.enough(n, value)
+            mean = total / count
+            value = geometry.enough(n, torch.log(mean) if self.log else mean)
             if gradient is None:
                 return value, ()
             scale = geometry.enough(n, 2 / (total if self.log else count))

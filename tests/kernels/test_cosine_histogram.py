@@ -1,0 +1,91 @@
+"""The histogram kernel against counting pair by pair in float64."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from decondense.kernels.cosine_histogram import cosine_histogram
+
+CUDA = torch.cuda.is_available()
+
+
+def units(batch, tokens, width, *, seed=0, condensed=0.4):
+    g = torch.Generator().manual_seed(seed)
+    z = math.sqrt(condensed) * torch.randn(batch, 1, width, generator=g)
+    z = z + math.sqrt(1 - condensed) * torch.randn(batch, tokens, width, generator=g)
+    return z / z.norm(dim=-1, keepdim=True)
+
+
+def count(u, mask=None, bins=128, slack=0.0):
+    """Counts, and how many cosines lie so near an edge that rounding may move them."""
+    u = u.double().cpu().numpy()
+    counts, near = np.zeros((len(u), bins), int), 0
+    for b in range(len(u)):
+        for i in range(u.shape[1]):
+            for j in range(i):
+                if mask is not None and not (mask[b, i] and mask[b, j]):
+                    continue
+                position = (float(u[b, i] @ u[b, j]) + 1) * bins / 2
+                counts[b, min(max(math.floor(position), 0), bins - 1)] += 1
+                near += abs(position - round(position)) <= slack * bins
+    return counts, near
+
+
+@pytest.mark.parametrize(
+    ("shape", "bins"), [((2, 40, 24), 128), ((1, 65, 7), 100), ((3, 2, 5), 1), ((1, 33, 40), 7)]
+)
+def test_counts(shape, bins, device):
+    u = units(*shape, seed=bins).to(device)
+    expected, near = count(u, bins=bins, slack=1e-6)
+    got = cosine_histogram(u, bins=bins).cpu().numpy()
+    assert got.dtype == np.int64
+    assert got.shape == (shape[0], bins)
+    assert (got.sum(1) == shape[1] * (shape[1] - 1) // 2).all()
+    assert np.abs(got - expected).sum() <= 2 * near
+
+
+def test_mask_hides_even_nan(device):
+    u = units(2, 37, 16)
+    mask = torch.rand(2, 37, generator=torch.Generator().manual_seed(2)) < 0.6
+    expected, near = count(u, mask, slack=1e-6)
+    u[~mask] = math.nan
+    got = cosine_histogram(u.to(device), mask.to(device)).cpu().numpy()
+    assert np.abs(got - expected).sum() <= 2 * near
+
+
+def test_edges(device):
+    """Cosines of exactly 1, −1 and 0, and one a rounding error above 1."""
+    u = torch.tensor([[[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]]], device=device)
+    got = cosine_histogram(u, bins=4)[0].tolist()
+    assert got == [2, 0, 3, 1]  # −1 twice; 0 three times, in the bin that begins there; 1 in the last
+    assert cosine_histogram(u * 1.001, bins=4)[0].tolist() == got
+
+
+def test_half_precision_and_nan(device):
+    u = units(1, 40, 32).half().to(device)
+    expected, near = count(u, slack=1e-5)
+    assert np.abs(cosine_histogram(u).cpu().numpy() - expected).sum() <= 2 * near
+    u[0, 3, 0] = math.nan
+    assert int(cosine_histogram(u).sum()) == 39 * 38 // 2  # pairs with the broken token are in no bin
+
+
+def test_bins_must_be_positive(device):
+    with pytest.raises(ValueError, match="bins must be at least 1"):
+        cosine_histogram(units(1, 4, 4).to(device), bins=0)
+
+
+@pytest.mark.skipif(not CUDA, reason="needs a GPU: the interpreter is too slow for this size")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_large_on_the_gpu(dtype, device):
+    u = units(3, 1000, 577).to(dtype).to(device)
+    c = (u.double() @ u.double().transpose(1, 2)).tril(-1)
+    got = cosine_histogram(u)
+    for b in range(3):
+        pairs = c[b][torch.ones_like(c[b], dtype=torch.bool).tril(-1)].clamp(-1, 1)
+        expected = torch.histc(pairs, 128, -1, 1).long()
+        assert (got[b] - expected).abs().sum() <= 40  # cosines within 1e-6 of an edge
+        assert got[b].sum() == 1000 * 999 // 2

@@ -1,0 +1,99 @@
+"""Names, presets, and bad input: the contract, what came, and the remedy, in one sentence."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from decondense import losses
+
+Z = torch.randn(2, 5, 4)
+
+
+@pytest.mark.parametrize("name", losses.LOSSES)
+@pytest.mark.parametrize(
+    ("z", "mask", "error", "words"),
+    [
+        (torch.randn(5, 4), None, ValueError, r"z must be \(batch, tokens, width\).*got \(5, 4\)"),
+        (torch.randn(4, 1, 768), None, ValueError, r"got \(4, 1, 768\): drop single-token sequences"),
+        (torch.zeros(2, 5, 4, dtype=torch.long), None, TypeError, "floating-point.*int64.*not token ids"),
+        ([[[1.0]]], None, TypeError, "tensor.*got list"),
+        (Z, torch.ones(2, 4), ValueError, r"mask must be \(batch, tokens\) = \(2, 5\), got \(2, 4\)"),
+        (Z, torch.ones(2, 1, 5, 5), ValueError, r"got \(2, 1, 5, 5\).*two-dimensional attention mask"),
+        (Z, [True], ValueError, "got list"),
+    ],
+)
+def test_bad_tensors(name, z, mask, error, words):
+    with pytest.raises(error, match=words):
+        losses.LOSSES[name](z, mask)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: losses.dispersion(Z, tau=0.0), "tau must be a positive number, got 0.0"),
+        (lambda: losses.dispersion(Z, tau=float("nan")), "tau must be a positive number, got nan"),
+        (lambda: losses.l2_repel(Z, tau=-1.0), "tau must be a positive number, got -1.0"),
+        (lambda: losses.perplexity_entropy(Z, tau=-1.0), "tau must be"),
+        (lambda: losses.dispersion(Z, clamp=1.0), r"clamp must lie in \[0, 1\), got 1.0"),
+        (lambda: losses.orthogonalization(Z, clamp=-0.1), r"clamp must lie in \[0, 1\), got -0.1"),
+        (lambda: losses.dispersion(Z, estimator="first-order"), "did you mean 'first_order'"),
+        (lambda: losses.dispersion(Z, distance="euclid"), "distance must be one of"),
+        (lambda: losses.dispersion(Z, reduction="sum"), "reduction must be one of"),
+        (lambda: losses.dispersion(Z, estimator="sampled", max_tokens=1), "max_tokens must be at least 2, got 1"),
+        (lambda: losses.dispersion(Z, estimator="first_order", diagonal=True), "use estimator='exact'"),
+        (lambda: losses.decorrelation(Z, axis="tokens"), "did you mean 'token'"),
+        (lambda: losses.get("disperson"), "did you mean 'dispersion'"),
+        (lambda: losses.get("dispersion", preset="relased"), "did you mean 'released'"),
+        (lambda: losses.get("dispersion", temperature=1.0), "option of dispersion must be one of"),
+        (lambda: losses.get("decorrelation", tau=1.0), "option of decorrelation must be one of"),
+        (lambda: losses.get("perplexity_entropy", preset="paper"), "not in that source"),
+    ],
+)
+def test_bad_options(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+def test_modules_are_the_functions_with_keywords():
+    module = losses.get("dispersion", tau=0.5, clamp=0.2)
+    assert torch.equal(module(Z), losses.dispersion(Z, tau=0.5, clamp=0.2))
+    assert "tau=0.5" in repr(module)
+    assert not list(module.parameters())
+    assert not module.state_dict()
+
+
+def test_paper_preset():
+    loss = losses.get("dispersion", preset="paper")
+    torch.testing.assert_close(loss(Z), losses.dispersion(Z, clamp=0.01, hard_clamp=True) + 0.01)
+    torch.testing.assert_close(
+        losses.get("decorrelation", preset="paper")(Z), losses.decorrelation(Z, axis="feature") * 4 * 3
+    )
+
+
+def test_disperse_preset_is_wang_and_he():
+    """D = −cosine, the diagonal counted, a free margin, no norm term: written out."""
+    z = Z.double()
+    u = torch.nn.functional.normalize(z, dim=-1)
+    c = u @ u.mT
+    close = torch.testing.assert_close
+    close(losses.get("dispersion", preset="disperse", tau=0.5)(z), torch.log(torch.exp(c / 0.5).mean((1, 2))).mean())
+    close(
+        losses.get("orthogonalization", preset="disperse", margin=0.3)(z), torch.clamp(0.3 + c, min=0).square().mean()
+    )
+    d = torch.cdist(z, z).square()
+    close(losses.get("l2_repel", preset="disperse", tau=2.0)(z), torch.log(torch.exp(-d / 2).mean((1, 2))).mean())
+    r = torch.stack([torch.corrcoef(x.T) for x in z])
+    close(losses.get("decorrelation", preset="disperse")(z), r.square().sum((1, 2)).mean())
+
+
+def test_the_hard_clamp_loses_the_gradient_that_matters():
+    """At a mean cosine of 0.99 the paper's hard clamp (ε = 0.01) and the straight-through one disagree."""
+    g = torch.Generator().manual_seed(0)
+    z = torch.randn(1, 64, 256, generator=g) + 10 * torch.randn(1, 1, 256, generator=g)
+    z = z.double().requires_grad_()
+    assert losses.mean_cosine(z).item() == pytest.approx(0.99, abs=0.002)
+    soft, hard = (
+        torch.autograd.grad(losses.dispersion(z, clamp=0.01, hard_clamp=flag), z)[0].flatten() for flag in (False, True)
+    )
+    assert torch.cosine_similarity(soft, hard, dim=0) < 0.8
