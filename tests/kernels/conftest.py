@@ -9,18 +9,28 @@ import sys
 import pytest
 import torch
 
-if not torch.cuda.is_available() and "triton" not in sys.modules:
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+INTERPRET = not torch.cuda.is_available()
+before = os.environ.get("TRITON_INTERPRET")
+if INTERPRET and "triton" not in sys.modules:
+    os.environ["TRITON_INTERPRET"] = "1"
 
 pytest.importorskip("triton", reason="the kernel tests need Triton")
 
-from decondense.kernels import rows  # noqa: E402
+from decondense.kernels import cosine_histogram, first_order, pairwise, rows  # noqa: F401
 
-if not torch.cuda.is_available() and not rows.INTERPRET:
+if INTERPRET:
+    import triton.experimental.gluon  # noqa: F401  a part of Triton that makes the same choice, at first use
+
+# The modules have made their choice; the tests of other packages in this process must not take the interpreter
+# for a GPU.
+if before is None:
+    os.environ.pop("TRITON_INTERPRET", None)
+
+if INTERPRET and not rows.INTERPRET:
     raise RuntimeError(
-        "Triton was imported before tests/kernels set TRITON_INTERPRET=1: run pytest with it in the environment."
+        "Triton was imported before tests/kernels could choose its interpreter: "
+        "run pytest with TRITON_INTERPRET=1 in the environment."
     )
-
 
 if rows.INTERPRET:
     # Triton 3.6's interpreter calls int() on an array of one element, which numpy 2.4 refuses

@@ -10,7 +10,7 @@ import pytest
 import torch
 from test_pairwise import CUDA, DTYPES, FLOOR, cloud, error
 
-from decondense.kernels import available, first_order, rows
+from decondense.kernels import available, first_order
 
 SHAPES = [(1, 2, 3), (2, 45, 40), (3, 33, 7), (1, 300, 5), (2, 19, 130)]
 
@@ -84,10 +84,14 @@ def test_empty_batch(device):
     assert first_order.backward(z, None, norms, total, square).shape == (0, 5, 8)
 
 
-def test_available():
-    assert available("cpu") is rows.INTERPRET
-    assert available("cuda") is CUDA
+def test_available(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert available("cpu") is False
+    assert available("cuda:0") is CUDA
     assert available(torch.device("meta")) is False
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert available(torch.device("cpu")) is True
+    assert available("cuda") is False
 
 
 @pytest.mark.skipif(not CUDA, reason="needs a GPU")

@@ -1,0 +1,188 @@
+"""The exact dispersion loss, value and gradient: the fused kernel against the formula in torch.
+
+Every shape in one run: the floor (the two matrix products the loss cannot do without, by cuBLAS), Algorithm 1 in
+torch (float32, bfloat16 autocast, compiled), the released setting (256 sampled tokens), and the kernel. Also the
+extra memory at the peak in units of z, and the gradient's error against float64 on one sequence.
+
+    python benchmarks/bench_exact.py [--quick] [--out DIR] [--plot]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import harness
+import torch
+
+from decondense.kernels import pairwise
+
+SHAPES = [(32, 1024, 768), (8, 1024, 1024), (8, 4096, 1024)]
+LONG = (1, 131072, 1024)
+EPS, CLAMP, TAU = 1e-2, 0.1, 1.0
+
+
+def states(shape: tuple[int, int, int], dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """A cloud with mean cosine one half, so that no cosine reaches the clamp: every variant agrees on the loss."""
+    g = torch.Generator("cuda").manual_seed(seed)
+    batch, tokens, width = shape
+    z = torch.randn(shape, device="cuda", dtype=torch.float32, generator=g)
+    z += torch.randn(batch, 1, width, device="cuda", generator=g)
+    return (z * torch.exp(0.3 * torch.randn(batch, tokens, 1, device="cuda", generator=g))).to(dtype)
+
+
+def algorithm_1(z: torch.Tensor) -> torch.Tensor:
+    """The loss of every sequence as the paper writes it; the N×N matrix is in memory several times."""
+    tokens = z.shape[1]
+    u = z / (z.norm(dim=-1, keepdim=True) + EPS)
+    c = torch.bmm(u, u.transpose(1, 2)).clamp(-1 + CLAMP, 1 - CLAMP)
+    logits = -torch.arccos(c.float()) / (math.pi * TAU)
+    logits = logits.masked_fill(torch.eye(tokens, dtype=torch.bool, device=z.device), -math.inf)
+    return torch.logsumexp(logits.flatten(1), 1) - math.log(tokens * (tokens - 1))
+
+
+def sampled(z: torch.Tensor) -> torch.Tensor:
+    return algorithm_1(z[:, torch.randperm(z.shape[1], device=z.device)[:256]])
+
+
+def by_autograd(loss: Callable[[torch.Tensor], torch.Tensor], z: torch.Tensor, autocast: bool):
+    def call() -> torch.Tensor:
+        leaf = z.detach().requires_grad_()
+        with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+            value = loss(leaf)
+        return torch.autograd.grad(value.sum(), leaf)[0]
+
+    return call
+
+
+def by_kernel(z: torch.Tensor, autocast: bool):
+    upstream = torch.ones(len(z), device=z.device)
+
+    def call() -> torch.Tensor:
+        with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+            _, saved = pairwise.forward(z, None, tau=TAU, clamp=CLAMP, eps=EPS)
+        return pairwise.backward(z, None, saved, upstream, eps=EPS)
+
+    return call
+
+
+def by_public_function(z: torch.Tensor, autocast: bool):
+    from decondense import losses
+
+    return by_autograd(
+        lambda x: losses.dispersion(x, tau=TAU, clamp=CLAMP, eps=EPS, reduction="none"), z, autocast
+    )
+
+
+def floor(z: torch.Tensor):
+    """z zᵀ and (that) z in bfloat16."""
+    x = z.to(torch.bfloat16)
+    gram = torch.empty(len(z), z.shape[1], z.shape[1], dtype=torch.bfloat16, device=z.device)
+    out = torch.empty_like(x)
+
+    def call() -> torch.Tensor:
+        torch.bmm(x, x.transpose(1, 2), out=gram)
+        return torch.bmm(gram, x, out=out)
+
+    return call
+
+
+def reference_gradient(z: torch.Tensor) -> torch.Tensor:
+    """Gradient of one sequence in float64."""
+    return by_autograd(algorithm_1, z[:1].double(), False)()
+
+
+def measure(shape: tuple[int, int, int], dtype: torch.dtype, quick: bool) -> Iterator[harness.Row]:
+    inputs = harness.copies(lambda seed: states(shape, dtype, seed))
+    z = inputs[0]
+    size = z.numel() * z.element_size()
+    autocast = dtype == torch.float32
+    base = {
+        "shape": "x".join(map(str, shape)),
+        "dtype": str(dtype).removeprefix("torch.") + (" autocast" if autocast else ""),
+    }
+    fewer = inputs[: max(1, min(len(inputs), 4))]
+    fast = [floor(x) for x in fewer]
+    limit = harness.device_time(fast)
+    wanted = reference_gradient(z)
+    yield base | {"variant": "floor: two bmm", "ms": limit, "call_ms": harness.call_time(fast), "ratio": 1.0}
+    del fast
+    compiled = torch.compile(algorithm_1)
+    variants: list[tuple[str, Callable, bool, bool]] = [
+        ("kernel", by_kernel, True, True),
+        ("kernel, public function", by_public_function, False, True),
+    ]
+    if not quick:
+        variants += [
+            ("torch, 256 sampled", lambda x, a: by_autograd(sampled, x, a), False, False),
+            ("torch eager", lambda x, a: by_autograd(algorithm_1, x, a), False, True),
+            ("torch eager, bf16 autocast", lambda x, _: by_autograd(algorithm_1, x, True), False, True),
+            ("torch compiled, bf16 autocast", lambda x, _: by_autograd(compiled, x, True), False, True),
+        ]
+    for name, make, graph, exact in variants:
+        calls = [make(x, autocast and "eager" not in name) for x in fewer]
+        row = base | {"variant": name, "call_ms": harness.call_time(calls)}
+        row["ms"] = harness.device_time(calls) if graph else row["call_ms"]
+        row["ratio"] = row["ms"] / limit
+        row["memory_of_z"] = harness.extra_memory(calls[0]) / size
+        if exact:
+            row["gradient_error"] = harness.error(calls[0]()[:1], wanted)
+        yield row
+
+
+def measure_long(dtype: torch.dtype) -> Iterator[harness.Row]:
+    z = states(LONG, dtype, 0)
+    base = {"shape": "x".join(map(str, LONG)), "dtype": str(dtype).removeprefix("torch.")}
+    limit = harness.call_time([floor(z)], budget=0.5)
+    torch.cuda.empty_cache()
+    yield base | {"variant": "floor: two bmm", "ms": limit, "call_ms": limit, "ratio": 1.0}
+    call = by_kernel(z, False)
+    took = harness.call_time([call], budget=0.5)
+    memory = harness.extra_memory(call) / (z.numel() * z.element_size())
+    yield base | {"variant": "kernel", "ms": took, "call_ms": took, "ratio": took / limit, "memory_of_z": memory}
+
+
+def plot(rows: list[harness.Row], path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    cases = list(dict.fromkeys((r["shape"], r["dtype"]) for r in rows))
+    figure, axes = pyplot.subplots(1, len(cases), figsize=(4 * len(cases), 3.2), squeeze=False)
+    for axis, case in zip(axes[0], cases):
+        some = [r for r in rows if (r["shape"], r["dtype"]) == case]
+        axis.barh([r["variant"] for r in some], [r["ms"] for r in some])
+        axis.set_xscale("log")
+        axis.set_title(" ".join(case), fontsize=8)
+        axis.set_xlabel("ms")
+        axis.tick_params(labelsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    parser = harness.arguments(__doc__)
+    parser.add_argument("--quick", action="store_true", help="the floor and the kernel alone")
+    parser.add_argument("--no-long", action="store_true", help="leave out 1×131072×1024")
+    options = parser.parse_args()
+    harness.need_cuda()
+    rows: list[harness.Row] = []
+    columns = ("shape", "dtype", "variant", "ms", "call_ms", "ratio", "memory_of_z", "gradient_error")
+    for dtype in (torch.bfloat16, torch.float32):
+        for shape in SHAPES:
+            rows += measure(shape, dtype, options.quick)
+            torch.cuda.empty_cache()
+            print(harness.table(rows[-8:], columns), flush=True)
+    if not options.no_long:
+        rows += measure_long(torch.bfloat16)
+    # the target for float32 is in units of the bfloat16 floor, which is what "floor" measures for both
+    print(harness.table(rows, columns))
+    path = harness.write("exact", rows, options.out)
+    if options.plot:
+        plot(rows, path.with_suffix(".png"))
+    print(path)
+
+
+if __name__ == "__main__":
+    main()
