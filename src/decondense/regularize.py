@@ -26,7 +26,7 @@ from .losses.options import check_choice
 from .losses.presets import Loss, get
 
 Schedule = str | Callable[[int], float]
-_attached: weakref.WeakKeyDictionary[nn.Module, Handle] = weakref.WeakKeyDictionary()
+_attached: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def regularize(
@@ -150,7 +150,7 @@ class Term:
             share = values.new_full((values.shape[1],), 1 / values.shape[1])
         else:
             share = (labels != -100).sum(1).to(values) / torch.as_tensor(items).to(values)
-        per_layer = values @ share
+        per_layer = (values * share).sum(1)  # not a matrix product: autocast would make that bfloat16
         result = {"penalty": per_layer.mean(), "per_layer": per_layer.detach()}
         if cosines is not None:
             result["mean_cosine"] = cosines.detach().mean(1)
@@ -213,7 +213,7 @@ class Handle:
         self._calls = 0
         self._hooks: list[Any] = []
         self._attach()
-        _attached[model] = self
+        _attached.add(model)
 
     def _attach(self) -> None:
         # The model's own pre-hook comes first and its own forward hook last, whatever the reader hangs between.
@@ -224,12 +224,13 @@ class Handle:
 
     def remove(self) -> None:
         """Take the loss off. The model is as it was before; calling this twice does no harm."""
+        if not self._hooks:
+            return
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
         self._capture = None
-        if _attached.get(self.model) is self:
-            del _attached[self.model]
+        _attached.discard(self.model)
 
     def __enter__(self) -> Handle:
         return self

@@ -1,0 +1,59 @@
+"""Run by test_distributed.py under torchrun: one process's share of a batch, its gradients compared by rank 0.
+
+python distributed_worker.py {ddp,fsdp} {exact,first_order}
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+import torch.distributed as dist
+from regularize.models import gradients, llama, padded, tokens
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+import decondense as dc
+
+
+def main(engine: str, estimator: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    ids = tokens(4)
+    _, mask, _ = padded(4)
+
+    joined = llama().train()
+    with dc.regularize(joined, weight=5.0, estimator=estimator):
+        joined(input_ids=ids, attention_mask=mask, labels=ids).loss.backward()
+    expected = gradients(joined)
+
+    model = llama().train()
+    rows = slice(rank * 4 // world, (rank + 1) * 4 // world)
+    handle = dc.regularize(model, weight=5.0, estimator=estimator)
+    if engine == "ddp":
+        wrapped = DistributedDataParallel(model)
+    else:
+        for layer in model.model.layers:
+            fully_shard(layer)
+        wrapped = fully_shard(model)
+        assert all(isinstance(p, DTensor) for p in model.parameters()), "parameters are not sharded"
+    # labels without padding: every process has as many of them, so the mean of the means is the mean
+    out = wrapped(input_ids=ids[rows], attention_mask=mask[rows], labels=ids[rows])
+    out.loss.backward()
+    found = {
+        name: (p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad) for name, p in model.named_parameters()
+    }
+    handle.remove()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+    if rank == 0:
+        print("same gradients as one process", engine, estimator)
+    dist.destroy_process_group()
+
+
+main(*sys.argv[1:])

@@ -1,0 +1,24 @@
+"""Two gloo processes under DDP, and under FSDP2: the gradients of one process on the joined batch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WORKER = Path(__file__).with_name("distributed_worker.py")
+
+
+@pytest.mark.parametrize("estimator", ["exact", "first_order"])
+@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
+def test_two_processes(engine, estimator):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(
+        [*command, str(WORKER), engine, estimator], capture_output=True, text=True, timeout=180, env=environment
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert "same gradients as one process" in run.stdout

@@ -1,0 +1,382 @@
+"""A loss attached to a model: what is added, when, and what is left behind."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from regularize.models import FAMILIES, VOCABULARY, assert_same, gpt2, gradients, llama, padded, t5, tokens
+from torch import nn
+
+import decondense as dc
+from decondense import losses
+
+
+def states(model, **inputs):
+    """The hidden states that a plain training call returns: what the penalty is made from."""
+    out = model(**inputs, output_hidden_states=True)
+    return out.get("decoder_hidden_states") or out.hidden_states
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_loss_grows_by_weight_times_the_mean_over_layers(family):
+    model = FAMILIES[family]().train()
+    ids, mask, labels = padded()
+    inputs = {"input_ids": ids, "labels": labels, "attention_mask": mask}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_attention_mask"] = mask
+    plain = model(**inputs)
+    z = states(model, **inputs)
+    expected = torch.stack([losses.dispersion(x, mask, tau=0.5) for x in z[1:]])
+    with dc.regularize(model, "dispersion", weight=0.3, tau=0.5, estimator="exact") as handle:
+        out = model(**inputs)
+        torch.testing.assert_close(out.loss, plain.loss + 0.3 * expected.mean())
+        torch.testing.assert_close(handle.last["task_loss"], plain.loss.detach())
+        torch.testing.assert_close(handle.last["per_layer"], expected.detach())
+        torch.testing.assert_close(handle.last["penalty"], expected.mean().detach())
+        assert list(out.keys()) == list(plain.keys())
+        assert out.get("hidden_states") is None
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradient_is_that_of_the_sum(family):
+    model = FAMILIES[family]().train()
+    ids = tokens()
+    z = states(model, input_ids=ids, labels=ids)
+    total = model(input_ids=ids, labels=ids).loss + 0.5 * torch.stack([losses.dispersion(x) for x in z[1:]]).mean()
+    total.backward()
+    expected = gradients(model)
+    model.zero_grad()
+    with dc.regularize(model, "dispersion", weight=0.5, estimator="exact"):
+        model(input_ids=ids, labels=ids).loss.backward()
+    assert_same(gradients(model), expected)
+
+
+def test_off_in_eval_and_without_gradients():
+    model, ids = llama(), tokens()
+    plain = model.eval()(input_ids=ids, labels=ids).loss
+    with dc.regularize(model, weight=10.0) as handle:
+        assert torch.equal(model(input_ids=ids, labels=ids).loss, plain)
+        model.train()
+        with torch.no_grad():
+            assert torch.equal(model(input_ids=ids, labels=ids).loss, plain)
+        assert handle.last == {}
+        assert not torch.equal(model(input_ids=ids, labels=ids).loss, plain)
+
+
+def test_hidden_states_only_for_those_who_asked():
+    model, ids = llama().train(), tokens()
+    before = model.config.to_dict()
+    with dc.regularize(model):
+        asked = model(input_ids=ids, labels=ids, output_hidden_states=True)
+        assert len(asked.hidden_states) == 4
+        assert "hidden_states" not in model(input_ids=ids, labels=ids)
+        model.config.output_hidden_states = True
+        assert len(model(input_ids=ids, labels=ids).hidden_states) == 4
+        model.config.output_hidden_states = False
+        some = model(input_ids=ids, labels=ids, output_hidden_states=[1])
+        assert [s is not None for s in some.hidden_states] == [False, True, False]
+        assert torch.equal(some.hidden_states[1], asked.hidden_states[2])
+    assert model.config.to_dict() == before
+
+
+def test_tuples():
+    model, ids = llama().train(), tokens()
+    plain = model(input_ids=ids, labels=ids).loss
+    with dc.regularize(model, weight=0.5) as handle:
+        out = model(input_ids=ids, labels=ids, return_dict=False)
+        assert isinstance(out, tuple)
+        torch.testing.assert_close(out[0], plain + 0.5 * handle.last["penalty"])
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [
+        ("all", [1, 2, 3, 4]),
+        ("last", [4]),
+        ("early_half", [1, 2]),
+        ("late_half", [3, 4]),
+        ([0, 2], [0, 2]),
+        ([-1, 1], [1, 4]),
+        (lambda n: range(1, n, 2), [1, 3]),
+    ],
+)
+def test_layers(layers, expected):
+    model, ids = llama(layers=4).train(), tokens()
+    z = states(model, input_ids=ids)
+    with dc.regularize(model, layers=layers) as handle:
+        model(input_ids=ids, labels=ids)
+        values = torch.stack([losses.dispersion(z[i], estimator="first_order") for i in expected])
+        torch.testing.assert_close(handle.last["per_layer"], values.detach())
+        cosines = torch.stack([losses.mean_cosine(z[i], eps=1e-2).mean() for i in expected])
+        torch.testing.assert_close(handle.last["mean_cosine"], cosines.detach())
+
+
+@pytest.mark.parametrize("name", losses.LOSSES)
+def test_every_loss(name):
+    model, (ids, mask, labels) = gpt2().train(), padded()
+    z = states(model, input_ids=ids, attention_mask=mask)
+    loss = losses.get(name)
+    with dc.regularize(model, loss, weight=0.2) as handle:
+        model(input_ids=ids, attention_mask=mask, labels=labels).loss.backward()
+        values = torch.stack([loss(x, mask.bool()) for x in z[1:]])
+        torch.testing.assert_close(handle.last["per_layer"], values.detach())
+
+
+def test_packed_rows_are_their_documents():
+    model = llama().train()
+    a, b, c, d = tokens(1, 5, 1), tokens(1, 9, 2), tokens(1, 1, 3), tokens(1, 1, 4)
+    row = torch.cat([a, b, c, d], 1)
+    positions = torch.cat([torch.arange(x.shape[1]) for x in (a, b, c, d)]).unsqueeze(0)
+    packed = {"input_ids": row, "position_ids": positions, "use_cache": False}  # a cache would join the documents
+    with dc.regularize(model, weight=1.0, estimator="exact") as handle:
+        model(**packed)
+        together = handle.penalty()
+        together.backward()
+        grads = gradients(model)
+        model.zero_grad()
+        each = []
+        for document in (a, b):
+            model(input_ids=document)
+            each.append(handle.penalty())
+        apart = sum(each) / 4  # the two documents of one token contribute zero
+        apart.backward()
+        torch.testing.assert_close(together, apart)
+        assert_same(gradients(model), grads)
+    with dc.regularize(model, weight=1.0, estimator="exact", segments=None) as handle:
+        model(**packed)
+        assert not torch.isclose(handle.penalty(), together)
+
+
+def test_packed_rows_with_padding():
+    model = llama().train()
+    ids, mask = tokens(2, 10), torch.ones(2, 10, dtype=torch.long)
+    mask[1, 7:] = 0
+    positions = torch.stack([torch.cat([torch.arange(4), torch.arange(6)]), torch.arange(10)])
+    with dc.regularize(model, segments="position_ids", estimator="exact", layers="last") as handle:
+        model(input_ids=ids, attention_mask=mask, position_ids=positions, labels=ids)
+        z = states(model, input_ids=ids, attention_mask=mask, position_ids=positions)[-1]
+        expected = [losses.dispersion(x) for x in (z[:1, :4], z[:1, 4:], z[1:, :7])]
+        torch.testing.assert_close(handle.last["penalty"], sum(expected).detach() / 3)
+
+
+def test_single_tokens_contribute_zero():
+    model, ids = llama().train(), tokens(3, 1)
+    with dc.regularize(model, weight=5.0) as handle:
+        model(input_ids=ids)
+        assert handle.penalty().item() == 0
+
+
+def test_penalty_without_labels():
+    model, ids = llama().train(), tokens()
+    with dc.regularize(model, weight=0.5) as handle:
+        with pytest.raises(RuntimeError, match="penalty\\(\\) needs a training call"):
+            handle.penalty()
+        out = model(input_ids=ids)
+        assert out.loss is None
+        term = handle.penalty()
+        torch.testing.assert_close(term.detach(), 0.5 * handle.last["penalty"])
+        term.backward()
+        assert model.model.layers[0].mlp.up_proj.weight.grad.abs().sum() > 0
+        model(input_ids=ids)
+        with pytest.raises(RuntimeError, match="never added.*Pass labels, or add handle.penalty()"):
+            model(input_ids=ids, labels=ids)
+
+
+def test_a_stack_that_is_called_past_the_model_is_noticed():
+    """TRL once called the decoder directly: the term had nowhere to go."""
+    model, ids = llama().train(), tokens()
+    with dc.regularize(model):
+        model.model(input_ids=ids)
+        with pytest.raises(RuntimeError, match=r"regularize\(trainer"):
+            model.model(input_ids=ids)
+
+
+def test_an_exception_in_the_model_leaves_nothing_behind():
+    model, ids = llama().train(), tokens()
+    with dc.regularize(model) as handle:
+        with pytest.raises(IndexError):
+            model(input_ids=ids + VOCABULARY, labels=ids)
+        model.lm_head.register_forward_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(input_ids=ids, labels=ids)
+        model.lm_head._forward_pre_hooks.clear()
+        model(input_ids=ids, labels=ids).loss.backward()
+        assert "penalty" in handle.last
+
+
+def test_remove_restores_the_model():
+    model, ids = llama().train(), tokens()
+    plain = model(input_ids=ids, labels=ids, output_hidden_states=True).loss  # lets transformers install its own hooks
+
+    def hooks():
+        return {n: (len(m._forward_hooks), len(m._forward_pre_hooks)) for n, m in model.named_modules()}
+
+    before, attributes = hooks(), set(vars(model))
+    handle = dc.regularize(model)
+    with pytest.raises(RuntimeError, match="already has a loss attached"):
+        dc.regularize(model)
+    handle.remove()
+    handle.remove()
+    assert hooks() == before
+    assert set(vars(model)) == attributes
+    assert torch.equal(model(input_ids=ids, labels=ids).loss, plain)
+
+    def failing_run():
+        with dc.regularize(model):
+            raise KeyError("user's error")
+
+    with pytest.raises(KeyError):
+        failing_run()
+    assert hooks() == before
+    dc.regularize(model).remove()
+
+
+def test_the_model_is_not_kept_alive():
+    model = llama()
+    dc.regularize(model)
+    reference = weakref.ref(model)
+    del model
+    gc.collect()
+    assert reference() is None
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return (x + torch.tanh(self.linear(x)), "something else")
+
+
+class Plain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, 8)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.flat = nn.Linear(8, 8)
+        self.checkpoint: bool | None = None
+
+    def forward(self, x, attention_mask=None):
+        x = self.embed(x)
+        for block in self.blocks:
+            if self.checkpoint is None:
+                x, _ = block(x)
+            else:
+                x, _ = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=self.checkpoint)
+        self.flat(x[:, 0])
+        return x
+
+
+def test_any_module_by_the_names_of_its_layers():
+    model, ids = Plain().train(), tokens()
+    mask = torch.ones_like(ids).bool()
+    mask[0, 7:] = False
+    with dc.regularize(model, modules=["blocks.?"], layers=[0, -1], weight=1.0, estimator="exact") as handle:
+        model(ids, attention_mask=mask)
+        handle.penalty().backward()
+        grads = gradients(model)
+        assert len(handle.last["per_layer"]) == 2
+        model.zero_grad()
+        model.checkpoint = False
+        model(ids, mask)
+        handle.penalty().backward()
+        assert_same(gradients(model), grads)
+        model.zero_grad()
+        model.checkpoint = True  # the output of a whole checkpoint carries its gradient
+        model(ids, mask)
+        handle.penalty().backward()
+        assert_same(gradients(model), grads)
+    with dc.regularize(model, modules=["blocks.*.linear"]) as handle:  # something inside one does not
+        with pytest.raises(RuntimeError, match="use_reentrant=False"):
+            model(ids, mask)
+    with pytest.raises(ValueError, match="matches none.*embed"):
+        dc.regularize(model, modules=["layers.*"])
+    model.checkpoint = None
+    with dc.regularize(model, modules=["flat"]), pytest.raises(TypeError, match=r"output of flat.*got \(4, 8\)"):
+        model(ids)
+
+
+def test_schedule_counts_optimiser_steps():
+    model, ids = llama().train(), tokens()
+    optimiser = torch.optim.SGD(model.parameters(), lr=1e-3)
+    other = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=1e-3)
+    with dc.regularize(model, weight=2.0, schedule="linear", ramp_steps=4) as handle:
+        weights = []
+        for _ in range(6):
+            for _ in range(2):  # accumulation
+                model(input_ids=ids, labels=ids).loss.backward()
+            weights.append(handle.last["weight"])
+            optimiser.step()
+            other.step()
+        assert weights == [0.0, 0.5, 1.0, 1.5, 2.0, 2.0]
+        assert handle.step == 6
+    with dc.regularize(model, weight=2.0, schedule="cosine", ramp_steps=4) as handle:
+        handle.step = 2
+        assert handle.weight == pytest.approx(1.0)
+    with dc.regularize(model, weight=2.0, schedule=lambda step: 1 / (1 + step)) as handle:
+        handle.step = 3
+        assert handle.weight == 0.5
+
+
+def test_check_every_reports_the_agreement_with_exact():
+    model, (ids, mask, labels) = llama().train(), padded()
+    with dc.regularize(model, check_every=2) as handle:
+        seen = []
+        for _ in range(4):
+            model(input_ids=ids, attention_mask=mask, labels=labels)
+            seen.append("agreement" in handle.last)
+        assert seen == [True, False, True, False]
+    with dc.regularize(model, estimator="exact", check_every=1) as handle:
+        model(input_ids=ids, attention_mask=mask, labels=labels)
+        torch.testing.assert_close(handle.last["agreement"], torch.ones(3))
+
+
+def test_encoder_decoder_padding_from_labels():
+    model = t5().train()
+    ids, mask, labels = padded()
+    with dc.regularize(model, weight=1.0) as handle:
+        model(input_ids=ids, attention_mask=mask, labels=labels)
+        by_labels = handle.last["penalty"]
+        model(input_ids=ids, attention_mask=mask, labels=labels, decoder_attention_mask=mask)
+        # the decoder's own attention changes with its mask, so only the tokens that count are compared: all are finite
+        assert by_labels.isfinite()
+        z = states(model, input_ids=ids, attention_mask=mask, labels=labels)
+        expected = torch.stack([losses.dispersion(x, mask.bool(), estimator="first_order") for x in z[1:]])
+        torch.testing.assert_close(by_labels, expected.mean().detach())
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda m: dc.regularize(m, layers=[9]), ValueError, "layers must lie in 0 … 3.*got 9"),
+        (lambda m: dc.regularize(m, layers=[-5]), ValueError, "got -5"),
+        (lambda m: dc.regularize(m, layers=[]), ValueError, "at least one"),
+        (lambda m: dc.regularize(m, layers="every"), ValueError, "layers must be one of"),
+        (lambda m: dc.regularize(m, layers=[1.5]), TypeError, "list of indices"),
+        (lambda m: dc.regularize(m, "disperse"), ValueError, "did you mean"),
+        (lambda m: dc.regularize(m, weight=float("nan")), ValueError, "finite"),
+        (lambda m: dc.regularize(m, schedule="linear"), ValueError, "ramp_steps"),
+        (lambda m: dc.regularize(m, schedule="step"), ValueError, "schedule must be one of"),
+        (lambda m: dc.regularize(m, segments="documents"), ValueError, "segments must be one of"),
+        (lambda m: dc.regularize(m, "l2_repel", check_every=5), ValueError, "check_every"),
+        (lambda m: dc.regularize(m, losses.get("dispersion"), tau=2.0), TypeError, "losses.get"),
+        (lambda m: dc.regularize("gpt2"), TypeError, "model or a trainer, got 'gpt2'"),
+        (lambda m: dc.regularize(nn.Linear(2, 2)), TypeError, "modules="),
+    ],
+)
+def test_bad_input(call, error, words):
+    model = llama()
+    with pytest.raises(error, match=words):
+        call(model)
+    dc.regularize(model).remove()  # nothing half-attached
+
+
+def test_a_mask_of_another_shape():
+    model, ids = llama().train(), tokens()
+    mask = torch.zeros(4, 1, 12, 12)
+    with dc.regularize(model), pytest.raises(ValueError, match="two-dimensional mask"):
+        model(input_ids=ids, attention_mask=mask, labels=ids)

@@ -1,0 +1,278 @@
+"""Accumulation, checkpointing, compilation, autocast, PEFT: the same gradients as the plain sum."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from regularize.models import assert_same, gpt2, gradients, llama, padded, tokens
+from torch import nn
+from transformers import Trainer, TrainingArguments
+
+import decondense as dc
+
+
+def arguments(tmp_path, **options) -> TrainingArguments:
+    return TrainingArguments(
+        output_dir=str(tmp_path),
+        use_cpu=True,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+        learning_rate=1e-2,
+        optim="sgd",  # Adam would hide a factor
+        max_grad_norm=0.0,
+        lr_scheduler_type="constant",
+        seed=3,
+        **options,
+    )
+
+
+class Rows(torch.utils.data.Dataset):
+    def __init__(self, pad: bool, rows: int = 16) -> None:
+        ids, mask, labels = padded(rows) if pad else (tokens(rows), None, tokens(rows))
+        self.items = [
+            {"input_ids": ids[i], "labels": labels[i], **({} if mask is None else {"attention_mask": mask[i]})}
+            for i in range(rows)
+        ]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return self.items[index]
+
+
+class NoItems(nn.Module):
+    """A model that does not take num_items_in_batch: Trainer then divides its loss by the accumulation steps."""
+
+    accepts_loss_kwargs = False
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.inner = model
+        self.config = model.config
+
+    def forward(self, input_ids, labels=None, attention_mask=None):
+        # the mean over the batch of each row's mean, so that the task loss itself does not depend on the micro-batch
+        out = self.inner(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
+        losses = nn.functional.cross_entropy(out.logits[:, :-1].mT, labels[:, 1:], reduction="none")
+        count = (labels[:, 1:] != -100).sum(1)
+        return {"loss": (losses.sum(1) / count).mean(), "logits": out.logits}
+
+
+def trained(tmp_path, model, attach, *, micro: int, pad: bool, steps: int = 2):
+    """Two optimiser steps over 16 rows: 8 × 1 or 1 × 8."""
+    args = arguments(
+        tmp_path, per_device_train_batch_size=micro, gradient_accumulation_steps=8 // micro, max_steps=steps
+    )
+    trainer = Trainer(model=model, args=args, train_dataset=Rows(pad))
+    handle = attach(trainer)
+    trainer.train()
+    handle.remove()
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+ATTACH = {
+    "model": lambda weight: lambda trainer: dc.regularize(trainer.model, weight=weight),
+    "trainer": lambda weight: lambda trainer: dc.regularize(trainer, weight=weight),
+}
+
+
+@pytest.mark.parametrize("pad", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("door", ATTACH)
+@pytest.mark.parametrize("build", [llama, gpt2])
+def test_accumulation_with_num_items(tmp_path, build, door, pad):
+    attach = ATTACH[door](20.0)
+    whole = trained(tmp_path, build(), attach, micro=8, pad=pad)
+    parts = trained(tmp_path, build(), attach, micro=1, pad=pad)
+    assert_same(whole, parts, 1e-5)
+    without = trained(tmp_path, build(), ATTACH[door](0.0), micro=8, pad=pad)
+    assert max((whole[n] - without[n]).abs().max() for n in whole) > 1e-3  # the term is felt at all
+
+
+@pytest.mark.parametrize("pad", [False, True], ids=["full", "padded"])
+def test_accumulation_without_num_items(tmp_path, pad):
+    def attach(trainer):
+        return dc.regularize(trainer, weight=20.0, modules=["inner.model.layers.?"])
+
+    whole = trained(tmp_path, NoItems(llama()), attach, micro=8, pad=pad)
+    parts = trained(tmp_path, NoItems(llama()), attach, micro=1, pad=pad)
+    assert_same(whole, parts, 1e-5)
+
+
+def test_a_naive_term_would_be_eight_times_too_strong(tmp_path):
+    """The comparison above catches the mistake it is there for."""
+
+    def naive(trainer):
+        handle = dc.regularize(trainer.model, weight=20.0)
+        penalty = handle.term.penalty
+        handle.term.penalty = lambda capture, first, labels=None, items=None: penalty(capture, first)
+        return handle
+
+    whole = trained(tmp_path, llama(), naive, micro=8, pad=False, steps=1)
+    parts = trained(tmp_path, llama(), naive, micro=1, pad=False, steps=1)
+    none = trained(tmp_path, llama(), ATTACH["model"](0.0), micro=8, pad=False, steps=1)
+    name = "model.layers.0.mlp.down_proj.weight"
+    pushed, too_far = (whole[name] - none[name]).norm(), (parts[name] - none[name]).norm()
+    assert too_far / pushed == pytest.approx(8, rel=0.05)
+    with pytest.raises(AssertionError):
+        assert_same(whole, parts, 1e-5)
+
+
+def test_plain_loop_penalty_alone():
+    """Eight micro-batches of one, each divided by eight, as everybody's own loop does it."""
+    model, ids = llama().train(), tokens(8)
+    with dc.regularize(model, weight=1.0) as handle:
+        model(input_ids=ids)
+        handle.penalty().backward()
+        whole = gradients(model)
+        model.zero_grad()
+        for row in ids.split(1):
+            model(input_ids=row)
+            (handle.penalty() / 8).backward()
+    assert_same(gradients(model), whole)
+
+
+@pytest.mark.parametrize("build", [llama, gpt2])
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("estimator", ["exact", "first_order"])
+def test_gradient_checkpointing(build, reentrant, estimator):
+    (ids, mask, labels), found = padded(), []
+    for checkpointing in (False, True):
+        model = build().train()
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+            model.enable_input_require_grads()
+        with dc.regularize(model, weight=5.0, estimator=estimator):
+            model(input_ids=ids, attention_mask=mask, labels=labels, use_cache=False).loss.backward()
+        found.append(gradients(model))
+    assert_same(*found)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_model(backend):
+    model, ids = llama(layers=2).train(), tokens()
+    with dc.regularize(model, weight=1.0):
+        eager = model(input_ids=ids, labels=ids, use_cache=False).loss
+        eager.backward()
+        expected = gradients(model)
+        model.zero_grad()
+        compiled = torch.compile(model, backend=backend)
+        loss = compiled(input_ids=ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        torch.testing.assert_close(loss, eager)
+        assert_same(gradients(model), expected, 1e-5)
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("estimator", ["exact", "first_order", "second_order"])
+def test_bf16_autocast(estimator):
+    """The states are what autocast makes them; the penalty is computed from them in full precision."""
+    model, ids = gpt2().train(), tokens()
+    with dc.regularize(model, weight=1.0, estimator=estimator) as handle:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            z = model(input_ids=ids, labels=ids, output_hidden_states=True)
+        assert z.loss.dtype == torch.float32
+        expected = torch.stack([dc.losses.dispersion(x, estimator=estimator) for x in z.hidden_states[1:]])
+        torch.testing.assert_close(handle.last["per_layer"], expected.detach(), rtol=1e-6, atol=1e-6)
+        z.loss.backward()
+        assert all(g.isfinite().all() for g in gradients(model).values())
+
+
+def test_bf16_weights():
+    model, ids = llama().bfloat16().train(), tokens()
+    with dc.regularize(model, weight=1.0) as handle:
+        model(input_ids=ids, labels=ids).loss.backward()
+        assert handle.last["penalty"].dtype == torch.float32
+        assert model.model.layers[0].mlp.up_proj.weight.grad.dtype == torch.bfloat16
+
+
+def test_lora():
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], lora_dropout=0.0)
+    model, ids = peft.get_peft_model(llama(), config).train(), tokens()
+    plain = model(input_ids=ids, labels=ids).loss
+    plain.backward()
+    before = gradients(model)
+    model.zero_grad()
+    with dc.regularize(model, weight=3.0) as handle:
+        out = model(input_ids=ids, labels=ids)
+        torch.testing.assert_close(out.loss, plain + 3.0 * handle.last["penalty"])
+        out.loss.backward()
+        after = gradients(model)
+    assert before.keys() == after.keys()
+    assert all("lora" in name for name in after)
+    assert max((after[n] - before[n]).abs().max() for n in after) > 1e-4
+    torch.testing.assert_close(model(input_ids=ids, labels=ids).loss, plain)
+
+
+def test_trainer_logs_both_terms(tmp_path):
+    model = llama()
+    args = arguments(
+        tmp_path,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        max_steps=4,
+        logging_steps=2,
+        eval_strategy="steps",
+        eval_steps=4,
+    )
+    trainer = Trainer(model=model, args=args, train_dataset=Rows(True), eval_dataset=Rows(True, 4))
+    untouched = trainer.evaluate()["eval_loss"]
+    handle = dc.regularize(trainer, weight=0.5, estimator="exact", check_every=1)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(untouched, rel=1e-6)
+    trainer.train()
+    rows = [row for row in trainer.state.log_history if "loss" in row]
+    assert len(rows) == 2
+    for row in rows:
+        assert row["loss"] == pytest.approx(row["task_loss"] + 0.5 * row["penalty"], rel=1e-4)
+        assert -1 <= row["mean_cosine"] <= 1
+        assert row["penalty"] < 0
+        assert row["penalty_agreement"] == pytest.approx(1.0, abs=1e-4)
+    handle.remove()
+    assert "compute_loss" not in vars(trainer)
+    assert "log" not in vars(trainer)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(
+        [row["eval_loss"] for row in trainer.state.log_history if "eval_loss" in row][-1], rel=1e-5
+    )
+
+
+@pytest.mark.parametrize("option", ["label smoothing", "compute_loss_func"])
+def test_trainer_with_a_loss_of_its_own(tmp_path, option):
+    """Losses that never read out.loss: the term is added all the same, and accumulation stays exact."""
+
+    def own(outputs, labels, num_items_in_batch=None):
+        flat = nn.functional.cross_entropy(outputs.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
+        return flat / num_items_in_batch
+
+    found = {}
+    for weight, micro in ((0.0, 8), (20.0, 8), (20.0, 1)):
+        model = llama()
+        smoothing = {"label_smoothing_factor": 0.1} if option == "label smoothing" else {}
+        args = arguments(
+            tmp_path,
+            per_device_train_batch_size=micro,
+            gradient_accumulation_steps=8 // micro,
+            max_steps=2,
+            remove_unused_columns=False,
+            **smoothing,
+        )
+        extra = {"compute_loss_func": own} if option == "compute_loss_func" else {}
+        trainer = Trainer(model=model, args=args, train_dataset=Rows(True), **extra)
+        with dc.regularize(trainer, weight=weight):
+            trainer.train()
+        found[weight, micro] = {n: p.detach().clone() for n, p in model.named_parameters()}
+    assert_same(found[20.0, 8], found[20.0, 1], 1e-5)
+    assert max((found[0.0, 8][n] - found[20.0, 8][n]).abs().max() for n in found[0.0, 8]) > 1e-3
+
+
+def test_trainer_errors(tmp_path):
+    trainer = Trainer(model_init=lambda: llama(), args=arguments(tmp_path), train_dataset=Rows(False))
+    with pytest.raises(ValueError, match="model_init"):
+        dc.regularize(trainer)
+    trainer = Trainer(model=llama(), args=arguments(tmp_path), train_dataset=Rows(False))
+    with dc.regularize(trainer) as handle:
+        with pytest.raises(RuntimeError, match="contains the penalty already"):
+            handle.penalty()
+        with pytest.raises(RuntimeError, match="already has a loss attached"):
+            dc.regularize(trainer)

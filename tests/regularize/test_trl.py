@@ -1,0 +1,96 @@
+"""The real SFTTrainer, which computes its loss from the decoder's output and never reads `out.loss`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from regularize.models import VOCABULARY, assert_same, llama
+
+import decondense as dc
+
+pytest.importorskip("trl")
+from datasets import Dataset  # noqa: E402
+from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
+from transformers import PreTrainedTokenizerFast  # noqa: E402
+from trl import SFTConfig, SFTTrainer  # noqa: E402
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    words = {"[PAD]": 0, "[UNK]": 1, "[EOS]": 2, **{f"w{i}": i for i in range(3, VOCABULARY)}}
+    raw = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="[PAD]", unk_token="[UNK]", eos_token="[EOS]")
+
+
+def texts(rows: int = 32) -> Dataset:
+    g = torch.Generator().manual_seed(5)
+    lengths = torch.randint(5, 14, (rows,), generator=g).tolist()
+    draw = [torch.randint(3, VOCABULARY, (n,), generator=g).tolist() for n in lengths]
+    return Dataset.from_dict({"text": [" ".join(f"w{i}" for i in row) for row in draw]})
+
+
+def trained(tmp_path, weight, micro=8, **options):
+    model = llama()
+    config = SFTConfig(
+        output_dir=str(tmp_path),
+        use_cpu=True,
+        bf16=False,
+        report_to=options.pop("report_to", "none"),
+        save_strategy="no",
+        disable_tqdm=True,
+        learning_rate=1e-2,
+        optim="sgd",
+        max_grad_norm=0.0,
+        lr_scheduler_type="constant",
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=8 // micro,
+        max_steps=2,
+        logging_steps=1,
+        max_length=16,
+        gradient_checkpointing=False,
+        dataset_num_proc=None,
+        **options,
+    )
+    trainer = SFTTrainer(model=model, args=config, train_dataset=texts(), eval_dataset=texts(8), processing_class=tokenizer())
+    before = trainer.evaluate()["eval_loss"]
+    with dc.regularize(trainer, weight=weight):
+        assert trainer.evaluate()["eval_loss"] == pytest.approx(before, rel=1e-6)
+        trainer.train()
+    return {n: p.detach().clone() for n, p in model.named_parameters()}, trainer.state.log_history
+
+
+PACKING = {"padded": {}, "packed": {"packing": True}}
+
+
+@pytest.mark.parametrize("packing", PACKING.values(), ids=PACKING.keys())
+def test_the_term_trains(tmp_path, packing):
+    without, _ = trained(tmp_path, 0.0, **packing)
+    with_it, logs = trained(tmp_path, 100.0, **packing)
+    assert max((without[n] - with_it[n]).abs().max() for n in without) > 1e-2
+    rows = [row for row in logs if "loss" in row]
+    assert len(rows) == 2
+    for row in rows:
+        assert row["loss"] == pytest.approx(row["task_loss"] + 100 * row["penalty"], rel=1e-3)
+        assert "mean_cosine" in row
+
+
+@pytest.mark.parametrize("packing", PACKING.values(), ids=PACKING.keys())
+def test_accumulation(tmp_path, packing):
+    whole, _ = trained(tmp_path, 20.0, micro=8, **packing)
+    parts, _ = trained(tmp_path, 20.0, micro=1, **packing)
+    assert_same(whole, parts, 1e-5)
+
+
+def test_tensorboard(tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "events"))
+    trained(tmp_path, 0.1, report_to="tensorboard")
+    files = list(tmp_path.rglob("events.out.tfevents*"))
+    tags: set[str] = set()
+    for file in files:
+        events = EventAccumulator(str(file))
+        events.Reload()
+        tags |= set(events.Tags()["scalars"])
+    assert {"train/task_loss", "train/penalty", "train/mean_cosine"} <= tags
