@@ -19,9 +19,7 @@ def check_states(z: Tensor, mask: Tensor | None) -> None:
         raise TypeError(f"z must be a tensor (batch, tokens, width), got {type(z).__name__}: pass hidden states.")
     if z.ndim != 3 or z.shape[1] < 2 or z.shape[2] < 1:
         remedy = "drop single-token sequences" if z.ndim == 3 else "reshape to three dimensions"
-        raise ValueError(
-            f"z must be (batch, tokens, width) with at least 2 tokens, got {tuple(z.shape)}: {remedy}."
-        )
+        raise ValueError(f"z must be (batch, tokens, width) with at least 2 tokens, got {tuple(z.shape)}: {remedy}.")
     if not z.is_floating_point():
         raise TypeError(f"z must be a floating-point tensor, got {z.dtype}: pass hidden states, not token ids.")
     if mask is None:
@@ -95,7 +93,7 @@ def unit(z: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 def unit_gradient(u: Tensor, r: Tensor, gradient: Tensor, eps: float) -> Tensor:
     """Pull a gradient with respect to u back to z, with z/r = u (r + ε)/r:
 
-        dz = (g − u (g·z)/r) / (r + ε)
+    dz = (g − u (g·z)/r) / (r + ε)
     """
     along = (gradient * u).sum(-1, keepdim=True) * ((r + eps) * inverse(r))
     return (gradient - u * along) * inverse(r + eps)

@@ -156,12 +156,17 @@ class ModuleReader:
         return handles
 
 
+def unwrap_peft(model: Any) -> Any:
+    """The transformers model inside a PEFT model; any other model as it is."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
 def reader_of(model: nn.Module, modules: Sequence[str] | None) -> tuple[Reader, int | None]:
     """The reader for a model, and the number of states it will deliver where that is known beforehand."""
     if modules is not None:
         reader = ModuleReader(model, modules)
         return reader, len(reader.names)
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # what PEFT has wrapped
+    inner: Any = unwrap_peft(model)
     config = getattr(inner, "config", None)
     if config is None or not hasattr(inner, "base_model"):
         raise TypeError(

@@ -68,9 +68,7 @@ def regularize(
             f"options go with a loss by name, got {', '.join(options)} beside {loss!r}: give them to losses.get."
         )
     if isinstance(target, type) or not (isinstance(target, nn.Module) or hasattr(target, "compute_loss")):
-        raise TypeError(
-            f"target must be a model or a trainer, got {target!r}: pass the object that you train with."
-        )
+        raise TypeError(f"target must be a model or a trainer, got {target!r}: pass the object that you train with.")
     term = Term(
         loss=loss,
         weight=weight,
@@ -132,7 +130,12 @@ class Term:
         return self.weight * (done if self.schedule == "linear" else 0.5 - 0.5 * math.cos(math.pi * done))
 
     def penalty(
-        self, capture: hs.Capture, first: int, *, labels: Tensor | None = None, items: Tensor | int | None = None
+        self,
+        capture: hs.Capture,
+        first: int,
+        *,
+        labels: Tensor | None = None,
+        items: Tensor | int | None = None,
     ) -> dict[str, Tensor]:
         """The penalty of one call: {"penalty": scalar, "per_layer": (layers,), "mean_cosine": (layers,)}.
 
@@ -235,7 +238,9 @@ class Handle:
     def __enter__(self) -> Handle:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.remove()
 
     @property
@@ -332,8 +337,8 @@ def shifts_labels(model: nn.Module) -> bool:
     """Whether the model's loss compares position i with label i + 1: the rule by which Trainer counts items."""
     from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    causal = LOSS_MAPPING.get(getattr(inner, "loss_type", None)) is ForCausalLMLoss
+    inner = hs.unwrap_peft(model)
+    causal = LOSS_MAPPING.get(getattr(inner, "loss_type", "")) is ForCausalLMLoss
     return causal and not _is_encoder_decoder(inner)
 
 

@@ -181,7 +181,8 @@ value = losses.dispersion(z)
 value.backward()
 after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 # the dense formula, row block by row block in float64: value and three rows of the gradient
-u = torch.nn.functional.normalize(z.detach().double(), dim=-1) * (z.detach().double().norm(dim=-1, keepdim=True) / (z.detach().double().norm(dim=-1, keepdim=True) + 1e-2))
+r = z.detach().double().norm(dim=-1, keepdim=True)
+u = z.detach().double() / (r + 1e-2)
 total = 0.0
 for rows in u.split(1024, dim=1):
     c = (rows @ u.mT).clamp(-0.9, 0.9)
@@ -190,7 +191,6 @@ diagonal = (u * u).sum(-1).clamp(-0.9, 0.9)
 total -= torch.exp(-torch.arccos(diagonal) / torch.pi).sum().item()
 expected = torch.log(torch.tensor(total / (16384 * 16383), dtype=torch.float64)).item()
 worst = 0.0
-r = z.detach().double().norm(dim=-1, keepdim=True)
 for i in (0, 8000, 16383):
     c = (u[0, i] @ u[0].T).clamp(-0.9, 0.9)
     w = torch.exp(-torch.arccos(c) / torch.pi) / (torch.pi * torch.sqrt(1 - c * c))

@@ -12,7 +12,12 @@ from decondense import losses
 
 CASES = {
     "exact": (losses.dispersion, {}, reference.dispersion, {}),
-    "exact tau clamp": (losses.dispersion, {"tau": 0.3, "clamp": 0.4}, reference.dispersion, {"tau": 0.3, "clamp": 0.4}),
+    "exact tau clamp": (
+        losses.dispersion,
+        {"tau": 0.3, "clamp": 0.4},
+        reference.dispersion,
+        {"tau": 0.3, "clamp": 0.4},
+    ),
     "exact hard": (
         losses.dispersion,
         {"hard_clamp": True, "clamp": 0.4},
@@ -65,7 +70,12 @@ CASES = {
         {"kind": "cosine", "diagonal": True, "margin": 0.2},
     ),
     "decorrelation token": (losses.decorrelation, {}, reference.decorrelation, {}),
-    "decorrelation feature": (losses.decorrelation, {"axis": "feature"}, reference.decorrelation, {"axis": "feature"}),
+    "decorrelation feature": (
+        losses.decorrelation,
+        {"axis": "feature"},
+        reference.decorrelation,
+        {"axis": "feature"},
+    ),
     "decorrelation sum": (
         losses.decorrelation,
         {"axis": "feature", "pairs": "sum", "diagonal": True},

@@ -21,7 +21,7 @@ CLOUDS = hnp.arrays(
     elements=st.floats(-10, 10, allow_subnormal=False),
 ).map(torch.from_numpy)
 LOSSES = {
-    **{name: function for name, function in losses.LOSSES.items()},
+    **losses.LOSSES,
     "first_order": lambda z, **k: losses.dispersion(z, estimator="first_order", **k),
     "second_order": lambda z, **k: losses.dispersion(z, estimator="second_order", **k),
 }

@@ -12,12 +12,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 import torch.distributed as dist
-from regularize.models import gradients, llama, padded, tokens
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import decondense as dc
+from regularize.models import gradients, llama, padded, tokens
 
 
 def main(engine: str, estimator: str) -> None:

@@ -125,7 +125,15 @@ def bart() -> nn.Module:
     )
 
 
-FAMILIES = {"llama": llama, "gpt2": gpt2, "qwen3": qwen3, "bloom": bloom, "bert": bert, "t5": t5, "bart": bart}
+FAMILIES = {
+    "llama": llama,
+    "gpt2": gpt2,
+    "qwen3": qwen3,
+    "bloom": bloom,
+    "bert": bert,
+    "t5": t5,
+    "bart": bart,
+}
 
 
 def tokens(batch: int = 4, length: int = 12, seed: int = 0) -> torch.Tensor:

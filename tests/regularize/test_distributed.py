@@ -18,7 +18,11 @@ def test_two_processes(engine, estimator):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     run = subprocess.run(
-        [*command, str(WORKER), engine, estimator], capture_output=True, text=True, timeout=180, env=environment
+        [*command, str(WORKER), engine, estimator],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        env=environment,
     )
     assert run.returncode == 0, run.stderr[-3000:]
     assert "same gradients as one process" in run.stdout

@@ -7,11 +7,11 @@ import weakref
 
 import pytest
 import torch
-from regularize.models import FAMILIES, VOCABULARY, assert_same, gpt2, gradients, llama, padded, t5, tokens
 from torch import nn
 
 import decondense as dc
 from decondense import losses
+from regularize.models import FAMILIES, VOCABULARY, assert_same, gpt2, gradients, llama, padded, t5, tokens
 
 
 def states(model, **inputs):
@@ -130,7 +130,11 @@ def test_packed_rows_are_their_documents():
     a, b, c, d = tokens(1, 5, 1), tokens(1, 9, 2), tokens(1, 1, 3), tokens(1, 1, 4)
     row = torch.cat([a, b, c, d], 1)
     positions = torch.cat([torch.arange(x.shape[1]) for x in (a, b, c, d)]).unsqueeze(0)
-    packed = {"input_ids": row, "position_ids": positions, "use_cache": False}  # a cache would join the documents
+    packed = {
+        "input_ids": row,
+        "position_ids": positions,
+        "use_cache": False,
+    }  # a cache would join the documents
     with dc.regularize(model, weight=1.0, estimator="exact") as handle:
         model(**packed)
         together = handle.penalty()
@@ -181,7 +185,7 @@ def test_penalty_without_labels():
         term.backward()
         assert model.model.layers[0].mlp.up_proj.weight.grad.abs().sum() > 0
         model(input_ids=ids)
-        with pytest.raises(RuntimeError, match="never added.*Pass labels, or add handle.penalty()"):
+        with pytest.raises(RuntimeError, match=r"never added.*Pass labels, or add handle\.penalty\(\)"):
             model(input_ids=ids, labels=ids)
 
 
@@ -290,13 +294,16 @@ def test_any_module_by_the_names_of_its_layers():
         model(ids, mask)
         handle.penalty().backward()
         assert_same(gradients(model), grads)
-    with dc.regularize(model, modules=["blocks.*.linear"]) as handle:  # something inside one does not
-        with pytest.raises(RuntimeError, match="use_reentrant=False"):
-            model(ids, mask)
-    with pytest.raises(ValueError, match="matches none.*embed"):
+    # something inside one does not
+    with dc.regularize(model, modules=["blocks.*.linear"]), pytest.raises(RuntimeError, match="use_reentrant=False"):
+        model(ids, mask)
+    with pytest.raises(ValueError, match=r"matches none.*embed"):
         dc.regularize(model, modules=["layers.*"])
     model.checkpoint = None
-    with dc.regularize(model, modules=["flat"]), pytest.raises(TypeError, match=r"output of flat.*got \(4, 8\)"):
+    with (
+        dc.regularize(model, modules=["flat"]),
+        pytest.raises(TypeError, match=r"output of flat.*got \(4, 8\)"),
+    ):
         model(ids)
 
 
@@ -342,8 +349,6 @@ def test_encoder_decoder_padding_from_labels():
         model(input_ids=ids, attention_mask=mask, labels=labels)
         by_labels = handle.last["penalty"]
         model(input_ids=ids, attention_mask=mask, labels=labels, decoder_attention_mask=mask)
-        # the decoder's own attention changes with its mask, so only the tokens that count are compared: all are finite
-        assert by_labels.isfinite()
         z = states(model, input_ids=ids, attention_mask=mask, labels=labels)
         expected = torch.stack([losses.dispersion(x, mask.bool(), estimator="first_order") for x in z[1:]])
         torch.testing.assert_close(by_labels, expected.mean().detach())

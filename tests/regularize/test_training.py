@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from regularize.models import assert_same, gpt2, gradients, llama, padded, tokens
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
 import decondense as dc
+from regularize.models import assert_same, gpt2, gradients, llama, padded, tokens
 
 
 def arguments(tmp_path, **options) -> TrainingArguments:
@@ -31,7 +31,11 @@ class Rows(torch.utils.data.Dataset):
     def __init__(self, pad: bool, rows: int = 16) -> None:
         ids, mask, labels = padded(rows) if pad else (tokens(rows), None, tokens(rows))
         self.items = [
-            {"input_ids": ids[i], "labels": labels[i], **({} if mask is None else {"attention_mask": mask[i]})}
+            {
+                "input_ids": ids[i],
+                "labels": labels[i],
+                **({} if mask is None else {"attention_mask": mask[i]}),
+            }
             for i in range(rows)
         ]
 
@@ -242,7 +246,9 @@ def test_trainer_with_a_loss_of_its_own(tmp_path, option):
     """Losses that never read out.loss: the term is added all the same, and accumulation stays exact."""
 
     def own(outputs, labels, num_items_in_batch=None):
-        flat = nn.functional.cross_entropy(outputs.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
+        flat = nn.functional.cross_entropy(
+            outputs.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="sum"
+        )
         return flat / num_items_in_batch
 
     found = {}

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from regularize.models import VOCABULARY, assert_same, llama
 
 import decondense as dc
+from regularize.models import VOCABULARY, assert_same, llama
 
 pytest.importorskip("trl")
-from datasets import Dataset  # noqa: E402
-from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
-from transformers import PreTrainedTokenizerFast  # noqa: E402
-from trl import SFTConfig, SFTTrainer  # noqa: E402
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+from trl import SFTConfig, SFTTrainer
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -51,7 +51,9 @@ def trained(tmp_path, weight, micro=8, **options):
         dataset_num_proc=None,
         **options,
     )
-    trainer = SFTTrainer(model=model, args=config, train_dataset=texts(), eval_dataset=texts(8), processing_class=tokenizer())
+    trainer = SFTTrainer(
+        model=model, args=config, train_dataset=texts(), eval_dataset=texts(8), processing_class=tokenizer()
+    )
     before = trainer.evaluate()["eval_loss"]
     with dc.regularize(trainer, weight=weight):
         assert trainer.evaluate()["eval_loss"] == pytest.approx(before, rel=1e-6)

@@ -107,8 +107,7 @@ class TrainerHandle(Handle):
         elif not divided_later and not by_items:
             scale = 1 / accumulation
         parts = [
-            self.term.penalty(c, self._reader.first, labels=labels, items=items if by_items else None)
-            for c in captures
+            self.term.penalty(c, self._reader.first, labels=labels, items=items if by_items else None) for c in captures
         ]
         penalty = torch.stack([p["penalty"] for p in parts]).mean() * scale
         weight = self.weight

@@ -71,9 +71,7 @@ class _Repulsion(Stored):
     tau: float
     diagonal: bool
 
-    def forward(
-        self, z: Tensor, mask: Tensor | None, need_gradient: bool
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def forward(self, z: Tensor, mask: Tensor | None, need_gradient: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
         dtype = z.dtype
         with full_precision(z.device):
             z, weight, n = geometry.keep(z, mask)

@@ -1,7 +1,7 @@
 """Moments of the cosines of a cloud, without its pairs.
 
-    Σ_{i≠j} c_ij  = ‖Σ u_i‖² − Σ ‖u_i‖²          O(NF)
-    Σ_{i≠j} c_ij² = ‖UᵀU‖²_F − Σ ‖u_i‖⁴          O(N F min(N, F)), as ‖UᵀU‖_F = ‖UUᵀ‖_F
+Σ_{i≠j} c_ij  = ‖Σ u_i‖² − Σ ‖u_i‖²          O(NF)
+Σ_{i≠j} c_ij² = ‖UᵀU‖²_F − Σ ‖u_i‖⁴          O(N F min(N, F)), as ‖UᵀU‖_F = ‖UUᵀ‖_F
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ class _MeanCosine:
 
     eps: float
 
-    def forward(
-        self, z: Tensor, mask: Tensor | None, need_gradient: bool
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def forward(self, z: Tensor, mask: Tensor | None, need_gradient: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
         with full_precision(z.device):
             z, weight, n = geometry.keep(z, mask)
             r = geometry.norms(z)
@@ -40,9 +38,7 @@ class _MeanCosine:
             pairs = geometry.pair_count(n)
             return geometry.enough(n, (s.square().sum((1, 2)) - square) / pairs), (s, r, n)
 
-    def backward(
-        self, z: Tensor, mask: Tensor | None, saved: tuple[Tensor, ...], upstream: Tensor
-    ) -> Tensor:
+    def backward(self, z: Tensor, mask: Tensor | None, saved: tuple[Tensor, ...], upstream: Tensor) -> Tensor:
         s, r, n = saved
         dtype = z.dtype
         with full_precision(z.device):
@@ -65,18 +61,14 @@ class _FusedMeanCosine:
 
     eps: float
 
-    def forward(
-        self, z: Tensor, mask: Tensor | None, need_gradient: bool
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def forward(self, z: Tensor, mask: Tensor | None, need_gradient: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
         from ..kernels import first_order
 
         s, square, n, r = first_order.forward(z, mask, eps=self.eps)
         value = (s.square().sum(-1) - square) / geometry.pair_count(n)
         return geometry.enough(n, value), (s, r, n)
 
-    def backward(
-        self, z: Tensor, mask: Tensor | None, saved: tuple[Tensor, ...], upstream: Tensor
-    ) -> Tensor:
+    def backward(self, z: Tensor, mask: Tensor | None, saved: tuple[Tensor, ...], upstream: Tensor) -> Tensor:
         from ..kernels import first_order
 
         s, r, n = saved
@@ -103,7 +95,7 @@ class _TwoMoments(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, mask: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-        full, weight, n = geometry.keep(z, mask)
+        full, _, n = geometry.keep(z, mask)
         u, r = geometry.unit(full, eps)
         half = _operand(u, z.dtype)
         with full_precision(z.device):

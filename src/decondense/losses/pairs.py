@@ -24,13 +24,9 @@ from .. import geometry
 class Routine(Protocol):
     """One way of computing a loss: a value per sequence, and later the gradient for a given upstream."""
 
-    def forward(
-        self, z: Tensor, mask: Tensor | None, need_gradient: bool
-    ) -> tuple[Tensor, tuple[Tensor, ...]]: ...
+    def forward(self, z: Tensor, mask: Tensor | None, need_gradient: bool) -> tuple[Tensor, tuple[Tensor, ...]]: ...
 
-    def backward(
-        self, z: Tensor, mask: Tensor | None, saved: tuple[Tensor, ...], upstream: Tensor
-    ) -> Tensor: ...
+    def backward(self, z: Tensor, mask: Tensor | None, saved: tuple[Tensor, ...], upstream: Tensor) -> Tensor: ...
 
 
 class _Apply(torch.autograd.Function):
@@ -56,9 +52,7 @@ def apply(routine: Routine, z: Tensor, mask: Tensor | None) -> Tensor:
 class Stored:
     """Routines whose forward pass leaves the finished gradient behind; the backward pass only scales it."""
 
-    def backward(
-        self, z: Tensor, mask: Tensor | None, saved: tuple[Tensor, ...], upstream: Tensor
-    ) -> Tensor:
+    def backward(self, z: Tensor, mask: Tensor | None, saved: tuple[Tensor, ...], upstream: Tensor) -> Tensor:
         (gradient,) = saved
         return (gradient * upstream[:, None, None]).to(z.dtype)
 
@@ -98,9 +92,7 @@ class CosinePairs(Stored):
     eps: float
     diagonal: bool = False
 
-    def forward(
-        self, z: Tensor, mask: Tensor | None, need_gradient: bool
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def forward(self, z: Tensor, mask: Tensor | None, need_gradient: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
         dtype = z.dtype
         with full_precision(z.device):
             z, weight, n = geometry.keep(z, mask)
@@ -153,16 +145,12 @@ class FusedPairs:
     hard_clamp: bool = False
     diagonal: bool = False
 
-    def forward(
-        self, z: Tensor, mask: Tensor | None, need_gradient: bool
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def forward(self, z: Tensor, mask: Tensor | None, need_gradient: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
         from ..kernels import pairwise
 
         return pairwise.forward(z, mask, need_grad=need_gradient, **asdict(self))
 
-    def backward(
-        self, z: Tensor, mask: Tensor | None, saved: tuple[Tensor, ...], upstream: Tensor
-    ) -> Tensor:
+    def backward(self, z: Tensor, mask: Tensor | None, saved: tuple[Tensor, ...], upstream: Tensor) -> Tensor:
         from ..kernels import pairwise
 
         return pairwise.backward(z, mask, saved, upstream, **asdict(self))

@@ -55,9 +55,7 @@ class _Neighbours(Stored):
     tau: float
     eps: float
 
-    def forward(
-        self, z: Tensor, mask: Tensor | None, need_gradient: bool
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def forward(self, z: Tensor, mask: Tensor | None, need_gradient: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
         dtype = z.dtype
         with full_precision(z.device):
             z, weight, n = geometry.keep(z, mask)

@@ -1,10 +1,10 @@
 """`get`: a loss by name and preset, as a module that stores nothing but keywords.
 
-    (none)      what we recommend: the defaults of the bare functions
-    "paper"     the formulas of Liu et al. 2026: Algorithm 1 with its hard clamp, the feature-axis covariance, bare
-                sums where the paper writes sums, no diagonal. Its ε is not stated; 0.01 is the released code's
-    "released"  what the paper's released code computes, to the last digit
-    "disperse"  the ancestors, Wang & He 2025: D = −cosine or squared distance, diagonal counted, no norm term
+(none)      what we recommend: the defaults of the bare functions
+"paper"     the formulas of Liu et al. 2026: Algorithm 1 with its hard clamp, the feature-axis covariance, bare
+            sums where the paper writes sums, no diagonal. Its ε is not stated; 0.01 is the released code's
+"released"  what the paper's released code computes, to the last digit
+"disperse"  the ancestors, Wang & He 2025: D = −cosine or squared distance, diagonal counted, no norm term
 """
 
 from __future__ import annotations
