@@ -22,7 +22,7 @@ MODEL, TEXT, STEPS, WEIGHT, TOKENS, BATCH = "smollm2-135m", "wikitext-2", 6, 1.0
 def batches(tokenizer, steps: int) -> list[torch.Tensor]:
     """The first tokens of the training split, in order: (batch, tokens) each."""
     needed = (steps + 1) * BATCH * TOKENS
-    ids = tokenizer(open_text(TEXT, split="train").joined[: needed * 8], return_tensors="pt").input_ids[0]
+    ids = tokenizer(open_text(f"{TEXT}:train").joined[: needed * 8], return_tensors="pt").input_ids[0]
     return list(ids[:needed].reshape(steps + 1, BATCH, TOKENS))
 
 

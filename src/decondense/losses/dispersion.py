@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,6 +51,7 @@ def dispersion(
     shared_sample: bool = False,
     generator: torch.Generator | None = None,
     backend: str = "auto",
+    process_group: Any = None,
     reduction: str = "mean",
 ) -> Tensor:
     """Dispersion loss of hidden states.
@@ -72,6 +74,8 @@ def dispersion(
     max_tokens  with more tokens than this a random subset is used (256 for "sampled"); `shared_sample=True`
                 draws one set of positions for the whole batch; `generator` is where the draw comes from.
     backend     "auto": a fused kernel where there is one; "torch": never.
+    process_group  z holds this rank's part of sequences that are split over the ranks of the group, in equal parts;
+                the value is that of the whole sequence (`losses/context_parallel.py`).
     """
     geometry.check_states(z, mask)
     geometry.check_positive("tau", tau)
@@ -83,11 +87,20 @@ def dispersion(
         raise ValueError(
             f"diagonal=True needs an estimator that visits pairs, got {estimator!r}: use estimator='exact'."
         )
+    if process_group is not None and (estimator not in ("exact", "first_order") or max_tokens is not None):
+        raise ValueError(
+            f"process_group needs estimator='exact' or 'first_order' on all tokens, got {estimator!r}: "
+            "second order and sampling do not cross ranks."
+        )
     if estimator == "sampled" and max_tokens is None:
         max_tokens = 256
     if max_tokens is not None:
         z, mask = sample(z, mask, max_tokens, shared=shared_sample, generator=generator)
     logit = Logit(tau=tau, clamp=clamp, hard_clamp=hard_clamp, distance=distance)
+    if process_group is not None:
+        return finish(
+            _across_ranks(z, mask, logit, eps, estimator, diagonal, process_group) + constant, None, reduction
+        )
     if estimator == "first_order":
         value = logit.first_order(moments.mean_cosine(z, mask, eps=eps, backend=backend))
     elif estimator == "second_order":
@@ -108,7 +121,7 @@ def first_order_layers(
     distance: str = "angular",
     constant: float = 0.0,
     backend: str = "auto",
-    estimator: str = "first_order",
+    **unused: Any,
 ) -> tuple[Tensor, Tensor]:
     """`dispersion` to first order for many layers at once: values and mean cosines, each (layers, batch).
 
@@ -137,6 +150,17 @@ def _exact(logit: Logit, eps: float, diagonal: bool, device: torch.device, backe
             diagonal=diagonal,
         )
     return pairs.CosinePairs(curve=logit, log=True, eps=eps, diagonal=diagonal)
+
+
+def _across_ranks(
+    z: Tensor, mask: Tensor | None, logit: Logit, eps: float, estimator: str, diagonal: bool, group: Any
+) -> Tensor:
+    from .context_parallel import RingPairs, SharedMeanCosine
+
+    if estimator == "first_order":
+        mean, n = pairs.apply(SharedMeanCosine(eps, group), z, mask)
+        return geometry.enough(n.detach(), logit.first_order(mean))
+    return pairs.apply(RingPairs(curve=logit, log=True, eps=eps, diagonal=diagonal, group=group), z, mask)
 
 
 @dataclass(frozen=True)

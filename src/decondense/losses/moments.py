@@ -19,11 +19,11 @@ from .pairs import apply, full_precision
 def mean_cosine(z: Tensor, mask: Tensor | None = None, *, eps: float = 0.0, backend: str = "auto") -> Tensor:
     """c̄ (batch,): the mean cosine over the pairs i ≠ j of each sequence, 0 for fewer than two tokens."""
     fused = backend == "auto" and kernels.available(z.device)
-    return apply(_FusedMeanCosine(eps) if fused else _MeanCosine(eps), z, mask)
+    return apply(_FusedMeanCosine(eps) if fused else MeanCosine(eps), z, mask)
 
 
 @dataclass(frozen=True)
-class _MeanCosine:
+class MeanCosine:
     """With s = Σ u_i:  ∂c̄/∂u_i = 2 (s − u_i)/(n(n−1)), pulled back to z without ever storing u."""
 
     eps: float
@@ -35,6 +35,7 @@ class _MeanCosine:
             scale = self._scale(r, weight)
             s = torch.bmm(scale.mT, z)
             square = (r * scale).square().sum((1, 2))
+            s, square, n = self.summed(s, square, n)
             pairs = geometry.pair_count(n)
             return geometry.enough(n, (s.square().sum((1, 2)) - square) / pairs), (s, r, n)
 
@@ -49,6 +50,10 @@ class _MeanCosine:
             p = k * scale
             q = p * (1 + torch.bmm(z, s.mT) * geometry.inverse(r) - r * scale)
             return (z * scale).mul_(-q).addcmul_(p, s).to(dtype)
+
+    def summed(self, s: Tensor, square: Tensor, n: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The sums over the whole sequence: here they are complete already."""
+        return s, square, n
 
     def _scale(self, r: Tensor, weight: Tensor | None) -> Tensor:
         scale = geometry.inverse(r + self.eps)

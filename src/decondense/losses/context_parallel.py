@@ -1,0 +1,107 @@
+"""Context parallelism: one sequence split over the ranks of a process group, the loss of the whole of it on each.
+
+    first order   Σ u_i, Σ ‖u_i‖² and n are summed over the ranks: one all-reduce of F + 2 numbers per sequence
+    exact         the blocks of unit vectors go round a ring; each rank sums its own rows against all of them
+
+Every rank returns the value of the whole sequence, and the gradient of that value with respect to its own tokens:
+no communication in the backward pass, as ∂S/∂u_i = 2 Σ_j f'(c_ij) u_j is complete once the ring has closed. A
+framework that averages gradients over the ranks divides this one too: multiply the weight by the group's size there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .. import geometry
+from .moments import MeanCosine
+from .pairs import CosinePairs, full_precision, storage, tiles
+
+
+@dataclass(frozen=True)
+class SharedMeanCosine(MeanCosine):
+    """`MeanCosine` whose sums run over the group. Its value is (2, batch): c̄, and n, which only the sum knows."""
+
+    group: Any = None
+
+    def forward(self, z: Tensor, mask: Tensor | None, need_gradient: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
+        value, saved = super().forward(z, mask, need_gradient)
+        return torch.stack([value, saved[-1]]), saved
+
+    def backward(self, z: Tensor, mask: Tensor | None, saved: tuple[Tensor, ...], upstream: Tensor) -> Tensor:
+        return super().backward(z, mask, saved, upstream[0])
+
+    def summed(self, s: Tensor, square: Tensor, n: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        packed = torch.cat([s.squeeze(1), square.unsqueeze(1), n.unsqueeze(1)], 1)
+        dist.all_reduce(packed, group=self.group)
+        return packed[:, None, :-2].contiguous(), packed[:, -2], packed[:, -1]
+
+
+@dataclass(frozen=True)
+class RingPairs(CosinePairs):
+    """`CosinePairs` over a ring: O(N²F / ranks) time and O(NF / ranks) memory on each."""
+
+    group: Any = None
+
+    def forward(self, z: Tensor, mask: Tensor | None, need_gradient: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
+        dtype = z.dtype
+        with full_precision(z.device):
+            z, weight, n = geometry.keep(z, mask)
+            u, r = geometry.unit(z, self.eps)
+            if weight is None:
+                weight = u.new_ones(u.shape[:2])
+            total, gradient = self._ring(u, weight, need_gradient)
+            packed = torch.stack([total, n])
+            dist.all_reduce(packed, group=self.group)
+            total, n = packed
+            count = geometry.pair_count(n, diagonal=self.diagonal)
+            mean = total / count
+            value = geometry.enough(n, torch.log(mean) if self.log else mean)
+            if gradient is None:
+                return value, ()
+            scale = geometry.enough(n, 2 / (total if self.log else count))
+            gradient = geometry.unit_gradient(u, r, gradient, self.eps)
+            return value, (storage(gradient.mul_(scale[:, None, None]), dtype),)
+
+    def _ring(self, u: Tensor, weight: Tensor, need_gradient: bool) -> tuple[Tensor, Tensor | None]:
+        """Σ_ij f(c_ij) and Σ_j f'(c_ij) u_j for the rows of this rank against the columns of every rank."""
+        ranks, rank = dist.get_world_size(self.group), dist.get_rank(self.group)
+        to = dist.get_global_rank(self.group, (rank + 1) % ranks) if self.group is not None else (rank + 1) % ranks
+        source = (rank - 1) % ranks
+        source = dist.get_global_rank(self.group, source) if self.group is not None else source
+        gradient = torch.zeros_like(u) if need_gradient else None
+        parts = []
+        block = torch.cat([u, weight.unsqueeze(-1)], -1).contiguous()  # the mask travels as one more feature
+        for turn in range(ranks):
+            incoming = torch.empty_like(block)
+            pending = []
+            if turn + 1 < ranks:  # the next block is on its way while this one is worked on
+                operations = [
+                    dist.P2POp(dist.isend, block, to, self.group),
+                    dist.P2POp(dist.irecv, incoming, source, self.group),
+                ]
+                pending = dist.batch_isend_irecv(operations)
+            parts.append(self._block(u, weight, block, turn == 0, gradient))
+            for operation in pending:
+                operation.wait()
+            block = incoming
+        return torch.stack(parts).sum(0), gradient
+
+    def _block(self, u: Tensor, weight: Tensor, block: Tensor, own: bool, gradient: Tensor | None) -> Tensor:
+        columns, there = block[..., :-1], block[..., -1]
+        sums = torch.zeros_like(weight)
+        for b, rows in tiles(u.shape[0], u.shape[1], u.device):
+            f, slope = self.curve(u[b, rows] @ columns[b].mT)
+            pairs = weight[b, rows, None] * there[b, None, :]
+            f, slope = f * pairs, slope * pairs
+            if own and not self.diagonal:
+                f.diagonal(offset=rows.start, dim1=-2, dim2=-1).zero_()
+                slope.diagonal(offset=rows.start, dim1=-2, dim2=-1).zero_()
+            sums[b, rows] = f.sum(-1)
+            if gradient is not None:
+                gradient[b, rows].baddbmm_(slope, columns[b])
+        return sums.sum(-1)

@@ -1,0 +1,29 @@
+"""A sequence split over two and three gloo processes: same value and gradient as one process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from decondense import losses
+
+WORKER = Path(__file__).with_name("context_worker.py")
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_split_sequences(processes):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run = subprocess.run([*command, str(WORKER)], capture_output=True, text=True, timeout=180, env=environment)
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert "same value and gradient" in run.stdout
+
+
+def test_estimators_that_do_not_cross_ranks():
+    with pytest.raises(ValueError, match="second order and sampling do not cross ranks"):
+        losses.dispersion(torch.randn(1, 4, 3), estimator="second_order", process_group=object())
