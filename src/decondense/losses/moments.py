@@ -45,11 +45,11 @@ class MeanCosine:
         with full_precision(z.device):
             z, weight, _ = geometry.keep(z, mask)
             scale = self._scale(r, weight)
-            # g = k (s − u),  dz = (g − u (g·z)/r) / (r + ε)  collected as  dz = p s − q u
+            # g = k (s − u),  dz = (g − u (g·z)/r) / (r + ε)  collected as  dz = p s − q z: two passes over z
             k = geometry.enough(n, upstream * 2 / geometry.pair_count(n))[:, None, None]
             p = k * scale
-            q = p * (1 + torch.bmm(z, s.mT) * geometry.inverse(r) - r * scale)
-            return (z * scale).mul_(-q).addcmul_(p, s).to(dtype)
+            q = p * scale * (1 + torch.bmm(z, s.mT) * geometry.inverse(r) - r * scale)
+            return (z * -q).addcmul_(p, s).to(dtype)
 
     def summed(self, s: Tensor, square: Tensor, n: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The sums over the whole sequence: here they are complete already."""
