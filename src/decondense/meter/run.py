@@ -1,0 +1,289 @@
+"""``measure``: windows of text through a model, statistics of every hidden state out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .result import Condensation, build
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from .states import StateReader
+    from .tally import Tally
+
+__all__ = ["Interrupted", "measure"]
+
+Progress = Callable[[int, int], None]
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during a measurement; ``result`` holds what was measured until then, or ``None``."""
+
+    def __init__(self, result: Condensation | None) -> None:
+        super().__init__("measurement interrupted")
+        self.result = result
+
+
+def measure(
+    model: str | os.PathLike[str] | tuple[Any, Any],
+    *,
+    text: str | os.PathLike[str] | Sequence[str] = "wikitext-2",
+    windows: int = 100,
+    tokens: int = 512,
+    seed: int = 0,
+    spectral: bool = False,
+    released: bool = False,
+    stack: str = "decoder",
+    init: bool = False,
+    revision: str | None = None,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    trust_remote_code: bool = False,
+    data: str | os.PathLike[str] | None = None,
+    batch: int = 4,
+    last: int = 3,
+    bootstrap: int = 2000,
+    progress: Progress | None = None,
+    partial: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+) -> Condensation:
+    """Measure how condensed the hidden states of a model are.
+
+    Args:
+        model: hub id, folder, GGUF file, bundled name, or ``(model, tokenizer)`` in memory.
+        text: a named text, a file, ``"-"`` for stdin, or a list of strings; see ``decondense.text``.
+        windows, tokens, seed: how many windows, their exact length, and the seed of their places. The seed also
+            drives the bootstrap and, with ``init``, the fresh weights.
+        spectral: also effective rank, share of the top singular value, distance to rank one, HFC/LFC ratio,
+            participation ratio and IsoScore.
+        released: also the histogram of the matrices averaged over windows, as the published figures were made;
+            holds one N×N sum per hidden state.
+        stack: "decoder" or "encoder" of an encoder–decoder.
+        init: measure the same architecture, freshly initialised.
+        dtype, device, revision, trust_remote_code: see ``decondense.models.load``.
+        data: folder of named texts; default ``$DECONDENSE_DATA``.
+        batch: windows per forward pass.
+        last: how many last states the ``last`` statistic averages.
+        bootstrap: resamplings of the windows for the 95 % intervals.
+        progress: called with (windows done, windows in all).
+        partial: a folder in which progress is kept; ``resume`` continues from what is there.
+
+    Started by torchrun or ``accelerate launch``, the windows are split over the processes and every process
+    returns the whole result.
+    """
+    from .. import models
+    from ..text import open_text
+    from ..windows import draw_windows
+    from . import processes
+
+    _check(batch=batch, last=last, bootstrap=bootstrap)
+    rank, world = processes.place()
+    opened = open_text(text, data=data)
+    if isinstance(model, tuple):
+        if len(model) != 2:
+            raise TypeError(f"a model in memory must be a pair (model, tokenizer), got {len(model)} items.")
+        network, tokenizer = model
+        source = models.Source(type(network).__name__, "memory", "", type(network).__name__)
+    else:
+        source = models.resolve(model, revision=revision)
+        network, tokenizer = models.load(
+            source,
+            dtype=dtype,
+            device=device if device is not None else processes.local_device(),
+            init=init,
+            seed=seed,
+            head=False,
+            trust_remote_code=trust_remote_code,
+        )
+    drawn = draw_windows(opened, tokenizer, windows=windows, tokens=tokens, seed=seed)
+    training = network.training
+    network.eval()
+    try:
+        reader = _reader(network, stack, tokens)
+        about_model = {
+            "name": source.name,
+            "kind": source.kind,
+            "description": source.description,
+            "revision": source.revision,
+            "init": init,
+            "architecture": type(reader.model).__name__,
+            "stack": reader.stack,
+            "layers": reader.layers,
+            "width": reader.width,
+            "parameters": sum(p.numel() for p in network.parameters()),
+            "dtype": str(next(network.parameters()).dtype).removeprefix("torch."),
+        }
+        about_text = {
+            "name": opened.name,
+            "source": opened.source,
+            "documents": len(opened.documents),
+            "characters": len(opened.joined),
+            "sha256": opened.sha256,
+        }
+        settings = {
+            "windows": windows,
+            "tokens": tokens,
+            "seed": seed,
+            "batch": batch,
+            "spectral": spectral,
+            "released": released,
+            "last": last,
+            "bootstrap": bootstrap,
+        }
+        identity = {k: about_model[k] for k in about_model if k != "name"}
+        key = hashlib.sha256(json.dumps([identity, about_text["sha256"], settings]).encode()).hexdigest()
+        folder = None if partial is None else Path(partial)
+        store = None if folder is None else folder / f"partial-{rank}.npz"
+        done = _resume(folder, key) if resume else None
+
+        def finish(tally: Tally) -> Condensation:
+            return build(
+                tally,
+                model=about_model,
+                text=about_text,
+                settings=settings,
+                origins=drawn.origins,
+                final_norm=reader.final_norm,
+                versions=_versions(),
+            )
+
+        tally = _empty(reader, settings)
+        skip = set(done.rows) if done is not None else set()
+        if done is not None and rank == 0:
+            tally.merge(done)
+        batches = [list(range(i, min(i + batch, windows))) for i in range(0, windows, batch)]
+        mine = [b for b in batches[rank::world] if not skip.issuperset(b)]
+        mine = [[w for w in b if w not in skip] for b in mine]
+        try:
+            _run(reader, drawn.ids, mine, tally, settings, progress, len(skip), key, store)
+        except KeyboardInterrupt:
+            if store is not None and tally.rows:
+                tally.save(store, key)
+            raise Interrupted(finish(tally) if tally.rows else None) from None
+        everyone = processes.gather(tally)
+        whole = everyone[0]
+        for other in everyone[1:]:
+            whole.merge(other)
+        return finish(whole)
+    finally:
+        network.train(training)
+
+
+def _run(
+    reader: StateReader,
+    ids: np.ndarray,
+    batches: list[list[int]],
+    tally: Tally,
+    settings: dict[str, Any],
+    progress: Progress | None,
+    already: int,
+    key: str,
+    store: Path | None,
+) -> None:
+    """Go over the batches; a batch counts only when all of its states have been seen."""
+    import torch
+
+    total = already + sum(len(b) for b in batches)
+    done = already
+    saved = time.monotonic()
+    if progress is not None:
+        progress(done, total)
+    for windows in batches:
+        tally.merge(_batch(reader, torch.from_numpy(ids[windows]), windows, settings))
+        done += len(windows)
+        if progress is not None:
+            progress(done, total)
+        if store is not None and time.monotonic() - saved > 20:
+            tally.save(store, key)
+            saved = time.monotonic()
+
+
+def _batch(reader: StateReader, ids: torch.Tensor, windows: list[int], settings: dict[str, Any]) -> Tally:
+    import numpy as np
+    import torch
+
+    from .spectrum import spectral_statistics
+    from .statistics import window_statistics
+
+    tally = _empty(reader, settings)
+    rows = {w: np.full((reader.states, len(tally.columns)), np.nan) for w in windows}
+    last, before = reader.layers, reader.layers + 1
+
+    def visit(number: int, z: torch.Tensor) -> None:
+        if number == last and reader.final_norm is False:
+            return  # the same tensor as the one before the norm
+        if not bool(torch.isfinite(z.sum())) and not bool(torch.isfinite(z).all()):
+            raise ValueError(
+                f"hidden state {min(number, last)} of windows {windows[0]}–{windows[-1]} must be finite, but holds "
+                f"NaN or infinity: measure with dtype float32 instead of {str(z.dtype).removeprefix('torch.')}."
+            )
+        for w, cloud in zip(windows, z):
+            matrix = None if tally.matrices is None else torch.from_numpy(tally.matrices[number])
+            found = window_statistics(cloud, matrix=matrix)
+            values = [found.scalars]
+            if settings["spectral"]:
+                values.append(spectral_statistics(cloud))
+            rows[w][number] = torch.cat(values).numpy()
+            tally.counts[number] += found.counts.numpy()
+
+    reader.read(ids, visit)
+    if reader.final_norm is False:
+        for w in windows:
+            rows[w][last] = rows[w][before]
+        tally.counts[last] = tally.counts[before]
+        if tally.matrices is not None:
+            tally.matrices[last] = tally.matrices[before]
+    tally.rows.update(rows)
+    return tally
+
+
+def _empty(reader: StateReader, settings: dict[str, Any]) -> Tally:
+    from .spectrum import SPECTRAL
+    from .statistics import FINE_BINS, columns
+    from .tally import Tally
+
+    names = columns(settings["tokens"]) + (SPECTRAL if settings["spectral"] else ())
+    released = settings["tokens"] if settings["released"] else None
+    return Tally.empty(reader.states, names, FINE_BINS, released_tokens=released)
+
+
+def _reader(network: Any, stack: str, tokens: int) -> StateReader:
+    from .states import StateReader
+
+    config = getattr(network, "config", None)
+    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    if limit is not None and tokens > limit and getattr(config, "model_type", "") != "t5":
+        raise ValueError(f"tokens must be at most {limit}, what this model was built for, got {tokens}.")
+    return StateReader(network, stack=stack)
+
+
+def _resume(folder: Path | None, key: str) -> Tally | None:
+    from .tally import Tally
+
+    if folder is None:
+        raise ValueError("resume must know where the partial measurement lies: give its output folder.")
+    whole: Tally | None = None
+    for path in sorted(folder.glob("partial-*.npz")):
+        part = Tally.open(path, key)
+        whole = part if whole is None else whole.merge(part)
+    return whole
+
+
+def _check(**least_one: int) -> None:
+    for name, value in least_one.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
+
+
+def _versions() -> dict[str, str]:
+    import importlib.metadata
+
+    return {name: importlib.metadata.version(name) for name in ("decondense", "torch", "transformers", "numpy")}

@@ -1,0 +1,191 @@
+"""The statistics of one hidden state of one window.
+
+z is (tokens, width), N tokens; u_i = z_i / ‖z_i‖ (a zero vector stays zero and has cosine 0 with everything);
+c_ij = u_i·u_j. Pairs are unordered, i < j, so the diagonal never counts unless a name ends in ``_all``.
+
+=============================  =================================================================================
+mean_cosine                    mean of c_ij over pairs = (‖Σu‖² − Σ‖u_i‖²) / (N(N−1)); no matrix is needed
+mean_cosine_all                mean of c_ij over all N² (i, j), the diagonal of ones counted = ‖(1/N) Σu‖²
+mean_square_cosine             mean of c_ij² over pairs; gives the exact standard deviation
+mean_direction_norm            ‖(1/N) Σu‖
+token_norm                     mean of ‖z_i‖
+mean_cosine_without_first      mean_cosine of tokens 2 … N (the first one is often an attention sink)
+top3_variance_share            share of the 3 dimensions with the largest variance over tokens in the sum of all
+mean_cosine_without_variance3  mean_cosine after deleting those 3 dimensions from z
+top3_cosine_share              share of ‖Σu‖² that its 3 largest coordinates carry
+mean_cosine_without_cosine3    mean_cosine after deleting those 3 dimensions from z
+apart_k                        mean of c_ij over pairs with 2^k ≤ j − i < 2^(k+1), k = 0, 1, …
+=============================  =================================================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+__all__ = [
+    "FINE_BINS",
+    "SCALARS",
+    "WindowStatistics",
+    "columns",
+    "cosine_histogram",
+    "distance_buckets",
+    "window_statistics",
+]
+
+# Pooled counts are kept eight times finer than the 128 bins that are shown, so that quantiles read from them
+# are off by at most 1/512; int16 bin numbers make torch.bincount five times faster than torch.histc.
+FINE_BINS = 1024
+
+SCALARS = (
+    "mean_cosine",
+    "mean_cosine_all",
+    "mean_square_cosine",
+    "mean_direction_norm",
+    "token_norm",
+    "mean_cosine_without_first",
+    "top3_variance_share",
+    "mean_cosine_without_variance3",
+    "top3_cosine_share",
+    "mean_cosine_without_cosine3",
+)
+
+
+@dataclass
+class WindowStatistics:
+    """``scalars`` in the order of ``columns``, float64 on the CPU; ``counts`` of pairs per fine bin, int64."""
+
+    scalars: torch.Tensor
+    counts: torch.Tensor
+
+
+def distance_buckets(tokens: int) -> list[tuple[int, int]]:
+    """Token distances [low, high), by powers of two: [1, 2), [2, 4), [4, 8) … up to N − 1."""
+    edges = []
+    low = 1
+    while low < tokens:
+        edges.append((low, min(2 * low, tokens)))
+        low *= 2
+    return edges
+
+
+def columns(tokens: int) -> tuple[str, ...]:
+    return SCALARS + tuple(f"apart_{k}" for k in range(len(distance_buckets(tokens))))
+
+
+def window_statistics(z: torch.Tensor, *, matrix: torch.Tensor | None = None) -> WindowStatistics:
+    """All default statistics of one hidden state ``z`` (tokens, width), computed in float32 (float64 stays).
+
+    Args:
+        matrix: (tokens, tokens), optional; c_ij of the pairs i < j is added to its upper triangle. Only the
+            ``released`` view asks for it.
+    """
+    if z.ndim != 2 or z.shape[0] < 2:
+        raise ValueError(f"z must be (tokens, width) with at least 2 tokens, got {tuple(z.shape)}.")
+    if z.dtype not in (torch.float32, torch.float64):
+        z = z.float()
+    n = z.shape[0]
+    norms = torch.linalg.vector_norm(z, dim=-1)
+    u = z * _inverse(norms)[:, None]
+    ones = torch.ones(n, dtype=z.dtype, device=z.device)
+    total = ones @ u  # on a CPU a matrix–vector product is several times faster than a sum over rows
+    squares = (norms > 0).sum()  # Σ‖u_i‖², free of rounding
+    all_pairs = total.double().square()
+    length2 = all_pairs.sum()
+    mean_cosine = (length2 - squares) / (n * (n - 1))
+    rest = total - u[0]
+    without_first = (rest.double().square().sum() - squares + (norms[0] > 0)) / max(1, (n - 1) * (n - 2))
+
+    variance = ones @ (z - (ones @ z) / n).square_()
+    k = min(3, z.shape[1])
+    by_variance = torch.topk(variance, k)
+    by_cosine = torch.topk(all_pairs, k)
+    # Far from any plausible width, a state without variance (identical tokens) has no outlier dimension.
+    variance_share = by_variance.values.double().sum() / variance.double().sum().clamp_min(1e-300)
+    cosine_share = by_cosine.values.sum() / length2.clamp_min(1e-300)
+
+    counts, sum_of_squares, by_distance = _pairs(u, matrix)
+    distances = [
+        by_distance[low:high].sum() / sum(n - d for d in range(low, high)) for low, high in distance_buckets(n)
+    ]
+    scalars = [
+        mean_cosine,
+        length2 / n**2,
+        sum_of_squares / (n * (n - 1) / 2),
+        length2.sqrt() / n,
+        norms.double().mean(),
+        without_first,
+        variance_share,
+        _mean_cosine_without(z, norms, by_variance.indices),
+        cosine_share,
+        _mean_cosine_without(z, norms, by_cosine.indices),
+        *distances,
+    ]
+    return WindowStatistics(torch.stack([s.double() for s in scalars]).cpu(), counts.cpu())
+
+
+def cosine_histogram(u: torch.Tensor, *, bins: int = FINE_BINS) -> torch.Tensor:
+    """u (tokens, width) unit vectors → (bins,) int64: how many pairs i < j have their cosine in each of ``bins``
+    equal parts of [−1, 1], the last one closed. Goes over blocks of rows: no N×N tensor is held."""
+    return _pairs(u, None, bins=bins)[0]
+
+
+def _inverse(norms: torch.Tensor) -> torch.Tensor:
+    return torch.where(norms > 0, 1 / norms, torch.zeros_like(norms))
+
+
+def _mean_cosine_without(z: torch.Tensor, norms: torch.Tensor, dimensions: torch.Tensor) -> torch.Tensor:
+    """The mean cosine of z with some dimensions deleted: only norms and the sum of unit vectors change, so no
+    copy of z is made. Where the deleted part holds nearly all of a norm², the norm is computed afresh."""
+    n = z.shape[0]
+    removed = z[:, dimensions].double().square().sum(-1)
+    kept = norms.double().square() - removed
+    scarce = kept < 1e-4 * norms.double().square()
+    if bool(scarce.any()):
+        rows = z[scarce].double()
+        rows[:, dimensions] = 0
+        kept[scarce] = rows.square().sum(-1)
+    inverse = _inverse(kept.clamp_min(0).sqrt()).to(z.dtype)
+    total = (inverse @ z).double()
+    total[dimensions] = 0
+    return (total.square().sum() - (inverse > 0).sum()) / (n * (n - 1))
+
+
+def _pairs(
+    u: torch.Tensor, matrix: torch.Tensor | None, *, bins: int = FINE_BINS
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Over all pairs i < j: counts per bin, Σ c², and Σ c for each distance j − i (length N, entry 0 unused).
+
+    A tile holds rows a … a+r and columns a … N of the Gram matrix. Its part on and under the diagonal is set to
+    zero; then row i of the tile, shifted left by i places, has distance d in column d. The shift costs nothing:
+    it is the same memory read with row stride m + 1, and what runs over the end of a row falls on the zeros of
+    the next one.
+    """
+    n = u.shape[0]
+    block = max(16, min(128, (1 << 22) // n))
+    counts = torch.zeros(bins, dtype=torch.int64, device=u.device)
+    squares = torch.zeros((), dtype=torch.float64, device=u.device)
+    by_distance = torch.zeros(n, dtype=torch.float64, device=u.device)
+    ones = torch.ones(block, dtype=u.dtype, device=u.device)
+    half = bins / 2
+    small = torch.int16 if bins < 2**15 else torch.int32
+    for a in range(0, n, block):
+        r, m = min(block, n - a), n - a
+        memory = torch.empty(r * m + r, dtype=u.dtype, device=u.device)
+        memory[r * m :] = 0
+        tile = memory[: r * m].view(r, m)
+        torch.mm(u[a : a + r], u[a:].T, out=tile)
+        tile.triu_(1)
+        flat = memory[: r * m]
+        squares += torch.dot(flat, flat)
+        by_distance[:m] += ones[:r] @ memory.as_strided((r, m), (m + 1, 1))
+        if matrix is not None:
+            matrix[a : a + r, a:] += tile
+        # Rounding may put a cosine a hair outside [−1, 1]: −1 − ε truncates into bin 0, 1 + ε makes one more bin.
+        found = torch.bincount((tile * half).add_(half).to(small).view(-1), minlength=bins + 1)
+        counts += found[:bins]
+        counts[bins - 1] += found[bins:].sum()
+        pairs = r * (m - 1) - r * (r - 1) // 2
+        counts[bins // 2] -= r * m - pairs  # the zeros we put there ourselves
+    return counts, squares, by_distance

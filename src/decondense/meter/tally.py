@@ -1,0 +1,95 @@
+"""What a measurement accumulates, and how two of them become one.
+
+A tally holds, for every hidden state, pooled counts of cosines per fine bin (integers: any order of merging gives
+the same), and for every window one row of scalars (kept by window number: again any order). Rows are about
+4 kB a window for a 30-layer model; nothing else grows. The ``released`` view adds one N×N sum per state.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+__all__ = ["Tally"]
+
+
+@dataclass
+class Tally:
+    """``counts`` (states, fine bins); ``rows[window]`` (states, columns); ``matrices`` (states, N, N) or None."""
+
+    states: int
+    columns: tuple[str, ...]
+    counts: np.ndarray
+    rows: dict[int, np.ndarray] = field(default_factory=dict)
+    matrices: np.ndarray | None = None
+
+    @classmethod
+    def empty(cls, states: int, columns: tuple[str, ...], bins: int, *, released_tokens: int | None = None) -> Tally:
+        matrices = None
+        if released_tokens is not None:
+            matrices = np.zeros((states, released_tokens, released_tokens))
+        return cls(states, columns, np.zeros((states, bins), dtype=np.int64), {}, matrices)
+
+    def merge(self, other: Tally) -> Tally:
+        """Add ``other`` into this tally. Each window may be in one of the two only."""
+        if (self.states, self.columns, self.counts.shape) != (other.states, other.columns, other.counts.shape):
+            raise ValueError("tallies must come from the same model, window length and views to be merged.")
+        if (self.matrices is None) != (other.matrices is None):
+            raise ValueError("tallies must both have the released view, or neither, to be merged.")
+        twice = self.rows.keys() & other.rows.keys()
+        if twice:
+            raise ValueError(f"window {min(twice)} is in both tallies: each window may be counted once.")
+        self.counts += other.counts
+        self.rows.update(other.rows)
+        if self.matrices is not None and other.matrices is not None:
+            self.matrices += other.matrices
+        return self
+
+    @property
+    def windows(self) -> list[int]:
+        return sorted(self.rows)
+
+    def column(self, name: str) -> np.ndarray:
+        """(windows, states), windows in order."""
+        at = self.columns.index(name)
+        return np.stack([self.rows[w][:, at] for w in self.windows])
+
+    def save(self, path: Path, key: str) -> None:
+        """Write to a temporary name beside ``path`` and rename; ``key`` names the measurement it belongs to."""
+        arrays = {
+            "key": np.array(key),
+            "columns": np.array(self.columns),
+            "counts": self.counts,
+            "windows": np.array(self.windows, dtype=np.int64),
+            "rows": np.array([self.rows[w] for w in self.windows]),
+        }
+        if self.matrices is not None:
+            arrays["matrices"] = self.matrices
+        handle, name = tempfile.mkstemp(prefix=".partial-", suffix=".npz", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                np.savez(file, **arrays)  # type: ignore[arg-type]
+            os.replace(name, path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+    @classmethod
+    def open(cls, path: Path, key: str) -> Tally:
+        try:
+            with np.load(path, allow_pickle=False) as stored:
+                arrays = dict(stored)
+        except (OSError, ValueError, EOFError) as error:
+            raise ValueError(f"{path} is no partial measurement: delete it and start again.") from error
+        if str(arrays["key"]) != key:
+            raise ValueError(
+                f"{path} belongs to another measurement (model, text, windows, tokens, seed or views differ): "
+                "repeat the first command, or choose another output folder."
+            )
+        rows = {int(w): row for w, row in zip(arrays["windows"], arrays["rows"])}
+        columns = tuple(str(c) for c in arrays["columns"])
+        return cls(len(arrays["counts"]), columns, arrays["counts"], rows, arrays.get("matrices"))

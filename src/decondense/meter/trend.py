@@ -1,0 +1,95 @@
+"""The trend of mean cosine over depth, with intervals from a bootstrap over windows. Plain numpy.
+
+A curve is y_l, l = 0 … n−1, one value per hidden state.
+
+* spearman: Pearson correlation of the ranks of y with the ranks of l (ties share their mean rank);
+* kendall:  τ_b = Σ_{l<m} sign(y_m − y_l) / √(P · (P − ties in y)), P = n(n−1)/2 (l itself has no ties);
+* slope:    least-squares slope of y against l/(n−1): the change of mean cosine over the whole depth;
+* last:     mean of y over the last ``last`` states.
+
+Spearman and Kendall do not care whether the diagonal is counted: μ_all = 1/N + (1 − 1/N) μ_off is increasing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.stats import rankdata
+
+__all__ = ["STATISTICS", "bootstrap_trend", "curve_statistics", "verdict"]
+
+STATISTICS = ("spearman", "kendall", "slope", "last")
+
+
+def curve_statistics(curves: np.ndarray, *, last: int = 3) -> np.ndarray:
+    """curves (…, n) → (…, 4) in the order of ``STATISTICS``. A constant curve has no rank correlation: NaN."""
+    curves = np.asarray(curves, dtype=np.float64)
+    n = curves.shape[-1]
+    if n < 2:
+        raise ValueError(f"a trend needs at least 2 hidden states, got {n}.")
+    depth = np.arange(n) - (n - 1) / 2
+    spread = np.sqrt((depth**2).sum())
+    ranks = rankdata(curves, axis=-1)
+    ranks = ranks - ranks.mean(-1, keepdims=True)
+    later, earlier = np.tril_indices(n, -1)
+    sign = np.sign(curves[..., later] - curves[..., earlier])
+    pairs = n * (n - 1) / 2
+    untied = np.abs(sign).sum(-1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        spearman = (ranks * depth).sum(-1) / (np.sqrt((ranks**2).sum(-1)) * spread)
+        kendall = sign.sum(-1) / np.sqrt(pairs * untied)
+    slope = (curves * depth).sum(-1) / spread**2 * (n - 1)
+    tail = curves[..., -min(last, n) :].mean(-1)
+    return np.stack([spearman, kendall, slope, tail], axis=-1)
+
+
+def bootstrap_trend(
+    table: np.ndarray, *, samples: int = 2000, seed: int = 0, last: int = 3, level: float = 0.95
+) -> dict[str, dict[str, float | None]]:
+    """table (windows, states) of mean cosines → for each statistic its value on the mean curve and a percentile
+    interval over ``samples`` resamplings of the windows. One window has no interval (``None``)."""
+    table = np.asarray(table, dtype=np.float64)
+    value = curve_statistics(table.mean(0), last=last)
+    low = high = np.full(len(STATISTICS), np.nan)
+    windows = len(table)
+    if windows > 1:
+        weights = np.random.default_rng(seed).multinomial(windows, np.full(windows, 1 / windows), size=samples)
+        resampled = curve_statistics(weights @ table / windows, last=last)
+        tail = (1 - level) / 2
+        low, high = np.quantile(resampled, [tail, 1 - tail], axis=0)
+    return {
+        name: {"value": _number(value[i]), "low": _number(low[i]), "high": _number(high[i])}
+        for i, name in enumerate(STATISTICS)
+    }
+
+
+def verdict(trend: dict[str, dict[str, dict[str, float | None]]]) -> str:
+    """One line from the intervals of Spearman's ρ: "condensing: Spearman 0.81 [0.74, 0.86] over 31 states"."""
+    line = f"{_word(trend['all']['spearman'])}: Spearman {_interval(trend['all']['spearman'])}"
+    blocks = trend["blocks"]["spearman"]
+    if _word(blocks) != _word(trend["all"]["spearman"]):
+        line += f"; without the embedding layer {_word(blocks)}, {_interval(blocks)}"
+    return line
+
+
+def _word(entry: dict[str, float | None]) -> str:
+    value, low, high = entry["value"], entry["low"], entry["high"]
+    if value is None:
+        return "constant over depth"
+    if low is None or high is None:
+        return "undecided (one window has no interval)"
+    if low > 0:
+        return "condensing"
+    if high < 0:
+        return "dispersing"
+    return "no clear trend"
+
+
+def _interval(entry: dict[str, float | None]) -> str:
+    value, low, high = entry["value"], entry["low"], entry["high"]
+    if value is None:
+        return "undefined"
+    return f"{value:.2f}" + ("" if low is None or high is None else f" [{low:.2f}, {high:.2f}]")
+
+
+def _number(value: float) -> float | None:
+    return None if not np.isfinite(value) else float(value)
