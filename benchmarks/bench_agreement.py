@@ -78,8 +78,8 @@ def clusters(tokens: int, width: int, cosine: float, generator: torch.Generator)
 
 def constructed() -> list[harness.Row]:
     g = torch.Generator().manual_seed(0)
-    clouds = {f"cone, strength {s}": cone(256, 128, s, g) for s in (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)}
-    clouds |= {f"two clusters, cosine {c}": clusters(256, 128, c, g) for c in (0.9, 0.5, 0.0, -0.5, -0.9, -1.0)}
+    clouds = {f"cone, strength {s}": cone(512, 128, s, g) for s in (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)}
+    clouds |= {f"two clusters, cosine {c}": clusters(512, 128, c, g) for c in (0.9, 0.5, 0.0, -0.5, -0.9, -1.0)}
     rows = []
     for name, z in clouds.items():
         for tau in (1.0, 0.5, 0.1):

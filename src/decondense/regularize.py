@@ -57,7 +57,7 @@ def regularize(
                  where no attention mask came; None: a row is a sequence.
     modules      patterns of submodule names whose outputs (batch, tokens, width) are read instead.
     check_every  every so many training calls, compare the estimator's gradient with the exact one on the first
-                 sequence of the batch: `handle.last["agreement"]`, a cosine per layer.
+                 sequence of the batch: `handle.last["agreement"]`, a cosine per layer, kept until the next check.
     """
     if isinstance(loss, str):
         if get(loss).name == "dispersion" and "preset" not in options:
@@ -152,7 +152,8 @@ class Term:
         if items is None or labels is None:
             share = values.new_full((values.shape[1],), 1 / values.shape[1])
         else:
-            share = (labels != -100).sum(1).to(values) / torch.as_tensor(items).to(values)
+            counted = (labels != -100).reshape(len(labels), -1).sum(1)  # one label per token, or per sequence
+            share = counted.to(values) / torch.as_tensor(items).to(values)
         per_layer = (values * share).sum(1)  # not a matrix product: autocast would make that bfloat16
         result = {"penalty": per_layer.mean(), "per_layer": per_layer.detach()}
         if cosines is not None:
@@ -214,6 +215,7 @@ class Handle:
         self._call: tuple[Tensor | None, Tensor | int | None] = (None, None)
         self._inside = False
         self._calls = 0
+        self._agreement: Tensor | None = None
         self._hooks: list[Any] = []
         self._attach()
         _attached.add(model)
@@ -243,6 +245,10 @@ class Handle:
     ) -> None:
         self.remove()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Handle:
+        # A copy of the model (an average of its weights, say) has copies of the hooks: they stay those of this handle.
+        return self
+
     @property
     def weight(self) -> float:
         """The weight at the current step."""
@@ -261,6 +267,8 @@ class Handle:
     # ---- the hooks, in the order in which they run ----
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if getattr(module, "_is_replica", False):
+            raise RuntimeError("nn.DataParallel runs its replicas side by side, which a handle cannot: use DDP.")
         if self._inside:  # the last call ended in an exception, which has said enough
             self._capture = None
         self._inside = True
@@ -273,6 +281,8 @@ class Handle:
         self._call = (labels, kwargs.get("num_items_in_batch"))
 
     def _may_start(self) -> bool:
+        if not self._hooks:  # removed, but a copy of the model still has its hooks
+            return False
         if self._capture is not None:
             raise RuntimeError(
                 "the penalty of the last training call was never added: that call returned no loss. Pass labels, "
@@ -308,10 +318,15 @@ class Handle:
         result = self.term.penalty(capture, self._reader.first, labels=labels, items=items)
         weight = self.weight
         self.last = {**result, "penalty": result["penalty"].detach(), "weight": weight}
-        if self.term.check_every and self._calls % self.term.check_every == 0:
-            self.last["agreement"] = self.term.agreement(capture, self._reader.first)
-        self._calls += 1
+        self._check(capture)
         return weight * result["penalty"]
+
+    def _check(self, capture: hs.Capture) -> None:
+        if self.term.check_every and self._calls % self.term.check_every == 0:
+            self._agreement = self.term.agreement(capture, self._reader.first)
+        if self._agreement is not None:
+            self.last["agreement"] = self._agreement
+        self._calls += 1
 
 
 def _count_steps(handle: Handle) -> Any:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 
 import pytest
 import torch
 from torch import nn
+from transformers import BertConfig, BertForSequenceClassification
 
 import decondense as dc
 from decondense import losses
@@ -238,6 +240,42 @@ def test_remove_restores_the_model():
     dc.regularize(model).remove()
 
 
+def test_copies_of_the_model():
+    """Weight averaging copies a model with its hooks; the copy answers to the same handle, until it is removed."""
+    model, ids = llama().train(), tokens()
+    plain = model(input_ids=ids, labels=ids).loss
+    handle = dc.regularize(model, weight=0.5)
+    twin = copy.deepcopy(model)
+    torch.testing.assert_close(twin(input_ids=ids, labels=ids).loss, plain + 0.5 * handle.last["penalty"])
+    model(input_ids=ids, labels=ids).loss.backward()
+    handle.remove()
+    assert torch.equal(twin(input_ids=ids, labels=ids).loss, plain)
+
+
+def test_replicas_of_data_parallel_are_refused():
+    model, ids = llama().train(), tokens()
+    with dc.regularize(model):
+        model._is_replica = True
+        with pytest.raises(RuntimeError, match="use DDP"):
+            model(input_ids=ids, labels=ids)
+
+
+def test_one_label_per_sequence():
+    """Classification under Trainer: items are sequences."""
+    torch.manual_seed(1)
+    config = BertConfig(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_labels=3)
+    config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
+    model, ids, labels = BertForSequenceClassification(config).train(), tokens(), torch.tensor([0, 1, 2, 1])
+    with dc.regularize(model) as handle:
+        model(input_ids=ids, labels=labels)
+        whole = handle.last["penalty"]
+        parts = []
+        for i in range(4):
+            model(input_ids=ids[i : i + 1], labels=labels[i : i + 1], num_items_in_batch=4)
+            parts.append(handle.last["penalty"])
+        torch.testing.assert_close(torch.stack(parts).sum(), whole)
+
+
 def test_the_model_is_not_kept_alive():
     model = llama()
     dc.regularize(model)
@@ -335,8 +373,10 @@ def test_check_every_reports_the_agreement_with_exact():
         seen = []
         for _ in range(4):
             model(input_ids=ids, attention_mask=mask, labels=labels)
-            seen.append("agreement" in handle.last)
-        assert seen == [True, False, True, False]
+            seen.append(handle.last["agreement"])
+        assert seen[0] is seen[1]  # kept until the next check
+        assert seen[1] is not seen[2]
+        assert (seen[0] > 0.9).all()
     with dc.regularize(model, estimator="exact", check_every=1) as handle:
         model(input_ids=ids, attention_mask=mask, labels=labels)
         torch.testing.assert_close(handle.last["agreement"], torch.ones(3))

@@ -41,7 +41,7 @@ class TrainerHandle(Handle):
     def _attach(self) -> None:
         self._captures: list[hs.Capture] = []
         self._collecting = False
-        self._hooks += self._reader.attach(lambda: self._collecting, self._captures.append)
+        self._hooks += self._reader.attach(self._may_start, self._captured)
         self._compute_loss, self._log = self.trainer.compute_loss, self.trainer.log
         self._own = {name: self.trainer.__dict__.get(name) for name in ("compute_loss", "log")}
         self.trainer.compute_loss, self.trainer.log = self._with_penalty, self._with_terms
@@ -53,6 +53,12 @@ class TrainerHandle(Handle):
                 self.trainer.__dict__.pop(name, None)
             else:
                 setattr(self.trainer, name, own)
+
+    def _may_start(self) -> bool:
+        return self._collecting
+
+    def _captured(self, capture: hs.Capture) -> None:
+        self._captures.append(capture)
 
     @property
     def weight(self) -> float:
@@ -120,9 +126,7 @@ class TrainerHandle(Handle):
         cosine = self._cosine(captures, parts)
         if cosine is not None:
             self.last["mean_cosine"] = cosine
-        if self.term.check_every and self._calls % self.term.check_every == 0:
-            self.last["agreement"] = self.term.agreement(captures[0], self._reader.first)
-        self._calls += 1
+        self._check(captures[0])
         share = 1 / accumulation if divided_later else 1.0
         self._note("task_loss", loss.detach() * share)
         self._note("penalty", penalty.detach() * share)

@@ -1,0 +1,96 @@
+"""Write the tables of the documents from the CSV files, so that no figure in them is typed by hand.
+
+    python benchmarks/tables.py            fill every block between <!-- table: NAME --> and <!-- end -->
+    python benchmarks/tables.py --check    only say whether they are up to date (exit code 1 if not)
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"(<!-- table: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+Row = dict[str, str]
+
+
+def read(name: str) -> list[Row]:
+    with (RESULTS / f"{name}.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def markdown(header: list[str], lines: list[list[str]], source: str, rows: list[Row]) -> str:
+    where = sorted({f"{row['device']}, torch {row['torch']}" for row in rows})
+    table = [header, ["---"] * len(header), *lines]
+    text = "\n".join("| " + " | ".join(line) + " |" for line in table)
+    return f"{text}\n\n*`benchmarks/results/{source}.csv`: {'; '.join(where)}.*\n"
+
+
+def agreement_model() -> str:
+    """Worst and mean block of SmolLM2-135M."""
+    rows = read("agreement_model")
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["tokens"], row["tau"], row["estimator"]), []).append(row)
+    lines = []
+    for (tokens, tau, estimator), group in groups.items():
+        if int(tokens) <= 256 and estimator.startswith("sampled"):
+            continue  # the sample is the whole
+        cosines, norms = [float(r["cosine"]) for r in group], [float(r["norm ratio"]) for r in group]
+        mean = sum(cosines) / len(cosines)
+        spread = f"{min(norms):.2f} … {max(norms):.2f}"
+        lines.append([tokens, tau, estimator, f"{min(cosines):.3f}", f"{mean:.3f}", spread])
+    header = ["tokens", "τ", "estimator", "gradient cosine, worst block", "mean", "norm ratio"]
+    return markdown(header, lines, "agreement_model", rows)
+
+
+def agreement_cloud() -> str:
+    """Constructed clouds, one row each, the estimators side by side."""
+    rows = read("agreement_cloud")
+    groups: dict[tuple[str, str, str], dict[str, str]] = {}
+    for row in rows:
+        key = (row["cloud"], row["mean cosine"], row["tau"])
+        groups.setdefault(key, {})[row["estimator"]] = f"{float(row['cosine']):.3f}"
+    names = ["first_order", "second_order", "sampled (256)"]
+    lines = [
+        [cloud, f"{float(mean):.2f}", tau, *(found[name] for name in names)]
+        for (cloud, mean, tau), found in groups.items()
+        if tau in ("1", "0.1")
+    ]
+    return markdown(["cloud (512 tokens)", "mean cosine", "τ", *names], lines, "agreement_cloud", rows)
+
+
+def losses_cpu() -> str:
+    """Value and gradient on a CPU."""
+    rows = read("losses_cpu")
+    lines = [[r["shape"], r["what"], f"{float(r['ms']):.1f}", f"{float(r['over dense']):.3f}"] for r in rows]
+    return markdown(["batch × tokens × width", "what", "ms", "over the dense formula"], lines, "losses_cpu", rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "agreement_model": agreement_model,
+    "agreement_cloud": agreement_cloud,
+    "losses_cpu": losses_cpu,
+}
+
+
+def filled(text: str) -> str:
+    return BLOCK.sub(lambda m: m[1] + TABLES[m[2]]() + m[4], text)
+
+
+def main() -> int:
+    stale = [path for path in DOCUMENTS if filled(path.read_text()) != path.read_text()]
+    for path in stale:
+        print(("out of date: " if "--check" in sys.argv else "written: ") + str(path.relative_to(ROOT)))
+        if "--check" not in sys.argv:
+            path.write_text(filled(path.read_text()))
+    return 1 if stale and "--check" in sys.argv else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
