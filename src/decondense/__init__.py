@@ -7,12 +7,14 @@ from . import losses
 from .regularize import Handle, regularize
 
 if TYPE_CHECKING:
-    from .meter import compare, load, measure
+    from .meter.compare import compare
+    from .meter.result import Condensation, load
+    from .meter.run import measure
 
 __version__ = "0.1.0"
-__all__ = ["Handle", "compare", "load", "losses", "measure", "regularize"]
+__all__ = ["Condensation", "Handle", "compare", "load", "losses", "measure", "regularize"]
 
-_METER = ("compare", "load", "measure")
+_METER = ("Condensation", "compare", "load", "measure")
 
 
 def __getattr__(name: str) -> Any:
