@@ -12,7 +12,8 @@ isoscore                Rudman et al. 2022: with n the width and λ̂ = √n λ/
 ======================  ========================================================================================
 
 Only effective_rank and σ₁ need eigenvalues; they come from the smaller Gram matrix in float64, which costs a
-seventh of a singular value decomposition and is exact to about 1e-8 σ₁. ``isoscore`` and ``participation_ratio``
+quarter of a singular value decomposition; singular values under about 3e-7 σ₁ (512 tokens) are taken as zero, which is
+also where those of a float32 state end. ``isoscore`` and ``participation_ratio``
 depend on λ through Σλ and Σλ² alone: ‖λ̂ − 1‖² = 2(n − √n Σλ/‖λ‖).
 """
 
@@ -47,7 +48,10 @@ def spectral_statistics(z: torch.Tensor) -> torch.Tensor:
         gram = z.T @ z
         centred = gram - n * torch.outer(mean, mean)
     power = gram.trace()
-    singular = torch.linalg.eigvalsh(gram).clamp_min(0).sqrt()
+    squared = torch.linalg.eigvalsh(gram)
+    # Repeated tokens make exact zeros, which rounding turns into ±1e-16 σ₁²; their roots would count.
+    squared = torch.where(squared > len(gram) * torch.finfo(torch.float64).eps * squared[-1], squared, 0.0)
+    singular = squared.sqrt()
     p = singular / singular.sum()
     effective_rank = torch.exp(-torch.special.xlogy(p, p).sum())
     share = singular[-1].square() / power

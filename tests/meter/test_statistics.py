@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import math
+
+import meter_oracle as oracle
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from decondense.meter.spectrum import SPECTRAL, spectral_statistics
+from decondense.meter.statistics import FINE_BINS, columns, cosine_histogram, distance_buckets, window_statistics
+
+
+def by_name(z: torch.Tensor) -> dict[str, float]:
+    return dict(zip(columns(len(z)), window_statistics(z).scalars.tolist()))
+
+
+def assert_same(found: dict[str, float], wanted: dict[str, float], tolerance: float) -> None:
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        assert found[name] == pytest.approx(value, rel=tolerance, abs=tolerance), name
+
+
+def test_every_statistic_agrees_with_loops_on_real_hidden_states(real_states):
+    for state, clouds in real_states.items():
+        z = torch.tensor(clouds[state % len(clouds)])
+        assert_same(by_name(z), oracle.scalars(z.numpy()), 2e-6)
+        assert_same(by_name(z.double()), oracle.scalars(z.numpy()), 1e-12)
+
+
+def test_spectral_statistics_agree_with_numpy_on_real_hidden_states(real_states):
+    for clouds in real_states.values():
+        for z in (clouds[0], clouds[1][:20], np.concatenate([clouds[2], clouds[3]])):  # wide and tall
+            found = dict(zip(SPECTRAL, spectral_statistics(torch.tensor(z)).tolist()))
+            assert_same(found, oracle.spectral(z), 1e-9)
+
+
+@pytest.mark.parametrize(("tokens", "width"), [(2, 4), (3, 5), (127, 8), (128, 16), (129, 7), (300, 33)])
+def test_odd_shapes(tokens, width):
+    z = torch.randn(tokens, width) * torch.rand(width) + torch.randn(width)
+    assert_same(by_name(z), oracle.scalars(z.numpy()), 5e-6)
+
+
+def test_histogram_counts_every_pair_once(real_states):
+    for clouds in real_states.values():
+        u = torch.nn.functional.normalize(torch.tensor(clouds[0]).double(), dim=-1)
+        cosines = oracle.pairs(oracle.cosine_matrix(u.numpy()))
+        counts = cosine_histogram(u)
+        assert counts.sum() == len(cosines)
+        # a cosine that lies on an edge to the last digit may fall on either side
+        difference = np.abs(np.cumsum(counts.numpy() - oracle.bin_counts(cosines, FINE_BINS)))
+        edges = (cosines + 1) * FINE_BINS / 2
+        near_edge = int((np.abs(edges - np.round(edges)) < 1e-9).sum())
+        assert difference.max() <= near_edge
+
+
+def test_histogram_over_several_row_blocks_and_other_bins():
+    u = torch.nn.functional.normalize(torch.randn(301, 6, dtype=torch.float64), dim=-1)
+    wanted = oracle.bin_counts(oracle.pairs((u @ u.T).numpy()), 50)
+    assert cosine_histogram(u, bins=50).tolist() == wanted.tolist()
+
+
+def test_closed_forms():
+    n = 16
+    orthonormal = by_name(torch.eye(n) * 3)
+    assert orthonormal["mean_cosine"] == pytest.approx(0, abs=1e-12)
+    assert orthonormal["mean_cosine_all"] == pytest.approx(1 / n)
+    assert orthonormal["token_norm"] == pytest.approx(3)
+    identical = window_statistics(torch.ones(n, 8))
+    assert identical.counts[-1] == n * (n - 1) / 2
+    values = dict(zip(columns(n), identical.scalars.tolist()))
+    assert values["mean_cosine"] == pytest.approx(1, abs=1e-6)
+    assert values["mean_direction_norm"] == pytest.approx(1, abs=1e-6)
+    antipodal = window_statistics(torch.tensor([[1.0, 2.0], [-1.0, -2.0]]))
+    assert antipodal.scalars[0] == pytest.approx(-1, abs=1e-6)
+    assert antipodal.counts[0] == 1
+    spectrum = dict(zip(SPECTRAL, spectral_statistics(torch.eye(n) * 3).tolist()))
+    assert spectrum["effective_rank"] == pytest.approx(n)
+    assert spectrum["distance_to_rank_one"] == pytest.approx(math.sqrt(1 - 1 / n))
+    one_direction = dict(zip(SPECTRAL, spectral_statistics(torch.outer(torch.arange(1.0, 9), torch.ones(5))).tolist()))
+    assert one_direction["effective_rank"] == pytest.approx(1, abs=1e-5)
+    assert one_direction["isoscore"] == pytest.approx(0, abs=1e-9)
+    assert one_direction["participation_ratio"] == pytest.approx(1)
+
+
+def test_zero_vectors_have_cosine_zero():
+    z = torch.randn(9, 5)
+    z[4] = 0
+    assert_same(by_name(z), oracle.scalars(z.numpy()), 1e-5)
+
+
+def test_outlier_dimension_is_found_and_its_removal_undoes_the_condensation():
+    z = torch.randn(64, 50)
+    z[:, 7] += 100  # constant over tokens: no variance, all of the cosine
+    values = by_name(z)
+    assert values["mean_cosine"] > 0.98
+    assert values["top3_cosine_share"] > 0.98
+    assert abs(values["mean_cosine_without_cosine3"]) < 0.1
+    assert_same(values, oracle.scalars(z.numpy()), 1e-4)
+
+
+def test_first_token_left_out():
+    z = torch.randn(20, 6) + 2
+    z[0] *= -1
+    assert by_name(z)["mean_cosine_without_first"] == pytest.approx(by_name(z[1:])["mean_cosine"], abs=1e-6)
+
+
+def test_distance_buckets_cover_every_distance_once():
+    for n in (2, 3, 8, 9, 512):
+        seen = [d for low, high in distance_buckets(n) for d in range(low, high)]
+        assert seen == list(range(1, n))
+
+
+def test_released_matrix_is_filled_above_the_diagonal(real_states):
+    z = torch.tensor(real_states[3][1])
+    matrix = torch.zeros(len(z), len(z), dtype=torch.float64)
+    window_statistics(z, matrix=matrix)
+    assert torch.allclose(matrix, torch.from_numpy(np.triu(oracle.cosine_matrix(z.numpy()), 1)), atol=1e-6)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(3, 20), st.integers(4, 12), st.integers(0, 10_000), st.floats(1e-3, 1e3))
+def test_rotation_and_scale_change_nothing(tokens, width, seed, scale):
+    rng = np.random.default_rng(seed)
+    z = torch.tensor(rng.normal(size=(tokens, width)) + rng.normal(size=width))
+    q = torch.linalg.qr(torch.tensor(rng.normal(size=(width, width)))).Q
+    a, b = by_name(z), by_name(scale * z @ q)
+    for name in ("mean_cosine", "mean_cosine_all", "mean_square_cosine", "mean_cosine_without_first", "apart_0"):
+        assert a[name] == pytest.approx(b[name], abs=1e-9)
+    assert b["token_norm"] == pytest.approx(scale * a["token_norm"])
+    shuffled = by_name(z[torch.tensor(rng.permutation(tokens))])
+    assert shuffled["mean_cosine"] == pytest.approx(a["mean_cosine"], abs=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_low_precision_states_are_computed_in_float32(dtype):
+    z = (torch.randn(30, 16) + 1).to(dtype)
+    assert_same(by_name(z), oracle.scalars(z.float().numpy()), 5e-6)
+
+
+@pytest.mark.parametrize("shape", [(1, 8), (2, 3, 4), (8,)])
+def test_wrong_shapes(shape):
+    with pytest.raises(ValueError, match=r"z must be \(tokens, width\) with at least 2 tokens"):
+        window_statistics(torch.zeros(shape))

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from decondense.meter.result import histogram_quantiles
+from decondense.meter.trend import STATISTICS, bootstrap_trend, curve_statistics, verdict
+
+
+def test_statistics_agree_with_scipy_and_with_ties():
+    rng = np.random.default_rng(0)
+    for n in (2, 3, 6, 31):
+        for curve in (rng.normal(size=n), rng.integers(0, 4, size=n).astype(float) + np.eye(n)[0]):
+            spearman, kendall, slope, last = curve_statistics(curve, last=2)
+            depth = np.arange(n)
+            assert spearman == pytest.approx(stats.spearmanr(depth, curve).statistic)
+            assert kendall == pytest.approx(stats.kendalltau(depth, curve).statistic)
+            assert slope == pytest.approx(np.polyfit(depth / (n - 1), curve, 1)[0])
+            assert last == pytest.approx(curve[-2:].mean())
+
+
+def test_a_constant_curve_has_no_rank_correlation():
+    spearman, kendall, slope, _ = curve_statistics(np.full(5, 0.3))
+    assert np.isnan(spearman)
+    assert np.isnan(kendall)
+    assert slope == pytest.approx(0)
+    trend = bootstrap_trend(np.full((4, 5), 0.3))
+    assert trend["spearman"] == {"value": None, "low": None, "high": None}
+
+
+def test_bootstrap_is_the_loop_it_says_it_is():
+    table = np.random.default_rng(1).normal(size=(7, 5))
+    found = bootstrap_trend(table, samples=200, seed=9, last=2)
+    weights = np.random.default_rng(9).multinomial(7, [1 / 7] * 7, size=200)
+    values = []
+    for row in weights:
+        resampled = [table[w] for w, times in enumerate(row) for _ in range(times)]
+        values.append(curve_statistics(np.mean(resampled, axis=0), last=2))
+    for i, name in enumerate(STATISTICS):
+        low, high = np.quantile([v[i] for v in values], [0.025, 0.975])
+        assert found[name]["low"] == pytest.approx(low)
+        assert found[name]["high"] == pytest.approx(high)
+        assert found[name]["value"] == pytest.approx(curve_statistics(table.mean(0), last=2)[i])
+    assert bootstrap_trend(table, seed=9) == bootstrap_trend(table, seed=9)
+
+
+def test_the_interval_covers_the_truth_about_as_often_as_it_says():
+    rng = np.random.default_rng(2)
+    truth = np.linspace(0.2, 0.5, 6)
+    slope = curve_statistics(truth)[2]
+    hits = 0
+    for _ in range(200):
+        table = truth + rng.normal(scale=0.1, size=(40, 1)) + rng.normal(scale=0.2, size=(40, 6))
+        entry = bootstrap_trend(table, samples=200)["slope"]
+        hits += entry["low"] <= slope <= entry["high"]
+    assert 0.88 <= hits / 200 <= 0.99
+
+
+def test_verdict_words():
+    def entry(value, low, high):
+        return {"spearman": {"value": value, "low": low, "high": high}}
+
+    up, flat, down = entry(0.81, 0.74, 0.86), entry(0.1, -0.2, 0.4), entry(-0.5, -0.6, -0.4)
+    assert verdict({"all": up, "blocks": up}) == "condensing: Spearman 0.81 [0.74, 0.86]"
+    assert verdict({"all": down, "blocks": down}).startswith("dispersing: Spearman -0.50")
+    assert "without the embedding layer no clear trend, 0.10 [-0.20, 0.40]" in verdict({"all": up, "blocks": flat})
+    one = entry(0.9, None, None)
+    assert verdict({"all": one, "blocks": one}) == "undecided (one window has no interval): Spearman 0.90"
+
+
+def test_quantiles_are_within_one_bin_of_the_truth():
+    rng = np.random.default_rng(3)
+    for values in (rng.uniform(-1, 1, 5000), np.clip(rng.normal(0.7, 0.05, 5000), -1, 1), np.full(10, 0.3)):
+        counts = np.histogram(values, bins=1024, range=(-1, 1))[0]
+        found = histogram_quantiles(counts, (0.05, 0.25, 0.5, 0.75, 0.95))
+        wanted = np.quantile(values, [0.05, 0.25, 0.5, 0.75, 0.95])
+        assert np.abs(np.array(found) - wanted).max() <= 2 / 1024 + 1e-12
