@@ -2,7 +2,8 @@
 
 Every shape in one run: the floor (the two matrix products the loss cannot do without, by cuBLAS), Algorithm 1 in
 torch (float32, bfloat16 autocast, compiled), the released setting (256 sampled tokens), and the kernel. Also the
-extra memory at the peak in units of z, and the gradient's error against float64 on one sequence.
+extra memory at the peak in units of z, and the gradient's error against float64 on one sequence. The floor is that
+of bfloat16 products for float32 states too (under autocast).
 
     python benchmarks/bench_exact.py [--quick] [--out DIR] [--plot]
 """
@@ -61,7 +62,7 @@ def by_kernel(z: torch.Tensor, autocast: bool):
     def call() -> torch.Tensor:
         with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
             _, saved = pairwise.forward(z, None, tau=TAU, clamp=CLAMP, eps=EPS)
-        return pairwise.backward(z, None, saved, upstream, eps=EPS)
+        return pairwise.backward(z, None, saved, upstream, eps=EPS, consume=True)
 
     return call
 
@@ -69,9 +70,7 @@ def by_kernel(z: torch.Tensor, autocast: bool):
 def by_public_function(z: torch.Tensor, autocast: bool):
     from decondense import losses
 
-    return by_autograd(
-        lambda x: losses.dispersion(x, tau=TAU, clamp=CLAMP, eps=EPS, reduction="none"), z, autocast
-    )
+    return by_autograd(lambda x: losses.dispersion(x, tau=TAU, clamp=CLAMP, eps=EPS, reduction="none"), z, autocast)
 
 
 def floor(z: torch.Tensor):
@@ -142,27 +141,8 @@ def measure_long(dtype: torch.dtype) -> Iterator[harness.Row]:
     yield base | {"variant": "kernel", "ms": took, "call_ms": took, "ratio": took / limit, "memory_of_z": memory}
 
 
-def plot(rows: list[harness.Row], path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    cases = list(dict.fromkeys((r["shape"], r["dtype"]) for r in rows))
-    figure, axes = pyplot.subplots(1, len(cases), figsize=(4 * len(cases), 3.2), squeeze=False)
-    for axis, case in zip(axes[0], cases):
-        some = [r for r in rows if (r["shape"], r["dtype"]) == case]
-        axis.barh([r["variant"] for r in some], [r["ms"] for r in some])
-        axis.set_xscale("log")
-        axis.set_title(" ".join(case), fontsize=8)
-        axis.set_xlabel("ms")
-        axis.tick_params(labelsize=7)
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
-
-
 def main() -> None:
-    parser = harness.arguments(__doc__)
+    parser = harness.arguments(__doc__ or "")
     parser.add_argument("--quick", action="store_true", help="the floor and the kernel alone")
     parser.add_argument("--no-long", action="store_true", help="leave out 1×131072×1024")
     options = parser.parse_args()
@@ -176,11 +156,10 @@ def main() -> None:
             print(harness.table(rows[-8:], columns), flush=True)
     if not options.no_long:
         rows += measure_long(torch.bfloat16)
-    # the target for float32 is in units of the bfloat16 floor, which is what "floor" measures for both
     print(harness.table(rows, columns))
     path = harness.write("exact", rows, options.out)
     if options.plot:
-        plot(rows, path.with_suffix(".png"))
+        harness.bars(rows, path.with_suffix(".png"), log=True)
     print(path)
 
 

@@ -166,3 +166,28 @@ def table(rows: Iterable[Row], columns: Sequence[str]) -> str:
     lines = [list(columns)] + [[str(_plain(row.get(c, ""))) for c in columns] for row in rows]
     width = [max(len(line[i]) for line in lines) for i in range(len(columns))]
     return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(line, width)) for line in lines)
+
+
+def bars(
+    rows: Sequence[Row], path: Path, *, value: str = "ms", case: Sequence[str] = ("shape", "dtype"), log: bool = False
+) -> None:
+    """A panel per case, a bar per variant."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    cases = list(dict.fromkeys(tuple(row[key] for key in case) for row in rows))
+    figure, axes = pyplot.subplots(1, len(cases), figsize=(4 * len(cases), 3.2), squeeze=False)
+    for axis, one in zip(axes[0], cases):
+        some = [row for row in rows if tuple(row[key] for key in case) == one]
+        axis.barh([row["variant"] for row in some], [row[value] for row in some])
+        axis.invert_yaxis()
+        axis.set_title(" ".join(map(str, one)), fontsize=8)
+        axis.set_xlabel(value)
+        axis.tick_params(labelsize=7)
+        if log:
+            axis.set_xscale("log")
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)

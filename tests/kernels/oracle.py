@@ -48,7 +48,7 @@ def pairwise(
     z = z.detach().to(torch.float64).cpu().numpy()
     keep = np.ones(z.shape[:2], bool) if mask is None else mask.cpu().numpy()
     values, grads = np.zeros(len(z)), np.zeros(z.shape)
-    options = dict(curve=curve_name, tau=tau, clamp=clamp, hard_clamp=hard_clamp, margin=margin)
+    options = {"curve": curve_name, "tau": tau, "clamp": clamp, "hard_clamp": hard_clamp, "margin": margin}
     for b in range(len(z)):
         tokens = [i for i in range(z.shape[1]) if keep[b, i]]
         n = len(tokens)

@@ -35,9 +35,7 @@ def count(u, mask=None, bins=128, slack=0.0):
     return counts, near
 
 
-@pytest.mark.parametrize(
-    ("shape", "bins"), [((2, 40, 24), 128), ((1, 65, 7), 100), ((3, 2, 5), 1), ((1, 33, 40), 7)]
-)
+@pytest.mark.parametrize(("shape", "bins"), [((2, 40, 24), 128), ((1, 65, 7), 100), ((3, 2, 5), 1), ((1, 33, 40), 7)])
 def test_counts(shape, bins, device):
     u = units(*shape, seed=bins).to(device)
     expected, near = count(u, bins=bins, slack=1e-6)

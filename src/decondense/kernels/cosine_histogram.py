@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from decondense.kernels import rows
+from decondense.kernels.launch import INTERPRET, launch
 
 
 @triton.jit
@@ -54,9 +55,7 @@ def _histogram_kernel(
     pair = row_valid[:, None] & column_valid[None, :] & (row[:, None] > column[None, :]) & (c == c)
     position = tl.where(pair, (c + 1.0) * (0.5 * bins), 0.0)
     index = tl.minimum(tl.maximum(position, 0.0).to(tl.int32), bins - 1)
-    found = tl.histogram(
-        tl.reshape(index, (TILE * TILE,)), BINS, mask=tl.reshape(pair, (TILE * TILE,))
-    )
+    found = tl.histogram(tl.reshape(index, (TILE * TILE,)), BINS, mask=tl.reshape(pair, (TILE * TILE,)))
     bin_ = tl.arange(0, BINS)
     tl.atomic_add(counts + b.to(tl.int64) * bins + bin_, found.to(tl.int64), mask=bin_ < bins)
 
@@ -72,12 +71,13 @@ def cosine_histogram(u: torch.Tensor, mask: torch.Tensor | None = None, *, bins:
     u, mask = rows.check(u, mask)
     batch, tokens, width = u.shape
     counts = torch.zeros((batch, bins), dtype=torch.int64, device=u.device)
-    size = 32 if rows.INTERPRET else 64
+    size = 32 if INTERPRET else 64
     high = triton.cdiv(tokens, size)
     if batch and high:
-        _histogram_kernel[(high * (high + 1) // 2, batch)](
-            u, mask, counts, tokens, width, bins, u.stride(0), u.stride(1),
-            HAS_MASK=mask is not None, CAST=rows.INTERPRET and u.dtype == torch.bfloat16,
-            BINS=max(2, triton.next_power_of_2(bins)), TILE=size, DEPTH=32, num_warps=4,
+        cast = INTERPRET and u.dtype == torch.bfloat16
+        launch(
+            _histogram_kernel, (high * (high + 1) // 2, batch),
+            (u, mask, counts), (tokens, width, bins, u.stride(0), u.stride(1)),
+            (mask is not None, cast, max(2, triton.next_power_of_2(bins)), size, 32),
         )  # fmt: skip
     return counts

@@ -29,7 +29,7 @@ def forward(
     """
     z, mask = rows.check(z, mask)
     found = rows.statistics(z, mask, eps=eps)
-    return found.total, found.square, found.count, found.norms
+    return found.total, found.square, found.number, found.norms
 
 
 @torch.no_grad()

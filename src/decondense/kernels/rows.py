@@ -31,15 +31,19 @@ import torch
 import triton
 import triton.language as tl
 
-INTERPRET: bool = triton.knobs.runtime.interpret
+from decondense.kernels.launch import INTERPRET, launch
+
 MAX_WIDTH = 16384
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
-# Elements a program of 8 warps holds in registers at a time; rows per step = TILE // padded width.
-TILE = 8192
+# Elements of z a warp holds at a time; a program reads at least this many and a whole row (measured: smaller
+# programs keep more loads in flight).
+WARP = 1024
+STATISTICS_TILE, STATISTICS_STAGES = 2048, 3
+PROJECT_TILE = 1024
 # Programs the first pass over z is cut into: enough to fill a large GPU several times over, few enough
 # that their partial sums stay small beside z.
-PROGRAMS = 1024
+PROGRAMS = 1056
 REDUCE_WIDTH = 128
 
 
@@ -48,7 +52,7 @@ class Statistics(NamedTuple):
 
     total: torch.Tensor  # (B, F)  T
     square: torch.Tensor  # (B,)   Q
-    count: torch.Tensor  # (B,)    n
+    number: torch.Tensor  # (B,)   n
     norms: torch.Tensor  # (B, N)  ‖z_i‖, −1 where masked
     length: torch.Tensor  # (B, ⌈F/128⌉)  ‖T‖², one part per 128 features
     copy: torch.Tensor | None  # (B, N, F)  z in another dtype, zero where masked
@@ -63,8 +67,7 @@ def check(z: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, tor
         )
     if z.shape[2] > MAX_WIDTH:
         raise ValueError(
-            f"the kernels take widths up to {MAX_WIDTH}, got {z.shape[2]}: "
-            'use backend="torch" for wider embeddings.'
+            f'the kernels take widths up to {MAX_WIDTH}, got {z.shape[2]}: use backend="torch" for wider embeddings.'
         )
     if not z.is_cuda and not INTERPRET:
         raise ValueError(
@@ -86,7 +89,7 @@ def _statistics_kernel(
     z, mask, norms, copy, totals, squares, counts,
     tokens, width, stride_b, stride_n, rows_per_program, eps,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, HAS_MASK: tl.constexpr, NORMALIZE: tl.constexpr,
-    COPY: tl.constexpr,
+    COPY: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     part = tl.program_id(0)
     parts = tl.num_programs(0)
@@ -98,7 +101,7 @@ def _statistics_kernel(
     total = tl.zeros((ROWS, WIDTH), dtype=tl.float32)
     square = tl.zeros((ROWS,), dtype=tl.float32)
     count = tl.zeros((ROWS,), dtype=tl.float32)
-    for start in range(first, last, ROWS):
+    for start in tl.range(first, last, ROWS, num_stages=STAGES):
         rows = start + tl.arange(0, ROWS)
         present = rows < last
         valid = present
@@ -195,9 +198,10 @@ def _project_kernel(
     tl.store(grad + where, g.to(grad.dtype.element_ty), mask=present[:, None] & inside[None, :])
 
 
-def _tile(width: int) -> tuple[int, int]:
+def _tile(width: int, elements: int) -> tuple[int, int, int]:
+    """Rows of a program, its padded width, its warps."""
     padded = max(16, triton.next_power_of_2(width))
-    return max(1, TILE // padded), padded
+    return max(1, elements // padded), padded, max(elements, padded) // WARP
 
 
 def statistics(
@@ -210,7 +214,7 @@ def statistics(
 ) -> Statistics:
     """One read of z (B, N, F): norms, T, Q, n, ‖T‖², and on request a copy in another dtype."""
     batch, tokens, width = z.shape
-    rows, padded = _tile(width)
+    rows, padded, warps = _tile(width, STATISTICS_TILE)
     per_program = rows * max(1, triton.cdiv(tokens, rows * max(1, PROGRAMS // max(batch, 1))))
     parts = triton.cdiv(tokens, per_program)
     blocks = triton.cdiv(width, REDUCE_WIDTH)
@@ -225,15 +229,17 @@ def statistics(
             total.zero_().view(batch, width), square.zero_(), count.zero_(), norms.view(batch, tokens),
             length.zero_().view(batch, blocks), copied,
         )  # fmt: skip
-    _statistics_kernel[(parts, batch)](
-        z, mask, norms, copied, totals, squares, counts,
-        tokens, width, z.stride(0), z.stride(1), per_program, eps,
-        ROWS=rows, WIDTH=padded, HAS_MASK=mask is not None, NORMALIZE=normalize,
-        COPY=copy is not None, num_warps=8,
+    launch(
+        _statistics_kernel, (parts, batch),
+        (z, mask, norms, copied, totals, squares, counts),
+        (tokens, width, z.stride(0), z.stride(1), per_program, eps),
+        (rows, padded, mask is not None, normalize, copy is not None, STATISTICS_STAGES),
+        warps=warps,
     )  # fmt: skip
-    _reduce_kernel[(blocks, batch)](
-        totals, squares, counts, total, square, count, length, parts, width,
-        BLOCK=REDUCE_WIDTH, PARTS=16, num_warps=4,
+    launch(
+        _reduce_kernel, (blocks, batch),
+        (totals, squares, counts, total, square, count, length), (parts, width),
+        (REDUCE_WIDTH, 16),
     )  # fmt: skip
     return Statistics(
         total.view(batch, width), square, count, norms.view(batch, tokens), length.view(batch, blocks), copied
@@ -252,21 +258,24 @@ def project(
     remainder: torch.Tensor | None = None,
     anchor: torch.Tensor | None = None,
     upstream: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """k (w (T − u_i) + G_i/a_i) through u: one read of z (and of G), one write.
 
     k is `coefficient` (B,), times `upstream` (B,) when there is a remainder G (B, N, F) with its anchor w (B,).
-    `count_self` keeps the token itself: T instead of T − u_i.
+    `count_self` keeps the token itself: T instead of T − u_i.  `out` may be G: a program has read its rows whole
+    before it writes them.
     """
     batch, tokens, width = z.shape
-    grad = torch.empty(z.shape, dtype=z.dtype, device=z.device)
+    grad = torch.empty(z.shape, dtype=z.dtype, device=z.device) if out is None else out
     if z.numel() == 0:
         return grad
-    rows, padded = _tile(width)
-    _project_kernel[(triton.cdiv(tokens, rows), batch)](
-        z, norms, total, remainder, anchor, coefficient, upstream, grad,
-        tokens, width, z.stride(0), z.stride(1), eps,
-        ROWS=rows, WIDTH=padded, NORMALIZE=normalize, REMAINDER=remainder is not None,
-        SELF=count_self, num_warps=8,
+    rows, padded, warps = _tile(width, PROJECT_TILE)
+    launch(
+        _project_kernel, (triton.cdiv(tokens, rows), batch),
+        (z, norms, total, remainder, anchor, coefficient, upstream, grad),
+        (tokens, width, z.stride(0), z.stride(1), eps),
+        (rows, padded, normalize, remainder is not None, count_self),
+        warps=warps,
     )  # fmt: skip
     return grad
