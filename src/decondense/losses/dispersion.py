@@ -26,9 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import geometry, kernels
+from .. import geometry
 from . import moments, pairs
-from .options import check_choice, finish
+from .options import check_choice, finish, fused
 from .sampling import sample
 
 ESTIMATORS = ("exact", "first_order", "second_order", "sampled")
@@ -73,7 +73,7 @@ def dispersion(
     constant    added inside the log-sum-exp, as Algorithm 1 does with its ε: shifts the value, not the gradient.
     max_tokens  with more tokens than this a random subset is used (256 for "sampled"); `shared_sample=True`
                 draws one set of positions for the whole batch; `generator` is where the draw comes from.
-    backend     "auto": a fused kernel where there is one; "torch": never.
+    backend     "auto": a Triton kernel on CUDA; "torch": never; "triton": always, or an error.
     process_group  z holds this rank's part of sequences that are split over the ranks of the group, in equal parts;
                 the value is that of the whole sequence (`losses/context_parallel.py`).
     """
@@ -82,7 +82,6 @@ def dispersion(
     geometry.check_clamp(clamp)
     check_choice("estimator", estimator, ESTIMATORS)
     check_choice("distance", distance, DISTANCES)
-    check_choice("backend", backend, ("auto", "torch"))
     if diagonal and estimator in ("first_order", "second_order"):
         raise ValueError(
             f"diagonal=True needs an estimator that visits pairs, got {estimator!r}: use estimator='exact'."
@@ -106,7 +105,7 @@ def dispersion(
     elif estimator == "second_order":
         value = logit.second_order(*moments.two_moments(z, mask, eps=eps))
     else:
-        value = pairs.apply(_exact(logit, eps, diagonal, z.device, backend), z, mask)
+        value = pairs.apply(_exact(logit, eps, diagonal, fused(z, backend, tau=tau)), z, mask)
     return finish(value + constant, mask, reduction)
 
 
@@ -138,8 +137,8 @@ def first_order_layers(
     return finish(logit.first_order(mean) + constant, masks[0], "none"), mean
 
 
-def _exact(logit: Logit, eps: float, diagonal: bool, device: torch.device, backend: str) -> pairs.Routine:
-    if backend == "auto" and kernels.available(device):
+def _exact(logit: Logit, eps: float, diagonal: bool, kernel: bool) -> pairs.Routine:
+    if kernel:
         curve = "dispersion" if logit.distance == "angular" else "dispersion_cosine"
         return pairs.FusedPairs(
             curve=curve,

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import geometry, kernels
+from .. import geometry
+from .options import fused
 from .pairs import apply, full_precision
 
 
 def mean_cosine(z: Tensor, mask: Tensor | None = None, *, eps: float = 0.0, backend: str = "auto") -> Tensor:
     """c̄ (batch,): the mean cosine over the pairs i ≠ j of each sequence, 0 for fewer than two tokens."""
-    fused = backend == "auto" and kernels.available(z.device)
-    return apply(_FusedMeanCosine(eps) if fused else MeanCosine(eps), z, mask)
+    return apply(_FusedMeanCosine(eps) if fused(z, backend) else MeanCosine(eps), z, mask)
 
 
 @dataclass(frozen=True)

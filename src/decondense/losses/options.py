@@ -8,6 +8,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from .. import kernels
+
 
 def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
     """One of a few words; the error names the nearest."""
@@ -17,6 +19,28 @@ def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
     near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.4)
     remedy = f"did you mean {near[0]!r}?" if near else "pick one of these."
     raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}: {remedy}")
+
+
+BACKENDS = ("auto", "torch", "triton")
+# Below this the kernels, which keep no running maximum, would leave the range of float32.
+SMALLEST_FUSED_TAU = 0.025
+
+
+def fused(z: Tensor, backend: str, *, tau: float = 1.0) -> bool:
+    """Whether a Triton kernel computes this: on CUDA by itself, elsewhere only when told so ("triton").
+
+    float64 and very small temperatures stay with torch.
+    """
+    check_choice("backend", backend, BACKENDS)
+    if backend == "torch" or (backend == "auto" and z.device.type != "cuda"):
+        return False
+    fits = z.dtype != torch.float64 and tau >= SMALLEST_FUSED_TAU and kernels.available(z.device)
+    if backend == "triton" and not fits:
+        raise ValueError(
+            "backend='triton' needs CUDA and Triton, float16, bfloat16 or float32 states and "
+            f"tau ≥ {SMALLEST_FUSED_TAU}, got {z.device.type}, {z.dtype} and {tau}: use backend='auto'."
+        )
+    return fits
 
 
 def finish(value: Tensor, mask: Tensor | None, reduction: str) -> Tensor:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .. import geometry, kernels
+from .. import geometry
 from . import pairs
 from .dispersion import DISTANCES
-from .options import check_choice, finish
+from .options import check_choice, finish, fused
 from .sampling import sample
 
 
@@ -43,11 +43,10 @@ def orthogonalization(
     geometry.check_states(z, mask)
     geometry.check_clamp(clamp)
     check_choice("distance", distance, DISTANCES)
-    check_choice("backend", backend, ("auto", "torch"))
     if max_tokens is not None:
         z, mask = sample(z, mask, max_tokens, shared=shared_sample, generator=generator)
     routine: pairs.Routine
-    if backend == "auto" and kernels.available(z.device):
+    if fused(z, backend):
         curve = "orthogonalization" if distance == "angular" else "orthogonalization_cosine"
         routine = pairs.FusedPairs(
             curve=curve, margin=margin, clamp=clamp, hard_clamp=hard_clamp, eps=eps, diagonal=diagonal

@@ -1,0 +1,57 @@
+"""The losses through their kernels: same values and gradients as through torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from decondense import losses
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+CASES = {
+    "exact": (losses.dispersion, {"estimator": "exact", "tau": 0.5}),
+    "hard clamp": (losses.dispersion, {"estimator": "exact", "hard_clamp": True, "clamp": 0.5}),
+    "cosine": (losses.dispersion, {"estimator": "exact", "distance": "cosine", "diagonal": True}),
+    "first order": (losses.dispersion, {"estimator": "first_order"}),
+    "sampled": (losses.dispersion, {"estimator": "sampled", "max_tokens": 40}),
+    "orthogonalization": (losses.orthogonalization, {"margin": 0.4}),
+    "orthogonalization, cosine": (losses.orthogonalization, {"distance": "cosine", "diagonal": True}),
+}
+
+
+@pytest.fixture(autouse=True)
+def _chosen(monkeypatch):
+    if DEVICE == "cpu":
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+def cloud() -> torch.Tensor:
+    return (torch.randn(3, 37, 24) + torch.randn(3, 1, 24)).to(DEVICE).requires_grad_()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_kernels_and_torch_agree(case, masked):
+    loss, options = case
+    z = cloud()
+    mask = torch.ones(3, 37, dtype=torch.bool, device=DEVICE)
+    mask[1, 20:] = False
+    mask[2, 1:] = False
+    a, b = (loss(z, mask if masked else None, backend=backend, **options) for backend in ("triton", "torch"))
+    torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    found, expected = (torch.autograd.grad(3 * x, z)[0] for x in (a, b))
+    assert (found - expected).norm() <= 1e-5 * expected.norm() + 1e-9
+
+
+def test_many_layers_at_once():
+    z = cloud()
+    for backend in ("triton", "torch"):
+        loss = losses.get("dispersion", estimator="first_order", backend=backend)
+        values, cosines = loss.over_layers([z, 2 * z], None)
+        torch.testing.assert_close(values[0], losses.dispersion(z, estimator="first_order", reduction="none"))
+        torch.testing.assert_close(cosines[1], losses.mean_cosine(2 * z, eps=1e-2))
+
+
+def test_a_kernel_that_cannot_run():
+    with pytest.raises(ValueError, match="backend='triton' needs CUDA"):
+        losses.dispersion(torch.randn(1, 4, 3, dtype=torch.float64), backend="triton")
