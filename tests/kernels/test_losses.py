@@ -13,6 +13,7 @@ CASES = {
     "hard clamp": (losses.dispersion, {"estimator": "exact", "hard_clamp": True, "clamp": 0.5}),
     "cosine": (losses.dispersion, {"estimator": "exact", "distance": "cosine", "diagonal": True}),
     "first order": (losses.dispersion, {"estimator": "first_order"}),
+    "second order": (losses.dispersion, {"estimator": "second_order"}),
     "sampled": (losses.dispersion, {"estimator": "sampled", "max_tokens": 40}),
     "orthogonalization": (losses.orthogonalization, {"margin": 0.4}),
     "orthogonalization, cosine": (losses.orthogonalization, {"distance": "cosine", "diagonal": True}),
@@ -41,6 +42,14 @@ def test_kernels_and_torch_agree(case, masked):
     torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     found, expected = (torch.autograd.grad(3 * x, z)[0] for x in (a, b))
     assert (found - expected).norm() <= 1e-5 * expected.norm() + 1e-9
+
+
+def test_second_order_with_more_tokens_than_features():
+    z = (torch.randn(2, 40, 8) + torch.randn(2, 1, 8)).to(DEVICE).requires_grad_()
+    a, b = (losses.dispersion(z, estimator="second_order", backend=backend) for backend in ("triton", "torch"))
+    torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    found, expected = (torch.autograd.grad(x, z)[0] for x in (a, b))
+    assert (found - expected).norm() <= 1e-5 * expected.norm()
 
 
 def test_many_layers_at_once():

@@ -103,7 +103,7 @@ def dispersion(
     if estimator == "first_order":
         value = logit.first_order(moments.mean_cosine(z, mask, eps=eps, backend=backend))
     elif estimator == "second_order":
-        value = logit.second_order(*moments.two_moments(z, mask, eps=eps))
+        value = logit.second_order(*moments.two_moments(z, mask, eps=eps, backend=backend))
     else:
         value = pairs.apply(_exact(logit, eps, diagonal, fused(z, backend, tau=tau)), z, mask)
     return finish(value + constant, mask, reduction)

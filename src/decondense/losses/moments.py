@@ -81,18 +81,12 @@ class _FusedMeanCosine:
         return first_order.backward(z, mask, r, s, k, eps=self.eps)
 
 
-def two_moments(z: Tensor, mask: Tensor | None = None, *, eps: float = 0.0) -> tuple[Tensor, Tensor]:
+def two_moments(
+    z: Tensor, mask: Tensor | None = None, *, eps: float = 0.0, backend: str = "auto"
+) -> tuple[Tensor, Tensor]:
     """The means of c_ij and of c_ij² over the pairs i ≠ j, each (batch,); 0 for fewer than two tokens."""
-    return _TwoMoments.apply(z, mask, eps)
-
-
-def _operand(u: Tensor, dtype: torch.dtype) -> Tensor:
-    """The dtype of the matrix products: that of the states or of autocast on a GPU, full precision on a CPU."""
-    if u.device.type == "cpu":
-        return u
-    if torch.is_autocast_enabled(u.device.type):
-        return u.to(torch.get_autocast_dtype(u.device.type))
-    return u.to(dtype)
+    function = _FusedTwoMoments if fused(z, backend) else _TwoMoments
+    return function.apply(z, mask, eps)
 
 
 class _TwoMoments(torch.autograd.Function):
@@ -100,17 +94,15 @@ class _TwoMoments(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, mask: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-        full, _, n = geometry.keep(z, mask)
-        u, r = geometry.unit(full, eps)
-        half = _operand(u, z.dtype)
         with full_precision(z.device):
-            gram = half.mT @ half if half.shape[1] > half.shape[2] else half @ half.mT
-        s = u.sum(1, keepdim=True)
-        length = u.square().sum(-1, keepdim=True)
-        count = geometry.pair_count(n)
-        first = (s.square().sum((1, 2)) - length.sum((1, 2))) / count
-        fourth = torch.linalg.vector_norm(gram, dim=(1, 2), dtype=u.dtype).square()
-        second = (fourth - length.square().sum((1, 2))) / count
+            full, _, n = geometry.keep(z, mask)
+            u, r = geometry.unit(full, eps)
+            gram = u.mT @ u if u.shape[1] > u.shape[2] else u @ u.mT
+            s = u.sum(1, keepdim=True)
+            length = u.square().sum(-1)
+            count = geometry.pair_count(n)
+            first = (s.square().sum((1, 2)) - length.sum(1)) / count
+            second = (gram.square().sum((1, 2)) - length.square().sum(1)) / count
         ctx.save_for_backward(z, mask, gram, s, r, n)
         ctx.eps = eps
         return geometry.enough(n, first), geometry.enough(n, second)
@@ -119,16 +111,80 @@ class _TwoMoments(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, first: Tensor, second: Tensor) -> tuple[Tensor, None, None]:
         z, mask, gram, s, r, n = ctx.saved_tensors
-        full, _, _ = geometry.keep(z, mask)
-        u = full * geometry.inverse(r + ctx.eps)
-        half = u.to(gram.dtype)
         with full_precision(z.device):
-            product = half @ gram if half.shape[1] > half.shape[2] else gram @ half
-        length = u.square().sum(-1, keepdim=True)
+            full, _, _ = geometry.keep(z, mask)
+            u = full * geometry.inverse(r + ctx.eps)
+            product = u @ gram if u.shape[1] > u.shape[2] else gram @ u
+            length = u.square().sum(-1, keepdim=True)
+            a, b = _coefficients(first, second, n)
+            g = a[:, None, None] * (s - u) + b[:, None, None] * (product - length * u)
+            if mask is not None:
+                g = g * mask.unsqueeze(-1)
+            return geometry.unit_gradient(u, r, g, ctx.eps).to(z.dtype), None, None
+
+
+def _coefficients(first: Tensor, second: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
+    """g_i = a (s − u_i) + b (K u_i − ‖u_i‖² u_i), from the upstream gradients of the two means."""
+    count = geometry.pair_count(n)
+    return geometry.enough(n, 2 * first / count), geometry.enough(n, 4 * second / count)
+
+
+class _FusedTwoMoments(torch.autograd.Function):
+    """The same on a GPU: row-wise kernels around two matrix products in the precision of the states or of autocast."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, mask: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+        from ..kernels import first_order
+
+        kind = z.device.type
+        ctx.operand = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) and kind != "cpu" else z.dtype
+        s, square, n, r = first_order.forward(z, mask, eps=eps)
+        with full_precision(z.device):
+            u = _scaled(z, mask, _inverse_norms(r, eps), ctx.operand)
+            gram = u.mT @ u if u.shape[1] > u.shape[2] else u @ u.mT
+            # a sum of squares of 16-bit entries, in float32 and without a float32 copy of them
+            fourth = torch.linalg.vector_norm(gram, dim=(1, 2), dtype=torch.float32).square()
+            length = (r.clamp_min(0) * _inverse_norms(r, eps)).square()
         count = geometry.pair_count(n)
-        a = geometry.enough(n, 2 * first / count)[:, None, None]
-        b = geometry.enough(n, 4 * second / count)[:, None, None]
-        g = a * (s - u) + b * (product - length * u)
-        if mask is not None:
-            g = g * mask.unsqueeze(-1)
-        return geometry.unit_gradient(u, r, g, ctx.eps).to(z.dtype), None, None
+        first = (s.square().sum(-1) - square) / count
+        second = (fourth - length.square().sum(1)) / count
+        ctx.save_for_backward(z, mask, gram, s, r, n)
+        ctx.eps = eps
+        return geometry.enough(n, first), geometry.enough(n, second)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, first: Tensor, second: Tensor) -> tuple[Tensor, None, None]:
+        from ..kernels import rows
+
+        z, mask, gram, s, r, n = ctx.saved_tensors
+        a, b = _coefficients(first, second, n)
+        scale = _inverse_norms(r, ctx.eps)
+        with full_precision(z.device):
+            # rows of the remainder carry 1/(r + ε), which `rows.project` expects: scale u once more
+            length = (r.clamp_min(0) * scale).square()
+            if z.shape[1] > z.shape[2]:
+                u = _scaled(z, mask, scale * scale, ctx.operand)
+                remainder = u @ gram
+            else:
+                u = _scaled(z, mask, scale, ctx.operand)
+                remainder = (gram * scale.unsqueeze(-1).to(gram.dtype)) @ u
+                u = u.mul_(scale.unsqueeze(-1))
+            remainder.addcmul_(u, length.unsqueeze(-1).to(u.dtype), value=-1)
+        # `rows.project` computes k (w (T − u) + remainder): k = b and w = a/b, also where b vanishes and a does not
+        b = torch.where((b == 0) & (a != 0), 1e-30, b)
+        ratio = torch.where(b == 0, 0, a / b)
+        gradient = rows.project(z, r, s, b, eps=ctx.eps, remainder=remainder, anchor=ratio, upstream=torch.ones_like(b))
+        return gradient, None, None
+
+
+def _inverse_norms(r: Tensor, eps: float) -> Tensor:
+    """1/(‖z_i‖ + ε) (batch, tokens), 0 where the kernel marked a masked token with a norm of −1."""
+    return torch.where(r < 0, 0, 1 / (r + eps))
+
+
+def _scaled(z: Tensor, mask: Tensor | None, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """z times a number per token, written in another dtype in one pass; masked tokens are zero whatever they hold."""
+    if mask is not None:
+        z = torch.where(mask.unsqueeze(-1).bool(), z, 0)
+    return torch.mul(z, scale.unsqueeze(-1), out=torch.empty(z.shape, dtype=dtype, device=z.device))
