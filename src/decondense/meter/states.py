@@ -73,8 +73,9 @@ class StateReader:
             inputs["use_cache"] = False
         if self.stack == "decoder":
             # Teacher forcing on the same passage: the decoder sees the window shifted right by one.
-            start = self.model.config.decoder_start_token_id
-            first = torch.full_like(ids[:, :1], 0 if start is None else start)
+            config = self.model.config
+            starts = (getattr(config, name, None) for name in ("decoder_start_token_id", "pad_token_id"))
+            first = torch.full_like(ids[:, :1], next((s for s in starts if s is not None), 0))
             inputs["decoder_input_ids"] = torch.cat([first, ids[:, :-1]], 1)
         return inputs
 

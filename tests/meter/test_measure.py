@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import meter_oracle as oracle
+import numpy as np
+import pytest
+import torch
+from tiny_models import build
+
+from decondense.meter import Interrupted, load, measure
+from decondense.meter.result import BINS, Condensation
+
+SMALL = {"windows": 5, "tokens": 40, "seed": 3, "bootstrap": 200}
+
+
+@pytest.fixture(scope="module")
+def whole(stories, prose) -> Condensation:
+    return measure(stories, text=prose, spectral=True, released=True, batch=2, **SMALL)
+
+
+def test_every_number_of_the_result_agrees_with_brute_force(whole, real_states):
+    for state, clouds in real_states.items():
+        entry = whole.record["states"][state]
+        scalars = [oracle.scalars(z) for z in clouds]
+        spectral = [oracle.spectral(z) for z in clouds]
+        for name in ("mean_cosine", "mean_cosine_all", "mean_direction_norm", "token_norm", "top3_variance_share"):
+            assert entry[name] == pytest.approx(np.mean([s[name] for s in scalars]), rel=2e-6, abs=2e-6), name
+        for name in spectral[0]:
+            assert entry[name] == pytest.approx(np.mean([s[name] for s in spectral]), rel=1e-6), name
+        pooled = np.concatenate([oracle.pairs(oracle.cosine_matrix(z)) for z in clouds])
+        assert entry["std"] == pytest.approx(pooled.std(), abs=2e-6)
+        levels = [0.05, 0.25, 0.5, 0.75, 0.95]
+        assert np.abs(np.array(entry["quantiles"]) - np.quantile(pooled, levels)).max() < 2 / 1024
+        counts = np.array(whole.record["histogram"]["counts"][state])
+        assert counts.sum() == len(pooled)
+        assert np.abs(np.cumsum(counts - oracle.bin_counts(pooled, BINS))).max() <= 3  # cosines on an edge
+        distances = [np.mean([s[f"apart_{k}"] for s in scalars]) for k in range(len(entry["by_distance"]))]
+        assert entry["by_distance"] == pytest.approx(distances, abs=2e-6)
+
+
+def test_released_view_bins_the_averaged_matrices(whole, real_states):
+    for state, clouds in real_states.items():
+        averaged = np.mean([oracle.cosine_matrix(z) for z in clouds], axis=0)
+        counts = np.array(whole.record["released_histogram"]["counts"][state])
+        assert counts.sum() == averaged.size  # all N² entries, the diagonal too
+        assert np.abs(np.cumsum(counts - oracle.bin_counts(averaged.ravel(), BINS))).max() <= 4
+    # averaging first narrows the histogram: that is why the pooled one is the default
+    off_diagonal = [np.array(c) for c in whole.record["released_histogram"]["counts"]]
+    for counts, pooled in zip(off_diagonal, whole.record["histogram"]["counts"]):
+        counts[-1] -= SMALL["tokens"]
+        assert _spread(counts) < _spread(np.array(pooled))
+
+
+def _spread(counts):
+    middles = (np.arange(BINS) + 0.5) / (BINS / 2) - 1
+    mean = np.average(middles, weights=counts)
+    return np.sqrt(np.average((middles - mean) ** 2, weights=counts))
+
+
+def test_densities_integrate_to_one(whole):
+    assert whole.histogram.shape == (6, BINS)
+    assert (whole.histogram.sum(1) * 2 / BINS).tolist() == pytest.approx([1.0] * 6)
+
+
+def test_diagonal(whole):
+    n = SMALL["tokens"]
+    assert whole.mean_cosine_all == pytest.approx(1 / n + (1 - 1 / n) * whole.mean_cosine, abs=1e-9)
+
+
+def test_trends_with_and_without_embedding_and_norm(whole):
+    from scipy.stats import spearmanr
+
+    assert whole.spearman == pytest.approx(spearmanr(range(6), whole.mean_cosine_all).statistic)
+    assert whole.trend("spearman", states="blocks") == pytest.approx(
+        spearmanr(range(5), whole.mean_cosine[1:]).statistic
+    )
+    before = [*whole.mean_cosine[:5], whole.before_norm["mean_cosine"]]
+    assert whole.trend("slope", states="all_before_norm") == pytest.approx(np.polyfit(np.arange(6) / 5, before, 1)[0])
+    low, high = whole.interval("spearman")
+    assert low <= whole.spearman <= high
+
+
+def test_where_every_window_came_from(whole, prose, stories):
+    _, tokenizer = stories
+    assert len(whole.record["windows"]) == 5
+    for origin in whole.record["windows"]:
+        passage = prose[0][origin["start"] : origin["end"]]
+        assert len(tokenizer(passage).input_ids) == pytest.approx(40, abs=2)
+
+
+def test_saving_and_loading(whole, tmp_path):
+    path = whole.save(tmp_path / "c.json")
+    again = load(path)
+    assert again.to_json() == whole.to_json() == path.read_text()
+    assert again.mean_cosine.tolist() == whole.mean_cosine.tolist()
+    assert "condensing" in repr(again)
+    whole.save(tmp_path)
+    assert load(tmp_path).to_json() == whole.to_json()
+    with pytest.raises(ValueError, match="must be one of"):
+        again.values("nonsense")
+    path.write_text('{"schema": "other"}')
+    with pytest.raises(ValueError, match="schema"):
+        load(path)
+    path.write_text("{")
+    with pytest.raises(ValueError, match="cannot be read"):
+        load(path)
+    with pytest.raises(FileNotFoundError, match="no result at"):
+        load(tmp_path / "none.json")
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not(stories, prose):
+    options = SMALL | {"windows": 3}
+    first, second = (measure(stories, text=prose, **options) for _ in range(2))
+    assert first.to_json() == second.to_json()
+    assert first.to_json() != measure(stories, text=prose, **(options | {"seed": 4})).to_json()
+
+
+def test_batches_do_not_change_the_numbers(stories, prose, whole):
+    one = measure(stories, text=prose, spectral=True, released=True, batch=1, **SMALL)
+    assert one.mean_cosine == pytest.approx(whole.mean_cosine, abs=1e-6)
+    assert one.values("effective_rank") == pytest.approx(whole.values("effective_rank"), rel=1e-5)
+
+
+def test_interrupted_and_resumed_is_byte_for_byte_the_whole(stories, prose, whole, tmp_path):
+    def stop(done, total):
+        if done >= 2:
+            raise KeyboardInterrupt
+
+    options = {"text": prose, "spectral": True, "released": True, "batch": 2, "partial": tmp_path, **SMALL}
+    with pytest.raises(Interrupted) as caught:
+        measure(stories, progress=stop, **options)
+    partial = caught.value.result
+    assert partial.record["windows_done"] == 2
+    assert not partial.complete
+    assert (tmp_path / "partial-0.npz").exists()
+    seen = []
+    resumed = measure(stories, resume=True, progress=lambda done, total: seen.append((done, total)), **options)
+    assert seen == [(2, 5), (4, 5), (5, 5)]
+    assert resumed.to_json() == whole.to_json()
+    with pytest.raises(ValueError, match="another measurement"):
+        measure(stories, resume=True, **(options | {"seed": 8}))
+
+
+def test_resume_without_a_folder(stories, prose):
+    with pytest.raises(ValueError, match="resume must know where"):
+        measure(stories, text=prose, resume=True, **SMALL)
+
+
+def test_two_processes_give_the_numbers_of_one(shared, prose, tmp_path):
+    model = shared / "models" / "stories260K"
+    text = tmp_path / "text.txt"
+    text.write_text(prose[0])
+    alone = measure(model, text=text, device="cpu", **SMALL)
+    worker = Path(__file__).parent / "measure_worker.py"
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "DECONDENSE_CACHE": str(tmp_path / "cache")}
+    launch = ["--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+    command = [sys.executable, "-m", "torch.distributed.run", *launch, str(worker)]
+    run = subprocess.run(
+        [*command, str(model), str(text), str(tmp_path)], capture_output=True, text=True, env=environment, timeout=180
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    results = [load(tmp_path / f"rank{r}.json") for r in (0, 1)]
+    assert results[0].to_json() == results[1].to_json()
+    assert results[0].mean_cosine == pytest.approx(alone.mean_cosine, abs=1e-6)
+    assert results[0].interval("slope") == pytest.approx(alone.interval("slope"), abs=1e-6)
+    assert results[0].record["histogram"] == alone.record["histogram"]
+
+
+def test_a_fresh_model_of_the_same_architecture(shared, prose):
+    folder = shared / "models" / "stories260K"
+    fresh = measure(folder, text=prose, init=True, **SMALL)
+    assert fresh.record["model"]["init"]
+    assert "freshly initialised" in fresh.label
+    assert fresh.to_json() == measure(folder, text=prose, init=True, **SMALL).to_json()
+    assert fresh.mean_cosine[0] < measure(folder, text=prose, **SMALL).mean_cosine[0]
+
+
+@pytest.mark.parametrize("name_stack", ["gpt2 decoder", "bert decoder", "t5 encoder", "t5 decoder"])
+def test_encoders_and_encoder_decoders(name_stack, stories, prose):
+    name, stack = name_stack.split()
+    _, tokenizer = stories
+    model = build(name)
+    model.resize_token_embeddings(512)
+    result = measure((model, tokenizer), text=prose, stack=stack, **SMALL)
+    assert result.record["final_norm"] is (name != "bert")
+    assert len(result.mean_cosine) == {"t5 encoder": 3}.get(name_stack, 4)
+    assert np.isfinite(result.mean_cosine).all()
+    if name == "bert":
+        assert result.before_norm["mean_cosine"] == result.mean_cosine[-1]
+
+
+def test_training_mode_and_gradients_are_left_alone(stories, prose):
+    model, _ = stories
+    model.train()
+    measure(stories, text=prose, **SMALL)
+    assert model.training
+    model.eval()
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_one_window_has_no_interval(stories, prose):
+    result = measure(stories, text=prose, **(SMALL | {"windows": 1}))
+    assert np.isnan(result.interval("spearman")).all()
+    assert "one window has no interval" in result.verdict
+
+
+def test_overflow_is_named_not_measured(stories, prose):
+    model, tokenizer = stories
+    weight = model.layers[2].mlp.down_proj.weight
+    kept = weight.detach().clone()
+    try:
+        with torch.no_grad():
+            weight[0, 0] = float("inf")
+        with pytest.raises(ValueError, match="hidden state 3 of windows 0–3 must be finite"):
+            measure((model, tokenizer), text=prose, **SMALL)
+    finally:
+        with torch.no_grad():
+            weight.copy_(kept)
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul")
+def test_half_precision(shared, prose, whole):
+    low = measure(shared / "models" / "stories260K", text=prose, dtype="bfloat16", **SMALL)
+    assert low.record["model"]["dtype"] == "bfloat16"
+    assert low.mean_cosine == pytest.approx(whole.mean_cosine, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tokens": 4096}, "tokens must be at most 512"),
+        ({"windows": 0}, "windows must be an integer of at least 1"),
+        ({"tokens": 1}, "tokens must be an integer of at least 2"),
+        ({"batch": 0}, "batch must be an integer of at least 1"),
+        ({"bootstrap": -1}, "bootstrap must be an integer of at least 1"),
+        ({"windows": 5000}, r"5000 windows of 39 tokens \(195000 tokens\), it has .* too few"),
+    ],
+)
+def test_bad_settings(stories, prose, change, message):
+    with pytest.raises(ValueError, match=message):
+        measure(stories, text=prose, **(SMALL | change))
+
+
+@pytest.mark.slow
+def test_smollm2_on_wikitext2_is_where_the_reference_says(shared):
+    """100 windows × 512 tokens; ../shared/reference/ANCHORS.md has 0.806 for the authors' package."""
+    result = measure("smollm2-135m", text="wikitext-2", data=shared / "data", windows=100, tokens=512)
+    assert result.spearman == pytest.approx(0.806, abs=0.05)

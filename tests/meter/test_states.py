@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_models import build
+
+from decondense.meter.states import StateReader
+
+DECODERS = ["llama", "qwen2", "qwen3", "gemma3", "olmo3", "gpt2", "bloom", "gpt_neox"]
+
+
+def collect(reader, ids):
+    seen = {}
+
+    def visit(number, z):
+        assert number not in seen
+        seen[number] = z.clone()
+
+    reader.read(ids, visit)
+    return seen
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_decoder_states_are_those_the_model_returns(name):
+    model = build(name)
+    ids = torch.randint(3, 97, (2, 11))
+    reader = StateReader(model)
+    assert reader.hooked
+    assert reader.final_norm is True
+    seen = collect(reader, ids)
+    with torch.inference_mode():
+        wanted = model(input_ids=ids, output_hidden_states=True).hidden_states
+    assert len(wanted) == reader.layers + 1 == 4
+    for number, z in enumerate(wanted):
+        assert torch.equal(seen[number], z), number
+    assert not torch.equal(seen[reader.layers], seen[reader.layers + 1])
+
+
+def test_the_state_before_the_norm_is_what_the_norm_gets():
+    model = build("llama")
+    ids = torch.randint(3, 97, (1, 7))
+    seen = collect(StateReader(model), ids)
+    with torch.inference_mode():
+        assert torch.allclose(model.norm(seen[4]), seen[3], atol=1e-6)
+
+
+def test_an_encoder_without_a_final_norm():
+    model = build("bert")
+    ids = torch.randint(3, 97, (2, 9))
+    reader = StateReader(model)
+    assert reader.final_norm is False
+    seen = collect(reader, ids)
+    with torch.inference_mode():
+        wanted = model(input_ids=ids, output_hidden_states=True).hidden_states
+    for number, z in enumerate(wanted):
+        assert torch.equal(seen[number], z)
+
+
+@pytest.mark.parametrize("name", ["t5", "bart"])
+@pytest.mark.parametrize(("stack", "layers"), [("decoder", 3), ("encoder", 2)])
+def test_both_stacks_of_an_encoder_decoder(name, stack, layers):
+    model = build(name)
+    ids = torch.randint(3, 97, (2, 9))
+    reader = StateReader(model, stack=stack)
+    assert reader.hooked
+    assert reader.layers == layers
+    seen = collect(reader, ids)
+    start = getattr(model.config, "decoder_start_token_id", None)
+    shifted = torch.cat([torch.full((2, 1), 0 if start is None else start), ids[:, :-1]], 1)
+    with torch.inference_mode():
+        out = model(input_ids=ids, decoder_input_ids=shifted, output_hidden_states=True)
+    for number, z in enumerate(getattr(out, f"{stack}_hidden_states")):
+        assert torch.allclose(seen[number], z, atol=1e-6), number
+
+
+def test_a_model_the_hooks_do_not_fit_is_read_through_its_outputs(monkeypatch):
+    model = build("llama")
+    monkeypatch.setattr(StateReader, "_find_blocks", lambda self: None)
+    reader = StateReader(model)
+    assert not reader.hooked
+    assert reader.final_norm is None
+    seen = collect(reader, torch.randint(3, 97, (1, 5)))
+    assert sorted(seen) == [0, 1, 2, 3]
+
+
+def test_wrong_blocks_are_noticed(monkeypatch):
+    model = build("llama")
+    swapped = torch.nn.ModuleList([model.layers[1], model.layers[0], model.layers[2]])
+    monkeypatch.setattr(StateReader, "_find_blocks", lambda self: swapped)
+    assert not StateReader(model).hooked
+
+
+def test_the_model_is_left_without_hooks_even_after_an_error():
+    model = build("gpt2")
+    reader = StateReader(model)
+
+    def hooks():  # transformers leaves hooks of its own
+        return [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()]
+
+    before = hooks()
+
+    def fail(number, z):
+        assert hooks() != before
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        reader.read(torch.randint(3, 97, (1, 5)), fail)
+    assert hooks() == before
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="stack must be one of decoder, encoder"):
+        StateReader(build("llama"), stack="middle")
+    with pytest.raises(TypeError, match="must be a transformers model"):
+        StateReader(torch.nn.Linear(2, 2))

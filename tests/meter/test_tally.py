@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from decondense.meter.tally import Tally
+
+COLUMNS = ("mean_cosine", "token_norm")
+
+
+def random_tally(rng, windows, *, released=True):
+    tally = Tally.empty(3, COLUMNS, 16, released_tokens=4 if released else None)
+    tally.counts += rng.integers(0, 100, tally.counts.shape)
+    for w in windows:
+        tally.rows[w] = rng.normal(size=(3, 2))
+    if tally.matrices is not None:
+        tally.matrices += rng.normal(size=tally.matrices.shape)
+    return tally
+
+
+def pieces(released=True):
+    rng = np.random.default_rng(0)
+    return [random_tally(rng, w, released=released) for w in ([4, 1], [0], [2, 3, 7], [5])]
+
+
+def assert_equal(a, b):
+    assert (a.counts == b.counts).all()
+    assert a.windows == b.windows
+    for name in COLUMNS:
+        assert (a.column(name) == b.column(name)).all()  # not approximately: rows are kept, not summed
+    assert np.allclose(a.matrices, b.matrices, atol=1e-14)
+
+
+def test_merging_in_any_order_and_grouping_gives_the_same():
+    in_order = Tally.empty(3, COLUMNS, 16, released_tokens=4)
+    for piece in pieces():
+        in_order.merge(piece)
+    backwards = Tally.empty(3, COLUMNS, 16, released_tokens=4)
+    for piece in reversed(pieces()):
+        backwards.merge(piece)
+    a, b, c, d = pieces()
+    grouped = b.merge(d).merge(c.merge(a))
+    assert_equal(in_order, backwards)
+    assert_equal(in_order, grouped)
+
+
+def test_a_window_counts_once_and_shapes_must_match():
+    a, b, *_ = pieces()
+    b.rows[4] = b.rows[0]
+    with pytest.raises(ValueError, match="window 4 is in both tallies"):
+        a.merge(b)
+    with pytest.raises(ValueError, match="same model"):
+        a.merge(Tally.empty(4, COLUMNS, 16))
+    with pytest.raises(ValueError, match="released view, or neither"):
+        a.merge(pieces(released=False)[1])
+
+
+def test_saving_and_opening(tmp_path):
+    whole = pieces()[2]
+    whole.save(tmp_path / "partial-0.npz", "key")
+    assert_equal(Tally.open(tmp_path / "partial-0.npz", "key"), whole)
+    assert [p.name for p in tmp_path.iterdir()] == ["partial-0.npz"]
+    with pytest.raises(ValueError, match="belongs to another measurement"):
+        Tally.open(tmp_path / "partial-0.npz", "other")
+    (tmp_path / "partial-0.npz").write_bytes(b"nonsense")
+    with pytest.raises(ValueError, match="is no partial measurement"):
+        Tally.open(tmp_path / "partial-0.npz", "key")
