@@ -13,8 +13,11 @@ import torch
 from torch import Tensor
 
 
-def check_states(z: Tensor, mask: Tensor | None) -> None:
-    """Refuse what no loss can work on. Shapes and types only, so nothing here waits for a GPU."""
+def check_states(z: Tensor, mask: Tensor | None) -> Tensor | None:
+    """Refuse what no loss can work on, and return the mask as booleans.
+
+    Shapes and types only, so nothing here waits for a GPU.
+    """
     if not isinstance(z, Tensor):
         raise TypeError(f"z must be a tensor (batch, tokens, width), got {type(z).__name__}: pass hidden states.")
     if z.ndim != 3 or z.shape[1] < 2 or z.shape[2] < 1:
@@ -23,7 +26,7 @@ def check_states(z: Tensor, mask: Tensor | None) -> None:
     if not z.is_floating_point():
         raise TypeError(f"z must be a floating-point tensor, got {z.dtype}: pass hidden states, not token ids.")
     if mask is None:
-        return
+        return None
     if not isinstance(mask, Tensor) or mask.shape != z.shape[:2]:
         came = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
         raise ValueError(
@@ -32,6 +35,7 @@ def check_states(z: Tensor, mask: Tensor | None) -> None:
         )
     if mask.device != z.device:
         raise ValueError(f"mask must be on the device of z ({z.device}), got {mask.device}: move it there.")
+    return mask.bool()
 
 
 def check_positive(name: str, value: float) -> None:

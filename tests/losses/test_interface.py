@@ -107,3 +107,22 @@ def test_the_hard_clamp_loses_the_gradient_that_matters():
         torch.autograd.grad(losses.dispersion(z, clamp=0.01, hard_clamp=flag), z)[0].flatten() for flag in (False, True)
     )
     assert torch.cosine_similarity(soft, hard, dim=0) < 0.8
+
+
+@pytest.mark.parametrize("dtype", [torch.long, torch.uint8, torch.float32, torch.bool])
+def test_masks_of_any_type(dtype):
+    mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+    for function in losses.LOSSES.values():
+        assert torch.equal(function(Z, mask.to(dtype)), function(Z, mask.bool()))
+    assert torch.equal(losses.mean_cosine(Z, mask.to(dtype)), losses.mean_cosine(Z, mask.bool()))
+
+
+def test_many_layers_are_each_layer():
+    """Whatever the keywords, also those that only make sense layer by layer."""
+    mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]).bool()
+    for keywords in ({"estimator": "first_order"}, {"estimator": "first_order", "max_tokens": 5}, {"tau": 0.3}):
+        loss = losses.get("dispersion", **keywords)
+        values, _ = loss.over_layers([Z, 2 * Z], mask)
+        torch.testing.assert_close(values, torch.stack([loss(z, mask, reduction="none") for z in (Z, 2 * Z)]))
+    with pytest.raises(ValueError, match="use estimator='exact'"):
+        losses.get("dispersion", estimator="first_order", diagonal=True).over_layers([Z], None)

@@ -41,7 +41,7 @@ def decorrelation(
     `diagonal=True` adds the correlations of each vector with itself, which are all 1. A vector without
     variance has no correlation and counts as 0.
     """
-    geometry.check_states(z, mask)
+    mask = geometry.check_states(z, mask)
     check_choice("axis", axis, ("token", "feature"))
     check_choice("pairs", pairs, ("mean", "sum"))
     if max_tokens is not None:

@@ -77,7 +77,7 @@ def dispersion(
     process_group  z holds this rank's part of sequences that are split over the ranks of the group, in equal parts;
                 the value is that of the whole sequence (`losses/context_parallel.py`).
     """
-    geometry.check_states(z, mask)
+    mask = geometry.check_states(z, mask)
     geometry.check_positive("tau", tau)
     geometry.check_clamp(clamp)
     check_choice("estimator", estimator, ESTIMATORS)
@@ -120,15 +120,13 @@ def first_order_layers(
     distance: str = "angular",
     constant: float = 0.0,
     backend: str = "auto",
-    **unused: Any,
+    estimator: str = "first_order",
 ) -> tuple[Tensor, Tensor]:
     """`dispersion` to first order for many layers at once: values and mean cosines, each (layers, batch).
 
     The curve is applied to all layers together: on a GPU its dozen of tiny operations would otherwise cost more
     than the sums over the tokens.
     """
-    for z, mask in zip(states, masks):
-        geometry.check_states(z, mask)
     geometry.check_positive("tau", tau)
     geometry.check_clamp(clamp)
     cosines = [moments.mean_cosine(z, mask, eps=eps, backend=backend) for z, mask in zip(states, masks)]

@@ -43,7 +43,7 @@ def l2_repel(
     pairs        "mean": log of the mean over pairs; "sum": log of the sum, as the paper writes it.
     diagonal, constant, max_tokens, shared_sample, generator: as in `dispersion`.
     """
-    geometry.check_states(z, mask)
+    mask = geometry.check_states(z, mask)
     geometry.check_positive("tau", tau)
     check_choice("norm", norm, ("mean", "sum"))
     check_choice("pairs", pairs, ("mean", "sum"))

@@ -19,6 +19,7 @@ from .pairs import apply, full_precision
 
 def mean_cosine(z: Tensor, mask: Tensor | None = None, *, eps: float = 0.0, backend: str = "auto") -> Tensor:
     """c̄ (batch,): the mean cosine over the pairs i ≠ j of each sequence, 0 for fewer than two tokens."""
+    mask = geometry.check_states(z, mask)
     return apply(_FusedMeanCosine(eps) if fused(z, backend) else MeanCosine(eps), z, mask)
 
 

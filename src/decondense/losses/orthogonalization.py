@@ -40,7 +40,7 @@ def orthogonalization(
     The options that it shares with `dispersion` mean the same there. The straight-through clamp is what we
     recommend: the hard clamp of Algorithm 1 cannot separate tokens that have already collapsed.
     """
-    geometry.check_states(z, mask)
+    mask = geometry.check_states(z, mask)
     geometry.check_clamp(clamp)
     check_choice("distance", distance, DISTANCES)
     if max_tokens is not None:

@@ -35,7 +35,7 @@ def perplexity_entropy(
     tau is the temperature of the squared distances, eps the ε inside the logarithm; max_tokens, shared_sample
     and generator as in `dispersion`.
     """
-    geometry.check_states(z, mask)
+    mask = geometry.check_states(z, mask)
     geometry.check_positive("tau", tau)
     geometry.check_positive("eps", eps)
     if max_tokens is not None:
