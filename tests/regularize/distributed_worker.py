@@ -1,6 +1,6 @@
 """Run by test_distributed.py under torchrun: one process's share of a batch, its gradients compared by rank 0.
 
-python distributed_worker.py {ddp,fsdp} {exact,first_order}
+python distributed_worker.py {ddp,fsdp}
 """
 
 from __future__ import annotations
@@ -20,9 +20,15 @@ import decondense as dc
 from regularize.models import gradients, llama, padded, tokens
 
 
-def main(engine: str, estimator: str) -> None:
+def main(engine: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
+    for estimator in ("exact", "first_order"):
+        compare(engine, estimator)
+    dist.destroy_process_group()
+
+
+def compare(engine: str, estimator: str) -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     ids = tokens(4)
     _, mask, _ = padded(4)
@@ -53,7 +59,6 @@ def main(engine: str, estimator: str) -> None:
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
     if rank == 0:
         print("same gradients as one process", engine, estimator)
-    dist.destroy_process_group()
 
 
 main(*sys.argv[1:])

@@ -12,17 +12,10 @@ import pytest
 WORKER = Path(__file__).with_name("distributed_worker.py")
 
 
-@pytest.mark.parametrize("estimator", ["exact", "first_order"])
 @pytest.mark.parametrize("engine", ["ddp", "fsdp"])
-def test_two_processes(engine, estimator):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+def test_two_processes(engine):
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    run = subprocess.run(
-        [*command, str(WORKER), engine, estimator],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        env=environment,
-    )
+    run = subprocess.run([*launch, str(WORKER), engine], capture_output=True, text=True, timeout=180, env=environment)
     assert run.returncode == 0, run.stderr[-3000:]
-    assert "same gradients as one process" in run.stdout
+    assert run.stdout.count("same gradients as one process") == 2
