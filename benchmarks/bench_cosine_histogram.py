@@ -31,7 +31,7 @@ def main() -> None:
             z = states(shape, torch.float32, 0)
             u = (z / z.norm(dim=-1, keepdim=True)).to(dtype)
             base = {"shape": "x".join(map(str, shape)), "dtype": str(dtype).removeprefix("torch.")}
-            moved = int((dense(u) - cosine_histogram(u)).abs().sum()) // 2
+            moved = int((dense(u.float()) - cosine_histogram(u)).abs().sum()) // 2
             variants: list[tuple[str, Callable[[], torch.Tensor]]] = [
                 ("torch: N×N and histc", lambda u=u: dense(u)),
                 ("kernel", lambda u=u: cosine_histogram(u)),

@@ -23,17 +23,17 @@ LENGTHS = [16384, 32768, 65536, 131072]
 
 def kernels(z: torch.Tensor, part: str = "both") -> Callable[[], torch.Tensor]:
     coefficient = torch.ones(len(z), device=z.device)
-    total, _, _, norms = first_order.forward(z, None)
+    _, kept = first_order.mean_cosine(z, None)
 
     def forward() -> torch.Tensor:
-        return first_order.forward(z, None)[0]
+        return first_order.mean_cosine(z, None)[0]
 
     def backward() -> torch.Tensor:
-        return first_order.backward(z, None, norms, total, coefficient)
+        return first_order.mean_cosine_backward(z, None, kept, coefficient)
 
     def both() -> torch.Tensor:
-        total, _, _, norms = first_order.forward(z, None)
-        return first_order.backward(z, None, norms, total, coefficient)
+        _, saved = first_order.mean_cosine(z, None)
+        return first_order.mean_cosine_backward(z, None, saved, coefficient)
 
     return {"forward": forward, "backward": backward, "both": both}[part]
 

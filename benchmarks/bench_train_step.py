@@ -68,8 +68,9 @@ VARIANTS: list[tuple[str, dict[str, Any] | None, Callable[..., torch.Tensor]]] =
 
 def measure(name: str, rounds: int) -> list[harness.Row]:
     torch.manual_seed(0)
-    model, batch, tokens = MODELS[name]()
-    model = model.cuda().train()
+    with torch.device("cuda"):
+        model, batch, tokens = MODELS[name]()
+    model.train()
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     ids = torch.randint(0, model.config.vocab_size, (batch, tokens), device="cuda")
 

@@ -77,6 +77,26 @@ def test_gradient_is_that_of_the_mean_cosine(device):
     assert error(grad, z.grad.numpy()) < 1e-6
 
 
+def test_mean_cosine(device):
+    """The mean over the pairs i ≠ j, pair by pair, and its gradient through autograd in float64."""
+    z = cloud(4, 30, 40)
+    mask = torch.arange(30)[None, :] < torch.tensor([30, 11, 1, 0])[:, None]
+    leaf = z.double().requires_grad_()
+    u = leaf / (leaf.norm(dim=-1, keepdim=True) + 1e-2)
+    means = [
+        torch.stack([u[b, i] @ u[b, j] for i in range(n) for j in range(n) if i != j]).mean()
+        for b, n in ((0, 30), (1, 11))
+    ]
+    (means[0] - 2 * means[1]).backward()
+    z[~mask] = math.nan
+    got, saved = first_order.mean_cosine(z.to(device), mask.to(device))
+    assert error(got[:2], torch.stack(means).detach().numpy()) < 1e-6
+    assert got[2:].tolist() == [0.0, 0.0]
+    upstream = torch.tensor([1.0, -2.0, 3.0, 4.0], device=device)
+    grad = first_order.mean_cosine_backward(z.to(device), mask.to(device), saved, upstream)
+    assert error(grad, leaf.grad.numpy()) < 1e-6
+
+
 def test_empty_batch(device):
     z = torch.zeros(0, 5, 8, device=device)
     total, square, _count, norms = first_order.forward(z, None)

@@ -10,6 +10,9 @@ so its cost is that of reading z.  Since ∂(‖T‖² − Q)/∂u_i = 2 (T − 
 
 one scalar per sequence, which the caller supplies; `backward` pushes it through the normalisation (see
 `rows.py`).  Forward: one read of z.  Backward: one read of z and one write.
+
+`mean_cosine` and `mean_cosine_backward` are the same with c̄ itself as the result: the division and the count of
+the pairs happen in the kernels too, which for short sequences saves more than the sums cost.
 """
 
 from __future__ import annotations
@@ -49,3 +52,30 @@ def backward(
     """
     z, _ = rows.check(z, mask)
     return rows.project(z, norms, total.contiguous(), coefficient.contiguous(), eps=eps)
+
+
+@torch.no_grad()
+def mean_cosine(
+    z: torch.Tensor, mask: torch.Tensor | None = None, *, eps: float = 1e-2
+) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    """z (B, N, F) → c̄ (B,) float32, 0 for fewer than two tokens, and what `mean_cosine_backward` needs."""
+    z, mask = rows.check(z, mask)
+    found = rows.statistics(z, mask, eps=eps)
+    mean, coefficient = rows.mean_cosine(found)
+    return mean, (found.norms, found.total, coefficient)
+
+
+@torch.no_grad()
+def mean_cosine_backward(
+    z: torch.Tensor,
+    mask: torch.Tensor | None,
+    saved: tuple[torch.Tensor, ...],
+    upstream: torch.Tensor,
+    *,
+    eps: float = 1e-2,
+) -> torch.Tensor:
+    """∂(Σ_b upstream_b c̄_b)/∂z (B, N, F) in z's dtype; upstream (B,) float32."""
+    z, _ = rows.check(z, mask)
+    norms, total, coefficient = saved
+    upstream = upstream.to(torch.float32).contiguous()
+    return rows.project(z, norms, total, coefficient, eps=eps, upstream=upstream)

@@ -44,7 +44,7 @@ PROJECT_TILE = 1024
 # Programs the first pass over z is cut into: enough to fill a large GPU several times over, few enough
 # that their partial sums stay small beside z.
 PROGRAMS = 1056
-REDUCE_WIDTH = 128
+REDUCE_WIDTH, REDUCE_PARTS = 32, 128
 
 
 class Statistics(NamedTuple):
@@ -54,7 +54,7 @@ class Statistics(NamedTuple):
     square: torch.Tensor  # (B,)   Q
     number: torch.Tensor  # (B,)   n
     norms: torch.Tensor  # (B, N)  ‖z_i‖, −1 where masked
-    length: torch.Tensor  # (B, ⌈F/128⌉)  ‖T‖², one part per 128 features
+    length: torch.Tensor  # (B, ⌈F/32⌉)  ‖T‖², one part per 32 features
     copy: torch.Tensor | None  # (B, N, F)  z in another dtype, zero where masked
 
 
@@ -158,11 +158,27 @@ def _reduce_kernel(
 
 
 @triton.jit
+def _mean_cosine_kernel(
+    length, square, count, mean, coefficient, batch, parts, ROWS: tl.constexpr, PARTS: tl.constexpr
+):
+    b = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = b < batch
+    p = tl.arange(0, PARTS)
+    source = length + b[:, None] * parts + p[None, :]
+    t = tl.sum(tl.load(source, mask=inside[:, None] & (p < parts)[None, :], other=0.0), axis=1)
+    q = tl.load(square + b, mask=inside, other=0.0)
+    n = tl.load(count + b, mask=inside, other=0.0)
+    pairs = tl.where(n < 2.0, 1.0, n * (n - 1.0))
+    tl.store(mean + b, tl.where(n < 2.0, 0.0, (t - q) / pairs), mask=inside)
+    tl.store(coefficient + b, tl.where(n < 2.0, 0.0, 2.0 / pairs), mask=inside)
+
+
+@triton.jit
 def _project_kernel(
     z, norms, total, remainder, anchor, coefficient, upstream, grad,
     tokens, width, stride_b, stride_n, eps,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, NORMALIZE: tl.constexpr, REMAINDER: tl.constexpr,
-    SELF: tl.constexpr,
+    SELF: tl.constexpr, UPSTREAM: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(1)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -186,8 +202,9 @@ def _project_kernel(
     else:
         g = scale[:, None] * (t[None, :] - x * scale[:, None])
     k = tl.load(coefficient + b)
-    if REMAINDER:
+    if UPSTREAM:
         k *= tl.load(upstream + b)
+    if REMAINDER:
         g = g * tl.load(anchor + b) + tl.load(remainder + where, mask=some, other=0.0).to(tl.float32)
     if NORMALIZE:
         g = tl.where(inside[None, :], g, 0.0)
@@ -239,11 +256,25 @@ def statistics(
     launch(
         _reduce_kernel, (blocks, batch),
         (totals, squares, counts, total, square, count, length), (parts, width),
-        (REDUCE_WIDTH, 16),
+        (REDUCE_WIDTH, REDUCE_PARTS),
     )  # fmt: skip
     return Statistics(
         total.view(batch, width), square, count, norms.view(batch, tokens), length.view(batch, blocks), copied
     )
+
+
+def mean_cosine(found: Statistics) -> tuple[torch.Tensor, torch.Tensor]:
+    """c̄ = (‖T‖² − Q)/(n(n−1)) and 2/(n(n−1)), each (B,); zeros for fewer than two tokens."""
+    batch, parts = found.length.shape
+    mean, coefficient = torch.empty((2, batch), dtype=torch.float32, device=found.length.device).unbind()
+    if batch:
+        rows = 16
+        launch(
+            _mean_cosine_kernel, (triton.cdiv(batch, rows), 1),
+            (found.length, found.square, found.number, mean, coefficient), (batch, parts),
+            (rows, triton.next_power_of_2(parts)),
+        )  # fmt: skip
+    return mean, coefficient
 
 
 def project(
@@ -262,7 +293,7 @@ def project(
 ) -> torch.Tensor:
     """k (w (T − u_i) + G_i/a_i) through u: one read of z (and of G), one write.
 
-    k is `coefficient` (B,), times `upstream` (B,) when there is a remainder G (B, N, F) with its anchor w (B,).
+    k is `coefficient` (B,), times `upstream` (B,) if given; w is `anchor` (B,) beside a remainder G (B, N, F), else 1.
     `count_self` keeps the token itself: T instead of T − u_i.  `out` may be G: a program has read its rows whole
     before it writes them.
     """
@@ -275,7 +306,7 @@ def project(
         _project_kernel, (triton.cdiv(tokens, rows), batch),
         (z, norms, total, remainder, anchor, coefficient, upstream, grad),
         (tokens, width, z.stride(0), z.stride(1), eps),
-        (rows, padded, normalize, remainder is not None, count_self),
+        (rows, padded, normalize, remainder is not None, count_self, upstream is not None),
         warps=warps,
     )  # fmt: skip
     return grad
