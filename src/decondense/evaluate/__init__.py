@@ -1,0 +1,1 @@
+"""Benchmarks with every item kept, and tests that compare two sets of runs on the same items."""

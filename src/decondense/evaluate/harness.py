@@ -1,0 +1,404 @@
+"""Run benchmarks on a model and keep every item's outcome."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from .items import SCHEMA, Item, item_hash, read_items, summarise, write_items
+from .tasks import Benchmark, build, names_of, quiet
+
+__all__ = ["evaluate"]
+
+Progress = Callable[[str, int, int], None]
+SELECTIONS = ("final", "held-out-loss")
+
+
+def evaluate(
+    model: Any,
+    *,
+    tasks: str | Sequence[str] = "paper",
+    data: str | Path | None = None,
+    shots: str | int = "gpt2",
+    limit: int | None = None,
+    text: str | Sequence[str] | None = None,
+    text_tokens: int | None = None,
+    seed: int = 1234,
+    selected_by: str = "final",
+    training_seed: int | None = None,
+    revision: str | None = None,
+    dtype: str | None = None,
+    device: str | None = None,
+    init: bool = False,
+    batch_tokens: int | None = None,
+    max_length: int | None = None,
+    trust_remote_code: bool = False,
+    partial: Path | None = None,
+    progress: Progress | None = None,
+) -> tuple[dict[str, Any], list[Item]]:
+    """Score a model on benchmarks and texts.
+
+    Args:
+        model: anything ``decondense.models.load`` takes, or a pair (model, tokenizer) in memory.
+        tasks: "paper" (the ten), or names of lm-eval tasks, as a list or with commas; "" for none.
+        data: folder with local files (see ``tasks.build``); default the datasets hub.
+        shots: "gpt2", "qwen3", "zero" or a number.
+        limit: the first N items of every task only (of every subtask for mmlu, as in lm-eval). For trying out.
+        text: names or files of texts for perplexity and bits per byte.
+        text_tokens: length of their windows; default the model's context.
+        seed: draws the few-shot examples.
+        selected_by: how the checkpoint was chosen: "final" or "held-out-loss". Never by these benchmarks.
+        training_seed: recorded, so that significance can pair runs.
+        partial: folder for unfinished work; a second call with the same arguments goes on from there.
+        progress: called with (what, done, of).
+
+    Returns:
+        (record, items): the content of ``result.json`` and the rows of ``items.parquet``.
+    """
+    if selected_by not in SELECTIONS:
+        raise ValueError(
+            f"selected_by must be one of {', '.join(SELECTIONS)}, got {selected_by!r}: a checkpoint that was chosen by "
+            "the benchmark it is scored on cannot be compared."
+        )
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit must be at least 1 item, got {limit}: leave it out to take all items.")
+    texts = [text] if isinstance(text, str) else list(text or ())
+    names = names_of(tasks) if tasks or not texts else []
+    opened = _open_texts(texts, data)
+    benchmarks = build(names, data=data, shots=shots, seed=seed, started=_started(progress))
+    weights, tokenizer, about = _load(
+        model, revision=revision, dtype=dtype, device=device, init=init, seed=seed, trust_remote_code=trust_remote_code
+    )
+    scorer = _scorer(weights, tokenizer, about, batch_tokens, max_length)
+    settings: dict[str, Any] = {
+        "tasks": names,
+        "shots": shots,
+        "limit": limit,
+        "texts": texts,
+        "text_tokens": text_tokens,
+        "seed": seed,
+        "batch_tokens": scorer.batch_tokens,
+        "context": scorer.max_length,
+    }
+    parts = _Parts(partial, {"model": about, "settings": settings, "data": str(data)})
+    scorer.journal = parts.journal()
+    items: list[Item] = []
+    notes: list[str] = []
+    table: dict[str, Any] = {}
+    for benchmark in benchmarks:
+        rows = parts.finished(benchmark.name)
+        if rows is None:
+            rows = _run(benchmark, scorer, limit, progress)
+            parts.keep(benchmark.name, rows)
+        items += rows
+        table[benchmark.name] = summarise(rows) | {
+            "shots": benchmark.shots,
+            "fewshot_source": benchmark.fewshot_source,
+            "versions": sorted({str(task.VERSION) for task in benchmark.tasks.values()}),
+        }
+        notes += _notes(benchmark, table[benchmark.name], scorer.max_length)
+    from .perplexity import score_text
+
+    prose: dict[str, Any] = {}
+    for source in opened:
+        rows, figures = score_text(source, scorer, tokens=text_tokens, progress=progress)
+        items += rows
+        prose[source.name] = figures
+    record = {
+        "schema": SCHEMA,
+        "model": about,
+        "settings": settings,
+        "data": "hub" if data is None or str(data) == "hub" else "folder",
+        "checkpoint": _checkpoint(about, selected_by) | {"training_seed": training_seed},
+        "tasks": table,
+        "macro_average": _macro(table),
+        "texts": prose,
+        "notes": notes,
+        "versions": _versions(),
+    }
+    return record, items
+
+
+def _macro(table: dict[str, Any]) -> float | None:
+    return sum(entry["acc"] for entry in table.values()) / len(table) if table else None
+
+
+def _started(progress: Progress | None) -> Callable[[str], None] | None:
+    return None if progress is None else (lambda name: progress(f"reading {name}", 0, 1))
+
+
+def _open_texts(texts: Sequence[str], data: str | Path | None) -> list[Any]:
+    from ..text import TEXTS, open_text
+
+    folder = None if data is None or str(data) == "hub" else Path(data)
+    opened = []
+    for name in texts:
+        # --data names the folder of the benchmarks; named texts may lie in it or beside it.
+        named = name.partition(":")[0] in TEXTS
+        place = next((p for p in (folder, folder.parent) if _has(p, name)), None) if folder and named else None
+        opened.append(open_text(name, data=place))
+    return opened
+
+
+def _has(folder: Path, name: str) -> bool:
+    from ..text import available
+
+    return folder.is_dir() and available(folder).get(name.partition(":")[0]) == "folder"
+
+
+# -- the model -----------------------------------------------------------------------------------------------
+
+
+def _load(model: Any, **options: Any) -> tuple[Any, Any, dict[str, Any]]:
+    from .. import models
+
+    if isinstance(model, (tuple, list)):
+        if len(model) != 2:
+            raise TypeError(f"a model in memory must be a pair (model, tokenizer), got {len(model)} things.")
+        weights, tokenizer = model
+        about = {"name": "in memory", "description": type(weights).__name__, "kind": "memory", "revision": None}
+    else:
+        source = models.resolve(model, revision=options["revision"])
+        if source.kind == "folder" and not _has_tokenizer(Path(source.location)):
+            raise ValueError(
+                f"the model {str(model)!r} has no tokenizer, and benchmarks are text: save one into its folder with "
+                "tokenizer.save_pretrained."
+            )
+        weights, tokenizer = models.load(
+            source,
+            dtype=options["dtype"],
+            device=options["device"],
+            init=options["init"],
+            seed=options["seed"],
+            trust_remote_code=options["trust_remote_code"],
+        )
+        about = {
+            "name": source.name,
+            "description": source.description,
+            "kind": source.kind,
+            "revision": source.revision,
+        }
+        about |= _training_state(Path(source.location)) if source.kind == "folder" else {}
+    if tokenizer is None:
+        raise ValueError("the model has no tokenizer, and benchmarks are text: give (model, tokenizer).")
+    if not getattr(weights, "get_output_embeddings", lambda: None)():
+        raise ValueError(
+            f"the model must be a language model with an output head, got {type(weights).__name__}: benchmarks are "
+            "scored by the likelihood of text."
+        )
+    about |= {
+        "init": bool(options["init"]),
+        "architecture": type(weights).__name__,
+        "parameters": sum(p.numel() for p in weights.parameters()),
+        "dtype": str(weights.dtype).removeprefix("torch."),
+        "device": weights.device.type,
+        "weights": _fingerprint(weights),
+    }
+    return weights.eval(), tokenizer, about
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    names = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "spiece.model", "vocab.txt")
+    return any((folder / name).exists() for name in names)
+
+
+def _fingerprint(weights: Any) -> str:
+    """A hash of a few numbers of every parameter: a copy has the same, another training seed has not."""
+    digest = hashlib.sha256()
+    for name, parameter in weights.named_parameters():
+        flat = parameter.detach().flatten()
+        step = max(1, flat.numel() // 64)
+        digest.update(name.encode())
+        digest.update(flat[::step].float().cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _training_state(folder: Path) -> dict[str, Any]:
+    """Step and total of a folder that transformers' Trainer wrote, so that a checkpoint in the middle is seen."""
+    file = folder / "trainer_state.json"
+    if not file.is_file():
+        return {}
+    try:
+        state = json.loads(file.read_text(encoding="utf-8"))
+        step, total = int(state["global_step"]), int(state["max_steps"])
+    except (KeyError, TypeError, ValueError):
+        return {}
+    inside = folder.name.startswith("checkpoint-")
+    return {"step": step, "steps": total, "training_run": folder.resolve().parent.name if inside else folder.name}
+
+
+def _checkpoint(about: dict[str, Any], selected_by: str) -> dict[str, Any]:
+    step, steps = about.get("step"), about.get("steps")
+    final = None if step is None or steps is None else step >= steps
+    return {"selected_by": selected_by, "step": step, "steps": steps, "final": final, "run": about.get("training_run")}
+
+
+def _scorer(
+    weights: Any, tokenizer: Any, about: dict[str, Any], batch_tokens: int | None, max_length: int | None
+) -> Any:
+    from .scorer import Scorer
+
+    if batch_tokens is not None and batch_tokens < 1:
+        raise ValueError(f"batch_tokens must be at least 1, got {batch_tokens}: leave it out for the default.")
+    with quiet():
+        scorer = Scorer(weights, tokenizer, batch_tokens=batch_tokens, max_length=max_length)
+    about["context"] = scorer.max_length
+    return scorer
+
+
+# -- one benchmark -------------------------------------------------------------------------------------------
+
+
+def _run(benchmark: Benchmark, scorer: Any, limit: int | None, progress: Progress | None) -> list[Item]:
+    from lm_eval.evaluator import evaluate as lm_evaluate
+
+    if progress is not None:
+        progress(f"preparing {benchmark.name}", 0, 1)
+        scorer.progress = lambda done, total: progress(benchmark.name, done, total)
+    with quiet():
+        results = lm_evaluate(
+            lm=scorer,
+            task_dict={"tasks": benchmark.tasks, "groups": {}},
+            limit=limit,
+            bootstrap_iters=0,
+            log_samples=True,
+        )
+    # requests reach the scorer in the order of the tasks and, in a task, of the items and their choices
+    cut = iter(scorer.cut.tokens)
+    items = []
+    for subtask, task in benchmark.tasks.items():
+        lost: dict[int, int] = {}
+        for instance in task.instances:
+            if instance.request_type == "loglikelihood":
+                lost[instance.doc_id] = max(lost.get(instance.doc_id, 0), next(cut))
+        first = results["samples"][subtask][0]["filter"]
+        for sample in results["samples"][subtask]:
+            if sample["filter"] == first:
+                items.append(_item(benchmark.name, subtask, task, sample, lost.get(sample["doc_id"], 0)))
+        task._instances = None  # the prompts of a task are the largest thing here
+    return items
+
+
+def _item(name: str, subtask: str, task: Any, sample: dict[str, Any], cut: int) -> Item:
+    item: Item = {
+        "task": name,
+        "subtask": subtask,
+        "doc_id": sample["doc_id"],
+        "item": item_hash(sample["arguments"], sample["target"]),
+        "target": str(sample["target"]),
+        "prediction": None,
+        "gold": None,
+        "correct": _score(task, sample),
+        "acc_norm": None if sample.get("acc_norm") is None else float(sample["acc_norm"]),
+        "loglikelihoods": None,
+        "greedy": None,
+        "units": None,
+        "cut": cut,
+    }
+    answers = sample["filtered_resps"]
+    if task.OUTPUT_TYPE in ("multiple_choice", "loglikelihood"):
+        item["loglikelihoods"] = [float(value) for value, _ in answers]
+        item["greedy"] = [bool(greedy) for _, greedy in answers]
+        item["units"] = [len(pair[1].encode()) for pair in sample["arguments"]]
+    if task.OUTPUT_TYPE == "multiple_choice":
+        item["prediction"] = str(max(range(len(answers)), key=lambda i: answers[i][0]))
+        item["gold"] = _gold(task, sample)
+    elif task.OUTPUT_TYPE == "loglikelihood":
+        item["prediction"] = str(int(answers[0][1]))
+        item["gold"] = [0]
+    else:
+        item["prediction"] = str(answers[0])
+    return item
+
+
+def _score(task: Any, sample: dict[str, Any]) -> float:
+    """``acc`` where the task has it, else its first metric that is one number per item."""
+    for metric in ("acc", "exact_match", *sample["metrics"]):
+        value = sample.get(metric)
+        if value is not None and not isinstance(value, (tuple, list, dict, str)):
+            return float(value)
+    raise ValueError(
+        f"task {task.config.task!r} must have a metric that is one number per item, but has "
+        f"{', '.join(sample['metrics'])}: choose another task."
+    )
+
+
+def _gold(task: Any, sample: dict[str, Any]) -> list[int]:
+    document = sample["doc"]
+    if callable(task.config.process_results) and "mc2_targets" in document:
+        return [i for i, label in enumerate(document["mc2_targets"]["labels"]) if label == 1]
+    gold = task.doc_to_text(document) if task.multiple_input else task.doc_to_target(document)
+    if isinstance(gold, str):
+        choices = task.doc_to_choice(document)
+        gold = choices.index(gold) if gold in choices else -1
+    several = gold if isinstance(gold, list) else [gold]
+    return [int(g) for g in several if isinstance(g, int) and 0 <= g < len(sample["filtered_resps"])]
+
+
+def _notes(benchmark: Benchmark, scores: dict[str, Any], context: int) -> list[str]:
+    notes = []
+    if benchmark.shots and "evaluated split" in benchmark.fewshot_source:
+        notes.append(
+            f"{benchmark.name}: its {benchmark.shots} example(s) come from {benchmark.fewshot_source}, because the data "
+            "has no other split."
+        )
+    if "cut" in scores:
+        notes.append(
+            f"{benchmark.name}: {scores['cut']['items']} of {scores['items']} prompts were longer than the context of "
+            f"{context} tokens and lost their beginning, up to {scores['cut']['most_tokens']} tokens; the "
+            "end of the prompt and the answer are whole."
+        )
+    return notes
+
+
+def _versions() -> dict[str, str]:
+    import importlib.metadata
+
+    names = ("decondense", "lm_eval", "torch", "transformers", "datasets")
+    found = {}
+    for name in names:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+# -- unfinished work -----------------------------------------------------------------------------------------
+
+
+class _Parts:
+    """``partial/``: finished benchmarks as parquet, the batches of the current one as JSON lines, and the settings
+    they belong to. Anything that belongs to other settings is thrown away."""
+
+    def __init__(self, folder: Path | None, settings: dict[str, Any]) -> None:
+        self.folder = folder
+        if folder is None:
+            return
+        from ..meter.result import write_text
+
+        stamp = json.dumps(settings, sort_keys=True, default=str)
+        if folder.exists():
+            file = folder / "settings.json"
+            if not file.exists() or file.read_text(encoding="utf-8") != stamp:
+                shutil.rmtree(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / "settings.json", stamp)
+
+    def journal(self) -> Any:
+        from .scorer import Journal
+
+        return None if self.folder is None else Journal(self.folder / "batches.jsonl")
+
+    def finished(self, name: str) -> list[Item] | None:
+        file = None if self.folder is None else self.folder / f"{name}.parquet"
+        return read_items(file) if file is not None and file.exists() else None
+
+    def keep(self, name: str, items: list[Item]) -> None:
+        if self.folder is not None:
+            write_items(self.folder / f"{name}.parquet", items)
+
+

@@ -1,0 +1,326 @@
+"""Tests on paired outcomes, what they could have shown, and the correction for several of them.
+
+Everything here is numpy and scipy on arrays; docs/statistics.md says which test is used when, and why.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import optimize, stats
+
+__all__ = [
+    "Crossed",
+    "crossed",
+    "crossed_macro",
+    "holm",
+    "mcnemar",
+    "mcnemar_power",
+    "minimal_effect",
+    "paired_interval",
+    "permutation",
+    "seed_floor",
+    "smallest_mcnemar_effect",
+    "t_power",
+]
+
+
+# -- one checkpoint against another: the items are the sample ------------------------------------------------
+
+
+def mcnemar(gained: int, lost: int) -> float:
+    """Exact two-sided McNemar test.
+
+    Of the ``gained + lost`` items on which the two checkpoints differ, under the null each goes either way with
+    probability ½: p = min(1, 2·P(X ≤ min(gained, lost))), X ~ Bin(gained + lost, ½).
+    """
+    if gained < 0 or lost < 0:
+        raise ValueError(f"gained and lost must be counts, got {gained} and {lost}.")
+    if gained + lost == 0:
+        return 1.0
+    return float(min(1.0, 2 * stats.binom.cdf(min(gained, lost), gained + lost, 0.5)))
+
+
+def mcnemar_power(items: int, discordant: float, effect: float, *, alpha: float = 0.05) -> float:
+    """Probability that the exact test rejects at ``alpha``.
+
+    ``discordant`` is the probability ψ that the checkpoints differ on an item, ``effect`` the difference δ of their
+    accuracies (|δ| ≤ ψ): the number of differing items is Bin(items, ψ), and each favours the better checkpoint with
+    probability (1 + δ/ψ)/2. The sum runs over all numbers of differing items within 10 standard deviations.
+    """
+    if discordant <= 0:
+        return 0.0
+    share = min(1.0, (1 + abs(effect) / discordant) / 2)
+    centre, spread = items * discordant, math.sqrt(items * discordant * (1 - min(discordant, 1 - 1e-12))) + 1
+    numbers = np.arange(max(1, math.floor(centre - 10 * spread)), min(items, math.ceil(centre + 10 * spread)) + 1)
+    # largest count k with 2·P(X ≤ k) ≤ alpha; −1 where even 0 is not extreme enough
+    limit = stats.binom.ppf(alpha / 2, numbers, 0.5)
+    limit = np.where(2 * stats.binom.cdf(limit, numbers, 0.5) <= alpha, limit, limit - 1)
+    rejected = stats.binom.cdf(limit, numbers, share) + stats.binom.sf(numbers - limit - 1, numbers, share)
+    rejected = np.where(limit < 0, 0.0, rejected)
+    return float(np.sum(stats.binom.pmf(numbers, items, min(1.0, discordant)) * rejected))
+
+
+def smallest_mcnemar_effect(
+    items: int, discordant: float, *, alpha: float = 0.05, power: float = 0.8
+) -> float | None:
+    """The difference of accuracies that the exact test finds with the given power when the checkpoints differ on a share
+    ``discordant`` of the items; ``None`` where even a difference of that whole share is found less often."""
+    if discordant <= 0 or mcnemar_power(items, discordant, discordant, alpha=alpha) < power:
+        return None
+    found = optimize.brentq(
+        lambda d: mcnemar_power(items, discordant, d, alpha=alpha) - power, 0.0, discordant, xtol=1e-6
+    )
+    return float(found)
+
+
+def permutation(differences: np.ndarray, *, samples: int = 10_000, seed: int = 0) -> float:
+    """Paired permutation test: under the null the two runs are exchangeable on every item, so the sign of each difference
+    is a coin. Two-sided on the mean; p = (1 + #{|mean of signed| ≥ |mean|}) / (1 + samples), never 0. With at most 12
+    non-zero differences all sign patterns are tried and p is exact."""
+    values = np.asarray(differences, dtype=np.float64)
+    values = values[values != 0]
+    if len(values) == 0:
+        return 1.0
+    observed = abs(values.sum())
+    slack = 1e-9 * np.abs(values).sum()
+    if len(values) <= 12:
+        patterns = (np.arange(1 << len(values))[:, None] >> np.arange(len(values))) & 1
+        return float(np.mean(np.abs((2 * patterns - 1) @ values) >= observed - slack))
+    rng = np.random.default_rng(seed)
+    extreme, done = 0, 0
+    while done < samples:
+        rows = min(samples - done, max(1, 4_000_000 // len(values)))
+        bits = np.unpackbits(rng.integers(0, 256, size=(rows, -(-len(values) // 8)), dtype=np.uint8), axis=1)
+        sums = 2 * (bits[:, : len(values)] @ values) - values.sum()
+        extreme += int(np.sum(np.abs(sums) >= observed - slack))
+        done += rows
+    return (1 + extreme) / (1 + samples)
+
+
+def paired_interval(base: np.ndarray, treated: np.ndarray, *, level: float = 0.95) -> tuple[float, float]:
+    """Interval for the difference of two checkpoints over items. 0/1 outcomes: Bonett and Price's adjusted Wald interval
+    for paired proportions, which also behaves with few differing items; graded ones: Student's t."""
+    n = len(base)
+    binary = bool(np.all((base == 0) | (base == 1)) and np.all((treated == 0) | (treated == 1)))
+    if binary:
+        gained, lost = float(np.sum(treated > base)), float(np.sum(treated < base))
+        p, q = (gained + 1) / (n + 2), (lost + 1) / (n + 2)
+        half = stats.norm.ppf((1 + level) / 2) * math.sqrt((p + q - (p - q) ** 2) / (n + 2))
+        return max(-1.0, p - q - half), min(1.0, p - q + half)
+    difference = np.asarray(treated, np.float64) - np.asarray(base, np.float64)
+    if n < 2:
+        return float("nan"), float("nan")
+    half = stats.t.ppf((1 + level) / 2, n - 1) * difference.std(ddof=1) / math.sqrt(n)
+    return float(difference.mean() - half), float(difference.mean() + half)
+
+
+# -- one way of training against another: seeds and items are both samples -----------------------------------
+
+
+@dataclass(frozen=True)
+class Crossed:
+    """A difference with its uncertainty over seeds and items.
+
+    ``seed_part`` and ``item_part`` are the shares of the variance of ``difference`` that more seeds and more items would
+    reduce; ``noise_part`` belongs to both (seed × item). ``seed_sd`` is the spread of a task's accuracy from seed to seed
+    beyond that noise, averaged over the arms."""
+
+    difference: float
+    se: float
+    df: float
+    seed_part: float
+    item_part: float
+    noise_part: float
+    seed_sd: float
+
+    @property
+    def p(self) -> float:
+        if self.se == 0:
+            return 1.0 if self.difference == 0 else 0.0
+        return float(2 * stats.t.sf(abs(self.difference) / self.se, self.df))
+
+    def interval(self, level: float = 0.95) -> tuple[float, float]:
+        half = float(stats.t.ppf((1 + level) / 2, self.df)) * self.se
+        return self.difference - half, self.difference + half
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What one task gives: seed means per arm, the variance over items of the difference of arm means, the seed × item
+    noise in it, and the same noise in one seed's mean."""
+
+    seed_means: tuple[np.ndarray, ...]
+    items: int
+    item_variance: float
+    noise: float
+    noise_per_seed: float
+    difference: float
+
+
+def _parts(base: np.ndarray, treated: np.ndarray, paired: bool) -> _Parts:
+    base, treated = np.asarray(base, np.float64), np.asarray(treated, np.float64)
+    if base.ndim != 2 or treated.ndim != 2 or base.shape[1] != treated.shape[1]:
+        raise ValueError(
+            f"outcomes must be (seeds, items) with the same items, got {base.shape} and {treated.shape}."
+        )
+    if paired and len(base) != len(treated):
+        raise ValueError(
+            f"paired seeds need as many base as treated runs, got {len(base)} and {len(treated)}: leave pairing out."
+        )
+    n = base.shape[1]
+    arms = (treated - base,) if paired else (treated, base)
+    per_item = treated.mean(0) - base.mean(0)
+    noise, per_seed = 0.0, []
+    known = [_residual(arm) for arm in arms]
+    pooled = [k for k in known if k is not None]
+    for arm, residual in zip(arms, known):
+        # an arm of one seed borrows the other arm's noise
+        value = residual if residual is not None else (sum(pooled) / len(pooled) if pooled else 0.0)
+        noise += value / (n * len(arm))
+        per_seed.append(value / n)
+    return _Parts(
+        seed_means=tuple(arm.mean(1) for arm in arms),
+        items=n,
+        item_variance=float(per_item.var(ddof=1) / n) if n > 1 else 0.0,
+        noise=noise,
+        noise_per_seed=float(np.mean(per_seed)),
+        difference=float(per_item.mean()),
+    )
+
+
+def _residual(arm: np.ndarray) -> float | None:
+    """Mean square of seed × item: what is left after seed means and item means."""
+    seeds, items = arm.shape
+    if seeds < 2 or items < 2:
+        return None
+    rest = arm - arm.mean(1, keepdims=True) - arm.mean(0, keepdims=True) + arm.mean()
+    return float(np.sum(rest**2) / ((seeds - 1) * (items - 1)))
+
+
+def crossed(base: np.ndarray, treated: np.ndarray, *, paired: bool = False, seed_floor: float = 0.0) -> Crossed:
+    """Difference of two ways of training on one task; ``base`` (S_A, n) and ``treated`` (S_B, n) hold the outcomes of every
+    seed on the same n items. See ``crossed_macro``."""
+    return crossed_macro([(base, treated)], paired=paired, seed_floor=seed_floor)
+
+
+def seed_floor(tasks: Sequence[tuple[np.ndarray, np.ndarray]], *, paired: bool = False) -> float:
+    """The average over tasks of the seed variance beyond seed × item noise, or 0 when that is negative.
+
+    Two or three seeds agree by accident on some of ten tasks, and a test that takes such a task's tiny variance at its
+    word rejects too often. No task is credited with a smaller seed variance than the average one."""
+    excess = []
+    for base, treated in tasks:
+        parts = _parts(base, treated, paired)
+        known = [float(m.var(ddof=1)) for m in parts.seed_means if len(m) > 1]
+        if known:
+            excess.append(float(np.mean(known)) - parts.noise_per_seed)
+    return max(0.0, float(np.mean(excess))) if excess else 0.0
+
+
+def crossed_macro(
+    tasks: Sequence[tuple[np.ndarray, np.ndarray]], *, paired: bool = False, seed_floor: float = 0.0
+) -> Crossed:
+    """Mean over tasks of treated − base, seeds and items both random and crossed.
+
+    An outcome is y = arm + item + arm×item + seed(arm) + seed×item, so with M_s a seed's mean over tasks
+
+        Var(difference) = Σ_arms σ²_seed/S + (1/T²) Σ_t [σ²_(arm×item)/n + Σ_arms σ²_(seed×item)/(n S)].
+
+    The variance of the M_s over seeds, divided by S, estimates the first and the last term together; the variance over
+    items of the difference of the arms' means, divided by n, the second and the last; the residual the last alone:
+
+        V = Σ_arms s²(M_s)/S + max(0, (1/T²) Σ_t [s²_items/n − residual/(n S)]).
+
+    Degrees of freedom by Satterthwaite, without credit for the subtracted residual (Hillis 2007):
+
+        ν = V² / [ Σ_arms (s²(M_s)/S)²/(S−1) + (1/T⁴) Σ_t (s²_items/n)²/(n−1) ].
+
+    Seeds of the two arms are independent samples unless ``paired``. An arm with a single seed is given the other arm's
+    seed variance; with one seed in both there is none to estimate, and the items alone are the sample. ``seed_floor`` is
+    the least seed variance to believe (see the function of that name).
+    """
+    parts = [_parts(base, treated, paired) for base, treated in tasks]
+    count = len(parts)
+    means = [np.mean([part.seed_means[arm] for part in parts], axis=0) for arm in range(len(parts[0].seed_means))]
+    item_total = sum(part.item_variance for part in parts) / count**2
+    noise = sum(part.noise for part in parts) / count**2
+    per_seed = sum(part.noise_per_seed for part in parts) / count**2
+    least = seed_floor + per_seed if seed_floor > 0 else 0.0
+    variances = [max(float(m.var(ddof=1)), least) if len(m) > 1 else None for m in means]
+    known = [v for v in variances if v is not None]
+    difference = sum(part.difference for part in parts) / count
+    item_term = sum((part.item_variance / count**2) ** 2 / max(1, part.items - 1) for part in parts)
+    if not known:
+        df = item_total**2 / item_term if item_term else math.inf
+        return Crossed(difference, math.sqrt(item_total), df, 0.0, item_total, 0.0, math.nan)
+    seed_total, seed_term = 0.0, 0.0
+    for m, v in zip(means, variances):
+        if v is not None:
+            seed_total += v / len(m)
+            seed_term += (v / len(m)) ** 2 / (len(m) - 1)
+    if len(known) < len(variances):
+        # one arm has a single seed: its variance is the other's, one and the same estimate used twice
+        lent = known[0]
+        size = next(len(m) for m, v in zip(means, variances) if v is not None)
+        seed_total = lent * (1 / size + 1)
+        seed_term = seed_total**2 / (size - 1)
+    item_part = max(0.0, item_total - noise)
+    variance = seed_total + item_part
+    bottom = seed_term + item_term
+    df = variance**2 / bottom if bottom > 0 else math.inf
+    spread = float(np.mean(known)) - per_seed
+    return Crossed(
+        difference=difference,
+        se=math.sqrt(variance),
+        df=df,
+        seed_part=max(0.0, seed_total - noise),
+        item_part=item_part,
+        noise_part=min(noise, seed_total),
+        seed_sd=math.sqrt(max(0.0, spread)),
+    )
+
+
+# -- what could have been shown ------------------------------------------------------------------------------
+
+
+def t_power(effect: float, se: float, df: float, *, alpha: float = 0.05) -> float:
+    """Power of a two-sided t test: P(|T| > t_(1−α/2)), T noncentral with ν = ``df`` and noncentrality effect/se."""
+    if se <= 0:
+        return 1.0 if effect else 0.0
+    ratio = abs(effect) / se
+    if math.isinf(df) or df > 1e6:
+        bound = stats.norm.ppf(1 - alpha / 2)
+        return float(stats.norm.sf(bound - ratio) + stats.norm.cdf(-bound - ratio))
+    bound = stats.t.ppf(1 - alpha / 2, df)
+    upper = stats.nct.sf(bound, df, ratio)
+    lower = stats.nct.cdf(-bound, df, ratio)
+    if not (math.isfinite(upper) and math.isfinite(lower)):
+        # scipy's series gives up far out; there the normal approximation of Johnson and Welch is exact enough
+        spread = math.sqrt(1 + bound**2 / (2 * df))
+        upper, lower = stats.norm.sf((bound * (1 - 1 / (4 * df)) - ratio) / spread), 0.0
+    return float(min(1.0, upper + lower))
+
+
+def minimal_effect(se: float, df: float, *, alpha: float = 0.05, power: float = 0.8) -> float:
+    """The smallest difference that a t test with this standard error finds with the given power."""
+    if se <= 0:
+        return 0.0
+    high = 1.0
+    while t_power(high * se, se, df, alpha=alpha) < power and high < 1e6:
+        high *= 2
+    return float(optimize.brentq(lambda x: t_power(x * se, se, df, alpha=alpha) - power, 0.0, high, xtol=1e-6) * se)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's adjusted p-values: the i-th smallest of m is multiplied by m − i + 1, then made non-decreasing."""
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    adjusted = [0.0] * len(p_values)
+    running = 0.0
+    for rank, i in enumerate(order):
+        running = max(running, min(1.0, (len(p_values) - rank) * p_values[i]))
+        adjusted[i] = running
+    return adjusted

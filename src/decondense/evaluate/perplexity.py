@@ -1,0 +1,91 @@
+"""Perplexity of a text: per token, per word, and bits per byte."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+from .items import TEXT, Item
+
+__all__ = ["score_text"]
+
+
+def score_text(
+    text: Any,
+    scorer: Any,
+    *,
+    tokens: int | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> tuple[list[Item], dict[str, Any]]:
+    """Score every token of a text once, in disjoint windows as lm-eval cuts them.
+
+    With ℓ the sum of log-likelihoods over all windows:
+
+        token perplexity = exp(−ℓ / tokens)        word perplexity = exp(−ℓ / words)
+        bits per byte    = −ℓ / (bytes · ln 2)
+
+    Words are what white space divides (as in lm-eval), bytes those of UTF-8; the last two do not depend on the
+    tokenizer. Windows are kept as items, with the window's log-likelihood, so that two runs can be paired.
+
+    Args:
+        text: a ``decondense.text.Text``; its documents are joined.
+        tokens: length of a window; default the model's context.
+
+    Returns:
+        (items, figures)
+    """
+    whole = text.joined
+    name = f"{TEXT}{text.name}"
+    before = scorer._max_length
+    if tokens is not None:
+        if not 2 <= tokens <= scorer.max_length:
+            raise ValueError(
+                f"text_tokens must be between 2 and the model's context of {scorer.max_length}, got {tokens}."
+            )
+        scorer._max_length = tokens
+    try:
+        if progress is not None:
+            progress(f"reading {text.name}", 0, 1)
+            scorer.progress = lambda done, total: progress(text.name, done, total)
+        windows = scorer.rolling_windows(whole)
+        length = scorer.max_length
+        answers = scorer._loglikelihood_tokens([(None, context, scored) for context, scored in windows])
+    finally:
+        scorer._max_length = before
+    total = sum(value for value, _ in answers)
+    count = sum(len(scored) for _, scored in windows)
+    words = len(re.split(r"\s+", whole))
+    size = len(whole.encode("utf-8"))
+    items = []
+    for number, ((context, scored), (value, _)) in enumerate(zip(windows, answers)):
+        asked = hashlib.sha256(repr((context, scored)).encode()).hexdigest()[:16]
+        items.append(
+            dict.fromkeys(("prediction", "target", "gold", "acc_norm", "greedy"))
+            | {
+                "task": name,
+                "subtask": name,
+                "doc_id": number,
+                "item": asked,
+                "correct": value / len(scored),
+                "loglikelihoods": [value],
+                "units": [len(scored)],
+                "cut": 0,
+            }
+        )
+    figures = {
+        "source": text.source,
+        "sha256": text.sha256,
+        "window_tokens": length,
+        "windows": len(windows),
+        "tokens": count,
+        "words": words,
+        "bytes": size,
+        "loglikelihood": total,
+        "token_perplexity": math.exp(-total / count),
+        "word_perplexity": math.exp(min(700.0, -total / words)),
+        "bits_per_byte": -total / (size * math.log(2)),
+    }
+    return items, figures

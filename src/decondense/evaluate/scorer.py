@@ -1,0 +1,342 @@
+"""Log-likelihoods, as lm-eval's own Hugging Face model defines them, in fewer operations.
+
+``Scorer`` *is* lm-eval's ``HFLM``: tokenisation rules, truncation from the left, the prefix token and one forward pass
+for continuations that differ in their last token only are the same. What differs is how the work is done:
+
+* strings are tokenised in batches, every distinct context once;
+* batches are cut by tokens, not by a fixed number of rows, after sorting by length;
+* the output head sees only the positions that score a continuation, and log-probabilities are float32 whatever the
+  model's precision (``HFLM`` rounds them to the model's, which makes ties in bfloat16);
+* one transfer per batch instead of two per request;
+* every finished batch goes into a journal, so that a killed evaluation goes on with the next one.
+
+The batches do not depend on what the journal holds, so an interrupted evaluation ends with the same numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from lm_eval.models.huggingface import HFLM
+from lm_eval.models.utils import _add_special_kwargs, has_bos_prefix
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+__all__ = ["Cut", "Journal", "Scorer"]
+
+Answer = tuple[float, bool]
+Request = tuple[Any, list[int], list[int]]
+
+
+@dataclass
+class Cut:
+    """How many requests were longer than the context, and the most tokens that one of them lost."""
+
+    requests: int = 0
+    most_tokens: int = 0
+    tokens: list[int] = field(default_factory=list)  # per request of the last call, in its order
+
+
+class Journal:
+    """Finished batches in a file of JSON lines; a line cut short by a crash is ignored."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.done: dict[tuple[str, int], list[Answer]] = {}
+        if path.exists():
+            for line in path.read_text(encoding="utf-8").split("\n"):
+                try:
+                    entry = json.loads(line)
+                    answers = [(float(value), bool(greedy)) for value, greedy in entry["answers"]]
+                    self.done[entry["stage"], entry["batch"]] = answers
+                except (json.JSONDecodeError, KeyError, TypeError, ValueError):
+                    continue
+
+    def add(self, stage: str, batch: int, answers: Sequence[Answer]) -> None:
+        self.done[stage, batch] = list(answers)
+        line = json.dumps({"stage": stage, "batch": batch, "answers": [[v, int(g)] for v, g in answers]})
+        with self.path.open("a", encoding="utf-8") as file:
+            # a leading newline ends whatever a crash left on the last line
+            file.write(("" if file.tell() == 0 else "\n") + line)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+@dataclass
+class _Row:
+    """One forward sequence: ``tokens`` without the last one, and the requests it answers, each with the number of
+    tokens of its continuation."""
+
+    tokens: list[int]
+    scored: int
+    members: list[tuple[int, list[int]]]
+
+
+class Scorer(HFLM):
+    """lm-eval's Hugging Face model for a causal language model in memory.
+
+    Args:
+        batch_tokens: tokens in a batch, padding included; default 4096 on a CPU, 65,536 on an accelerator.
+        scored_tokens: positions of a batch that reach the output head; default 1024 and 16,384.
+        progress: called with (requests done, requests in all).
+        journal: where finished batches are kept.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        batch_tokens: int | None = None,
+        scored_tokens: int | None = None,
+        max_length: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        journal: Journal | None = None,
+    ) -> None:
+        super().__init__(pretrained=model, tokenizer=tokenizer, batch_size=8, max_length=max_length)
+        on_cpu = self.device.type == "cpu"
+        self.batch_tokens = batch_tokens or (4096 if on_cpu else 65_536)
+        self.scored_tokens = scored_tokens or (1024 if on_cpu else 16_384)
+        self.progress = progress
+        self.journal = journal
+        self.cut = Cut()
+        accepted = inspect.signature(getattr(model, "forward", model.__call__)).parameters
+        self._options = {"use_cache": False} if "use_cache" in accepted else {}
+        self._head: Any = None
+        self._head_checked = False
+
+    # -- tokens ----------------------------------------------------------------------------------------------
+
+    def encode_many(self, strings: Sequence[str], *, special: bool | None = None) -> list[list[int]]:
+        """``tok_encode`` of every string, in one call per kind of string."""
+        if not strings:
+            return []
+        options = _add_special_kwargs(special, self.add_bos_token)
+        bos = self.tokenizer.decode(self.prefix_token_id)
+        prefixed = [special is None and has_bos_prefix(s, bos) for s in strings]
+        result: list[list[int]] = [[] for _ in strings]
+        for flag in (False, True):
+            where = [i for i, p in enumerate(prefixed) if p is flag]
+            if where:
+                chosen = options | ({"add_special_tokens": False} if flag else {})
+                encoded = self.tokenizer([strings[i] for i in where], verbose=False, **chosen)["input_ids"]
+                for i, tokens in zip(where, encoded):
+                    result[i] = tokens
+        return result
+
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
+        """(context, continuation) in tokens. The pair is tokenised as one string and divided after as many tokens as
+        the context alone has; spaces at the end of the context belong to the continuation."""
+        moved = []
+        for context, continuation in pairs:
+            spaces = len(context) - len(context.rstrip())
+            if context and spaces:
+                context, continuation = context[:-spaces], context[-spaces:] + continuation
+            moved.append((context, continuation))
+        contexts = list(dict.fromkeys(c for c, _ in moved if c))
+        lengths = dict(zip(contexts, self.encode_many(contexts)))
+        whole = self.encode_many([c + d for c, d in moved if c])
+        bare = self.encode_many([d for c, d in moved if not c], special=False)
+        result, joined, alone = [], iter(whole), iter(bare)
+        for (context, _), (original, _) in zip(moved, pairs):
+            if original == "":
+                tokens = next(alone)
+                first = self.prefix_token_id
+                result.append(([first], tokens) if tokens[0] != first else (tokens[:1], tokens[1:]))
+            elif context == "":
+                # lm-eval encodes such a context (spaces only) to nothing and then fails; the prefix token stands in
+                result.append(([self.prefix_token_id], next(alone)))
+            else:
+                head = lengths[context]
+                result.append((head, next(joined)[len(head) :]))
+        return result
+
+    def loglikelihood(self, requests: Any, disable_tqdm: bool = False) -> list[Answer]:
+        if self.backend != "causal":
+            return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
+        pairs = [request.args for request in requests]
+        encoded = self.encode_pairs(pairs)
+        return self._loglikelihood_tokens([(pair, *tokens) for pair, tokens in zip(pairs, encoded)])
+
+    def rolling_windows(self, text: str) -> list[tuple[list[int], list[int]]]:
+        """(context, continuation) tokens of the disjoint windows that lm-eval cuts a text into: every token of the
+        text is scored once, the first one after the prefix token, the first of a later window after one token."""
+        windows = get_rolling_token_windows(
+            token_list=self.encode_many([text])[0],
+            prefix_token=self.prefix_token_id,
+            max_seq_len=self.max_length,
+            context_len=1,
+        )
+        return [make_disjoint_window(window) for window in windows]
+
+    def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
+        if self.backend != "causal":
+            return super().loglikelihood_rolling(requests, disable_tqdm=disable_tqdm)
+        windows: list[Request] = []
+        owner: list[int] = []
+        for number, request in enumerate(requests):
+            for context, continuation in self.rolling_windows(request.args[0]):
+                windows.append((None, context, continuation))
+                owner.append(number)
+        totals = [0.0] * len(requests)
+        for number, (value, _) in zip(owner, self._loglikelihood_tokens(windows)):
+            totals[number] += value
+        return totals
+
+    # -- scores ----------------------------------------------------------------------------------------------
+
+    def _loglikelihood_tokens(self, requests: Any, disable_tqdm: bool = False, override_bs: Any = None) -> list[Answer]:
+        if self.backend != "causal":
+            return super()._loglikelihood_tokens(requests, disable_tqdm=disable_tqdm, override_bs=override_bs)
+        rows = self._rows(requests)
+        batches = self._batches(rows)
+        stage = self._stage(rows)
+        answers: list[Answer | None] = [None] * len(requests)
+        finished = 0
+        for number, batch in enumerate(batches):
+            members = [index for row in batch for index, _ in row.members]
+            known = self.journal.done.get((stage, number)) if self.journal is not None else None
+            if known is None or len(known) != len(members):
+                known = self._score(batch)
+                if self.journal is not None:
+                    self.journal.add(stage, number, known)
+            for index, answer in zip(members, known):
+                answers[index] = answer
+            finished += len(members)
+            if self.progress is not None:
+                self.progress(finished, len(requests))
+        return answers  # type: ignore[return-value]
+
+    def _rows(self, requests: Sequence[Request]) -> list[_Row]:
+        """Requests that share all tokens but the last one share a row. Longest first; equal lengths in the order of
+        their tokens, so that the order does not depend on where a request came from."""
+        self.cut.tokens = [0] * len(requests)
+        rows: dict[tuple[int, ...], _Row] = {}
+        for index, (_, context, continuation) in enumerate(requests):
+            if not continuation:
+                raise ValueError(
+                    f"a continuation must have at least one token, got none for {str(requests[index][0])[:80]!r}."
+                )
+            if len(continuation) > self.max_length:
+                raise ValueError(
+                    f"a continuation must fit the context of {self.max_length} tokens, got {len(continuation)} tokens: "
+                    "take a model with a longer context."
+                )
+            whole = context + continuation
+            lost = max(0, len(whole) - (self.max_length + 1))
+            if lost:
+                self.cut.requests += 1
+                self.cut.most_tokens = max(self.cut.most_tokens, lost)
+                self.cut.tokens[index] = lost
+            tokens = whole[lost:-1]
+            row = rows.setdefault(tuple(tokens), _Row(tokens, 0, []))
+            row.scored = max(row.scored, len(continuation))
+            row.members.append((index, continuation))
+        return [rows[key] for key in sorted(rows, key=lambda k: (-len(k), k))]
+
+    def _batches(self, rows: Sequence[_Row]) -> list[list[_Row]]:
+        batches: list[list[_Row]] = []
+        width = scored = 0
+        for row in rows:
+            full = bool(batches) and (
+                (len(batches[-1]) + 1) * width > self.batch_tokens or scored + row.scored > self.scored_tokens
+            )
+            if not batches or full:
+                batches.append([])
+                width, scored = len(row.tokens), 0
+            batches[-1].append(row)
+            scored += row.scored
+        return batches
+
+    def _stage(self, rows: Sequence[_Row]) -> str:
+        """A name for this set of requests, cut into batches this way."""
+        digest = hashlib.sha256(f"{self.batch_tokens} {self.scored_tokens}".encode())
+        for row in rows:
+            digest.update(json.dumps([row.tokens, row.members]).encode())
+        return digest.hexdigest()[:16]
+
+    def _score(self, batch: list[_Row]) -> list[Answer]:
+        try:
+            return self._score_together(batch)
+        except torch.OutOfMemoryError:
+            if len(batch) == 1:
+                raise
+        torch.cuda.empty_cache()
+        half = len(batch) // 2
+        return self._score(batch[:half]) + self._score(batch[half:])
+
+    @torch.inference_mode()
+    def _score_together(self, batch: list[_Row]) -> list[Answer]:
+        """Padding is on the right, where a causal model does not see it."""
+        width = max(len(row.tokens) for row in batch)
+        inputs = torch.zeros(len(batch), width, dtype=torch.long)
+        positions: list[int] = []  # in the flattened batch, those that score something
+        index: list[int] = []  # for every scored token: which of the positions
+        targets: list[int] = []
+        owners: list[int] = []
+        members = 0
+        for number, row in enumerate(batch):
+            inputs[number, : len(row.tokens)] = torch.tensor(row.tokens)
+            end = number * width + len(row.tokens)
+            positions.extend(range(end - row.scored, end))
+            for _, continuation in row.members:
+                length = len(continuation)
+                index.extend(range(len(positions) - length, len(positions)))
+                targets.extend(continuation)
+                owners.extend([members] * length)
+                members += 1
+        logits = self._logits(inputs.to(self.device), torch.tensor(positions, device=self.device))
+        where = torch.tensor(index, device=logits.device)
+        wanted = torch.tensor(targets, device=logits.device)
+        owner = torch.tensor(owners, device=logits.device)
+        scores = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
+        values = scores[where, wanted]
+        right = scores.argmax(-1)[where] == wanted
+        # float64 and one member after the other in order: the sum does not depend on the neighbours in the batch
+        total = torch.zeros(members, dtype=torch.float64).index_add_(0, owner.cpu(), values.double().cpu())
+        wrong = torch.zeros(members, dtype=torch.int64).index_add_(0, owner.cpu(), (~right).long().cpu())
+        return [(float(t), int(w) == 0) for t, w in zip(total.tolist(), wrong.tolist())]
+
+    def _logits(self, inputs: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """inputs (rows, width), positions (k,) in the flattened batch → logits (k, vocabulary)."""
+        if not self._head_checked:
+            self._check_head(inputs)
+        if self._head is None:
+            full = self.model(inputs, **self._options).logits
+            return full.flatten(0, 1)[positions.to(full.device)]
+
+        def select(module: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+            hidden = arguments[0]
+            return (hidden.flatten(0, 1)[positions.to(hidden.device)].unsqueeze(0), *arguments[1:])
+
+        hook = self._head.register_forward_pre_hook(select)
+        try:
+            return self.model(inputs, **self._options).logits[0]
+        finally:
+            hook.remove()
+
+    def _check_head(self, inputs: torch.Tensor) -> None:
+        """Use the short way only where it gives what the model itself gives: some models do more after the head than
+        act on each position by itself."""
+        self._head_checked = True
+        get = getattr(self.model, "get_output_embeddings", None)
+        head = get() if get is not None else None
+        if not isinstance(head, torch.nn.Module):
+            return
+        probe = inputs[:1, : min(16, inputs.shape[1])]
+        last = torch.tensor([probe.shape[1] - 1], device=self.device)
+        expected = self.model(probe, **self._options).logits[0, -1:]
+        self._head = head
+        try:
+            found = self._logits(probe, last)
+        except (RuntimeError, IndexError, ValueError):
+            found = None
+        if found is None or found.shape != expected.shape or not torch.allclose(found, expected, rtol=1e-2, atol=1e-2):
+            self._head = None

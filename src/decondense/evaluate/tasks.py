@@ -1,0 +1,381 @@
+"""The benchmarks: lm-eval's own task definitions, with the data from the hub or from local files.
+
+No prompt is written here. A task is built from lm-eval's YAML; with a data folder only where its rows come from
+is changed. Few-shot examples come from the task's own few-shot split, else its training split, else another
+split than the evaluated one; where the data has none of these, from the evaluated split with the item itself
+left out, and ``Benchmark.fewshot_source`` says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import gzip
+import json
+import logging
+import lzma
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["FEWSHOT", "PAPER", "Benchmark", "build", "names_of", "quiet", "read_rows", "shots_for"]
+
+PAPER = (
+    "anli_r2",
+    "lambada_openai",
+    "openbookqa",
+    "piqa",
+    "truthfulqa_mc2",
+    "winogrande",
+    "arc_easy",
+    "arc_challenge",
+    "medmcqa",
+    "mmlu",
+)
+"""The ten benchmarks of the paper, in its order."""
+FEWSHOT = ("arc_easy", "arc_challenge", "medmcqa", "mmlu")
+"""Those of them that the paper runs with examples: 1 for GPT2, 5 for Qwen3; the other six have none."""
+PRESETS = {"gpt2": 1, "qwen3": 5, "zero": 0}
+FOLDERS = {"anli_r2": "anli", "lambada_openai": "lambada", "truthfulqa_mc2": "truthfulqa", "arc_easy": "arc"}
+FOLDERS |= {"arc_challenge": "arc", "mmlu": "mmlu/default"}
+ENDINGS = (".jsonl", ".json", ".parquet")
+SUBSET_COLUMNS = ("subject", "subset", "config")
+
+
+@dataclass
+class Benchmark:
+    """One name as the user gave it, and the lm-eval tasks behind it (57 for mmlu, otherwise one)."""
+
+    name: str
+    tasks: dict[str, Any]
+    shots: int
+    source: str
+    fewshot_source: str
+
+
+def names_of(tasks: str | Sequence[str]) -> list[str]:
+    """ "paper" or "piqa,arc_easy" or a list, as a list without repetitions."""
+    given = tasks.split(",") if isinstance(tasks, str) else list(tasks)
+    names: list[str] = []
+    for name in (n.strip() for n in given):
+        names += [n for n in (PAPER if name == "paper" else (name,)) if n]
+    if not names:
+        raise ValueError(f"tasks must be 'paper' or names of lm-eval tasks, got {tasks!r}: name at least one.")
+    return list(dict.fromkeys(names))
+
+
+def shots_for(name: str, shots: str | int) -> int | None:
+    """Examples before the question. ``None``: whatever lm-eval's definition of the task says."""
+    if isinstance(shots, str) and shots in PRESETS:
+        if shots == "zero":
+            return 0
+        if name not in PAPER:
+            return None
+        return PRESETS[shots] if name in FEWSHOT else 0
+    try:
+        number = int(shots)
+    except ValueError:
+        number = -1
+    if number < 0:
+        raise ValueError(f"shots must be gpt2, qwen3, zero or a number from 0, got {shots!r}.")
+    return number
+
+
+def build(
+    names: Sequence[str],
+    *,
+    data: str | Path | None = None,
+    shots: str | int = "gpt2",
+    seed: int = 1234,
+    started: Callable[[str], None] | None = None,
+) -> list[Benchmark]:
+    """Build every benchmark, or say in one sentence which cannot be built and why.
+
+    Args:
+        data: folder with ``NAME/SPLIT.jsonl`` (also .json, .parquet, .gz, .xz) in the hub's field names; ``None`` or
+            "hub" takes the datasets hub.
+        shots: "gpt2", "qwen3", "zero" or a number.
+        seed: the order in which few-shot examples are drawn; 1234 is lm-eval's own default.
+        started: called with each name before it is built.
+    """
+    folder = _data_folder(data)
+    wanted = {name: shots_for(name, shots) for name in names}
+    with quiet():
+        index = _index(names)
+        benchmarks = []
+        for name in names:
+            if started is not None:
+                started(name)
+            leaves = _leaves(name, index)
+            tasks = {leaf: _task(name, leaf, index, folder) for leaf in leaves}
+            number = _set_shots(tasks.values(), wanted[name], seed)
+            sources = {_fewshot_source(task) for task in tasks.values()} if number else {"none"}
+            source = "hub" if folder is None else "folder"
+            benchmarks.append(Benchmark(name, tasks, number, source, ", ".join(sorted(sources))))
+    return benchmarks
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """lm-eval logs and draws bars of its own for every task: keep them out of the way."""
+    import lm_eval.api.task as module
+
+    logger, bar = logging.getLogger("lm_eval"), module.tqdm
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    module.tqdm = lambda items, **_: items  # type: ignore[assignment,misc]
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        module.tqdm = bar  # type: ignore[misc]
+
+
+# -- names ---------------------------------------------------------------------------------------------------
+
+
+def _index(names: Sequence[str]) -> dict[str, Any]:
+    """lm-eval's index of tasks. All of its 14,000 names take a quarter of a minute to read; the folders of the
+    wanted ones, tried first, take a second."""
+    import lm_eval.tasks
+    from lm_eval.tasks import TaskManager
+
+    root = Path(lm_eval.tasks.__file__).parent
+    guesses = [root / FOLDERS.get(name, name) for name in names]
+    guesses += [root / part for name in names for part in _prefixes(name)]
+    folders = list(dict.fromkeys(str(p) for p in guesses if p.is_dir()))
+    if folders:
+        index = TaskManager(include_path=folders, include_defaults=False).task_index
+        if all(name in index and _known(name, index) for name in names):
+            return index
+    index = TaskManager().task_index
+    unknown = [name for name in names if name not in index]
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], [*PAPER, *index], n=4, cutoff=0.5)
+        hint = f"the nearest names are {', '.join(dict.fromkeys(near))}" if near else "no name is near"
+        raise ValueError(f"task {unknown[0]!r} must be 'paper' or a task that lm-eval knows: {hint}.")
+    return index
+
+
+def _prefixes(name: str) -> list[str]:
+    words = name.split("_")
+    return ["_".join(words[:n]) for n in range(len(words), 0, -1)]
+
+
+def _known(name: str, index: dict[str, Any]) -> bool:
+    """Whether all members of a group are in a partial index as well."""
+    try:
+        return all(leaf in index for leaf in _leaves(name, index))
+    except KeyError:
+        return False
+
+
+def _leaves(name: str, index: dict[str, Any]) -> list[str]:
+    """The tasks a name stands for: itself, the members of a group, or those that carry a tag."""
+    entry = index[name]
+    kind = entry.kind.name
+    if kind == "TAG":
+        members: list[str] = sorted(entry.tags)
+    elif kind == "GROUP":
+        listed = entry.cfg["task"]
+        if any(not isinstance(m, str) for m in listed):
+            raise ValueError(f"task {name!r} is a group with definitions inside: name its members one by one.")
+        members = listed
+    else:
+        return [name]
+    return list(dict.fromkeys(leaf for member in members for leaf in _leaves(member, index)))
+
+
+# -- one task ------------------------------------------------------------------------------------------------
+
+
+def _task(name: str, leaf: str, index: dict[str, Any], folder: Path | None) -> Any:
+    from lm_eval.api.task import ConfigurableTask
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    entry = index[leaf]
+    if entry.kind.name != "TASK":
+        raise ValueError(f"task {leaf!r} is defined in Python, not in YAML: such tasks are not supported.")
+    config = dict(load_yaml(entry.yaml_path, resolve_func=True))
+    for key in ("tag", "group", "task_list"):
+        config.pop(key, None)
+    if folder is not None:
+        config |= _local(name, leaf, config, folder)
+    else:
+        from ..models import hub_reachable
+
+        if not hub_reachable():
+            raise OSError(
+                f"the data of task {leaf!r} ({config.get('dataset_path')}) is on the datasets hub, which cannot be "
+                "reached from here: give a folder with --data."
+            )
+    try:
+        task = ConfigurableTask(config=config)
+    except (KeyError, OSError, ValueError, TypeError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        where = f"the rows in {str(folder)!r}" if folder is not None else "the datasets hub"
+        raise ValueError(f"task {leaf!r} could not be built from {where}: {type(error).__name__}, {first}.") from error
+    except Exception as error:  # a template that meets rows without its fields, or a dozen errors of the hub client
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise ValueError(f"task {leaf!r} could not be built: {type(error).__name__}, {first}.") from error
+    # lm-eval leaves the item itself out of the examples only when the few-shot split is the test split by name.
+    if _pool(task) == _evaluated(task):
+        task.config.test_split = task.fewshot_cfg.split = _evaluated(task)
+    return task
+
+
+def _set_shots(tasks: Any, wanted: int | None, seed: int) -> int:
+    """As ``lm_eval.simple_evaluate`` does it: a definition that says 0 keeps its 0 (its prompt has its own
+    examples), and the sampler starts anew from the seed for every task."""
+    numbers = set()
+    for task in tasks:
+        own = task.get_config("num_fewshot")
+        number = own if own is not None and (wanted is None or own == 0) else (wanted or 0)
+        task.set_config(key="num_fewshot", value=number)
+        task.set_fewshot_seed(seed=seed)
+        numbers.add(number)
+        _enough_examples(task, number)
+    return max(numbers)
+
+
+def _enough_examples(task: Any, number: int) -> None:
+    if number == 0:
+        return
+    available = len(list(task.sampler.df)) - (1 if _pool(task) == _evaluated(task) else 0)
+    if number > available:
+        raise ValueError(
+            f"shots must be at most {available} for task {task.config.task!r}, whose split {_pool(task)!r} holds no "
+            f"more examples, got {number}."
+        )
+
+
+def _evaluated(task: Any) -> str:
+    return task.config.test_split or task.config.validation_split
+
+
+def _pool(task: Any) -> str | None:
+    """The split that few-shot examples are drawn from, by lm-eval's rule; ``None`` where the task lists its own."""
+    if task.fewshot_cfg.split is not None:
+        return task.fewshot_cfg.split
+    if task.fewshot_cfg.samples is not None:
+        return None
+    return task.config.training_split or task.config.validation_split or task.config.test_split
+
+
+def _fewshot_source(task: Any) -> str:
+    pool = _pool(task)
+    if pool is None:
+        return "the task's own examples"
+    if pool == _evaluated(task):
+        return f"the evaluated split ({pool}), the item itself left out"
+    return f"split {pool}"
+
+
+# -- local files ---------------------------------------------------------------------------------------------
+
+
+def _data_folder(data: str | Path | None) -> Path | None:
+    if data is None or str(data) == "hub":
+        return None
+    folder = Path(data).expanduser()
+    if not folder.is_dir():
+        raise FileNotFoundError(f"the data folder {str(data)!r} does not exist: give 'hub' or a folder.")
+    return folder
+
+
+def _local(name: str, leaf: str, config: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """What to change in a task's definition so that its rows come from ``folder``."""
+    places = [folder / leaf, folder / name]
+    place = next((p for p in places if p.is_dir()), None)
+    if place is None:
+        have = sorted(p.name for p in folder.iterdir() if p.is_dir())
+        raise FileNotFoundError(
+            f"task {leaf!r} needs the folder {name!r} in {str(folder)!r}, which holds {', '.join(have) or 'none'}."
+        )
+    keys = ("training_split", "validation_split", "test_split", "fewshot_split")
+    splits = {key: config.get(key) for key in keys}
+    files = {split: _split_file(place, leaf, split) for split in set(splits.values()) if split}
+    evaluated = splits["test_split"] or splits["validation_split"]
+    if files.get(evaluated) is None:
+        raise FileNotFoundError(
+            f"task {leaf!r} is scored on the split {evaluated!r}, but {str(place)!r} holds no {evaluated}.jsonl "
+            "(or .json, .parquet; also .gz, .xz)."
+        )
+    present = {key: (split if split and files[split] is not None else None) for key, split in splits.items()}
+    subset = config.get("dataset_name")
+
+    def rows(**_: Any) -> Any:
+        return _dataset({split: file for split, file in files.items() if file is not None}, subset, name != leaf)
+
+    return present | {"custom_dataset": rows, "dataset_path": str(place), "dataset_kwargs": None}
+
+
+def _split_file(place: Path, leaf: str, split: str) -> Path | None:
+    """``dev_r2`` of the task ``anli_r2`` may also be called ``dev``."""
+    stems = [split]
+    for word in _suffixes(leaf):
+        if split.endswith(f"_{word}"):
+            stems.append(split.removesuffix(f"_{word}"))
+    for stem in stems:
+        for ending in ENDINGS:
+            for packed in ("", ".gz", ".xz"):
+                file = place / f"{stem}{ending}{packed}"
+                if file.is_file():
+                    return file
+    return None
+
+
+def _suffixes(leaf: str) -> list[str]:
+    words = leaf.split("_")
+    return ["_".join(words[n:]) for n in range(1, len(words))]
+
+
+_ROWS: dict[tuple[str, int, int], list[dict[str, Any]]] = {}
+
+
+def _dataset(files: dict[str, Path], subset: str | None, is_member: bool) -> dict[str, Any]:
+    from datasets import Dataset
+
+    splits = {}
+    for split, file in files.items():
+        stat = file.stat()
+        key = (str(file), stat.st_size, stat.st_mtime_ns)
+        if key not in _ROWS:
+            # mmlu is one file for 57 tasks: read it once, but do not hold more than the last two.
+            for old in list(_ROWS)[:-1]:
+                del _ROWS[old]
+            _ROWS[key] = read_rows(file)
+        rows = _ROWS[key]
+        column = next((c for c in SUBSET_COLUMNS if rows and c in rows[0]), None)
+        if is_member and subset is not None and column is not None:
+            rows = [row for row in rows if row[column] == subset]
+            if not rows:
+                raise ValueError(f"{file.name} must hold rows with {column} = {subset!r}: it has none")
+        splits[split] = Dataset.from_list(rows)
+    return splits
+
+
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    """Rows of .jsonl, .json or .parquet, also .gz or .xz."""
+    opened = {".gz": gzip.open, ".xz": lzma.open}.get(file.suffix, open)
+    kind = Path(file.name.removesuffix(file.suffix)).suffix if file.suffix in (".gz", ".xz") else file.suffix
+    try:
+        with opened(file, "rb") as stream:
+            content = stream.read()
+        if kind == ".parquet":
+            import io
+
+            import pyarrow.parquet
+
+            rows = pyarrow.parquet.read_table(io.BytesIO(content)).to_pylist()
+        elif kind == ".json":
+            rows = json.loads(content)
+        else:
+            rows = [json.loads(line) for line in re.split(rb"\r?\n", content) if line.strip()]
+    except (EOFError, OSError, lzma.LZMAError, ValueError) as error:
+        raise ValueError(f"{str(file)!r} could not be read as rows: {error}; the file is damaged.") from error
+    if not rows or not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f"{str(file)!r} must hold one object per item: it holds none, or something else.")
+    return rows
