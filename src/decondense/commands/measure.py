@@ -130,8 +130,8 @@ def show(result: Any, folder: Path) -> None:
     )
     out.print(state_table(result))
     out.print(
-        "near: neighbouring tokens; far: the most distant half; no 1st: first token left out; no top 3: without the "
-        "3 dimensions\nof largest variance or largest share of the cosine, whichever lowers it more",
+        "near: neighbouring tokens; far: half a window apart or more; -1st: without the first token;\n"
+        "-top3: without the 3 dimensions of largest variance or of largest share of the cosine (the lower)",
         style="dim",
     )
     for curve, words in (("all", "all states"), ("blocks", "block outputs")):

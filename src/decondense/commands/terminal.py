@@ -92,17 +92,17 @@ def state_table(result: Condensation) -> Table:
     from ..report.tables import bar
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("state", "cosine", "", "std", "5 %", "95 %", "near", "far", "no 1st", "no top 3"):
+    for name in ("state", "cosine", "", "std", "5 %", "95 %", "near", "far", "-1st", "-top3"):
         table.add_column(name, justify="left" if name in ("state", "") else "right", no_wrap=True)
     layers, normed = result.layers, result.record["final_norm"]
     for number, state in enumerate(result.record["states"]):
         if number > layers and not normed:
             continue  # without a final norm it repeats the line above
-        suffix = " normed" if normed and number == layers else " before norm" if number > layers else ""
+        suffix = " normed" if normed and number == layers else " unnormed" if number > layers else ""
         name = "embedding" if number == 0 else f"{state['state']}{suffix}"
         bare = min(state["mean_cosine_without_variance3"], state["mean_cosine_without_cosine3"])
         figures = [state["std"], state["quantiles"][0], state["quantiles"][-1]]
         figures += [state["by_distance"][0], state["by_distance"][-1], state["mean_cosine_without_first"], bare]
         cells = (f"{v:.2f}" for v in figures)
-        table.add_row(name, f"{state['mean_cosine']:.3f}", bar(state["mean_cosine"], width=12), *cells)
+        table.add_row(name, f"{state['mean_cosine']:.3f}", bar(state["mean_cosine"], width=10), *cells)
     return table

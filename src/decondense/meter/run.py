@@ -83,6 +83,7 @@ def measure(
     from ..text import open_text
     from ..windows import draw_windows
     from . import processes
+    from .states import StateReader
 
     _check(batch=batch, last=last, bootstrap=bootstrap)
     rank, world = processes.place()
@@ -103,11 +104,12 @@ def measure(
             head=False,
             trust_remote_code=trust_remote_code,
         )
+    _check_length(network, tokens)
     drawn = draw_windows(opened, tokenizer, windows=windows, tokens=tokens, seed=seed)
     training = network.training
     network.eval()
     try:
-        reader = _reader(network, stack, tokens)
+        reader = StateReader(network, stack=stack)
         about_model = {
             "name": source.name,
             "kind": source.kind,
@@ -194,6 +196,7 @@ def _run(
     total = already + sum(len(b) for b in batches)
     done = already
     saved = time.monotonic()
+    interval = float(os.environ.get("DECONDENSE_CHECKPOINT_SECONDS", "20"))
     if progress is not None:
         progress(done, total)
     for windows in batches:
@@ -201,7 +204,7 @@ def _run(
         done += len(windows)
         if progress is not None:
             progress(done, total)
-        if store is not None and time.monotonic() - saved > 20:
+        if store is not None and time.monotonic() - saved >= interval:
             tally.save(store, key)
             saved = time.monotonic()
 
@@ -255,14 +258,12 @@ def _empty(reader: StateReader, settings: dict[str, Any]) -> Tally:
     return Tally.empty(reader.states, names, FINE_BINS, released_tokens=released)
 
 
-def _reader(network: Any, stack: str, tokens: int) -> StateReader:
-    from .states import StateReader
-
+def _check_length(network: Any, tokens: int) -> None:
     config = getattr(network, "config", None)
     limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    # T5 has relative positions, and its n_positions is only what it was trained with
     if limit is not None and tokens > limit and getattr(config, "model_type", "") != "t5":
         raise ValueError(f"tokens must be at most {limit}, what this model was built for, got {tokens}.")
-    return StateReader(network, stack=stack)
 
 
 def _resume(folder: Path | None, key: str) -> Tally | None:

@@ -1,6 +1,6 @@
 """Pictures of measurements. Each is written to a temporary name and renamed, with a CSV of its numbers beside it.
 
-Colours: cividis and the Okabe–Ito palette, both legible without red–green vision.
+Colours: viridis and the Okabe–Ito palette, both legible without red–green vision.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["heatmap", "heatmaps", "trend_plot"]
 
 CLIP = 10.0  # the density at which the published figures cut the colour scale
-MAP = "cividis"
+MAP = "viridis"
 INK = "#D55E00"
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
@@ -36,13 +36,14 @@ def heatmap(result: Condensation, path: str | os.PathLike[str], *, view: str = "
     """Density of cosines (colour) against depth, with the mean and the 5–95 % band. ``view``: pooled, released."""
     figure = Figure(figsize=(7.2, 4.8), layout="constrained")
     axis = figure.add_subplot()
-    image = _draw(axis, result, view, floor=_floor([result], view))
+    top = _top([result], view)
+    image = _draw(axis, result, view, floor=_floor([result], view), top=top)
     axis.set_xlabel("depth: layer / number of layers (0 = embedding layer)")
     axis.set_ylabel("cosine similarity of two tokens of a window")
     axis.set_title(f"{result.label} on {result.text}\n{result.verdict}", fontsize=11, loc="left")
     axis.legend(loc="lower right", fontsize=8, framealpha=0.9)
-    _colour_bar(figure, image, [axis])
-    figure.supxlabel(_footnote(result, view), fontsize=8, color="#444444", x=0.01, ha="left")
+    _colour_bar(figure, image, [axis], top)
+    figure.supxlabel(_footnote(result, view), fontsize=8, color="#444444", x=0.02, ha="left")
     target = Path(path)
     write_csv(target.with_suffix(".csv"), _heatmap_rows([result], view))
     return _save(figure, target)
@@ -54,11 +55,11 @@ def heatmaps(results: Sequence[Condensation], path: str | os.PathLike[str], *, v
     rows = math.ceil(len(results) / columns)
     figure = Figure(figsize=(3.1 * columns + 1.4, 3.1 * rows + 0.9), layout="constrained")
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    floor = _floor(results, view)
+    floor, top = _floor(results, view), _top(results, view)
     texts = {r.text for r in results}
     image = None
     for axis, result in zip(axes.flat, results):
-        image = _draw(axis, result, view, floor=floor)
+        image = _draw(axis, result, view, floor=floor, top=top)
         title = result.label if len(texts) == 1 else f"{result.label}\n{result.text}"
         axis.set_title(f"{_wrap(title)}\nSpearman {_interval(result)}", fontsize=9)
     for axis in list(axes.flat)[len(results) :]:
@@ -66,7 +67,7 @@ def heatmaps(results: Sequence[Condensation], path: str | os.PathLike[str], *, v
     figure.supxlabel("depth: layer / number of layers (right of a white line: after the final norm)", fontsize=10)
     figure.supylabel("cosine similarity", fontsize=10)
     axes.flat[0].legend(loc="lower right", fontsize=7, framealpha=0.9)
-    _colour_bar(figure, image, list(axes.flat))
+    _colour_bar(figure, image, list(axes.flat), top)
     target = Path(path)
     write_csv(target.with_suffix(".csv"), _heatmap_rows(results, view))
     return _save(figure, target)
@@ -122,18 +123,18 @@ def _intervals(axis: Any, comparison: Comparison, rows: list[dict[str, Any]], x:
         axis.errorbar(at[chosen], value[chosen], error[:, chosen], color=colour, label=label, **style)
 
 
-def _draw(axis: Any, result: Condensation, view: str, *, floor: float) -> Any:
+def _draw(axis: Any, result: Condensation, view: str, *, floor: float, top: float) -> Any:
     density = _density(result, view)
     layers = result.layers
     width = 1 / layers
     image = axis.imshow(
-        np.minimum(density, CLIP).T,
+        np.minimum(density, top).T,
         origin="lower",
         aspect="auto",
         extent=(-width / 2, 1 + width / 2, -1, 1),
         cmap=MAP,
         vmin=0,
-        vmax=CLIP,
+        vmax=top,
         interpolation="nearest",
     )
     x = np.arange(layers + 1) / layers
@@ -143,7 +144,7 @@ def _draw(axis: Any, result: Condensation, view: str, *, floor: float) -> Any:
     # The last state has another normalisation, so the curve stops before it and it stands by itself.
     split = layers if result.record["final_norm"] else layers + 1
     axis.plot(x[:split], mean[:split], color=INK, linewidth=1.8, path_effects=halo, label="mean")
-    for k, name in ((0, "5 % and 95 %"), (4, None)):
+    for k, name in ((0, "5 % and 95 %"), (4, None)) if view == "pooled" else ():
         axis.plot(x[:split], quantiles[:split, k], color=INK, linewidth=0.9, linestyle="--", label=name)
     if result.record["final_norm"]:
         axis.axvline(1 - width / 2, color="white", linewidth=1.2)
@@ -175,9 +176,14 @@ def _floor(results: Sequence[Condensation], view: str) -> float:
     return max(-1.0, math.floor(lowest / 0.25) * 0.25)
 
 
-def _colour_bar(figure: Figure, image: Any, axes: list[Any]) -> None:
-    bar = figure.colorbar(image, ax=axes, extend="max", pad=0.02, shrink=0.95)
-    bar.set_label(f"density of cosines (cut at {CLIP:g})", fontsize=9)
+def _top(results: Sequence[Condensation], view: str) -> float:
+    """The end of the colour scale: the largest density, but never more than where the published figures cut it."""
+    return min(CLIP, math.ceil(max(float(_density(r, view).max()) for r in results)))
+
+
+def _colour_bar(figure: Figure, image: Any, axes: list[Any], top: float) -> None:
+    bar = figure.colorbar(image, ax=axes, extend="max" if top == CLIP else "neither", pad=0.02, shrink=0.95)
+    bar.set_label("density of cosines" + (f" (cut at {CLIP:g})" if top == CLIP else ""), fontsize=9)
 
 
 def _footnote(result: Condensation, view: str) -> str:
@@ -188,7 +194,7 @@ def _footnote(result: Condensation, view: str) -> str:
     if not result.complete:
         words += f"; INCOMPLETE, {settings['windows']} asked"
     if result.record["final_norm"]:
-        words += "; the last column is after the final norm, the others are not"
+        words += "\nright of the white line: after the final norm, as the model returns it; the others are not"
     return words
 
 

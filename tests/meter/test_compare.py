@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from tiny_models import build
+
+from decondense.meter import compare, measure
+from decondense.meter.compare import families
+
+SMALL = {"windows": 3, "tokens": 32, "bootstrap": 50}
+
+
+@pytest.fixture(scope="module")
+def results(stories, prose):
+    return [measure(stories, text=prose, seed=s, **SMALL) for s in (0, 1)]
+
+
+def test_saved_results_and_models_side_by_side(shared, prose, results, tmp_path):
+    results[0].save(tmp_path / "a.json")
+    (tmp_path / "b").mkdir()
+    results[1].save(tmp_path / "b")
+    events = []
+    comparison = compare(
+        [tmp_path / "a.json", tmp_path / "b", shared / "models" / "stories260K", results[0]],
+        text=prose,
+        started=lambda *event: events.append(event[1:]),
+        finished=lambda result: events.append(result.label),
+        **SMALL,
+    )
+    assert events == [(2, 4), "stories260K"]
+    assert [r.to_json() for r in comparison.results[:2]] == [r.to_json() for r in results]
+    assert comparison.results[2].mean_cosine == pytest.approx(results[0].mean_cosine)
+    rows = json.loads(comparison.to_json())["rows"]
+    assert rows[0]["spearman"] == results[0].spearman
+    assert rows[1]["kendall_blocks_low"] == results[1].interval("kendall", states="blocks")[0]
+    paths = comparison.plot(tmp_path)
+    assert all(p.exists() and p.with_suffix(".csv").exists() for p in paths)
+
+
+def test_texts_are_an_axis(stories, prose, tmp_path):
+    (tmp_path / "one.txt").write_text(prose[0][:30_000])
+    (tmp_path / "two.txt").write_text(prose[0][30_000:])
+    comparison = compare([stories], texts=[tmp_path / "one.txt", tmp_path / "two.txt"], **SMALL)
+    assert comparison.axis == "text"
+    assert comparison.positions()[1] == ["one.txt", "two.txt"]
+
+
+def test_sizes_are_an_axis_and_its_trend_is_in_words(stories, prose):
+    _, tokenizer = stories
+    models = []
+    for layers in (2, 3, 4):
+        torch.manual_seed(layers)
+        config = build("gpt2").config
+        config.n_layer, config.vocab_size = layers, 512
+        models.append((type(build("gpt2"))(config).eval(), tokenizer))
+    comparison = compare(models, text=prose, **SMALL)
+    assert comparison.axis == "size"
+    assert comparison.verdict.startswith(("condensation against size", "Spearman does not change with size"))
+
+
+def test_revisions_become_a_row_of_checkpoints(results, monkeypatch):
+    import importlib
+
+    module = importlib.import_module("decondense.meter.compare")
+    asked = []
+
+    def fake(name, **options):
+        asked.append((name, options["revision"]))
+        record = json.loads(results[0].to_json())
+        record["model"] |= {"name": name, "revision": options["revision"]}
+        return type(results[0])(record)
+
+    monkeypatch.setattr(module, "measure", fake)
+    entry = families()["olmo3"]
+    comparison = compare(entry["models"], revisions=entry["revisions"])
+    assert asked == [("allenai/Olmo-3-1025-7B", r) for r in entry["revisions"]]
+    assert comparison.axis == "checkpoint"
+    assert comparison.positions()[0] == list(range(len(entry["revisions"])))
+
+
+def test_families_are_complete():
+    known = families()
+    assert set(known) == {"gpt2", "qwen1", "qwen2.5", "qwen3", "bloom", "olmo3", "distilled"}
+    for entry in known.values():
+        assert entry["kind"] in ("size", "checkpoints", "pairs")
+        assert all(m.count("/") == 1 for m in entry["models"])
+    assert len(known["distilled"]["models"]) % 2 == 0
+    assert known["olmo3"]["revisions"][0].endswith("step0")
+
+
+def test_errors(results):
+    with pytest.raises(ValueError, match="at least two results"):
+        compare([results[0]])
+    with pytest.raises(ValueError, match="even number"):
+        compare([*results, results[0]], paired=True)

