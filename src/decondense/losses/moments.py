@@ -70,16 +70,12 @@ class _FusedMeanCosine:
     def forward(self, z: Tensor, mask: Tensor | None, need_gradient: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
         from ..kernels import first_order
 
-        s, square, n, r = first_order.forward(z, mask, eps=self.eps)
-        value = (s.square().sum(-1) - square) / geometry.pair_count(n)
-        return geometry.enough(n, value), (s, r, n)
+        return first_order.mean_cosine(z, mask, eps=self.eps)
 
     def backward(self, z: Tensor, mask: Tensor | None, saved: tuple[Tensor, ...], upstream: Tensor) -> Tensor:
         from ..kernels import first_order
 
-        s, r, n = saved
-        k = geometry.enough(n, upstream * 2 / geometry.pair_count(n))
-        return first_order.backward(z, mask, r, s, k, eps=self.eps)
+        return first_order.mean_cosine_backward(z, mask, saved, upstream, eps=self.eps)
 
 
 def two_moments(
