@@ -135,7 +135,7 @@ def main() -> None:
         gc.collect()
         torch.cuda.empty_cache()
         print(harness.table(rows[-len(VARIANTS) :], columns), flush=True)
-    path = harness.write("train_step", rows, options.out)
+        path = harness.write("train_step", rows, options.out)  # after each model: a long run may be cut short
     if options.plot:
         harness.bars(
             [row for row in rows if row["ratio"] != ""], path.with_suffix(".png"), value="ratio", case=("model",)
