@@ -257,7 +257,7 @@ def forward(
     fine = x.dtype == torch.float32
     cast = INTERPRET and x.dtype == torch.bfloat16
     constants = (
-        *shared, normalize, triangle, mask is not None, masked, width % t.depth == 0, need_grad, fine,
+        *shared, normalize, triangle, mask is not None, width % t.depth == 0, need_grad, fine,
         not INTERPRET, how.dot, cast, t.rows, t.columns, t.depth,
     )  # fmt: skip
 

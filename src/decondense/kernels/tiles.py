@@ -21,14 +21,14 @@ def tile_kernel(
     stride_wn, tiles, first_partial, eps, rate, limit, margin,
     LENGTH_PARTS: tl.constexpr, LENGTH_BLOCK: tl.constexpr, CURVE: tl.constexpr, HARD: tl.constexpr,
     SELF: tl.constexpr, NORMALIZE: tl.constexpr, TRIANGLE: tl.constexpr, MASKED: tl.constexpr,
-    SKIP: tl.constexpr, EVEN: tl.constexpr, GRAD: tl.constexpr, FINE: tl.constexpr, FAST: tl.constexpr,
+    EVEN: tl.constexpr, GRAD: tl.constexpr, FINE: tl.constexpr, FAST: tl.constexpr,
     PRECISION: tl.constexpr, CAST: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """One tile of cosines → the sum of its terms, and its weights D_ij = (s_ij − w) a_i a_j.
 
     x begins with sequence first_x; weights with first_sequence, and its rows with first_row.
-    MASKED: some tokens may not count.  SKIP: these must not be read, as x may hold NaN there.
+    MASKED: some tokens may not count; x may hold NaN there, which reaches only their own pairs, dropped below.
     """
     tile = tl.program_id(0)
     slot = tl.program_id(1)
@@ -60,11 +60,7 @@ def tile_kernel(
     right = start + tl.minimum(column, tokens - 1).to(tl.int64)[None, :] * stride_n + depth[:, None]
     product = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
     for k in range(0, width, DEPTH):
-        if SKIP:
-            here = depth < width - k
-            p = tl.load(left + k, mask=row_valid[:, None] & here[None, :], other=0.0)
-            q = tl.load(right + k, mask=column_valid[None, :] & here[:, None], other=0.0)
-        elif EVEN:
+        if EVEN:
             p = tl.load(left + k)
             q = tl.load(right + k)
         else:
