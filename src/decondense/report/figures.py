@@ -54,7 +54,7 @@ def heatmaps(results: Sequence[Condensation], path: str | os.PathLike[str], *, v
     columns = min(4, len(results))
     rows = math.ceil(len(results) / columns)
     figure = Figure(figsize=(3.1 * columns + 1.4, 3.1 * rows + 0.9), layout="constrained")
-    axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    axes = figure.subplots(rows, columns, sharey=True, squeeze=False)
     floor, top = _floor(results, view), _top(results, view)
     texts = {r.text for r in results}
     image = None
@@ -89,12 +89,16 @@ def trend_plot(comparison: Comparison, path: str | os.PathLike[str]) -> Path:
         if comparison.axis == "size" and all(r["parameters"] for r in rows):
             axis.set_xscale("log")
             axis.minorticks_off()
-        axis.set_xticks(x, labels, rotation=0 if max(map(len, labels)) < 9 and len(labels) < 6 else 30, ha="center")
+        slanted = max(map(len, labels)) > 11 or len(labels) > 6
+        axis.set_xticks(x, labels, rotation=30 if slanted else 0, ha="right" if slanted else "center")
         axis.margins(x=0.12)
     axes[0].axhline(0, color="#888888", linewidth=0.8)
     axes[0].set_ylim(-1.05, 1.05)
-    axes[0].annotate("condensing", (0.02, 0.98), xycoords="axes fraction", va="top", fontsize=8, color="#666666")
-    axes[0].annotate("dispersing", (0.02, 0.02), xycoords="axes fraction", va="bottom", fontsize=8, color="#666666")
+    for words, shift, side in (("condensing ↑", 3, "bottom"), ("dispersing ↓", -3, "top")):
+        axes[0].annotate(
+            words, (0.01, 0), xycoords=("axes fraction", "data"), xytext=(0, shift), textcoords="offset points",
+            va=side, fontsize=8, color="#666666",
+        )  # fmt: skip
     if comparison.paired:
         axes[1].legend(fontsize=8, frameon=False)
     figure.supxlabel("bars: 95 % intervals from a bootstrap over windows", fontsize=8, color="#444444")
