@@ -2,8 +2,8 @@
 
     python benchmarks/bench_agreement.py         minutes on two cores; writes results/agreement_*.csv
 
-agreement_model   SmolLM2-135M (dequantised Q4_1), WikiText-2 test, every block, N tokens, several τ: gradient cosine and
-                  norm ratio against the exact loss on all tokens
+agreement_model   SmolLM2-135M (dequantised Q4_1), WikiText-2 test, every block, N tokens, several τ: gradient cosine
+                  and norm ratio against the exact loss on all tokens
 agreement_cloud   constructed clouds: cones of every width, two clusters at every angle (antipodal is the worst case)
 """
 

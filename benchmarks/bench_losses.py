@@ -1,6 +1,6 @@
 """The losses on a CPU, value and gradient: the dense formula beside the tiled one and the cheap estimators.
 
-    python benchmarks/bench_losses.py            under a minute on two cores; writes results/losses_cpu.csv
+python benchmarks/bench_losses.py            under a minute on two cores; writes results/losses_cpu.csv
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ def dense(z: torch.Tensor, tau: float = 1.0, clamp: float = 0.1, eps: float = 1e
     limited = c + (c.clamp(-(1 - clamp), 1 - clamp) - c).detach()
     distance = torch.acos(limited) / math.pi
     n = z.shape[1]
-    off = ~torch.eye(n, dtype=torch.bool, device=z.device)
-    return (torch.logsumexp((-distance / tau).masked_fill(~off, -torch.inf).flatten(1), 1) - math.log(n * (n - 1))).mean()
+    diagonal = torch.eye(n, dtype=torch.bool, device=z.device)
+    logits = (-distance / tau).masked_fill(diagonal, -torch.inf)
+    return (torch.logsumexp(logits.flatten(1), 1) - math.log(n * (n - 1))).mean()
 
 
 def seconds(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
