@@ -6,6 +6,7 @@ Importing this package imports neither torch nor triton; each kernel module does
 
 from __future__ import annotations
 
+import functools
 import os
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -22,14 +23,20 @@ def available(device: torch.device | str) -> bool:
     On the CPU only Triton's interpreter can run them (`TRITON_INTERPRET=1` set before Triton is first
     imported): correct and very slow, meant for tests.
     """
-    if find_spec("triton") is None:
-        return False
     kind = device.split(":")[0] if isinstance(device, str) else device.type
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if kind == "cpu":
-        return interpreted
-    if kind != "cuda" or interpreted:
-        return False
+        return interpreted and _installed()
+    return kind == "cuda" and not interpreted and _installed() and _cuda()
+
+
+@functools.cache  # asked for every layer of every step
+def _installed() -> bool:
+    return find_spec("triton") is not None
+
+
+@functools.cache
+def _cuda() -> bool:
     import torch
 
     return torch.cuda.is_available() and torch.version.hip is None

@@ -106,7 +106,7 @@ def dispersion(
         value = logit.second_order(*moments.two_moments(z, mask, eps=eps, backend=backend))
     else:
         value = pairs.apply(_exact(logit, eps, diagonal, fused(z, backend, tau=tau)), z, mask)
-    return finish(value + constant, mask, reduction)
+    return finish(value + constant if constant else value, mask, reduction)
 
 
 def first_order_layers(
@@ -132,7 +132,8 @@ def first_order_layers(
     cosines = [moments.mean_cosine(z, mask, eps=eps, backend=backend) for z, mask in zip(states, masks)]
     mean = torch.stack([c.to(cosines[0].device) for c in cosines])
     logit = Logit(tau=tau, clamp=clamp, hard_clamp=hard_clamp, distance=distance)
-    return finish(logit.first_order(mean) + constant, masks[0], "none"), mean
+    value = logit.first_order(mean)
+    return finish(value + constant if constant else value, masks[0], "none"), mean
 
 
 def _exact(logit: Logit, eps: float, diagonal: bool, kernel: bool) -> pairs.Routine:
@@ -189,12 +190,13 @@ class Logit:
 
     def first_order(self, mean: Tensor) -> Tensor:
         """log f(c̄), c̄ limited straight-through."""
-        value, slope, _, _ = self._terms(mean.detach())
+        value, slope = self._line(mean.detach())
         return value + slope * (mean - mean.detach())
 
     def second_order(self, mean: Tensor, mean_square: Tensor) -> Tensor:
         """log f(c̄) + ½ (f″/f)(c̄) Var."""
-        value, slope, bend, bend_slope = self._terms(mean.detach())
+        value, slope = self._line(mean.detach())
+        bend, bend_slope = self._bend(mean.detach())
         step = mean - mean.detach()  # zero, but it carries the gradient past the limit
         variance = mean_square - mean * mean
         return value + slope * step + 0.5 * (bend + bend_slope * step) * variance
@@ -202,19 +204,26 @@ class Logit:
     def _bound(self, c: Tensor) -> float:
         return 1 - max(self.clamp, torch.finfo(c.dtype).eps)
 
-    def _terms(self, mean: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """log f, (log f)', f″/f and (f″/f)' at the limited mean."""
+    def _line(self, mean: Tensor) -> tuple[Tensor, Tensor]:
+        """log f and (log f)' at the limited mean."""
         if self.distance == "cosine":
-            one = torch.ones_like(mean)
-            return mean / self.tau, one / self.tau, one / self.tau**2, 0 * one
+            return mean / self.tau, torch.full_like(mean, 1 / self.tau)
+        bound, k = self._bound(mean), 1 / (math.pi * self.tau)
+        c = mean.clamp(-bound, bound)
+        slope = k * torch.rsqrt(1 - c * c)
+        return -k * torch.arccos(c), self._flattened(slope, mean)
+
+    def _bend(self, mean: Tensor) -> tuple[Tensor, Tensor]:
+        """f″/f and (f″/f)' at the limited mean."""
+        if self.distance == "cosine":
+            return torch.full_like(mean, 1 / self.tau**2), torch.zeros_like(mean)
         bound, k = self._bound(mean), 1 / (math.pi * self.tau)
         c = mean.clamp(-bound, bound)
         q = 1 - c * c
         root = torch.rsqrt(q)
-        slope = k * root
-        bend = slope * slope + k * c * root / q
-        bend_slope = 2 * slope * slope * c / q + k * root / q * (1 + 3 * c * c / q)
-        if self.hard_clamp:
-            flat = geometry.outside(mean, self.clamp)
-            slope, bend_slope = slope.masked_fill(flat, 0), bend_slope.masked_fill(flat, 0)
-        return -k * torch.arccos(c), slope, bend, bend_slope
+        bend = k * k / q + k * c * root / q
+        bend_slope = 2 * k * k * c / (q * q) + k * root / q * (1 + 3 * c * c / q)
+        return bend, self._flattened(bend_slope, mean)
+
+    def _flattened(self, slope: Tensor, mean: Tensor) -> Tensor:
+        return slope.masked_fill(geometry.outside(mean, self.clamp), 0) if self.hard_clamp else slope

@@ -58,6 +58,9 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
+_TOGETHER = set(inspect.signature(first_order_layers).parameters)
+
+
 class Loss(nn.Module):
     """A loss function with its keywords: `loss(z, mask)`. No parameters, no state."""
 
@@ -80,8 +83,7 @@ class Loss(nn.Module):
             zeros = torch.zeros(len(states), states[0].shape[0], device=device)
             return zeros, None
         masks = [None if mask is None else mask.to(z.device) for z in states]
-        together = inspect.signature(first_order_layers).parameters
-        if self.keywords.get("estimator") == "first_order" and self.keywords.keys() <= together.keys():
+        if self.keywords.get("estimator") == "first_order" and self.keywords.keys() <= _TOGETHER:
             return first_order_layers(states, masks, **self.keywords)
         values = torch.stack([self(z, m, reduction="none").to(device) for z, m in zip(states, masks)])
         return values, None
