@@ -23,6 +23,7 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -67,7 +68,8 @@ def child(options: argparse.Namespace) -> None:
         )  # fmt: skip
 
     if options.variant == "authors":
-        sys.path.append(options.authors)
+        sys.path.append(str(Path(options.authors).resolve()))
+        os.chdir(tempfile.mkdtemp())  # it leaves a picture where it runs
         import embedding_condensation  # noqa: F401  (its import tries to download; that is not counted)
     job = {"bare": bare, "authors": authors}.get(options.variant, ours)
     with torch.inference_mode():

@@ -63,12 +63,7 @@ def resolve(name: str | os.PathLike[str], *, revision: str | None = None) -> Sou
         _refuse_revision(text, revision)
         _check_folder(path)
         return Source(text, "folder", str(path), path.resolve().name)
-    if (
-        path.is_absolute()
-        or text.startswith((".", "~"))
-        or text.lower().endswith(".gguf")
-        or text.count("/") > 1
-    ):
+    if path.is_absolute() or text.startswith((".", "~")) or text.lower().endswith(".gguf") or text.count("/") > 1:
         raise FileNotFoundError(f"no model at {text!r}: the path does not exist.")
     if not text.strip() or any(c.isspace() for c in text):
         raise ValueError(
@@ -139,9 +134,7 @@ def load(
 def load_tokenizer(source: Source, *, trust_remote_code: bool = False) -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(
-        source.location, **_hub_options(source), trust_remote_code=trust_remote_code
-    )
+    return AutoTokenizer.from_pretrained(source.location, **_hub_options(source), trust_remote_code=trust_remote_code)
 
 
 def hub_reachable() -> bool:
@@ -219,16 +212,12 @@ def _auto_class(config: Any, head: bool) -> Any:
 
 def _refuse_revision(name: str, revision: str | None) -> None:
     if revision is not None:
-        raise ValueError(
-            f"revision belongs to hub ids, got revision={revision!r} for {name!r}: leave it out."
-        )
+        raise ValueError(f"revision belongs to hub ids, got revision={revision!r} for {name!r}: leave it out.")
 
 
 def _check_folder(path: Path) -> None:
     if not (path / "config.json").exists():
-        raise FileNotFoundError(
-            f"a model folder must hold config.json, {str(path)!r} does not: give another folder."
-        )
+        raise FileNotFoundError(f"a model folder must hold config.json, {str(path)!r} does not: give another folder.")
     if not list(path.glob("*.safetensors")):
         pickles = [p.name for p in (*path.glob("*.bin"), *path.glob("*.pt"))]
         why = f", only {pickles[0]} (pickle, which is never read)" if pickles else ""

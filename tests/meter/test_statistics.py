@@ -14,7 +14,7 @@ from decondense.meter.statistics import FINE_BINS, columns, cosine_histogram, di
 
 
 def by_name(z: torch.Tensor) -> dict[str, float]:
-    return dict(zip(columns(len(z)), window_statistics(z).scalars.tolist()))
+    return dict(zip(columns(len(z)), window_statistics(z).scalars[0].tolist()))
 
 
 def assert_same(found: dict[str, float], wanted: dict[str, float], tolerance: float) -> None:
@@ -62,6 +62,26 @@ def test_histogram_over_several_row_blocks_and_other_bins():
     assert cosine_histogram(u, bins=50).tolist() == wanted.tolist()
 
 
+def test_several_windows_at_once_are_the_windows_one_by_one():
+    z = torch.randn(3, 141, 20, dtype=torch.float64) + torch.randn(3, 1, 20)
+    together = window_statistics(z, matrix=(whole := torch.zeros(141, 141, dtype=torch.float64)))
+    one_by_one = torch.zeros_like(whole)
+    single = [window_statistics(w, matrix=one_by_one) for w in z]
+    assert torch.allclose(together.scalars, torch.cat([s.scalars for s in single]), atol=1e-13)
+    assert torch.equal(together.counts, sum(s.counts for s in single))
+    assert torch.allclose(whole, one_by_one)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu():
+    for shape in ((4, 512, 96), (1, 129, 33)):
+        z = torch.randn(shape) + torch.randn(shape[-1])
+        wanted, found = window_statistics(z.double()), window_statistics(z.cuda())
+        assert torch.allclose(found.scalars, wanted.scalars, atol=2e-6)
+        assert (found.counts - wanted.counts).cumsum(0).abs().max() <= 20  # cosines on an edge
+        assert found.counts.sum() == wanted.counts.sum()
+
+
 def test_closed_forms():
     n = 16
     orthonormal = by_name(torch.eye(n) * 3)
@@ -70,11 +90,11 @@ def test_closed_forms():
     assert orthonormal["token_norm"] == pytest.approx(3)
     identical = window_statistics(torch.ones(n, 8))
     assert identical.counts[-1] == n * (n - 1) / 2
-    values = dict(zip(columns(n), identical.scalars.tolist()))
+    values = dict(zip(columns(n), identical.scalars[0].tolist()))
     assert values["mean_cosine"] == pytest.approx(1, abs=1e-6)
     assert values["mean_direction_norm"] == pytest.approx(1, abs=1e-6)
     antipodal = window_statistics(torch.tensor([[1.0, 2.0], [-1.0, -2.0]]))
-    assert antipodal.scalars[0] == pytest.approx(-1, abs=1e-6)
+    assert antipodal.scalars[0, 0] == pytest.approx(-1, abs=1e-6)
     assert antipodal.counts[0] == 1
     spectrum = dict(zip(SPECTRAL, spectral_statistics(torch.eye(n) * 3).tolist()))
     assert spectrum["effective_rank"] == pytest.approx(n)
@@ -140,7 +160,7 @@ def test_low_precision_states_are_computed_in_float32(dtype):
     assert_same(by_name(z), oracle.scalars(z.float().numpy()), 5e-6)
 
 
-@pytest.mark.parametrize("shape", [(1, 8), (2, 3, 4), (8,)])
+@pytest.mark.parametrize("shape", [(1, 8), (2, 1, 4), (8,), (2, 3, 4, 5)])
 def test_wrong_shapes(shape):
-    with pytest.raises(ValueError, match=r"z must be \(tokens, width\) with at least 2 tokens"):
+    with pytest.raises(ValueError, match=r"z must be \(windows, tokens, width\) with at least 2 tokens"):
         window_statistics(torch.zeros(shape))

@@ -228,14 +228,15 @@ def _batch(reader: StateReader, ids: torch.Tensor, windows: list[int], settings:
                 f"hidden state {min(number, last)} of windows {windows[0]}–{windows[-1]} must be finite, but holds "
                 f"NaN or infinity: measure with dtype float32 instead of {str(z.dtype).removeprefix('torch.')}."
             )
-        for w, cloud in zip(windows, z):
-            matrix = None if tally.matrices is None else torch.from_numpy(tally.matrices[number])
-            found = window_statistics(cloud, matrix=matrix)
-            values = [found.scalars]
-            if settings["spectral"]:
-                values.append(spectral_statistics(cloud))
-            rows[w][number] = torch.cat(values).numpy()
+        matrix = None if tally.matrices is None else torch.from_numpy(tally.matrices[number])
+        # One window at a time stays in a CPU's cache; an accelerator wants all of them in one launch.
+        step = 1 if z.device.type == "cpu" else len(windows)
+        for i in range(0, len(windows), step):
+            found = window_statistics(z[i : i + step], matrix=matrix)
             tally.counts[number] += found.counts.numpy()
+            for w, cloud, values in zip(windows[i : i + step], z[i : i + step], found.scalars):
+                views = [values, spectral_statistics(cloud)] if settings["spectral"] else [values]
+                rows[w][number] = torch.cat(views).numpy()
 
     reader.read(ids, visit)
     if reader.final_norm is False:

@@ -54,7 +54,8 @@ SCALARS = (
 
 @dataclass
 class WindowStatistics:
-    """``scalars`` in the order of ``columns``, float64 on the CPU; ``counts`` of pairs per fine bin, int64."""
+    """``scalars`` (windows, columns), in the order of ``columns``, float64 on the CPU; ``counts`` of the pairs of all
+    windows per fine bin, int64."""
 
     scalars: torch.Tensor
     counts: torch.Tensor
@@ -75,117 +76,134 @@ def columns(tokens: int) -> tuple[str, ...]:
 
 
 def window_statistics(z: torch.Tensor, *, matrix: torch.Tensor | None = None) -> WindowStatistics:
-    """All default statistics of one hidden state ``z`` (tokens, width), computed in float32 (float64 stays).
+    """All default statistics of one hidden state ``z`` (windows, tokens, width), or (tokens, width) for one window,
+    computed in float32 (float64 stays).
 
     Args:
         matrix: (tokens, tokens), optional; c_ij of the pairs i < j is added to its upper triangle. Only the
             ``released`` view asks for it.
     """
-    if z.ndim != 2 or z.shape[0] < 2:
-        raise ValueError(f"z must be (tokens, width) with at least 2 tokens, got {tuple(z.shape)}.")
+    if z.ndim == 2:
+        z = z[None]
+    if z.ndim != 3 or z.shape[1] < 2:
+        raise ValueError(f"z must be (windows, tokens, width) with at least 2 tokens, got {tuple(z.shape)}.")
     if z.dtype not in (torch.float32, torch.float64):
         z = z.float()
-    n = z.shape[0]
+    n = z.shape[1]
     norms = torch.linalg.vector_norm(z, dim=-1)
-    u = z * _inverse(norms)[:, None]
-    ones = torch.ones(n, dtype=z.dtype, device=z.device)
-    total = ones @ u  # on a CPU a matrix–vector product is several times faster than a sum over rows
-    squares = (norms > 0).sum()  # Σ‖u_i‖², free of rounding
-    all_pairs = total.double().square()
-    length2 = all_pairs.sum()
-    mean_cosine = (length2 - squares) / (n * (n - 1))
-    rest = total - u[0]
-    without_first = (rest.double().square().sum() - squares + (norms[0] > 0)) / max(1, (n - 1) * (n - 2))
+    u = z * _inverse(norms)[..., None]
+    total = _sum_tokens(u)
+    squares = (norms > 0).sum(1)  # Σ‖u_i‖², free of rounding
+    by_dimension = total.double().square()
+    length2 = by_dimension.sum(1)
+    rest = total - u[:, 0]
+    without_first = (rest.double().square().sum(1) - squares + (norms[:, 0] > 0)) / max(1, (n - 1) * (n - 2))
 
-    variance = ones @ (z - (ones @ z) / n).square_()
-    k = min(3, z.shape[1])
+    variance = _sum_tokens((z - _sum_tokens(z)[:, None] / n).square_())
+    k = min(3, z.shape[2])
     by_variance = torch.topk(variance, k)
-    by_cosine = torch.topk(all_pairs, k)
-    # Far from any plausible width, a state without variance (identical tokens) has no outlier dimension.
-    variance_share = by_variance.values.double().sum() / variance.double().sum().clamp_min(1e-300)
-    cosine_share = by_cosine.values.sum() / length2.clamp_min(1e-300)
+    by_cosine = torch.topk(by_dimension, k)
+    # A state of identical tokens has no variance, and so no outlier dimension: 0/0 is to be 0 here.
+    variance_share = by_variance.values.double().sum(1) / variance.double().sum(1).clamp_min(1e-300)
+    cosine_share = by_cosine.values.sum(1) / length2.clamp_min(1e-300)
 
     counts, sum_of_squares, by_distance = _pairs(u, matrix)
     distances = [
-        by_distance[low:high].sum() / sum(n - d for d in range(low, high)) for low, high in distance_buckets(n)
+        by_distance[:, low:high].sum(1) / sum(n - d for d in range(low, high)) for low, high in distance_buckets(n)
     ]
     scalars = [
-        mean_cosine,
+        (length2 - squares) / (n * (n - 1)),
         length2 / n**2,
         sum_of_squares / (n * (n - 1) / 2),
         length2.sqrt() / n,
-        norms.double().mean(),
+        norms.double().mean(1),
         without_first,
         variance_share,
-        _mean_cosine_without(z, norms, by_variance.indices),
+        _mean_cosine_without(z, by_variance.indices),
         cosine_share,
-        _mean_cosine_without(z, norms, by_cosine.indices),
+        _mean_cosine_without(z, by_cosine.indices),
         *distances,
     ]
-    return WindowStatistics(torch.stack([s.double() for s in scalars]).cpu(), counts.cpu())
+    return WindowStatistics(torch.stack([s.double() for s in scalars], dim=1).cpu(), counts.cpu())
 
 
 def cosine_histogram(u: torch.Tensor, *, bins: int = FINE_BINS) -> torch.Tensor:
-    """u (tokens, width) unit vectors → (bins,) int64: how many pairs i < j have their cosine in each of ``bins``
-    equal parts of [−1, 1], the last one closed. Goes over blocks of rows: no N×N tensor is held."""
-    return _pairs(u, None, bins=bins)[0]
+    """u (windows, tokens, width) or (tokens, width), unit vectors → (bins,) int64: how many pairs i < j have their
+    cosine in each of ``bins`` equal parts of [−1, 1], the last one closed. Goes over blocks of rows: no N×N tensor is
+    held on a CPU."""
+    return _pairs(u if u.ndim == 3 else u[None], None, bins=bins)[0]
 
 
 def _inverse(norms: torch.Tensor) -> torch.Tensor:
     return torch.where(norms > 0, 1 / norms, torch.zeros_like(norms))
 
 
-def _mean_cosine_without(z: torch.Tensor, norms: torch.Tensor, dimensions: torch.Tensor) -> torch.Tensor:
-    """The mean cosine of z with some dimensions deleted: only norms and the sum of unit vectors change, so no
-    copy of z is made. Where the deleted part holds nearly all of a norm², the norm is computed afresh."""
-    n = z.shape[0]
-    removed = z[:, dimensions].double().square().sum(-1)
-    kept = norms.double().square() - removed
-    scarce = kept < 1e-4 * norms.double().square()
-    if bool(scarce.any()):
-        rows = z[scarce].double()
-        rows[:, dimensions] = 0
-        kept[scarce] = rows.square().sum(-1)
-    inverse = _inverse(kept.clamp_min(0).sqrt()).to(z.dtype)
-    total = (inverse @ z).double()
-    total[dimensions] = 0
-    return (total.square().sum() - (inverse > 0).sum()) / (n * (n - 1))
+def _sum_tokens(x: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
+    """x (windows, tokens, width) → (windows, width), optionally weighted (windows, tokens). On a CPU a matrix–vector
+    product is several times faster than a sum over rows."""
+    if len(x) == 1:
+        w = torch.ones(x.shape[1], dtype=x.dtype, device=x.device) if weights is None else weights[0]
+        return (w @ x[0])[None]
+    return x.sum(1) if weights is None else (x * weights[..., None]).sum(1)
+
+
+def _mean_cosine_without(z: torch.Tensor, dimensions: torch.Tensor) -> torch.Tensor:
+    """The mean cosine of each window with some of its dimensions (windows, k) deleted."""
+    n = z.shape[1]
+    bare = z.scatter(2, dimensions[:, None].expand(-1, n, -1), 0.0)
+    inverse = _inverse(torch.linalg.vector_norm(bare, dim=-1))
+    total = _sum_tokens(bare, inverse).double()
+    return (total.square().sum(1) - (inverse > 0).sum(1)) / (n * (n - 1))
 
 
 def _pairs(
     u: torch.Tensor, matrix: torch.Tensor | None, *, bins: int = FINE_BINS
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Over all pairs i < j: counts per bin, Σ c², and Σ c for each distance j − i (length N, entry 0 unused).
+    """Over all pairs i < j: counts per bin of all windows together, and for each window Σ c² and Σ c for each distance
+    j − i (length N, entry 0 unused).
 
     A tile holds rows a … a+r and columns a … N of the Gram matrix. Its part on and under the diagonal is set to
     zero; then row i of the tile, shifted left by i places, has distance d in column d. The shift costs nothing:
     it is the same memory read with row stride m + 1, and what runs over the end of a row falls on the zeros of
     the next one.
     """
-    n = u.shape[0]
-    block = max(16, min(128, (1 << 22) // n))
+    windows, n = u.shape[:2]
+    # A CPU wants tiles that stay in its cache, an accelerator few launches; either way 64 MiB at most.
+    block = max(16, min(128 if u.device.type == "cpu" else n, (1 << 24) // (n * windows)))
     counts = torch.zeros(bins, dtype=torch.int64, device=u.device)
-    squares = torch.zeros((), dtype=torch.float64, device=u.device)
-    by_distance = torch.zeros(n, dtype=torch.float64, device=u.device)
-    ones = torch.ones(block, dtype=u.dtype, device=u.device)
-    half = bins / 2
-    small = torch.int16 if bins < 2**15 else torch.int32
+    squares = torch.zeros(windows, dtype=torch.float64, device=u.device)
+    by_distance = torch.zeros(windows, n, dtype=torch.float64, device=u.device)
     for a in range(0, n, block):
         r, m = min(block, n - a), n - a
-        memory = torch.empty(r * m + r, dtype=u.dtype, device=u.device)
-        memory[r * m :] = 0
-        tile = memory[: r * m].view(r, m)
-        torch.mm(u[a : a + r], u[a:].T, out=tile)
-        tile.triu_(1)
-        flat = memory[: r * m]
-        squares += torch.dot(flat, flat)
-        by_distance[:m] += ones[:r] @ memory.as_strided((r, m), (m + 1, 1))
+        memory = torch.empty(windows, r * m + r, dtype=u.dtype, device=u.device)
+        memory[:, r * m :] = 0
+        flat = memory[:, : r * m]
+        tile = flat.unflatten(1, (r, m))
+        shifted = memory.as_strided((windows, r, m), (r * m + r, m + 1, 1))
+        if windows == 1:
+            torch.mm(u[0, a : a + r], u[0, a:].T, out=tile[0])
+            tile.triu_(1)
+            squares += torch.dot(flat[0], flat[0])
+        else:
+            tile.copy_(torch.bmm(u[:, a : a + r], u[:, a:].mT).triu_(1))
+            squares += flat.square().sum(1)
+        by_distance[:, :m] += _sum_tokens(shifted)
         if matrix is not None:
-            matrix[a : a + r, a:] += tile
-        # Rounding may put a cosine a hair outside [−1, 1]: −1 − ε truncates into bin 0, 1 + ε makes one more bin.
-        found = torch.bincount((tile * half).add_(half).to(small).view(-1), minlength=bins + 1)
-        counts += found[:bins]
-        counts[bins - 1] += found[bins:].sum()
+            matrix[a : a + r, a:] += tile.sum(0).to(matrix.device)
+        counts += _bin(tile, bins)
         pairs = r * (m - 1) - r * (r - 1) // 2
-        counts[bins // 2] -= r * m - pairs  # the zeros we put there ourselves
+        counts[bins // 2] -= windows * (r * m - pairs)  # the zeros we put there ourselves
     return counts, squares, by_distance
+
+
+def _bin(cosines: torch.Tensor, bins: int) -> torch.Tensor:
+    """Counts per bin. Rounding may put a cosine a hair outside [−1, 1]; it belongs to the first or last bin."""
+    if cosines.device.type != "cpu":
+        # No answer has to come back to the host. At most 2²⁴ cosines at a time, so float32 counts are exact.
+        return torch.histc(cosines.clamp(-1, 1).float(), bins, -1, 1).to(torch.int64)
+    half = bins / 2
+    small = torch.int16 if bins < 2**15 else torch.int32
+    # −1 − ε truncates into bin 0, 1 + ε makes one more bin.
+    found = torch.bincount((cosines * half).add_(half).to(small).view(-1), minlength=bins + 1)
+    found[bins - 1] += found[bins:].sum()
+    return found[:bins]
