@@ -161,7 +161,12 @@ def _load(model: Any, **options: Any) -> tuple[Any, Any, dict[str, Any]]:
         if len(model) != 2:
             raise TypeError(f"a model in memory must be a pair (model, tokenizer), got {len(model)} things.")
         weights, tokenizer = model
-        about = {"name": "in memory", "description": type(weights).__name__, "kind": "memory", "revision": None}
+        about: dict[str, Any] = {
+            "name": "in memory",
+            "description": type(weights).__name__,
+            "kind": "memory",
+            "revision": None,
+        }
     else:
         source = models.resolve(model, revision=options["revision"])
         if source.kind == "folder" and not _has_tokenizer(Path(source.location)):
@@ -344,8 +349,8 @@ def _notes(benchmark: Benchmark, scores: dict[str, Any], context: int) -> list[s
     notes = []
     if benchmark.shots and "evaluated split" in benchmark.fewshot_source:
         notes.append(
-            f"{benchmark.name}: its {benchmark.shots} example(s) come from {benchmark.fewshot_source}, because the data "
-            "has no other split."
+            f"{benchmark.name}: its {benchmark.shots} example(s) come from {benchmark.fewshot_source}, because the "
+            "data has no other split."
         )
     if "cut" in scores:
         notes.append(
@@ -400,5 +405,3 @@ class _Parts:
     def keep(self, name: str, items: list[Item]) -> None:
         if self.folder is not None:
             write_items(self.folder / f"{name}.parquet", items)
-
-

@@ -123,7 +123,9 @@ def load_run(path: str | Path) -> Run:
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{str(record_file)!r} could not be read as JSON: {error}.") from error
     if not isinstance(record, dict) or record.get("schema") != SCHEMA:
-        raise ValueError(f"{str(record_file)!r} must be an evaluation with the schema {SCHEMA!r}: it is something else.")
+        raise ValueError(
+            f"{str(record_file)!r} must be an evaluation with the schema {SCHEMA!r}: it is something else."
+        )
     items: dict[str, list[Item]] = {}
     for item in read_items(folder / "items.parquet"):
         items.setdefault(item["task"], []).append(item)

@@ -22,7 +22,6 @@ __all__ = [
     "minimal_effect",
     "paired_interval",
     "permutation",
-    "seed_floor",
     "smallest_mcnemar_effect",
     "t_power",
 ]
@@ -64,23 +63,24 @@ def mcnemar_power(items: int, discordant: float, effect: float, *, alpha: float 
     return float(np.sum(stats.binom.pmf(numbers, items, min(1.0, discordant)) * rejected))
 
 
-def smallest_mcnemar_effect(
-    items: int, discordant: float, *, alpha: float = 0.05, power: float = 0.8
-) -> float | None:
-    """The difference of accuracies that the exact test finds with the given power when the checkpoints differ on a share
-    ``discordant`` of the items; ``None`` where even a difference of that whole share is found less often."""
-    if discordant <= 0 or mcnemar_power(items, discordant, discordant, alpha=alpha) < power:
+def smallest_mcnemar_effect(items: int, discordant: float, *, alpha: float = 0.05, power: float = 0.8) -> float | None:
+    """The difference of accuracies that the exact test finds with the given power.
+
+    The checkpoints are taken to differ on a share ``discordant`` of the items, or on as many as the difference itself
+    needs when that is more. ``None`` where the items are too few for any difference."""
+
+    def short(effect: float) -> float:
+        return mcnemar_power(items, min(1.0, max(discordant, effect)), effect, alpha=alpha) - power
+
+    if short(1.0) < 0:
         return None
-    found = optimize.brentq(
-        lambda d: mcnemar_power(items, discordant, d, alpha=alpha) - power, 0.0, discordant, xtol=1e-6
-    )
-    return float(found)
+    return float(optimize.brentq(short, 0.0, 1.0, xtol=1e-7))
 
 
 def permutation(differences: np.ndarray, *, samples: int = 10_000, seed: int = 0) -> float:
-    """Paired permutation test: under the null the two runs are exchangeable on every item, so the sign of each difference
-    is a coin. Two-sided on the mean; p = (1 + #{|mean of signed| ≥ |mean|}) / (1 + samples), never 0. With at most 12
-    non-zero differences all sign patterns are tried and p is exact."""
+    """Paired permutation test: under the null the two runs are exchangeable on every item, so the sign of each
+    difference is a coin. Two-sided on the mean; p = (1 + #{|mean of signed| ≥ |mean|}) / (1 + samples), never 0.
+    With at most 12 non-zero differences all sign patterns are tried and p is exact."""
     values = np.asarray(differences, dtype=np.float64)
     values = values[values != 0]
     if len(values) == 0:
@@ -102,8 +102,8 @@ def permutation(differences: np.ndarray, *, samples: int = 10_000, seed: int = 0
 
 
 def paired_interval(base: np.ndarray, treated: np.ndarray, *, level: float = 0.95) -> tuple[float, float]:
-    """Interval for the difference of two checkpoints over items. 0/1 outcomes: Bonett and Price's adjusted Wald interval
-    for paired proportions, which also behaves with few differing items; graded ones: Student's t."""
+    """Interval for the difference of two checkpoints over items. 0/1 outcomes: Bonett and Price's adjusted Wald
+    interval for paired proportions, which also behaves with few differing items; graded ones: Student's t."""
     n = len(base)
     binary = bool(np.all((base == 0) | (base == 1)) and np.all((treated == 0) | (treated == 1)))
     if binary:
@@ -125,27 +125,67 @@ def paired_interval(base: np.ndarray, treated: np.ndarray, *, level: float = 0.9
 class Crossed:
     """A difference with its uncertainty over seeds and items.
 
-    ``seed_part`` and ``item_part`` are the shares of the variance of ``difference`` that more seeds and more items would
-    reduce; ``noise_part`` belongs to both (seed × item). ``seed_sd`` is the spread of a task's accuracy from seed to seed
-    beyond that noise, averaged over the arms."""
+    ``seed_variance`` (the spread over seeds, seed × item noise included) and ``item_variance`` (arm × item) are the two
+    parts of the variance of ``difference``, each with its degrees of freedom. ``noise`` is the seed × item part inside
+    the first; ``seed_sd`` the spread of a seed's score beyond it, averaged over the arms."""
 
     difference: float
-    se: float
-    df: float
-    seed_part: float
-    item_part: float
-    noise_part: float
+    seed_variance: float
+    seed_df: float
+    item_variance: float
+    item_df: float
+    noise: float
     seed_sd: float
 
     @property
+    def se(self) -> float:
+        return math.sqrt(self.seed_variance + self.item_variance)
+
+    @property
+    def df(self) -> float:
+        """Satterthwaite's degrees of freedom of the sum of the two parts; for the power, not for the test."""
+        bottom = self.seed_variance**2 / self.seed_df + self.item_variance**2 / self.item_df
+        return self.se**4 / bottom if bottom > 0 else math.inf
+
+    def critical(self, alpha: float = 0.05) -> float:
+        """Cochran and Cox: the t quantiles of the two parts, weighted by the parts. Satterthwaite's single t with
+        estimated degrees of freedom rejects too often here, because with three seeds a small seed variance makes the
+        standard error small and the degrees of freedom large at once."""
+        total = self.seed_variance + self.item_variance
+        if total == 0:
+            return float(stats.norm.ppf(1 - alpha / 2))
+        return float(
+            sum(
+                part / total * stats.t.ppf(1 - alpha / 2, df)
+                for part, df in ((self.seed_variance, self.seed_df), (self.item_variance, self.item_df))
+                if part > 0
+            )
+        )
+
+    @property
     def p(self) -> float:
+        """The level at which the test just rejects."""
         if self.se == 0:
             return 1.0 if self.difference == 0 else 0.0
-        return float(2 * stats.t.sf(abs(self.difference) / self.se, self.df))
+        ratio = abs(self.difference) / self.se
+        if ratio < 1e-12:
+            return 1.0
+        low, high = -300.0, 0.0
+        if ratio >= self.critical(10.0**low):
+            return 10.0**low
+        return float(
+            10 ** optimize.brentq(lambda e: self.critical(min(1 - 1e-15, 10**e)) - ratio, low, high, xtol=1e-10)
+        )
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
-        half = float(stats.t.ppf((1 + level) / 2, self.df)) * self.se
+        half = self.critical(1 - level) * self.se
         return self.difference - half, self.difference + half
+
+    def power(self, effect: float, *, alpha: float = 0.05) -> float:
+        return t_power(effect, self.se, self.df, critical=self.critical(alpha))
+
+    def minimal_effect(self, *, alpha: float = 0.05, power: float = 0.8) -> float:
+        return minimal_effect(self.se, self.df, critical=self.critical(alpha), power=power)
 
 
 @dataclass(frozen=True)
@@ -164,9 +204,7 @@ class _Parts:
 def _parts(base: np.ndarray, treated: np.ndarray, paired: bool) -> _Parts:
     base, treated = np.asarray(base, np.float64), np.asarray(treated, np.float64)
     if base.ndim != 2 or treated.ndim != 2 or base.shape[1] != treated.shape[1]:
-        raise ValueError(
-            f"outcomes must be (seeds, items) with the same items, got {base.shape} and {treated.shape}."
-        )
+        raise ValueError(f"outcomes must be (seeds, items) with the same items, got {base.shape} and {treated.shape}.")
     if paired and len(base) != len(treated):
         raise ValueError(
             f"paired seeds need as many base as treated runs, got {len(base)} and {len(treated)}: leave pairing out."
@@ -201,29 +239,13 @@ def _residual(arm: np.ndarray) -> float | None:
     return float(np.sum(rest**2) / ((seeds - 1) * (items - 1)))
 
 
-def crossed(base: np.ndarray, treated: np.ndarray, *, paired: bool = False, seed_floor: float = 0.0) -> Crossed:
-    """Difference of two ways of training on one task; ``base`` (S_A, n) and ``treated`` (S_B, n) hold the outcomes of every
-    seed on the same n items. See ``crossed_macro``."""
-    return crossed_macro([(base, treated)], paired=paired, seed_floor=seed_floor)
+def crossed(base: np.ndarray, treated: np.ndarray, *, paired: bool = False) -> Crossed:
+    """Difference of two ways of training on one task; ``base`` (S_A, n) and ``treated`` (S_B, n) hold the outcomes
+    of every seed on the same n items. See ``crossed_macro``."""
+    return crossed_macro([(base, treated)], paired=paired)
 
 
-def seed_floor(tasks: Sequence[tuple[np.ndarray, np.ndarray]], *, paired: bool = False) -> float:
-    """The average over tasks of the seed variance beyond seed × item noise, or 0 when that is negative.
-
-    Two or three seeds agree by accident on some of ten tasks, and a test that takes such a task's tiny variance at its
-    word rejects too often. No task is credited with a smaller seed variance than the average one."""
-    excess = []
-    for base, treated in tasks:
-        parts = _parts(base, treated, paired)
-        known = [float(m.var(ddof=1)) for m in parts.seed_means if len(m) > 1]
-        if known:
-            excess.append(float(np.mean(known)) - parts.noise_per_seed)
-    return max(0.0, float(np.mean(excess))) if excess else 0.0
-
-
-def crossed_macro(
-    tasks: Sequence[tuple[np.ndarray, np.ndarray]], *, paired: bool = False, seed_floor: float = 0.0
-) -> Crossed:
+def crossed_macro(tasks: Sequence[tuple[np.ndarray, np.ndarray]], *, paired: bool = False) -> Crossed:
     """Mean over tasks of treated − base, seeds and items both random and crossed.
 
     An outcome is y = arm + item + arm×item + seed(arm) + seed×item, so with M_s a seed's mean over tasks
@@ -235,13 +257,11 @@ def crossed_macro(
 
         V = Σ_arms s²(M_s)/S + max(0, (1/T²) Σ_t [s²_items/n − residual/(n S)]).
 
-    Degrees of freedom by Satterthwaite, without credit for the subtracted residual (Hillis 2007):
-
-        ν = V² / [ Σ_arms (s²(M_s)/S)²/(S−1) + (1/T⁴) Σ_t (s²_items/n)²/(n−1) ].
+    The two parts of V have their own degrees of freedom: Welch's for the seeds of two arms, nearly the number of items
+    for the other. The test weights their t quantiles (``Crossed.critical``).
 
     Seeds of the two arms are independent samples unless ``paired``. An arm with a single seed is given the other arm's
-    seed variance; with one seed in both there is none to estimate, and the items alone are the sample. ``seed_floor`` is
-    the least seed variance to believe (see the function of that name).
+    seed variance; with one seed in both there is none to estimate, and the items alone are the sample.
     """
     parts = [_parts(base, treated, paired) for base, treated in tasks]
     count = len(parts)
@@ -249,14 +269,13 @@ def crossed_macro(
     item_total = sum(part.item_variance for part in parts) / count**2
     noise = sum(part.noise for part in parts) / count**2
     per_seed = sum(part.noise_per_seed for part in parts) / count**2
-    least = seed_floor + per_seed if seed_floor > 0 else 0.0
-    variances = [max(float(m.var(ddof=1)), least) if len(m) > 1 else None for m in means]
+    variances = [float(m.var(ddof=1)) if len(m) > 1 else None for m in means]
     known = [v for v in variances if v is not None]
     difference = sum(part.difference for part in parts) / count
     item_term = sum((part.item_variance / count**2) ** 2 / max(1, part.items - 1) for part in parts)
+    item_df = item_total**2 / item_term if item_term else math.inf
     if not known:
-        df = item_total**2 / item_term if item_term else math.inf
-        return Crossed(difference, math.sqrt(item_total), df, 0.0, item_total, 0.0, math.nan)
+        return Crossed(difference, 0.0, math.inf, item_total, item_df, 0.0, math.nan)
     seed_total, seed_term = 0.0, 0.0
     for m, v in zip(means, variances):
         if v is not None:
@@ -264,55 +283,56 @@ def crossed_macro(
             seed_term += (v / len(m)) ** 2 / (len(m) - 1)
     if len(known) < len(variances):
         # one arm has a single seed: its variance is the other's, one and the same estimate used twice
-        lent = known[0]
         size = next(len(m) for m, v in zip(means, variances) if v is not None)
-        seed_total = lent * (1 / size + 1)
+        seed_total = known[0] * (1 / size + 1)
         seed_term = seed_total**2 / (size - 1)
-    item_part = max(0.0, item_total - noise)
-    variance = seed_total + item_part
-    bottom = seed_term + item_term
-    df = variance**2 / bottom if bottom > 0 else math.inf
-    spread = float(np.mean(known)) - per_seed
     return Crossed(
         difference=difference,
-        se=math.sqrt(variance),
-        df=df,
-        seed_part=max(0.0, seed_total - noise),
-        item_part=item_part,
-        noise_part=min(noise, seed_total),
-        seed_sd=math.sqrt(max(0.0, spread)),
+        seed_variance=seed_total,
+        seed_df=seed_total**2 / seed_term if seed_term > 0 else math.inf,
+        item_variance=max(0.0, item_total - noise),
+        item_df=item_df,
+        noise=min(noise, seed_total),
+        seed_sd=math.sqrt(max(0.0, float(np.mean(known)) - per_seed)),
     )
 
 
 # -- what could have been shown ------------------------------------------------------------------------------
 
 
-def t_power(effect: float, se: float, df: float, *, alpha: float = 0.05) -> float:
-    """Power of a two-sided t test: P(|T| > t_(1−α/2)), T noncentral with ν = ``df`` and noncentrality effect/se."""
+def t_power(effect: float, se: float, df: float, *, alpha: float = 0.05, critical: float | None = None) -> float:
+    """Power of a two-sided t test: P(|T| > c), T noncentral with ν = ``df`` and noncentrality effect/se; c is
+    t_(1−α/2) with ν degrees of freedom unless ``critical`` says otherwise."""
     if se <= 0:
         return 1.0 if effect else 0.0
     ratio = abs(effect) / se
     if math.isinf(df) or df > 1e6:
-        bound = stats.norm.ppf(1 - alpha / 2)
+        bound = critical if critical is not None else stats.norm.ppf(1 - alpha / 2)
         return float(stats.norm.sf(bound - ratio) + stats.norm.cdf(-bound - ratio))
-    bound = stats.t.ppf(1 - alpha / 2, df)
+    bound = critical if critical is not None else stats.t.ppf(1 - alpha / 2, df)
     upper = stats.nct.sf(bound, df, ratio)
     lower = stats.nct.cdf(-bound, df, ratio)
     if not (math.isfinite(upper) and math.isfinite(lower)):
-        # scipy's series gives up far out; there the normal approximation of Johnson and Welch is exact enough
+        # scipy's series gives up far out; the normal approximation to the noncentral t does there
         spread = math.sqrt(1 + bound**2 / (2 * df))
         upper, lower = stats.norm.sf((bound * (1 - 1 / (4 * df)) - ratio) / spread), 0.0
     return float(min(1.0, upper + lower))
 
 
-def minimal_effect(se: float, df: float, *, alpha: float = 0.05, power: float = 0.8) -> float:
+def minimal_effect(
+    se: float, df: float, *, alpha: float = 0.05, power: float = 0.8, critical: float | None = None
+) -> float:
     """The smallest difference that a t test with this standard error finds with the given power."""
     if se <= 0:
         return 0.0
+
+    def short(x: float) -> float:
+        return t_power(x * se, se, df, alpha=alpha, critical=critical) - power
+
     high = 1.0
-    while t_power(high * se, se, df, alpha=alpha) < power and high < 1e6:
+    while short(high) < 0 and high < 1e6:
         high *= 2
-    return float(optimize.brentq(lambda x: t_power(x * se, se, df, alpha=alpha) - power, 0.0, high, xtol=1e-6) * se)
+    return float(optimize.brentq(short, 0.0, high, xtol=1e-6) * se)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

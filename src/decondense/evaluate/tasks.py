@@ -41,6 +41,8 @@ PRESETS = {"gpt2": 1, "qwen3": 5, "zero": 0}
 FOLDERS = {"anli_r2": "anli", "lambada_openai": "lambada", "truthfulqa_mc2": "truthfulqa", "arc_easy": "arc"}
 FOLDERS |= {"arc_challenge": "arc", "mmlu": "mmlu/default"}
 ENDINGS = (".jsonl", ".json", ".parquet")
+NAME = re.compile(r"""^["']?(?:task|group|tag)["']?\s*:\s*["']?([\w.-]+)["']?\s*(?:#.*)?$""", re.MULTILINE)
+TAGS = re.compile(r"""^["']?tag["']?\s*:[ \t]*\n((?:\s*-\s*[\w.-]+[ \t]*\n)+)""", re.MULTILINE)
 SUBSET_COLUMNS = ("subject", "subset", "config")
 
 
@@ -125,43 +127,52 @@ def quiet() -> Iterator[None]:
     logger, bar = logging.getLogger("lm_eval"), module.tqdm
     level = logger.level
     logger.setLevel(logging.ERROR)
-    module.tqdm = lambda items, **_: items  # type: ignore[assignment,misc]
+    module.tqdm = lambda items, **_: items
     try:
         yield
     finally:
         logger.setLevel(level)
-        module.tqdm = bar  # type: ignore[misc]
+        module.tqdm = bar
 
 
 # -- names ---------------------------------------------------------------------------------------------------
 
 
 def _index(names: Sequence[str]) -> dict[str, Any]:
-    """lm-eval's index of tasks. All of its 14,000 names take a quarter of a minute to read; the folders of the
-    wanted ones, tried first, take a second."""
+    """The part of lm-eval's index of tasks that holds ``names``. All of its 14,000 names take a quarter of a minute to
+    read; the folders of the wanted ones take a second."""
     import lm_eval.tasks
     from lm_eval.tasks import TaskManager
 
     root = Path(lm_eval.tasks.__file__).parent
-    guesses = [root / FOLDERS.get(name, name) for name in names]
-    guesses += [root / part for name in names for part in _prefixes(name)]
-    folders = list(dict.fromkeys(str(p) for p in guesses if p.is_dir()))
-    if folders:
-        index = TaskManager(include_path=folders, include_defaults=False).task_index
-        if all(name in index and _known(name, index) for name in names):
-            return index
-    index = TaskManager().task_index
-    unknown = [name for name in names if name not in index]
-    if unknown:
-        near = difflib.get_close_matches(unknown[0], [*PAPER, *index], n=4, cutoff=0.5)
-        hint = f"the nearest names are {', '.join(dict.fromkeys(near))}" if near else "no name is near"
-        raise ValueError(f"task {unknown[0]!r} must be 'paper' or a task that lm-eval knows: {hint}.")
+    if all(name in PAPER for name in names):
+        folders = [root / FOLDERS.get(name, name) for name in names]
+    else:
+        homes = _homes(root)
+        unknown = [name for name in names if name not in homes]
+        if unknown:
+            near = difflib.get_close_matches(unknown[0], [*PAPER, *homes], n=4, cutoff=0.5)
+            hint = f"the nearest names are {', '.join(dict.fromkeys(near))}" if near else "no name is near"
+            raise ValueError(f"task {unknown[0]!r} must be 'paper' or a task that lm-eval knows: {hint}.")
+        folders = [homes[name] for name in names]
+    paths = list(dict.fromkeys(str(folder) for folder in folders))
+    index = TaskManager(include_path=paths, include_defaults=False).task_index
+    if not all(name in index and _known(name, index) for name in names):
+        index = TaskManager().task_index  # a group with members in other folders
     return index
 
 
-def _prefixes(name: str) -> list[str]:
-    words = name.split("_")
-    return ["_".join(words[:n]) for n in range(len(words), 0, -1)]
+def _homes(root: Path) -> dict[str, Path]:
+    """Every task, group and tag that a YAML file under ``root`` names, with its folder, without parsing the files."""
+    homes: dict[str, Path] = {}
+    for file in sorted(root.glob("**/*.yaml")):
+        folder = root / file.relative_to(root).parts[0]
+        body = file.read_text(encoding="utf-8", errors="replace")
+        names = [match[1] for match in NAME.finditer(body)]
+        names += [word for block in TAGS.finditer(body) for word in re.findall(r"-\s*([\w.-]+)", block[1])]
+        for name in names:
+            homes.setdefault(name, folder)
+    return homes
 
 
 def _known(name: str, index: dict[str, Any]) -> bool:
@@ -359,7 +370,7 @@ def _dataset(files: dict[str, Path], subset: str | None, is_member: bool) -> dic
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
     """Rows of .jsonl, .json or .parquet, also .gz or .xz."""
-    opened = {".gz": gzip.open, ".xz": lzma.open}.get(file.suffix, open)
+    opened: Any = {".gz": gzip.open, ".xz": lzma.open}.get(file.suffix, open)
     kind = Path(file.name.removesuffix(file.suffix)).suffix if file.suffix in (".gz", ".xz") else file.suffix
     try:
         with opened(file, "rb") as stream:

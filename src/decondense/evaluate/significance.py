@@ -1,0 +1,402 @@
+"""Compare two sets of runs on the same items: ``base`` and ``treated``, one run per training seed.
+
+With several seeds the claim is about the way of training, and seeds and items are both samples (``crossed_macro``).
+With one seed in each arm the claim is about two checkpoints, and the items are the sample (McNemar, permutation). The
+record says which. docs/statistics.md has the reasons.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from .bootstrap import hierarchical_bootstrap
+from .items import TEXT, Item, Run, load_run
+from .paired_tests import (
+    crossed,
+    crossed_macro,
+    holm,
+    mcnemar,
+    paired_interval,
+    permutation,
+    smallest_mcnemar_effect,
+)
+from .verdict import verdict
+
+__all__ = ["SCHEMA", "analyse", "significance"]
+
+SCHEMA = "decondense.significance/1"
+Pair = tuple[np.ndarray, np.ndarray]
+
+
+def significance(
+    base: Sequence[str | Path | Run],
+    treated: Sequence[str | Path | Run],
+    *,
+    paired: bool = False,
+    common: bool = False,
+    alpha: float = 0.05,
+    power: float = 0.8,
+    bootstrap: int = 2000,
+    permutations: int = 10_000,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Compare evaluations of two ways of training.
+
+    Args:
+        base, treated: folders that ``decondense evaluate`` wrote (or loaded runs), one per training seed.
+        paired: the i-th base and the i-th treated run share their seed (data order, initial weights). Without it the
+            seeds are independent samples, which is also right, only less powerful, when they are not.
+        common: compare the items that all runs have; by default runs with different items are refused.
+        alpha, power: level of the tests, and the power at which the smallest detectable effect is stated.
+        bootstrap, permutations, seed: resamplings and their random stream.
+
+    Returns:
+        the content of ``result.json``.
+    """
+    if not 0 < alpha < 1 or not 0 < power < 1:
+        raise ValueError(f"alpha and power must lie between 0 and 1, got {alpha} and {power}.")
+    arms = [[r if isinstance(r, Run) else load_run(r) for r in arm] for arm in (base, treated)]
+    if not arms[0] or not arms[1]:
+        raise ValueError("significance needs at least one base and one treated run: BASE… -- TREATED….")
+    if paired and len(arms[0]) != len(arms[1]):
+        raise ValueError(
+            f"paired seeds need as many base as treated runs, got {len(arms[0])} and {len(arms[1])}: leave "
+            "--paired out."
+        )
+    notes = _check_runs(arms)
+    matched, said = match(arms, common=common)
+    notes += said
+    accuracy, likelihood = _outcomes(matched)
+    options: dict[str, Any] = {
+        "paired": paired,
+        "alpha": alpha,
+        "power": power,
+        "permutations": permutations,
+        "seed": seed,
+    }
+    record: dict[str, Any] = {
+        "schema": SCHEMA,
+        "base": [_describe(run) for run in arms[0]],
+        "treated": [_describe(run) for run in arms[1]],
+        "seeds": [len(arms[0]), len(arms[1])],
+        "paired": paired,
+        "claim": "checkpoints" if len(arms[0]) == len(arms[1]) == 1 else "training",
+        "alpha": alpha,
+        "power": power,
+    }
+    record |= analyse(accuracy, bootstrap=bootstrap, **options)
+    record["likelihood"] = analyse(likelihood, bootstrap=0, **options) if likelihood else None
+    record["ranks"] = ranks(accuracy, [run.label for run in arms[0]], [run.label for run in arms[1]])
+    record["notes"] = notes + _seed_notes(record)
+    record["verdict"] = verdict(record)
+    return record
+
+
+# -- runs and items ------------------------------------------------------------------------------------------
+
+
+def _describe(run: Run) -> dict[str, Any]:
+    model, checkpoint = run.record["model"], run.record["checkpoint"]
+    return {
+        "run": run.label,
+        "model": model["description"],
+        "weights": model["weights"],
+        "training_seed": checkpoint.get("training_seed"),
+        "selected_by": checkpoint["selected_by"],
+        "step": checkpoint.get("step"),
+    }
+
+
+def _check_runs(arms: list[list[Run]]) -> list[str]:
+    """Refuse checkpoints picked from the middle, several checkpoints of one training run, and copies."""
+    notes = []
+    for arm, runs in zip(("base", "treated"), arms):
+        for run in runs:
+            checkpoint = run.record["checkpoint"]
+            if checkpoint.get("final") is False and checkpoint["selected_by"] == "final":
+                raise ValueError(
+                    f"the {arm} run {run.label!r} is step {checkpoint['step']} of {checkpoint['steps']}, and nothing "
+                    "says how that checkpoint was chosen: compare the final one, or evaluate it with "
+                    "--selected-by held-out-loss if that is the truth."
+                )
+            if checkpoint["selected_by"] != "final":
+                notes.append(f"{arm} run {run.label!r}: the checkpoint was chosen by {checkpoint['selected_by']}.")
+        weights = Counter(run.record["model"]["weights"] for run in runs)
+        for run in runs:
+            if weights[run.record["model"]["weights"]] > 1:
+                raise ValueError(
+                    f"two {arm} runs have the same weights (one is {run.label!r}): a copy is not another seed; "
+                    "leave it out."
+                )
+        places = Counter(
+            str(Path(run.record["model"]["name"]).parent)
+            for run in runs
+            if run.record["checkpoint"].get("step") is not None
+        )
+        for place, count in places.items():
+            if count > 1 and any(Path(r.record["model"]["name"]).name.startswith("checkpoint-") for r in runs):
+                raise ValueError(
+                    f"{count} {arm} runs are checkpoints of one training run ({Path(place).name!r}): the unit is the "
+                    "training seed; give its final checkpoint only."
+                )
+    if {r.record["model"]["weights"] for r in arms[0]} & {r.record["model"]["weights"] for r in arms[1]}:
+        notes.append("a base and a treated run have the same weights.")
+    return notes
+
+
+def _keys(items: Sequence[Item]) -> list[tuple[str, str, int]]:
+    """Items by subtask and hash; the k-th copy of a repeated item is its own."""
+    seen: Counter[tuple[str, str]] = Counter()
+    keys = []
+    for item in items:
+        key = (item["subtask"], item["item"])
+        keys.append((*key, seen[key]))
+        seen[key] += 1
+    return keys
+
+
+def match(arms: list[list[Run]], *, common: bool = False) -> tuple[dict[str, list[list[list[Item]]]], list[str]]:
+    """For every task the items of every run of both arms in one order, and notes about what had to be left out."""
+    runs = [run for arm in arms for run in arm]
+    tasks = list(dict.fromkeys(task for run in runs for task in run.items))
+    notes = []
+    for task in list(tasks):
+        without = [run.label for run in runs if task not in run.items]
+        if without:
+            if not common:
+                raise ValueError(
+                    f"task {task!r} is missing in {len(without)} of {len(runs)} runs ({', '.join(without[:3])}): "
+                    "evaluate all runs on the same tasks, or compare what they share with --common."
+                )
+            tasks.remove(task)
+            notes.append(f"{task} is left out: {len(without)} of {len(runs)} runs do not have it.")
+    if not tasks:
+        raise ValueError("the runs have no task in common: evaluate them on the same tasks.")
+    matched: dict[str, list[list[list[Item]]]] = {}
+    for task in tasks:
+        tables = [[dict(zip(_keys(run.items[task]), run.items[task])) for run in arm] for arm in arms]
+        flat = [table for arm in tables for table in arm]
+        union = set().union(*flat)
+        shared = [key for key in flat[0] if all(key in table for table in flat)]
+        if len(shared) < len(union):
+            missing = len(union) - len(shared)
+            why = _why_different(runs)
+            if not common or not shared:
+                raise ValueError(
+                    f"the runs must have the same items, but {missing} of {len(union)} items of {task!r} are not in "
+                    f"all of them{why}: evaluate with the same data, shots, seed and limit, or compare the "
+                    f"{len(shared)} shared items with --common."
+                )
+            notes.append(f"{task}: {missing} of {len(union)} items are not in all runs and are left out{why}.")
+        matched[task] = [[[table[key] for key in shared] for table in arm] for arm in tables]
+    return matched, notes
+
+
+def _why_different(runs: Sequence[Run]) -> str:
+    for key in ("shots", "limit", "seed", "text_tokens"):
+        values = list(dict.fromkeys(str(run.record["settings"].get(key)) for run in runs))
+        if len(values) > 1:
+            return f" ({key} is {' and '.join(values)})"
+    return ""
+
+
+def _outcomes(matched: dict[str, list[list[list[Item]]]]) -> tuple[dict[str, Pair], dict[str, Pair]]:
+    """(seeds, items) arrays of both arms: the score of every item, and the log-likelihood of what is right."""
+    accuracy: dict[str, Pair] = {}
+    likelihood: dict[str, Pair] = {}
+    for task, arms in matched.items():
+        if not task.startswith(TEXT):
+            accuracy[task] = (_table(arms[0], _correct), _table(arms[1], _correct))
+        if all(
+            item["loglikelihoods"] and (item["gold"] or task.startswith(TEXT))
+            for arm in arms
+            for r in arm
+            for item in r
+        ):
+            likelihood[task] = (_table(arms[0], _log_share), _table(arms[1], _log_share))
+    return accuracy, likelihood
+
+
+def _table(runs: list[list[Item]], outcome: Any) -> np.ndarray:
+    return np.array([[outcome(item) for item in run] for run in runs], dtype=np.float64)
+
+
+def _correct(item: Item) -> float:
+    return float(item["correct"])
+
+
+def _log_share(item: Item) -> float:
+    """With choices, the log of the softmax share of the right ones; with a single continuation its log-likelihood; for
+    a window of text its log-likelihood per token. In nats."""
+    if item["task"].startswith(TEXT):
+        return float(item["loglikelihoods"][0]) / int(item["units"][0])
+    values = np.array(item["loglikelihoods"], dtype=np.float64)
+    if len(values) == 1:
+        return float(values[0])
+    right = values[item["gold"]]
+    return float(np.logaddexp.reduce(right) - np.logaddexp.reduce(values))
+
+
+# -- numbers -------------------------------------------------------------------------------------------------
+
+
+def analyse(
+    outcomes: dict[str, Pair],
+    *,
+    paired: bool = False,
+    alpha: float = 0.05,
+    power: float = 0.8,
+    bootstrap: int = 2000,
+    permutations: int = 10_000,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Tests for every task and for the average over tasks. ``outcomes``: task → (base, treated), each (seeds,
+    items)."""
+    if not outcomes:
+        return {"tasks": [], "macro": None}
+    tasks = []
+    for name, (base, treated) in outcomes.items():
+        row = {
+            "task": name,
+            "items": base.shape[1],
+            "base": float(base.mean()),
+            "treated": float(treated.mean()),
+            "base_seeds": base.mean(1).tolist(),
+            "treated_seeds": treated.mean(1).tolist(),
+            "difference": float(treated.mean() - base.mean()),
+        }
+        one = len(base) == len(treated) == 1
+        test = _checkpoint_test if one else _training_test
+        row |= test(base, treated, paired, alpha / len(outcomes), power, permutations, seed)
+        if not one and len(base) == len(treated):
+            row["pairs"] = [_one_pair(b, t, permutations, seed) for b, t in zip(base, treated)]
+        tasks.append(row)
+    for row, adjusted in zip(tasks, holm([row["p"] for row in tasks])):
+        row["p_holm"] = adjusted
+        row["significant"] = adjusted <= alpha
+    return {"tasks": tasks, "macro": _macro(list(outcomes.values()), paired, alpha, power, bootstrap, seed)}
+
+
+def _checkpoint_test(
+    base: np.ndarray, treated: np.ndarray, paired: bool, alpha: float, power: float, permutations: int, seed: int
+) -> dict[str, Any]:
+    first, second = base[0], treated[0]
+    low, high = paired_interval(first, second)
+    estimate = crossed(base, treated)
+    row: dict[str, Any] = {"low": _finite(low), "high": _finite(high), "item_se": estimate.se, "seed_sd": None}
+    if _binary(first) and _binary(second):
+        gained, lost = int(np.sum(second > first)), int(np.sum(second < first))
+        row |= {"test": "exact McNemar", "gained": gained, "lost": lost, "p": mcnemar(gained, lost)}
+        row["smallest_effect"] = smallest_mcnemar_effect(
+            len(first), (gained + lost) / len(first), alpha=alpha, power=power
+        )
+    else:
+        row |= {"test": "paired permutation", "p": permutation(second - first, samples=permutations, seed=seed)}
+        row["smallest_effect"] = estimate.minimal_effect(alpha=alpha, power=power)
+    return row
+
+
+def _training_test(
+    base: np.ndarray, treated: np.ndarray, paired: bool, alpha: float, power: float, permutations: int, seed: int
+) -> dict[str, Any]:
+    estimate = crossed(base, treated, paired=paired)
+    low, high = estimate.interval()
+    return {
+        "low": _finite(low),
+        "high": _finite(high),
+        "test": "seeds × items",
+        "p": estimate.p,
+        "df": _finite(estimate.seed_df),
+        "seed_sd": _finite(estimate.seed_sd),
+        "seed_se": math.sqrt(max(0.0, estimate.seed_variance - estimate.noise)),
+        "item_se": math.sqrt(estimate.item_variance + estimate.noise),
+        "smallest_effect": estimate.minimal_effect(alpha=alpha, power=power),
+    }
+
+
+def _one_pair(base: np.ndarray, treated: np.ndarray, permutations: int, seed: int) -> dict[str, float]:
+    """The i-th two checkpoints against each other, items only: says nothing about another seed."""
+    difference = float(treated.mean() - base.mean())
+    if _binary(base) and _binary(treated):
+        return {"difference": difference, "p": mcnemar(int(np.sum(treated > base)), int(np.sum(treated < base)))}
+    return {"difference": difference, "p": permutation(treated - base, samples=permutations, seed=seed)}
+
+
+def _macro(outcomes: list[Pair], paired: bool, alpha: float, power: float, bootstrap: int, seed: int) -> dict[str, Any]:
+    estimate = crossed_macro(outcomes, paired=paired)
+    low, high = estimate.interval()
+    base = np.mean([b.mean(1) for b, _ in outcomes], axis=0)
+    treated = np.mean([t.mean(1) for _, t in outcomes], axis=0)
+    row: dict[str, Any] = {
+        "tasks": len(outcomes),
+        "items": int(sum(b.shape[1] for b, _ in outcomes)),
+        "base": float(base.mean()),
+        "treated": float(treated.mean()),
+        "base_seeds": base.tolist(),
+        "treated_seeds": treated.tolist(),
+        "difference": estimate.difference,
+        "low": _finite(low),
+        "high": _finite(high),
+        "p": estimate.p,
+        "test": "seeds × items" if len(base) + len(treated) > 2 else "items",
+        "significant": estimate.p <= alpha,
+        "se": estimate.se,
+        "seed_sd": _finite(estimate.seed_sd),
+        "seed_se": math.sqrt(max(0.0, estimate.seed_variance - estimate.noise)),
+        "item_se": math.sqrt(estimate.item_variance + estimate.noise),
+        "smallest_effect": estimate.minimal_effect(alpha=alpha, power=power),
+    }
+    if bootstrap:
+        row["bootstrap"] = hierarchical_bootstrap(outcomes, estimate, paired=paired, samples=bootstrap, seed=seed)
+    return row
+
+
+def ranks(outcomes: dict[str, Pair], base: Sequence[str], treated: Sequence[str]) -> dict[str, Any]:
+    """Every run's mean rank over tasks (1 is best, ties share), and on how many tasks the treated arm is ahead. The
+    sign test takes the tasks as the sample; it is shown, not used for the verdict."""
+    table = []
+    ahead = behind = 0
+    for first, second in outcomes.values():
+        scores = np.concatenate([first.mean(1), second.mean(1)])
+        table.append(stats.rankdata(-scores.round(12)))
+        gap = round(float(second.mean() - first.mean()), 12)
+        ahead += gap > 0
+        behind += gap < 0
+    means = np.mean(table, axis=0).tolist() if table else []
+    return {
+        "base": dict(zip(base, means[: len(base)])),
+        "treated": dict(zip(treated, means[len(base) :])),
+        "ahead": int(ahead),
+        "behind": int(behind),
+        "tied": len(table) - int(ahead) - int(behind),
+        "sign_test_p": mcnemar(int(ahead), int(behind)),
+    }
+
+
+def _seed_notes(record: dict[str, Any]) -> list[str]:
+    seeds = record["seeds"]
+    if record["claim"] == "checkpoints":
+        return [
+            "there is one seed in each arm: the tests compare these two checkpoints and say nothing about another "
+            "training seed; for a claim about the training, evaluate at least 3 seeds of each."
+        ]
+    if min(seeds) == 1:
+        return ["one arm has a single seed: it is given the other arm's seed variance, which cannot be checked."]
+    if min(seeds) < 3:
+        return ["there are only 2 seeds in an arm: their variance is hardly known, and the intervals are wide for it."]
+    return []
+
+
+def _binary(values: np.ndarray) -> bool:
+    return bool(np.all((values == 0) | (values == 1)))
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
