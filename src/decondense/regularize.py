@@ -221,6 +221,9 @@ class Handle:
         _attached.add(model)
 
     def _attach(self) -> None:
+        # One graph break at the end of a compiled model, instead of several in the losses. Wrapped here and not where it
+        # is defined, because that would import the compiler together with this package.
+        self._added = torch.compiler.disable(self._added)  # type: ignore[method-assign]
         # The model's own pre-hook comes first and its own forward hook last, whatever the reader hangs between.
         self._hooks.append(self.model.register_forward_pre_hook(self._enter, with_kwargs=True))
         self._hooks += self._reader.attach(self._may_start, self._captured)
@@ -313,7 +316,6 @@ class Handle:
         out["loss"] = total
         return out
 
-    @torch.compiler.disable  # one graph break at the end of a compiled model, instead of several in the losses
     def _added(self, capture: hs.Capture, labels: Tensor | None, items: Tensor | int | None) -> Tensor:
         result = self.term.penalty(capture, self._reader.first, labels=labels, items=items)
         weight = self.weight

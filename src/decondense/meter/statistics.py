@@ -24,6 +24,8 @@ from dataclasses import dataclass
 
 import torch
 
+from .. import kernels
+
 __all__ = [
     "FINE_BINS",
     "SCALARS",
@@ -168,6 +170,8 @@ def _pairs(
     the next one.
     """
     windows, n = u.shape[:2]
+    if matrix is None and u.device.type == "cuda" and u.dtype == torch.float32 and kernels.available(u.device):
+        return _fused_pairs(u, bins)
     # A CPU wants tiles that stay in its cache, an accelerator few launches; either way 64 MiB at most.
     block = max(16, min(128 if u.device.type == "cpu" else n, (1 << 24) // (n * windows)))
     counts = torch.zeros(bins, dtype=torch.int64, device=u.device)
@@ -193,6 +197,21 @@ def _pairs(
         counts += _bin(tile, bins)
         pairs = r * (m - 1) - r * (r - 1) // 2
         counts[bins // 2] -= windows * (r * m - pairs)  # the zeros we put there ourselves
+    return counts, squares, by_distance
+
+
+def _fused_pairs(u: torch.Tensor, bins: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`_pairs` on a GPU, without a tile in memory: the histogram by its kernel, Σ_{i<j} c² = ½ (‖UᵀU‖²_F − Σ‖u_i‖⁴),
+    and the sums of all diagonals as the autocorrelation of u over its tokens, by the fast Fourier transform."""
+    from ..kernels.cosine_histogram import cosine_histogram as histogram
+
+    n = u.shape[1]
+    counts = histogram(u.contiguous(), bins=bins).sum(0)
+    lengths = u.double().square().sum(-1)
+    squares = 0.5 * ((u.mT @ u).double().square().sum((1, 2)) - lengths.square().sum(1))
+    spectrum = torch.fft.rfft(u.double(), n=2 * n, dim=1)  # twice the length, so that the ends do not meet
+    by_distance = torch.fft.irfft(spectrum.abs().square().sum(-1), n=2 * n, dim=1)[:, :n].contiguous()
+    by_distance[:, 0] = 0
     return counts, squares, by_distance
 
 
