@@ -212,9 +212,9 @@ def test_wrong_usage_is_exit_code_2(capsys):
 
 
 def test_ctrl_c_leaves_a_valid_result_that_resume_completes(model, tmp_path):
-    out, asked = tmp_path / "o", 600
+    out, asked = tmp_path / "o", 150
     base = [sys.executable, "-m", "decondense.cli", "measure", model, "--text", "pydoc", "--windows", str(asked)]
-    base += ["--tokens", "128", "--bootstrap", "20", "--batch", "2", "--json"]
+    base += ["--tokens", "64", "--bootstrap", "20", "--batch", "2", "--json"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [*base, "--out", str(out)],
@@ -236,7 +236,5 @@ def test_ctrl_c_leaves_a_valid_result_that_resume_completes(model, tmp_path):
     assert not partial.complete
     resumed = subprocess.run([*base, "--out", str(out), "--resume"], capture_output=True, env=environment)
     assert resumed.returncode == 0, resumed.stderr
-    assert load(out).complete
+    assert load(out).complete  # that it is byte for byte the uninterrupted result is tested with the meter
     assert not list(out.glob("partial*"))
-    whole = subprocess.run([*base, "--out", str(tmp_path / "w")], capture_output=True, env=environment)
-    assert whole.stdout == resumed.stdout

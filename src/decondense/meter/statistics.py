@@ -177,9 +177,11 @@ def _pairs(
     counts = torch.zeros(bins, dtype=torch.int64, device=u.device)
     squares = torch.zeros(windows, dtype=torch.float64, device=u.device)
     by_distance = torch.zeros(windows, n, dtype=torch.float64, device=u.device)
+    # One piece of memory for all tiles: fresh pages for each would cost a tenth of the whole.
+    reused = torch.empty(windows * (block * n + block), dtype=u.dtype, device=u.device)
     for a in range(0, n, block):
         r, m = min(block, n - a), n - a
-        memory = torch.empty(windows, r * m + r, dtype=u.dtype, device=u.device)
+        memory = reused[: windows * (r * m + r)].view(windows, r * m + r)
         memory[:, r * m :] = 0
         flat = memory[:, : r * m]
         tile = flat.unflatten(1, (r, m))
@@ -194,7 +196,7 @@ def _pairs(
         by_distance[:, :m] += _sum_tokens(shifted)
         if matrix is not None:
             matrix[a : a + r, a:] += tile.sum(0).to(matrix.device)
-        counts += _bin(tile, bins)
+        counts += _bin_(tile, bins)
         pairs = r * (m - 1) - r * (r - 1) // 2
         counts[bins // 2] -= windows * (r * m - pairs)  # the zeros we put there ourselves
     return counts, squares, by_distance
@@ -215,14 +217,14 @@ def _fused_pairs(u: torch.Tensor, bins: int) -> tuple[torch.Tensor, torch.Tensor
     return counts, squares, by_distance
 
 
-def _bin(cosines: torch.Tensor, bins: int) -> torch.Tensor:
-    """Counts per bin. Rounding may put a cosine a hair outside [−1, 1]; it belongs to the first or last bin."""
+def _bin_(cosines: torch.Tensor, bins: int) -> torch.Tensor:
+    """Counts per bin; the cosines are overwritten. Rounding may put a cosine a hair outside [−1, 1]; it belongs to the first or last bin."""
     if cosines.device.type != "cpu":
         # No answer has to come back to the host. At most 2²⁴ cosines at a time, so float32 counts are exact.
-        return torch.histc(cosines.clamp(-1, 1).float(), bins, -1, 1).to(torch.int64)
+        return torch.histc(cosines.clamp_(-1, 1).float(), bins, -1, 1).to(torch.int64)
     half = bins / 2
     small = torch.int16 if bins < 2**15 else torch.int32
     # −1 − ε truncates into bin 0, 1 + ε makes one more bin.
-    found = torch.bincount((cosines * half).add_(half).to(small).view(-1), minlength=bins + 1)
+    found = torch.bincount(cosines.mul_(half).add_(half).to(small).view(-1), minlength=bins + 1)
     found[bins - 1] += found[bins:].sum()
     return found[:bins]
