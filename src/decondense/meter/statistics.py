@@ -218,7 +218,8 @@ def _fused_pairs(u: torch.Tensor, bins: int) -> tuple[torch.Tensor, torch.Tensor
 
 
 def _bin_(cosines: torch.Tensor, bins: int) -> torch.Tensor:
-    """Counts per bin; the cosines are overwritten. Rounding may put a cosine a hair outside [−1, 1]; it belongs to the first or last bin."""
+    """Counts per bin; the cosines are overwritten. Rounding may put one a hair outside [−1, 1]: it belongs to the first
+    or the last bin."""
     if cosines.device.type != "cpu":
         # No answer has to come back to the host. At most 2²⁴ cosines at a time, so float32 counts are exact.
         return torch.histc(cosines.clamp_(-1, 1).float(), bins, -1, 1).to(torch.int64)
