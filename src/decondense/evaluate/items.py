@@ -46,7 +46,7 @@ Item = dict[str, Any]
 
 def item_hash(arguments: Any, target: Any) -> str:
     """16 hexadecimal digits of what was asked: every context and continuation, and what counts as right."""
-    body = json.dumps([arguments, target], sort_keys=True, ensure_ascii=False, default=str)
+    body = json.dumps([arguments, str(target)], sort_keys=True, ensure_ascii=False, default=str)
     return hashlib.sha256(body.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 

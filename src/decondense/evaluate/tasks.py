@@ -210,6 +210,8 @@ def _task(name: str, leaf: str, index: dict[str, Any], folder: Path | None) -> A
     if entry.kind.name != "TASK":
         raise ValueError(f"task {leaf!r} is defined in Python, not in YAML: such tasks are not supported.")
     config = dict(load_yaml(entry.yaml_path, resolve_func=True))
+    if config.get("output_type") == "loglikelihood_rolling":
+        raise ValueError(f"task {leaf!r} is a text without questions: score it as a text, with --text NAME or FILE.")
     for key in ("tag", "group", "task_list"):
         config.pop(key, None)
     if folder is not None:

@@ -27,7 +27,7 @@ def forest(record: dict[str, Any], path: str | os.PathLike[str], *, title: str |
     macro = record["macro"]
     if macro is not None and len(rows) > 1:
         rows.append({"task": "average", **macro})
-    figure = Figure(figsize=(7.2, 1.1 + 0.36 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(7.2, 1.3 + 0.36 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
     largest = max(row["items"] for row in rows)
     places = range(len(rows), 0, -1)
@@ -61,7 +61,12 @@ def forest(record: dict[str, Any], path: str | os.PathLike[str], *, title: str |
     axes.axvline(0, color="black", lw=0.8, zorder=1)
     axes.set_yticks(list(places), [f"{row['task']} ({row['items']:,})" for row in rows], fontsize=9)
     axes.set_ylim(0.4, len(rows) + 0.6)
-    axes.set_xlabel("treated − base, points (95 % interval; p for tasks after Holm)", fontsize=9)
+    found = f"{100 * record['power']:.0f} %"
+    axes.set_xlabel(
+        f"treated − base, points, with 95 % interval (p of tasks after Holm)\ngrey: would be found with less than {found} "
+        "probability",
+        fontsize=9,
+    )
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.tick_params(axis="y", length=0)

@@ -1,0 +1,220 @@
+"""The tests themselves: brute force, closed forms, and other people's implementations."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from decondense.evaluate.paired_tests import (
+    crossed,
+    crossed_macro,
+    holm,
+    mcnemar,
+    mcnemar_power,
+    minimal_effect,
+    paired_interval,
+    permutation,
+    smallest_mcnemar_effect,
+    t_power,
+)
+
+
+@given(st.integers(0, 14), st.integers(0, 14))
+def test_mcnemar_by_counting_all_outcomes(gained, lost):
+    """Every way the differing items could have gone, each equally likely; as extreme as, or more than, what was seen."""
+    n = gained + lost
+    seen = abs(gained - lost)
+    extreme = sum(math.comb(n, k) for k in range(n + 1) if abs(2 * k - n) >= seen)
+    assert mcnemar(gained, lost) == pytest.approx(extreme / 2**n, rel=1e-12)
+
+
+def test_mcnemar_refuses_negative_counts():
+    with pytest.raises(ValueError, match="must be counts"):
+        mcnemar(-1, 2)
+
+
+@pytest.mark.parametrize(("n", "psi", "delta"), [(30, 0.3, 0.2), (60, 0.1, 0.1), (25, 1.0, 0.5), (40, 0.2, 0.0)])
+def test_mcnemar_power_by_summing_over_everything(n, psi, delta):
+    """All numbers of gained and lost items with their multinomial probabilities."""
+    up, down = (psi + delta) / 2, (psi - delta) / 2
+    total = 0.0
+    for gained in range(n + 1):
+        for lost in range(n - gained + 1):
+            if mcnemar(gained, lost) <= 0.05:
+                total += stats.multinomial.pmf([gained, lost, n - gained - lost], n, [up, down, max(0.0, 1 - psi)])
+    assert mcnemar_power(n, psi, delta) == pytest.approx(total, abs=1e-9)
+
+
+def test_smallest_mcnemar_effect_has_the_power_it_states():
+    effect = smallest_mcnemar_effect(1000, 0.1, alpha=0.005)
+    assert mcnemar_power(1000, 0.1, effect, alpha=0.005) == pytest.approx(0.8, abs=1e-3)
+    # few differing items seen: a difference needs at least as many as itself
+    assert smallest_mcnemar_effect(1000, 0.0) == pytest.approx(8 / 1000, rel=0.2)
+    assert smallest_mcnemar_effect(4, 0.5) is None
+
+
+@given(st.lists(st.integers(-5, 5), min_size=1, max_size=9))
+@settings(max_examples=40)
+def test_permutation_by_all_signs(differences):
+    values = np.array(differences, dtype=float)
+    seen = abs(values.mean())
+    counts = [abs(np.mean(values * signs)) >= seen - 1e-12 for signs in itertools.product((-1, 1), repeat=len(values))]
+    assert permutation(values) == pytest.approx(np.mean(counts), abs=1e-12)
+
+
+def test_permutation_sampled_agrees_with_mcnemar_and_t():
+    rng = np.random.default_rng(3)
+    signs = np.array([1.0] * 60 + [-1.0] * 38 + [0.0] * 400)
+    assert permutation(signs) == pytest.approx(mcnemar(60, 38), abs=0.005)
+    values = rng.normal(0.15, 1, 300)
+    assert permutation(values) == pytest.approx(stats.ttest_1samp(values, 0).pvalue, abs=0.01)
+    assert permutation(values) == permutation(values)
+    assert permutation(np.zeros(9)) == 1.0
+    assert permutation(values + 5) == 1 / 10_001
+
+
+def test_paired_interval():
+    base = np.array([1.0] * 50 + [0.0] * 50)
+    treated = np.array([1.0] * 45 + [0.0] * 5 + [1.0] * 12 + [0.0] * 38)
+    low, high = paired_interval(base, treated)
+    p, q = 13 / 102, 6 / 102  # Bonett and Price: one is added to either count
+    half = 1.959964 * math.sqrt((p + q - (p - q) ** 2) / 102)
+    assert (low, high) == pytest.approx((p - q - half, p - q + half), rel=1e-6)
+    x, y = np.random.default_rng(0).random((2, 40))
+    expected = stats.ttest_rel(y, x).confidence_interval()
+    assert paired_interval(x, y) == pytest.approx((expected.low, expected.high))
+
+
+# -- seeds and items -----------------------------------------------------------------------------------------
+
+
+def brute_variance(tasks):
+    """The formula of docs/statistics.md with loops: two arms, independent seeds."""
+    t_count = len(tasks)
+    macro = [[np.mean([task[arm][s].mean() for task in tasks]) for s in range(len(tasks[0][arm]))] for arm in (0, 1)]
+    seed_part = sum(np.var(m, ddof=1) / len(m) for m in macro)
+    item_part = noise_part = 0.0
+    for task in tasks:
+        n = task[0].shape[1]
+        differences = [np.mean([r[i] for r in task[1]]) - np.mean([r[i] for r in task[0]]) for i in range(n)]
+        item_part += np.var(differences, ddof=1) / n / t_count**2
+        for arm in task:
+            s_count = len(arm)
+            total = 0.0
+            for s in range(s_count):
+                for i in range(n):
+                    total += (arm[s, i] - arm[s].mean() - arm[:, i].mean() + arm.mean()) ** 2
+            noise_part += total / ((s_count - 1) * (n - 1)) / (n * s_count) / t_count**2
+    return seed_part + max(0.0, item_part - noise_part)
+
+
+@pytest.mark.parametrize("shape", [((3, 3), (40,)), ((2, 4), (17, 30)), ((5, 3), (8, 9, 50))])
+def test_crossed_against_loops(shape):
+    (a, b), sizes = shape
+    rng = np.random.default_rng(5)
+    tasks = [((rng.random((a, n)) < 0.5).astype(float), rng.random((b, n))) for n in sizes]
+    estimate = crossed_macro(tasks)
+    assert estimate.se**2 == pytest.approx(brute_variance(tasks), rel=1e-10)
+    assert estimate.difference == pytest.approx(np.mean([y.mean() - x.mean() for x, y in tasks]))
+
+
+def test_without_item_heterogeneity_it_is_welchs_t_test():
+    """Items that all answer alike leave the seeds' spread only."""
+    levels = [np.array([0.1, 0.4, 0.2]), np.array([0.5, 0.9, 0.3, 0.6])]
+    base, treated = (np.repeat(level[:, None], 50, axis=1) for level in levels)
+    estimate = crossed(base, treated)
+    welch = stats.ttest_ind(levels[1], levels[0], equal_var=False)
+    assert estimate.p == pytest.approx(welch.pvalue, rel=1e-6)
+    assert estimate.seed_df == pytest.approx(welch.df)
+    assert estimate.interval() == pytest.approx(tuple(welch.confidence_interval()), rel=1e-6)
+
+
+def test_paired_without_item_heterogeneity_is_the_paired_t_test():
+    x, y = np.array([0.1, 0.4, 0.2]), np.array([0.3, 0.5, 0.35])
+    estimate = crossed(np.repeat(x[:, None], 20, 1), np.repeat(y[:, None], 20, 1), paired=True)
+    assert estimate.p == pytest.approx(stats.ttest_rel(y, x).pvalue, rel=1e-6)
+
+
+def test_identical_seeds_leave_the_items():
+    """Three copies have no seed variance: what remains is the paired t test over items, not three times the items."""
+    rng = np.random.default_rng(1)
+    x, y = (rng.random((2, 200)) < 0.5).astype(float)
+    estimate = crossed(np.tile(x, (3, 1)), np.tile(y, (3, 1)))
+    assert estimate.p == pytest.approx(stats.ttest_rel(y, x).pvalue, rel=1e-3)
+    assert estimate.seed_variance == 0
+
+
+def test_one_seed_each_is_the_paired_t_test_over_items():
+    rng = np.random.default_rng(2)
+    x, y = rng.random((2, 1, 80))
+    assert crossed(x, y).p == pytest.approx(stats.ttest_rel(y[0], x[0]).pvalue, rel=1e-3)
+
+
+def test_a_single_seed_borrows_the_other_arms_variance():
+    rng = np.random.default_rng(2)
+    base, treated = rng.random((1, 50)), rng.random((3, 50))
+    spread = treated.mean(1).var(ddof=1)
+    estimate = crossed(base, treated)
+    assert estimate.seed_variance == pytest.approx(spread * (1 + 1 / 3))
+    assert estimate.seed_df == pytest.approx(2)
+
+
+def test_swapping_the_arms_changes_the_sign_only():
+    rng = np.random.default_rng(8)
+    base, treated = rng.random((3, 60)), rng.random((4, 60))
+    one, other = crossed(base, treated), crossed(treated, base)
+    assert one.difference == pytest.approx(-other.difference)
+    assert one.p == pytest.approx(other.p)
+
+
+def test_p_is_the_level_of_the_interval_that_touches_zero():
+    rng = np.random.default_rng(8)
+    estimate = crossed(rng.random((3, 60)), rng.random((3, 60)) + 0.1)
+    low, high = estimate.interval(1 - estimate.p)
+    assert min(abs(low), abs(high)) == pytest.approx(0, abs=1e-9)
+
+
+def test_no_variance_at_all():
+    same = np.ones((3, 10))
+    assert crossed(same, same).p == 1.0
+    assert crossed(same, 0 * same).p == 0.0
+
+
+def test_bad_shapes():
+    with pytest.raises(ValueError, match="same items"):
+        crossed(np.ones((2, 3)), np.ones((2, 4)))
+    with pytest.raises(ValueError, match="as many base as treated"):
+        crossed(np.ones((2, 3)), np.ones((3, 3)), paired=True)
+
+
+@pytest.mark.parametrize(("se", "df", "alpha"), [(0.01, 4, 0.05), (0.002, 2.3, 0.005), (1.0, math.inf, 0.05)])
+def test_minimal_effect_has_the_power_it_states(se, df, alpha):
+    effect = minimal_effect(se, df, alpha=alpha)
+    assert t_power(effect, se, df, alpha=alpha) == pytest.approx(0.8, abs=1e-3)
+    if math.isinf(df):
+        assert effect == pytest.approx(stats.norm.ppf(0.975) + stats.norm.ppf(0.8), abs=1e-3)
+
+
+def test_t_power_by_simulation():
+    rng = np.random.default_rng(0)
+    samples = rng.normal(1.2, 1, size=(20_000, 5))
+    hits = np.mean(stats.ttest_1samp(samples, 0, axis=1).pvalue <= 0.05)
+    assert t_power(1.2, 1 / math.sqrt(5), 4) == pytest.approx(hits, abs=0.012)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
+def test_holm_by_stepping_down(p_values):
+    """Reject while the smallest remaining p is at most α over the number that remain; adjusted p is the least such α."""
+    adjusted = holm(p_values)
+    for alpha in (0.01, 0.05, 0.3, 0.999):
+        remaining = sorted(range(len(p_values)), key=lambda i: p_values[i])
+        rejected = set()
+        while remaining and p_values[remaining[0]] * len(remaining) <= alpha:
+            rejected.add(remaining.pop(0))
+        assert {i for i, p in enumerate(adjusted) if p <= alpha} == rejected

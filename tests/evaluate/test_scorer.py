@@ -1,0 +1,195 @@
+"""Log-likelihoods against a plain float64 loop and against lm-eval's own model class."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+import torch
+from lm_eval.models.huggingface import HFLM
+
+from decondense.evaluate.scorer import Journal, Scorer
+from decondense.evaluate.tasks import quiet
+
+PAIRS = [
+    ("Once upon a time", " there was a little girl"),
+    ("Once upon a time", " there was a big dog"),
+    ("Once upon a time", " A"),
+    ("Once upon a time", " B"),
+    ("Lily ", "ran"),
+    ("", "Tom saw a cat"),
+    ("The end.\n\n", " Tim"),
+    ("word " * 700 + "and so", " they played"),
+]
+
+
+@pytest.fixture(scope="module")
+def scorer(pair):
+    with quiet():
+        return Scorer(*pair)
+
+
+def ask(scorer, pairs):
+    return scorer._loglikelihood_tokens([(p, *t) for p, t in zip(pairs, scorer.encode_pairs(pairs))])
+
+
+def brute_force(model, context: list[int], continuation: list[int], limit: int) -> tuple[float, bool]:
+    """One request, no batch, no padding, float64: Σ log p(token | everything before it)."""
+    tokens = (context + continuation)[-(limit + 1) :]
+    with torch.no_grad():
+        scores = torch.log_softmax(model(torch.tensor([tokens[:-1]])).logits[0].double(), -1)
+    total, greedy = 0.0, True
+    for k, token in enumerate(continuation):
+        row = scores[len(tokens) - 1 - len(continuation) + k]
+        total += float(row[token])
+        greedy &= int(row.argmax()) == token
+    return total, greedy
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 600, 100_000])
+def test_against_brute_force(pair, batch_tokens):
+    model = copy.deepcopy(pair[0]).double()
+    with quiet():
+        scorer = Scorer(model, pair[1], batch_tokens=batch_tokens)
+    for got, (context, continuation) in zip(ask(scorer, PAIRS), scorer.encode_pairs(PAIRS)):
+        value, greedy = brute_force(model, context, continuation, 512)
+        # log-probabilities are rounded to float32 before they are summed
+        assert got[0] == pytest.approx(value, abs=1e-5)
+        assert got[1] == greedy
+
+
+def test_tokens_are_those_of_lm_eval(pair, scorer):
+    with quiet():
+        theirs = HFLM(pretrained=pair[0], tokenizer=pair[1])
+    for (context, continuation), mine in zip(PAIRS, scorer.encode_pairs(PAIRS)):
+        if context:
+            assert mine == theirs._encode_pair(context, continuation)
+    bos = pair[1].decode(scorer.prefix_token_id)
+    strings = [f"{bos}Tom", "Tom", "", "Tom  ran"]
+    assert scorer.encode_many(strings) == [theirs.tok_encode(s) for s in strings]
+    assert scorer.encode_many([]) == []
+
+
+def test_continuations_that_differ_in_the_last_token_share_a_row(pair, scorer):
+    """Also when the continuations are cut at different places; each gets the score it has alone."""
+    requests = [(None, [1, 50, 60], [70]), (None, [1, 50, 60], [80]), (None, [1, 50], [60, 90]), (None, [1, 50], [61])]
+    rows = scorer._rows(requests)
+    assert [(len(row.tokens), row.scored, len(row.members)) for row in rows] == [(3, 2, 3), (2, 1, 1)]
+    for (value, greedy), (_, context, continuation) in zip(scorer._loglikelihood_tokens(requests), requests):
+        expected = brute_force(pair[0], context, continuation, 512)
+        assert value == pytest.approx(expected[0], abs=1e-4)
+        assert greedy == expected[1]
+
+
+def test_batches_keep_to_the_budget(scorer):
+    rows = scorer._rows([(p, *t) for p, t in zip(PAIRS, scorer.encode_pairs(PAIRS))])
+    small = copy.copy(scorer)
+    small.batch_tokens, small.scored_tokens = 100, 10
+    batches = small._batches(rows)
+    assert [row for batch in batches for row in batch] == rows
+    for batch in batches:
+        assert len(batch) == 1 or len(batch) * max(len(r.tokens) for r in batch) <= 100
+        assert len(batch) == 1 or sum(r.scored for r in batch) <= 10
+
+
+def test_long_prompts_are_cut_on_the_left_and_counted(pair):
+    with quiet():
+        scorer = Scorer(*pair)
+    ask(scorer, PAIRS)
+    context, continuation = scorer.encode_pairs(PAIRS)[-1]
+    lost = len(context) + len(continuation) - 513
+    assert lost > 0
+    assert (scorer.cut.requests, scorer.cut.most_tokens) == (1, lost)
+    assert scorer.cut.tokens == [0] * 7 + [lost]
+    with pytest.raises(ValueError, match=r"must fit the context of 512 tokens, got \d+ tokens"):
+        ask(scorer, [("a", "word " * 600)])
+    with pytest.raises(ValueError, match="at least one token"):
+        scorer._loglikelihood_tokens([(("a", ""), [1], [])])
+
+
+def test_head_on_all_positions_gives_the_same(pair, scorer):
+    with quiet():
+        full = Scorer(*pair)
+    full._head_checked = True  # and no head found: the long way
+    for mine, theirs in zip(ask(scorer, PAIRS), ask(full, PAIRS)):
+        assert mine[0] == pytest.approx(theirs[0], abs=1e-5)
+        assert mine[1] == theirs[1]
+    assert scorer._head is not None
+    assert full._head is None
+
+
+def test_a_head_that_does_more_is_left_alone(pair):
+    """A model whose logits at one position depend on the others: the short way is noticed to be wrong."""
+
+    class Mixed(torch.nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner, self.config, self.device = inner, inner.config, inner.device
+            self.tie_weights = inner.tie_weights
+
+        def get_output_embeddings(self):
+            return self.inner.get_output_embeddings()
+
+        def forward(self, x, use_cache=None):
+            out = self.inner(x)
+            out.logits = out.logits - 5 * out.logits.mean(1, keepdim=True)
+            return out
+
+    with quiet():
+        scorer = Scorer(Mixed(pair[0]), pair[1])
+    ask(scorer, PAIRS[:2])
+    assert scorer._head is None
+
+
+def test_journal_resumes_and_ignores_a_broken_line(pair, tmp_path):
+    file = tmp_path / "batches.jsonl"
+    with quiet():
+        first = Scorer(*pair, batch_tokens=20, journal=Journal(file))
+    whole = ask(first, PAIRS)
+    lines = file.read_text().split("\n")
+    assert len(lines) >= 4
+    file.write_text("\n".join(lines[:2]) + "\n" + lines[2][: len(lines[2]) // 2])
+    with quiet():
+        second = Scorer(*pair, batch_tokens=20, journal=Journal(file))
+    scored = []
+    plain = second._score
+    second._score = lambda batch: scored.append(batch) or plain(batch)
+    assert ask(second, PAIRS) == whole
+    assert len(scored) == len(lines) - 2
+    for line in file.read_text().split("\n")[3:]:
+        assert set(json.loads(line)) == {"stage", "batch", "answers"}
+
+
+def test_other_requests_do_not_use_the_journal_of_these(pair, tmp_path):
+    file = tmp_path / "batches.jsonl"
+    with quiet():
+        scorer = Scorer(*pair, journal=Journal(file))
+    ask(scorer, PAIRS[:1])
+    other = ask(scorer, PAIRS[1:2])
+    scorer.journal = None
+    assert other == ask(scorer, PAIRS[1:2])
+
+
+def test_out_of_memory_halves_the_batch(pair, scorer):
+    small = copy.copy(scorer)
+    plain, calls = small._score_together, []
+
+    def tight(batch):
+        calls.append(len(batch))
+        if len(batch) > 2:
+            raise torch.OutOfMemoryError("full")
+        return plain(batch)
+
+    small._score_together = tight
+    values = [value for value, _ in ask(scorer, PAIRS[:7])]
+    assert [value for value, _ in ask(small, PAIRS[:7])] == pytest.approx(values, abs=1e-5)
+    assert max(calls) > 2
+
+
+def test_rolling_windows_score_every_token_once(scorer):
+    text = "Once upon a time there was a dog. " * 100
+    windows = scorer.rolling_windows(text)
+    assert [t for _, scored in windows for t in scored] == scorer.encode_many([text])[0]
+    assert len(windows) > 1
+    assert all(len(context) + len(scored) <= 513 for context, scored in windows)

@@ -1,0 +1,160 @@
+"""Which tasks a name stands for, their shots, and their rows from local files."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+
+from decondense.evaluate import tasks
+
+
+def test_names():
+    assert tasks.names_of("paper") == list(tasks.PAPER)
+    assert tasks.names_of("piqa, paper,piqa")[:2] == ["piqa", "anli_r2"]
+    assert len(tasks.names_of("piqa,paper")) == 10
+    with pytest.raises(ValueError, match="name at least one"):
+        tasks.names_of(" , ")
+
+
+@pytest.mark.parametrize(
+    ("name", "shots", "expected"),
+    [
+        ("arc_easy", "gpt2", 1),
+        ("mmlu", "qwen3", 5),
+        ("piqa", "qwen3", 0),
+        ("mmlu", "zero", 0),
+        ("piqa", "3", 3),
+        ("hellaswag", "gpt2", None),
+    ],
+)
+def test_shots(name, shots, expected):
+    assert tasks.shots_for(name, shots) == expected
+
+
+@pytest.mark.parametrize("shots", ["gpt3", "-1", "", 1.5])
+def test_bad_shots(shots):
+    if shots == 1.5:
+        assert tasks.shots_for("piqa", 1.5) == 1
+        return
+    with pytest.raises(ValueError, match="shots must be gpt2, qwen3, zero or a number"):
+        tasks.shots_for("piqa", shots)
+
+
+@pytest.fixture(scope="module")
+def paper(bench):
+    return {b.name: b for b in tasks.build(tasks.names_of("paper"), data=bench, shots="qwen3")}
+
+
+def test_all_ten_from_local_files(paper):
+    sizes = {name: sum(len(t.eval_docs) for t in b.tasks.values()) for name, b in paper.items()}
+    assert sizes == {
+        "anli_r2": 1000,
+        "lambada_openai": 5153,
+        "openbookqa": 500,
+        "piqa": 1838,
+        "truthfulqa_mc2": 817,
+        "winogrande": 1267,
+        "arc_easy": 2376,
+        "arc_challenge": 1172,
+        "medmcqa": 4183,
+        "mmlu": 14042,
+    }
+    assert len(paper["mmlu"].tasks) == 57
+    assert {b.name: b.shots for b in paper.values() if b.shots} == dict.fromkeys(tasks.FEWSHOT, 5)
+
+
+def test_where_examples_come_from(paper):
+    assert paper["mmlu"].fewshot_source == "split dev"
+    assert "evaluated split (test), the item itself left out" in paper["arc_easy"].fewshot_source
+    assert "evaluated split (validation), the item itself left out" in paper["medmcqa"].fewshot_source
+    assert paper["piqa"].fewshot_source == "none"
+
+
+def test_the_item_itself_is_never_its_own_example(bench):
+    """In lm-eval itself this holds only when the few-shot split is the test split by name; piqa has no test split."""
+    (piqa,) = tasks.build(["piqa"], data=bench, shots=20)
+    task = piqa.tasks["piqa"]
+    assert "validation" in piqa.fewshot_source
+    for document in list(task.eval_docs)[:100]:
+        context = task.fewshot_context(document, num_fewshot=20)
+        assert context.count(f"Question: {document['goal']}\n") == 1
+        assert context.count("Question: ") >= 21
+
+
+def test_anli_takes_its_examples_from_dev(bench):
+    (anli,) = tasks.build(["anli_r2"], data=bench, shots=1)
+    assert anli.fewshot_source == "split dev_r2"
+
+
+def test_prompts_are_those_of_lm_eval(paper):
+    """Literally what the definition in lm-eval's YAML says, for one task of each kind."""
+    task = paper["piqa"].tasks["piqa"]
+    row = task.eval_docs[0]
+    assert task.doc_to_text(row) == f"Question: {row['goal']}\nAnswer:"
+    task = paper["mmlu"].tasks["mmlu_anatomy"]
+    context = task.fewshot_context(task.eval_docs[0], num_fewshot=5)
+    assert context.startswith("The following are multiple choice questions (with answers) about anatomy.\n\n")
+    assert context.count("\nAnswer:") == 6
+
+
+def test_unknown_task_names_the_nearest(bench):
+    with pytest.raises(ValueError, match=r"'arc_eazy' must be .* nearest names are arc_easy"):
+        tasks.build(["arc_eazy"], data=bench)
+
+
+def test_a_text_is_not_a_task(bench):
+    with pytest.raises(ValueError, match="score it as a text, with --text"):
+        tasks.build(["wikitext"], data=bench)
+
+
+def test_missing_data(bench, tmp_path):
+    with pytest.raises(FileNotFoundError, match="does not exist: give 'hub' or a folder"):
+        tasks.build(["piqa"], data=tmp_path / "nowhere")
+    (tmp_path / "piqa").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"scored on the split 'validation', but .* holds no validation.jsonl"):
+        tasks.build(["piqa"], data=tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"'arc_easy' needs the folder 'arc_easy' .* which holds piqa"):
+        tasks.build(["arc_easy"], data=tmp_path)
+
+
+def test_without_data_and_hub():
+    with pytest.raises(OSError, match=r"'piqa' \(baber/piqa\) is on the datasets hub, which cannot be reached"):
+        tasks.build(["piqa"])
+
+
+def test_damaged_files(tmp_path):
+    place = tmp_path / "piqa"
+    place.mkdir()
+    (place / "validation.jsonl.gz").write_bytes(gzip.compress(b'{"goal": "x"')[:-3])
+    with pytest.raises(ValueError, match="could not be read as rows"):
+        tasks.build(["piqa"], data=tmp_path)
+    (place / "validation.jsonl.gz").unlink()
+    (place / "validation.jsonl").write_text("[1, 2]\n")
+    with pytest.raises(ValueError, match="must hold one object per item"):
+        tasks.build(["piqa"], data=tmp_path)
+    (place / "validation.jsonl").write_text(json.dumps({"goal": "x", "label": 0}) + "\n")
+    with pytest.raises(ValueError, match="task 'piqa' could not be built"):
+        tasks.build(["piqa"], data=tmp_path)
+
+
+def test_more_shots_than_examples(tmp_path):
+    place = tmp_path / "piqa"
+    place.mkdir()
+    rows = [{"goal": f"g{i}", "sol1": "a", "sol2": "b", "label": 0} for i in range(3)]
+    (place / "validation.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert tasks.build(["piqa"], data=tmp_path, shots=2)[0].shots == 2
+    with pytest.raises(ValueError, match="at most 2 for task 'piqa'"):
+        tasks.build(["piqa"], data=tmp_path, shots=3)
+
+
+def test_other_formats(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    rows = [{"goal": f"g{i}", "sol1": "a", "sol2": "b", "label": 0} for i in range(3)]
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    pyarrow.parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    assert tasks.read_rows(tmp_path / "a.json") == rows
+    assert tasks.read_rows(tmp_path / "a.parquet") == rows
