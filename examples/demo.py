@@ -1,7 +1,7 @@
 """The main job on a real model, in a few minutes on two CPU cores: measure, train with the loss, measure again.
 
 The same steps are also taken without the loss, so that what you see is the loss and not the training. The weight is
-far above the paper's 0.1, and the learning rate high: eight steps are to show what the loss does, not to make a
+far above the paper's 0.1, and the learning rate high: a few steps are to show what the loss does, not to make a
 better model.
 """
 
@@ -22,7 +22,7 @@ from decondense.models import load
 from decondense.text import open_text
 
 MODEL, TEXT, OUT = "smollm2-135m", "wikitext-2", Path("demo-out")
-STEPS, BATCH, TOKENS, WEIGHT, LEARNING_RATE = 8, 2, 128, 3.0, 3e-4
+STEPS, BATCH, TOKENS, WEIGHT, LEARNING_RATE = 6, 2, 128, 3.0, 3e-4
 WINDOWS, LENGTH = 8, 256
 
 
@@ -64,19 +64,20 @@ def main() -> None:
     model, tokenizer = load(MODEL)
     data = batches(tokenizer)
     results = [measured(model, tokenizer, "before", console)]
-    for name, weight in (("cross-entropy", 0.0), ("with dispersion", WEIGHT)):
+    for name, weight in (("cross-entropy", 0.0), ("+ dispersion", WEIGHT)):
         console.print(f"\n{STEPS} steps of {BATCH} × {TOKENS} tokens, {name}, weight {weight}")
         trained = copy.deepcopy(model)
         train(trained, data, weight, console)
-        results.append(measured(trained, tokenizer, f"{STEPS} steps, {name}", console))
+        results.append(measured(trained, tokenizer, name, console))
     table = Table(title="mean cosine between the tokens of held-out text: higher is more condensed")
     for column in ("hidden state", *(r.label for r in results)):
         table.add_column(column, justify="right")
     for i in range(results[0].layers + 1):
-        name = "embedding" if i == 0 else f"block {i}" + (" (after the final norm)" if i == results[0].layers else "")
+        name = "embedding" if i == 0 else f"block {i}" + (", normed" if i == results[0].layers else "")
         table.add_row(name, *(f"{r.mean_cosine[i]:.3f}" for r in results))
     console.print()
     console.print(table)
+    OUT.mkdir(exist_ok=True)
     files = Comparison(results, "order").plot(OUT)
     for result, name in zip(results, ("before", "cross-entropy", "dispersion")):
         files.append(result.save(OUT / f"{name}.json"))

@@ -51,6 +51,7 @@ def measure(
     batch: int = 4,
     last: int = 3,
     bootstrap: int = 2000,
+    label: str | None = None,
     progress: Progress | None = None,
     partial: str | os.PathLike[str] | None = None,
     resume: bool = False,
@@ -73,6 +74,7 @@ def measure(
         batch: windows per forward pass.
         last: how many last states the ``last`` statistic averages.
         bootstrap: resamplings of the windows for the 95 % intervals.
+        label: what tables and figures call a model in memory; default its class.
         progress: called with (windows done, windows in all).
         partial: a folder in which progress is kept; ``resume`` continues from what is there.
 
@@ -92,7 +94,7 @@ def measure(
         if len(model) != 2:
             raise TypeError(f"a model in memory must be a pair (model, tokenizer), got {len(model)} items.")
         network, tokenizer = model
-        source = models.Source(type(network).__name__, "memory", "", type(network).__name__)
+        source = models.Source(type(network).__name__, "memory", "", label or type(network).__name__)
     else:
         source = models.resolve(model, revision=revision)
         network, tokenizer = models.load(
