@@ -3,8 +3,9 @@
     python benchmarks/bench_measure.py                      # SmolLM2-135M, 100 windows × 512 tokens, 2 threads
     python benchmarks/bench_measure.py --windows 16 --authors SITE
 
-Every variant runs in a process of its own, so that its peak memory is its own, and the variants take turns, so that
-a busy machine hits all of them. `--authors SITE` adds the paper authors' package, installed apart with
+Time: one process goes over the batches, and every batch goes through all variants one after the other, so that a busy
+machine hits all of them alike. Memory: every variant once more in a process of its own, so that its peak is its own.
+`--authors SITE` adds the paper authors' package, installed apart with
 `pip install --no-deps --target SITE embedding-condensation==2.0 nltk`: it is not a dependency of this project.
 
 Targets: default views ≤ 1.10 × the time of the bare passes, with --spectral ≤ 1.6 ×, memory ≤ bare + 0.5 GiB.
@@ -20,12 +21,13 @@ import json
 import os
 import platform
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 RESULTS = Path(__file__).parent / "results" / "measure.csv"
 
@@ -45,49 +47,55 @@ def child(options: argparse.Namespace) -> None:
     drawn = draw_windows(text, tokenizer, windows=options.windows, tokens=options.tokens)
     ids = torch.from_numpy(drawn.ids)
     batches = [list(range(i, min(i + options.batch, len(ids)))) for i in range(0, len(ids), options.batch)]
-    settings = {"tokens": options.tokens, "spectral": options.variant == "spectral", "released": False}
     device = next(model.parameters()).device
+    reader = StateReader(model)
 
-    def bare() -> None:
-        for b in batches:
-            with torch.inference_mode():
-                model(input_ids=ids[b].to(device), use_cache=False)
+    def bare(batch: list[int]) -> None:
+        with torch.inference_mode():
+            model(input_ids=ids[batch].to(device), use_cache=False)
 
-    def ours() -> None:
-        reader = StateReader(model)
+    def ours(spectral: bool) -> Callable[[list[int]], None]:
+        settings = {"tokens": options.tokens, "spectral": spectral, "released": False}
         tally = run._empty(reader, settings)
-        run._run(reader, drawn.ids, batches, tally, settings, None, 0, "", None)
+        return lambda batch: run._run(reader, drawn.ids, [batch], tally, settings, None, 0, "", None)
 
-    def authors() -> None:
+    def authors(batch: list[int]) -> None:
         from embedding_condensation import measure_embedding_condensation
 
-        passages = [text.joined[o["start"] : o["start"] + 16 * options.tokens] for o in drawn.origins]
+        places = [drawn.origins[w]["start"] for w in batch]
+        passages = [text.joined[at : at + 16 * options.tokens] for at in places]
         measure_embedding_condensation(
             model, tokenizer, repetitions=len(passages), max_length=options.tokens, texts=passages,
             plot=False, show_progress=False,
         )  # fmt: skip
 
-    if options.variant == "authors":
+    jobs: dict[str, Callable[[list[int]], None]] = {"bare": bare, "default": ours(False), "spectral": ours(True)}
+    if options.authors and options.job in ("time", "authors"):
         sys.path.append(str(Path(options.authors).resolve()))
         os.chdir(tempfile.mkdtemp())  # it leaves a picture where it runs
         import embedding_condensation  # noqa: F401  (its import tries to download; that is not counted)
-    job = {"bare": bare, "authors": authors}.get(options.variant, ours)
-    with torch.inference_mode():
-        model(input_ids=ids[:1].to(device), use_cache=False)
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    wall, processor = time.perf_counter(), time.process_time()
-    job()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform != "darwin" else 2**30)
-    found = {
-        "wall_s": time.perf_counter() - wall,
-        "cpu_s": time.process_time() - processor,
-        "peak_gib": peak,
-        "gpu_peak_gib": torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0,
-    }
-    print(json.dumps(found))
+
+        jobs["authors"] = authors
+    bare([0])
+    if options.job != "time":
+        # The authors' package keeps every matrix until the end: all windows in one call.
+        for batch in [list(range(len(ids)))] if options.job == "authors" else batches:
+            jobs[options.job](batch)
+        unit = 2**30 if sys.platform == "darwin" else 2**20
+        print(json.dumps({"peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit}))
+        return
+    spent = {name: {"wall_s": 0.0, "cpu_s": 0.0} for name in jobs}
+    for number, batch in enumerate(batches):
+        for name, job in jobs.items():
+            wall, processor = time.perf_counter(), time.process_time()
+            job(batch)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            spent[name]["wall_s"] += time.perf_counter() - wall
+            spent[name]["cpu_s"] += time.process_time() - processor
+        ratios = {k: round(v["wall_s"] / spent["bare"]["wall_s"], 3) for k, v in spent.items()}
+        print(f"batch {number + 1} of {len(batches)}: {ratios}", file=sys.stderr, flush=True)
+    print(json.dumps(spent))
 
 
 def hardware() -> dict[str, str]:
@@ -112,34 +120,33 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--authors", help="folder in which embedding-condensation is installed")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--variant", help=argparse.SUPPRESS)
+    parser.add_argument("--job", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.variant:
+    if options.job:
         child(options)
         return
 
-    variants = ["bare", "default", "spectral"] + (["authors"] if options.authors else [])
-    found: dict[str, list[dict[str, float]]] = {v: [] for v in variants}
-    for _ in range(options.rounds):
-        for variant in variants:
-            run = subprocess.run(
-                [sys.executable, __file__, *sys.argv[1:], "--variant", variant],
-                stdout=subprocess.PIPE,
-                text=True,
-                check=True,
-                env=os.environ | {"OMP_NUM_THREADS": str(options.threads)},
-            )
-            found[variant].append(json.loads(run.stdout.strip().splitlines()[-1]))
-            print(f"{variant:<9} {found[variant][-1]}", file=sys.stderr)
+    def job(name: str) -> dict[str, Any]:
+        run = subprocess.run(
+            [sys.executable, __file__, *sys.argv[1:], "--job", name],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            env=os.environ | {"OMP_NUM_THREADS": str(options.threads)},
+        )
+        return json.loads(run.stdout.strip().splitlines()[-1])
 
-    median = {v: {k: statistics.median(r[k] for r in rows) for k in rows[0]} for v, rows in found.items()}
-    base = median["bare"]
+    found = job("time")
+    variants = list(found)
+    for variant in variants:
+        found[variant] |= job(variant)
+        print(f"{variant:<9} {found[variant]}", file=sys.stderr, flush=True)
+    base = found["bare"]
     rows = []
     for variant in variants:
-        m = median[variant]
+        m = found[variant]
         rows.append(
             {
                 "variant": variant,
@@ -149,7 +156,6 @@ def main() -> None:
                 "batch": options.batch,
                 "threads": options.threads,
                 "device": options.device,
-                "rounds": options.rounds,
                 "wall_s": round(m["wall_s"], 2),
                 "cpu_s": round(m["cpu_s"], 2),
                 "wall_ratio": round(m["wall_s"] / base["wall_s"], 3),
