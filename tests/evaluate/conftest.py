@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from by_hand import make_item
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -32,27 +33,6 @@ def pair(stories) -> tuple[Any, Any]:
     from decondense import models
 
     return models.load(stories, device="cpu")
-
-
-def make_item(
-    task: str, number: int, correct: float, *, values: tuple[float, ...] = (-1.0, -2.0), **changes: Any
-) -> dict:
-    item = {
-        "task": task,
-        "subtask": task,
-        "doc_id": number,
-        "item": f"{task}-{number}",
-        "prediction": "0",
-        "target": "0",
-        "gold": [0],
-        "correct": float(correct),
-        "acc_norm": None,
-        "loglikelihoods": list(values),
-        "greedy": [False] * len(values),
-        "units": [3] * len(values),
-        "cut": 0,
-    }
-    return item | changes
 
 
 @pytest.fixture

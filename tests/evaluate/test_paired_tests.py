@@ -27,7 +27,7 @@ from decondense.evaluate.paired_tests import (
 
 @given(st.integers(0, 14), st.integers(0, 14))
 def test_mcnemar_by_counting_all_outcomes(gained, lost):
-    """Every way the differing items could have gone, each equally likely; as extreme as, or more than, what was seen."""
+    """Every way the differing items could have gone, each equally likely; at least as extreme as what was seen."""
     n = gained + lost
     seen = abs(gained - lost)
     extreme = sum(math.comb(n, k) for k in range(n + 1) if abs(2 * k - n) >= seen)
@@ -210,7 +210,7 @@ def test_t_power_by_simulation():
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
 def test_holm_by_stepping_down(p_values):
-    """Reject while the smallest remaining p is at most α over the number that remain; adjusted p is the least such α."""
+    """Reject while the smallest remaining p is at most α over the number that remain; adjusted p: the least such α."""
     adjusted = holm(p_values)
     for alpha in (0.01, 0.05, 0.3, 0.999):
         remaining = sorted(range(len(p_values)), key=lambda i: p_values[i])

@@ -7,6 +7,7 @@ import json
 
 import pytest
 import torch
+from by_hand import brute_force
 from lm_eval.models.huggingface import HFLM
 
 from decondense.evaluate.scorer import Journal, Scorer
@@ -32,19 +33,6 @@ def scorer(pair):
 
 def ask(scorer, pairs):
     return scorer._loglikelihood_tokens([(p, *t) for p, t in zip(pairs, scorer.encode_pairs(pairs))])
-
-
-def brute_force(model, context: list[int], continuation: list[int], limit: int) -> tuple[float, bool]:
-    """One request, no batch, no padding, float64: Σ log p(token | everything before it)."""
-    tokens = (context + continuation)[-(limit + 1) :]
-    with torch.no_grad():
-        scores = torch.log_softmax(model(torch.tensor([tokens[:-1]])).logits[0].double(), -1)
-    total, greedy = 0.0, True
-    for k, token in enumerate(continuation):
-        row = scores[len(tokens) - 1 - len(continuation) + k]
-        total += float(row[token])
-        greedy &= int(row.argmax()) == token
-    return total, greedy
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 600, 100_000])

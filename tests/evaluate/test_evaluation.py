@@ -1,0 +1,285 @@
+"""A whole evaluation: the items, resuming, repeating, and what goes wrong in words."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import json
+import math
+import os
+import shutil
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from by_hand import brute_force, make_item
+
+from decondense.evaluate.harness import evaluate
+from decondense.evaluate.items import calibration, load_run, read_items, summarise, write_items
+from decondense.evaluate.scorer import Scorer
+
+OPTIONS = {"tasks": "piqa,winogrande", "limit": 8, "device": "cpu"}
+
+
+def cli(*arguments):
+    """The command as a user calls it, in this process: (returncode, stdout, stderr)."""
+    from decondense import cli as command
+    from decondense.evaluate import commands
+
+    names = {getattr(c.callback, "__name__", "") for c in command.app.registered_commands}
+    if "evaluate" not in names:
+        command.app.command()(commands.evaluate)
+    if "significance" not in names:
+        command.app.command(cls=commands.SeparatorCommand)(commands.significance)
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            command.main([str(a) for a in arguments])
+        except SystemExit as stop:
+            code = stop.code or 0
+    return SimpleNamespace(returncode=code, stdout=out.getvalue(), stderr=err.getvalue())
+
+
+@pytest.fixture(scope="module")
+def whole(stories, bench):
+    return evaluate(stories, data=bench, **OPTIONS)
+
+
+def test_items(whole):
+    record, items = whole
+    assert [i["task"] for i in items] == ["piqa"] * 8 + ["winogrande"] * 8
+    assert [i["doc_id"] for i in items] == list(range(8)) * 2
+    assert len({i["item"] for i in items}) == 16
+    for item in items:
+        best = int(np.argmax(item["loglikelihoods"]))
+        assert item["prediction"] == str(best)
+        assert item["correct"] == float(best in item["gold"])
+        assert len(item["units"]) == len(item["loglikelihoods"]) == 2
+    scores = record["tasks"]
+    assert scores["piqa"]["acc"] == np.mean([i["correct"] for i in items[:8]])
+    assert record["macro_average"] == pytest.approx((scores["piqa"]["acc"] + scores["winogrande"]["acc"]) / 2)
+
+
+def test_the_same_model_and_seed_give_the_same_file(whole, stories, bench, tmp_path):
+    write_items(tmp_path / "a", whole[1])
+    record, items = evaluate(stories, data=bench, **OPTIONS)
+    write_items(tmp_path / "b", items)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert record == whole[0]
+    assert read_items(tmp_path / "a") == [dict(item) for item in whole[1]]
+
+
+@pytest.mark.parametrize("stop_after", [0, 5])
+def test_a_killed_evaluation_resumes_with_the_same_result(whole, pair, bench, tmp_path, monkeypatch, stop_after):
+    class Killed(BaseException):
+        pass
+
+    options = {
+        "data": bench,
+        "batch_tokens": 150,
+        "partial": tmp_path / "partial",
+        "tasks": OPTIONS["tasks"],
+        "limit": 8,
+    }
+    whole = evaluate(pair, **options | {"partial": None})
+    plain, count = Scorer._score_together, []
+
+    def dies(self, batch):
+        if len(count) == stop_after:
+            raise Killed
+        count.append(batch)
+        return plain(self, batch)
+
+    monkeypatch.setattr(Scorer, "_score_together", dies)
+    with pytest.raises(Killed):
+        evaluate(pair, **options)
+    again = []
+    monkeypatch.setattr(Scorer, "_score_together", lambda self, batch: again.append(batch) or plain(self, batch))
+    assert evaluate(pair, **options) == whole
+    total = len(again) + stop_after
+    again.clear()
+    assert evaluate(pair, **options) == whole
+    assert (total, again) == (total, [])
+    assert total > 5
+
+
+def test_unfinished_work_of_other_settings_is_not_used(pair, bench, tmp_path):
+    options = {"data": bench, "tasks": "piqa", "partial": tmp_path / "partial"}
+    evaluate(pair, limit=3, **options)
+    record, items = evaluate(pair, limit=4, **options)
+    assert len(items) == record["tasks"]["piqa"]["items"] == 4
+
+
+def test_graded_and_likelihood_tasks(pair, bench):
+    record, items = evaluate(pair, tasks="truthfulqa_mc2,lambada_openai", data=bench, limit=2)
+    graded = record["tasks"]["truthfulqa_mc2"]
+    assert graded["graded"]
+    for item in items[:2]:
+        shares = np.exp(item["loglikelihoods"]) / np.exp(item["loglikelihoods"]).sum()
+        assert item["correct"] == pytest.approx(shares[item["gold"]].sum())
+    values = [i["loglikelihoods"][0] for i in items[2:]]
+    assert record["tasks"]["lambada_openai"]["perplexity"] == pytest.approx(math.exp(-np.mean(values)))
+    assert "ece" not in record["tasks"]["lambada_openai"]
+
+
+def test_cut_prompts_and_borrowed_examples_are_reported(pair, bench):
+    record, items = evaluate(pair, tasks="arc_challenge", shots=12, data=bench, limit=2)
+    assert record["tasks"]["arc_challenge"]["cut"]["items"] == sum(i["cut"] > 0 for i in items) == 2
+    words = " ".join(record["notes"])
+    assert "2 of 2 prompts were longer than the context of 512 tokens and lost their beginning, up to" in words
+    assert "12 example(s) come from the evaluated split (test), the item itself left out" in words
+
+
+def test_any_lm_eval_task(pair, tmp_path):
+    """A task outside the ten, with rows in the hub's field names."""
+    place = tmp_path / "sciq"
+    place.mkdir()
+    row = {"question": "What is wet?", "support": "Water is wet.", "correct_answer": "water"}
+    row |= {"distractor1": "fire", "distractor2": "air", "distractor3": "sand"}
+    (place / "test.jsonl").write_text(json.dumps(row) + "\n" + json.dumps(row | {"question": "Which?"}) + "\n")
+    record, items = evaluate(pair, tasks="sciq", data=tmp_path)
+    assert len(items) == 2
+    assert len(items[0]["loglikelihoods"]) == 4
+    assert record["tasks"]["sciq"]["shots"] == 0
+
+
+# -- numbers from items --------------------------------------------------------------------------------------
+
+
+def test_ece_by_hand():
+    log = math.log
+    items = [
+        make_item("t", 0, 1, values=(log(0.9), log(0.1))),  # confident 0.9, right
+        make_item("t", 1, 0, values=(log(0.08), log(0.92))),  # confident 0.92, wrong
+        make_item("t", 2, 1, values=(log(0.6), log(0.4))),  # confident 0.6, right
+    ]
+    result = calibration(items, bins=10)
+    assert [row["items"] for row in result["bins"]] == [1, 2]
+    assert result["ece"] == pytest.approx(1 / 3 * abs(1 - 0.6) + 2 / 3 * abs(0.5 - 0.91))
+    assert calibration([make_item("t", 0, 1, values=(-1.0,))]) is None
+    certain = [make_item("t", 0, 1, values=(0.0, -1000.0))]
+    assert calibration(certain)["ece"] == pytest.approx(0)
+
+
+def test_summary_of_one_item():
+    assert summarise([make_item("t", 0, 1)])["stderr"] is None
+
+
+def test_perplexity_against_a_loop(pair, tmp_path):
+    file = tmp_path / "story.txt"
+    file.write_text("Once upon a time, there was a little fox. She liked to read — a lot.\n" * 12)
+    record, items = evaluate(pair, tasks="", text=str(file), text_tokens=64)
+    tokens = pair[1](file.read_text())["input_ids"]
+    bos = pair[1].bos_token_id
+    total = 0.0
+    for start in range(0, len(tokens), 64):
+        part = tokens[start : start + 64]
+        before = [bos] if start == 0 else [tokens[start - 1]]
+        # lm-eval's last window is as long as the others: it sees earlier tokens again, but scores only the new ones
+        if start + 64 > len(tokens):
+            before = tokens[len(tokens) - 65 : start]
+        total += brute_force(pair[0], before, part, 64)[0]
+    figures = record["texts"]["story.txt"]
+    text = file.read_text()  # it ends with white space: lm-eval counts one empty word after it
+    assert figures["tokens"] == len(tokens)
+    assert figures["loglikelihood"] == pytest.approx(total, abs=2e-3)
+    assert figures["token_perplexity"] == pytest.approx(math.exp(-total / len(tokens)), rel=1e-4)
+    assert figures["word_perplexity"] == pytest.approx(math.exp(-total / (len(text.split()) + 1)), rel=1e-4)
+    assert figures["bits_per_byte"] == pytest.approx(-total / len(text.encode()) / math.log(2), rel=1e-4)
+    assert sum(item["units"][0] for item in items) == len(tokens)
+    with pytest.raises(ValueError, match="text_tokens must be between 2 and the model's context of 512, got 600"):
+        evaluate(pair, tasks="", text=str(file), text_tokens=600)
+
+
+# -- errors --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"limit": 0}, "limit must be at least 1 item, got 0: leave it out"),
+        ({"limit": -3}, "limit must be at least 1 item"),
+        ({"selected_by": "best-benchmark"}, "selected_by must be one of final, held-out-loss"),
+        ({"shots": "many"}, "shots must be"),
+        ({"tasks": "piqaa"}, "nearest names are piqa"),
+        ({"batch_tokens": -1}, "batch_tokens must be at least 1"),
+        ({"text": "no-such-file.txt"}, "no-such-file.txt"),
+    ],
+)
+def test_bad_options(pair, bench, options, words):
+    with pytest.raises((ValueError, OSError), match=words):
+        evaluate(pair, **{"data": bench, "tasks": "piqa", "limit": 2} | options)
+
+
+def test_models_that_cannot_be_scored(stories, bench, tmp_path, pair):
+    bare = tmp_path / "bare"
+    shutil.copytree(stories, bare)
+    os.chmod(bare, 0o755)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (bare / name).unlink()
+    with pytest.raises(ValueError, match="has no tokenizer, and benchmarks are text: save one"):
+        evaluate(bare, tasks="piqa", data=bench, limit=1)
+    with pytest.raises(ValueError, match="has no tokenizer"):
+        evaluate((pair[0], None), tasks="piqa", data=bench, limit=1)
+    with pytest.raises(ValueError, match="must be a language model with an output head, got LlamaModel"):
+        evaluate((pair[0].model, pair[1]), tasks="piqa", data=bench, limit=1)
+    with pytest.raises(TypeError, match=r"must be a pair \(model, tokenizer\), got 1"):
+        evaluate((pair[0],), tasks="piqa", data=bench, limit=1)
+
+
+def test_checkpoints_in_the_middle_are_recorded(stories, bench, tmp_path):
+    place = tmp_path / "run" / "checkpoint-50"
+    shutil.copytree(stories, place)
+    os.chmod(place, 0o755)
+    (place / "trainer_state.json").write_text(json.dumps({"global_step": 50, "max_steps": 100}))
+    record, _ = evaluate(place, tasks="winogrande", data=bench, limit=1, training_seed=7)
+    assert record["checkpoint"] == {
+        "selected_by": "final",
+        "step": 50,
+        "steps": 100,
+        "final": False,
+        "run": "run",
+        "training_seed": 7,
+    }
+
+
+# -- the command ---------------------------------------------------------------------------------------------
+
+
+def test_command(whole, stories, bench, tmp_path):
+    out = tmp_path / "run"
+    arguments = ("evaluate", stories, "--tasks", OPTIONS["tasks"], "--limit", 8, "--data", bench, "--out", out)
+    done = cli(*arguments, "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    assert "average over 2 tasks" in done.stdout
+    assert sorted(p.name for p in out.iterdir()) == ["config.yaml", "items.parquet", "result.json", "run.json"]
+    run = load_run(out)
+    assert run.record["tasks"] == whole[0]["tasks"]
+    assert [i for rows in run.items.values() for i in rows] == whole[1]
+
+
+def test_command_errors_leave_nothing(stories, bench, tmp_path):
+    out = tmp_path / "run"
+    done = cli("evaluate", stories, "--tasks", "piqa", "--limit", 0, "--data", bench, "--out", out)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.strip() == "error: limit must be at least 1 item, got 0: leave it out to take all items."
+    assert not out.exists()
+
+
+def test_load_run_errors(tmp_path, make_run):
+    with pytest.raises(FileNotFoundError, match="no run at"):
+        load_run(tmp_path / "none")
+    (tmp_path / "half" / "partial").mkdir(parents=True)
+    with pytest.raises(FileNotFoundError, match="it is unfinished: repeat its command"):
+        load_run(tmp_path / "half")
+    folder = make_run("good", {"t": [1, 0]})
+    (folder / "items.parquet").write_bytes(b"PAR1 nonsense")
+    with pytest.raises(ValueError, match="could not be read as items"):
+        load_run(folder)
+    (folder / "result.json").write_text('{"schema": "other"}')
+    with pytest.raises(ValueError, match="must be an evaluation with the schema"):
+        load_run(folder)
+    (folder / "result.json").write_bytes(gzip.compress(b"x"))
+    with pytest.raises(ValueError, match="could not be read as JSON"):
+        load_run(folder)

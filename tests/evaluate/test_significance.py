@@ -1,0 +1,321 @@
+"""Comparing runs: what is paired, what is refused, what is said."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+
+import numpy as np
+import pytest
+from by_hand import make_item
+from scipy import stats
+from test_evaluation import cli
+
+from decondense.evaluate.bootstrap import hierarchical_bootstrap
+from decondense.evaluate.paired_tests import crossed_macro, mcnemar
+from decondense.evaluate.significance import analyse, ranks, significance
+from decondense.evaluate.verdict import csv_table, latex, markdown, points
+
+
+@pytest.fixture
+def six(make_run):
+    """Three base and three treated seeds on two tasks; the treated arm answers ten items more."""
+    rng = np.random.default_rng(0)
+    easy, hard = rng.random(200) < 0.6, rng.random(300) < 0.3
+
+    def outcomes(bonus, seed):
+        noise = np.random.default_rng(seed)
+        tables = {}
+        for name, level in (("easy", easy), ("hard", hard)):
+            flip = noise.random(len(level)) < 0.02
+            answers = np.where(flip, ~level, level)
+            answers[:bonus] = True
+            tables[name] = answers.astype(float)
+        return tables
+
+    base = [make_run(f"base{s}", outcomes(0, s)) for s in range(3)]
+    treated = [make_run(f"treated{s}", outcomes(40, 10 + s)) for s in range(3)]
+    return base, treated
+
+
+def test_two_checkpoints(make_run):
+    base = make_run("a", {"t": [1, 1, 0, 0, 1, 0, 0, 0, 1, 0]})
+    treated = make_run("b", {"t": [1, 1, 1, 1, 0, 1, 1, 1, 1, 1]})
+    record = significance([base], [treated])
+    (row,) = record["tasks"]
+    assert (row["test"], row["gained"], row["lost"]) == ("exact McNemar", 6, 1)
+    assert row["p"] == row["p_holm"] == mcnemar(6, 1) == pytest.approx(0.125)
+    assert (row["base"], row["treated"]) == (0.4, 0.9)
+    assert record["claim"] == "checkpoints"
+    assert "one seed in each arm" in record["notes"][0]
+    assert record["verdict"].startswith("No difference shown: treated − base is +50.00 points on the average over t (")
+    assert record["verdict"].endswith("this compares two checkpoints, not two ways of training.")
+
+
+def test_graded_outcomes_use_the_permutation_test(make_run):
+    rng = np.random.default_rng(1)
+    x = rng.random(60)
+    record = significance([make_run("a", {"t": x})], [make_run("b", {"t": x + 0.1})])
+    assert record["tasks"][0]["test"] == "paired permutation"
+    assert record["tasks"][0]["p"] == pytest.approx(1 / 10_001)
+
+
+def test_seeds_are_the_unit(six):
+    record = significance(*six, bootstrap=300)
+    assert record["seeds"] == [3, 3]
+    assert record["claim"] == "training"
+    for row in record["tasks"]:
+        assert row["test"] == "seeds × items"
+        assert len(row["base_seeds"]) == len(row["treated_seeds"]) == len(row["pairs"]) == 3
+    macro = record["macro"]
+    assert macro["significant"]
+    assert macro["low"] < macro["difference"] < macro["high"]
+    assert record["verdict"].startswith("Different, the treated runs score better: treated − base is +")
+    assert "3 base and 3 treated seeds." in record["verdict"]
+    assert record["ranks"]["ahead"] == 2
+    assert sum(record["ranks"]["base"].values()) > sum(record["ranks"]["treated"].values())
+
+
+def test_the_order_of_items_and_runs_does_not_matter(six, make_run):
+    record = significance(*six, bootstrap=0)
+    base, treated = six
+    again = significance(base[::-1], treated[::-1], bootstrap=0)
+    assert again["macro"]["p"] == pytest.approx(record["macro"]["p"])
+    from decondense.evaluate.items import read_items, write_items
+
+    rows = read_items(base[0] / "items.parquet")
+    write_items(base[0] / "items.parquet", rows[::-1])
+    shuffled = significance(base, treated, bootstrap=0)
+    by_name = {row["task"]: row for row in shuffled["tasks"]}
+    for row in record["tasks"]:
+        assert by_name[row["task"]]["p"] == pytest.approx(row["p"])
+
+
+def test_the_same_runs_give_the_same_record(six):
+    assert significance(*six, bootstrap=50) == significance(*six, bootstrap=50)
+
+
+def test_likelihoods_are_a_family_of_their_own(make_run):
+    rng = np.random.default_rng(2)
+
+    def items(shift):
+        rows = [make_item("t", n, 1, values=(-1.0 + shift + 0.1 * rng.standard_normal(), -2.0)) for n in range(50)]
+        rows += [make_item("text:x", n, 0, values=(-100.0 + 50 * shift,), units=[50], gold=None) for n in range(20)]
+        return {"t": rows[:50], "text:x": rows[50:]}
+
+    record = significance([make_run("a", items(0))], [make_run("b", items(0.5))])
+    assert [row["task"] for row in record["tasks"]] == ["t"]
+    assert record["tasks"][0]["p"] == 1
+    likelihood = {row["task"]: row for row in record["likelihood"]["tasks"]}
+    assert set(likelihood) == {"t", "text:x"}
+    assert likelihood["t"]["p_holm"] < 0.001
+    assert likelihood["text:x"]["difference"] == pytest.approx(0.5)
+    shares = np.log(1 / (1 + np.exp(-1))), np.log(1 / (1 + np.exp(-1.5)))
+    assert likelihood["t"]["base"] == pytest.approx(shares[0], abs=0.03)
+    assert likelihood["t"]["treated"] == pytest.approx(shares[1], abs=0.03)
+
+
+# -- refusals ------------------------------------------------------------------------------------------------
+
+
+def test_items_that_do_not_match(make_run):
+    base = make_run("a", {"t": [1, 0, 1, 1]})
+    rows = [make_item("t", n, 1) for n in range(2, 6)]
+    treated = make_run("b", {"t": rows}, settings={"limit": 4})
+    with pytest.raises(ValueError, match=r"4 of 6 items of 't' are not in all of them \(limit is None and 4\)"):
+        significance([base], [treated])
+    record = significance([base], [treated], common=True)
+    assert record["tasks"][0]["items"] == 2
+    assert "4 of 6 items are not in all runs and are left out" in record["notes"][0]
+    stranger = make_run("c", {"t": [make_item("t", n, 1) for n in range(90, 94)]})
+    with pytest.raises(ValueError, match="8 of 8 items"):
+        significance([base], [stranger], common=True)
+
+
+def test_repeated_items_are_paired_one_by_one(make_run):
+    def rows(*answers):
+        return {"t": [make_item("t", n, a, item="same") for n, a in enumerate(answers)]}
+
+    record = significance([make_run("a", rows(1, 0, 0))], [make_run("b", rows(1, 1, 1))])
+    assert (record["tasks"][0]["gained"], record["tasks"][0]["items"]) == (2, 3)
+
+
+def test_missing_tasks(make_run):
+    base, treated = make_run("a", {"t": [1, 0], "u": [1, 1]}), make_run("b", {"t": [1, 0]})
+    with pytest.raises(ValueError, match=r"task 'u' is missing in 1 of 2 runs \(b\)"):
+        significance([base], [treated])
+    assert [r["task"] for r in significance([base], [treated], common=True)["tasks"]] == ["t"]
+    with pytest.raises(ValueError, match="no task in common"):
+        significance([base], [make_run("c", {"v": [1]})], common=True)
+
+
+def test_checkpoints_from_the_middle_are_refused(make_run):
+    base = make_run("a", {"t": [1, 0]})
+    middle = {"step": 500, "steps": 1526, "final": False}
+    treated = make_run("b", {"t": [1, 1]}, checkpoint=middle)
+    with pytest.raises(ValueError, match=r"treated run 'b' is step 500 of 1526, and nothing says how"):
+        significance([base], [treated])
+    chosen = make_run("c", {"t": [1, 1]}, checkpoint=middle | {"selected_by": "held-out-loss"})
+    record = significance([base], [chosen])
+    assert "treated run 'c': the checkpoint was chosen by held-out-loss." in record["notes"]
+    assert record["treated"][0]["selected_by"] == "held-out-loss"
+
+
+def test_several_checkpoints_of_one_training_run_are_refused(make_run):
+    base = make_run("a", {"t": [1, 0]})
+    chosen = {"selected_by": "held-out-loss", "steps": 100, "final": False}
+    runs = [
+        make_run(f"r{n}", {"t": [1, 1]}, checkpoint=chosen | {"step": n}, model={"name": f"out/run/checkpoint-{n}"})
+        for n in (50, 90)
+    ]
+    with pytest.raises(ValueError, match=r"2 treated runs are checkpoints of one training run \('run'\)"):
+        significance([base], runs)
+
+
+def test_copies_are_not_seeds(make_run):
+    base = make_run("a", {"t": [1, 0]})
+    runs = [make_run(n, {"t": [1, 1]}, weights="same") for n in "bc"]
+    with pytest.raises(ValueError, match="a copy is not another seed"):
+        significance([base], runs)
+
+
+def test_bad_options(six):
+    base, treated = six
+    with pytest.raises(ValueError, match="at least one base and one treated"):
+        significance([], treated)
+    with pytest.raises(ValueError, match="as many base as treated runs, got 2 and 3"):
+        significance(base[:2], treated, paired=True)
+    with pytest.raises(ValueError, match="alpha and power must lie between 0 and 1"):
+        significance(base, treated, alpha=5)
+
+
+def test_notes_about_few_seeds(six):
+    base, treated = six
+    assert "single seed" in significance(base[:1], treated, bootstrap=0)["notes"][0]
+    assert "only 2 seeds" in significance(base[:2], treated, bootstrap=0)["notes"][0]
+    assert significance(base, treated, bootstrap=0)["notes"] == []
+
+
+# -- bootstrap, ranks, tables --------------------------------------------------------------------------------
+
+
+def test_bootstrap_variance_in_closed_form():
+    """One seed each: the bootstrap's variance is that of a mean over items, s²(n−1)/n². With seeds that
+    differ by a constant it is the unbiased seed variance, which plain resampling would miss by (S−1)/S."""
+    rng = np.random.default_rng(0)
+    x, y = rng.random((2, 1, 120))
+    estimate = crossed_macro([(x, y)])
+    found = hierarchical_bootstrap([(x, y)], estimate, samples=20_000)
+    assert found["se"] == pytest.approx(np.std(y - x) / np.sqrt(120), rel=0.02)
+    assert found["widened_by"] == pytest.approx(stats.t.ppf(0.975, 119) / 1.959964, rel=1e-4)
+    levels = np.array([0.1, 0.2, 0.6])
+    base, treated = np.zeros((3, 40)), np.repeat(levels[:, None], 40, axis=1)
+    found = hierarchical_bootstrap([(base, treated)], crossed_macro([(base, treated)]), samples=20_000)
+    assert found["se"] == pytest.approx(levels.std(ddof=1) / np.sqrt(3), rel=0.02)
+
+
+def test_bootstrap_by_loops():
+    """The fast resampling against one draw at a time, in distribution."""
+    rng = np.random.default_rng(4)
+    tasks = [(rng.random((3, 15)), rng.random((3, 15))), (rng.random((3, 25)), rng.random((3, 25)))]
+    draws = []
+    for _ in range(4000):
+        a, b = rng.integers(0, 3, 3), rng.integers(0, 3, 3)
+        total = 0.0
+        for base, treated in tasks:
+            picked = rng.integers(0, base.shape[1], base.shape[1])
+            scale = np.sqrt(3 / 2)
+            first, second = base[:, picked].mean(1), treated[:, picked].mean(1)
+            first = first.mean() + scale * (first[a].mean() - first.mean())
+            second = second.mean() + scale * (second[b].mean() - second.mean())
+            total += (second - first) / 2
+        draws.append(total)
+    found = hierarchical_bootstrap(tasks, crossed_macro(tasks), samples=4000)
+    assert found["se"] == pytest.approx(np.std(draws), rel=0.06)
+
+
+def test_paired_bootstrap_sees_that_pairs_move_together():
+    levels = np.array([0.1, 0.5, 0.9])[:, None]
+    base, treated = np.repeat(levels, 30, 1), np.repeat(levels + 0.01, 30, 1)
+    tasks = [(base, treated)]
+    assert hierarchical_bootstrap(tasks, crossed_macro(tasks, paired=True), paired=True)["se"] < 1e-9
+    assert hierarchical_bootstrap(tasks, crossed_macro(tasks))["se"] > 0.1
+
+
+def test_ranks():
+    outcomes = {"t": (np.array([[0.1], [0.5]]), np.array([[0.5], [0.9]]))}
+    found = ranks(outcomes, ["a", "b"], ["c", "d"])
+    assert found["base"] == {"a": 4.0, "b": 2.5}
+    assert found["treated"] == {"c": 2.5, "d": 1.0}
+    assert (found["ahead"], found["behind"], found["tied"]) == (1, 0, 0)
+
+
+def test_smallest_effect_shrinks_with_items():
+    rng = np.random.default_rng(0)
+    sizes = []
+    for n in (100, 400, 1600):
+        x = (rng.random((1, n)) < 0.5).astype(float)
+        y = np.where(rng.random((1, n)) < 0.1, 1 - x, x)
+        sizes.append(analyse({"t": (x, y)}, bootstrap=0)["tasks"][0]["smallest_effect"])
+    assert sizes[0] > sizes[1] > sizes[2]
+    assert sizes[0] / sizes[2] == pytest.approx(4, rel=0.6)
+
+
+def test_tables(six):
+    record = significance(*six, bootstrap=50)
+    text = markdown(record)
+    assert text.count("\n| ") == 3
+    assert record["verdict"] in text
+    tex = latex(record)
+    assert tex.count("\\\\") == 4
+    assert "95 \\% interval" in tex
+    assert not re.search(r"(?<!\\)[%_&]", tex.replace(" & ", ""))
+    rows = list(csv.DictReader(io.StringIO(csv_table(record))))
+    assert [row["task"] for row in rows[:3]] == ["easy", "hard", "average"]
+    assert float(rows[2]["difference"]) == record["macro"]["difference"]
+    assert points(-0.0412, sign=True) == "−4.12"
+    assert points(-0.00001, sign=True) == "+0.00"
+    assert points(None) == "–"
+
+
+def test_record_is_plain_json(six):
+    record = significance(*six, bootstrap=50)
+    assert json.loads(json.dumps(record, allow_nan=False)) == json.loads(json.dumps(record))
+
+
+def test_forest_plot(six, tmp_path):
+    import matplotlib.image
+
+    from decondense.report.forest import forest
+
+    record = significance(*six, bootstrap=0)
+    first = forest(record, tmp_path / "a.png")
+    second = forest(json.loads(json.dumps(record)), tmp_path / "b.png")
+    assert first.read_bytes() == second.read_bytes()
+    assert matplotlib.image.imread(first).shape[1] > 800
+
+
+# -- the command ---------------------------------------------------------------------------------------------
+
+
+def test_command(six, tmp_path):
+    base, treated = six
+    out = tmp_path / "out"
+    done = cli("significance", *base, "--", *treated, "--out", out, "--bootstrap", 100)
+    assert done.returncode == 0, done.stderr
+    names = {"result.json", "table.md", "table.tex", "table.csv", "forest.png"}
+    assert {p.name for p in out.iterdir()} == names
+    record = json.loads((out / "result.json").read_text())
+    assert record["seeds"] == [3, 3]
+    assert record["verdict"] in done.stdout.replace("\n", " ")
+
+
+def test_command_errors(six, tmp_path):
+    base, treated = six
+    out = tmp_path / "out"
+    done = cli("significance", *base, *treated, "--out", out)
+    assert done.returncode == 2
+    assert done.stderr.strip().startswith("error: put -- between base and treated runs")
+    assert not out.exists()
