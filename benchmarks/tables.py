@@ -1,7 +1,7 @@
 """Write the tables of the documents from the CSV files, so that no figure in them is typed by hand.
 
-    python benchmarks/tables.py            fill every block between <!-- table: NAME --> and <!-- end -->
-    python benchmarks/tables.py --check    only say whether they are up to date (exit code 1 if not)
+python benchmarks/tables.py            fill every block between <!-- table: NAME --> and <!-- end -->
+python benchmarks/tables.py --check    only say whether they are up to date (exit code 1 if not)
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"(<!-- table: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+FLOOR = "floor: two bmm"
 Row = dict[str, str]
 
 
@@ -72,7 +73,72 @@ def losses_cpu() -> str:
     return markdown(["batch × tokens × width", "what", "ms", "over the dense formula"], lines, "losses_cpu", rows)
 
 
+def number(row: Row, key: str, digits: int = 3) -> str:
+    return f"{float(row[key]):.{digits}g}" if row.get(key) else ""
+
+
+def exact() -> str:
+    rows = read("exact")
+    header = ["shape", "z", "what", "GPU ms", "× floor", "call ms", "extra memory / z", "gradient error"]
+    lines = [
+        [
+            r["shape"], r["dtype"], r["variant"], number(r, "ms") if r["variant"] in ("kernel", FLOOR) else "",
+            f"{float(r['ratio']):.2f}", number(r, "call_ms"), number(r, "memory_of_z"), number(r, "gradient_error", 2),
+        ]
+        for r in rows
+    ]  # fmt: skip
+    return markdown(header, lines, "exact", rows)
+
+
+def first_order() -> str:
+    rows = read("first_order")
+    header = ["shape", "z", "what", "GPU ms", "× floor", "TB/s"]
+    lines = [
+        [
+            r["shape"],
+            r["dtype"],
+            r["variant"],
+            number(r, "ms"),
+            f"{float(r['ratio']):.2f}" if r["ratio"] else "",
+            number(r, "TB/s"),
+        ]
+        for r in rows
+        if "public" not in r["variant"]
+    ]
+    return markdown(header, lines, "first_order", rows)
+
+
+def cosine_histogram() -> str:
+    rows = read("cosine_histogram")
+    lines = [[r["shape"], r["dtype"], r["variant"], number(r, "ms"), number(r, "memory_MiB")] for r in rows]
+    return markdown(["shape", "u", "what", "ms", "extra MiB"], lines, "cosine_histogram", rows)
+
+
+def train_step() -> str:
+    rows = read("train_step")
+    lines = [
+        [r["model"], f"{r['batch']}×{r['tokens']}", r["variant"], f"{float(r['ms']):.1f}", f"{float(r['ratio']):.4f}"]
+        for r in rows
+    ]
+    return markdown(["model", "tokens", "what", "ms per step", "ratio"], lines, "train_step", rows)
+
+
+def train_step_short() -> str:
+    """Models side by side, ratios only."""
+    rows = read("train_step")
+    models = {r["model"]: f"{r['model']}, {r['batch']} × {r['tokens']} tokens" for r in rows}
+    ratios = {(r["model"], r["variant"]): f"{float(r['ratio']):.3f}" for r in rows}
+    variants = list(dict.fromkeys(r["variant"] for r in rows))
+    lines = [[variant, *(ratios[model, variant] for model in models)] for variant in variants]
+    return markdown(["", *models.values()], lines, "train_step", rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "train_step_short": train_step_short,
+    "exact": exact,
+    "first_order": first_order,
+    "cosine_histogram": cosine_histogram,
+    "train_step": train_step,
     "agreement_model": agreement_model,
     "agreement_cloud": agreement_cloud,
     "losses_cpu": losses_cpu,
