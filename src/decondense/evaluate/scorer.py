@@ -83,7 +83,7 @@ class Scorer(HFLM):
     """lm-eval's Hugging Face model for a causal language model in memory.
 
     Args:
-        batch_tokens: tokens in a batch, padding included; default 4096 on a CPU, 65,536 on an accelerator.
+        batch_tokens: tokens in a batch, padding included; default 1024 on a CPU, 65,536 on an accelerator.
         scored_tokens: positions of a batch that reach the output head; default 1024 and 16,384.
         progress: called with (requests done, requests in all).
         journal: where finished batches are kept.
@@ -102,7 +102,7 @@ class Scorer(HFLM):
     ) -> None:
         super().__init__(pretrained=model, tokenizer=tokenizer, batch_size=8, max_length=max_length)
         on_cpu = self.device.type == "cpu"
-        self.batch_tokens = batch_tokens or (4096 if on_cpu else 65_536)
+        self.batch_tokens = batch_tokens or (1024 if on_cpu else 65_536)
         self.scored_tokens = scored_tokens or (1024 if on_cpu else 16_384)
         self.progress = progress
         self.journal = journal
