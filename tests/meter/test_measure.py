@@ -125,6 +125,20 @@ def test_batches_do_not_change_the_numbers(stories, prose, whole):
     assert one.values("effective_rank") == pytest.approx(whole.values("effective_rank"), rel=1e-5)
 
 
+def test_threads_do_not_change_the_numbers_and_stay_as_they_were(stories, prose):
+    kept = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            results.append(measure(stories, text=prose, spectral=True, **SMALL))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(kept)
+    assert results[0].mean_cosine == pytest.approx(results[1].mean_cosine, abs=1e-6)
+    assert results[0].values("isoscore") == pytest.approx(results[1].values("isoscore"), rel=1e-5)
+
+
 def test_interrupted_and_resumed_is_byte_for_byte_the_whole(stories, prose, whole, tmp_path):
     def stop(done, total):
         if done >= 2:
