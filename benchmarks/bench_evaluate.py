@@ -1,8 +1,9 @@
 """`decondense evaluate` against lm-eval called directly with its best fixed batch size: time, agreement by item.
 
 Both get the same task objects, the same model in memory and the same device; the time is that of building the prompts,
-tokenising, scoring and collecting, without loading the model. lm-eval runs once for every batch size, and the fastest
-of them for each task is the baseline.
+tokenising, scoring and collecting, without loading the model: wall seconds on an accelerator, CPU seconds of the
+process on a CPU, where the machine may have other work. lm-eval runs once for every batch size, and the fastest of
+them for each task is the baseline.
 
     python benchmarks/bench_evaluate.py --model smollm2-135m --data DIR --limit 25              # a CPU, minutes
     python benchmarks/bench_evaluate.py --model smollm2-135m --data DIR --batch-sizes 64,256   # a GPU, all items
@@ -56,14 +57,20 @@ def synchronise() -> None:
         torch.cuda.synchronize()
 
 
+def clock() -> float:
+    import torch
+
+    return time.perf_counter() if torch.cuda.is_available() else time.process_time()
+
+
 def timed(build: Any, run: Any) -> tuple[float, Any]:
     """Build the task objects outside the clock (both sides read the same files), everything else inside."""
     tasks = build()
     synchronise()
-    begun = time.perf_counter()
+    begun = clock()
     result = run(tasks)
     synchronise()
-    return time.perf_counter() - begun, result
+    return clock() - begun, result
 
 
 def compare(options: Any, pair: Any, name: str) -> harness.Row:

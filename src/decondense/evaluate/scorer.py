@@ -19,6 +19,7 @@ import hashlib
 import inspect
 import json
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +34,10 @@ __all__ = ["Cut", "Journal", "Scorer"]
 
 Answer = tuple[float, bool]
 Request = tuple[Any, list[int], list[int]]
+
+
+_HEADS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+"""Models whose output head was checked before, and the head, or ``None`` where the short way is wrong."""
 
 
 @dataclass
@@ -111,6 +116,8 @@ class Scorer(HFLM):
         self._options = {"use_cache": False} if "use_cache" in accepted else {}
         self._head: Any = None
         self._head_checked = False
+        if model in _HEADS:
+            self._head, self._head_checked = _HEADS[model], True
 
     # -- tokens ----------------------------------------------------------------------------------------------
 
@@ -330,7 +337,7 @@ class Scorer(HFLM):
         head = get() if get is not None else None
         if not isinstance(head, torch.nn.Module):
             return
-        probe = inputs[:1, : min(16, inputs.shape[1])]
+        probe = inputs[:1, : min(4, inputs.shape[1])]
         last = torch.tensor([probe.shape[1] - 1], device=self.device)
         expected = self.model(probe, **self._options).logits[0, -1:]
         self._head = head
@@ -340,3 +347,4 @@ class Scorer(HFLM):
             found = None
         if found is None or found.shape != expected.shape or not torch.allclose(found, expected, rtol=1e-2, atol=1e-2):
             self._head = None
+        _HEADS[self.model] = self._head
