@@ -221,8 +221,8 @@ class Handle:
         _attached.add(model)
 
     def _attach(self) -> None:
-        # One graph break at the end of a compiled model, instead of several in the losses. Wrapped here and not where it
-        # is defined, because that would import the compiler together with this package.
+        # One graph break at the end of a compiled model, instead of several in the losses. Wrapped here and not where
+        # it is defined, because that would import the compiler together with this package.
         self._added = torch.compiler.disable(self._added)  # type: ignore[method-assign]
         # The model's own pre-hook comes first and its own forward hook last, whatever the reader hangs between.
         self._hooks.append(self.model.register_forward_pre_hook(self._enter, with_kwargs=True))

@@ -63,8 +63,8 @@ def forest(record: dict[str, Any], path: str | os.PathLike[str], *, title: str |
     axes.set_ylim(0.4, len(rows) + 0.6)
     found = f"{100 * record['power']:.0f} %"
     axes.set_xlabel(
-        f"treated − base, points, with 95 % interval (p of tasks after Holm)\ngrey: would be found with less than {found} "
-        "probability",
+        "treated − base, points, with 95 % interval (p of tasks after Holm)\n"
+        f"grey: would be found with less than {found} probability",
         fontsize=9,
     )
     for side in ("top", "right", "left"):
