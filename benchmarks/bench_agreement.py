@@ -9,6 +9,8 @@ agreement_cloud   constructed clouds: cones of every width, two clusters at ever
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import harness
 import torch
 
@@ -108,6 +110,29 @@ def summary(rows: list[harness.Row]) -> list[harness.Row]:
     ]
 
 
+def plot(rows: list[harness.Row], path: Path) -> None:
+    """Gradient cosine over depth: a panel per τ at the longest N, a line per estimator."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    tokens = max(row["tokens"] for row in rows)
+    taus = list(dict.fromkeys(row["tau"] for row in rows))
+    figure, axes = pyplot.subplots(1, len(taus), figsize=(4 * len(taus), 3.2), sharey=True, squeeze=False)
+    for axis, tau in zip(axes[0], taus):
+        for estimator, marker in zip(ESTIMATORS, "osv"):
+            line = [r for r in rows if (r["tokens"], r["tau"], r["estimator"]) == (tokens, tau, estimator)]
+            axis.plot([r["block"] for r in line], [r["cosine"] for r in line], marker, label=estimator, markersize=3)
+        axis.set_title(f"τ = {tau}, {tokens} tokens")
+        axis.set_xlabel("block")
+    axes[0][0].set_ylabel("gradient cosine with exact")
+    axes[0][0].legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
 def main() -> None:
     parser = harness.arguments(__doc__ or "")
     parser.add_argument("--model", default="smollm2-135m")
@@ -122,7 +147,10 @@ def main() -> None:
     rows = real_model(options.model, options.lengths, options.taus, options.sequences)
     short = summary(rows)
     print(harness.table(short, list(short[0])))
-    print(f"wrote {harness.write('agreement_model', rows, options.out)}")
+    path = harness.write("agreement_model", rows, options.out)
+    if options.plot:
+        plot(rows, path.with_suffix(".png"))
+    print(f"wrote {path}")
 
 
 if __name__ == "__main__":

@@ -70,14 +70,17 @@ def main() -> None:
                     "shape": f"{batch}x{tokens}x{width}",
                     "dtype": "float32",
                     "threads": torch.get_num_threads(),
-                    "what": name,
+                    "variant": name,
                     "ms": 1000 * value,
                     "over dense": value / times["dense"],
                     "exact over this": times["exact"] / value,
                 }
             )
     print(harness.table(rows, list(rows[0])))
-    print(f"wrote {harness.write('losses_cpu', rows, options.out)}")
+    path = harness.write("losses_cpu", rows, options.out)
+    if options.plot:
+        harness.bars(rows, path.with_suffix(".png"), case=("shape",), log=True)
+    print(f"wrote {path}")
 
 
 if __name__ == "__main__":

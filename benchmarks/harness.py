@@ -47,9 +47,19 @@ def environment() -> Row:
 
         row |= {"device": torch.cuda.get_device_name(), "triton": triton.__version__}
     else:
-        row |= {"device": platform.processor() or platform.machine(), "triton": ""}
+        row |= {"device": f"{_processor()}, {os.cpu_count()} cores", "triton": ""}
     row["commit"] = os.environ.get("DECONDENSE_COMMIT") or _commit()
     return row
+
+
+def _processor() -> str:
+    """The CPU's name where the system tells it, else its architecture."""
+    try:
+        lines = subprocess.run(["lscpu"], capture_output=True, text=True, check=True).stdout.splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("Model name:")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _commit() -> str:

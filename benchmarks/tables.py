@@ -69,7 +69,7 @@ def agreement_cloud() -> str:
 def losses_cpu() -> str:
     """Value and gradient on a CPU."""
     rows = read("losses_cpu")
-    lines = [[r["shape"], r["what"], f"{float(r['ms']):.1f}", f"{float(r['over dense']):.3f}"] for r in rows]
+    lines = [[r["shape"], r["variant"], f"{float(r['ms']):.1f}", f"{float(r['over dense']):.3f}"] for r in rows]
     return markdown(["batch × tokens × width", "what", "ms", "over the dense formula"], lines, "losses_cpu", rows)
 
 
