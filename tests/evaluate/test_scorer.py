@@ -61,7 +61,7 @@ def test_tokens_are_those_of_lm_eval(pair, scorer):
 
 def test_continuations_that_differ_in_the_last_token_share_a_row(pair, scorer):
     """Also when the continuations are cut at different places; each gets the score it has alone."""
-    requests = [(None, [1, 50, 60], [70]), (None, [1, 50, 60], [80]), (None, [1, 50], [60, 90]), (None, [1, 50], [61])]
+    requests = [(None, [1, 50], [60, 90]), (None, [1, 50, 60], [70]), (None, [1, 50, 60], [80]), (None, [1, 50], [61])]
     rows = scorer._rows(requests)
     assert [(len(row.tokens), row.scored, len(row.members)) for row in rows] == [(3, 2, 3), (2, 1, 1)]
     for (value, greedy), (_, context, continuation) in zip(scorer._loglikelihood_tokens(requests), requests):

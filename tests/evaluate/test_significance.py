@@ -14,7 +14,7 @@ from scipy import stats
 from test_evaluation import cli
 
 from decondense.evaluate.bootstrap import hierarchical_bootstrap
-from decondense.evaluate.paired_tests import crossed_macro, mcnemar
+from decondense.evaluate.paired_tests import crossed_macro, mcnemar, smallest_mcnemar_effect
 from decondense.evaluate.significance import analyse, ranks, significance
 from decondense.evaluate.verdict import csv_table, latex, markdown, points
 
@@ -258,7 +258,9 @@ def test_smallest_effect_shrinks_with_items():
     for n in (100, 400, 1600):
         x = (rng.random((1, n)) < 0.5).astype(float)
         y = np.where(rng.random((1, n)) < 0.1, 1 - x, x)
-        sizes.append(analyse({"t": (x, y)}, bootstrap=0)["tasks"][0]["smallest_effect"])
+        (row,) = analyse({"t": (x, y)}, bootstrap=0)["tasks"]
+        assert row["smallest_effect"] == smallest_mcnemar_effect(n, float(np.mean(x != y)))
+        sizes.append(row["smallest_effect"])
     assert sizes[0] > sizes[1] > sizes[2]
     assert sizes[0] / sizes[2] == pytest.approx(4, rel=0.6)
 

@@ -42,7 +42,9 @@ def evaluate(
     init: Annotated[bool, typer.Option("--init", help="the same architecture, freshly initialised")] = False,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16, float64 or auto")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …; auto spreads a large model")] = None,
-    batch_tokens: Annotated[int | None, typer.Option(help="tokens per batch; default 1024 (CPU) or 65536")] = None,
+    batch_tokens: Annotated[
+        int | None, typer.Option(help="tokens per batch; default 65536, on a CPU 256 per thread")
+    ] = None,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="run the model's own code")] = False,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="start anew instead of resuming an unfinished evaluation")

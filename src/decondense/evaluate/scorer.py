@@ -88,8 +88,10 @@ class Scorer(HFLM):
     """lm-eval's Hugging Face model for a causal language model in memory.
 
     Args:
-        batch_tokens: tokens in a batch, padding included; default 1024 on a CPU, 65,536 on an accelerator.
-        scored_tokens: positions of a batch that reach the output head; default 1024 and 16,384.
+        batch_tokens: tokens in a batch, padding included; default 65,536 on an accelerator, 256 for every
+            thread on a CPU.
+        scored_tokens: positions of a batch that reach the output head; default 16,384, and 128 for every
+            thread.
         progress: called with (requests done, requests in all).
         journal: where finished batches are kept.
     """
@@ -106,9 +108,9 @@ class Scorer(HFLM):
         journal: Journal | None = None,
     ) -> None:
         super().__init__(pretrained=model, tokenizer=tokenizer, batch_size=8, max_length=max_length)
-        on_cpu = self.device.type == "cpu"
-        self.batch_tokens = batch_tokens or (1024 if on_cpu else 65_536)
-        self.scored_tokens = scored_tokens or (1024 if on_cpu else 16_384)
+        threads = torch.get_num_threads() if self.device.type == "cpu" else 0
+        self.batch_tokens = batch_tokens or 256 * threads or 65_536
+        self.scored_tokens = scored_tokens or 128 * threads or 16_384
         self.progress = progress
         self.journal = journal
         self.cut = Cut()
@@ -303,9 +305,11 @@ class Scorer(HFLM):
         where = torch.tensor(index, device=logits.device)
         wanted = torch.tensor(targets, device=logits.device)
         owner = torch.tensor(owners, device=logits.device)
-        scores = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
-        values = scores[where, wanted]
-        right = scores.argmax(-1)[where] == wanted
+        # a few rows at a time on a CPU: the vocabulary is long, and what fits a cache is not fetched again
+        step = max(1, (1 << 22) // logits.shape[-1]) if logits.device.type == "cpu" else len(logits)
+        norms = torch.cat([part.float().logsumexp(-1) for part in logits.split(step)])
+        values = logits[where, wanted].float() - norms[where]
+        right = logits.argmax(-1)[where] == wanted
         # float64 and one member after the other in order: the sum does not depend on the neighbours in the batch
         total = torch.zeros(members, dtype=torch.float64).index_add_(0, owner.cpu(), values.double().cpu())
         wrong = torch.zeros(members, dtype=torch.int64).index_add_(0, owner.cpu(), (~right).long().cpu())
