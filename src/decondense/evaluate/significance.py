@@ -382,16 +382,28 @@ def ranks(outcomes: dict[str, Pair], base: Sequence[str], treated: Sequence[str]
 
 def _seed_notes(record: dict[str, Any]) -> list[str]:
     seeds = record["seeds"]
+    wide = (record["macro"] or {}).get("bootstrap")
+    if wide and record["macro"]["significant"] and wide["low"] <= 0 <= wide["high"]:
+        doubt = ["the hierarchical bootstrap of the average, which errs on the wide side, includes 0: take more seeds."]
+    else:
+        doubt = []
     if record["claim"] == "checkpoints":
         return [
+            *doubt,
             "there is one seed in each arm: the tests compare these two checkpoints and say nothing about another "
-            "training seed; for a claim about the training, evaluate at least 3 seeds of each."
+            "training seed; for a claim about the training, evaluate at least 3 seeds of each.",
         ]
     if min(seeds) == 1:
-        return ["one arm has a single seed: it is given the other arm's seed variance, which cannot be checked."]
+        return [
+            *doubt,
+            "one arm has a single seed: it is given the other arm's seed variance, which cannot be checked.",
+        ]
     if min(seeds) < 3:
-        return ["there are only 2 seeds in an arm: their variance is hardly known, and the intervals are wide for it."]
-    return []
+        return [
+            *doubt,
+            "there are only 2 seeds in an arm: their variance is hardly known, and the intervals are wide for it.",
+        ]
+    return doubt
 
 
 def _binary(values: np.ndarray) -> bool:
