@@ -29,7 +29,8 @@ COLUMNS = ("task", "items", "requests", "ours_s", "lm_eval_s", "batch_size", "ra
 
 
 def unpack(folder: Path) -> None:
-    target = Path(tempfile.mkdtemp(prefix="wheels-"))
+    # dill, inside datasets, takes modules for importable only under a folder of this name
+    target = Path(tempfile.mkdtemp(prefix="wheels-")) / "site-packages"
     for wheel in sorted(folder.glob("*.whl")):
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(target)
