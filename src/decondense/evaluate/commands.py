@@ -125,10 +125,10 @@ def show(record: dict[str, Any]) -> None:
     if record["tasks"]:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for column in ("task", "items", "shots", "accuracy", "± (items)", "normalised", "ECE", "perplexity"):
-            table.add_column(column, justify="left" if column == "task" else "right")
+            table.add_column(column, justify="left" if column == "task" else "right", no_wrap=True)
         for name, row in record["tasks"].items():
             table.add_row(
-                name + (" (graded)" if row["graded"] else ""),
+                name,
                 f"{row['items']:,}",
                 str(row["shots"]),
                 f"{100 * row['acc']:.2f}",
@@ -138,6 +138,9 @@ def show(record: dict[str, Any]) -> None:
                 f"{row['perplexity']:.2f}" if "perplexity" in row else "",
             )
         out.print(table)
+        graded = [name for name, row in record["tasks"].items() if row["graded"]]
+        if graded:
+            out.print(f"{', '.join(graded)}: graded, the share of probability on right answers", style="dim")
         out.print(f"average over {len(record['tasks'])} tasks: [bold]{100 * record['macro_average']:.2f}[/bold]")
     for name, row in record["texts"].items():
         out.print(
