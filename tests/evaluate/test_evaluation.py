@@ -25,13 +25,7 @@ OPTIONS = {"tasks": "piqa,winogrande", "limit": 8, "device": "cpu"}
 def cli(*arguments):
     """The command as a user calls it, in this process: (returncode, stdout, stderr)."""
     from decondense import cli as command
-    from decondense.evaluate import commands
 
-    names = {getattr(c.callback, "__name__", "") for c in command.app.registered_commands}
-    if "evaluate" not in names:
-        command.app.command()(commands.evaluate)
-    if "significance" not in names:
-        command.app.command(cls=commands.SeparatorCommand)(commands.significance)
     out, err, code = io.StringIO(), io.StringIO(), 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .items import SCHEMA, Item, item_hash, read_items, summarise, write_items
+from .items import SCHEMA, Item, item_hash, summarise
 from .tasks import Benchmark, build, names_of, quiet
+from .unfinished import Parts
 
 __all__ = ["evaluate"]
 
@@ -85,7 +85,7 @@ def evaluate(
         "batch_tokens": scorer.batch_tokens,
         "context": scorer.max_length,
     }
-    parts = _Parts(partial, {"model": about, "settings": settings, "data": str(data)})
+    parts = Parts(partial, {"model": about, "settings": settings, "data": str(data)})
     scorer.journal = parts.journal()
     items: list[Item] = []
     notes: list[str] = []
@@ -370,38 +370,3 @@ def _versions() -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found
-
-
-# -- unfinished work -----------------------------------------------------------------------------------------
-
-
-class _Parts:
-    """``partial/``: finished benchmarks as parquet, the batches of the current one as JSON lines, and the settings
-    they belong to. Anything that belongs to other settings is thrown away."""
-
-    def __init__(self, folder: Path | None, settings: dict[str, Any]) -> None:
-        self.folder = folder
-        if folder is None:
-            return
-        from ..meter.result import write_text
-
-        stamp = json.dumps(settings, sort_keys=True, default=str)
-        if folder.exists():
-            file = folder / "settings.json"
-            if not file.exists() or file.read_text(encoding="utf-8") != stamp:
-                shutil.rmtree(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "settings.json", stamp)
-
-    def journal(self) -> Any:
-        from .scorer import Journal
-
-        return None if self.folder is None else Journal(self.folder / "batches.jsonl")
-
-    def finished(self, name: str) -> list[Item] | None:
-        file = None if self.folder is None else self.folder / f"{name}.parquet"
-        return read_items(file) if file is not None and file.exists() else None
-
-    def keep(self, name: str, items: list[Item]) -> None:
-        if self.folder is not None:
-            write_items(self.folder / f"{name}.parquet", items)

@@ -8,7 +8,6 @@ record says which. docs/statistics.md has the reasons.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from .paired_tests import (
     permutation,
     smallest_mcnemar_effect,
 )
+from .pairing import check_runs, match
 from .verdict import verdict
 
 __all__ = ["SCHEMA", "analyse", "significance"]
@@ -70,7 +70,7 @@ def significance(
             f"paired seeds need as many base as treated runs, got {len(arms[0])} and {len(arms[1])}: leave "
             "--paired out."
         )
-    notes = _check_runs(arms)
+    notes = check_runs(arms)
     matched, said = match(arms, common=common)
     notes += said
     accuracy, likelihood = _outcomes(matched)
@@ -112,99 +112,6 @@ def _describe(run: Run) -> dict[str, Any]:
         "selected_by": checkpoint["selected_by"],
         "step": checkpoint.get("step"),
     }
-
-
-def _check_runs(arms: list[list[Run]]) -> list[str]:
-    """Refuse checkpoints picked from the middle, several checkpoints of one training run, and copies."""
-    notes = []
-    for arm, runs in zip(("base", "treated"), arms):
-        for run in runs:
-            checkpoint = run.record["checkpoint"]
-            if checkpoint.get("final") is False and checkpoint["selected_by"] == "final":
-                raise ValueError(
-                    f"the {arm} run {run.label!r} is step {checkpoint['step']} of {checkpoint['steps']}, and nothing "
-                    "says how that checkpoint was chosen: compare the final one, or evaluate it with "
-                    "--selected-by held-out-loss if that is the truth."
-                )
-            if checkpoint["selected_by"] != "final":
-                notes.append(f"{arm} run {run.label!r}: the checkpoint was chosen by {checkpoint['selected_by']}.")
-        weights = Counter(run.record["model"]["weights"] for run in runs)
-        for run in runs:
-            if weights[run.record["model"]["weights"]] > 1:
-                raise ValueError(
-                    f"two {arm} runs have the same weights (one is {run.label!r}): a copy is not another seed; "
-                    "leave it out."
-                )
-        places = Counter(
-            str(Path(run.record["model"]["name"]).parent)
-            for run in runs
-            if run.record["checkpoint"].get("step") is not None
-        )
-        for place, count in places.items():
-            if count > 1 and any(Path(r.record["model"]["name"]).name.startswith("checkpoint-") for r in runs):
-                raise ValueError(
-                    f"{count} {arm} runs are checkpoints of one training run ({Path(place).name!r}): the unit is the "
-                    "training seed; give its final checkpoint only."
-                )
-    if {r.record["model"]["weights"] for r in arms[0]} & {r.record["model"]["weights"] for r in arms[1]}:
-        notes.append("a base and a treated run have the same weights.")
-    return notes
-
-
-def _keys(items: Sequence[Item]) -> list[tuple[str, str, int]]:
-    """Items by subtask and hash; the k-th copy of a repeated item is its own."""
-    seen: Counter[tuple[str, str]] = Counter()
-    keys = []
-    for item in items:
-        key = (item["subtask"], item["item"])
-        keys.append((*key, seen[key]))
-        seen[key] += 1
-    return keys
-
-
-def match(arms: list[list[Run]], *, common: bool = False) -> tuple[dict[str, list[list[list[Item]]]], list[str]]:
-    """For every task the items of every run of both arms in one order, and notes about what had to be left out."""
-    runs = [run for arm in arms for run in arm]
-    tasks = list(dict.fromkeys(task for run in runs for task in run.items))
-    notes = []
-    for task in list(tasks):
-        without = [run.label for run in runs if task not in run.items]
-        if without:
-            if not common:
-                raise ValueError(
-                    f"task {task!r} is missing in {len(without)} of {len(runs)} runs ({', '.join(without[:3])}): "
-                    "evaluate all runs on the same tasks, or compare what they share with --common."
-                )
-            tasks.remove(task)
-            notes.append(f"{task} is left out: {len(without)} of {len(runs)} runs do not have it.")
-    if not tasks:
-        raise ValueError("the runs have no task in common: evaluate them on the same tasks.")
-    matched: dict[str, list[list[list[Item]]]] = {}
-    for task in tasks:
-        tables = [[dict(zip(_keys(run.items[task]), run.items[task])) for run in arm] for arm in arms]
-        flat = [table for arm in tables for table in arm]
-        union = set().union(*flat)
-        shared = [key for key in flat[0] if all(key in table for table in flat)]
-        if len(shared) < len(union):
-            missing = len(union) - len(shared)
-            why = _why_different(runs)
-            if not common or not shared:
-                raise ValueError(
-                    f"the runs must have the same items, but {missing} of {len(union)} items of {task!r} are not in "
-                    f"all of them{why}: evaluate with the same data, shots, seed and limit, or compare the "
-                    f"{len(shared)} shared items with --common."
-                )
-            notes.append(f"{task}: {missing} of {len(union)} items are not in all runs and are left out{why}.")
-        matched[task] = [[[table[key] for key in shared] for table in arm] for arm in tables]
-    return matched, notes
-
-
-def _why_different(runs: Sequence[Run]) -> str:
-    for key in ("shots", "limit", "seed", "text_tokens"):
-        values = list(dict.fromkeys(str(run.record["settings"].get(key)) for run in runs))
-        if len(values) > 1:
-            return f" ({key} is {' and '.join(values)})"
-    return ""
 
 
 def _outcomes(matched: dict[str, list[list[list[Item]]]]) -> tuple[dict[str, Pair], dict[str, Pair]]:

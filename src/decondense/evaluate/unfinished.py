@@ -1,0 +1,44 @@
+"""What an evaluation has done so far, so that it can go on after an interruption."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from .items import Item, read_items, write_items
+
+__all__ = ["Parts"]
+
+
+class Parts:
+    """``partial/``: finished benchmarks as parquet, the batches of the current one as JSON lines, and the settings
+    they belong to. Anything that belongs to other settings is thrown away."""
+
+    def __init__(self, folder: Path | None, settings: dict[str, Any]) -> None:
+        self.folder = folder
+        if folder is None:
+            return
+        from ..meter.result import write_text
+
+        stamp = json.dumps(settings, sort_keys=True, default=str)
+        if folder.exists():
+            file = folder / "settings.json"
+            if not file.exists() or file.read_text(encoding="utf-8") != stamp:
+                shutil.rmtree(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / "settings.json", stamp)
+
+    def journal(self) -> Any:
+        from .scorer import Journal
+
+        return None if self.folder is None else Journal(self.folder / "batches.jsonl")
+
+    def finished(self, name: str) -> list[Item] | None:
+        file = None if self.folder is None else self.folder / f"{name}.parquet"
+        return read_items(file) if file is not None and file.exists() else None
+
+    def keep(self, name: str, items: list[Item]) -> None:
+        if self.folder is not None:
+            write_items(self.folder / f"{name}.parquet", items)
