@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -129,17 +130,33 @@ def main() -> None:
     parser.add_argument("--measured", type=Path, help="result.json of a comparison with several seeds")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    rows = []
+    rows: list[harness.Row] = []
     begun = time.monotonic()
+    # rows that are done survive an interruption; the same command goes on with the next
+    options.out.mkdir(parents=True, exist_ok=True)
+    unfinished = options.out / f".significance-{options.pairs}-{options.seed}.jsonl"
+    done = {}
+    if unfinished.exists():
+        done = {entry["key"]: entry["rows"] for entry in map(json.loads, unfinished.read_text().splitlines())}
+
+    def keep(key: str, make: Callable[[], list[harness.Row]]) -> None:
+        if key not in done:
+            done[key] = make()
+            with unfinished.open("a") as file:
+                file.write(json.dumps({"key": key, "rows": done[key]}) + "\n")
+            print(f"{time.monotonic() - begun:6.0f} s  {key}", flush=True)
+        rows.extend(done[key])
+
     for number, (name, truth, paired) in enumerate(conditions(options.measured)):
         bootstrap = options.bootstrap if name in ("seed spread 0.5 points", "5 seeds") else 0
-        rows.append(run(name, truth, paired, options.pairs, options.seed + 100 * number, bootstrap))
-        print(f"{time.monotonic() - begun:6.0f} s  {name}", flush=True)
+        seed = options.seed + 100 * number
+        keep(name, lambda n=name, t=truth, p=paired, s=seed, b=bootstrap: [run(n, t, p, options.pairs, s, b)])
     for number, truth in enumerate((Truth(), Truth(seeds=(5, 5)))):
-        rows += powered(truth, options.pairs, options.seed + 5000 + 100 * number)
-        print(f"{time.monotonic() - begun:6.0f} s  power {truth.seeds}", flush=True)
+        seed = options.seed + 5000 + 100 * number
+        keep(f"power {truth.seeds}", lambda t=truth, s=seed: powered(t, options.pairs, s))
     print(harness.table(rows, COLUMNS))
     print(harness.write("significance", rows, options.out))
+    unfinished.unlink()
     limit = stats.binom.ppf(0.999, options.pairs, 0.05) / options.pairs
     nulls = [r for r in rows if r["effect"] == 0 and r["truth"] != "1 seed, claim about training"]
     print(
