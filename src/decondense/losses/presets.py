@@ -16,13 +16,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .barlow_twins import barlow_twins
+from .cosreg import cosreg
 from .decorrelation import decorrelation
 from .dispersion import dispersion, first_order_layers
+from .i_star import i_star
+from .koleo import koleo
 from .l2_repel import l2_repel
 from .options import check_choice
 from .orthogonalization import orthogonalization
 from .perplexity_entropy import perplexity_entropy
+from .uniformity import uniformity
+from .vicreg import vicreg
 
+# The paper's losses and the variants of its released code.
 LOSSES: dict[str, Callable[..., Tensor]] = {
     "dispersion": dispersion,
     "decorrelation": decorrelation,
@@ -30,7 +37,17 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
     "orthogonalization": orthogonalization,
     "perplexity_entropy": perplexity_entropy,
 }
-ALIASES = {"angular_spread": "dispersion", "angular": "dispersion"}
+# Regularisers from the literature with the same aim, on token states. No preset has them: each has one form.
+RIVALS: dict[str, Callable[..., Tensor]] = {
+    "uniformity": uniformity,
+    "vicreg": vicreg,
+    "barlow_twins": barlow_twins,
+    "koleo": koleo,
+    "cosreg": cosreg,
+    "i_star": i_star,
+}
+FUNCTIONS = {**LOSSES, **RIVALS}
+ALIASES = {"angular_spread": "dispersion", "angular": "dispersion", "istar": "i_star", "cos_reg": "cosreg"}
 
 # The released code takes 256 tokens, one permutation for the whole batch, in every variant.
 _SAMPLED = {"max_tokens": 256, "shared_sample": True}
@@ -67,7 +84,7 @@ class Loss(nn.Module):
     def __init__(self, name: str, **keywords: Any) -> None:
         super().__init__()
         self.name = name
-        self.function = LOSSES[name]
+        self.function = FUNCTIONS[name]
         self.keywords = keywords
 
     def forward(self, z: Tensor, mask: Tensor | None = None, **keywords: Any) -> Tensor:
@@ -100,17 +117,18 @@ def get(name: str, *, preset: str | None = None, **keywords: Any) -> Loss:
     also for those that have no use for them.
     """
     name = ALIASES.get(name, name)
-    check_choice("loss", name, LOSSES)
+    check_choice("loss", name, FUNCTIONS)
     settings: dict[str, Any] = {}
     if preset is not None:
         check_choice("preset", preset, PRESETS)
         if name not in PRESETS[preset]:
+            others = [f"preset={p!r}" for p in PRESETS if name in PRESETS[p]]
             raise ValueError(
                 f"preset={preset!r} has {', '.join(PRESETS[preset])}, got {name!r}: "
-                "it is not in that source; use preset='released' or none."
+                f"it is not in that source; use {' or '.join([*others, 'none'])}."
             )
         settings.update(PRESETS[preset][name])
-    known = [p for p in inspect.signature(LOSSES[name]).parameters if p not in ("z", "mask")]
+    known = [p for p in inspect.signature(FUNCTIONS[name]).parameters if p not in ("z", "mask")]
     for key, value in keywords.items():
         if key in ("tau", "clamp") and key not in known and preset == "released":
             continue

@@ -1,0 +1,29 @@
+"""Barlow Twins on token states: the features of a cloud should not be correlated.
+
+    R = correlation of the features over the n tokens,   L = λ Σ_f≠g R_fg²,   λ = 0.005
+
+Source: Zbontar et al. 2021, arXiv 2103.03230. There R is the *cross*-correlation of two augmented views of a batch, and
+Σ_f (1 − R_ff)² pulls its diagonal to one. A token sequence comes once: the cloud is correlated with itself, the
+diagonal is one by definition, and only the redundancy-reduction term is left. That is `decorrelation` with
+axis="feature" and pairs="sum", times λ.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .decorrelation import decorrelation
+
+
+def barlow_twins(
+    z: Tensor,
+    mask: Tensor | None = None,
+    *,
+    redundancy_weight: float = 5e-3,
+    reduction: str = "mean",
+) -> Tensor:
+    """Redundancy of the features of hidden states z (batch, tokens, width): a scalar, or (batch,) unreduced.
+
+    redundancy_weight is λ. A feature without variance has no correlation and counts as 0.
+    """
+    return redundancy_weight * decorrelation(z, mask, axis="feature", pairs="sum", reduction=reduction)

@@ -1,0 +1,25 @@
+"""CosReg: the mean cosine of the pairs.
+
+    L = 1/(n(n−1)) Σ_{i≠j} c_ij = (‖Σ u_i‖² − n) / (n(n−1)),   u_i = z_i/‖z_i‖
+
+Source: Gao et al. 2019, arXiv 1907.12009, on the rows of the output embedding and divided by n² where we divide by the
+number of pairs, a factor of 1 − 1/n; Rudman & Eickhoff 2023 apply it to hidden states. O(NF), no pair is visited.
+`dispersion` to first order is an increasing curve of the same mean, so on one sequence the two gradients are parallel.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .. import geometry
+from .moments import mean_cosine
+from .options import finish
+
+
+def cosreg(z: Tensor, mask: Tensor | None = None, *, backend: str = "auto", reduction: str = "mean") -> Tensor:
+    """Mean cosine of hidden states z (batch, tokens, width): a scalar in [−1, 1], or (batch,) unreduced.
+
+    A vector of zeros has no direction and counts as orthogonal to all others; backend as in `dispersion`.
+    """
+    mask = geometry.check_states(z, mask)
+    return finish(mean_cosine(z, mask, eps=0.0, backend=backend), mask, reduction)

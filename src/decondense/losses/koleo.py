@@ -1,0 +1,89 @@
+"""KoLeo: every token is pushed away from its nearest neighbour on the sphere.
+
+    u_i = z_i/‖z_i‖,   ρ_i = min_{j≠i} ‖u_i − u_j‖,   L = −1/n Σ_i log(ρ_i + ε),   ε = 10⁻⁸
+
+Source: Sablayrolles et al. 2019, arXiv 1806.03198: the Kozachenko–Leonenko estimate of the entropy, up to constants;
+DINOv2 adds ε. There the points are the images of a batch, here the tokens of one sequence.
+
+The slope is 1/ρ: two tokens in nearly the same state push each other with nearly unbounded force, and two in exactly
+the same state not at all, as they have no direction to part in. Where a text repeats itself both happen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import geometry
+from .options import finish
+from .pairs import Stored, apply, full_precision, storage, tiles
+from .sampling import sample
+
+
+def koleo(
+    z: Tensor,
+    mask: Tensor | None = None,
+    *,
+    eps: float = 1e-8,
+    max_tokens: int | None = None,
+    shared_sample: bool = False,
+    generator: torch.Generator | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """KoLeo loss of hidden states z (batch, tokens, width): a scalar, or (batch,) unreduced.
+
+    eps is the ε inside the logarithm: two tokens at a distance under it count as one. A vector of zeros has no
+    direction and stays at the origin, one away from all others; max_tokens, shared_sample and generator as in
+    `dispersion`.
+    """
+    mask = geometry.check_states(z, mask)
+    geometry.check_positive("eps", eps)
+    if max_tokens is not None:
+        z, mask = sample(z, mask, max_tokens, shared=shared_sample, generator=generator)
+    return finish(apply(_Nearest(eps), z, mask), mask, reduction)
+
+
+@dataclass(frozen=True)
+class _Nearest(Stored):
+    """With j(i) the nearest of i and e_i = u_i − u_j(i):
+
+        ∂L/∂e_i = −e_i / (n ρ_i (ρ_i + ε)),   which u_i takes and u_j(i) gives back.
+
+    The neighbours are found tile by tile; their distances come from the differences e_i, not from the cosines, in
+    which near neighbours leave no digits.
+    """
+
+    eps: float
+
+    def forward(self, z: Tensor, mask: Tensor | None, need_gradient: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
+        dtype = z.dtype
+        with full_precision(z.device):
+            z, weight, n = geometry.keep(z, mask)
+            u, r = geometry.unit(z, 0.0)
+            index = _nearest(geometry.centred(u, weight, n), weight).unsqueeze(-1).expand_as(u)
+            apart = u - u.gather(1, index)
+            distance = torch.linalg.vector_norm(apart, dim=-1)
+            share = (1 / n.clamp_min(1)).unsqueeze(1)
+            if weight is not None:
+                share = share * weight
+            value = geometry.enough(n, -(torch.log(distance + self.eps) * share).sum(1))
+            if not need_gradient:
+                return value, ()
+            share = geometry.enough(n.unsqueeze(1), share)
+            push = apart * (-share * geometry.inverse(distance) / (distance + self.eps)).unsqueeze(-1)
+            gradient = push.scatter_add(1, index, -push)
+            return value, (storage(geometry.unit_gradient(u, r, gradient, 0.0), dtype),)
+
+
+def _nearest(x: Tensor, weight: Tensor | None) -> Tensor:
+    """The nearest other token that counts, for every token (batch, tokens); the first of several at one distance."""
+    index = torch.empty(x.shape[:2], dtype=torch.long, device=x.device)
+    for b, rows in tiles(x.shape[0], x.shape[1], x.device):
+        square = geometry.squared_distances(x[b, rows], x[b])
+        square.diagonal(offset=rows.start, dim1=-2, dim2=-1).fill_(torch.inf)
+        if weight is not None:
+            square.masked_fill_(weight[b, None, :] == 0, torch.inf)
+        index[b, rows] = square.argmin(-1)
+    return index

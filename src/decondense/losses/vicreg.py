@@ -1,0 +1,48 @@
+"""VICReg on token states: every feature keeps its spread over the tokens, and no two features say the same.
+
+    C = covariance over the n tokens (n − 1 degrees of freedom),  d = width
+    L = μ · 1/d Σ_f max(0, γ − √(C_ff + ε))  +  ν · 1/d Σ_f≠g C_fg²,     μ = 25, ν = 1, γ = 1, ε = 10⁻⁴
+
+Source: Bardes, Ponce & LeCun 2022, arXiv 2105.04906. Their third term, invariance, pulls two augmented views of one
+image together; a token sequence comes once, so it is left out. The paper weighs the two views' hinges 25 : 1 against
+their covariances, and so do we for the one cloud; its code halves the hinges alone, which makes that 12.5 : 1.
+
+VICReg is written for the output of a projector with a spread near 1. Hidden states of language models are not: the
+covariance term grows with the fourth power of their scale, so the weight must be found anew for every model.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import geometry
+from .covariance import off_diagonal_power
+from .options import finish
+
+
+def vicreg(
+    z: Tensor,
+    mask: Tensor | None = None,
+    *,
+    variance_weight: float = 25.0,
+    covariance_weight: float = 1.0,
+    gamma: float = 1.0,
+    eps: float = 1e-4,
+    reduction: str = "mean",
+) -> Tensor:
+    """Variance and covariance terms of hidden states z (batch, tokens, width): a scalar, or (batch,) unreduced.
+
+    variance_weight μ and covariance_weight ν weigh the two terms (0 leaves one out), gamma is the standard deviation
+    from which on a feature is left alone, eps keeps the slope of the root finite at a constant feature.
+    """
+    mask = geometry.check_states(z, mask)
+    geometry.check_positive("gamma", gamma)
+    geometry.check_positive("eps", eps)
+    z, weight, n = geometry.keep(z, mask)
+    x = geometry.centred(z, weight, n)
+    freedom = (n - 1).clamp_min(1)
+    variance = x.square().sum(1) / freedom[:, None]
+    hinge = (gamma - torch.sqrt(variance + eps)).clamp_min(0).mean(1)
+    covariance = off_diagonal_power(x) / (freedom.square() * z.shape[2])
+    return finish(variance_weight * hinge + covariance_weight * covariance, mask, reduction)
