@@ -20,6 +20,7 @@ apart_k                        mean of c_ij over pairs with 2^k ≤ j − i < 2^
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 
 import torch
@@ -93,7 +94,7 @@ def window_statistics(z: torch.Tensor, *, matrix: torch.Tensor | None = None) ->
         z = z.float()
     n = z.shape[1]
     norms = torch.linalg.vector_norm(z, dim=-1)
-    u = z * _inverse(norms)[..., None]
+    u = torch.mul(z, _inverse(norms)[..., None], out=_scratch("unit vectors", z))
     total = _sum_tokens(u)
     squares = (norms > 0).sum(1)  # Σ‖u_i‖², free of rounding
     by_dimension = total.double().square()
@@ -101,7 +102,9 @@ def window_statistics(z: torch.Tensor, *, matrix: torch.Tensor | None = None) ->
     rest = total - u[:, 0]
     without_first = (rest.double().square().sum(1) - squares + (norms[:, 0] > 0)) / max(1, (n - 1) * (n - 2))
 
-    variance = _sum_tokens((z - _sum_tokens(z)[:, None] / n).square_())
+    squared = torch.sub(z, _sum_tokens(z)[:, None] / n, out=_scratch("squares", z)).square_()
+    variance = _sum_tokens(squared)
+    torch.mul(z, z, out=squared)
     k = min(3, z.shape[2])
     by_variance = torch.topk(variance, k)
     by_cosine = torch.topk(by_dimension, k)
@@ -121,9 +124,9 @@ def window_statistics(z: torch.Tensor, *, matrix: torch.Tensor | None = None) ->
         norms.double().mean(1),
         without_first,
         variance_share,
-        _mean_cosine_without(z, by_variance.indices),
+        _mean_cosine_without(z, squared, by_variance.indices),
         cosine_share,
-        _mean_cosine_without(z, by_cosine.indices),
+        _mean_cosine_without(z, squared, by_cosine.indices),
         *distances,
     ]
     return WindowStatistics(torch.stack([s.double() for s in scalars], dim=1).cpu(), counts.cpu())
@@ -149,13 +152,31 @@ def _sum_tokens(x: torch.Tensor, weights: torch.Tensor | None = None) -> torch.T
     return x.sum(1) if weights is None else (x * weights[..., None]).sum(1)
 
 
-def _mean_cosine_without(z: torch.Tensor, dimensions: torch.Tensor) -> torch.Tensor:
-    """The mean cosine of each window with some of its dimensions (windows, k) deleted."""
+def _mean_cosine_without(z: torch.Tensor, squared: torch.Tensor, dimensions: torch.Tensor) -> torch.Tensor:
+    """The mean cosine of each window with some of its dimensions (windows, k) deleted; ``squared`` holds z²."""
     n = z.shape[1]
-    bare = z.scatter(2, dimensions[:, None].expand(-1, n, -1), 0.0)
-    inverse = _inverse(torch.linalg.vector_norm(bare, dim=-1))
-    total = _sum_tokens(bare, inverse).double()
+    columns = dimensions[:, None].expand(-1, n, -1)
+    kept = squared.gather(2, columns)
+    # Zeroed and put back, because ‖z‖² less their squares would cancel where they are nearly all of it.
+    inverse = _inverse(squared.scatter_(2, columns, 0.0).sum(2).sqrt())
+    squared.scatter_(2, columns, kept)
+    total = _sum_tokens(z, inverse).double().scatter_(1, dimensions, 0.0)
     return (total.square().sum(1) - (inverse > 0).sum(1)) / (n * (n - 1))
+
+
+_memory = threading.local()
+
+
+def _scratch(name: str, like: torch.Tensor) -> torch.Tensor:
+    """Memory of the shape and type of ``like`` whose contents nobody needs any more once this thread asks again by the
+    same name. Fresh pages for every window would cost a CPU a tenth of the whole; accelerators reuse theirs anyway."""
+    if like.device.type != "cpu":
+        return torch.empty_like(like)
+    kept = _memory.__dict__.get(name)
+    if kept is None or kept.shape != like.shape or kept.dtype != like.dtype:
+        with torch.inference_mode(False):  # such a tensor may be written in and out of inference mode
+            kept = _memory.__dict__[name] = torch.empty_like(like, memory_format=torch.contiguous_format)
+    return kept
 
 
 def _pairs(
@@ -177,8 +198,7 @@ def _pairs(
     counts = torch.zeros(bins, dtype=torch.int64, device=u.device)
     squares = torch.zeros(windows, dtype=torch.float64, device=u.device)
     by_distance = torch.zeros(windows, n, dtype=torch.float64, device=u.device)
-    # One piece of memory for all tiles: fresh pages for each would cost a tenth of the whole.
-    reused = torch.empty(windows * (block * n + block), dtype=u.dtype, device=u.device)
+    reused = _scratch("tiles", u.new_empty(1).expand(windows * (block * n + block)))
     for a in range(0, n, block):
         r, m = min(block, n - a), n - a
         memory = reused[: windows * (r * m + r)].view(windows, r * m + r)
