@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from fractions import Fraction
+from pathlib import Path
 
 import mpmath
 import numpy as np
@@ -165,6 +166,14 @@ def test_the_papers_own_example():
     assert estimate.mean - 5 * estimate.error > theory.published_upper(1.0, m)
 
 
+def test_four_coordinates_cross_at_one():
+    """−½ √(1 + u) e^(−u/2) is a primitive of ¼ u e^(−u/2)/√(1 + u): α(1, 4) = ½, and the published bound is ½ too."""
+    assert theory.alpha(1.0, 4) == pytest.approx(0.5, rel=1e-12)
+    assert theory.published_upper(1.0, 4) == 0.5
+    assert theory.crossing(4) == pytest.approx(1, rel=1e-9)
+    assert [m for m in range(2, 14) if theory.crossing(m) > 1 + 1e-9] == list(range(5, 14))
+
+
 def test_the_crossing_is_near_half_the_padding():
     for m in (100, 1000, 5000):
         assert theory.crossing(m) ** 2 == pytest.approx(m / 2, abs=6)
@@ -231,6 +240,16 @@ def test_figure_and_its_numbers(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["theory.csv", "theory.png"]
     with pytest.raises(ValueError, match=r"must be \.png"):
         theory_figure(tmp_path / "theory.docx", points=3)
+
+
+def test_the_committed_figure_has_these_numbers():
+    with (Path(__file__).parent.parent / "docs" / "figures" / "theory.csv").open(newline="") as file:
+        rows = [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+    data = theory.curves()
+    assert len(rows) == len(data.r)
+    assert data.m == rows[0]["m"] == 832
+    for name in ("r", "alpha", "lower", "published", "simple", "sharp", "effective"):
+        assert [row[name] for row in rows] == pytest.approx(getattr(data, name).tolist(), rel=1e-9)
 
 
 def test_without_torch():

@@ -1,14 +1,16 @@
 """The figure of proposition E.2: α between its bounds, and the published upper bound that it passes.
 
-α and its bounds are r/√(r² + k) with some k each, and on a plot of α no eye can tell k = m − 1 from k = m − 2. So the
-second panel draws k itself, less m: the bounds are horizontal lines there, and an upper bound fails where α's curve
-runs below its line.
+On a plot of α no eye could tell the bounds apart: they differ by about a thousandth for the paper's example. So the
+first panel draws what α and its upper bounds have in excess of the lower bound. All of them are r/√(r² + k) with some
+k, and the second panel draws k itself, less m: the bounds are level lines there, and an upper bound fails where α's
+curve runs below its line.
 """
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -18,54 +20,62 @@ from .tables import write_csv
 
 __all__ = ["theory_figure"]
 
-BLUE, RED, GREEN, PINK, _, SKY = PALETTE
+BLUE, RED, GREEN, PINK, *_ = PALETTE
+GREY = "#666666"
 
 
 def theory_figure(path: str | os.PathLike[str], *, m: int = GPT2_PADDING, points: int = 121) -> Path:
     """Draw α(r, m) and its bounds to `path` (.png, .svg or .pdf), with a CSV of the numbers beside it."""
     data = curves(m, points=points)
-    figure = Figure(figsize=(9.6, 4.0), layout="constrained")
+    figure = Figure(figsize=(9.6, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
-    left.loglog(data.r, data.alpha, color=BLUE, lw=2)
-    left.axvline(data.crossing, color="#999999", lw=0.8, ls=":")
-    left.set_xlabel("length r of the vector before padding")
-    left.set_ylabel("α(r): factor on the cosine, one of two")
-    left.set_title(
-        f"{m} random coordinates shrink the cosine\n(the bounds lie within this line)", fontsize=10, loc="left"
-    )
+    _excess(left, data)
     _padding(right, data)
+    for axis in (left, right):
+        axis.axvspan(data.r[0], data.crossing, color=RED, alpha=0.08, lw=0)
+        axis.set_xlim(data.r[0], data.r[-1])
+        axis.set_xlabel(f"length r of the vector before padding by {m} normals")
     target = Path(path)
     write_csv(target.with_suffix(".csv"), _rows(data))
     return _save(figure, target)
 
 
-def _padding(axis, data: Curves) -> None:
-    """k − m against r for α, and the line of every bound."""
-    axis.axhspan(data.kappa - data.m, 0, color=SKY, alpha=0.15, lw=0)
-    lines = [
-        (0.0, GREEN, "lower bound, k = m"),
-        (-1.0, RED, "published upper bound, k = m − 1: fails left of the dot"),
-        (data.kappa - data.m, PINK, f"sharp upper bound, k = κ = m − {data.m - data.kappa:.4f}"),
-        (-2.0, "#666666", "simple upper bound, k = m − 2"),
+def _excess(axis: Any, data: Curves) -> None:
+    """100 (x/lower − 1) for α and the upper bounds."""
+    drawn = [
+        (data.simple, GREY, "--", "simple upper bound, m − 2"),
+        (data.sharp, PINK, "--", "sharp upper bound, κ"),
+        (data.alpha, BLUE, "-", "α"),
+        (data.published, RED, "--", "published upper bound, m − 1"),
     ]
-    for level, colour, words in lines:
+    for values, colour, style, words in drawn:
+        axis.semilogx(data.r, 100 * (values / data.lower - 1), color=colour, ls=style, lw=1.8, label=words)
+    axis.set_ylabel("above the lower bound r/√(r² + m), %")
+    axis.set_title("shaded: α exceeds the published bound", fontsize=10, loc="left")
+    axis.legend(loc="upper right", fontsize=8, framealpha=0.9)
+
+
+def _padding(axis: Any, data: Curves) -> None:
+    """k − m against r for α, and the level of every bound."""
+    short = data.m - data.kappa
+    lines = [
+        (0.0, GREEN, "lower bound, k = m", "left"),
+        (-1.0, RED, "published upper bound, k = m − 1", "right"),
+        (-short, PINK, f"sharp upper bound, k = κ = m − {short:.4f}", "right"),
+        (-2.0, GREY, "simple upper bound, k = m − 2", "right"),
+    ]
+    for level, colour, words, side in lines:
         axis.axhline(level, color=colour, lw=1.2, ls="--")
-        below = level == 0.0
-        axis.annotate(
-            words, (data.r[1], level), (0, -3 if below else 3), textcoords="offset points", fontsize=8, color=colour,
-            va="top" if below else "bottom",
-        )  # fmt: skip
-    axis.semilogx(data.r, data.effective - data.m, color=BLUE, lw=2, label="α = r/√(r² + k)")
+        where, place = (data.r[0], (4, 3)) if side == "left" else (data.r[-1], (-4, 3))
+        style = {"textcoords": "offset points", "fontsize": 8, "color": colour, "ha": side, "va": "bottom"}
+        axis.annotate(words, (where, level), place, **style)
+    axis.semilogx(data.r, data.effective - data.m, color=BLUE, lw=2)
     axis.plot(data.crossing, -1.0, "o", color=RED, ms=6, zorder=5)
-    axis.annotate(
-        f"r = {data.crossing:.2f}", (data.crossing, -1.0), (8, -4), textcoords="offset points", fontsize=9,
-        color=RED, va="top",
-    )  # fmt: skip
-    axis.set_ylim(-2.25, 0.2)
-    axis.set_xlabel("length r of the vector before padding")
+    style = {"textcoords": "offset points", "fontsize": 9, "color": RED, "ha": "right"}
+    axis.annotate(f"r = {data.crossing:.2f}", (data.crossing, -1.0), (-7, 4), **style)
+    axis.set_ylim(-2.25, 0.25)
     axis.set_ylabel(f"k − m, m = {data.m}")
-    axis.set_title("the same as padding k: above an upper bound's line\nα is below that bound", fontsize=10, loc="left")
-    axis.legend(loc="center right", fontsize=8, framealpha=0.9)
+    axis.set_title("α = r/√(r² + k): padding by m is worth k coordinates", fontsize=10, loc="left")
 
 
 def _rows(data: Curves) -> list[dict[str, float]]:
