@@ -133,7 +133,21 @@ def train_step_short() -> str:
     return markdown(["", *models.values()], lines, "train_step", rows)
 
 
+def profile_train_step() -> str:
+    """What each estimator adds to a step, by kernel."""
+    rows = read("profile_train_step")
+    lines = [
+        [
+            r["model"], r["estimator"], r["group"], f"{float(r['calls']):.0f}" if r["calls"] else "",
+            f"{float(r['added_ms']):.2f}", f"{float(r['of_step']):.2%}",
+        ]
+        for r in rows
+    ]  # fmt: skip
+    return markdown(["model", "estimator", "what", "calls", "ms", "of the step"], lines, "profile_train_step", rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "profile_train_step": profile_train_step,
     "train_step_short": train_step_short,
     "exact": exact,
     "first_order": first_order,

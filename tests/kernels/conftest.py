@@ -16,7 +16,7 @@ if INTERPRET and "triton" not in sys.modules:
 
 pytest.importorskip("triton", reason="the kernel tests need Triton")
 
-from decondense.kernels import cosine_histogram, first_order, pairwise, rows  # noqa: E402, F401
+from decondense.kernels import cosine_histogram, first_order, pairwise, rows, second_order  # noqa: E402, F401
 
 if INTERPRET:
     import triton.experimental.gluon  # noqa: F401  a part of Triton that makes the same choice, at first use

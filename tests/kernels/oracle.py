@@ -114,6 +114,46 @@ def first_order_gradient(z, mask, coefficient, *, eps=1e-2):
     return grad
 
 
+def two_moments(z, mask, first, second, *, eps=1e-2):
+    """Means of c_ij and c_ij² over the pairs i ≠ j (2, B); the gradient of Σ_b first_b mean_b + second_b square_b."""
+    z = z.detach().to(torch.float64).cpu().numpy()
+    keep = np.ones(z.shape[:2], bool) if mask is None else mask.cpu().numpy()
+    means, grad = np.zeros((2, len(z))), np.zeros(z.shape)
+    for b in range(len(z)):
+        tokens = [i for i in range(z.shape[1]) if keep[b, i]]
+        count = len(tokens) * (len(tokens) - 1)
+        norm = {i: math.sqrt(float(z[b, i] @ z[b, i])) for i in tokens}
+        u = {i: z[b, i] / (norm[i] + eps) if norm[i] > 0 else 0 * z[b, i] for i in tokens}
+        for i in tokens:
+            g = np.zeros(z.shape[2])
+            for j in tokens:
+                if i == j:
+                    continue
+                c = float(u[i] @ u[j])
+                means[0, b] += c / count
+                means[1, b] += c**2 / count
+                # the pair counts twice, as (i, j) and as (j, i)
+                g = g + 2 / count * (float(first[b]) + float(second[b]) * 2 * c) * u[j]
+            if norm[i] > 0:
+                r = norm[i] + eps
+                grad[b, i] = g / r - z[b, i] * float(g @ z[b, i]) / (norm[i] * r**2)
+            elif eps > 0:
+                grad[b, i] = g / eps
+    return means, grad
+
+
+def eager_moments(z, mask=None, *, eps=1e-2):
+    """The two means in torch: the matrix product in z's dtype, the rest in float32; (2, B) with autograd."""
+    wide = z.float()
+    u = (wide / (wide.norm(dim=-1, keepdim=True) + eps)).to(z.dtype)
+    c = (u @ u.transpose(1, 2)).float()
+    pair = ~torch.eye(z.shape[1], dtype=torch.bool, device=z.device).expand(c.shape)
+    if mask is not None:
+        pair = pair & mask[:, :, None] & mask[:, None, :]
+    count = pair.sum((1, 2))
+    return torch.stack([(c * pair).sum((1, 2)) / count, (c * c * pair).sum((1, 2)) / count])
+
+
 def eager(z, mask=None, *, curve_name="dispersion", tau=1.0, clamp=0.1, hard_clamp=False, margin=0.5, eps=1e-2,
           diagonal=False, normalize=True):  # fmt: skip
     """The formula in torch: matrix product in z's dtype, the rest in float32; values (B,) with autograd."""

@@ -88,7 +88,7 @@ BLOCK = 128
 
 
 @functools.cache
-def _tile(itemsize: int, dot: str, device: torch.device, triangle: bool = True) -> Tile:
+def gram_tile(itemsize: int, dot: str, device: torch.device, triangle: bool = True) -> Tile:
     """Measured on an H200; a GPU with less shared memory gets fewer stages."""
     if INTERPRET:
         return Tile(32, 32, 32, 4, 1)
@@ -169,7 +169,7 @@ def _multiply(
     sequences, count_rows, tokens = weights.shape
     width = x.shape[2]
     if norms is not None:
-        t = _tile(weights.element_size(), dot, x.device)
+        t = gram_tile(weights.element_size(), dot, x.device)
         launch(
             product_kernel,
             (triton.cdiv(count_rows, t.rows) * triton.cdiv(width, t.columns), sequences),
@@ -220,6 +220,41 @@ def forward(
     `deterministic` is accepted for the interface: the kernels have no atomics and are always deterministic.
     """
     del deterministic
+    found = sums(
+        z, mask, curve=curve, tau=tau, clamp=clamp, hard_clamp=hard_clamp, margin=margin, eps=eps, diagonal=diagonal,
+        normalize=normalize, need_grad=need_grad,
+    )  # fmt: skip
+    if found.remainder is None:
+        return found.value, ()
+    return found.value, (found.norms, found.total, found.coefficient, found.slope, found.remainder)
+
+
+class Sums(NamedTuple):
+    """What one pass over the Gram matrix gives; float32 but for the remainder."""
+
+    value: torch.Tensor  # (B,)
+    coefficient: torch.Tensor  # (B,)  k
+    slope: torch.Tensor  # (B,)  w
+    norms: torch.Tensor  # (B, N)
+    total: torch.Tensor  # (B, F)  T
+    remainder: torch.Tensor | None  # (B, N, F)  G
+
+
+def sums(
+    z: torch.Tensor,
+    mask: torch.Tensor | None,
+    *,
+    curve: str,
+    eps: float,
+    tau: float = 1.0,
+    clamp: float = 0.1,
+    hard_clamp: bool = False,
+    margin: float = 0.5,
+    diagonal: bool = False,
+    normalize: bool = True,
+    need_grad: bool = True,
+) -> Sums:
+    """`forward` with its results by name."""
     rate = _rate(curve, tau, clamp)
     z, mask = rows.check(z, mask)
     batch, tokens, width = z.shape
@@ -248,7 +283,7 @@ def forward(
             masked = False
     sequences, high, _ = at_once
     triangle = high == tokens
-    t = _tile(x.element_size(), how.dot, z.device, triangle)
+    t = gram_tile(x.element_size(), how.dot, z.device, triangle)
     across = triton.cdiv(tokens, t.columns)
     # a block holds a whole number of tile rows, the last one apart: tiles are numbered block after block
     tiles = across * (across + 1) // 2 if triangle else across * triton.cdiv(tokens, t.rows)
@@ -292,9 +327,7 @@ def forward(
             (tiles, rate, limit, margin, gain(curve, tau)),
             (*shared, 1024),
         )  # fmt: skip
-    if remainder is None:
-        return value, ()
-    return value, (found.norms, found.total, coefficient, slope, remainder)
+    return Sums(value, coefficient, slope, found.norms, found.total, remainder)
 
 
 @torch.no_grad()
@@ -308,9 +341,10 @@ def backward(
     diagonal: bool = False,
     normalize: bool = True,
     consume: bool | None = None,
+    addend: torch.Tensor | None = None,
     **options: Any,
 ) -> torch.Tensor:
-    """∂(Σ_b upstream_b L_b)/∂z (B, N, F) in z's dtype; upstream (B,) float32.
+    """∂(Σ_b upstream_b L_b)/∂z (B, N, F) in z's dtype, plus the addend if given; upstream (B,) float32.
 
     `saved` comes from `forward` on the same z, mask and options; of these only eps, diagonal and normalize matter
     here.  `consume=True` writes the gradient over the remainder in `saved` where the dtypes agree, which saves its
@@ -321,7 +355,7 @@ def backward(
     z, _ = rows.check(z, mask)
     norms, total, coefficient, slope, remainder = saved
     if consume is None:
-        consume = not _graph_is_kept()
+        consume = not graph_is_kept()
     return rows.project(
         z,
         norms,
@@ -333,11 +367,12 @@ def backward(
         remainder=remainder,
         anchor=slope,
         upstream=upstream.to(torch.float32).contiguous(),
+        addend=addend,
         out=remainder if consume and remainder.dtype == z.dtype else None,
     )
 
 
-def _graph_is_kept() -> bool:
+def graph_is_kept() -> bool:
     """Whether the backward pass under way may be repeated; yes when there is none or torch does not say."""
     ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
     return True if ask is None else bool(ask())

@@ -1,4 +1,4 @@
-"""Row-wise kernels shared by the first-order estimator and the exact losses.
+"""Row-wise kernels shared by the estimators.
 
 Notation: tokens z_i of one sequence, ‖z_i‖ their norms, a_i = 1/(‖z_i‖ + ε), u_i = a_i z_i.
 
@@ -8,6 +8,7 @@ Notation: tokens z_i of one sequence, ‖z_i‖ their norms, a_i = 1/(‖z_i‖ 
 
 from which the mean off-diagonal cosine follows: c̄ = (‖T‖² − Q) / (n(n−1)).  Every program sums its own
 rows, a second small kernel adds the programs' sums in a fixed order: no atomics, the same bits every time.
+On request the same read writes z, or u, in another dtype for the matrix products.
 
 `project` pushes a gradient with respect to u through the normalisation.  With g_i = ∂L/∂u_i
 
@@ -18,13 +19,15 @@ because ∂u/∂z = a (I − u zᵀ/‖z‖).  The gradient it is given has two 
     g_i = k (w (T − u_i) + G_i / a_i),
 
 the first order one (w a scalar per sequence) and, for the exact losses, a stored remainder G whose rows
-already carry the factor a_i.  A zero vector has z/‖z‖ = 0 here, as torch's norm has at zero.
+already carry the factor a_i.  A zero vector has z/‖z‖ = 0 here, as torch's norm has at zero.  An addend, the
+gradient that z has from elsewhere, is added before the one write.
 
 A masked token is marked by the norm −1; its z is never loaded, so NaN there cannot leak.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -48,14 +51,15 @@ REDUCE_WIDTH, REDUCE_PARTS = 32, 128
 
 
 class Statistics(NamedTuple):
-    """What one read of z gives; float32 throughout."""
+    """What one read of z gives; float32 throughout. B counts the sequences of all layers, one layer after another."""
 
     total: torch.Tensor  # (B, F)  T
     square: torch.Tensor  # (B,)   Q
     number: torch.Tensor  # (B,)   n
     norms: torch.Tensor  # (B, N)  ‖z_i‖, −1 where masked
     length: torch.Tensor  # (B, ⌈F/32⌉)  ‖T‖², one part per 32 features
-    copy: torch.Tensor | None  # (B, N, F)  z in another dtype, zero where masked
+    copy: torch.Tensor | None  # (B, N, F)  z or u in another dtype, zero where masked
+    fourth: torch.Tensor | None  # (B, parts)  Σ ‖u_i‖⁴ of the copy of u as it was rounded
 
 
 def check(z: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -85,11 +89,25 @@ def check(z: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, tor
 
 
 @triton.jit
+def inverse(x):
+    """1/x, and 0 at 0: a vector of length zero has no direction. NaN stays NaN."""
+    return tl.where(x == 0.0, 0.0, 1.0 / x)
+
+
+@triton.jit
+def through_unit(g, x, norm, scale, inside):
+    """a_i g_i → ∂L/∂z_i: takes out the part along z_i."""
+    g = tl.where(inside[None, :], g, 0.0)
+    along = tl.sum(g * x, axis=1) * scale / tl.where(norm == 0.0, 1.0, norm)
+    return g - x * along[:, None]
+
+
+@triton.jit
 def _statistics_kernel(
-    z, mask, norms, copy, totals, squares, counts,
+    z, mask, norms, copy, totals, squares, counts, fourths,
     tokens, width, stride_b, stride_n, rows_per_program, eps,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, HAS_MASK: tl.constexpr, NORMALIZE: tl.constexpr,
-    COPY: tl.constexpr, STAGES: tl.constexpr,
+    COPY: tl.constexpr, UNIT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     part = tl.program_id(0)
     parts = tl.num_programs(0)
@@ -101,6 +119,7 @@ def _statistics_kernel(
     total = tl.zeros((ROWS, WIDTH), dtype=tl.float32)
     square = tl.zeros((ROWS,), dtype=tl.float32)
     count = tl.zeros((ROWS,), dtype=tl.float32)
+    fourth = tl.zeros((ROWS,), dtype=tl.float32)
     for start in tl.range(first, last, ROWS, num_stages=STAGES):
         rows = start + tl.arange(0, ROWS)
         present = rows < last
@@ -109,16 +128,24 @@ def _statistics_kernel(
             valid = valid & (tl.load(mask + b.to(tl.int64) * tokens + rows, mask=present, other=0) != 0)
         source = z + b.to(tl.int64) * stride_b + rows.to(tl.int64)[:, None] * stride_n + columns[None, :]
         x = tl.load(source, mask=valid[:, None] & inside[None, :], other=0.0)
-        if COPY:
-            target = copy + (b.to(tl.int64) * tokens + rows)[:, None] * width + columns[None, :]
-            tl.store(target, x.to(copy.dtype.element_ty), mask=present[:, None] & inside[None, :])
         x = x.to(tl.float32)
         norm = tl.sqrt(tl.sum(x * x, axis=1))
         if NORMALIZE:
-            scale = tl.where(valid, 1.0 / (norm + eps), 0.0)
+            scale = tl.where(valid, inverse(norm + eps), 0.0)
         else:
             scale = tl.full((ROWS,), 1.0, dtype=tl.float32)
-        total += x * scale[:, None]
+        u = x * scale[:, None]
+        if COPY:
+            target = copy + (b.to(tl.int64) * tokens + rows)[:, None] * width + columns[None, :]
+            if UNIT:
+                rounded = u.to(copy.dtype.element_ty)
+                size = rounded.to(tl.float32)
+                size = tl.sum(size * size, axis=1)
+                fourth += size * size
+            else:
+                rounded = x.to(copy.dtype.element_ty)
+            tl.store(target, rounded, mask=present[:, None] & inside[None, :])
+        total += u
         length = norm * scale
         square += tl.where(valid, length * length, 0.0)
         count += tl.where(valid, 1.0, 0.0)
@@ -127,6 +154,8 @@ def _statistics_kernel(
     tl.store(totals + where.to(tl.int64) * width + columns, tl.sum(total, axis=0), mask=inside)
     tl.store(squares + where, tl.sum(square, axis=0))
     tl.store(counts + where, tl.sum(count, axis=0))
+    if UNIT:
+        tl.store(fourths + where, tl.sum(fourth, axis=0))
 
 
 @triton.jit
@@ -175,10 +204,10 @@ def _mean_cosine_kernel(
 
 @triton.jit
 def _project_kernel(
-    z, norms, total, remainder, anchor, coefficient, upstream, grad,
+    z, norms, total, remainder, anchor, coefficient, upstream, addend, grad,
     tokens, width, stride_b, stride_n, eps,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, NORMALIZE: tl.constexpr, REMAINDER: tl.constexpr,
-    SELF: tl.constexpr, UPSTREAM: tl.constexpr,
+    SELF: tl.constexpr, UPSTREAM: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(1)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -193,7 +222,7 @@ def _project_kernel(
     x = tl.load(source, mask=some, other=0.0).to(tl.float32)
     t = tl.load(total + b.to(tl.int64) * width + columns, mask=inside, other=0.0)
     if NORMALIZE:
-        scale = 1.0 / (norm + eps)
+        scale = inverse(norm + eps)
     else:
         scale = tl.full((ROWS,), 1.0, dtype=tl.float32)
     # a_i g_i, up to the factor k
@@ -207,60 +236,72 @@ def _project_kernel(
     if REMAINDER:
         g = g * tl.load(anchor + b) + tl.load(remainder + where, mask=some, other=0.0).to(tl.float32)
     if NORMALIZE:
-        g = tl.where(inside[None, :], g, 0.0)
-        along = tl.sum(g * x, axis=1) * scale / tl.where(norm == 0.0, 1.0, norm)
-        g = g - x * along[:, None]
+        g = through_unit(g, x, norm, scale, inside)
     k = tl.where(masked, 0.0, k)[:, None]
     g = tl.where(k == 0.0, 0.0, g * k)
-    tl.store(grad + where, g.to(grad.dtype.element_ty), mask=present[:, None] & inside[None, :])
+    here = present[:, None] & inside[None, :]
+    if ADD:
+        g += tl.load(addend + where, mask=here, other=0.0).to(tl.float32)
+    tl.store(grad + where, g.to(grad.dtype.element_ty), mask=here)
 
 
-def _tile(width: int, elements: int) -> tuple[int, int, int]:
+def row_tile(width: int, elements: int = PROJECT_TILE) -> tuple[int, int, int]:
     """Rows of a program, its padded width, its warps."""
     padded = max(16, triton.next_power_of_2(width))
     return max(1, elements // padded), padded, max(elements, padded) // WARP
 
 
 def statistics(
-    z: torch.Tensor,
+    z: torch.Tensor | Sequence[torch.Tensor],
     mask: torch.Tensor | None,
     *,
     eps: float,
     normalize: bool = True,
     copy: torch.dtype | None = None,
+    unit: bool = False,
 ) -> Statistics:
-    """One read of z (B, N, F): norms, T, Q, n, ‖T‖², and on request a copy in another dtype."""
-    batch, tokens, width = z.shape
-    rows, padded, warps = _tile(width, STATISTICS_TILE)
+    """One read of z (B, N, F): norms, T, Q, n, ‖T‖², and on request a copy of z (`unit`: of u) in another dtype.
+
+    z may be the states of several layers, of one shape and under one mask: one launch reads each of them, one more
+    adds up the sums of all.
+    """
+    states = [z] if isinstance(z, torch.Tensor) else list(z)
+    layers, (batch, tokens, width) = len(states), states[0].shape
+    rows, padded, warps = row_tile(width, STATISTICS_TILE)
     per_program = rows * max(1, triton.cdiv(tokens, rows * max(1, PROGRAMS // max(batch, 1))))
     parts = triton.cdiv(tokens, per_program)
     blocks = triton.cdiv(width, REDUCE_WIDTH)
     # one allocation for all the small results
-    sizes = (batch * width, batch, batch, batch * tokens, batch * blocks)
-    total, square, count, norms, length = z.new_empty(sum(sizes), dtype=torch.float32).split(sizes)
-    scratch = z.new_empty(batch * parts * (width + 2), dtype=torch.float32)
-    totals, squares, counts = scratch.split((batch * parts * width, batch * parts, batch * parts))
-    copied = None if copy is None else z.new_empty(z.shape, dtype=copy)
-    if z.numel() == 0:
-        return Statistics(
-            total.zero_().view(batch, width), square.zero_(), count.zero_(), norms.view(batch, tokens),
-            length.zero_().view(batch, blocks), copied,
+    new, many = states[0].new_empty, layers * batch
+    sizes = (many * width, many, many, many * tokens, many * blocks)
+    total, square, count, norms, length = new(sum(sizes), dtype=torch.float32).split(sizes)
+    scratch = new(many * parts * (width + 2), dtype=torch.float32)
+    sums = scratch.split((many * parts * width, many * parts, many * parts))
+    copied = None if copy is None else new((many, tokens, width), dtype=copy)
+    fourth = new((many, parts), dtype=torch.float32) if unit else None
+    found = Statistics(
+        total.view(many, width), square, count, norms.view(many, tokens), length.view(many, blocks), copied, fourth
+    )
+    if states[0].numel() == 0:
+        for part in (total, square, count, length):
+            part.zero_()
+        return found
+    constants = (rows, padded, mask is not None, normalize, copy is not None, unit, STATISTICS_STAGES)
+    for k, one in enumerate(states):
+        totals, squares, counts = (part.view(layers, -1)[k] for part in sums)
+        launch(
+            _statistics_kernel, (parts, batch),
+            (one, mask, norms.view(layers, -1)[k], None if copied is None else copied[k * batch :],
+             totals, squares, counts, None if fourth is None else fourth[k * batch :]),
+            (tokens, width, one.stride(0), one.stride(1), per_program, eps),
+            constants, warps=warps,
         )  # fmt: skip
     launch(
-        _statistics_kernel, (parts, batch),
-        (z, mask, norms, copied, totals, squares, counts),
-        (tokens, width, z.stride(0), z.stride(1), per_program, eps),
-        (rows, padded, mask is not None, normalize, copy is not None, STATISTICS_STAGES),
-        warps=warps,
-    )  # fmt: skip
-    launch(
-        _reduce_kernel, (blocks, batch),
-        (totals, squares, counts, total, square, count, length), (parts, width),
+        _reduce_kernel, (blocks, many),
+        (*sums, total, square, count, length), (parts, width),
         (REDUCE_WIDTH, REDUCE_PARTS),
     )  # fmt: skip
-    return Statistics(
-        total.view(batch, width), square, count, norms.view(batch, tokens), length.view(batch, blocks), copied
-    )
+    return found
 
 
 def mean_cosine(found: Statistics) -> tuple[torch.Tensor, torch.Tensor]:
@@ -289,9 +330,10 @@ def project(
     remainder: torch.Tensor | None = None,
     anchor: torch.Tensor | None = None,
     upstream: torch.Tensor | None = None,
+    addend: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """k (w (T − u_i) + G_i/a_i) through u: one read of z (and of G), one write.
+    """k (w (T − u_i) + G_i/a_i) through u, plus the addend: one read of z (of G, of the addend), one write.
 
     k is `coefficient` (B,), times `upstream` (B,) if given; w is `anchor` (B,) beside a remainder G (B, N, F), else 1.
     `count_self` keeps the token itself: T instead of T − u_i.  `out` may be G: a program has read its rows whole
@@ -301,12 +343,17 @@ def project(
     grad = torch.empty(z.shape, dtype=z.dtype, device=z.device) if out is None else out
     if z.numel() == 0:
         return grad
-    rows, padded, warps = _tile(width, PROJECT_TILE)
+    rows, padded, warps = row_tile(width)
     launch(
         _project_kernel, (triton.cdiv(tokens, rows), batch),
-        (z, norms, total, remainder, anchor, coefficient, upstream, grad),
+        (z, norms, total, remainder, anchor, coefficient, upstream, contiguous(addend), grad),
         (tokens, width, z.stride(0), z.stride(1), eps),
-        (rows, padded, normalize, remainder is not None, count_self, upstream is not None),
+        (rows, padded, normalize, remainder is not None, count_self, upstream is not None, addend is not None),
         warps=warps,
     )  # fmt: skip
     return grad
+
+
+def contiguous(addend: torch.Tensor | None) -> torch.Tensor | None:
+    """The gradient from elsewhere as the kernels read it: it may come expanded from a sum."""
+    return None if addend is None else addend.contiguous()

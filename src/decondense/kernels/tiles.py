@@ -12,6 +12,16 @@ from decondense.kernels.curves import (
     anchor,
     term_and_slope,
 )
+from decondense.kernels.rows import inverse
+
+
+@triton.jit
+def below_diagonal(tile):
+    """Row i and column j ≤ i of a tile numbered i(i+1)/2 + j."""
+    i = ((tl.sqrt(8.0 * tile.to(tl.float32) + 1.0) - 1.0) * 0.5).to(tl.int32)
+    i = tl.where(i * (i + 1) // 2 > tile, i - 1, i)  # the root may be off by one in float32
+    i = tl.where((i + 1) * (i + 2) // 2 <= tile, i + 1, i)
+    return i, tile - i * (i + 1) // 2
 
 
 @triton.jit
@@ -34,11 +44,7 @@ def tile_kernel(
     slot = tl.program_id(1)
     b = first_sequence + slot
     if TRIANGLE:
-        # tile = i(i+1)/2 + j with j ≤ i; the root may be off by one in float32
-        i = ((tl.sqrt(8.0 * tile.to(tl.float32) + 1.0) - 1.0) * 0.5).to(tl.int32)
-        i = tl.where(i * (i + 1) // 2 > tile, i - 1, i)
-        i = tl.where((i + 1) * (i + 2) // 2 <= tile, i + 1, i)
-        j = tile - i * (i + 1) // 2
+        i, j = below_diagonal(tile)
     else:
         high = tl.cdiv(end_row - first_row, ROWS)
         i = tile % high
@@ -73,7 +79,7 @@ def tile_kernel(
         product = tl.dot(p, q, product, input_precision=PRECISION)
 
     if NORMALIZE:
-        scale = (1.0 / (row_norm + eps))[:, None] * (1.0 / (column_norm + eps))[None, :]
+        scale = inverse(row_norm + eps)[:, None] * inverse(column_norm + eps)[None, :]
         c = product * scale
     else:
         c = product

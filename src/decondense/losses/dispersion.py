@@ -27,12 +27,13 @@ import torch
 from torch import Tensor
 
 from .. import geometry
-from . import moments, pairs
+from . import layers, moments, pairs
 from .options import check_choice, finish, fused
 from .sampling import sample
 
 ESTIMATORS = ("exact", "first_order", "second_order", "sampled")
 DISTANCES = ("angular", "cosine")
+TOGETHER = ("exact", "first_order", "second_order")  # those that `dispersion_layers` knows
 
 
 def dispersion(
@@ -109,7 +110,7 @@ def dispersion(
     return finish(value + constant if constant else value, mask, reduction)
 
 
-def first_order_layers(
+def dispersion_layers(
     states: Sequence[Tensor],
     masks: Sequence[Tensor | None],
     *,
@@ -120,20 +121,57 @@ def first_order_layers(
     distance: str = "angular",
     constant: float = 0.0,
     backend: str = "auto",
-    estimator: str = "first_order",
-) -> tuple[Tensor, Tensor]:
-    """`dispersion` to first order for many layers at once: values and mean cosines, each (layers, batch).
+    estimator: str = "exact",
+) -> tuple[Tensor, Tensor | None]:
+    """`dispersion` of many layers at once: values and mean cosines, each (layers, batch).
 
     The curve is applied to all layers together: on a GPU its dozen of tiny operations would otherwise cost more
-    than the sums over the tokens.
+    than the sums over the tokens. The exact loss does not know the mean cosine: None.
     """
     geometry.check_positive("tau", tau)
     geometry.check_clamp(clamp)
-    cosines = [moments.mean_cosine(z, mask, eps=eps, backend=backend) for z, mask in zip(states, masks)]
-    mean = torch.stack([c.to(cosines[0].device) for c in cosines])
+    check_choice("estimator", estimator, TOGETHER)
+    check_choice("distance", distance, DISTANCES)
     logit = Logit(tau=tau, clamp=clamp, hard_clamp=hard_clamp, distance=distance)
-    value = logit.first_order(mean)
+    masks = [geometry.check_states(z, mask) for z, mask in zip(states, masks)]
+    mean = None
+    if estimator == "first_order":
+        mean = _over(states, masks, layers.MeanCosines(eps), moments.MeanCosine(eps), backend)
+        value = logit.first_order(mean)
+    elif estimator == "second_order":
+        if fused(states[0], backend) and layers.alike(states):
+            mean, square = layers.apply(layers.TwoMoments(eps), states, masks[0]).unbind(1)
+        else:
+            found = [moments.two_moments(z, mask, eps=eps, backend=backend) for z, mask in zip(states, masks)]
+            mean, square = (_stack(part) for part in zip(*found))
+        value = logit.second_order(mean, square)
+    else:
+        kernel, plain = (_exact(logit, eps, False, use) for use in (True, False))
+        assert isinstance(kernel, pairs.FusedPairs)
+        value = _over(states, masks, layers.Pairs(kernel), plain, backend, tau=tau)
     return finish(value + constant if constant else value, masks[0], "none"), mean
+
+
+def _over(
+    states: Sequence[Tensor],
+    masks: Sequence[Tensor | None],
+    kernel: layers.Routine,
+    plain: pairs.Routine,
+    backend: str,
+    *,
+    tau: float = 1.0,
+) -> Tensor:
+    """(layers, batch): all layers through the kernels at once, or each by itself."""
+    use = [fused(z, backend, tau=tau) for z in states]
+    if all(use) and layers.alike(states):
+        return layers.apply(kernel, states, masks[0])
+    each = zip(states, masks, use)
+    return _stack([layers.apply(kernel, [z], m)[0] if u else pairs.apply(plain, z, m) for z, m, u in each])
+
+
+def _stack(values: Sequence[Tensor]) -> Tensor:
+    """(layers, batch) on the device of the first layer."""
+    return torch.stack([value.to(values[0].device) for value in values])
 
 
 def _exact(logit: Logit, eps: float, diagonal: bool, kernel: bool) -> pairs.Routine:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import geometry
+from . import layers
 from .options import fused
 from .pairs import apply, full_precision
 
@@ -20,7 +21,9 @@ from .pairs import apply, full_precision
 def mean_cosine(z: Tensor, mask: Tensor | None = None, *, eps: float = 0.0, backend: str = "auto") -> Tensor:
     """c̄ (batch,): the mean cosine over the pairs i ≠ j of each sequence, 0 for fewer than two tokens."""
     mask = geometry.check_states(z, mask)
-    return apply(_FusedMeanCosine(eps) if fused(z, backend) else MeanCosine(eps), z, mask)
+    if fused(z, backend):
+        return layers.apply(layers.MeanCosines(eps), [z], mask)[0]
+    return apply(MeanCosine(eps), z, mask)
 
 
 @dataclass(frozen=True)
@@ -61,29 +64,14 @@ class MeanCosine:
         return scale if weight is None else scale * weight.unsqueeze(-1)
 
 
-@dataclass(frozen=True)
-class _FusedMeanCosine:
-    """The same on a GPU: one read of z forward, one read and one write backward."""
-
-    eps: float
-
-    def forward(self, z: Tensor, mask: Tensor | None, need_gradient: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
-        from ..kernels import first_order
-
-        return first_order.mean_cosine(z, mask, eps=self.eps)
-
-    def backward(self, z: Tensor, mask: Tensor | None, saved: tuple[Tensor, ...], upstream: Tensor) -> Tensor:
-        from ..kernels import first_order
-
-        return first_order.mean_cosine_backward(z, mask, saved, upstream, eps=self.eps)
-
-
 def two_moments(
     z: Tensor, mask: Tensor | None = None, *, eps: float = 0.0, backend: str = "auto"
 ) -> tuple[Tensor, Tensor]:
     """The means of c_ij and of c_ij² over the pairs i ≠ j, each (batch,); 0 for fewer than two tokens."""
-    function = _FusedTwoMoments if fused(z, backend) else _TwoMoments
-    return function.apply(z, mask, eps)
+    if fused(z, backend):
+        first, second = layers.apply(layers.TwoMoments(eps), [z], mask)[0]
+        return first, second
+    return _TwoMoments.apply(z, mask, eps)
 
 
 class _TwoMoments(torch.autograd.Function):
@@ -124,64 +112,3 @@ def _coefficients(first: Tensor, second: Tensor, n: Tensor) -> tuple[Tensor, Ten
     """g_i = a (s − u_i) + b (K u_i − ‖u_i‖² u_i), from the upstream gradients of the two means."""
     count = geometry.pair_count(n)
     return geometry.enough(n, 2 * first / count), geometry.enough(n, 4 * second / count)
-
-
-class _FusedTwoMoments(torch.autograd.Function):
-    """The same on a GPU: row-wise kernels around two matrix products in the precision of the states or of autocast."""
-
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, mask: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-        from ..kernels import first_order
-
-        kind = z.device.type
-        ctx.operand = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) and kind != "cpu" else z.dtype
-        s, square, n, r = first_order.forward(z, mask, eps=eps)
-        with full_precision(z.device):
-            u = _scaled(z, mask, _inverse_norms(r, eps), ctx.operand)
-            gram = u.mT @ u if u.shape[1] > u.shape[2] else u @ u.mT
-            # a sum of squares of 16-bit entries, in float32 and without a float32 copy of them
-            fourth = torch.linalg.vector_norm(gram, dim=(1, 2), dtype=torch.float32).square()
-            length = (r.clamp_min(0) * _inverse_norms(r, eps)).square()
-        count = geometry.pair_count(n)
-        first = (s.square().sum(-1) - square) / count
-        second = (fourth - length.square().sum(1)) / count
-        ctx.save_for_backward(z, mask, gram, s, r, n)
-        ctx.eps = eps
-        return geometry.enough(n, first), geometry.enough(n, second)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, first: Tensor, second: Tensor) -> tuple[Tensor, None, None]:
-        from ..kernels import rows
-
-        z, mask, gram, s, r, n = ctx.saved_tensors
-        a, b = _coefficients(first, second, n)
-        scale = _inverse_norms(r, ctx.eps)
-        with full_precision(z.device):
-            # rows of the remainder carry 1/(r + ε), which `rows.project` expects: scale u once more
-            length = (r.clamp_min(0) * scale).square()
-            if z.shape[1] > z.shape[2]:
-                u = _scaled(z, mask, scale * scale, ctx.operand)
-                remainder = u @ gram
-            else:
-                u = _scaled(z, mask, scale, ctx.operand)
-                remainder = (gram * scale.unsqueeze(-1).to(gram.dtype)) @ u
-                u = u.mul_(scale.unsqueeze(-1))
-            remainder.addcmul_(u, length.unsqueeze(-1).to(u.dtype), value=-1)
-        # `rows.project` computes k (w (T − u) + remainder): k = b and w = a/b, also where b vanishes and a does not
-        b = torch.where((b == 0) & (a != 0), 1e-30, b)
-        ratio = torch.where(b == 0, 0, a / b)
-        gradient = rows.project(z, r, s, b, eps=ctx.eps, remainder=remainder, anchor=ratio, upstream=torch.ones_like(b))
-        return gradient, None, None
-
-
-def _inverse_norms(r: Tensor, eps: float) -> Tensor:
-    """1/(‖z_i‖ + ε) (batch, tokens), 0 where the kernel marked a masked token with a norm of −1."""
-    return torch.where(r < 0, 0, 1 / (r + eps))
-
-
-def _scaled(z: Tensor, mask: Tensor | None, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """z times a number per token, written in another dtype in one pass; masked tokens are zero whatever they hold."""
-    if mask is not None:
-        z = torch.where(mask.unsqueeze(-1).bool(), z, 0)
-    return torch.mul(z, scale.unsqueeze(-1), out=torch.empty(z.shape, dtype=dtype, device=z.device))

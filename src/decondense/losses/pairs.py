@@ -150,7 +150,9 @@ class FusedPairs:
 
         return pairwise.forward(z, mask, need_grad=need_gradient, **asdict(self))
 
-    def backward(self, z: Tensor, mask: Tensor | None, saved: tuple[Tensor, ...], upstream: Tensor) -> Tensor:
+    def backward(
+        self, z: Tensor, mask: Tensor | None, saved: tuple[Tensor, ...], upstream: Tensor, addend: Tensor | None = None
+    ) -> Tensor:
         from ..kernels import pairwise
 
-        return pairwise.backward(z, mask, saved, upstream, **asdict(self))
+        return pairwise.backward(z, mask, saved, upstream, addend=addend, **asdict(self))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from .barlow_twins import barlow_twins
 from .cosreg import cosreg
 from .decorrelation import decorrelation
-from .dispersion import dispersion, first_order_layers
+from .dispersion import TOGETHER, dispersion, dispersion_layers
 from .i_star import i_star
 from .koleo import koleo
 from .l2_repel import l2_repel
@@ -75,7 +75,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-_TOGETHER = set(inspect.signature(first_order_layers).parameters)
+_TOGETHER = set(inspect.signature(dispersion_layers).parameters)
 
 
 class Loss(nn.Module):
@@ -100,8 +100,9 @@ class Loss(nn.Module):
             zeros = torch.zeros(len(states), states[0].shape[0], device=device)
             return zeros, None
         masks = [None if mask is None else mask.to(z.device) for z in states]
-        if self.keywords.get("estimator") == "first_order" and self.keywords.keys() <= _TOGETHER:
-            return first_order_layers(states, masks, **self.keywords)
+        together = self.name == "dispersion" and self.keywords.get("estimator", "exact") in TOGETHER
+        if together and self.keywords.keys() <= _TOGETHER:
+            return dispersion_layers(states, masks, **self.keywords)
         values = torch.stack([self(z, m, reduction="none").to(device) for z, m in zip(states, masks)])
         return values, None
 

@@ -1,0 +1,259 @@
+"""The first two moments of the cosines of a sequence, and their gradient.
+
+The second-order estimator needs, over the P = n(n−1) ordered pairs of the n tokens that count,
+
+    m₁ = 1/P Σ_{i≠j} c_ij,     m₂ = 1/P Σ_{i≠j} c_ij²,     c_ij = u_i·u_j,   u_i = z_i/(‖z_i‖ + ε) = a_i z_i.
+
+m₁ follows from T = Σ u_i (`rows.py`).  With K = UᵀU (F × F),
+
+    Σ_{i≠j} c_ij² = ‖K‖²_F − Σ_i ‖u_i‖⁴,     ∂m₂/∂u_i = 4/P (K u_i − ‖u_i‖² u_i),
+
+because ‖UᵀU‖_F = ‖UUᵀ‖_F; the ‖u_i‖⁴ are those of U as it was rounded for the product, or a short sequence would
+keep the difference.  The gradient of p m₁ + q m₂ (p, q one number per sequence) is then
+
+    g_i = 2p/P (T − u_i) + 4q/P (K u_i − ‖u_i‖² u_i).
+
+Centred.  What is stored in 16 bits is not K but the scatter about the mean, which is small beside K where tokens
+are condensed:
+
+    C = K − T Tᵀ/n,     K u_i = C u_i + (T·u_i/n) T,
+
+so that only the correction C u_i carries their rounding; the rest is float32.  C is stored times F/n: its entries then
+are of order one at any length (float16 would leave its range with K itself, and lose digits with K/n).
+
+Launches: statistics, which write U in the dtype of the products in the same read of z, and their reduction; the tiles
+of C, lower triangle only, each written twice, with the sum of the squares of K; C U by cuBLAS; one kernel for the
+moments.  Backward: one row-wise kernel that puts g_i together and takes it through the normalisation (and adds the
+gradient that z has from elsewhere, if given).
+
+Where N ≤ F the smaller Gram matrix is UUᵀ, and Σ c_ij² is the `decorrelation` curve of `pairwise.py`, whose weights
+are anchored at the mean cosine: its remainder is G_i = a_i Σ_{j≠i} (c_ij − m₁) u_j, hence
+
+    g_i = (2p/P + 4q/P m₁) (T − u_i) + 4q/P G_i/a_i.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from decondense.kernels import pairwise, rows
+from decondense.kernels.launch import INTERPRET, launch
+from decondense.kernels.rows import inverse, through_unit
+from decondense.kernels.tiles import below_diagonal
+
+
+@triton.jit
+def _scatter_kernel(
+    u, total, count, scatter, partial, tokens, width,
+    EVEN: tl.constexpr, GRAD: tl.constexpr, PRECISION: tl.constexpr, CAST: tl.constexpr,
+    SIDE: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """One tile of K → the sum of its squares, and the tile of C · F/n."""
+    tile = tl.program_id(0)
+    b = tl.program_id(1)
+    i, j = below_diagonal(tile)
+    row = i * SIDE + tl.arange(0, SIDE)
+    column = j * SIDE + tl.arange(0, SIDE)
+    depth = tl.arange(0, DEPTH)
+    # features are contiguous in memory, the sum runs over tokens: both operands are read along their outer side
+    start = u + b.to(tl.int64) * tokens * width
+    left = start + depth[None, :] * width + row[:, None]
+    right = start + depth[:, None] * width + column[None, :]
+    product = tl.zeros((SIDE, SIDE), dtype=tl.float32)
+    for k in range(0, tokens, DEPTH):
+        if EVEN:
+            p = tl.load(left)
+            q = tl.load(right)
+        else:
+            here = depth < tokens - k
+            p = tl.load(left, mask=(row < width)[:, None] & here[None, :], other=0.0)
+            q = tl.load(right, mask=here[:, None] & (column < width)[None, :], other=0.0)
+        if CAST:
+            p = p.to(tl.float32)
+            q = q.to(tl.float32)
+        product = tl.dot(p, q, product, input_precision=PRECISION)
+        left += DEPTH * width
+        right += DEPTH * width
+    amount = tl.sum(tl.sum(product * product, axis=1), axis=0)
+    amount = tl.where(i == j, amount, 2.0 * amount)
+    tl.store(partial + b * tl.num_programs(0) + tile, amount)
+    if GRAD:
+        n = tl.maximum(tl.load(count + b), 1.0)
+        down = tl.load(total + b.to(tl.int64) * width + row, mask=row < width, other=0.0)
+        across = tl.load(total + b.to(tl.int64) * width + column, mask=column < width, other=0.0)
+        c = (product - (down / n)[:, None] * across[None, :]) * (width / n)
+        c = c.to(scatter.dtype.element_ty)
+        target = scatter + b.to(tl.int64) * width * width
+        inside = (row < width)[:, None] & (column < width)[None, :]
+        tl.store(target + row[:, None] * width + column[None, :], c, mask=inside)
+        if i != j:
+            mirror = (column < width)[:, None] & (row < width)[None, :]
+            tl.store(target + column[:, None] * width + row[None, :], tl.trans(c), mask=mirror)
+
+
+@triton.jit
+def _moments_kernel(
+    partial, fourths, length, square, count, moments, coefficient, batch, tiles, programs, parts, BLOCK: tl.constexpr
+):
+    """The sums of a sequence → m₁, m₂ and 4/P."""
+    b = tl.program_id(0)
+    block = tl.arange(0, BLOCK)
+    sums = tl.zeros((BLOCK,), dtype=tl.float32)
+    for start in range(0, tiles, BLOCK):
+        sums += tl.load(partial + b * tiles + start + block, mask=start + block < tiles, other=0.0)
+    lengths = tl.zeros((BLOCK,), dtype=tl.float32)
+    for start in range(0, parts, BLOCK):
+        lengths += tl.load(length + b * parts + start + block, mask=start + block < parts, other=0.0)
+    fourth = tl.zeros((BLOCK,), dtype=tl.float32)
+    for start in range(0, programs, BLOCK):
+        fourth += tl.load(fourths + b * programs + start + block, mask=start + block < programs, other=0.0)
+    n = tl.load(count + b)
+    some = n >= 2.0
+    pairs = tl.where(some, n * (n - 1.0), 1.0)
+    first = (tl.sum(lengths, axis=0) - tl.load(square + b)) / pairs
+    second = (tl.sum(sums, axis=0) - tl.sum(fourth, axis=0)) / pairs
+    tl.store(moments + b, tl.where(some, first, 0.0))
+    tl.store(moments + batch + b, tl.where(some, second, 0.0))
+    tl.store(coefficient + b, tl.where(some, 4.0 / pairs, 0.0))
+
+
+@triton.jit
+def _gradient_kernel(
+    z, norms, total, remainder, coefficient, scalar, upstream, addend, grad,
+    batch, tokens, width, stride_b, stride_n, eps,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, PAIRS: tl.constexpr, ADD: tl.constexpr,
+):  # fmt: skip
+    """g_i through the normalisation. PAIRS: the remainder is that of `pairwise`, and `scalar` m₁ instead of n."""
+    b = tl.program_id(1)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, WIDTH)
+    present = rows < tokens
+    inside = columns < width
+    norm = tl.load(norms + b.to(tl.int64) * tokens + rows, mask=present, other=-1.0)
+    masked = norm < 0  # false for NaN: an invalid number at a token that counts must stay visible
+    some = (~masked)[:, None] & inside[None, :]
+    source = z + b.to(tl.int64) * stride_b + rows.to(tl.int64)[:, None] * stride_n + columns[None, :]
+    where = (b.to(tl.int64) * tokens + rows)[:, None] * width + columns[None, :]
+    x = tl.load(source, mask=some, other=0.0).to(tl.float32)
+    rest = tl.load(remainder + where, mask=some, other=0.0).to(tl.float32)
+    t = tl.load(total + b.to(tl.int64) * width + columns, mask=inside, other=0.0)
+    scale = inverse(norm + eps)
+    u = x * scale[:, None]
+    quarter = tl.load(coefficient + b)
+    k = quarter * tl.load(upstream + batch + b)
+    w = 0.5 * quarter * tl.load(upstream + b)
+    extra = tl.load(scalar + b)
+    if PAIRS:
+        g = scale[:, None] * ((w + k * extra) * (t[None, :] - u)) + k * rest
+    else:
+        n = tl.maximum(extra, 1.0)
+        mean = tl.sum(u * t[None, :], axis=1) / n
+        size = norm * scale
+        second = rest * (n / width) + mean[:, None] * t[None, :] - (size * size)[:, None] * u
+        g = scale[:, None] * (w * (t[None, :] - u) + k * second)
+    g = through_unit(g, x, norm, scale, inside)
+    weight = tl.where(masked, 0.0, tl.abs(w) + tl.abs(k))[:, None]
+    g = tl.where(weight == 0.0, 0.0, g)
+    here = present[:, None] & inside[None, :]
+    if ADD:
+        g += tl.load(addend + where, mask=here, other=0.0).to(tl.float32)
+    tl.store(grad + where, g.to(grad.dtype.element_ty), mask=here)
+
+
+def _operand(z: torch.Tensor) -> torch.dtype:
+    """The dtype of the products: that of autocast for float32 states, else that of z."""
+    kind = z.device.type
+    cast = z.dtype == torch.float32 and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if cast else z.dtype
+
+
+@torch.no_grad()
+def forward(
+    z: torch.Tensor, mask: torch.Tensor | None = None, *, eps: float = 1e-2, need_grad: bool = True
+) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    """z (B, N, F) → (m₁, m₂) (2, B) float32, 0 for fewer than two tokens, and what `backward` needs.
+
+    mask (B, N) bool marks the tokens that count.  `need_grad=False` skips the second product.
+    """
+    if z.ndim == 3 and z.shape[1] <= z.shape[2]:
+        pairs = pairwise.sums(z, mask, curve="decorrelation", eps=eps, need_grad=need_grad)
+        moments = torch.stack([pairs.slope, pairs.value])  # the slope of c²/2 at the mean cosine is the mean cosine
+        if pairs.remainder is None:
+            return moments, ()
+        return moments, (pairs.norms, pairs.total, pairs.coefficient, pairs.slope, pairs.remainder)
+    z, mask = rows.check(z, mask)
+    batch, tokens, width = z.shape
+    operand = _operand(z)
+    found = rows.statistics(z, mask, eps=eps, copy=operand, unit=True)
+    u, fourth = found.copy, found.fourth
+    assert u is not None
+    assert fourth is not None
+    dot = "tf32" if operand != torch.float32 or (z.is_cuda and torch.backends.cuda.matmul.allow_tf32) else "ieee"
+    t = pairwise.gram_tile(u.element_size(), dot, z.device)
+    across = triton.cdiv(width, t.rows)
+    tiles = across * (across + 1) // 2
+    partial = torch.empty((batch, tiles), dtype=torch.float32, device=z.device)
+    moments = torch.empty((2, batch), dtype=torch.float32, device=z.device)
+    coefficient = torch.empty(batch, dtype=torch.float32, device=z.device)
+    scatter = torch.empty((batch, width, width), dtype=operand, device=z.device) if need_grad else None
+    remainder = None
+    if batch:
+        launch(
+            _scatter_kernel, (tiles, batch),
+            (u, found.total, found.number, scatter, partial), (tokens, width),
+            (tokens % t.depth == 0 and width % t.rows == 0, need_grad, dot, INTERPRET and operand == torch.bfloat16,
+             t.rows, t.depth),
+            warps=t.warps, stages=t.stages,
+        )  # fmt: skip
+    if scatter is not None:
+        remainder = torch.empty((batch, tokens, width), dtype=operand, device=z.device)
+        torch.bmm(u, scatter, out=remainder)  # `out` keeps autocast away
+    if batch:
+        launch(
+            _moments_kernel, (batch, 1),
+            (partial, fourth, found.length, found.square, found.number, moments, coefficient),
+            (batch, tiles, fourth.shape[1], found.length.shape[1]), (256,),
+        )  # fmt: skip
+    if remainder is None:
+        return moments, ()
+    return moments, (found.norms, found.total, coefficient, found.number, remainder)
+
+
+@torch.no_grad()
+def backward(
+    z: torch.Tensor,
+    mask: torch.Tensor | None,
+    saved: tuple[torch.Tensor, ...],
+    upstream: torch.Tensor,
+    *,
+    eps: float = 1e-2,
+    addend: torch.Tensor | None = None,
+    consume: bool | None = None,
+) -> torch.Tensor:
+    """∂(Σ_b upstream_0b m₁_b + upstream_1b m₂_b)/∂z (B, N, F) in z's dtype, plus the addend; upstream (2, B) float32.
+
+    `consume` as in `pairwise.backward`: the gradient may be written over the saved remainder.
+    """
+    z, _ = rows.check(z, mask)
+    norms, total, coefficient, scalar, remainder = saved
+    batch, tokens, width = z.shape
+    if consume is None:
+        consume = not pairwise.graph_is_kept()
+    if consume and remainder.dtype == z.dtype:
+        grad = remainder
+    else:
+        grad = torch.empty((batch, tokens, width), dtype=z.dtype, device=z.device)
+    if z.numel() == 0:
+        return grad
+    high, padded, warps = rows.row_tile(width)
+    launch(
+        _gradient_kernel, (triton.cdiv(tokens, high), batch),
+        (z, norms, total, remainder, coefficient, scalar, upstream.to(torch.float32).contiguous(),
+         rows.contiguous(addend), grad),
+        (batch, tokens, width, z.stride(0), z.stride(1), eps),
+        (high, padded, tokens <= width, addend is not None),
+        warps=warps,
+    )  # fmt: skip
+    return grad
