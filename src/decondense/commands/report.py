@@ -1,0 +1,84 @@
+"""``decondense report``: one page that shows what came out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .terminal import err, out, output_folder, writing
+
+LARGE = 15_000_000
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="folders with results, searched through and through")],
+    out_file: Annotated[Path | None, typer.Option("--out", help="the page; default report.html")] = None,
+    title: Annotated[str | None, typer.Option(help="title of the page")] = None,
+    table: Annotated[bool, typer.Option("--table", help="print the studies as a Markdown table; no page")] = False,
+    readme: Annotated[
+        Path | None, typer.Option(help="write that table into FILE, between its two result markers; no page")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print what was written as JSON and nothing else")] = False,
+) -> None:
+    """Write one self-contained HTML page for every result in the given folders: it works from disk, offline."""
+    if table or readme is not None:
+        _write_table(folders, readme, show=table)
+        if out_file is None:
+            return
+    target = out_file if out_file is not None else Path("report.html")
+    if target.is_dir():
+        target = target / "report.html"
+    with output_folder(target.parent):
+        _write_page(folders, target, title=title, as_json=as_json)
+
+
+def _write_page(folders: list[Path], target: Path, *, title: str | None, as_json: bool) -> None:
+    from ..meter.result import write_text
+    from ..report.page import collect, render
+
+    content = collect(folders)
+    page = render(content, title=title)
+    with writing(target.parent):
+        write_text(target, page)
+    _tell(content.skipped)
+    size = len(page.encode("utf-8"))
+    if as_json:
+        summary = {
+            "page": str(target),
+            "bytes": size,
+            "results": content.counts,
+            "sections": [{"kind": s.kind, "title": s.title, "verdict": s.verdict} for s in content.sections],
+            "skipped": [{"folder": s.folder, "reason": s.reason} for s in content.skipped],
+        }
+        print(json.dumps(summary, indent=1, ensure_ascii=False))
+        return
+    if size > LARGE:
+        err.print(f"warning: the page has {size / 1e6:.0f} MB; give fewer folders at a time for one that opens fast.")
+    number = sum(content.counts.values())
+    out.print(f"written: {target} ({number} result{'s' * (number != 1)}, {size / 1e6:.1f} MB)", markup=False)
+
+
+def _write_table(folders: list[Path], readme: Path | None, *, show: bool) -> None:
+    from ..meter.result import write_text
+    from ..report.results_table import insert_table, results_table
+
+    if show:
+        text, skipped = results_table(folders)
+        print(text, end="")
+        _tell(skipped)
+    if readme is not None:
+        text, skipped = insert_table(readme, folders)
+        with writing(readme.parent):
+            write_text(readme, text)
+        if not show:
+            _tell(skipped)
+        err.print(f"written: {readme}", markup=False)
+
+
+def _tell(skipped: Sequence[Any]) -> None:
+    for entry in skipped:
+        err.print(f"skipped: {entry.folder}: {entry.reason}", markup=False)

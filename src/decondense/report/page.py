@@ -1,0 +1,298 @@
+"""The page: one HTML file with everything inside, that works from disk and offline.
+
+plotly.js and the page's own script are inlined (the first as text, which the second starts when a chart is to be
+drawn); nothing is fetched, and the content policy forbids it. Only these two scripts may run: the policy names them by
+hash, so text that got into the page by mistake would stay text. Every string is escaped by jinja2; inside the JSON,
+``<``, ``>`` and ``&`` are written as escapes, so that no name can end the script element.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from ..meter.result import write_text
+from .runs import Run, read_run, training
+from .section import Chart, Section, Table, slug
+from .sections import comparison, evaluation, measurement, significance, study
+from .sources import KINDS, Skipped, Source, find
+
+__all__ = ["Report", "collect", "page_data", "render", "report"]
+
+TEMPLATES = Path(__file__).resolve().parent / "templates"
+TITLES = {
+    "study": "Studies",
+    "significance": "Significance",
+    "training": "Training",
+    "comparison": "Comparisons",
+    "measurement": "Measurements",
+    "evaluation": "Evaluations",
+}
+COUNTED = {
+    "study": ("study", "studies"),
+    "significance": ("test of significance", "tests of significance"),
+    "training": ("training run", "training runs"),
+    "comparison": ("comparison", "comparisons"),
+    "measurement": ("measurement", "measurements"),
+    "evaluation": ("evaluation", "evaluations"),
+}
+BROKEN = (KeyError, IndexError, TypeError, ValueError, AttributeError, ZeroDivisionError, OverflowError)
+
+
+@dataclass
+class Report:
+    """What a page says: its sections in order, what was skipped, and how many results of each kind there are."""
+
+    sections: list[Section]
+    skipped: list[Skipped]
+    counts: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def hardware(self) -> list[str]:
+        known = [o.hardware for s in self.sections for o in s.origins if o.hardware]
+        return list(dict.fromkeys(known))
+
+
+def report(
+    places: Sequence[str | os.PathLike[str]], target: str | os.PathLike[str], *, title: str | None = None
+) -> Report:
+    """Write the page for every result in and below ``places`` to ``target``; see ``collect`` and ``render``."""
+    content = collect(places)
+    write_text(Path(target), render(content, title=title))
+    return content
+
+
+def collect(places: Sequence[str | os.PathLike[str]]) -> Report:
+    """Read results and make sections out of them. Raises ``ValueError`` when there is no result to show."""
+    sources, skipped = find(places)
+    by_kind: dict[str, list[Section]] = {kind: [] for kind in KINDS}
+    counts = dict.fromkeys(KINDS, 0)
+    runs: dict[tuple[str, str], list[Run]] = {}
+    shown: list[Source] = []
+    for source in sorted(sources, key=lambda s: s.kind == "comparison"):  # comparisons draw what was shown before
+        try:
+            if source.kind == "training":
+                run = read_run(source)
+                runs.setdefault(run.group, []).append(run)
+            elif source.kind == "comparison":
+                by_kind["comparison"].append(comparison(source, _below(source, shown)))
+            else:
+                by_kind[source.kind].append(_SIMPLE[source.kind](source))
+            shown.append(source)
+            counts[source.kind] += 1
+        except BROKEN as error:
+            skipped.append(Skipped(source.folder, _complaint(source, error)))
+    for group in runs.values():
+        section, broken = _side_by_side(group)
+        by_kind["training"] += section
+        counts["training"] -= len(broken)
+        skipped += broken
+    by_kind["study"].sort(key=lambda section: section.title)
+    sections = [section for kind in KINDS for section in by_kind[kind]]
+    if not sections:
+        listed = ", ".join(repr(str(place)) for place in places)
+        why = "".join(f" Skipped {s.folder}: {s.reason}" for s in skipped[:3])
+        raise ValueError(f"no result to show in {listed}: give folders in which decondense wrote result.json.{why}")
+    for number, section in enumerate(sections, 1):
+        section.id = f"r{number}"
+    return Report(sections, skipped, {kind: n for kind, n in counts.items() if n})
+
+
+_SIMPLE = {"study": study, "significance": significance, "measurement": measurement, "evaluation": evaluation}
+
+
+def _side_by_side(runs: list[Run]) -> tuple[list[Section], list[Skipped]]:
+    """The section of a group of runs; if it cannot be made, of those that can be shown each by itself."""
+    try:
+        return [training(runs)], []
+    except BROKEN as error:
+        if len(runs) == 1:
+            return [], [Skipped(runs[0].source.folder, _complaint(runs[0].source, error))]
+    broken = [skip for run in runs for skip in _side_by_side([run])[1]]
+    lost = {skip.folder for skip in broken}
+    good = [run for run in runs if run.source.folder not in lost]
+    return ([training(good)] if good and broken else []), broken
+
+
+def _below(source: Source, sources: Sequence[Source]) -> list[Source]:
+    """The measurements that ``compare`` kept in its own folder."""
+    kept = source.path.resolve().parent / "results"
+    return [s for s in sources if s.kind == "measurement" and s.path.resolve().parent.parent == kept]
+
+
+def _complaint(source: Source, error: Exception) -> str:
+    what = f"lacks {error}" if isinstance(error, KeyError) else " ".join(str(error).split()) or type(error).__name__
+    return f"result.json has the schema {source.record['schema']!r} but cannot be shown: {what}."
+
+
+# -- the data inside the page --------------------------------------------------------------------------------
+
+
+class Pool:
+    """Every long list once: charts and tables that share numbers refer to the same entry, {"$": number}."""
+
+    def __init__(self) -> None:
+        self.entries: list[str] = []
+        self._places: dict[str, int] = {}
+
+    def pack(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: self.pack(inner) for key, inner in value.items()}
+        if isinstance(value, (list, tuple)):
+            if len(value) < 8 and not any(isinstance(v, (list, tuple)) and len(v) > 8 for v in value):
+                return [self.pack(inner) for inner in value]
+            body = to_json(value)
+            if body not in self._places:
+                self._places[body] = len(self.entries)
+                self.entries.append(body)
+            return {"$": self._places[body]}
+        return value
+
+    def to_json(self) -> str:
+        return "[" + ",\n".join(self.entries) + "]"
+
+
+def to_json(value: Any) -> str:
+    """JSON that may stand in a script element: no character in it can begin a tag."""
+    body = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for old, new in (
+        ("<", "\\u003c"),
+        (">", "\\u003e"),
+        ("&", "\\u0026"),
+        ("\u2028", "\\u2028"),
+        ("\u2029", "\\u2029"),
+    ):
+        body = body.replace(old, new)
+    return body
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return None
+    if isinstance(value, dict):
+        return {str(key): _finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner) for inner in value]
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    return str(value)
+
+
+def _chart_data(chart: Chart, file: str, pool: Pool) -> dict[str, Any]:
+    return {
+        "title": chart.title,
+        "file": file,
+        "height": chart.height,
+        "layout": chart.layout,
+        "columns": chart.columns,
+        "table": None if chart.table is None else _table_data(chart.table, pool),
+        "frames": [
+            {"view": f.view, "step": f.step, "caption": f.caption, "data": [pool.pack(trace) for trace in f.data]}
+            for f in chart.frames
+        ],
+    }
+
+
+def _table_data(table: Table, pool: Pool) -> dict[str, Any]:
+    """By column: long columns are shared with the charts that draw them."""
+    columns = [list(column) for column in zip(*table.rows)] if table.rows else [[] for _ in table.columns]
+    return {"title": table.title, "columns": table.columns, "data": [pool.pack(column) for column in columns]}
+
+
+def page_data(content: Report) -> tuple[dict[str, Any], Pool]:
+    """What the page's script works with: sections, charts and tables by id, and the pool of their numbers."""
+    pool = Pool()
+    charts: dict[str, Any] = {}
+    tables: dict[str, Any] = {}
+    sections: dict[str, Any] = {}
+    for section in content.sections:
+        name = slug(section.kind, section.title)[:60]
+        sections[section.id] = {
+            "kind": section.kind,
+            "title": section.title,
+            "file": f"{section.id}-{name}",
+            "badge": section.badge,
+            "verdict": section.verdict,
+            "notes": section.notes,
+            "origins": [
+                {"folder": o.folder, "command": o.command, "hardware": o.hardware, "config": o.config}
+                for o in section.origins
+            ],
+        }
+        for p, panel in enumerate(section.panels):
+            for c, chart in enumerate(panel.charts):
+                charts[f"{section.id}-p{p}-c{c}"] = _chart_data(chart, slug(section.id, name[:40], chart.title), pool)
+        for t, table in enumerate(section.tables):
+            tables[f"{section.id}-t{t}"] = _table_data(table, pool) | {"file": slug(section.id, name[:40], table.title)}
+    return {"sections": sections, "charts": charts, "tables": tables}, pool
+
+
+# -- HTML ----------------------------------------------------------------------------------------------------
+
+
+def render(content: Report, *, title: str | None = None) -> str:
+    """The whole page as a string. The same results give the same bytes."""
+    from plotly.offline import get_plotlyjs
+
+    library = get_plotlyjs()
+    script = (TEMPLATES / "page.js").read_text(encoding="utf-8")
+    data, pool = page_data(content)
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["yaml"] = _yaml
+    page = environment.get_template("page.html").render(
+        title=title or "Embedding condensation: results",
+        report=content,
+        groups=[(TITLES[kind], [s for s in content.sections if s.kind == kind]) for kind in KINDS],
+        counts=_counts(content.counts),
+        hardware=_hardware(content),
+        style=(TEMPLATES / "style.css").read_text(encoding="utf-8"),
+        policy=_policy(library, script),
+        library=library,
+        script=script,
+        data=to_json(data),
+        pool=pool.to_json(),
+    )
+    return page.encode("utf-8", "replace").decode("utf-8")  # half a surrogate pair in a name must not end the writing
+
+
+def _policy(*scripts: str) -> str:
+    hashes = " ".join(
+        f"'sha256-{base64.b64encode(hashlib.sha256(s.encode('utf-8')).digest()).decode('ascii')}'" for s in scripts
+    )
+    return (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; "
+        "form-action 'none'"
+    )
+
+
+def _counts(counts: dict[str, int]) -> str:
+    words = [f"{n} {COUNTED[kind][n > 1]}" for kind, n in counts.items()]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _hardware(content: Report) -> str:
+    """Which machines, and for how many results nobody wrote that down."""
+    unknown = sum(1 for s in content.sections for o in s.origins if not o.hardware)
+    known = list(content.hardware)
+    if not known:
+        return "Hardware was not recorded."
+    return f"Hardware: {'; '.join(known)}" + (f"; not recorded for {unknown} results." if unknown else ".")
+
+
+def _yaml(value: Any) -> str:
+    return yaml.safe_dump(_finite(value), sort_keys=False, allow_unicode=True, width=100)

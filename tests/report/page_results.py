@@ -1,0 +1,239 @@
+"""Result folders of every kind, written as the commands write them, with numbers that look real."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from decondense.evaluate.items import Run, summarise
+from decondense.evaluate.significance import significance
+from decondense.meter.compare import Comparison
+from decondense.meter.result import Condensation, build
+from decondense.meter.tally import Tally
+
+HOSTILE = "<script>alert(1)</script></script><img src=x onerror=alert(2)>\"'&amp;%{x}"
+COLUMNS = (
+    "mean_cosine", "mean_cosine_all", "mean_square_cosine", "mean_direction_norm", "token_norm",
+    "mean_cosine_without_first", "top3_variance_share", "mean_cosine_without_variance3", "top3_cosine_share",
+    "mean_cosine_without_cosine3", *(f"apart_{k}" for k in range(9)),
+)  # fmt: skip
+
+
+def condensation(
+    *, layers=30, start=0.1, end=0.6, name="org/small", parameters=135_000_000, text="wikitext-2:test", released=True,
+    windows=12, seed=0, final_norm: bool | None = True, init=False, revision=None,
+) -> Condensation:  # fmt: skip
+    """Cosines gather around a mean that goes from ``start`` to ``end`` with depth."""
+    rng = np.random.default_rng(seed)
+    tally = Tally.empty(layers + 2, COLUMNS, 1024, released_tokens=24 if released else None)
+    means = np.linspace(start, end, layers + 2) + 0.06 * np.sin(np.linspace(0, 6, layers + 2))
+    centres = -1 + (2 * np.arange(1024) + 1) / 1024
+    for state, mean in enumerate(means):
+        density = np.exp(-0.5 * ((centres - mean) / 0.13) ** 2)
+        tally.counts[state] = np.round(4e5 * density / density.sum())
+        if tally.matrices is not None:
+            tally.matrices[state] = np.triu(windows * np.clip(mean + 0.05 * rng.normal(size=(24, 24)), -1, 1), 1)
+    for w in range(windows):
+        row = rng.uniform(0.1, 0.2, size=(layers + 2, len(COLUMNS)))
+        row[:, 0] = means + 0.03 * rng.normal() + 0.004 * rng.normal(size=layers + 2)
+        row[:, 1] = row[:, 0] + 0.002
+        row[:, 2] = row[:, 0] ** 2 + 0.13**2
+        row[:, 7] = row[:, 0] * 0.3
+        row[:, 9] = row[:, 0] * 0.25
+        tally.rows[w] = row
+    model = {
+        "name": name, "kind": "hub", "description": name, "revision": revision, "init": init, "architecture": "X",
+        "stack": "only", "layers": layers, "width": 576, "parameters": parameters, "dtype": "float32",
+    }  # fmt: skip
+    settings = {"windows": windows, "tokens": 24, "seed": 0, "batch": 4, "spectral": False, "released": released}
+    return build(
+        tally,
+        model=model,
+        text={"name": text, "source": "test", "documents": 1, "characters": 9, "sha256": "00"},
+        settings=settings | {"last": 3, "bootstrap": 100},
+        origins=[{"document": 0, "start": 0, "end": 1}] * windows,
+        final_norm=final_norm,
+        versions={"decondense": "0.1.0", "torch": "2.13.0"},
+    )
+
+
+def write_measurement(folder: Path, **options) -> Condensation:
+    folder.mkdir(parents=True, exist_ok=True)
+    result = condensation(**options)
+    result.save(folder / "result.json")
+    (folder / "run.json").write_text('{"seconds": 61.0}')
+    return result
+
+
+def write_comparison(folder: Path, *, keep=True) -> Comparison:
+    family = []
+    for k, (size, end) in enumerate(((30e6, 0.9), (100e6, 0.7), (400e6, 0.15))):
+        options = {"layers": 6 + 4 * k, "end": end, "name": f"org/m{k}", "parameters": int(size), "seed": k}
+        where = folder / "results" / f"m{k}"
+        family.append(write_measurement(where, **options) if keep else condensation(**options))
+    folder.mkdir(parents=True, exist_ok=True)
+    comparison = Comparison(family, "size")
+    (folder / "result.json").write_text(comparison.to_json())
+    return comparison
+
+
+def write_run(
+    folder: Path, *, weight=0.1, seed=1, steps=300, every=1, finished=True, name="smollm2-135m", layers=30,
+    snapshots=(0, 100, 200, 300), released=False, text="novels",
+) -> dict:  # fmt: skip
+    """A training run: cross-entropy alone (weight 0) or with the dispersion loss."""
+    rng = np.random.default_rng(seed)
+    (folder / "snapshots").mkdir(parents=True, exist_ok=True)
+    history = []
+    for step in range(every, steps + 1, every):
+        task = 3.25 + 0.26 * np.exp(-step / 60) + 0.03 * rng.normal()
+        cosine = 0.54 - (0.15 * weight / (weight + 0.1)) * (1 - np.exp(-step / 80))
+        row = {"step": step, "tokens": step * 32768, "loss": float(task), "learning_rate": 1e-4 * (1 - step / steps)}
+        row["grad_norm"] = float(0.8 + 0.05 * rng.normal())
+        if weight:
+            penalty = -float(np.arccos(cosine) / np.pi)
+            row |= {"loss": float(task + weight * penalty), "task_loss": float(task), "penalty": penalty}
+            row["mean_cosine"] = float(cosine)
+        history.append(row)
+    held = [
+        {"step": s, "tokens": s * 32768, "loss": float(3.247 + 0.2536 * np.exp(-s / 60) + 0.0007 * rng.normal())}
+        for s in snapshots
+    ]
+    entries = []
+    for s in snapshots:
+        file = f"snapshots/step-{s:06d}.json"
+        fall = 0.45 * weight / (weight + 0.1) * (1 - np.exp(-s / 80))
+        result = condensation(layers=layers, start=0.15, end=0.65 - fall, seed=seed, name=name, released=released)
+        result.save(folder / file)
+        entries.append({"step": s, "tokens": s * 32768, "file": file})
+    loss = {"name": "dispersion" if weight else "none", "weight": weight, "estimator": "first_order", "layers": "all"}
+    record = {
+        "schema": "decondense.train/1",
+        "finished": finished,
+        "command": f"decondense train --model {name} --text {text} --tokens 10M --weight {weight} --seed {seed}",
+        "recipe": {
+            "model": {"name": name},
+            "text": {"name": text, "context": 1024},
+            "loss": loss,
+            "train": {"tokens": steps * 32768, "seed": seed, "learning_rate": 1e-4, "precision": "bf16"},
+        },
+        "model": {"name": name, "source": "bundled", "parameters": 134_515_008},
+        "text": {"name": text, "source": "data folder", "sha256": "ab" * 32},
+        "history": history,
+        "held_out": held,
+        "snapshots": entries,
+        "tokens_per_second": 285_000.0,
+        "seconds": 34.5,
+        "hardware": "NVIDIA H200",
+        "versions": {"decondense": "0.1.0", "torch": "2.11.0"},
+    }
+    (folder / "result.json").write_text(json.dumps(record))
+    return record
+
+
+def _evaluation(name: str, seed: int, bonus: float) -> Run:
+    rng = np.random.default_rng(0)
+    own = np.random.default_rng(seed)
+    items: dict[str, list[dict]] = {}
+    for task, n, level in (("arc_easy", 400, 0.55), ("lambada_openai", 600, 0.3), ("piqa", 300, 0.66)):
+        hard = rng.random(n)
+        items[task] = []
+        for i in range(n):
+            right = float(hard[i] + 0.05 * own.normal() < level + bonus)
+            entry = {"task": task, "subtask": task, "doc_id": i, "item": f"{task}-{i}", "prediction": "0"}
+            entry |= {"target": "0", "gold": [0], "correct": right, "acc_norm": right, "units": [3, 3], "cut": 0}
+            entry |= {"loglikelihoods": [-1.0 - float(own.random()), -2.0], "greedy": [False, False]}
+            items[task].append(entry)
+    table = {
+        t: summarise(rows) | {"shots": 0, "fewshot_source": "none", "versions": ["1"]} for t, rows in items.items()
+    }
+    record = {
+        "schema": "decondense.evaluation/1",
+        "model": {
+            "name": name, "description": name, "kind": "folder", "revision": None, "init": False, "architecture": "Y",
+            "parameters": 134_515_008, "dtype": "bfloat16", "device": "cuda", "weights": f"{seed:016x}",
+        },
+        "settings": {"tasks": list(items), "shots": "gpt2", "limit": None, "texts": [], "text_tokens": None,
+                     "seed": 1234, "batch_tokens": 65536, "context": 2048},
+        "data": "folder",
+        "checkpoint": {"selected_by": "final", "step": 300, "steps": 300, "final": True, "run": name,
+                       "training_seed": seed},
+        "tasks": table,
+        "macro_average": float(np.mean([row["acc"] for row in table.values()])),
+        "texts": {"wikitext-2:test": {"tokens": 1000, "window_tokens": 512, "token_perplexity": 20.1,
+                                      "word_perplexity": 40.2, "bits_per_byte": 0.95}},
+        "notes": [],
+        "versions": {"decondense": "0.1.0"},
+    }  # fmt: skip
+    return Run(name, record, items)
+
+
+def write_evaluation(folder: Path, *, name="smollm2-135m") -> dict:
+    folder.mkdir(parents=True, exist_ok=True)
+    record = _evaluation(name, 1, 0.0).record
+    (folder / "result.json").write_text(json.dumps(record))
+    return record
+
+
+def write_significance(folder: Path, *, seeds=3, bonus=0.02, name="run") -> dict:
+    folder.mkdir(parents=True, exist_ok=True)
+    base = [_evaluation(f"{name}-base-{s}", s, 0.0) for s in range(seeds)]
+    treated = [_evaluation(f"{name}-treated-{s}", 50 + s, bonus) for s in range(seeds)]
+    record = significance(base, treated, bootstrap=200)
+    (folder / "result.json").write_text(json.dumps(record))
+    return record
+
+
+def png(width=160, height=90) -> bytes:
+    """A small grey picture."""
+    rows = b"".join(b"\0" + bytes(min(255, x + y) for x in range(width)) for y in range(height))
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def write_study(folder: Path, *, study="width", claim="C3", verdict="reproduced", **changes) -> dict:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "figure.png").write_bytes(png())
+    record = {
+        "schema": "decondense.study/1",
+        "study": study,
+        "claim": claim,
+        "question": "Does a narrower MLP condense more, all else equal?",
+        "scale": "gpu",
+        "verdict": verdict,
+        "sentence": f"{verdict}: Spearman falls from 0.78 to −0.36 as the MLP grows from 64 to 1024 (3 seeds each).",
+        "command": f"decondense study {study} --scale gpu",
+        "hardware": "NVIDIA H200",
+        "table": {"columns": ["width", "seed", "spearman"], "rows": [[64, 1, 0.78], [1024, 1, -0.36], [1024, 2, None]]},
+        "figures": ["figure.png"],
+        "config": {"widths": [64, 1024], "steps": 700},
+        "pieces": ["seed-1", "seed-2"],
+    } | changes
+    (folder / "result.json").write_text(json.dumps(record))
+    return record
+
+
+def write_everything(root: Path) -> Path:
+    """One folder with a result of every kind, and four training runs of two arms."""
+    write_study(root / "studies" / "width")
+    write_study(
+        root / "studies" / "benchmarks", study="benchmarks", claim="C7", verdict="undecided",
+        question="Do benchmarks gain?",
+        sentence="undecided: +0.12 points on the average of ten tasks, 95 % interval −0.31 to +0.55 (3 seeds each).",
+    )  # fmt: skip
+    write_significance(root / "significance")
+    for weight, arm in ((0.0, "cross-entropy"), (0.1, "dispersion")):
+        for seed in (1, 2):
+            write_run(root / "train" / f"{arm}-seed{seed}", weight=weight, seed=seed, released=True)
+    write_comparison(root / "family")
+    write_measurement(root / "measured")
+    write_evaluation(root / "evaluated")
+    return root

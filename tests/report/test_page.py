@@ -1,0 +1,484 @@
+"""The page without a browser: what is found, what is shown, what is refused."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from page_results import (
+    HOSTILE,
+    condensation,
+    png,
+    write_comparison,
+    write_evaluation,
+    write_everything,
+    write_measurement,
+    write_run,
+    write_significance,
+    write_study,
+)
+from typer.testing import CliRunner
+
+from decondense.commands.report import report as command
+from decondense.report.page import Pool, collect, page_data, render, report, to_json
+from decondense.report.results_table import BEGIN, END, insert_table, results_table
+from decondense.report.section import cell, short, slug, span
+from decondense.report.sources import KINDS, find
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory) -> Path:
+    return write_everything(tmp_path_factory.mktemp("results"))
+
+
+@pytest.fixture(scope="module")
+def page(everything) -> str:
+    return render(collect([everything]))
+
+
+def without_library(text: str) -> str:
+    """The page less plotly.js."""
+    return re.sub(r'<script type="text/plain" id="plotly">.*?</script>', "", text, flags=re.DOTALL)
+
+
+def data_of(text: str) -> tuple[dict, list]:
+    parts = [re.search(rf'id="page-{name}">(.*?)</script>', text, re.DOTALL)[1] for name in ("data", "pool")]
+    return json.loads(parts[0]), json.loads(parts[1])
+
+
+def whole(value, pool):
+    if isinstance(value, dict):
+        return pool[value["$"]] if "$" in value else {k: whole(v, pool) for k, v in value.items()}
+    return [whole(v, pool) for v in value] if isinstance(value, list) else value
+
+
+def run(*arguments: str):
+    app = typer.Typer()
+    app.command()(command)
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+# -- what is found -------------------------------------------------------------------------------------------
+
+
+def test_every_kind_is_found_and_conclusions_come_first(everything):
+    sources, skipped = find([everything])
+    assert not skipped
+    assert {source.kind for source in sources} == set(KINDS)
+    content = collect([everything])
+    assert content.counts == {
+        "study": 2, "significance": 1, "training": 4, "comparison": 1, "measurement": 4, "evaluation": 1,
+    }  # fmt: skip
+    kinds = [section.kind for section in content.sections]
+    assert kinds == sorted(kinds, key=KINDS.index)
+    assert kinds.count("training") == 1, "runs of one model on one text stand in one section"
+    assert content.hardware == ["NVIDIA H200", "cuda (kind not recorded)"]
+
+
+def test_the_same_result_twice_is_shown_once(everything):
+    twice = collect([everything, everything / "measured", everything / "measured" / "result.json"])
+    assert twice.counts == collect([everything]).counts
+
+
+def test_what_cannot_be_read_is_named_and_the_rest_is_shown(tmp_path):
+    write_measurement(tmp_path / "good", layers=3)
+    bad = {
+        "broken": "{not json",
+        "list": "[1]",
+        "stranger": '{"schema": "other/1"}',
+        "nameless": '{"a": 1}',
+        "empty": '{"schema": "decondense.condensation/1"}',
+        "halftrain": '{"schema": "decondense.train/1", "history": []}',
+        "halfstudy": '{"schema": "decondense.study/1", "study": "x"}',
+        "binary": "\x00\x01",
+    }
+    for name, text in bad.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "result.json").write_text(text)
+    (tmp_path / "latin").mkdir()
+    (tmp_path / "latin" / "result.json").write_bytes(b'{"schema": "\xff"}')
+    content = collect([tmp_path])
+    assert len(content.sections) == 1
+    reasons = {entry.folder.split("/")[-1]: entry.reason for entry in content.skipped}
+    assert set(reasons) == {*bad, "latin"}
+    assert "not valid JSON" in reasons["broken"]
+    assert "'other/1'" in reasons["stranger"]
+    assert "names no schema" in reasons["nameless"]
+    assert "cannot be shown: lacks '" in reasons["empty"]
+    text = render(content)
+    for entry in content.skipped:
+        assert html.escape(entry.reason).replace("&#x27;", "&#39;").replace("&quot;", "&#34;") in text
+    done = run(tmp_path, "--out", tmp_path / "page.html")
+    assert done.exit_code == 0
+    assert sum(line.startswith("skipped: ") for line in done.stderr.splitlines()) == 9
+
+
+@pytest.mark.parametrize("kind", ["measurement", "comparison", "training", "evaluation", "significance", "study"])
+def test_a_result_that_lacks_anything_is_shown_or_skipped_but_never_an_error(tmp_path, kind):
+    write = {
+        "measurement": lambda f: write_measurement(f, layers=3, windows=2),
+        "comparison": lambda f: write_comparison(f, keep=False),
+        "training": lambda f: write_run(f, layers=3, steps=20, snapshots=(0, 20)),
+        "evaluation": write_evaluation,
+        "significance": lambda f: write_significance(f, seeds=1),
+        "study": write_study,
+    }[kind]
+    write(tmp_path / "a")
+    record = json.loads((tmp_path / "a" / "result.json").read_text())
+    write_measurement(tmp_path / "good", layers=3, windows=2)
+    for key in record:
+        if key == "schema":
+            continue
+        for value in (..., None, 7, "x", [], {}, [None]):
+            changed = {k: v for k, v in record.items() if k != key} | ({} if value is ... else {key: value})
+            (tmp_path / "a" / "result.json").write_text(json.dumps(changed))
+            page_data(collect([tmp_path]))
+
+
+def test_nothing_found_is_one_sentence_and_no_file(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for place, words in ((tmp_path / "empty", "no result to show"), (tmp_path / "nowhere", "no folder at")):
+        done = run(place, "--out", tmp_path / "page.html")
+        assert done.exit_code != 0
+        assert words in str(done.exception)
+        assert not (tmp_path / "page.html").exists()
+
+
+# -- what is shown -------------------------------------------------------------------------------------------
+
+
+def test_numbers_in_the_page_are_those_of_the_result(tmp_path):
+    result = write_measurement(tmp_path / "m", layers=5)
+    data, pool = data_of(render(collect([tmp_path])))
+    chart = whole(data["charts"]["r1-p0-c0"], pool)
+    for frame, expected in zip(chart["frames"], (result.histogram, result.released_histogram)):
+        heat = frame["data"][0]
+        shown = np.zeros_like(expected)
+        centres = -1 + (2 * np.arange(128) + 1) / 128
+        for y, row in zip(heat["y"], heat["z"]):
+            shown[:, np.abs(centres - y).argmin()] = row
+        assert np.abs(shown - expected).max() <= 0.0005 + 1e-12
+        assert heat["x"] == list(range(6))
+        assert "layer %{x}" in heat["hovertemplate"]
+        assert "density %{z" in heat["hovertemplate"]
+        assert "cosine %{y" in heat["hovertemplate"]
+    assert [frame["view"] for frame in chart["frames"]] == ["pooled", "released"]
+    table = whole(data["tables"]["r1-t1"], pool)
+    column = table["data"][table["columns"].index("mean_cosine")]
+    assert column[:6] == pytest.approx(result.mean_cosine.tolist(), rel=1e-5)
+    trend = whole(data["tables"]["r1-t0"], pool)
+    low, high = result.interval("spearman")
+    row = dict(zip(trend["columns"], [c[0] for c in trend["data"]]))
+    assert (row["spearman"], row["spearman_low"], row["spearman_high"]) == pytest.approx(
+        (result.spearman, low, high), rel=1e-5
+    )
+
+
+def test_the_band_is_the_interval_of_a_mean(tmp_path):
+    """m ± t · s/√n over windows, by a plain loop."""
+    from scipy.stats import t
+
+    from decondense.report.charts import mean_interval
+
+    result = condensation(layers=2, windows=5)
+    mean, low, high = mean_interval(result)
+    table = result.record["per_window"]["mean_cosine"]
+    for layer in range(3):
+        values = [row[layer] for row in table]
+        centre = sum(values) / 5
+        spread = (sum((v - centre) ** 2 for v in values) / 4) ** 0.5
+        reach = float(t.ppf(0.975, 4)) * spread / 5**0.5
+        assert (low[layer], high[layer]) == pytest.approx((centre - reach, centre + reach), rel=1e-9)
+        assert mean[layer] == pytest.approx(centre)
+    assert mean_interval(condensation(layers=2, windows=1))[1:] == (None, None)
+
+
+def test_every_section_has_verdict_command_configuration_and_downloads(page, everything):
+    content = collect([everything])
+    for section in content.sections:
+        body = re.search(rf'<section id="{section.id}".*?</section>', page, re.DOTALL)[0]
+        assert str(html.escape(section.verdict)).replace("&#x27;", "&#39;") in body
+        assert body.count("Full configuration") == len(section.origins)
+        assert f'data-download="section" data-id="{section.id}"' in body
+        for origin in section.origins:
+            assert origin.command is not None
+            assert html.escape(origin.command).replace("&#x27;", "&#39;") in body
+        charts = sum(len(panel.charts) for panel in section.panels)
+        for kind in ("png", "csv", "json"):
+            assert body.count(f'data-download="{kind}"') == charts
+        assert f'<a href="#{section.id}">' in page
+    assert "decondense measure org/small --text wikitext-2:test --windows 12" in page
+    assert page.count("<h1") == 1
+
+
+def test_runs_side_by_side(everything):
+    (section,) = (s for s in collect([everything / "train"]).sections)
+    heat, curves, trend = section.panels
+    assert [chart.title for chart in heat.charts] == [
+        "cross-entropy-seed1", "cross-entropy-seed2", "dispersion-seed1", "dispersion-seed2",
+    ]  # fmt: skip
+    assert [step for step, _ in heat.steps] == [0, 100, 200, 300]
+    assert heat.steps[1][1] == "step 100 · 3.28M tokens"
+    assert [view for view, _ in heat.views] == ["pooled", "released"]
+    assert [chart.title for chart in curves.charts] == [
+        "Task loss while training", "Held-out loss", "Penalty", "Mean cosine while training",
+    ]  # fmt: skip
+    task, _, penalty, _ = curves.charts
+    assert len(task.frames[0].data) == 4
+    assert len(penalty.frames[0].data) == 2, "cross-entropy alone has no penalty"
+    assert [len(trace["y"]) for trace in task.frames[0].data] == [300] * 4, "no step is left out"
+    colours = [trace["line"]["color"] for trace in task.frames[0].data]
+    assert colours[0] == colours[1] != colours[2] == colours[3], "seeds of an arm share a colour"
+    record = json.loads((everything / "train" / "dispersion-seed1" / "result.json").read_text())
+    assert task.frames[0].data[2]["y"] == pytest.approx([row["task_loss"] for row in record["history"]], rel=1e-5)
+    assert len(trend.charts) == 2
+    assert "loss none, weight 0.0 (2 runs, means): held-out loss 3.50" in section.verdict
+    (table,) = section.tables
+    assert table.columns[1:3] == ["loss.name", "loss.weight"]
+    assert len(section.origins) == 4
+
+
+def test_runs_of_other_models_or_texts_stand_apart(tmp_path):
+    write_run(tmp_path / "a", layers=3, steps=20, snapshots=(0, 20))
+    write_run(tmp_path / "b", layers=3, steps=20, snapshots=(0, 20), name="other")
+    write_run(tmp_path / "c", layers=3, steps=20, snapshots=(0,), text="wikitext-2")
+    assert len(collect([tmp_path]).sections) == 3
+
+
+def test_an_unfinished_run_and_a_lost_snapshot_are_said(tmp_path):
+    record = write_run(tmp_path / "a", layers=3, steps=20, snapshots=(0, 10, 20), finished=False)
+    (tmp_path / "a" / "snapshots" / "step-000010.json").write_text("{")
+    record["history"][4]["loss"] = record["history"][4]["task_loss"] = float("nan")
+    record["snapshots"].append({"step": 30, "tokens": 1, "file": "../../secret.json"})
+    (tmp_path / "a" / "result.json").write_text(json.dumps(record))
+    (section,) = collect([tmp_path]).sections
+    assert section.notes[0] == "unfinished: the run stopped at step 20."
+    assert "snapshots/step-000010.json could not be read" in section.notes[1]
+    assert "outside the run folder" in section.notes[2]
+    assert "1 of 20 steps have no finite loss" in section.notes[3]
+    assert [step for step, _ in section.panels[0].steps] == [0, 20]
+    data, pool = data_of(render(collect([tmp_path])))
+    assert whole(data["charts"]["r1-p1-c0"], pool)["frames"][0]["data"][0]["y"][4] is None
+
+
+def test_forest_shows_differences_in_points(tmp_path):
+    record = write_significance(tmp_path / "s")
+    (section,) = collect([tmp_path]).sections
+    chart = section.panels[0].charts[0]
+    points = {}
+    for trace in chart.frames[0].data[1:]:
+        points |= dict(zip(trace["y"], zip(trace["x"], trace["error_x"]["array"], trace["error_x"]["arrayminus"])))
+    rows = [*record["tasks"], record["macro"]]
+    assert len(points) == len(rows) == 4
+    for place, row in zip(range(4, 0, -1), rows):
+        x, up, down = points[place]
+        assert x == pytest.approx(100 * row["difference"], rel=1e-4)
+        assert x + up == pytest.approx(100 * row["high"], rel=1e-3)
+        assert x - down == pytest.approx(100 * row["low"], rel=1e-3, abs=1e-4)
+    filled = [t for t in chart.frames[0].data[1:] if t["name"] == "differs"]
+    assert sum(len(t["x"]) for t in filled) == sum(bool(row["significant"]) for row in rows)
+    assert section.verdict == record["verdict"]
+    assert len(section.panels) == 2, "scores and likelihoods"
+
+
+def test_study_pictures(tmp_path):
+    write_study(tmp_path / "s", figures=["figure.png", "gone.png", "../secret.png", "fake.png"])
+    (tmp_path / "secret.png").write_bytes(png())
+    (tmp_path / "s" / "fake.png").write_text("<svg onload=alert(1)>")
+    (section,) = collect([tmp_path]).sections
+    assert [picture.name for picture in section.pictures] == ["figure.png"]
+    assert len(section.notes) == 3
+    text = render(collect([tmp_path]))
+    assert without_library(text).count("data:image/png;base64,") == 1
+    assert 'alt="Figure of the study width: reproduced' in text
+    assert "badge-reproduced" in text
+
+
+def test_comparison_without_its_measurements(tmp_path):
+    comparison = write_comparison(tmp_path / "c", keep=False)
+    (section,) = collect([tmp_path]).sections
+    assert section.verdict == comparison.verdict
+    assert "not recorded" in section.origins[0].remark
+    trace = section.panels[0].charts[0].frames[0].data[0]
+    assert trace["y"] == pytest.approx([r.spearman for r in comparison.results], rel=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"final_norm": False}, {"final_norm": None}, {"windows": 1}, {"released": False}])
+def test_measurements_of_every_sort(tmp_path, options):
+    write_measurement(tmp_path / "m", layers=4, **options)
+    content = collect([tmp_path])
+    assert content.sections[0].panels[0].views == ([] if "released" in options else content.sections[0].panels[0].views)
+    render(content)
+
+
+# -- one file, safe ------------------------------------------------------------------------------------------
+
+
+def test_a_hostile_name_is_text(tmp_path):
+    write_measurement(tmp_path / "m", layers=3, name=HOSTILE, text=HOSTILE)
+    write_run(tmp_path / "t", layers=3, steps=20, snapshots=(0, 20), name=HOSTILE, text=HOSTILE)
+    write_study(
+        tmp_path / "s", study=HOSTILE, claim=HOSTILE, sentence=HOSTILE, verdict=HOSTILE, config={HOSTILE: HOSTILE}
+    )
+    write_evaluation(tmp_path / "e", name=HOSTILE)
+    write_significance(tmp_path / "g", name=HOSTILE)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "result.json").write_text(json.dumps({"schema": HOSTILE}))
+    text = without_library(render(collect([tmp_path]), title=HOSTILE))
+    assert text.count("<script") == text.count("</script>") == 3, "two of data, one of the page"
+    assert "<img" not in text.replace('<img src="data:image/png;base64', "")
+    assert "<script>alert" not in text
+    assert HOSTILE not in text
+    data, _ = data_of(text)
+    assert HOSTILE in data["sections"]["r1"]["title"]
+
+
+def test_names_in_charts_are_escaped_for_plotly(tmp_path):
+    write_run(tmp_path / "t", layers=3, steps=20, snapshots=(0, 20), name="<b>x</b>%{y}")
+    record = json.loads((tmp_path / "t" / "result.json").read_text())
+    record["recipe"]["loss"]["name"] = "<b>x</b>%{y}"
+    (tmp_path / "u").mkdir()
+    (tmp_path / "u" / "result.json").write_text(json.dumps(record | {"snapshots": []}))
+    (section,) = collect([tmp_path]).sections
+    for panel in section.panels:
+        for chart in panel.charts:
+            for frame in chart.frames:
+                for trace in frame.data:
+                    assert "<b>x" not in str(trace.get("name"))
+                    assert "%{y}x" not in str(trace.get("hovertemplate"))
+
+
+def test_json_in_the_page_cannot_end_its_element():
+    text = to_json({"a": "</script><!--\u2028&", "b": [float("nan"), float("inf"), 1.5], "c": Path("x")})
+    assert not set("<>&\u2028") & set(text)
+    assert json.loads(text) == {"a": "</script><!--\u2028&", "b": [None, None, 1.5], "c": "x"}
+
+
+def test_long_lists_are_stored_once():
+    pool = Pool()
+    first = pool.pack({"x": list(range(20)), "y": [1, 2]})
+    second = pool.pack([{"z": list(range(20))}, [[1] * 10, [2] * 10]])
+    assert first == {"x": {"$": 0}, "y": [1, 2]}
+    assert second == [{"z": {"$": 0}}, {"$": 1}]
+    assert json.loads(pool.to_json()) == [list(range(20)), [[1] * 10, [2] * 10]]
+
+
+def test_one_file_that_asks_for_nothing(page):
+    rest = without_library(page)
+    assert page.startswith("<!DOCTYPE html>")
+    assert page.count("* plotly.js v") == 1
+    assert "default-src &#39;none&#39;" in rest
+    assert not re.search(r"""(src|href)=["']?(https?:)?//""", rest)
+    assert "@import" not in rest
+    assert "url(" not in rest
+    assert "showSendToCloud: false" in rest
+    assert str(ROOT) not in rest
+
+
+def test_the_policy_names_the_scripts(page):
+    import base64
+    import hashlib
+
+    policy = html.unescape(re.search(r'Content-Security-Policy" content="(.*?)"', page)[1])
+    scripts = re.findall(r'<script(?: type="text/plain" id="plotly")?>(.*?)</script>', page, re.DOTALL)
+    assert len(scripts) == 2
+    for script in scripts:
+        assert base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() in policy
+    assert "unsafe-inline" not in policy.split("style-src")[0]
+
+
+def test_the_same_results_give_the_same_bytes(everything, page):
+    assert render(collect([everything])) == page
+
+
+def test_forty_results_stay_under_fifteen_megabytes(tmp_path):
+    """20 measurements with both views and 20 training runs with 6 snapshots, all of 30 layers."""
+    for k in range(20):
+        write_measurement(tmp_path / f"m{k}", seed=k, end=0.3 + 0.02 * k, windows=3)
+        write_run(tmp_path / f"t{k}", seed=k, weight=0.01 * k, snapshots=(0, 60, 120, 180, 240, 300))
+    target = tmp_path / "page.html"
+    content = report([tmp_path], target)
+    assert sum(content.counts.values()) == 40
+    assert target.stat().st_size < 15e6
+
+
+# -- the command ---------------------------------------------------------------------------------------------
+
+
+def test_command(everything, tmp_path):
+    done = run(everything, "--out", tmp_path, "--title", "Tuesday <1>")
+    assert done.exit_code == 0, done.stderr
+    text = (tmp_path / "report.html").read_text()
+    assert "<title>Tuesday &lt;1&gt;</title>" in text
+    assert f"written: {tmp_path}/report.html (13 results, " in done.stdout.replace("\n", "")
+    done = run(everything / "measured", "--out", tmp_path / "one.html", "--json")
+    summary = json.loads(done.stdout)
+    assert summary["results"] == {"measurement": 1}
+    assert summary["bytes"] == (tmp_path / "one.html").stat().st_size
+
+
+def test_table_and_readme(tmp_path):
+    write_study(tmp_path / "results" / "width", sentence="a | b\n<i>c</i>")
+    write_study(tmp_path / "results" / "text", study="text", claim="C2", verdict="not reproduced")
+    (tmp_path / "results" / "bad").mkdir()
+    (tmp_path / "results" / "bad" / "result.json").write_text("{")
+    readme = tmp_path / "README.md"
+    readme.write_text(f"# head\n\n{BEGIN}\nold\n{END}\n\ntail\n")
+    done = run(tmp_path / "results", "--table", "--readme", readme)
+    assert done.exit_code == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "| study | claim | verdict | sentence | hardware | folder |"
+    assert [line.split(" | ")[1] for line in lines[2:]] == ["C2", "C3"]
+    assert "| a \\| b &lt;i&gt;c&lt;/i&gt; |" in lines[3]
+    assert done.stderr.count("skipped: ") == 1
+    text = readme.read_text()
+    assert text.startswith(f"# head\n\n{BEGIN}\n| study")
+    assert text.endswith(f"|\n{END}\n\ntail\n")
+    assert "[results/width](results/width)" in text
+    assert "\nold\n" not in text
+    again, _ = insert_table(readme, [tmp_path / "results"])
+    assert again == text
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_readme_without_markers_or_studies(tmp_path):
+    write_study(tmp_path / "s")
+    (tmp_path / "R.md").write_text("nothing here")
+    with pytest.raises(ValueError, match="must hold <!-- results --> and, after it, <!-- end results -->"):
+        insert_table(tmp_path / "R.md", [tmp_path])
+    with pytest.raises(FileNotFoundError, match="no file at"):
+        insert_table(tmp_path / "none.md", [tmp_path])
+    write_measurement(tmp_path / "other" / "m", layers=2)
+    with pytest.raises(ValueError, match="no study in"):
+        results_table([tmp_path / "other"])
+
+
+def test_words_and_numbers():
+    assert short(1 / 3) == 0.333333
+    assert short(float("nan")) is None
+    assert short(2.0) == 2
+    assert [cell(v) for v in (None, True, -1234, 0.123456, -1e-9, [1, 2.5], "x")] == [
+        "–", "yes", "−1,234", "0.1235", "−1e−09", "1, 2.5", "x",
+    ]  # fmt: skip
+    assert span(-0.5, -0.6, -0.4) == "−0.50 [−0.60, −0.40]"
+    assert slug("A/b <c>", "ü") == "a-b-c"
+
+
+def test_pages_import_no_torch():
+    code = (
+        "import sys, types; p = types.ModuleType('decondense'); import importlib.util as u; "
+        "p.__path__ = list(u.find_spec('decondense').submodule_search_locations); sys.modules['decondense'] = p; "
+        "import decondense.report.page, decondense.report.results_table; "
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
