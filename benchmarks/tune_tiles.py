@@ -1,7 +1,7 @@
 """Shapes of the Gram matrix's tiles on this GPU: what `gram_tile` in kernels/pairwise.py should say.
 
 Forward passes of the exact and the second-order kernel in the setting of a training step (float32 states under
-bfloat16 autocast), GPU time in ms; the first line is the shape in use.
+bfloat16 autocast), GPU time in ms; the first line is what is in use (second order: at most `STAGES` stages).
 
     python benchmarks/tune_tiles.py
 """
@@ -19,6 +19,7 @@ from decondense.kernels.pairwise import Tile
 
 SHAPES = [(32, 1024, 768), (4, 4096, 1024)]
 TILES = [
+    Tile(128, 128, 64, 8, 4),
     Tile(128, 128, 64, 8, 3),
     Tile(128, 128, 64, 8, 2),
     Tile(128, 128, 64, 4, 3),
@@ -39,11 +40,12 @@ def forward(kernel: str, z: torch.Tensor) -> Callable[[], object]:
 
 def main() -> None:
     harness.need_cuda()
-    used = pairwise.gram_tile
+    used, stages = pairwise.gram_tile, second_order.STAGES
     rows: list[harness.Row] = []
     for tile in [None, *TILES]:
         shown = used(2, "tf32", torch.device("cuda", 0)) if tile is None else tile
         row: harness.Row = {"tile": "x".join(map(str, shown[:3])), "warps": shown.warps, "stages": shown.stages}
+        second_order.STAGES = stages if tile is None else tile.stages
         pairwise.gram_tile = used if tile is None else (lambda *_, one=tile: one)  # type: ignore[assignment]
         for shape in SHAPES:
             inputs = [states(shape, torch.float32, seed) for seed in range(3)]

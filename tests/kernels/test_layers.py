@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+import decondense
 from decondense import losses
 from decondense.losses import layers
 
@@ -198,6 +199,30 @@ def test_states_that_do_not_feed_each_other(estimator):
     )
     for x, y in zip(a, b):
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_in_a_model(checkpointing, monkeypatch):
+    """Every block of a transformers model feeds the next, as autograd sees it."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    seen = []
+    original = layers.feeds
+    monkeypatch.setattr(layers, "feeds", lambda a, b: seen.append(original(a, b)) or seen[-1])
+    config = GPT2Config(n_layer=3, n_embd=16, n_head=2, vocab_size=64, resid_pdrop=0, attn_pdrop=0, embd_pdrop=0)
+    ids = torch.arange(24, device=DEVICE).view(2, 12) % 7
+    found = []
+    for backend in ("triton", "torch"):
+        torch.manual_seed(0)
+        model = GPT2LMHeadModel(config).to(DEVICE).train()
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        with decondense.regularize(model, "dispersion", weight=0.5, estimator="first_order", backend=backend):
+            model(input_ids=ids, labels=ids).loss.backward()
+        found.append([p.grad for p in model.parameters()])
+    assert seen == [True, True]
+    for a, b in zip(*found):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
 class Silent(torch.autograd.Function):

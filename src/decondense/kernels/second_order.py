@@ -43,6 +43,10 @@ from decondense.kernels.launch import INTERPRET, launch
 from decondense.kernels.rows import inverse, through_unit
 from decondense.kernels.tiles import below_diagonal
 
+# At most: with more, two programs of the scatter kernel do not fit into the shared memory of one multiprocessor, and
+# nothing hides the end of one behind the products of another.
+STAGES = 3
+
 
 @triton.jit
 def _scatter_kernel(
@@ -205,7 +209,7 @@ def forward(
             (u, found.total, found.number, scatter, partial), (tokens, width),
             (tokens % t.depth == 0 and width % t.rows == 0, need_grad, dot, INTERPRET and operand == torch.bfloat16,
              t.rows, t.depth),
-            warps=t.warps, stages=t.stages,
+            warps=t.warps, stages=min(t.stages, STAGES),
         )  # fmt: skip
     if scatter is not None:
         remainder = torch.empty((batch, tokens, width), dtype=operand, device=z.device)
