@@ -14,6 +14,7 @@ import typer
 from .commands.compare import compare
 from .commands.doctor import doctor
 from .commands.measure import measure
+from .commands.train import train
 from .evaluate.commands import SeparatorCommand, evaluate, significance
 
 __all__ = ["app", "main"]
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 app.command()(measure)
 app.command()(compare)
+app.command()(train)
 app.command()(evaluate)
 app.command(cls=SeparatorCommand)(significance)
 app.command()(doctor)

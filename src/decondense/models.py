@@ -82,6 +82,7 @@ def load(
     seed: int = 0,
     head: bool = True,
     trust_remote_code: bool = False,
+    config_changes: dict[str, Any] | None = None,
     **options: Any,
 ) -> tuple[Any, Any]:
     """Load ``(model, tokenizer)``, the model in ``eval()`` mode.
@@ -95,6 +96,7 @@ def load(
         init: the same architecture, freshly initialised from ``seed``, instead of the trained weights.
         head: with the language-model head where the checkpoint has one; ``False`` loads the bare stack.
         trust_remote_code: run code that comes with the model. Never unless said.
+        config_changes: values of the model's configuration to change; with ``init`` only.
         options: handed on to transformers' ``from_pretrained`` (``from_config`` when ``init``).
     """
     import torch
@@ -107,6 +109,10 @@ def load(
     common = {**_hub_options(source), "trust_remote_code": trust_remote_code}
     with _one_sentence(source):
         config = AutoConfig.from_pretrained(source.location, **common)
+        if config_changes:
+            if not init:
+                raise ValueError("config_changes need init=True: trained weights do not fit another architecture.")
+            config.update(config_changes)
         auto = _auto_class(config, head)
         tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
         if init:

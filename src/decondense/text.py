@@ -16,7 +16,7 @@ import hashlib
 import importlib.metadata
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +25,7 @@ import numpy as np
 
 from .text_files import read_documents
 
-__all__ = ["TEXTS", "NamedText", "Text", "available", "open_text"]
+__all__ = ["TEXTS", "NamedText", "Text", "available", "iterate_documents", "open_text"]
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,33 @@ def _open_named(name: str, split: str, data: str | os.PathLike[str] | None, char
     return _open_hub(name, label, entry, split, characters)
 
 
+def iterate_documents(text: str, *, data: str | os.PathLike[str] | None = None) -> tuple[str, Iterator[str]]:
+    """(where it comes from, its documents one by one). A text that is only on the hub, and large, is streamed to its
+    end without ever being in memory as a whole; everything else is what ``open_text`` gives."""
+    name, _, split = text.partition(":")
+    entry = TEXTS.get(name)
+    if entry is not None and entry.stream and entry.hub is not None:
+        split = split or entry.split
+        if _local_file(entry, split, data) is None and _packaged_file(entry, split) is None:
+            return f"datasets hub {entry.hub[0]}", _hub_rows(name, entry, split)
+    opened = open_text(text, data=data)
+    return opened.source, iter(opened.documents)
+
+
 def _open_hub(name: str, label: str, entry: NamedText, split: str, characters: int) -> Text:
+    assert entry.hub is not None
+    documents: list[str] = []
+    seen = 0
+    for document in _hub_rows(name, entry, split):
+        documents.append(document)
+        seen += len(document)
+        if entry.stream and seen >= characters:
+            break
+    head = f", first {len(documents)} rows" if entry.stream else ""
+    return Text(label, f"datasets hub {entry.hub[0]}{head}", tuple(documents), entry.joiner)
+
+
+def _hub_rows(name: str, entry: NamedText, split: str) -> Iterator[str]:
     from .models import hub_reachable
 
     assert entry.hub is not None
@@ -214,23 +240,15 @@ def _open_hub(name: str, label: str, entry: NamedText, split: str, characters: i
         raise OSError(message.format("it cannot be reached from here"))
     from datasets import load_dataset
 
+    last = None
     try:
-        rows = load_dataset(entry.hub[0], entry.hub[1], split=split, streaming=entry.stream)
-        documents: list[str] = []
-        seen = 0
-        for row in rows:
-            document = row[entry.field]
-            if documents and document == documents[-1]:
-                continue  # squad repeats each context for every question
-            documents.append(document)
-            seen += len(document)
-            if entry.stream and seen >= characters:
-                break
+        for row in load_dataset(entry.hub[0], entry.hub[1], split=split, streaming=entry.stream):
+            if row[entry.field] != last:  # squad repeats each context for every question
+                last = row[entry.field]
+                yield last
     except Exception as error:  # the hub client raises a dozen types; the user needs one sentence
         first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise OSError(message.format(first)) from error
-    head = f", first {len(documents)} rows" if entry.stream else ""
-    return Text(label, f"datasets hub {entry.hub[0]}{head}", tuple(documents), entry.joiner)
 
 
 def _local_file(entry: NamedText, split: str, data: str | os.PathLike[str] | None) -> Path | None:

@@ -1,0 +1,55 @@
+"""Figures of training runs: task loss, penalty and held-out loss against tokens. Reads records, knows no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["training_figure"]
+
+# Okabe and Ito's colours, told apart by every kind of colour vision.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+
+
+def training_figure(runs: Sequence[tuple[str, dict[str, Any]]], path: Path) -> Path:
+    """`runs`: (name, record of a training run). One panel each for the task loss, the held-out loss and, where any run
+    has one, the penalty."""
+    from matplotlib.figure import Figure
+
+    with_penalty = any("penalty" in entry for _, record in runs for entry in record["history"])
+    panels = ["task loss", "held-out loss"] + ["penalty"] * with_penalty
+    figure = Figure(figsize=(3.6 * len(panels), 3.2), layout="constrained")
+    for axes, panel in zip(figure.subplots(1, len(panels)), panels):
+        for number, (name, record) in enumerate(runs):
+            x, y = _series(record, panel)
+            if x:
+                style = {"marker": "o", "markersize": 3.5} if panel == "held-out loss" else {}
+                axes.plot(x, y, label=name, color=COLOURS[number % len(COLOURS)], linewidth=1.4, **style)
+        axes.set_title(panel, fontsize=10)
+        axes.set_xlabel("tokens")
+        axes.xaxis.set_major_formatter(_tokens)
+        axes.tick_params(labelsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+        if panel == "held-out loss" and len(runs) > 1:
+            axes.legend(fontsize=7, frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=160)
+    return path
+
+
+def _series(record: dict[str, Any], panel: str) -> tuple[list[float], list[float]]:
+    if panel == "held-out loss":
+        pairs = [(e["tokens"], e["loss"]) for e in record["held_out"]]
+    elif panel == "penalty":
+        pairs = [(e["tokens"], e["penalty"]) for e in record["history"] if "penalty" in e]
+    else:
+        pairs = [(e["tokens"], e.get("task_loss", e["loss"])) for e in record["history"]]
+    return [p[0] for p in pairs], [p[1] for p in pairs]
+
+
+def _tokens(value: float, _position: int) -> str:
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:g}{unit}"
+    return f"{value:g}"

@@ -1,0 +1,60 @@
+"""Active forgetting (Chen et al. 2023), the paper's second baseline: embeddings that are made to forget.
+
+Every K optimiser steps the input embeddings are drawn anew from N(0, std²) and their Adam state is cleared. They have
+a learning rate of their own: linear, from 0 up over the first 8 % and down to 0 at the end, at the step index
+
+    (g · ⌊T/K⌋) mod T          g: optimiser step, T: steps of the run, K: `every`
+
+so that it runs through one whole cycle about every K steps, and is small just after the embeddings were drawn. When
+K > T nothing is ever forgotten and the factor ⌊T/K⌋ would be 0 for good: it counts as 1 then.
+
+Where a model ties its output head to the input embeddings (GPT2, SmolLM2), they are one matrix: forgetting it forgets
+the head too, as it must have done in the paper's GPT2 runs. That is what happens here; the model is not untied behind
+the user's back.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import TrainerCallback
+
+__all__ = ["Forgetting", "embedding_learning_rate"]
+
+
+def embedding_learning_rate(step: int, *, steps: int, every: int, warmup: float = 0.08) -> float:
+    """The factor of the embeddings' peak learning rate at an optimiser step."""
+    at = (step * max(1, steps // every)) % steps
+    rise = max(1, round(warmup * steps))
+    if at < rise:
+        return at / rise
+    return max(0.0, (steps - at) / max(1, steps - rise))
+
+
+class Forgetting(TrainerCallback):
+    """Draws the embeddings anew. The draw depends on the seed and the step alone, so it resumes by itself."""
+
+    def __init__(self, *, every: int, std: float, seed: int) -> None:
+        self.every, self.std, self.seed = every, std, seed
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step % self.every or state.global_step >= state.max_steps:
+            return  # not at the very end: nothing would learn the embeddings again
+        weight = kwargs["model"].get_input_embeddings().weight
+        forget(weight, self.std, [self.seed, state.global_step])
+        optimiser = kwargs["optimizer"]
+        getattr(optimiser, "optimizer", optimiser).state.pop(weight, None)
+
+
+@torch.no_grad()
+def forget(weight: nn.Parameter, std: float, seed: list[int]) -> None:
+    """Fill with N(0, std²), the same numbers on every process and device, also when the weight is sharded."""
+    generator = torch.Generator().manual_seed(int.from_bytes(str(seed).encode(), "big") % 2**63)
+    fresh = torch.normal(0.0, std, weight.shape, generator=generator).to(weight.dtype)
+    if hasattr(weight, "device_mesh"):
+        from torch.distributed.tensor import distribute_tensor
+
+        fresh = distribute_tensor(fresh.to(weight.device), weight.device_mesh, weight.placements)
+    weight.copy_(fresh)

@@ -1,0 +1,65 @@
+"""Distillation, the paper's equation 1: the teacher's softened predictions as a second target.
+
+    L = (1 − share) · L_task + share · τ² · CE(softmax(t/τ), softmax(s/τ))        t, s: logits of teacher and student
+
+CE(p, q) = −Σ_v p_v log q_v, over the positions that have a label, weighted like the task loss: their sum over the
+step's `num_items_in_batch`, so gradient accumulation is exact. The factor τ² keeps the gradient's size while τ varies.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["check_teacher", "distillation", "share_loss"]
+
+
+def distillation(student: Tensor, teacher: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
+    """τ² · Σ over labelled positions of CE(softmax(t/τ), softmax(s/τ)).
+
+    student, teacher (batch, tokens, vocabulary); labels (batch, tokens), −100 where nothing is predicted, not shifted:
+    the logits at position i are about label i + 1.
+    """
+    kept = labels[:, 1:] != -100
+    s = student[:, :-1][kept].float() / temperature
+    p = torch.softmax(teacher[:, :-1][kept].float() / temperature, -1)
+    return temperature**2 * -(p * torch.log_softmax(s, -1)).sum()
+
+
+def share_loss(
+    task: Tensor,
+    student: Tensor,
+    teacher: nn.Module,
+    inputs: dict[str, Any],
+    items: Tensor | int | None,
+    *,
+    temperature: float,
+    share: float,
+) -> Tensor:
+    """The task loss mixed with the distillation term; `items` as the trainer divides the task loss by them."""
+    labels = inputs["labels"]
+    given = {k: v for k, v in inputs.items() if k in ("input_ids", "attention_mask", "position_ids")}
+    with torch.no_grad():
+        target = teacher(**given, use_cache=False).logits
+    count = (labels[:, 1:] != -100).sum() if items is None else items
+    return (1 - share) * task + share * distillation(student, target, labels, temperature=temperature) / count
+
+
+def check_teacher(student: Any, teacher: Any, tokenizers: tuple[Any, Any], context: int) -> None:
+    """Refuse a teacher whose logits are about other tokens, or that cannot see a whole block."""
+    sizes = [m.get_output_embeddings().weight.shape[0] for m in (student, teacher)]
+    probe = "A naïve test: 1234 tokens,\n\n and a few more…"
+    same = tokenizers[0](probe)["input_ids"] == tokenizers[1](probe)["input_ids"]
+    if sizes[0] != sizes[1] or not same:
+        raise ValueError(
+            f"a teacher must share the student's vocabulary of {sizes[0]} tokens, this one has {sizes[1]}"
+            + ("" if same else " and splits text otherwise")
+            + ": choose one of the same family."
+        )
+    limit = getattr(teacher.config, "max_position_embeddings", None)
+    if limit is not None and limit < context:
+        raise ValueError(
+            f"a teacher must see whole blocks of {context} tokens, this one sees {limit}: shorten context."
+        )

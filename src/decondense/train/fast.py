@@ -1,0 +1,104 @@
+"""What makes a step faster on a GPU without changing what it computes.
+
+* the repeated blocks of the stack are compiled one by one (`nn.Module.compile`): they share one compilation, hooks
+  stay outside it, and the weights keep their names;
+* the output head and the cross-entropy become one compiled function of the last hidden state, so that the logits in
+  float32 never exist as a tensor. It is used only where it reproduces the model's own loss on a batch of that model,
+  so a model that scales or caps its logits keeps its own head.
+
+`benchmarks/bench_throughput.py` shows the share of each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+__all__ = ["compile_blocks", "eager", "fuse_head", "repeated_blocks"]
+
+
+def repeated_blocks(model: nn.Module) -> list[nn.Module]:
+    """The modules of the longest list of alike modules: the blocks of the stack."""
+    lists = [list(m) for m in model.modules() if isinstance(m, nn.ModuleList) and len({type(x) for x in m}) == 1]
+    return max(lists, key=len, default=[])
+
+
+def compile_blocks(model: nn.Module) -> int:
+    """Compile every block in place; returns how many."""
+    blocks = repeated_blocks(model)
+    for block in blocks:
+        block.compile()
+    return len(blocks)
+
+
+def head_loss(hidden: Tensor, weight: Tensor, labels: Tensor, items: Tensor) -> Tensor:
+    """Σ cross-entropy of label i + 1 given hidden state i, over `items`. hidden (batch, tokens, width),
+    weight (vocabulary, width), labels (batch, tokens)."""
+    logits = F.linear(hidden[:, :-1].flatten(0, 1), weight).float()
+    return F.cross_entropy(logits, labels[:, 1:].flatten(), reduction="sum", ignore_index=-100) / items
+
+
+def fuse_head(model: Any, *, compiled: bool = True) -> bool:
+    """Give a causal language model the fused head; says whether it fits this model. In eval() nothing changes."""
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    if not isinstance(head, nn.Linear) or head.bias is not None or model.base_model is model:
+        return False
+    function = torch.compile(head_loss) if compiled else head_loss
+    own = model.forward
+
+    @functools.wraps(own)
+    def forward(*args: Any, labels: Tensor | None = None, **kwargs: Any) -> Any:
+        if labels is None or not model.training or args:
+            return own(*args, **({} if labels is None else {"labels": labels}), **kwargs)
+        items = kwargs.pop("num_items_in_batch", None)
+        if items is None:
+            items = (labels[:, 1:] != -100).sum()
+        hidden = model.base_model(**kwargs).last_hidden_state
+        loss = function(hidden, head.weight, labels, torch.as_tensor(items, device=hidden.device))
+        return {"loss": loss}
+
+    if not _agrees(model, forward, own):
+        return False
+    model.forward = forward
+    return True
+
+
+def _agrees(model: Any, forward: Any, own: Any) -> bool:
+    """Whether both give the same loss on a few tokens, dropout off."""
+    device = next(model.parameters()).device
+    ids = torch.arange(2 * 6, device=device).view(2, 6) % model.config.vocab_size
+    training = model.training
+    dropouts = [m for m in model.modules() if isinstance(m, nn.Dropout)]
+    rates = [m.p for m in dropouts]
+    try:
+        model.train()
+        for m in dropouts:
+            m.p = 0.0
+        with torch.no_grad():
+            pair = [f(input_ids=ids, labels=ids)["loss"].float() for f in (forward, own)]
+    except (TypeError, AttributeError, KeyError, RuntimeError):
+        return False
+    finally:
+        for m, p in zip(dropouts, rates):
+            m.p = p
+        model.train(training)
+    return bool(torch.isclose(pair[0], pair[1], rtol=1e-3))
+
+
+@contextlib.contextmanager
+def eager(model: nn.Module) -> Iterator[None]:
+    """Compiled blocks run as they are written: a look at the model in between is not worth a compilation."""
+    kept = {m: m._compiled_call_impl for m in model.modules() if m._compiled_call_impl is not None}
+    for m in kept:
+        m._compiled_call_impl = None
+    try:
+        yield
+    finally:
+        for m, compiled in kept.items():
+            m._compiled_call_impl = compiled
