@@ -1,0 +1,323 @@
+"""The loss inside torchtitan's trainer (PyPI `torchtitan` 0.3): a subclass, a section of its configuration, no fork.
+
+    torchrun --nproc-per-node 8 -m torchtitan.train --module decondense.integrations.torchtitan \
+        --config qwen3_0_6b --regularizer.weight 0.1
+
+Every configuration of torchtitan's models has here the same name, with a section `regularizer` added; in Python,
+`regularized(config, weight=0.1)` makes one from any `torchtitan.trainer.Trainer.Config`.
+
+torchtitan prepares a model in this order: pipeline split, tensor and context parallelism, activation checkpointing,
+compilation of each block, FSDP2. The hooks are registered after all of it, on the blocks as they then are, outside of
+their checkpoints; nothing is computed in them, they only note the output. The penalty is computed after torchtitan's
+own loss, from those outputs, and added to it. Its scale is torchtitan's: the loss is a sum over the tokens of the rank
+divided by the number of tokens of the whole optimiser step, and gradients are summed over the ranks; so the penalty of
+a sequence is multiplied by the sequence's share of those tokens, and accumulation and the number of ranks do not change
+it. The hidden states are those of a transformers model: the last one is after the final norm, state 0 is the embedding.
+
+Where a sequence is split over ranks (context parallelism, or the sequence parallelism that comes with tensor
+parallelism) the loss goes over the whole of it: `losses/context_parallel.py`. CUDA graphs, torchtitan's default on a
+GPU, need `documents=False`, because the number of documents in a batch decides the shapes.
+
+docs/scale.md says what of this has been run, where, and what has not.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Partial
+
+from .. import hidden_states as hs
+from ..losses.presets import get
+from ..regularize import Term
+
+try:
+    import spmd_types as spmd
+    import torchtitan.trainer as titan
+    from torchtitan.distributed.utils import dist_sum_tensor
+    from torchtitan.models import _supported_models
+    from torchtitan.tools.logging import logger
+except ImportError as error:
+    raise ImportError(
+        f"decondense.integrations.torchtitan needs torchtitan 0.3, and importing it failed ({error}): "
+        "pip install torchtitan."
+    ) from error
+
+
+@dataclass(kw_only=True, slots=True)
+class Regularizer:
+    """The section `regularizer` of the configuration; the same names as in `regularize`."""
+
+    loss: str = "dispersion"
+    """Name of a loss of this package."""
+
+    weight: float = 0.1
+    """What the penalty is multiplied by; 0 switches it off."""
+
+    estimator: str | None = "first_order"
+    """Estimator of the dispersion loss: first_order, exact, second_order, sampled. None for the other losses."""
+
+    tau: float | None = 1.0
+    """Temperature. None for losses without one."""
+
+    preset: str | None = None
+    """Preset of the loss, e.g. "paper"."""
+
+    layers: str = "all"
+    """all, last, early_half, late_half, or indices of hidden states as in "1,14,28"; 0 is the embedding layer."""
+
+    schedule: str = "constant"
+    """constant, linear or cosine: the weight rises over ramp_steps optimiser steps."""
+
+    ramp_steps: int | None = None
+    """Length of the rise."""
+
+    documents: bool = True
+    """A packed row is cut into its documents where its positions restart; False: a row is one sequence."""
+
+
+def regularized(config: titan.Trainer.Config, **settings: Any) -> Trainer.Config:
+    """A torchtitan configuration with the section `regularizer`; settings as in `Regularizer`."""
+    if type(config) is Trainer.Config:
+        return replace(config, regularizer=replace(config.regularizer, **settings))
+    if type(config) is not titan.Trainer.Config:
+        raise TypeError(
+            f"config must be a torchtitan.trainer.Trainer.Config, got {type(config).__qualname__}: a trainer of its "
+            "own needs its own subclass; call attach(trainer, Regularizer(…)) in it."
+        )
+    rest = {f.name: getattr(config, f.name) for f in fields(config)}
+    return Trainer.Config(**rest, regularizer=Regularizer(**settings))
+
+
+class Trainer(titan.Trainer):
+    """torchtitan's trainer with weight · penalty in its loss, and the penalty in its metrics."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(titan.Trainer.Config):
+        regularizer: Regularizer = field(default_factory=Regularizer)
+
+    penalty: Penalty | None
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        settings = config.regularizer
+        self.penalty = attach(self, settings) if settings.weight or settings.schedule != "constant" else None
+
+    def train_step(self, data_iterator: Iterator[Any]) -> None:
+        if self.penalty is None:
+            return super().train_step(data_iterator)
+        self.penalty.begin(self.step)
+        super().train_step(data_iterator)
+        if self.metrics_processor.should_log(self.step):
+            self.penalty.log(self.step)
+        return None
+
+
+def attach(trainer: titan.Trainer, settings: Regularizer) -> Penalty:
+    """Hook the model of a finished trainer and wrap its `loss_fn`; the validator keeps the bare one."""
+    penalty = Penalty(trainer, settings)
+    trainer.loss_fn = penalty.wrap(trainer.loss_fn)
+    return penalty
+
+
+class Penalty:
+    """The term of one trainer. `last` has task_loss, penalty, weight of the latest step, on this rank.
+
+    All that changes from step to step lives in tensors that are written in place: under a CUDA graph the Python in
+    the loss runs only once.
+    """
+
+    def __init__(self, trainer: titan.Trainer, settings: Regularizer) -> None:
+        self.trainer = trainer
+        self.model = _model_of(trainer)
+        sequence = _sequence_axis(trainer)
+        self._split = None if sequence is None else trainer.parallel_dims.get_mesh(sequence).get_group()
+        self._labels_split = self._split if sequence == "cp" else None
+        self._check(settings)
+        options = {k: v for k, v in (("estimator", settings.estimator), ("tau", settings.tau)) if v is not None}
+        if self._split is not None:
+            options["process_group"] = self._split
+        self.term = Term(
+            loss=get(settings.loss, preset=settings.preset, **options),
+            weight=settings.weight,
+            layers=_layers(settings.layers),
+            schedule=settings.schedule,
+            ramp_steps=settings.ramp_steps,
+            segments="position_ids" if settings.documents and self._split is None else None,
+        )
+        names = _state_names(self.model)
+        self.chosen = hs.select(self.term.layers, len(names), first=1)
+        self._reader = hs.ModuleReader(self.model, [names[i] for i in self.chosen])
+        self._capture: hs.Capture | None = None
+        self._hooks = self._reader.attach(lambda: True, self._captured)
+        self._weight = torch.zeros((), device=trainer.device)
+        self._sums = torch.zeros(2, device=trainer.device)  # of the task loss and of the penalty, over the step
+
+    @property
+    def last(self) -> dict[str, Tensor]:
+        return {"task_loss": self._sums[0].clone(), "penalty": self._sums[1].clone(), "weight": self._weight.clone()}
+
+    def begin(self, step: int) -> None:
+        """Before an optimiser step; torchtitan counts them from 1."""
+        self._weight.fill_(self.term.weight_at(step - 1))
+        self._sums.zero_()
+
+    def log(self, step: int) -> None:
+        """Both terms, summed over the ranks as torchtitan sums its loss, to its console and its loggers."""
+        mesh = self.trainer.parallel_dims.get_optional_mesh("loss")
+        task, penalty = (float(x) for x in dist_sum_tensor(self._sums, mesh))
+        weight = float(self._weight)
+        logger.info(f"step: {step:2}  task loss: {task:8.5f}  penalty: {penalty:8.5f}  weight: {weight:g}")
+        values = {"task_loss": task, "penalty": penalty, "penalty_weight": weight}
+        self.trainer.metrics_processor.logger.log({f"regularizer/{k}": v for k, v in values.items()}, step)
+
+    def remove(self) -> None:
+        """Take the hooks off and give the trainer its own loss back."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self.trainer.loss_fn = getattr(self.trainer.loss_fn, "bare", self.trainer.loss_fn)
+
+    def wrap(self, bare: Any) -> Any:
+        """A loss of torchtitan, plus the term of the call just made."""
+
+        def with_penalty(
+            pred: Tensor, labels: Tensor, global_valid_tokens: Tensor | None = None, **rest: Any
+        ) -> tuple[Tensor, dict[str, Tensor]]:
+            loss, metrics = bare(pred, labels, global_valid_tokens, **rest)
+            if self._capture is None:
+                return loss, metrics
+            with spmd.no_typecheck():
+                task = (loss.to_local() if isinstance(loss, DTensor) else loss).detach()
+                added = self._added(task, labels, global_valid_tokens, rest.get("positions"))
+                if isinstance(loss, DTensor):  # under tensor parallelism: the same number on every rank of it
+                    added = DTensor.from_local(added, loss.device_mesh, loss.placements)
+                return loss + added, metrics
+
+        with_penalty.bare = bare  # type: ignore[attr-defined]
+        return with_penalty
+
+    # ---- one call ----
+
+    def _captured(self, capture: hs.Capture) -> None:
+        self._capture = capture
+
+    def _added(self, task: Tensor, labels: Tensor, items: Tensor | None, positions: Tensor | None) -> Tensor:
+        capture, self._capture = self._capture, None
+        assert capture is not None
+        if items is None:
+            items = self._everywhere((labels != -100).sum())
+        states = self._local(list(capture.states))
+        cut = self.term._documents(hs.Capture(states, None, positions), states[0], None)
+        mask = None
+        if cut is not None:
+            states, mask = [cut.gather(z) for z in states], cut.mask
+            labels = torch.where(cut.mask, cut.gather(labels), -100)
+        values, _ = self.term.loss.over_layers(states, mask)
+        per_sequence = values.mean(0)
+        counted = (labels != -100).sum(1)
+        penalty = (per_sequence * counted / items).sum()
+        here = penalty.detach()
+        if self._labels_split is not None:
+            # The gradient of this rank's tokens belongs to the whole sequence, with the whole sequence's share; the
+            # value does too, but torchtitan adds up the ranks' losses, and this rank's labels are its part in that.
+            penalty = (per_sequence * self._everywhere(counted) / items).sum()
+        self._sums += torch.stack([task, here])
+        return self._weight * (penalty - penalty.detach() + here)
+
+    def _everywhere(self, count: Tensor) -> Tensor:
+        if self._labels_split is not None:
+            dist.all_reduce(count := count.clone(), group=self._labels_split)
+        return count
+
+    def _local(self, states: list[Tensor]) -> list[Tensor]:
+        """The states as this rank's part of the sequence, plain tensors.
+
+        Under tensor parallelism they are DTensors. Sequence parallelism splits them over the tokens; the final norm
+        gathers them again: each rank then takes its own tokens of it, so that the ranks' gradients add up to one.
+        """
+        local = []
+        for z in states:
+            if isinstance(z, DTensor):
+                gathered = self._split is not None and z.placements[0].is_replicate()
+                z = z.to_local(grad_placements=[Partial()] if gathered else None)
+                if gathered:
+                    z = z.chunk(dist.get_world_size(self._split), dim=1)[dist.get_rank(self._split)]
+            local.append(z)
+        return local
+
+    def _check(self, settings: Regularizer) -> None:
+        config = self.trainer.config
+        graphs = not config.training.disable_cuda_graphs and self.trainer.device.type == "cuda"
+        if settings.documents and self._split is not None:
+            logger.warning("regularizer: a row is one sequence, as its documents may lie on several ranks.")
+        elif settings.documents and graphs:
+            raise ValueError(
+                "regularizer.documents needs training.disable_cuda_graphs, got CUDA graphs, whose shapes are fixed: "
+                "set --training.disable_cuda_graphs, or --regularizer.no-documents to take a row as one sequence."
+            )
+        if settings.estimator == "sampled" and graphs:
+            raise ValueError(
+                "regularizer.estimator must not be 'sampled' under CUDA graphs, which would draw the same tokens "
+                "forever: use first_order or exact, or set --training.disable_cuda_graphs."
+            )
+
+
+def _model_of(trainer: titan.Trainer) -> Any:
+    parallelism = trainer.config.parallelism
+    if trainer.parallel_dims.pp_enabled:
+        raise ValueError(
+            f"pipeline_parallel_degree must be 1 with a regularizer, got {parallelism.pipeline_parallel_degree}: a "
+            "stage does not see the loss of the last one; use FSDP, tensor or context parallelism."
+        )
+    tensor = trainer.parallel_dims.tp > 1
+    if parallelism.spmd_backend == "full_dtensor" or (tensor and parallelism.spmd_backend != "partial_dtensor"):
+        raise ValueError(
+            "parallelism.spmd_backend must be partial_dtensor for tensor parallelism with a regularizer, and not "
+            f"full_dtensor otherwise, got {parallelism.spmd_backend}: set --parallelism.spmd-backend partial_dtensor."
+        )
+    return trainer.model_parts[0]
+
+
+def _sequence_axis(trainer: titan.Trainer) -> str | None:
+    """The mesh axis over which the sequences between two blocks are split."""
+    dims = trainer.parallel_dims
+    by_tensor = dims.tp > 1 and trainer.config.parallelism.enable_sequence_parallel
+    if dims.cp > 1 and by_tensor:
+        raise ValueError(
+            f"a sequence may be split over one mesh axis, got context parallelism {dims.cp} and sequence parallelism "
+            f"{dims.tp}: set --parallelism.no-enable-sequence-parallel."
+        )
+    return "cp" if dims.cp > 1 else "tp" if by_tensor else None
+
+
+def _state_names(model: Any) -> list[str]:
+    """The modules whose outputs are the hidden states of a transformers model: embedding, blocks, final norm."""
+    blocks = [f"layers.{name}" for name in getattr(model, "layers", {})]
+    if not blocks or getattr(model, "norm", None) is None or getattr(model, "tok_embeddings", None) is None:
+        raise TypeError(
+            f"the model must be a torchtitan decoder with tok_embeddings, layers and norm, got {type(model).__name__}: "
+            "use regularize(model, modules=[…]) in a loop of your own."
+        )
+    return ["tok_embeddings", *blocks[:-1], "norm"]
+
+
+def _layers(text: str) -> hs.Layers:
+    """ "all", … as they are; "1,14,28" as indices."""
+    return [int(i) for i in text.split(",")] if text.strip("-0123456789, ") == "" else text
+
+
+def __getattr__(name: str) -> Any:
+    """The configurations of torchtitan's models under their own names, for `--module … --config NAME`."""
+    for family in () if name.startswith("_") else sorted(_supported_models):
+        if name.startswith(family):
+            found = getattr(importlib.import_module(f"torchtitan.models.{family}.config_registry"), name, None)
+            if callable(found):
+                return lambda: regularized(found())
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
