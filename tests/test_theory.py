@@ -99,6 +99,19 @@ def test_limits():
     assert 0 < theory.alpha(1e-200, 1) < 1e-190
 
 
+@pytest.mark.parametrize(("r", "m"), [(1.0, 3), (28.0, 832), (29.0, 832), (40.0, 832), (300.0, 832), (3e4, 17)])
+def test_effective_padding_keeps_its_digits(r, m):
+    """Against 60 digits, on both sides of r² = m, where the way of computing it changes."""
+    with mpmath.workdps(60):
+        a = r / mpmath.sqrt(2) * mpmath.hyperu(0.5, mpmath.mpf(3 - m) / 2, mpmath.mpf(r) ** 2 / 2)
+        exact = float(mpmath.mpf(r) ** 2 * (1 / a**2 - 1))
+    assert theory.effective_padding(r, m) == pytest.approx(exact, abs=2e-12 * m)
+
+
+def test_a_factor_is_at_most_one():
+    assert max(theory.alpha(r, 3) for r in np.logspace(5, 12, 200)) == 1
+
+
 def test_kappa_is_the_moment():
     for m in (2, 3, 10, 128, 129, 130, 832, 10**6):
         with mpmath.workdps(60):
@@ -195,6 +208,13 @@ def test_cosine_after_padding(sign):
     # without a sign the published order of the inequality would be reversed here
     product = theory.lower_bound(float(np.linalg.norm(x)), 10) * theory.lower_bound(float(np.linalg.norm(y)), 10)
     assert (theory.cosine(x, y) * product < expected) is (sign > 0)
+
+
+def test_the_simulation_has_the_noise_of_the_padding():
+    """Vectors too short to matter: what is left is the cosine of two random ones, of variance 1/m."""
+    estimate = theory.simulate_cosine([1e-6, 0], [0, 1e-6], 50, draws=40_000, seed=4)
+    assert estimate.error * math.sqrt(40_000) == pytest.approx(1 / math.sqrt(50), rel=0.02)
+    assert abs(estimate.mean) < 4 * estimate.error
 
 
 def test_orthogonal_vectors_stay_orthogonal():

@@ -176,8 +176,11 @@ def test_identical_tokens():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_i_star_takes_rounding_for_no_shape(dtype):
+    """Tokens that differ in the last bit of their entries, as the same token does in two places of a batch."""
     g = torch.Generator().manual_seed(2)
-    z = torch.randn(1, 1, 33, generator=g, dtype=dtype).expand(1, 7, 33).clone().requires_grad_()
+    z = torch.randn(1, 1, 33, generator=g, dtype=dtype).expand(1, 11, 33)
+    bits = torch.randint(0, 2, z.shape, generator=g).bool()
+    z = torch.where(bits, torch.nextafter(z, 2 * z), z).requires_grad_()
     value = losses.i_star(z)
     assert value.item() == 1
     assert (gradient(value, z) == 0).all()
@@ -208,6 +211,15 @@ def test_shrinkage_to_the_target_alone_forgets_the_tokens():
     participation = eigenvalues.sum() ** 2 / eigenvalues.square().sum()
     assert value.item() == pytest.approx(1 - ((participation - 1) / 3).item())
     assert gradient(value, z).abs().max() == 0
+
+
+def test_only_the_symmetric_part_of_a_target_counts():
+    z = cloud((2, 9, 4)).requires_grad_()
+    s = losses.pooled_covariance(cloud((3, 40, 4), seed=5))
+    skewed = s + torch.triu(torch.ones(4, 4, dtype=s.dtype), 1)
+    a, b = (losses.i_star(z, shrinkage=0.4, target=t) for t in (skewed, (skewed + skewed.T) / 2))
+    torch.testing.assert_close(a, b)
+    torch.testing.assert_close(gradient(a, z), gradient(b, z))
 
 
 def test_pooled_covariance_is_that_of_the_tokens_that_count():

@@ -71,7 +71,6 @@ class _Nearest(Stored):
             value = geometry.enough(n, -(torch.log(distance + self.eps) * share).sum(1))
             if not need_gradient:
                 return value, ()
-            share = geometry.enough(n.unsqueeze(1), share)
             push = apart * (-share * geometry.inverse(distance) / (distance + self.eps)).unsqueeze(-1)
             gradient = push.scatter_add(1, index, -push)
             return value, (storage(geometry.unit_gradient(u, r, gradient, 0.0), dtype),)
