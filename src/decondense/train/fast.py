@@ -49,8 +49,7 @@ def fuse_head(model: Any, *, compiled: bool = True) -> bool:
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if not isinstance(head, nn.Linear) or head.bias is not None or model.base_model is model:
         return False
-    function = torch.compile(head_loss) if compiled else head_loss
-    own = model.forward
+    function, own = head_loss, model.forward
 
     @functools.wraps(own)
     def forward(*args: Any, labels: Tensor | None = None, **kwargs: Any) -> Any:
@@ -65,6 +64,8 @@ def fuse_head(model: Any, *, compiled: bool = True) -> bool:
 
     if not _agrees(model, forward, own):
         return False
+    if compiled:  # after the check, whose few tokens would make the compiler expect varying shapes
+        function = torch.compile(head_loss)
     model.forward = forward
     return True
 
