@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import hypothesis.extra.numpy as hnp
 import numpy as np
@@ -268,3 +270,21 @@ def test_training_lowers_it(name):
             if len(penalties) == 1:
                 torch.testing.assert_close(handle.last["per_layer"], expected)
     assert penalties[-1] < penalties[0]
+
+
+MEMORY = """
+import resource, torch
+from decondense import losses
+torch.set_num_threads(1)
+losses.koleo(torch.randn(1, 64, 16, requires_grad=True)).backward()
+z = torch.randn(1, 8192, 16, requires_grad=True)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+losses.koleo(z).backward()
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+
+
+def test_koleo_of_eight_thousand_tokens_without_the_matrix():
+    """Its float32 distances would be 256 MB."""
+    run = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
+    assert float(run.stdout) < 60
