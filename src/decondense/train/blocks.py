@@ -20,7 +20,7 @@ import torch
 
 from ..text import iterate_documents
 
-__all__ = ["Blocks", "Order", "prepare", "separator_of"]
+__all__ = ["Blocks", "Order", "join", "prepare", "separator_of"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,16 @@ class Blocks:
         low, high = first * self.context, last * self.context
         inside = self.starts[(self.starts > low) & (self.starts < high)] - low
         return Blocks(self.tokens[low:high], np.concatenate([[0], inside]), self.context, self.texts)
+
+
+def join(parts: list[Blocks]) -> Blocks:
+    """Several texts as one, each cut to whole blocks."""
+    lengths = [len(p) * p.context for p in parts]
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    starts = [p.starts[p.starts < n] + at for p, n, at in zip(parts, lengths, offsets)]
+    tokens = [p.tokens[:n] for p, n in zip(parts, lengths)]
+    texts = [text for p in parts for text in p.texts]
+    return Blocks(np.concatenate(tokens), np.concatenate(starts), parts[0].context, texts)
 
 
 class Order(torch.utils.data.Dataset):

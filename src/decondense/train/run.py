@@ -28,7 +28,7 @@ import yaml
 from ..meter.result import write_text
 from ..regularize import regularize
 from ..weights_cache import cache_dir, quiet_loading
-from .blocks import Blocks, Order, prepare
+from .blocks import Blocks, Order, join, prepare
 from .recipe import Recipe
 
 __all__ = ["Run", "train"]
@@ -292,7 +292,9 @@ def _blocks(recipe: Recipe, tokenizer: Any, cache: Path, preparing: Any) -> tupl
     def both() -> tuple[Blocks, Blocks]:
         if data.held_out is not None:
             blocks = prepare(data.text, tokenizer, tokens=wanted, progress=preparing, **options)
-            return blocks, prepare(data.held_out, tokenizer, tokens=aside * data.context, **options)
+            names = [data.held_out] if isinstance(data.held_out, str) else data.held_out
+            share = -(-aside // len(names)) * data.context  # every held-out text has its say
+            return blocks, join([prepare(name, tokenizer, tokens=share, **options) for name in names])
         blocks = prepare(data.text, tokenizer, tokens=wanted + aside * data.context, progress=preparing, **options)
         if len(blocks) < aside + 1:
             raise ValueError(
