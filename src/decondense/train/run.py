@@ -293,8 +293,9 @@ def _blocks(recipe: Recipe, tokenizer: Any, cache: Path, preparing: Any) -> tupl
         if data.held_out is not None:
             blocks = prepare(data.text, tokenizer, tokens=wanted, progress=preparing, **options)
             names = [data.held_out] if isinstance(data.held_out, str) else data.held_out
-            share = -(-aside // len(names)) * data.context  # every held-out text has its say
-            return blocks, join([prepare(name, tokenizer, tokens=share, **options) for name in names])
+            share = -(-aside // len(names))  # every held-out text has its say
+            parts = [prepare(name, tokenizer, tokens=share * data.context, **options) for name in names]
+            return blocks, join([part.part(0, min(len(part), share)) for part in parts])
         blocks = prepare(data.text, tokenizer, tokens=wanted + aside * data.context, progress=preparing, **options)
         if len(blocks) < aside + 1:
             raise ValueError(
