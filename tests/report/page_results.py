@@ -106,7 +106,7 @@ def write_run(
     entries = []
     for s in snapshots:
         file = f"snapshots/step-{s:06d}.json"
-        fall = 0.45 * weight / (weight + 0.1) * (1 - np.exp(-s / 80))
+        fall = (0.01 + 0.45 * weight / (weight + 0.1)) * (1 - np.exp(-s / 80))
         result = condensation(layers=layers, start=0.15, end=0.65 - fall, seed=seed, name=name, released=released)
         result.save(folder / file)
         entries.append({"step": s, "tokens": s * 32768, "file": file})
@@ -116,13 +116,14 @@ def write_run(
         "finished": finished,
         "command": f"decondense train --model {name} --text {text} --tokens 10M --weight {weight} --seed {seed}",
         "recipe": {
+            "name": folder.name,
             "model": {"name": name},
-            "text": {"name": text, "context": 1024},
+            "data": {"text": text, "tokens": steps * 32768, "context": 1024},
             "loss": loss,
-            "train": {"tokens": steps * 32768, "seed": seed, "learning_rate": 1e-4, "precision": "bf16"},
+            "train": {"seed": seed, "learning_rate": 1e-4, "precision": "bf16"},
         },
         "model": {"name": name, "source": "bundled", "parameters": 134_515_008},
-        "text": {"name": text, "source": "data folder", "sha256": "ab" * 32},
+        "text": [{"name": text, "source": "data folder", "documents": 90, "sha256": "ab" * 32}],
         "history": history,
         "held_out": held,
         "snapshots": entries,

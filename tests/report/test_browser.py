@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 from page_results import (
     HOSTILE,
-    write_evaluation,
     write_everything,
     write_measurement,
     write_run,
@@ -49,32 +48,35 @@ def browser():
         found.close()
 
 
+def open_page(browser, path: Path, *, width=1280, height=900, **options):
+    """A page opened offline, from disk, and the list of everything it should not have said or asked for."""
+    context = browser.new_context(
+        viewport={"width": width, "height": height}, offline=True, accept_downloads=True, **options
+    )
+    page = context.new_page()
+    said: list[str] = []
+    page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: said.append(f"error: {error}"))
+    page.on("dialog", lambda dialog: (said.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+    page.on("request", lambda request: said.append(request.url[:99]) if request.url.startswith("http") else None)
+    page.goto(path.as_uri())
+    page.wait_for_selector("html[data-ready=yes]")
+    return page, said
+
+
 @pytest.fixture
 def visit(browser):
-    """Open a page offline, from disk; at the end there must have been no console message and no request."""
+    """Open a page of its own; at the end there must have been no console message and no request."""
     opened = []
 
-    def go(path: Path, *, width=1280, height=900, **options):
-        context = browser.new_context(
-            viewport={"width": width, "height": height}, offline=True, accept_downloads=True, **options
-        )
-        page = context.new_page()
-        said: list[str] = []
-        page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: said.append(f"error: {error}"))
-        page.on("dialog", lambda dialog: (said.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        page.on(
-            "request",
-            lambda request: said.append(f"request: {request.url[:100]}") if request.url.startswith("http") else None,
-        )
-        page.goto(path.as_uri())
-        page.wait_for_selector("html[data-ready=yes]")
-        opened.append((context, said))
+    def go(path: Path, **options):
+        page, said = open_page(browser, path, **options)
+        opened.append((page, said))
         return page
 
     yield go
-    for context, said in opened:
-        context.close()
+    for page, said in opened:
+        page.context.close()
         assert said == []
 
 
@@ -83,6 +85,31 @@ def everything(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("page")
     report([write_everything(folder / "results")], folder / "page.html")
     return folder / "page.html"
+
+
+@pytest.fixture(scope="module")
+def opened(browser, everything):
+    page, said = open_page(browser, everything)
+    yield page, said
+    page.context.close()
+
+
+@pytest.fixture
+def desk(opened):
+    """The page of all kinds at desktop width, shared by the tests that leave it as they found it."""
+    page, said = opened
+    said.clear()
+    page.evaluate("scrollTo(0, 0)")
+    yield page
+    assert said == []
+
+
+def until(page, expression: str, seconds=20.0) -> None:
+    """Wait for an expression to be true. (The page's policy forbids what playwright's own waiting does.)"""
+    end = time.monotonic() + seconds
+    while not page.evaluate(expression):
+        assert time.monotonic() < end, f"never true: {expression}"
+        time.sleep(0.02)
 
 
 def shown(page, figure: str):
@@ -110,8 +137,8 @@ def download(page, locator) -> tuple[str, bytes]:
     return waiting.value.suggested_filename, Path(waiting.value.path()).read_bytes()
 
 
-def test_every_chart_is_drawn(visit, everything):
-    page = visit(everything)
+def test_every_chart_is_drawn(desk):
+    page = desk
     figures = page.evaluate("[...document.querySelectorAll('figure.chart')].map(f => f.id)")
     assert len(figures) > 15
     assert page.locator("figure[data-drawn]").count() < len(figures), "charts out of sight are not drawn"
@@ -121,23 +148,24 @@ def test_every_chart_is_drawn(visit, everything):
     assert page.locator(".modebar-btn[data-title*='hare']").count() == 0, "no chart can be sent anywhere"
 
 
-def test_view_is_switched_by_keyboard(visit, everything):
-    page = visit(everything)
+def test_view_is_switched_by_keyboard(desk):
+    page = desk
     figure = figure_of(page, "Density of cosines at every layer")
     shown(page, figure)
     before = heat(page, figure)
     panel = figure.rsplit("-", 1)[0]
     page.locator(f"#{panel} input[value=pooled]").focus()
     page.keyboard.press("ArrowRight")
-    page.wait_for_function(
-        f"JSON.stringify(document.querySelector('#{figure} .plot').data[0].z) !== {json.dumps(json.dumps(before))}"
-    )
+    until(page, f"document.getElementById('{figure}').dataset.drawn === 'released'")
+    assert heat(page, figure) != before
     assert page.locator(f"#{panel} input[value=released]").is_checked()
-    page.wait_for_selector(f"#{figure} .heatmaplayer image")
+    page.keyboard.press("ArrowLeft")
+    until(page, f"document.getElementById('{figure}').dataset.drawn === 'pooled'")
+    assert heat(page, figure) == before
 
 
-def test_slider_moves_all_runs(visit, everything):
-    page = visit(everything)
+def test_slider_moves_all_runs(desk):
+    page = desk
     figures = [figure_of(page, name) for name in ("cross-entropy-seed1", "dispersion-seed1")]
     panel = figures[0].rsplit("-", 1)[0]
     for figure in figures:
@@ -147,22 +175,22 @@ def test_slider_moves_all_runs(visit, everything):
     assert slider.get_attribute("aria-valuetext") == "step 300 · 9.83M tokens"
     slider.focus()
     page.keyboard.press("Home")
-    page.wait_for_function(f"document.getElementById('{figures[1]}').dataset.drawn === '0'")
-    page.wait_for_function(f"document.getElementById('{figures[0]}').dataset.drawn === '0'")
+    until(page, f"document.getElementById('{figures[1]}').dataset.drawn === '0'")
+    until(page, f"document.getElementById('{figures[0]}').dataset.drawn === '0'")
     before = [heat(page, figure) for figure in figures]
     assert before[0] != after[0]
     assert before[1] != after[1]
     assert page.locator(f"#{panel} output").inner_text() == "step 0 · 0 tokens"
     assert "step 0: Spearman" in page.locator(f"#{figures[1]} .caption").inner_text()
     page.keyboard.press("ArrowRight")
-    page.wait_for_function(f"document.getElementById('{figures[1]}').dataset.drawn === '100'")
+    until(page, f"document.getElementById('{figures[1]}').dataset.drawn === '100'")
     page.locator(f"#{panel} button[data-jump=last]").click()
-    page.wait_for_function(f"document.getElementById('{figures[1]}').dataset.drawn === '300'")
+    until(page, f"document.getElementById('{figures[1]}').dataset.drawn === '300'")
     assert heat(page, figures[1]) == after[1]
 
 
-def test_hover_names_layer_cosine_and_density(visit, everything):
-    page = visit(everything)
+def test_hover_names_layer_cosine_and_density(desk):
+    page = desk
     figure = figure_of(page, "Density of cosines at every layer")
     box = shown(page, figure).locator(".nsewdrag").first.bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
@@ -173,8 +201,8 @@ def test_hover_names_layer_cosine_and_density(visit, everything):
     assert "density" in words
 
 
-def test_downloads(visit, everything):
-    page = visit(everything)
+def test_downloads(desk):
+    page = desk
     figure = figure_of(page, "Density of cosines at every layer")
     chart = shown(page, figure)
     name, body = download(page, chart.locator("[data-download=png]"))
@@ -214,7 +242,6 @@ def test_a_hostile_name_is_shown_as_text(visit, tmp_path):
         folder / "u" / HOSTILE.replace("/", "_")[:60], layers=3, steps=20, snapshots=(0, 20), name=HOSTILE, weight=0
     )
     write_study(folder / "s", study=HOSTILE, sentence=HOSTILE, table={"columns": [HOSTILE], "rows": [[HOSTILE]]})
-    write_evaluation(folder / "e", name=HOSTILE)
     record = write_significance(folder / "g", name=HOSTILE)
     record["tasks"][0]["task"] = HOSTILE
     (folder / "g" / "result.json").write_text(json.dumps(record))
@@ -230,32 +257,44 @@ def test_a_hostile_name_is_shown_as_text(visit, tmp_path):
     assert any(HOSTILE in text for text in ticks)
 
 
-def test_forty_results_open_in_three_seconds(visit, tmp_path):
+def test_forty_results_open_in_three_seconds(browser, tmp_path):
+    """Until it can be read and its controls work; and until the first charts are drawn, in processor time of the page
+    (with the clock on the wall, other processes on this machine would be measured too)."""
     for k in range(20):
         write_measurement(tmp_path / "r" / f"m{k}", seed=k, end=0.3 + 0.02 * k, windows=3)
         write_run(tmp_path / "r" / f"t{k}", seed=k, weight=0.01 * k, snapshots=(0, 60, 120, 180, 240, 300))
     target = tmp_path / "page.html"
     report([tmp_path / "r"], target)
     assert target.stat().st_size < 15e6
-    times = []
-    for _ in range(3):  # another process may have the processor: the best of three
-        begun = time.monotonic()
-        page = visit(target)
-        figure = page.locator("figure.chart").first
-        figure.scroll_into_view_if_needed()
-        page.wait_for_selector("figure[data-drawn] .main-svg")
-        times.append(time.monotonic() - begun)
-    print(f"open, to the first chart: {min(times):.2f} s; {target.stat().st_size / 1e6:.1f} MB")
-    assert min(times) < 3
+    page = browser.new_context(viewport={"width": 1280, "height": 600}, offline=True).new_page()
+    meter = page.context.new_cdp_session(page)
+    meter.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def processor() -> float:
+        return {m["name"]: m["value"] for m in meter.send("Performance.getMetrics")["metrics"]}["ThreadTime"]
+
+    begun = time.monotonic()
+    page.goto(target.as_uri())
+    page.wait_for_selector("html[data-ready=yes]")
+    ready = time.monotonic() - begun
+    page.locator("figure.chart").first.scroll_into_view_if_needed()
+    page.wait_for_selector("figure[data-drawn] .main-svg")
+    drawn = processor()
+    page.context.close()
+    print(
+        f"{target.stat().st_size / 1e6:.1f} MB; open after {ready:.2f} s, charts after {drawn:.2f} s of the processor"
+    )
+    assert ready < 3
+    assert drawn < 3
 
 
-@pytest.mark.parametrize("width", [360, 390, 768])
-def test_nothing_is_wider_than_the_screen(visit, everything, width):
-    page = visit(everything, width=width, height=800, is_mobile=True, has_touch=True)
-    for figure in page.evaluate("[...document.querySelectorAll('figure.chart')].map(f => f.id)"):
-        shown(page, figure)
+def test_nothing_is_wider_than_a_phone(visit, everything):
+    page = visit(everything, width=360, height=740, is_mobile=True, has_touch=True)
+    panels = page.evaluate("[...document.querySelectorAll('.panel')].map(p => p.id)")
+    for panel in panels:
+        shown(page, f"{panel}-c0")
     page.locator("[data-fold=open]").click()
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
     wide = page.evaluate(
         "[...document.querySelectorAll('.main-svg')]"
         ".filter(e => e.getBoundingClientRect().right > innerWidth + 1).length"
@@ -263,49 +302,64 @@ def test_nothing_is_wider_than_the_screen(visit, everything, width):
     assert wide == 0
 
 
-def test_dark_and_light(visit, everything):
+def test_dark_light_and_print(visit, everything, tmp_path):
     page = visit(everything, color_scheme="dark")
-    figure = figure_of(page, "Task loss while training")
+    figure = figure_of(page, "Benchmarks: treated − base")
     shown(page, figure)
     paper = f"document.querySelector('#{figure} .plot').layout.paper_bgcolor"
-    assert page.evaluate(paper) == "#15171a"
+    hollow = f"document.querySelector('#{figure} .plot').data[1].marker.color"
+    assert page.evaluate(paper) == page.evaluate(hollow) == "#15171a"
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(21, 23, 26)"
     page.emulate_media(color_scheme="light")
-    page.wait_for_function(f"{paper} === '#ffffff'")
+    until(page, f"{paper} === '#ffffff'")
+    assert page.evaluate(hollow) == "#ffffff"
+    page.emulate_media(color_scheme="dark")
+    until(page, f"{paper} === '#15171a'")
+    page.evaluate(
+        "addEventListener('beforeprint', () => { window.printed = document.querySelectorAll('.main-svg').length })"
+    )
+    page.evaluate(f"addEventListener('beforeprint', () => {{ window.ground = {paper} }})")
+    page.pdf(path=tmp_path / "page.pdf", format="A4")
+    assert (tmp_path / "page.pdf").stat().st_size > 100_000
+    assert page.evaluate("printed") >= page.locator("figure.chart").count(), "also charts that were never in view"
+    assert page.evaluate("ground") == "#ffffff", "paper is white"
+    assert page.locator(f"#{figure} .plot").evaluate("e => e.layout.paper_bgcolor") is not None
 
 
-def test_everything_can_be_reached_by_keyboard(visit, everything):
-    page = visit(everything)
+def test_everything_can_be_reached_by_keyboard(visit, tmp_path):
+    write_run(tmp_path / "r" / "a", layers=3, steps=20, snapshots=(0, 20), released=True)
+    report([tmp_path / "r"], tmp_path / "page.html")
+    page = visit(tmp_path / "page.html")
     reached = set()
-    for _ in range(400):
+    while True:
         page.keyboard.press("Tab")
         where = page.evaluate(
             "(() => { const e = document.activeElement; return [e.tagName, e.dataset.download || e.dataset.fold || "
-            "e.dataset.jump || e.type || e.className || '', getComputedStyle(e).outlineStyle] })()"
+            "e.dataset.jump || e.type || e.className || '', getComputedStyle(e).outlineStyle, e.innerText] })()"
         )
-        if where[0] != "BODY":
-            assert where[2] != "none", f"no focus is to be seen on {where}"
+        if where[3] == "Back to the summary" or where[0] == "BODY":
+            break
+        assert where[2] != "none", f"no focus is to be seen on {where}"
         reached.add(tuple(where[:2]))
-    for kind in ("png", "csv", "json", "table", "all", "open", "first"):
+    for kind in ("png", "csv", "json", "table", "all", "section", "open", "first", "last"):
         assert ("BUTTON", kind) in reached
     assert ("INPUT", "range") in reached
     assert ("INPUT", "radio") in reached
+    assert ("DIV", "table") in reached, "a wide table can be scrolled"
     assert any(tag == "SUMMARY" for tag, _ in reached)
-    named = page.evaluate(
+    nameless = page.evaluate(
         "[...document.querySelectorAll('input')].filter(i => !i.labels.length && !i.getAttribute('aria-label')).length"
     )
-    assert named == 0
+    assert nameless == 0
 
 
-def test_it_prints_with_all_charts(visit, everything, tmp_path):
-    page = visit(everything, color_scheme="dark")
-    page.pdf(path=tmp_path / "page.pdf", format="A4")
-    assert (tmp_path / "page.pdf").stat().st_size > 100_000
-    assert page.locator("figure.chart[data-drawn]").count() == page.locator("figure.chart").count()
-
-
-def test_the_command_can_be_copied(visit, everything):
-    page = visit(everything, permissions=["clipboard-read", "clipboard-write"])
-    page.locator("[data-copy]").first.click()
-    page.wait_for_function("document.querySelector('[data-copy]').textContent !== 'Copy'")
-    assert page.locator("[data-copy]").first.inner_text() in ("Copied", "Selected")
+def test_the_command_can_be_copied(desk):
+    page = desk
+    button = page.locator("[data-copy]").first
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    button.click()
+    until(page, "document.querySelector('[data-copy]').textContent !== 'Copy'")
+    if button.inner_text() == "Copied":
+        assert page.evaluate("navigator.clipboard.readText()") == "decondense study width --scale gpu"
+    else:
+        assert page.evaluate("getSelection().toString()") == "decondense study width --scale gpu"

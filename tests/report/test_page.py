@@ -138,19 +138,34 @@ def test_a_result_that_lacks_anything_is_shown_or_skipped_but_never_an_error(tmp
     for key in record:
         if key == "schema":
             continue
-        for value in (..., None, 7, "x", [], {}, [None]):
+        for value in (..., None, "x", [None]):
             changed = {k: v for k, v in record.items() if k != key} | ({} if value is ... else {key: value})
             (tmp_path / "a" / "result.json").write_text(json.dumps(changed))
             page_data(collect([tmp_path]))
 
 
-def test_nothing_found_is_one_sentence_and_no_file(tmp_path):
+def test_nothing_found_is_one_sentence_and_no_file(tmp_path, capsys):
+    from decondense import cli
+
+    if all((c.name or c.callback.__name__) != "report" for c in cli.app.registered_commands):
+        cli.app.command()(command)
     (tmp_path / "empty").mkdir()
     for place, words in ((tmp_path / "empty", "no result to show"), (tmp_path / "nowhere", "no folder at")):
-        done = run(place, "--out", tmp_path / "page.html")
-        assert done.exit_code != 0
-        assert words in str(done.exception)
-        assert not (tmp_path / "page.html").exists()
+        with pytest.raises(SystemExit) as stop:
+            cli.main(["report", str(place), "--out", str(tmp_path / "new" / "page.html")])
+        assert stop.value.code == 2
+        said = capsys.readouterr().err
+        assert said.startswith("error: ")
+        assert words in said
+        assert said.count("\n") == 1
+        assert not (tmp_path / "new").exists()
+
+
+def test_sections_of_one_name_are_told_apart_by_folder(tmp_path):
+    write_evaluation(tmp_path / "a")
+    write_evaluation(tmp_path / "b")
+    titles = [section.title for section in collect([tmp_path]).sections]
+    assert titles == [f"smollm2-135m ({tmp_path.name}/{x})" for x in "ab"]
 
 
 # -- what is shown -------------------------------------------------------------------------------------------
@@ -206,7 +221,9 @@ def test_every_section_has_verdict_command_configuration_and_downloads(page, eve
     content = collect([everything])
     for section in content.sections:
         body = re.search(rf'<section id="{section.id}".*?</section>', page, re.DOTALL)[0]
-        assert str(html.escape(section.verdict)).replace("&#x27;", "&#39;") in body
+        for line in section.lines:
+            assert html.escape(line).replace("&#x27;", "&#39;") in body
+        assert html.escape(section.verdict).replace("&#x27;", "&#39;") in page
         assert body.count("Full configuration") == len(section.origins)
         assert f'data-download="section" data-id="{section.id}"' in body
         for origin in section.origins:
@@ -251,7 +268,13 @@ def test_runs_of_other_models_or_texts_stand_apart(tmp_path):
     write_run(tmp_path / "a", layers=3, steps=20, snapshots=(0, 20))
     write_run(tmp_path / "b", layers=3, steps=20, snapshots=(0, 20), name="other")
     write_run(tmp_path / "c", layers=3, steps=20, snapshots=(0,), text="wikitext-2")
-    assert len(collect([tmp_path]).sections) == 3
+    record = write_run(tmp_path / "d", layers=3, steps=20, snapshots=(0,))
+    pair = [{"name": "novels"}, {"name": "wikitext-2"}]
+    for text, sections in ((record["text"], 3), (record["text"][0], 3), (pair, 4)):
+        (tmp_path / "d" / "result.json").write_text(json.dumps(record | {"text": text}))
+        found = collect([tmp_path]).sections
+        assert len(found) == sections
+    assert found[-1].title == "smollm2-135m trained on novels + wikitext-2"
 
 
 def test_an_unfinished_run_and_a_lost_snapshot_are_said(tmp_path):
@@ -288,6 +311,23 @@ def test_forest_shows_differences_in_points(tmp_path):
     assert sum(len(t["x"]) for t in filled) == sum(bool(row["significant"]) for row in rows)
     assert section.verdict == record["verdict"]
     assert len(section.panels) == 2, "scores and likelihoods"
+
+
+def test_scores_of_an_evaluation(tmp_path):
+    record = write_evaluation(tmp_path / "e")
+    (section,) = collect([tmp_path]).sections
+    (trace,) = section.panels[0].charts[0].frames[0].data
+    for x, reach, task in zip(trace["x"], trace["error_x"]["array"], record["tasks"].values()):
+        assert x == pytest.approx(100 * task["acc"], rel=1e-5)
+        assert reach == pytest.approx(196 * task["stderr"], rel=1e-5)
+    assert f"average accuracy over 3 tasks: {100 * record['macro_average']:.2f} %" in section.verdict
+    assert "wikitext-2:test: 0.9500 bits per byte" in section.verdict
+    config = {"command": "evaluate", "model": "a b", "tasks": "piqa", "limit": 5, "text": ["x", "y"], "init": True}
+    import yaml
+
+    (tmp_path / "e" / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    (section,) = collect([tmp_path]).sections
+    assert section.origins[0].command == "decondense evaluate 'a b' --tasks piqa --limit 5 --text x,y --init"
 
 
 def test_study_pictures(tmp_path):

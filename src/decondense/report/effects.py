@@ -171,14 +171,23 @@ def scores(tasks: dict[str, dict[str, Any]], average: float | None) -> Chart:
     columns = ["task", "items", "shots", "acc", "stderr", "acc_norm", "ece", "perplexity"]
     rows = [[name, *(short(tasks[name].get(c)) for c in columns[1:])] for name in names]
     shown = [
-        [_percent(v) if column in ("acc", "stderr", "acc_norm") else cell(v) for column, v in zip(columns, row)]
+        [
+            _percent(v) if column in ("acc", "stderr", "acc_norm") else _fixed(column, v)
+            for column, v in zip(columns, row)
+        ]
         for row in rows
     ]
     heads = ["task", "items", "shots", "accuracy, %", "± (items)", "normalised, %", "ECE", "perplexity"]
     note = "Lines: 95 % interval over items." + ("" if average is None else " Dashed: the average over tasks.")
     table = Table("Scores", columns, rows, shown=shown, heads=heads)
-    return Chart("Scores", description, [Frame([trace])], height=120 + 30 * len(names), note=note, table=table)
+    return Chart(
+        "Accuracy of each task", description, [Frame([trace])], height=120 + 30 * len(names), note=note, table=table
+    )
 
 
 def _percent(value: Any) -> str:
     return "–" if value is None else f"{100 * value:.2f}"
+
+
+def _fixed(column: str, value: Any) -> str:
+    return f"{value:.3f}" if column == "ece" and value is not None else cell(value)

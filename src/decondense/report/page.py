@@ -12,6 +12,7 @@ import base64
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,8 +103,11 @@ def collect(places: Sequence[str | os.PathLike[str]]) -> Report:
         listed = ", ".join(repr(str(place)) for place in places)
         why = "".join(f" Skipped {s.folder}: {s.reason}" for s in skipped[:3])
         raise ValueError(f"no result to show in {listed}: give folders in which decondense wrote result.json.{why}")
+    titles = Counter(section.title for section in sections)
     for number, section in enumerate(sections, 1):
         section.id = f"r{number}"
+        if titles[section.title] > 1:
+            section.title += f" ({section.origins[0].folder})"
     return Report(sections, skipped, {kind: n for kind, n in counts.items() if n})
 
 

@@ -45,7 +45,17 @@ class Run:
 
     @property
     def group(self) -> tuple[str, str]:
-        return str(self.record["model"]["name"]), str(self.record["text"]["name"])
+        return str(self.record["model"]["name"]), self.text
+
+    @property
+    def texts(self) -> list[dict[str, Any]]:
+        """One text, or several that were read one after the other."""
+        text = self.record["text"]
+        return [text] if isinstance(text, dict) else list(text)
+
+    @property
+    def text(self) -> str:
+        return " + ".join(str(text["name"]) for text in self.texts)
 
     def column(self, name: str) -> list[Any]:
         """A column of the history; where the task loss is not kept apart, the loss is the task loss."""
@@ -63,7 +73,7 @@ def read_run(source: Source) -> Run:
     record = source.record
     for row in (*record["history"], *record["held_out"]):
         float(row["step"]), float(row["tokens"]), row["loss"]
-    str(record["model"]["name"]), str(record["text"]["name"]), dict(record["recipe"])
+    str(record["model"]["name"]), dict(record["recipe"])
     snapshots, notes = [], []
     root = source.path.parent.resolve()
     for entry in record["snapshots"]:
@@ -82,6 +92,8 @@ def read_run(source: Source) -> Run:
     lost = sum(1 for row in record["history"] if short(row["loss"]) is None)
     if lost:
         notes.append(f"{lost} of {len(record['history'])} steps have no finite loss: the curve has gaps there.")
+    if record.get("skipped_steps"):
+        notes.append(f"{len(record['skipped_steps'])} steps were skipped because their loss was not finite.")
     snapshots.sort(key=lambda item: item[0])
     return Run(source, snapshots, notes)
 
@@ -89,10 +101,9 @@ def read_run(source: Source) -> Run:
 def training(runs: Sequence[Run]) -> Section:
     """The section of runs that share model and text."""
     differing = _name_runs(runs)
-    model, text = runs[0].record["model"], runs[0].record["text"]
     many = len(runs) > 1
-    name = PurePosixPath(str(model["name"])).name
-    title = f"{name} trained on {text['name']}" + (f": {len(runs)} runs" if many else "")
+    name = PurePosixPath(str(runs[0].record["model"]["name"])).name
+    title = f"{name} trained on {runs[0].text}" + (f": {len(runs)} runs" if many else "")
     panels = [panel for panel in (_snapshots(runs), _curves(runs), _trend(runs)) if panel is not None]
     origins = []
     for run in runs:
@@ -100,12 +111,13 @@ def training(runs: Sequence[Run]) -> Section:
         size, source = record["model"]["parameters"], record["model"].get("source", "unknown source")
         facts = [
             ("model", f"{size:,} parameters ({source})"),
-            ("text", f"{record['text']['name']} ({record['text'].get('source', 'unknown source')})"),
+            ("text", "; ".join(f"{t['name']} ({t.get('source', 'unknown source')})" for t in run.texts)),
         ]
         if record.get("tokens_per_second"):
             facts.append(("speed", f"{record['tokens_per_second']:,.0f} tokens/s"))
-        keys = ("recipe", "model", "text", "versions", "hardware", "finished")
-        origin = origin_of(run.source, {k: record[k] for k in keys if k in record}, record.get("command"), facts)
+        bulk = ("schema", "command", "history", "held_out", "snapshots")
+        config = {key: value for key, value in record.items() if key not in bulk}
+        origin = origin_of(run.source, config, record.get("command"), facts)
         origin.title = run.label if many else ""
         origins.append(origin)
     notes = [f"{run.label}: {note}" if many else note for run in runs for note in run.notes]
@@ -152,7 +164,8 @@ def _name_runs(runs: Sequence[Run]) -> list[str]:
 
 
 def _is_setting(key: str) -> bool:
-    return key.rsplit(".", 1)[-1] not in ("seed", "seeds", "out", "output", "folder", "run_name", "resume")
+    """What a run is called, where it lies and its seed say nothing about the arm."""
+    return key != "name" and key.rsplit(".", 1)[-1] not in ("seed", "out", "folder", "report_to", "device")
 
 
 def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
@@ -207,7 +220,8 @@ def _run_table(runs: Sequence[Run], differing: Sequence[str]) -> Table:
     ]  # fmt: skip
     heads = [
         "run", *(key.removesuffix(".name").rsplit(".", 1)[-1].replace("_", " ") for key in differing), "seed", "steps",
-        "tokens", "task loss, last", "penalty, last", "held-out loss", "Spearman", "mean cosine", "tokens/s", "finished",
+        "tokens", "task loss, last", "penalty, last", "held-out loss", "Spearman", "mean cosine", "tokens/s",
+        "finished",
     ]  # fmt: skip
     rows, shown = [], []
     for run in runs:
@@ -230,7 +244,8 @@ def _run_table(runs: Sequence[Run], differing: Sequence[str]) -> Table:
         shown.append([
             run.label, *("–" if s is None else str(s) for s in settings), "–" if seed is None else str(seed),
             "–" if steps is None else f"{steps:,}", "–" if tokens is None else amount(tokens), _fixed(task, 4),
-            _fixed(penalty, 4), *moved, "–" if speed is None else f"{speed:,.0f}", "yes" if record["finished"] else "no",
+            _fixed(penalty, 4), *moved, "–" if speed is None else f"{speed:,.0f}",
+            "yes" if record["finished"] else "no",
         ])  # fmt: skip
     note = "Held-out loss, Spearman and mean cosine (of all blocks): first → last. Losses are those of single steps."
     return Table("Runs", columns, rows, shown, heads, note=note)

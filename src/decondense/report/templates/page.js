@@ -123,14 +123,14 @@
     });
   };
 
-  // One chart at a time, so that the page answers in between.
+  // One chart at a time; the page is painted and answers in between.
   let running = false;
   const next = () => {
     const [figure] = wanted;
     running = figure !== undefined;
     if (!running) return;
     draw(figure);
-    setTimeout(next);
+    requestAnimationFrame(() => setTimeout(next));
   };
   const want = (figure) => {
     wanted.add(figure);
@@ -171,12 +171,16 @@
       wasNarrow = narrow();
     }, 200);
   });
+  let unfolded = [];
   window.addEventListener("beforeprint", () => {
     printing = true;
+    unfolded = all("details.run:not([open])"); // the commands
+    unfolded.forEach((fold) => { fold.open = true; });
     figures.forEach(draw);
   });
   window.addEventListener("afterprint", () => {
     printing = false;
+    unfolded.forEach((fold) => { fold.open = false; });
     redraw();
   });
   setTimeout(library, 500);
@@ -277,7 +281,8 @@
     const spec = page.charts[figure.id];
     const frame = frameOf(figure);
     const { data, layout } = describe(spec, frame, 1000);
-    const words = frame.caption ? `${spec.title} · ${frame.caption}` : spec.title;
+    const section = page.sections[figure.closest("section").id];
+    const words = [section.title, spec.title, frame.caption].filter(Boolean).join(" · ");
     const safe = words.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
     layout.title = { text: safe, font: { size: 15 }, x: 0, xref: "paper" };
     layout.margin = { ...layout.margin, t: 48 };
