@@ -38,6 +38,8 @@ class Milestones(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         step = state.global_step
         control.should_save = control.should_save or step in self.save_at
+        # A checkpoint does not keep half a line of the log, so a resumed run begins a new one; hence every run does.
+        control.should_log = control.should_log or control.should_save
         control.should_evaluate = control.should_evaluate or step in self.look_at or step == state.max_steps
         if step in self.look_at:
             self._snapshot(kwargs["model"], step)
