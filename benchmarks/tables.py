@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import scale_table
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -156,6 +158,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "agreement_model": agreement_model,
     "agreement_cloud": agreement_cloud,
     "losses_cpu": losses_cpu,
+    **scale_table.TABLES,
 }
 
 
