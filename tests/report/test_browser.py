@@ -241,7 +241,9 @@ def test_a_hostile_name_is_shown_as_text(visit, tmp_path):
     write_run(
         folder / "u" / HOSTILE.replace("/", "_")[:60], layers=3, steps=20, snapshots=(0, 20), name=HOSTILE, weight=0
     )
-    write_study(folder / "s", study=HOSTILE, sentence=HOSTILE, table={"columns": [HOSTILE], "rows": [[HOSTILE]]})
+    write_study(
+        folder / "s", study=HOSTILE, sentence=HOSTILE, table={"columns": [HOSTILE], "rows": [[HOSTILE], ["=1+1"], [-1]]}
+    )
     record = write_significance(folder / "g", name=HOSTILE)
     record["tasks"][0]["task"] = HOSTILE
     (folder / "g" / "result.json").write_text(json.dumps(record))
@@ -255,6 +257,8 @@ def test_a_hostile_name_is_shown_as_text(visit, tmp_path):
     forest = figure_of(page, "Benchmarks: treated − base")
     ticks = page.locator(f"#{forest} .yaxislayer-above text, #{forest} .ytick text").all_text_contents()
     assert any(HOSTILE in text for text in ticks)
+    _, body = download(page, page.locator("[data-download=table]").first)
+    assert list(csv.reader(io.StringIO(body.decode()))) == [[HOSTILE], [HOSTILE], ["'=1+1"], ["-1"]], "no formula"
 
 
 def test_forty_results_open_in_three_seconds(browser, tmp_path):

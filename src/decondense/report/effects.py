@@ -155,7 +155,7 @@ def scores(tasks: dict[str, dict[str, Any]], average: float | None) -> Chart:
         customdata=said,
         hovertemplate="%{customdata}<extra></extra>",
     )
-    shapes = []
+    shapes: list[dict[str, Any]] = []
     if average is not None:
         at = short(100 * average)
         shapes.append({"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1})
@@ -170,13 +170,7 @@ def scores(tasks: dict[str, dict[str, Any]], average: float | None) -> Chart:
     description["margin"]["l"] = 16
     columns = ["task", "items", "shots", "acc", "stderr", "acc_norm", "ece", "perplexity"]
     rows = [[name, *(short(tasks[name].get(c)) for c in columns[1:])] for name in names]
-    shown = [
-        [
-            _percent(v) if column in ("acc", "stderr", "acc_norm") else _fixed(column, v)
-            for column, v in zip(columns, row)
-        ]
-        for row in rows
-    ]
+    shown = [[_words(column, value) for column, value in zip(columns, row)] for row in rows]
     heads = ["task", "items", "shots", "accuracy, %", "± (items)", "normalised, %", "ECE", "perplexity"]
     note = "Lines: 95 % interval over items." + ("" if average is None else " Dashed: the average over tasks.")
     table = Table("Scores", columns, rows, shown=shown, heads=heads)
@@ -185,9 +179,7 @@ def scores(tasks: dict[str, dict[str, Any]], average: float | None) -> Chart:
     )
 
 
-def _percent(value: Any) -> str:
-    return "–" if value is None else f"{100 * value:.2f}"
-
-
-def _fixed(column: str, value: Any) -> str:
-    return f"{value:.3f}" if column == "ece" and value is not None else cell(value)
+def _words(column: str, value: Any) -> str:
+    if value is not None and column in ("acc", "stderr", "acc_norm"):
+        return f"{100 * value:.2f}"
+    return f"{value:.3f}" if value is not None and column == "ece" else cell(value)

@@ -93,8 +93,8 @@ def collect(places: Sequence[str | os.PathLike[str]]) -> Report:
         except BROKEN as error:
             skipped.append(Skipped(source.folder, _complaint(source, error)))
     for group in runs.values():
-        section, broken = _side_by_side(group)
-        by_kind["training"] += section
+        made, broken = _side_by_side(group)
+        by_kind["training"] += made
         counts["training"] -= len(broken)
         skipped += broken
     by_kind["study"].sort(key=lambda section: section.title)

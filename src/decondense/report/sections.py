@@ -58,7 +58,7 @@ def measurement(source: Source) -> Section:
     if not result.complete:
         notes = [f"incomplete: {record['windows_done']} of {settings['windows']} windows were measured.", *notes]
     parts = ("model", "text", "settings", "versions", "final_norm", "complete", "windows_done")
-    config = {"config.yaml": source.config} if source.config else {}
+    config: dict[str, Any] = {"config.yaml": source.config} if source.config else {}
     config |= {key: record[key] for key in parts if key in record}
     return Section(
         "measurement",
@@ -120,7 +120,7 @@ def comparison(source: Source, below: Sequence[Source] = ()) -> Section:
         flag = " --paired" if record["paired"] else ""
         folders = " ".join(shlex.quote(s.folder) for s in below)
         command = f"decondense compare{flag} {folders} --out {shlex.quote(source.folder)}"
-    config = {"config.yaml": source.config} if source.config else {}
+    config: dict[str, Any] = {"config.yaml": source.config} if source.config else {}
     config |= {"axis": record["axis"], "paired": record["paired"]}
     config["results"] = [{n: row[n] for n in names} for row in rows]
     origin = origin_of(source, config, command)
@@ -159,7 +159,7 @@ def evaluation(source: Source) -> Section:
     if checkpoint.get("training_seed") is not None:
         facts.append(("training seed", str(checkpoint["training_seed"])))
     parts_of_config = ("model", "settings", "data", "checkpoint", "versions")
-    config = {"config.yaml": source.config} if source.config else {}
+    config: dict[str, Any] = {"config.yaml": source.config} if source.config else {}
     config |= {key: record[key] for key in parts_of_config if key in record}
     if record["settings"].get("limit"):
         note = f"only the first {record['settings']['limit']} items of every task were taken: for trying out."
@@ -205,7 +205,7 @@ def significance(source: Source) -> Section:
         folded=True,
     )
     keys = ("base", "treated", "seeds", "paired", "claim", "alpha", "power")
-    config = {"config.yaml": source.config} if source.config else {}
+    config: dict[str, Any] = {"config.yaml": source.config} if source.config else {}
     config |= {key: record[key] for key in keys if key in record}
     origin = origin_of(source, config, significance_command(record))
     origin.remark = "Runs are named by their folder; write the path to each where they lie."
