@@ -112,7 +112,7 @@ def _run(recipe: Any, folder: Path, *, resume: bool, as_json: bool) -> None:
     import json
 
     from ..train import train as carry_out
-    from ..train.trainer import last_complete_checkpoint
+    from ..train.checkpoints import last_complete_checkpoint
 
     quiet = as_json or not is_main()
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import TrainerCallback
 
 __all__ = ["Forgetting", "embedding_learning_rate"]
@@ -49,7 +48,7 @@ class Forgetting(TrainerCallback):
 
 
 @torch.no_grad()
-def forget(weight: nn.Parameter, std: float, seed: list[int]) -> None:
+def forget(weight: Any, std: float, seed: list[int]) -> None:
     """Fill with N(0, std²), the same numbers on every process and device, also when the weight is sharded."""
     generator = torch.Generator().manual_seed(int.from_bytes(str(seed).encode(), "big") % 2**63)
     fresh = torch.normal(0.0, std, weight.shape, generator=generator).to(weight.dtype)

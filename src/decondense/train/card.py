@@ -19,7 +19,7 @@ def model_card(record: dict[str, Any]) -> str:
     rows = [
         ("started from", f"{model['source']} ({model['parameters']:,} parameters)"),
         ("text", ", ".join(f"{t['name']} ({t['source']})" for t in record["text"])),
-        ("tokens", f"{record['steps'] * recipe['train']['batch_tokens']:,} in {record['steps']:,} steps"),
+        ("tokens", f"{record['tokens']:,} in {record['steps']:,} steps"),
         ("context", f"{recipe['data']['context']} tokens"),
         ("loss on the hidden states", added + options),
         ("other methods", ", ".join(f"{k.replace('_', ' ')}: {v}" for k, v in baselines.items()) or "none"),

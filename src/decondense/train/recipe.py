@@ -212,6 +212,8 @@ class Recipe(Part):
             )
         if self.baselines.active_forgetting is not None and self.model.lora is not None:
             raise ValueError("active forgetting trains the embeddings, which lora freezes: leave one of them out")
+        if self.train.fused_loss is True and (self.baselines.distillation is not None or self.model.lora is not None):
+            raise ValueError("train.fused_loss goes with neither distillation nor lora: leave it at auto")
         return self
 
     @property
@@ -222,7 +224,12 @@ class Recipe(Part):
     @property
     def steps(self) -> int:
         """Optimiser steps: enough to see the whole budget once, so 200M tokens in steps of 131,072 are 1526."""
-        return -(-self.data.tokens // (self.batch_blocks * self.data.context))
+        return -(-self.data.tokens // self.step_tokens)
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens per optimiser step: `train.batch_tokens` in whole blocks."""
+        return self.batch_blocks * self.data.context
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
@@ -310,7 +317,7 @@ def _keys_at(location: Sequence[int | str]) -> list[str]:
 
 def _anywhere(key: int | str) -> list[str]:
     """A key that stands in another section: `seed` is `train.seed`."""
-    paths = {}
+    paths: dict[str, str] = {}
     for section in Recipe.model_fields:
         for name in _keys_at([section]):
             paths.setdefault(name, f"{section}.{name}")

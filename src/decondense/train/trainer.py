@@ -3,15 +3,13 @@
 * a loss or gradient that is not finite stops the run (or skips the step) before the optimiser sees it;
 * input embeddings may have a learning rate of their own (active forgetting);
 * a teacher's predictions may be part of the loss (distillation);
-* checkpoints get a completion marker, and only a marked one is resumed from: Trainer writes them in place, so a run
-  killed while writing leaves half of one.
+* checkpoints get a completion marker, and only a marked one is resumed from (`checkpoints.py`).
 """
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
+import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +20,11 @@ from transformers import TrainerCallback
 
 from .active_forgetting import embedding_learning_rate
 from .blocks import Order
+from .checkpoints import last_complete_checkpoint, mark, marked
 from .distillation import share_loss
 from .recipe import Recipe
 
-__all__ = ["MARKER", "NotFinite", "Trainer", "last_complete_checkpoint"]
-
-MARKER = "complete.json"
+__all__ = ["NotFinite", "Trainer"]
 
 
 class NotFinite(ValueError):
@@ -35,12 +32,19 @@ class NotFinite(ValueError):
 
 
 class Trainer(transformers.Trainer):
+    """`handle`: what `regularize` returned for this trainer, if anything. `skipped`: the steps left out, from 1."""
+
     def __init__(self, *, recipe: Recipe, teacher: nn.Module | None = None, **options: Any) -> None:
         super().__init__(**options)
         self.recipe, self.teacher = recipe, teacher
-        self._bad: Tensor | None = None
-        self._norm: Tensor | None = None
+        self.folder = Path(str(self.args.output_dir))
+        self.handle: Any = None
         self.skipped: list[int] = []
+        self._begun, self._seconds_before = time.monotonic(), 0.0
+        self._bad: Tensor | None = None
+        self._norm: Any = None
+        self._before_step: tuple[Tensor, dict[str, Tensor]] | None = None
+        self._logged_step = self._skipped_since = 0
         clip = self.accelerator.clip_grad_norm_
 
         def remember(*args: Any, **kwargs: Any) -> Any:
@@ -49,7 +53,39 @@ class Trainer(transformers.Trainer):
 
         self.accelerator.clip_grad_norm_ = remember
         self.add_callback(_Guard(self))
-        self.add_callback(_Marker())
+        self.add_callback(_Marker(self))
+
+    # ---- what a checkpoint keeps beside Trainer's own state ----
+
+    @property
+    def seconds(self) -> float:
+        """Time spent on this run, by all the processes that have worked on it one after the other."""
+        return self._seconds_before + time.monotonic() - self._begun
+
+    def begin(self, checkpoint: Path | None) -> None:
+        """Called when everything else is ready: start the clock, and take up what the checkpoint's marker says."""
+        self._begun = time.monotonic()
+        if checkpoint is None:
+            return
+        kept = marked(checkpoint)
+        self._logged_step = kept["step"]
+        self._seconds_before, self.skipped = kept.get("seconds", 0.0), kept.get("skipped_steps", [])
+        if self.handle is not None:
+            # The handle counts from when it was attached; after a resumption that is not the beginning.
+            self.handle._logged_step = kept["step"]
+            self.handle._calls = kept["step"] * self.args.gradient_accumulation_steps
+            if kept.get("agreement") is not None:
+                self.handle._agreement = torch.tensor(kept["agreement"], device=self.args.device)
+
+    def _mark(self) -> None:
+        agreement = getattr(self.handle, "_agreement", None)
+        mark(
+            self.folder / f"checkpoint-{self.state.global_step}",
+            step=self.state.global_step,
+            seconds=round(self.seconds, 2),
+            skipped_steps=self.skipped,
+            agreement=None if agreement is None else agreement.tolist(),
+        )
 
     # ---- the learning rate of the embeddings ----
 
@@ -57,7 +93,8 @@ class Trainer(transformers.Trainer):
         optimiser = super().create_optimizer(model)
         forgetting = self.recipe.baselines.active_forgetting
         if forgetting is not None and not any(g.get("embeddings") for g in optimiser.param_groups):
-            weight = (self.model if model is None else model).get_input_embeddings().weight
+            trained: Any = self.model if model is None else model
+            weight = trained.get_input_embeddings().weight
             for group in optimiser.param_groups:
                 if any(p is weight for p in group["params"]):
                     group["params"] = [p for p in group["params"] if p is not weight]
@@ -70,8 +107,9 @@ class Trainer(transformers.Trainer):
         forgetting = self.recipe.baselines.active_forgetting
         if forgetting is None or self.lr_scheduler is not None:
             return super().create_scheduler(num_training_steps, optimizer)
-        optimiser = optimizer or self.optimizer
-        usual = super().create_scheduler(num_training_steps, optimizer).lr_lambdas[0]
+        optimiser: Any = optimizer or self.optimizer
+        first: Any = super().create_scheduler(num_training_steps, optimizer)
+        usual = first.lr_lambdas[0]
 
         def cycle(step: int) -> float:
             return embedding_learning_rate(
@@ -113,14 +151,19 @@ class Trainer(transformers.Trainer):
         loss = super().training_step(*args, **kwargs)
         bad = ~torch.isfinite(loss.detach())
         self._bad = bad if self._bad is None else self._bad | bad
-        # A NaN in the running sum would hide all later losses until the next line of the log.
-        return torch.where(bad, torch.zeros_like(loss), loss) if self.recipe.train.on_nan == "skip" else loss
+        return loss
+
+    def _remember(self) -> None:
+        """At the beginning of a step: the sums of the log, should the step be skipped."""
+        if self.recipe.train.on_nan == "skip":
+            self._before_step = (self._tr_loss.clone(), dict(self.handle._sums) if self.handle is not None else {})
 
     def _look(self) -> None:
         """Before the optimiser's step: is everything finite? The answer is the same on every process."""
         bad, self._bad = self._bad, None
         norm, self._norm = self._norm, None
         if norm is not None:
+            norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
             wrong = ~torch.isfinite(torch.as_tensor(norm, device=self.args.device))
             bad = wrong if bad is None else bad | wrong
         if bad is None:
@@ -131,29 +174,39 @@ class Trainer(transformers.Trainer):
         if not bool(flag.any()):
             return
         step = self.state.global_step
-        if self.recipe.train.on_nan == "skip":
-            self.skipped.append(step)
-            for p in self.model_wrapped.parameters():
-                p.grad = None  # AdamW leaves a parameter without gradient as it is
-            return
-        raise NotFinite(self._where(step))
+        if self.recipe.train.on_nan != "skip":
+            raise NotFinite(self._where(step))
+        self.skipped.append(step + 1)
+        self._skipped_since += 1
+        for p in self.model_wrapped.parameters():
+            p.grad = None  # AdamW leaves a parameter without gradient as it is
+        if self._before_step is not None:  # else the NaN would hide the other losses of the line
+            self._tr_loss.copy_(self._before_step[0])
+            if self.handle is not None:
+                self.handle._sums = dict(self._before_step[1])
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Losses are means over the steps since the last line: those that were skipped do not count."""
+        if "loss" in logs:
+            steps = self.state.global_step - self._logged_step
+            counted = steps - self._skipped_since
+            for name in ("loss", "task_loss", "penalty"):
+                if name in logs and self._skipped_since:
+                    logs[name] = logs[name] * steps / counted if counted else math.nan
+            self._logged_step, self._skipped_since = self.state.global_step, 0
+        super().log(logs, *args, **kwargs)
 
     def _where(self, step: int) -> str:
         order: Any = self.train_dataset
         assert isinstance(order, Order)
         size = self.recipe.batch_blocks
         seen = [int(b) for b in order.order[step * size : (step + 1) * size]]
-        first = order.blocks.place(seen[0])
-        checkpoint = last_complete_checkpoint(Path(self.args.output_dir))
-        remedy = (
-            f"the last good checkpoint is {checkpoint.name}: lower train.learning_rate and start again, or add "
-            "--resume --on-nan skip."
-            if checkpoint is not None
-            else "there is no checkpoint yet: lower train.learning_rate, or add --on-nan skip."
-        )
+        checkpoint = last_complete_checkpoint(self.folder)
+        last = "there is no checkpoint yet" if checkpoint is None else f"the last good checkpoint is {checkpoint.name}"
         return (
             f"the loss must stay finite, but loss or gradient is NaN or infinite at step {step + 1} of "
-            f"{self.state.max_steps} ({len(seen)} blocks, the first {first}); {remedy}"
+            f"{self.state.max_steps} ({len(seen)} blocks of the text, the first is {order.blocks.place(seen[0])}); "
+            f"{last}: lower train.learning_rate and start in another folder, or add --resume --on-nan skip."
         )
 
 
@@ -161,42 +214,19 @@ class _Guard(TrainerCallback):
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
 
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer._remember()
+
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer._look()
 
 
 class _Marker(TrainerCallback):
-    """Written last, and on disk before the run goes on."""
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if torch.distributed.is_initialized():
             torch.distributed.barrier()  # every process has written its part
-        if not state.is_world_process_zero:
-            return
-        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        for file in folder.iterdir():
-            if file.is_file():
-                _sync(file)
-        temporary = folder / f".{MARKER}"
-        temporary.write_text(json.dumps({"step": state.global_step}) + "\n")
-        _sync(temporary)
-        temporary.replace(folder / MARKER)
-        _sync(folder)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def last_complete_checkpoint(folder: Path, *, remove_incomplete: bool = False) -> Path | None:
-    """The latest checkpoint with a completion marker. Half-written ones are of no use to anybody."""
-    found = sorted(folder.glob("checkpoint-*"), key=lambda p: int(p.name.split("-")[1]))
-    complete = [p for p in found if (p / MARKER).is_file()]
-    if remove_incomplete:
-        for path in set(found) - set(complete):
-            shutil.rmtree(path, ignore_errors=True)
-    return complete[-1] if complete else None
+        if state.is_world_process_zero:
+            self.trainer._mark()

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import TrainerCallback
+from transformers.modeling_outputs import BaseModelOutput
 
 from .fast import eager
 from .recipe import Recipe
 
-__all__ = ["Clock", "Milestones", "Shown", "milestones"]
+__all__ = ["Clock", "Milestones", "Shown", "milestones", "snapshot"]
 
 Show = Callable[[int, dict[str, float]], None]
 
@@ -26,14 +29,14 @@ def milestones(steps: int, number: int) -> list[int]:
 class Milestones(TrainerCallback):
     """Checkpoints, held-out loss and snapshots at their steps; the first two are left to Trainer."""
 
-    def __init__(self, recipe: Recipe, folder: Path, text: list[str], tokenizer: Any, label: str) -> None:
-        self.recipe, self.folder, self.text, self.tokenizer, self.label = recipe, folder, text, tokenizer, label
+    def __init__(self, recipe: Recipe, folder: Path, text: str, tokenizer: Any) -> None:
+        self.recipe, self.folder, self.text, self.tokenizer = recipe, folder, text, tokenizer
         self.save_at = set(milestones(recipe.steps, recipe.train.checkpoints))
         self.look_at = set(milestones(recipe.steps, recipe.snapshots.count)) if recipe.snapshots.count else set()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == 0:
-            self._snapshot(kwargs["model"], 0)
+        if state.global_step == 0 and self.look_at:
+            self._look(kwargs["model"], 0)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         step = state.global_step
@@ -42,29 +45,88 @@ class Milestones(TrainerCallback):
         control.should_log = control.should_log or control.should_save
         control.should_evaluate = control.should_evaluate or step in self.look_at or step == state.max_steps
         if step in self.look_at:
-            self._snapshot(kwargs["model"], step)
+            self._look(kwargs["model"], step)
 
-    def _snapshot(self, model: Any, step: int) -> None:
-        """The meter on the held-out windows. It draws from generators of its own, so training does not notice."""
-        if not self.recipe.snapshots.count:
-            return
-        from ..meter import measure
-
-        wanted = self.recipe.snapshots
-        devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-        with torch.random.fork_rng(devices), eager(model):
-            found = measure(
-                (model, self.tokenizer),
-                text=self.text,
-                windows=wanted.windows,
-                tokens=wanted.tokens,
-                bootstrap=wanted.bootstrap,
-                label=f"{self.label}, step {step}",
-            )
+    def _look(self, model: Any, step: int) -> None:
+        label = f"{self.recipe.name}, step {step}"
+        found = snapshot(model, self.tokenizer, self.text, label=label, **self.recipe.snapshots.model_dump())
         if torch.distributed.is_initialized() and torch.distributed.get_rank():
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         found.save(self.folder / f"step-{step:06d}.json")
+
+
+def snapshot(
+    model: Any, tokenizer: Any, text: str, *, label: str, windows: int, tokens: int, bootstrap: int, count: int = 0
+) -> Any:
+    """The meter on a model that is being trained, which does not notice: random numbers, precision and compiled
+    blocks are as they were."""
+    from ..meter import measure
+
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    batch = 4
+    if _sharded(model):
+        # All processes gather the weights together, so all must run as many passes.
+        model, each = _whole(model), windows // world
+        batch = max(b for b in range(1, 5) if each % b == 0)
+    with torch.random.fork_rng(devices), eager(model), _highest_precision():
+        return measure(
+            (model, tokenizer),
+            text=[text],
+            windows=windows,
+            tokens=tokens,
+            bootstrap=bootstrap,
+            batch=batch,
+            label=label,
+        )
+
+
+@contextlib.contextmanager
+def _highest_precision() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _sharded(model: nn.Module) -> bool:
+    """Whether FSDP holds the weights, so that only a call of the whole model puts them together."""
+    return any(hasattr(p, "device_mesh") for p in model.parameters())
+
+
+class _Whole(nn.Module):
+    """A sharded model as the meter wants one: asked for its stack, it runs as a whole and answers with the stack's
+    output."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.inner, self.config = model, model.config
+
+    @property
+    def base_model(self) -> _Whole:
+        return self
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.inner.get_input_embeddings()
+
+    def forward(self, input_ids: torch.Tensor, use_cache: bool = False, **options: Any) -> Any:
+        kept: list[Any] = []
+        hook = self.inner.base_model.register_forward_hook(lambda module, args, out: kept.append(out))
+        try:
+            # Weights that are gathered for the first time in inference mode could never be trained.
+            with torch.inference_mode(False), torch.no_grad():
+                self.inner(input_ids=input_ids.clone(), use_cache=use_cache, **options)
+        finally:
+            hook.remove()
+        return BaseModelOutput(last_hidden_state=kept[0].last_hidden_state, hidden_states=kept[0].hidden_states)
+
+
+def _whole(model: Any) -> _Whole:
+    name = type(model).__name__.removeprefix("FSDP")  # what fully_shard prepends to the class
+    return type(name, (_Whole,), {})(model)
 
 
 class Clock(TrainerCallback):

@@ -1,0 +1,272 @@
+"""Everything before the first step: model, text, teacher, disk. What can be wrong is wrong here, in one sentence."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..weights_cache import cache_dir, quiet_loading
+from .blocks import Blocks, join
+from .folder import process_count
+from .recipe import Recipe
+from .token_files import prepare as tokenise
+
+__all__ = ["Prepared", "prepare"]
+
+
+@dataclass
+class Prepared:
+    """What a run works with. `window_text` is the held-out text, as the meter reads it; `speed` says what was done."""
+
+    model: Any
+    tokenizer: Any
+    source: dict[str, Any]
+    blocks: Blocks
+    held_out: Blocks
+    window_text: str
+    teacher: Any
+    device: torch.device
+    bf16: bool
+    micro_batch: int
+    speed: dict[str, bool]
+
+
+def prepare(recipe: Recipe, folder: Path, cache: str | os.PathLike[str] | None, preparing: Any = None) -> Prepared:
+    device = _device(recipe)
+    with quiet_loading():
+        model, tokenizer, source = _model(recipe, device)
+    limit = getattr(model.config, "max_position_embeddings", None) or getattr(model.config, "n_positions", None)
+    if limit is not None and recipe.data.context > limit:
+        raise ValueError(
+            f"data.context must be at most {limit}, the positions of this model, got {recipe.data.context}."
+        )
+    micro = _micro_batch(recipe, model, device)
+    _check_processes(recipe)
+    _check_disk(folder, model, recipe)
+    teacher = _teacher(recipe, model, tokenizer, device)
+    where = Path(cache) if cache is not None else cache_dir() / "tokens"
+    blocks, held_out = _blocks(recipe, tokenizer, where, preparing)
+    rows = model.get_input_embeddings().weight.shape[0]
+    largest = max(_largest(blocks.tokens), _largest(held_out.tokens))
+    if largest >= rows:
+        raise ValueError(
+            f"the tokenizer must match the model: it makes token {largest}, the model has {rows} embeddings; choose "
+            "the model's own tokenizer."
+        )
+    text = _window_text(recipe, tokenizer, held_out)
+    precision = recipe.train.precision
+    bf16 = precision == "bf16" or (precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported())
+    speed = _make_fast(recipe, model, device)
+    return Prepared(model, tokenizer, source, blocks, held_out, text, teacher, device, bf16, micro, speed)
+
+
+def _device(recipe: Recipe) -> torch.device:
+    from ..models import pick_device
+
+    device = pick_device(recipe.train.device)
+    if device.type == "cuda":
+        if device.index is not None:  # Trainer takes the first one it sees, whatever we say
+            raise ValueError(
+                f"train.device must be cpu or cuda, got {recipe.train.device!r}: choose the GPU with "
+                f"CUDA_VISIBLE_DEVICES={device.index}."
+            )
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    return device
+
+
+def _model(recipe: Recipe, device: torch.device) -> tuple[Any, Any, dict[str, Any]]:
+    """(model in train mode on the device, tokenizer, what it is in words)."""
+    import transformers
+
+    from .. import models
+
+    wanted, seed = recipe.model, recipe.train.seed
+    options: dict[str, Any] = {} if wanted.attention is None else {"attn_implementation": wanted.attention}
+    if wanted.architecture is not None:
+        assert wanted.tokenizer is not None
+        tokenizer = _tokenizer(wanted.tokenizer)
+        try:
+            config = transformers.AutoConfig.for_model(wanted.architecture, **wanted.config)
+            torch.manual_seed(seed)
+            model = transformers.AutoModelForCausalLM.from_config(config, **options)
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f"model.architecture must be a causal model type of transformers with a fitting config, got "
+                f"{wanted.architecture!r}: {str(error).splitlines()[0]}"
+            ) from None
+        source = {"name": wanted.architecture, "source": "from scratch"}
+    else:
+        assert wanted.name is not None
+        resolved = models.resolve(wanted.name, revision=wanted.revision)
+        model, tokenizer = models.load(
+            resolved, dtype="float32", device="cpu", init=wanted.init, seed=seed,
+            trust_remote_code=wanted.trust_remote_code, config_changes=wanted.config or None, **options,
+        )  # fmt: skip
+        if wanted.tokenizer is not None:
+            tokenizer = _tokenizer(wanted.tokenizer)
+        source = {"name": resolved.name, "source": resolved.description + (", fresh weights" if wanted.init else "")}
+    if not hasattr(model, "lm_head") and model.get_output_embeddings() is None:
+        raise ValueError(f"train needs a causal language model, got {type(model).__name__}: choose another model.")
+    model = model.to(device)
+    source["parameters"] = sum(p.numel() for p in model.parameters())
+    if wanted.lora is not None:
+        from peft import LoraConfig, get_peft_model
+
+        lora = wanted.lora
+        adapters = LoraConfig(
+            r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=lora.target_modules,
+            task_type="CAUSAL_LM",
+        )  # fmt: skip
+        torch.manual_seed(seed)
+        model = get_peft_model(model, adapters)
+    model.config.use_cache = False
+    return model.train(), tokenizer, source
+
+
+def _tokenizer(name: str) -> Any:
+    """The tokenizer of a model, or "bytes": one token per byte of UTF-8, which needs no file."""
+    if name == "bytes":
+        from transformers import ByT5Tokenizer
+
+        return ByT5Tokenizer()
+    from ..models import load_tokenizer, resolve
+
+    try:
+        return load_tokenizer(resolve(name))
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"model.tokenizer must be bytes or a model whose tokenizer can be had here, got {name!r}: "
+            f"{' '.join(str(error).split()).rstrip('.')}."
+        ) from None
+
+
+def _teacher(recipe: Recipe, model: Any, tokenizer: Any, device: torch.device) -> Any:
+    wanted = recipe.baselines.distillation
+    if wanted is None:
+        return None
+    from ..models import load
+    from .distillation import check_teacher
+
+    teacher, its_tokenizer = load(wanted.teacher, revision=wanted.revision, device=device, dtype="float32")
+    check_teacher(model, teacher, (tokenizer, its_tokenizer), recipe.data.context)
+    return teacher.requires_grad_(False)
+
+
+def _blocks(recipe: Recipe, tokenizer: Any, cache: Path, preparing: Any) -> tuple[Blocks, Blocks]:
+    """Training and held-out blocks; without a held-out text, the end of the text is held out."""
+    data = recipe.data
+    aside = -(-data.held_out_tokens // data.context)
+    options: dict[str, Any] = {"context": data.context, "cache": cache, "data": data.folder}
+    wanted = recipe.steps * recipe.step_tokens
+    if data.held_out is not None:
+        blocks = tokenise(data.text, tokenizer, tokens=wanted, progress=preparing, **options)
+        names = [data.held_out] if isinstance(data.held_out, str) else data.held_out
+        share = -(-aside // len(names))  # every held-out text has its say
+        parts = [tokenise(name, tokenizer, tokens=share * data.context, **options) for name in names]
+        return blocks, join([part.part(0, min(len(part), share)) for part in parts])
+    blocks = tokenise(data.text, tokenizer, tokens=wanted + aside * data.context, progress=preparing, **options)
+    if len(blocks) < aside + 1:
+        raise ValueError(
+            f"the text must fill {aside + 1} blocks of {data.context} tokens, {aside} of them held out, it fills "
+            f"{len(blocks)}: give more text, name data.held_out, or lower data.held_out_tokens."
+        )
+    return blocks.part(0, len(blocks) - aside), blocks.part(len(blocks) - aside, len(blocks))
+
+
+def _largest(tokens: Any) -> int:
+    """The largest id, a stretch at a time: the file may be larger than the memory."""
+    return max(int(tokens[i : i + (1 << 24)].max()) for i in range(0, len(tokens), 1 << 24))
+
+
+def _window_text(recipe: Recipe, tokenizer: Any, held_out: Blocks) -> str:
+    """The held-out text in words, long enough for the windows of the snapshots."""
+    from ..text import open_text
+    from ..windows import draw_windows
+
+    wanted = recipe.snapshots
+    text = tokenizer.decode(held_out.tokens.tolist())
+    if wanted.count:
+        try:
+            draw_windows(open_text([text]), tokenizer, windows=wanted.windows, tokens=wanted.tokens)
+        except ValueError:
+            raise ValueError(
+                f"the held-out text must hold {wanted.windows} windows of {wanted.tokens} tokens for the snapshots, it "
+                f"has {len(held_out.tokens)} tokens: raise data.held_out_tokens or lower snapshots.windows."
+            ) from None
+    return text
+
+
+def _check_processes(recipe: Recipe) -> None:
+    """Sharded weights are gathered by all processes together, so all must look at as many windows."""
+    world, wanted = process_count(), recipe.snapshots
+    sharded = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+    if sharded and wanted.count and wanted.windows % world:
+        raise ValueError(
+            f"snapshots.windows must be a multiple of the {world} processes when the weights are sharded (FSDP), got "
+            f"{wanted.windows}: change it, or set snapshots.count to 0."
+        )
+
+
+def _check_disk(folder: Path, model: Any, recipe: Recipe) -> None:
+    """Weights in float32, and two moments for what is trained, for every checkpoint kept and one being written."""
+    weights = sum(p.numel() for p in model.parameters()) * 4
+    moments = sum(p.numel() for p in model.parameters() if p.requires_grad) * 8
+    needed = (weights + moments) * (min(recipe.train.keep, recipe.train.checkpoints) + 1) + weights
+    there = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())  # a resumed run has some of it already
+    free = shutil.disk_usage(next(p for p in (folder, *folder.absolute().parents) if p.exists())).free
+    if free + there < needed:
+        raise OSError(
+            f"the disk must hold {needed / 2**30:.1f} GiB of checkpoints, it has {free / 2**30:.1f} GiB free: free "
+            "some space or choose another folder with --out."
+        )
+
+
+def _micro_batch(recipe: Recipe, model: Any, device: torch.device) -> int:
+    """Blocks per forward pass: what the recipe says, else the largest divisor of a process's share that should fit."""
+    world = process_count()
+    if recipe.batch_blocks % world:
+        raise ValueError(
+            f"train.batch_tokens must give every one of {world} processes as many blocks, got {recipe.batch_blocks} "
+            f"blocks of {recipe.data.context}: change train.batch_tokens or the number of processes."
+        )
+    share = recipe.batch_blocks // world
+    if recipe.train.micro_batch is not None:
+        if share % recipe.train.micro_batch:
+            raise ValueError(
+                f"train.micro_batch must divide the {share} blocks that a process has per step, got "
+                f"{recipe.train.micro_batch}."
+            )
+        return recipe.train.micro_batch
+    tokens = 4096.0
+    if device.type == "cuda":
+        # 65,536 tokens of a 135M-parameter model (30 layers × width 576, 49k words) take 41 GiB of an H200's 139.
+        config = model.config
+        work = config.num_hidden_layers * config.hidden_size / 17280 + config.vocab_size / 49152
+        tokens = 65536 * torch.cuda.get_device_properties(device).total_memory / (139 * 2**30) * 2 / max(work, 2 / 3)
+    fits = max(1, int(tokens / recipe.data.context))
+    return max(d for d in range(1, share + 1) if share % d == 0 and (d <= fits or d == 1))
+
+
+def _make_fast(recipe: Recipe, model: Any, device: torch.device) -> dict[str, bool]:
+    """Compiled blocks and the fused head, on a GPU unless the recipe says otherwise."""
+    from .fast import compile_blocks, fuse_head
+
+    cuda = device.type == "cuda"
+    compiled = recipe.train.compile if recipe.train.compile != "auto" else cuda
+    fused = recipe.train.fused_loss if recipe.train.fused_loss != "auto" else cuda
+    if recipe.baselines.distillation is not None or recipe.model.lora is not None:
+        fused = False  # distillation needs the logits, and adapters wrap the model
+    done = {"compiled": bool(compiled), "fused_loss": False}
+    if fused:
+        done["fused_loss"] = fuse_head(model, compiled=bool(compiled))
+        if not done["fused_loss"] and recipe.train.fused_loss is True:
+            raise ValueError(f"train.fused_loss does not reproduce the loss of {type(model).__name__}: set it to auto.")
+    if compiled:
+        compile_blocks(model)
+    return done
