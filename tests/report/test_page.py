@@ -264,6 +264,13 @@ def test_runs_side_by_side(everything):
     assert len(section.origins) == 4
 
 
+def test_the_arm_without_a_loss_comes_first(tmp_path):
+    write_run(tmp_path / "a", layers=3, steps=20, snapshots=(0, 20))
+    write_run(tmp_path / "b", layers=3, steps=20, snapshots=(0, 20), weight=0)
+    (section,) = collect([tmp_path]).sections
+    assert [chart.title for chart in section.panels[0].charts] == ["b", "a"]
+
+
 def test_runs_of_other_models_or_texts_stand_apart(tmp_path):
     write_run(tmp_path / "a", layers=3, steps=20, snapshots=(0, 20))
     write_run(tmp_path / "b", layers=3, steps=20, snapshots=(0, 20), name="other")

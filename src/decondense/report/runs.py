@@ -99,7 +99,8 @@ def read_run(source: Source) -> Run:
 
 
 def training(runs: Sequence[Run]) -> Section:
-    """The section of runs that share model and text."""
+    """The section of runs that share model and text; those without a loss come first, as what is compared with."""
+    runs = sorted(runs, key=lambda run: _flatten(run.record["recipe"]).get("loss.name") != "none")
     differing = _name_runs(runs)
     many = len(runs) > 1
     name = PurePosixPath(str(runs[0].record["model"]["name"])).name
@@ -188,13 +189,14 @@ def arms_of(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def _verdict(runs: Sequence[Run]) -> str:
-    """One clause per arm: held-out loss and Spearman, before and after, means over seeds."""
+    """One clause per arm: held-out loss, mean cosine and Spearman, before and after, means over seeds."""
     arms = arms_of(runs)
     clauses = []
     for arm, members in arms.items():
         parts = []
         for words, pairs, digits in (
             ("held-out loss", [_ends(run.record["held_out"], lambda row: row["loss"]) for run in members], 4),
+            ("mean cosine", [_ends(run.snapshots, _block_mean) for run in members], 3),
             ("Spearman", [_ends(run.snapshots, lambda s: s[2].spearman) for run in members], 2),
         ):
             known = [pair for pair in pairs if pair is not None]
@@ -205,6 +207,11 @@ def _verdict(runs: Sequence[Run]) -> str:
         name = f"{arm}{seeds}: " if len(arms) > 1 or seeds else ""
         clauses.append(name + (", ".join(parts) or "nothing was measured"))
     return "; ".join(clauses)
+
+
+def _block_mean(snapshot: tuple[int, int, Condensation]) -> float:
+    """Mean cosine over all blocks: what the loss acts on."""
+    return float(snapshot[2].mean_cosine[1:].mean())
 
 
 def _ends(rows: Sequence[Any], value: Callable[[Any], Any]) -> tuple[float, float] | None:
@@ -229,8 +236,7 @@ def _run_table(runs: Sequence[Run], differing: Sequence[str]) -> Table:
         seed = next((recipe[k] for k in recipe if k.rsplit(".", 1)[-1] == "seed"), None)
         held = _ends(record["held_out"], lambda row: row["loss"]) or (None, None)
         rho = _ends(run.snapshots, lambda s: s[2].spearman) or (None, None)
-        # the mean over blocks: what the loss acts on
-        cosine = _ends(run.snapshots, lambda s: s[2].mean_cosine[1:].mean()) or (None, None)
+        cosine = _ends(run.snapshots, _block_mean) or (None, None)
         steps, tokens = run.last("step"), run.last("tokens")
         settings = [recipe.get(key) for key in differing]
         task, penalty = short(run.last("task_loss")), short(run.last("penalty"))
@@ -247,7 +253,7 @@ def _run_table(runs: Sequence[Run], differing: Sequence[str]) -> Table:
             _fixed(penalty, 4), *moved, "–" if speed is None else f"{speed:,.0f}",
             "yes" if record["finished"] else "no",
         ])  # fmt: skip
-    note = "Held-out loss, Spearman and mean cosine (of all blocks): first → last. Losses are those of single steps."
+    note = "Held-out loss, Spearman and mean cosine (of all blocks): first → last. Task loss, penalty: as last logged."
     return Table("Runs", columns, rows, shown, heads, note=note)
 
 
