@@ -11,24 +11,27 @@ from typing import Annotated, Any
 
 import typer
 
-from .terminal import err, is_main, out, progress_bar
+from .terminal import err, is_main, out
 
-Recipe = Annotated[Path | None, typer.Argument(help="recipe (YAML); without one, --model and --text are needed")]
-Set = Annotated[list[str] | None, typer.Option("--set", help="override one key: train.seed=2; may be repeated")]
+Recipe = Annotated[Path | None, typer.Argument(help="recipe (YAML); without one, --model is needed")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="override a key of the recipe: train.seed=2; may be repeated"),
+]
 
 
 def train(
     recipe: Recipe = None,
     settings: Set = None,
     model: Annotated[str | None, typer.Option(help="model to train: hub id, folder, GGUF file or bundled name")] = None,
-    text: Annotated[str | None, typer.Option(help="named text or file; several with commas")] = None,
+    text: Annotated[str | None, typer.Option(help="named text (its train split) or file; several with commas")] = None,
     held_out: Annotated[str | None, typer.Option(help="text for the held-out loss; default the end of --text")] = None,
     tokens: Annotated[str | None, typer.Option(help="budget in tokens: 2M, 200M")] = None,
     context: Annotated[int | None, typer.Option(help="tokens per block")] = None,
     loss: Annotated[str | None, typer.Option(help="none, dispersion, decorrelation, … (decondense.losses)")] = None,
-    weight: Annotated[float | None, typer.Option(help="λ of that loss")] = None,
+    weight: Annotated[float | None, typer.Option(help="λ, what that loss is multiplied by")] = None,
     estimator: Annotated[str | None, typer.Option(help="first_order, second_order, exact, sampled")] = None,
-    layers: Annotated[str | None, typer.Option(help="all, last, early_half, late_half")] = None,
+    layers: Annotated[str | None, typer.Option(help="all, last, early_half, late_half, or numbers: 1,2,3")] = None,
     teacher: Annotated[str | None, typer.Option(help="distil from this model")] = None,
     noisy_embedding: Annotated[float | None, typer.Option(help="NEFTune's α; the paper: 1")] = None,
     active_forgetting: Annotated[int | None, typer.Option(help="draw embeddings anew every so many steps")] = None,
@@ -37,23 +40,31 @@ def train(
     seeds: Annotated[str | None, typer.Option(help="several, 1,2,3: one run folder each")] = None,
     data: Annotated[Path | None, typer.Option(help="folder of named texts; default $DECONDENSE_DATA")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, …; default the best there is")] = None,
-    on_nan: Annotated[str | None, typer.Option(help="stop or skip")] = None,
+    on_nan: Annotated[str | None, typer.Option(help="loss not finite: stop (default), or skip the step")] = None,
     out_dir: Annotated[Path | None, typer.Option("--out", help="run folder; default runs/NAME")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="continue an interrupted run")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="continue an interrupted run with the same command")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the whole recipe and stop")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON and nothing else")] = False,
 ) -> None:
-    """Train a language model, with or without a loss against condensation, as a recipe says."""
+    """Train a language model, with or without a loss against condensation, as a recipe says.
+
+    decondense train recipes/midtrain-smollm2-135m.yaml --set train.seed=2 --out runs/two
+
+    decondense train --model smollm2-135m --text wikitext-2 --tokens 2M --loss dispersion --weight 0.1
+
+    Flags override the recipe, --set overrides both; docs/training.md explains every key. Several GPUs: torchrun
+    --nproc-per-node 8 -m decondense.cli train …, or accelerate launch with recipes/launch/.
+    """
     flags = {
         "model.name": model,
-        "data.text": None if text is None else text.split(",") if "," in text else text,
-        "data.held_out": None if held_out is None else held_out.split(",") if "," in held_out else held_out,
+        "data.text": _several(text),
+        "data.held_out": _several(held_out),
         "data.tokens": tokens,
         "data.context": context,
         "data.folder": None if data is None else str(data),
         "loss.name": loss,
         "loss.weight": weight,
-        "loss.layers": layers,
+        "loss.layers": _layers(layers),
         "loss.options.estimator": estimator,
         "baselines.distillation.teacher": teacher,
         "baselines.noisy_embedding": noisy_embedding,
@@ -73,6 +84,25 @@ def train(
         if seeds is not None:
             folder = folder / f"seed-{one}"
         _run(built, folder, resume=resume, as_json=as_json)
+    _part()
+
+
+def _several(names: str | None) -> str | list[str] | None:
+    return names.split(",") if names is not None and "," in names else names
+
+
+def _layers(layers: str | None) -> str | list[int] | None:
+    if layers is None or not layers.replace(",", "").replace("-", "").isdigit():
+        return layers
+    return [int(part) for part in layers.split(",") if part]
+
+
+def _part() -> None:
+    """Leave the other processes in good order: torch complains about those that just go."""
+    import torch.distributed
+
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def _seeds(seeds: str | None, seed: int | None) -> list[int | None]:
@@ -80,10 +110,10 @@ def _seeds(seeds: str | None, seed: int | None) -> list[int | None]:
         return [None]
     if seed is not None:
         raise ValueError("--seed and --seeds say the same twice: give one of them.")
-    try:
-        return [int(s) for s in seeds.split(",") if s.strip()]
-    except ValueError:
-        raise ValueError(f"--seeds must be whole numbers with commas, like 1,2,3, got {seeds!r}.") from None
+    parts = [part.strip() for part in seeds.split(",")]
+    if not all(part.isdigit() for part in parts) or len(set(parts)) < len(parts):
+        raise ValueError(f"--seeds must be different whole numbers with commas, like 1,2,3, got {seeds!r}.")
+    return [int(part) for part in parts]
 
 
 def _build(path: Path | None, flags: dict[str, Any], settings: list[str]) -> Any:
@@ -98,7 +128,7 @@ def _build(path: Path | None, flags: dict[str, Any], settings: list[str]) -> Any
     if path is not None:
         return load_recipe(path, [*given, *settings])
     if flags["model.name"] is None:
-        raise ValueError("train needs a recipe, or --model and --text: see recipes/ for complete examples.")
+        raise ValueError("train needs a recipe, or --model: see recipes/ for complete examples.")
     name = "-".join(
         [
             Path(str(flags["model.name"])).name,
@@ -121,7 +151,7 @@ def _run(recipe: Any, folder: Path, *, resume: bool, as_json: bool) -> None:
             err.print(sentence)
 
     try:
-        with progress_bar("tokenising", quiet=quiet) as preparing, _training_bar(recipe, quiet=quiet) as show:
+        with _progress(recipe, quiet=quiet) as (preparing, show):
             run = carry_out(
                 recipe, folder, resume=resume, command=shlex.join(["decondense", *sys.argv[1:]]), show=show,
                 preparing=preparing, say=say,
@@ -141,25 +171,56 @@ def _run(recipe: Any, folder: Path, *, resume: bool, as_json: bool) -> None:
 
 
 @contextlib.contextmanager
-def _training_bar(recipe: Any, *, quiet: bool) -> Iterator[Any]:
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+def _progress(recipe: Any, *, quiet: bool) -> Iterator[tuple[Any, Any]]:
+    """Two callbacks, (tokens done, tokens in all) and (step, figures), that drive one line on stderr. It is cut to the
+    terminal: the bar goes first."""
+    from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.table import Column
 
     if quiet:
-        yield None
+        yield None, None
         return
-    columns = (TextColumn("step"), TextColumn("{task.completed}/{task.total}"), BarColumn(bar_width=20))
-    with Progress(*columns, TimeRemainingColumn(), TextColumn("{task.description}"), console=err) as bar:
-        task = bar.add_task("", total=recipe.steps, visible=False)
+    counter = f"step {recipe.steps}/{recipe.steps}"
+    room = err.width - len(counter) - len(" 0:00:00 ")
+    columns: list[ProgressColumn] = [
+        TextColumn("{task.fields[counter]}", table_column=Column(no_wrap=True, min_width=len(counter))),
+        TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)),
+        TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+    ]
+    if err.width >= 100:
+        room -= 16
+        columns.insert(1, BarColumn(bar_width=15))
+    with Progress(*columns, console=err) as bar:
+        task = bar.add_task("", total=None, visible=False, counter="tokenising")
+        stepping = False
+
+        def preparing(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total, visible=True, description=f"{done:,} of {total:,} tokens")
 
         def show(step: int, figures: dict[str, float]) -> None:
-            parts = [f"{figures['tokens_per_second']:,.0f} tok/s"] if "tokens_per_second" in figures else []
-            names = {"task_loss": "loss", "penalty": "penalty", "mean_cosine": "cosine", "eval_loss": "held-out"}
-            if "task_loss" not in figures and "loss" in figures:
-                names = {"loss": "loss", "eval_loss": "held-out"}
-            parts += [f"{words} {figures[key]:.4f}" for key, words in names.items() if key in figures]
-            bar.update(task, completed=step, description="  ".join(parts), visible=True)
+            nonlocal stepping
+            if not stepping:  # the clock of the remaining time starts anew
+                bar.reset(task, total=recipe.steps, visible=True)
+                stepping = True
+            counted = f"step {step}/{recipe.steps}"
+            bar.update(task, completed=step, counter=counted, description=in_words(figures, room))
 
-        yield show
+        yield preparing, show
+
+
+def in_words(figures: dict[str, float], room: int) -> str:
+    """The latest figures of a run in at most `room` characters, the most important first."""
+    parts = []
+    speed = figures.get("tokens_per_second")
+    if speed is not None:
+        parts.append(f"{speed / 1000:,.0f}k tok/s" if speed >= 10_000 else f"{speed:,.0f} tok/s")
+    names = {"task_loss": "loss", "penalty": "penalty", "mean_cosine": "cosine", "eval_loss": "held-out"}
+    if "task_loss" not in figures:
+        names = {"loss": "loss", "eval_loss": "held-out"}
+    parts += [f"{words} {figures[key]:.3f}" for key, words in names.items() if key in figures]
+    while parts and len("  ".join(parts)) > room:
+        parts.pop()
+    return "  ".join(parts)
 
 
 def show_run(run: Any, folder: Path) -> None:
@@ -178,7 +239,7 @@ def show_run(run: Any, folder: Path) -> None:
         cells = (
             ("", "") if snapshot is None else (f"{snapshot.mean_cosine[1:].mean():.3f}", f"{snapshot.spearman:+.2f}")
         )
-        tokens = step * record["recipe"]["train"]["batch_tokens"]
+        tokens = step * record["tokens"] // record["steps"]
         table.add_row(str(step), f"{tokens:,}", f"{losses[step]:.4f}" if step in losses else "", *cells)
     out.print(table)
     out.print("mean cosine: over the block outputs, on held-out windows", style="dim")
@@ -186,5 +247,5 @@ def show_run(run: Any, folder: Path) -> None:
     pace = "" if speed is None else f", {speed:,.0f} tokens/s in steps"
     out.print(f"{record['steps']} steps in {record['seconds']:.0f} s{pace} on {record['hardware']}")
     if record["skipped_steps"]:
-        out.print(f"note: {len(record['skipped_steps'])} steps were skipped, their loss was not finite")
+        out.print(f"note: {len(record['skipped_steps'])} steps were skipped, their loss or gradient was not finite")
     out.print(f"written: {folder}/model, result.json, training.png, snapshots/")

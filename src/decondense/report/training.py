@@ -45,6 +45,7 @@ def _series(record: dict[str, Any], panel: str) -> tuple[list[float], list[float
         pairs = [(e["tokens"], e["penalty"]) for e in record["history"] if "penalty" in e]
     else:
         pairs = [(e["tokens"], e.get("task_loss", e["loss"])) for e in record["history"]]
+    pairs = [(x, y) for x, y in pairs if y is not None]  # null: it was not finite
     return [p[0] for p in pairs], [p[1] for p in pairs]
 
 

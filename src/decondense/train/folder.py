@@ -149,5 +149,5 @@ def _disk_full(error: BaseException) -> bool:
     """safetensors and torch.save have their own words for it."""
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return True
-    said = str(error)
-    return any(words in said for words in ("No space left", "os error 28", "code: 28", "PytorchStreamWriter failed"))
+    words = ("No space left", "os error 28", "code: 28", "PytorchStreamWriter failed", "inline_container.cc")
+    return any(word in str(error) for word in words)

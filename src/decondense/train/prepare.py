@@ -10,7 +10,10 @@ from typing import Any
 
 import torch
 
+from .. import text
+from ..models import hub_reachable, pick_device
 from ..weights_cache import cache_dir, quiet_loading
+from ..windows import draw_windows
 from .blocks import Blocks, join
 from .folder import process_count
 from .recipe import Recipe
@@ -58,16 +61,14 @@ def prepare(recipe: Recipe, folder: Path, cache: str | os.PathLike[str] | None, 
             f"the tokenizer must match the model: it makes token {largest}, the model has {rows} embeddings; choose "
             "the model's own tokenizer."
         )
-    text = _window_text(recipe, tokenizer, held_out)
+    words = _window_text(recipe, tokenizer, held_out)
     precision = recipe.train.precision
     bf16 = precision == "bf16" or (precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported())
     speed = _make_fast(recipe, model, device)
-    return Prepared(model, tokenizer, source, blocks, held_out, text, teacher, device, bf16, micro, speed)
+    return Prepared(model, tokenizer, source, blocks, held_out, words, teacher, device, bf16, micro, speed)
 
 
 def _device(recipe: Recipe) -> torch.device:
-    from ..models import pick_device
-
     device = pick_device(recipe.train.device)
     if device.type == "cuda":
         if device.index is not None:  # Trainer takes the first one it sees, whatever we say
@@ -164,19 +165,34 @@ def _blocks(recipe: Recipe, tokenizer: Any, cache: Path, preparing: Any) -> tupl
     aside = -(-data.held_out_tokens // data.context)
     options: dict[str, Any] = {"context": data.context, "cache": cache, "data": data.folder}
     wanted = recipe.steps * recipe.step_tokens
+    names = [_training_split(name, data.folder) for name in ([data.text] if isinstance(data.text, str) else data.text)]
     if data.held_out is not None:
-        blocks = tokenise(data.text, tokenizer, tokens=wanted, progress=preparing, **options)
-        names = [data.held_out] if isinstance(data.held_out, str) else data.held_out
-        share = -(-aside // len(names))  # every held-out text has its say
-        parts = [tokenise(name, tokenizer, tokens=share * data.context, **options) for name in names]
+        blocks = tokenise(names, tokenizer, tokens=wanted, progress=preparing, **options)
+        others = [data.held_out] if isinstance(data.held_out, str) else data.held_out
+        share = -(-aside // len(others))  # every held-out text has its say
+        parts = [tokenise(name, tokenizer, tokens=share * data.context, **options) for name in others]
         return blocks, join([part.part(0, min(len(part), share)) for part in parts])
-    blocks = tokenise(data.text, tokenizer, tokens=wanted + aside * data.context, progress=preparing, **options)
+    blocks = tokenise(names, tokenizer, tokens=wanted + aside * data.context, progress=preparing, **options)
     if len(blocks) < aside + 1:
         raise ValueError(
             f"the text must fill {aside + 1} blocks of {data.context} tokens, {aside} of them held out, it fills "
             f"{len(blocks)}: give more text, name data.held_out, or lower data.held_out_tokens."
         )
     return blocks.part(0, len(blocks) - aside), blocks.part(len(blocks) - aside, len(blocks))
+
+
+def _training_split(name: str, folder: str | None) -> str:
+    """A named text without a split is its train split here; what it stands for elsewhere is there to be measured on."""
+    entry = text.TEXTS.get(name)
+    if entry is None or name == "pydoc" or entry.split == "train":
+        return name
+    found = text._local_file(entry, "train", folder) or text._packaged_file(entry, "train")
+    if found is None and not (entry.hub is not None and hub_reachable()):
+        raise ValueError(
+            f"text {name!r} has no train split here: set DECONDENSE_DATA to a folder that has it, or name a split to "
+            f"train on, like {name}:{entry.split}."
+        )
+    return f"{name}:train"
 
 
 def _largest(tokens: Any) -> int:
@@ -186,20 +202,17 @@ def _largest(tokens: Any) -> int:
 
 def _window_text(recipe: Recipe, tokenizer: Any, held_out: Blocks) -> str:
     """The held-out text in words, long enough for the windows of the snapshots."""
-    from ..text import open_text
-    from ..windows import draw_windows
-
     wanted = recipe.snapshots
-    text = tokenizer.decode(held_out.tokens.tolist())
+    words = tokenizer.decode(held_out.tokens.tolist())
     if wanted.count:
         try:
-            draw_windows(open_text([text]), tokenizer, windows=wanted.windows, tokens=wanted.tokens)
+            draw_windows(text.open_text([words]), tokenizer, windows=wanted.windows, tokens=wanted.tokens)
         except ValueError:
             raise ValueError(
                 f"the held-out text must hold {wanted.windows} windows of {wanted.tokens} tokens for the snapshots, it "
                 f"has {len(held_out.tokens)} tokens: raise data.held_out_tokens or lower snapshots.windows."
             ) from None
-    return text
+    return words
 
 
 def _check_processes(recipe: Recipe) -> None:

@@ -165,6 +165,7 @@ class Shown(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
         kept = ("loss", "task_loss", "penalty", "mean_cosine", "eval_loss")
         self.figures |= {k: v for k, v in (logs or {}).items() if k in kept}
+        self.show(state.global_step, self.figures)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.show(state.global_step, self.figures)
