@@ -1,0 +1,166 @@
+"""``decondense study``: a claim of the paper, end to end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .terminal import err, out, output_folder, writing
+
+Name = Annotated[str, typer.Argument(help="`list`, or the name of a study")]
+Scale = Annotated[str, typer.Option(help="smoke (CPU, seconds), gpu (one GPU, pieces of minutes) or paper")]
+Out = Annotated[Path | None, typer.Option("--out", help="result folder; default studies/NAME-SCALE")]
+Pieces = Annotated[str | None, typer.Option("--piece", help="numbers or names of the pieces to run, with commas")]
+Seeds = Annotated[str | None, typer.Option(help="training seeds, with commas; default those of the scale")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", help="change one setting: base.data.tokens=5M; may be repeated")
+]
+Merge = Annotated[bool, typer.Option("--merge", help="run nothing: compute the result from the piece files")]
+From = Annotated[
+    list[Path] | None, typer.Option("--from", help="with --merge: also take pieces from this folder or file")
+]
+Bench = Annotated[Path | None, typer.Option(help="folder of benchmark files; default $DECONDENSE_BENCH, else the hub")]
+
+
+def study(
+    name: Name,
+    scale: Scale = "smoke",
+    out_dir: Out = None,
+    piece: Pieces = None,
+    seeds: Seeds = None,
+    settings: Set = None,
+    merge: Merge = False,
+    sources: From = None,
+    data: Annotated[Path | None, typer.Option(help="folder of named texts; default $DECONDENSE_DATA")] = None,
+    bench: Bench = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, …; default the best there is")] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="print the pieces and stop")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON and nothing else")] = False,
+) -> None:
+    """Put a claim of the paper to the test, piece by piece, and say reproduced, not reproduced or undecided."""
+    from .. import studies
+
+    if name == "list":
+        _show_list(as_json)
+        return
+    wanted = studies.find(name)
+    chosen = studies.settings_of(wanted, scale, settings or [], _numbers(seeds))
+    if plan:
+        _show_plan(wanted, chosen)
+        return
+    if sources and not merge:
+        raise ValueError("--from takes piece files from elsewhere and goes with --merge: add it.")
+    if merge and (piece or settings):
+        raise ValueError("--merge runs nothing, so --piece and --set have no meaning: leave them out.")
+    with output_folder(out_dir if out_dir is not None else Path("studies") / f"{name}-{scale}") as folder:
+        if merge:
+            studies.collect(folder, sources or [])
+            with writing(folder):
+                record = studies.merge(wanted, scale, folder)
+        else:
+            record = studies.run(
+                wanted,
+                scale,
+                folder,
+                chosen,
+                pieces=None if piece is None else _words(piece),
+                say=_say(as_json),
+                data=None if data is None else str(data),
+                bench=_bench(chosen, bench, data),
+                device=device,
+            )
+    _show(record, folder, as_json)
+
+
+def _numbers(given: str | None) -> list[int] | None:
+    if given is None:
+        return None
+    try:
+        return [int(part) for part in _words(given)]
+    except ValueError:
+        raise ValueError(f"--seeds must be whole numbers with commas, like 1,2,3, got {given!r}.") from None
+
+
+def _words(given: str) -> list[str]:
+    return [part.strip() for part in given.split(",") if part.strip()]
+
+
+def _say(quiet: bool) -> Any:
+    return (lambda sentence: None) if quiet else (lambda sentence: err.print(sentence, markup=False))
+
+
+def _bench(settings: dict[str, Any], given: Path | None, data: Path | None) -> str | None:
+    """Asked for only where the study evaluates anything."""
+    if not settings.get("tasks"):
+        return None
+    from ..studies.outcomes import bench_folder
+
+    return bench_folder(None if given is None else str(given), None if data is None else str(data))
+
+
+def _show_list(as_json: bool) -> None:
+    import json
+
+    from .. import studies
+
+    if as_json:
+        listed = [
+            {
+                "study": s.name,
+                "claim": s.claim,
+                "question": s.question,
+                "criterion": s.criterion,
+                "scales": {
+                    scale: {"runs": x["about"], "cost": x["cost"], "pieces": [p.name for p in s.plan(dict(x))]}
+                    for scale, x in s.scales.items()
+                },
+            }
+            for s in studies.STUDIES.values()
+        ]
+        print(json.dumps(listed, indent=1, ensure_ascii=False))
+        return
+    for s in studies.STUDIES.values():
+        out.print(f"[bold]{s.name}[/bold]  {s.claim}: {s.question}")
+        for scale, x in s.scales.items():
+            pieces = len(s.plan(dict(x)))
+            out.print(f"  {scale:<6} {x['about']}", markup=False)
+            out.print(f"         {pieces} piece{'s' * (pieces != 1)}; {x['cost']}", style="dim", markup=False)
+
+
+def _show_plan(wanted: Any, settings: dict[str, Any]) -> None:
+    for number, piece in enumerate(wanted.plan(settings), 1):
+        out.print(f"{number:>3}  {piece.name:<24} {piece.words}", markup=False)
+
+
+def _show(record: dict[str, Any], folder: Path, as_json: bool) -> None:
+    if as_json:
+        import json
+
+        print(json.dumps(record, indent=1, ensure_ascii=False))
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in record["table"]["columns"][:9]:
+        table.add_column(
+            column.replace("_", " "), justify="left" if column in ("arm", "model", "text", "task") else "right"
+        )
+    rows = record["table"]["rows"]
+    for row in rows[:40]:
+        table.add_row(*(Text(_cell(value)) for value in row[:9]))
+    if rows:
+        out.print(table)
+    if len(rows) > 40:
+        out.print(f"… {len(rows) - 40} more rows in table.csv", style="dim")
+    out.print(f"criterion: {record['criterion']}", style="dim", markup=False)
+    out.print(record["sentence"], style="bold", markup=False)
+    out.print(f"written: {folder}/result.json, table.csv" + ", figure.png" * bool(record["figures"]), markup=False)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,166 @@
+"""Is condensation causal? The weight of the loss from −1 (condensing on purpose) to +1.
+
+If condensation harms language modelling, pushing the geometry one way must help and the other way must hurt. A
+penalty of any sign also disturbs the training, which costs something in both directions; over doses that are
+symmetric around 0 that cost cancels in the slope, and what is left is the direction.
+
+Criterion, two parts that must both hold over training seeds (95 % intervals): held-out loss at the paper's λ = 0.1
+minus at λ = 0 is below 0; and the slope of held-out loss over all doses, one least-squares slope per seed, is below
+0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import scales, training
+from .study import Conclusion, Settings, Study
+from .training import Runs, cosine, held_out, joined
+from .verdict import combine, decide, signed
+
+CRITERION = (
+    "Held-out loss at λ = 0.1 minus at λ = 0 is below 0, and the slope of held-out loss over the symmetric doses "
+    "is below 0: both 95 % intervals over training seeds."
+)
+DOSES = [-1.0, -0.3, -0.1, 0.0, 0.1, 0.3, 1.0]
+
+
+def name(dose: float) -> str:
+    return f"λ {signed(dose, 2).rstrip('0').rstrip('.')}" if dose else "λ 0"
+
+
+def arms(doses: Sequence[float]) -> dict[str, Any]:
+    """λ = 0 is cross-entropy alone."""
+    return {name(d): joined(scales.FIRST_ORDER, {"loss": {"weight": d}}) if d else {} for d in doses}
+
+
+def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
+    doses = sorted(arm.get("loss", {}).get("weight", 0.0) for arm in settings["arms"].values())
+    runs = Runs(pieces, list(settings["arms"]))
+    zero = name(0.0)
+    against = {d: decide(runs.differences(name(d), zero, held_out), claim="less") for d in doses if d}
+    slope = decide(_slopes(runs, doses), claim="less")
+    verdict = combine([against[settings["dose"]], slope])
+    scored = [d for d in doses if any("scores" in r for r in runs.table.get(name(d), {}).values())]
+    tasks = list(dict.fromkeys(t for arm in runs.table.values() for r in arm.values() for t in r.get("scores", {})))
+    columns, rows = runs.rows(tasks)
+    best = min((d for d in doses if name(d) in runs), key=lambda d: runs.mean(name(d), held_out), default=0.0)
+    sentence = (
+        f"held-out loss at λ = {settings['dose']:g} minus at 0 {against[settings['dose']].words(4)}; slope over doses "
+        f"{slope.words(4)} nats per unit of λ (above 0: dispersing hurts more than condensing); lowest mean loss at "
+        f"λ = {_plain(best)}; mean cosine {_range(runs, doses)}."
+    )
+
+    def draw(path: Path) -> Path:
+        from ..report.study_figures import curves
+
+        here = [d for d in doses if name(d) in runs]
+        common = {"x": "weight λ", "scale": "symlog", "ticks": here}
+        panels = [
+            {
+                "title": "held-out loss minus that of λ = 0",
+                "y": "nats per token",
+                "line": 0.0,
+                **common,
+                "series": {"": (here, [runs.differences(name(d), zero, held_out) for d in here])},
+            },
+            {
+                "title": "geometry",
+                "y": "mean cosine of the blocks",
+                **common,
+                "series": {"": (here, [runs.values(name(d), cosine) for d in here])},
+            },
+        ]
+        for task in [t for t in tasks if not t.endswith("perplexity")][:1]:
+            values = [[100 * r["scores"][task] for r in runs.table[name(d)].values() if "scores" in r] for d in scored]
+            panels.append({"title": task, "y": "accuracy, %", **common, "series": {"": (scored, values)}})
+        return curves(panels, path, note="dots: training seeds; bars: 95 % intervals over them")
+
+    estimate = {
+        "against_zero": {name(d): x.record() for d, x in against.items()},
+        "slope": slope.record(),
+        "scores": {name(d): {t: _mean_score(runs, name(d), t) for t in tasks} for d in scored},
+    }
+    return Conclusion(verdict, sentence, columns, rows, estimate, draw)
+
+
+def _slopes(runs: Runs, doses: Sequence[float]) -> list[float]:
+    """Σ λ (y_λ − ȳ)/Σ λ² per seed that has every dose; λ sums to 0."""
+    x = np.asarray(doses)
+    x = x - x.mean()
+    slopes = []
+    for seed in runs.seeds:
+        row = [runs.table.get(name(d), {}).get(seed) for d in doses]
+        if all(r is not None for r in row):
+            y = np.array([held_out(r) for r in row if r is not None])
+            slopes.append(float(x @ y / (x @ x)))
+    return slopes
+
+
+def _mean_score(runs: Runs, arm: str, task: str) -> float | None:
+    values = [r["scores"][task] for r in runs.table[arm].values() if task in r.get("scores", {})]
+    return float(np.mean(values)) if values else None
+
+
+def _plain(dose: float) -> str:
+    return f"{dose:g}".replace("-", "−")
+
+
+def _range(runs: Runs, doses: Sequence[float]) -> str:
+    here = [d for d in doses if name(d) in runs]
+    if not here:
+        return "unknown"
+    first, last = (f"{runs.mean(name(d), cosine):.3f} at {_plain(d)}" for d in (here[0], here[-1]))
+    return f"{first} to {last}"
+
+
+_SMALL = [-1.0, 0.0, 1.0]
+STUDY = Study(
+    name="dose",
+    claim="causality",
+    question="Does language modelling improve when the geometry is dispersed, and suffer when it is condensed?",
+    criterion=CRITERION,
+    scales={
+        "smoke": {
+            "about": "a Llama of 6 layers and width 32 at λ = −1, 0, 1, 3 seeds, 12 steps",
+            "cost": "15 s of a CPU core",
+            "base": scales.TINY_LLAMA,
+            "arms": arms(_SMALL),
+            "dose": 1.0,
+            "seeds": scales.SEEDS,
+        },
+        "gpu": {
+            "about": "SmolLM2-135M at λ = −1 … 1 (7 doses), 3 seeds, 10M tokens each; held-out loss, LAMBADA, geometry",
+            "cost": "6 pieces of about 4 minutes on an H200",
+            "base": scales.MIDTRAIN,
+            "arms": arms(DOSES),
+            "dose": 0.1,
+            "seeds": scales.SEEDS,
+            "arms_per_piece": 4,
+            "tasks": ["lambada_openai"],
+            "tasks_needed": False,
+            "shots": "zero",
+            "dtype": "bfloat16",
+        },
+        "paper": {
+            "about": "GPT2 on 200M tokens of wikitext-103 at 7 doses, 3 seeds, all ten tasks",
+            "cost": "21 trainings of 200M tokens with evaluation, about 21 × 20 minutes on an H200",
+            "base": scales.PUBLISHED_MIDTRAIN,
+            "arms": arms(DOSES),
+            "dose": 0.1,
+            "seeds": scales.SEEDS,
+            "arms_per_piece": 1,
+            "tasks": ["paper"],
+            "tasks_needed": False,
+            "shots": "gpt2",
+        },
+    },
+    plan=training.plan,
+    work=training.work,
+    conclude=conclude,
+    check=training.check,
+)

@@ -1,0 +1,138 @@
+"""The result of a study, computed from its piece files and from nothing else."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .study import Conclusion, Settings, Study, comparable, flat, read_piece, rounded, same_settings, settings_of
+from .verdict import UNDECIDED
+
+__all__ = ["collect", "merge"]
+
+SCHEMA = "decondense.study/1"
+TOY = " (Smoke scale: it checks the code, not the claim.)"
+
+
+def collect(folder: Path, sources: Sequence[Path]) -> None:
+    """Copy piece files from other folders (or single files) into `folder`. One piece twice must be the same bytes."""
+    from ..meter.result import write_text
+
+    found: dict[str, bytes] = {p.name: p.read_bytes() for p in sorted((folder / "pieces").glob("*.json"))}
+    fresh: dict[str, bytes] = {}
+    for source in sources:
+        files = [source] if source.is_file() else sorted((source / "pieces").glob("*.json"))
+        if not files:
+            raise FileNotFoundError(f"no piece files at {str(source)!r}: give folders that `decondense study` wrote.")
+        for file in files:
+            read_piece(file)
+            content = file.read_bytes()
+            if found.get(file.name, content) != content:
+                raise ValueError(f"the piece {file.stem!r} is there twice with different numbers: keep one of them.")
+            found[file.name] = fresh[file.name] = content
+    (folder / "pieces").mkdir(parents=True, exist_ok=True)
+    for name, content in fresh.items():
+        write_text(folder / "pieces" / name, content.decode("utf-8"))
+
+
+def merge(
+    study: Study, scale: str, folder: Path, *, settings: Settings | None = None, reason: str = ""
+) -> dict[str, Any]:
+    """Compute the result from the piece files in `folder`, write it and return it. Runs nothing."""
+    from ..meter.result import write_text
+
+    files = sorted((folder / "pieces").glob("*.json"))
+    pieces = [read_piece(f) for f in files]
+    for piece, file in zip(pieces, files):
+        if (piece["study"], piece["scale"]) != (study.name, scale):
+            raise ValueError(
+                f"{file.name} belongs to the study {piece['study']} at scale {piece['scale']}, not {study.name} at "
+                f"{scale}: take it out of the folder."
+            )
+        same_settings(pieces[0]["settings"], piece["settings"], file.name)
+    if pieces:
+        used = dict(pieces[0]["settings"])
+        seeds = sorted({p["what"]["seed"] for p in pieces if p["what"].get("seed") is not None})
+        if seeds:
+            used["seeds"] = seeds
+        end = study.conclude(pieces, used)
+    else:
+        used = settings if settings is not None else settings_of(study, scale)
+        end = Conclusion(UNDECIDED, "not run" + (f": {reason}" if reason else "."), [], [], {})
+    sentence = f"{end.verdict}: {end.sentence}" + (TOY if study.toy and scale == "smoke" and pieces else "")
+    record = {
+        "schema": SCHEMA,
+        "study": study.name,
+        "claim": study.claim,
+        "question": study.question,
+        "criterion": study.criterion,
+        "scale": scale,
+        "verdict": end.verdict,
+        "sentence": sentence,
+        "command": _command(study, scale, used),
+        "hardware": "; ".join(sorted({str(p["hardware"]) for p in pieces})) or "none",
+        "table": {"columns": end.columns, "rows": rounded(end.rows)},
+        "figures": ["figure.png"] if end.draw is not None else [],
+        "config": used,
+        "pieces": [p["piece"] for p in pieces],
+        "estimate": rounded(end.estimate),
+        "versions": _joined([p["versions"] for p in pieces]),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    if end.draw is not None:
+        end.draw(folder / "figure.png")
+    _write_table(folder / "table.csv", end.columns, record["table"]["rows"])
+    config = {"command": "study", "study": study.name, "scale": scale, **used}
+    write_text(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+    write_text(folder / "result.json", _pretty(record))
+    return record
+
+
+def _command(study: Study, scale: str, used: Settings) -> str:
+    """The command that would run it all: flags only for what is not the default of the scale."""
+    default = {k: v for k, v in study.scales[scale].items() if k not in ("about", "cost")}
+    parts = ["decondense", "study", study.name, "--scale", scale]
+    if used.get("seeds") not in (None, default.get("seeds")):
+        parts += ["--seeds", ",".join(map(str, used["seeds"]))]
+    before, now = flat(json.loads(json.dumps(comparable(default)))), flat(comparable(used))
+    for key, value in now.items():
+        if before.get(key) != value or key not in before:
+            parts += ["--set", f"{key}={json.dumps(value, ensure_ascii=False)}"]
+    return shlex.join(parts)
+
+
+def _joined(versions: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    names = sorted({name for v in versions for name in v})
+    return {name: ", ".join(sorted({v[name] for v in versions if name in v})) for name in names}
+
+
+# ---- writing -----------------------------------------------------------------------------------------------------
+
+
+def _pretty(record: dict[str, Any]) -> str:
+    """One key per line, and the rows of the table one per line: small and diffable."""
+    lines = []
+    for key, value in record.items():
+        body = _line(value)
+        if key == "table" and value["rows"]:
+            rows = ",\n   ".join(_line(row) for row in value["rows"])
+            body = f'{{"columns": {_line(value["columns"])}, "rows": [\n   {rows}\n  ]}}'
+        elif isinstance(value, dict) and value:
+            body = "{\n  " + ",\n  ".join(f"{json.dumps(k)}: {_line(v)}" for k, v in value.items()) + "\n }"
+        lines.append(f" {json.dumps(key)}: {body}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _line(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _write_table(target: Path, columns: list[str], rows: list[list[Any]]) -> None:
+    from ..report.tables import write_csv
+
+    write_csv(target, [dict(zip(columns, row)) for row in rows])

@@ -1,0 +1,123 @@
+"""Benchmarks inside a study: the outcome of every item, small enough to keep, and paired again afterwards.
+
+Kept per task: `correct` (a string of 0 and 1, or numbers where the task is graded), `log_share` (log-likelihood of
+what is right, as float16 in base64) and `items`, a hash over the prompts in their order. Runs are compared only where
+that hash is the same, so the i-th outcome is about the same prompt in all of them.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .study import NotRun, Settings, Workshop
+
+__all__ = ["bench_folder", "evaluate_folder", "pack", "paired_outcomes", "unpack"]
+
+
+def bench_folder(given: str | None, data: str | None = None) -> str | None:
+    """Where benchmark files lie: what was given, $DECONDENSE_BENCH, or the folder `bench` of the texts; "hub" where
+    that can be reached; else None."""
+    from ..models import hub_reachable
+
+    texts = data or os.environ.get("DECONDENSE_DATA")
+    for place in (given, os.environ.get("DECONDENSE_BENCH")):
+        if place:
+            if place != "hub" and not Path(place).is_dir():
+                raise FileNotFoundError(f"the benchmark folder {place!r} does not exist: give another with --bench.")
+            return place
+    if texts and (Path(texts) / "bench").is_dir():
+        return str(Path(texts) / "bench")
+    return "hub" if hub_reachable() else None
+
+
+def evaluate_folder(model: Path, settings: Settings, seed: int, shop: Workshop) -> dict[str, Any]:
+    """Score the model in a folder on the tasks of the settings: {"scores": task → accuracy, "outcomes": …}."""
+    if shop.bench is None:
+        if settings.get("tasks_needed", True):
+            raise NotRun("there are no benchmark files here: give their folder with --bench or DECONDENSE_BENCH.")
+        return {}
+    from ..evaluate.harness import evaluate
+
+    record, items = evaluate(
+        str(model),
+        tasks=settings["tasks"],
+        data=None if shop.bench == "hub" else shop.bench,
+        shots=settings.get("shots", "gpt2"),
+        limit=settings.get("limit"),
+        dtype=settings.get("dtype"),
+        device=shop.device,
+        training_seed=seed,
+    )
+    scores = {task: round(entry["acc"], 6) for task, entry in record["tasks"].items()}
+    perplexity = {f"{t} perplexity": round(e["perplexity"], 4) for t, e in record["tasks"].items() if "perplexity" in e}
+    by_task: dict[str, list[dict[str, Any]]] = {}
+    for item in items:
+        by_task.setdefault(item["task"], []).append(item)
+    return {
+        "scores": scores | perplexity,
+        "outcomes": {task: pack(rows) for task, rows in by_task.items()},
+        "weights": record["model"]["weights"],
+    }
+
+
+def pack(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The items of one task, in the order of the evaluation."""
+    from ..evaluate.significance import _log_share
+
+    order = hashlib.sha256("\n".join(f"{i['subtask']} {i['item']}" for i in items).encode()).hexdigest()[:16]
+    correct = [float(i["correct"]) for i in items]
+    plain = all(c in (0.0, 1.0) for c in correct)
+    packed: dict[str, Any] = {
+        "n": len(items),
+        "items": order,
+        "correct": "".join(str(int(c)) for c in correct) if plain else [round(c, 5) for c in correct],
+    }
+    if all(i["loglikelihoods"] and i["gold"] for i in items):
+        shares = np.array([_log_share(dict(i)) for i in items], dtype="<f2")
+        packed["log_share"] = base64.b64encode(shares.tobytes()).decode("ascii")
+    return packed
+
+
+def unpack(packed: Mapping[str, Any]) -> np.ndarray:
+    """(items,) of what counted as right."""
+    correct = packed["correct"]
+    values = [int(c) for c in correct] if isinstance(correct, str) else correct
+    return np.array(values, dtype=np.float64)
+
+
+def log_shares(packed: Mapping[str, Any]) -> np.ndarray | None:
+    if "log_share" not in packed:
+        return None
+    return np.frombuffer(base64.b64decode(packed["log_share"]), dtype="<f2").astype(np.float64)
+
+
+def paired_outcomes(
+    base: Sequence[Mapping[str, Any]], treated: Sequence[Mapping[str, Any]]
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """task → (base, treated), each (seeds, items), as `evaluate.significance.analyse` takes them.
+
+    base, treated: runs with "outcomes". Copies of one model are refused, and so are different items.
+    """
+    for arm in (base, treated):
+        weights = [run["weights"] for run in arm]
+        if len(set(weights)) < len(weights):
+            raise ValueError("two seeds of one arm have the same weights: a copy is not another seed; leave it out.")
+    runs = [*base, *treated]
+    tasks = [t for t in runs[0]["outcomes"] if all(t in run["outcomes"] for run in runs)]
+    result = {}
+    for task in tasks:
+        if len({run["outcomes"][task]["items"] for run in runs}) > 1:
+            raise ValueError(
+                f"the runs must have the same items of {task!r}, but they differ: evaluate all pieces with the same "
+                "benchmark files."
+            )
+        arms = [np.array([unpack(run["outcomes"][task]) for run in arm]) for arm in (base, treated)]
+        result[task] = (arms[0], arms[1])
+    return result

@@ -1,0 +1,181 @@
+"""What all studies share: settings, pieces, running them one by one, and the result computed from their files.
+
+A study is a list of *pieces*, each of which can run on another machine. A piece ends in one file,
+DIR/pieces/NAME.json, that holds numbers and no weights. The result is computed from the piece files and from nothing
+else, so it has the same bytes whoever ran which piece, in which order, and copied the files from where.
+
+DIR/pieces/NAME.json   what a piece measured
+DIR/result.json        verdict, sentence, table, intervals, settings
+DIR/config.yaml, table.csv, figure.png
+DIR/.work/             while a piece runs: its training runs; removed when it is done
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = [
+    "PIECE_SCHEMA",
+    "SCALES",
+    "Conclusion",
+    "NotRun",
+    "Piece",
+    "Settings",
+    "Study",
+    "Workshop",
+    "compact",
+    "comparable",
+    "flat",
+    "read_piece",
+    "rounded",
+    "safe_name",
+    "same_settings",
+    "settings_of",
+]
+
+PIECE_SCHEMA = "decondense.study.piece/1"
+SCALES = ("smoke", "gpu", "paper")
+Settings = dict[str, Any]
+
+
+class NotRun(Exception):
+    """What a study needs is not here; its verdict is "undecided: not run" with this reason."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """`what` says what to run, in the study's own terms, with "seed" where something is trained; `words`: for people."""
+
+    name: str
+    words: str
+    what: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    verdict: str
+    sentence: str  # without the verdict in front
+    columns: list[str]
+    rows: list[list[Any]]
+    estimate: dict[str, Any]
+    draw: Callable[[Path], object] | None = None  # writes the figure
+
+
+@dataclass
+class Workshop:
+    """What a piece has at hand: a folder that is removed afterwards, where data lies, and whom to tell."""
+
+    folder: Path
+    data: str | None = None  # folder of named texts
+    bench: str | None = None  # folder of benchmark files
+    device: str | None = None
+    say: Callable[[str], None] = field(default=lambda sentence: None)
+
+
+@dataclass(frozen=True)
+class Study:
+    """One claim. `scales` are settings and nothing else; "about" and "cost" in them are for people."""
+
+    name: str
+    claim: str
+    question: str
+    criterion: str
+    scales: Mapping[str, Settings]
+    plan: Callable[[Settings], list[Piece]]
+    work: Callable[[Piece, Settings, Workshop], dict[str, Any]]
+    conclude: Callable[[list[dict[str, Any]], Settings], Conclusion]
+    check: Callable[[Settings], object] | None = None  # of settings, before anything runs
+    toy: bool = True  # a smoke run says nothing about the claim
+
+
+# ---- settings ----------------------------------------------------------------------------------------------------
+
+
+def settings_of(study: Study, scale: str, changes: Sequence[str] = (), seeds: Sequence[int] | None = None) -> Settings:
+    """The settings of a scale, with "key.key=value" changes and other seeds put in."""
+    if scale not in SCALES:
+        raise ValueError(f"scale must be one of {', '.join(SCALES)}, got {scale!r}.")
+    settings = {k: v for k, v in study.scales[scale].items() if k not in ("about", "cost")}
+    if seeds is not None:
+        if "seeds" not in settings:
+            raise ValueError(f"the study {study.name!r} trains nothing at scale {scale}: leave --seeds out.")
+        if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
+            raise ValueError(f"--seeds must be different whole numbers from 0 on, got {', '.join(map(str, seeds))}.")
+        settings["seeds"] = list(seeds)
+    for change in changes:
+        key = change.partition("=")[0].strip()
+        if key.split(".")[0] not in settings:
+            close = difflib.get_close_matches(key.split(".")[0], settings, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(settings)}."
+            raise ValueError(f"{key!r} is no setting of {study.name} at scale {scale}: {hint}")
+    if changes:
+        from ..train.recipe import with_settings
+
+        settings = with_settings(settings, changes)
+    return json.loads(json.dumps(settings))
+
+
+def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(tree, dict) or not tree:
+        return {prefix.rstrip("."): tree}
+    return {k: v for key, value in tree.items() for k, v in flat(value, f"{prefix}{key}.").items()}
+
+
+def comparable(settings: Settings) -> Settings:
+    """Settings without the seeds: pieces of different seeds belong together."""
+    return {k: v for k, v in settings.items() if k != "seeds"}
+
+
+def same_settings(before: Settings, now: Settings, name: str) -> None:
+    before, now = flat(before), flat(now)
+    for key in sorted(before.keys() | now.keys()):
+        if before.get(key) != now.get(key):
+            raise ValueError(
+                f"pieces must be run with the same settings, but {key} is {before.get(key)!r} in {name} and "
+                f"{now.get(key)!r} here: choose another folder with --out."
+            )
+
+
+# ---- files -------------------------------------------------------------------------------------------------------
+
+
+def read_piece(file: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError):
+        raise ValueError(f"the piece file {str(file)!r} is not JSON: delete it and run the piece again.") from None
+    if not isinstance(record, dict) or record.get("schema") != PIECE_SCHEMA:
+        raise ValueError(f"{str(file)!r} must be a piece with the schema {PIECE_SCHEMA!r}: take it out of the folder.")
+    return record
+
+
+def rounded(value: Any, digits: int = 6) -> Any:
+    """Floats with so many significant digits, NaN and infinity as None: small files, and valid JSON."""
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {k: rounded(v, digits) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [rounded(v, digits) for v in value]
+    return value
+
+
+def compact(record: dict[str, Any]) -> str:
+    """One key per line at the top, the rest as short as JSON allows."""
+    lines = [
+        f"{json.dumps(k)}: {json.dumps(v, ensure_ascii=False, separators=(',', ':'), allow_nan=False)}"
+        for k, v in record.items()
+    ]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def safe_name(text: str) -> str:
+    """A name for a file: letters, digits, dots and dashes."""
+    return re.sub(r"[^A-Za-z0-9.+-]+", "-", text).strip("-.") or "piece"

@@ -1,0 +1,160 @@
+"""The table of variants: the paper's losses, their ancestors, its baselines, and rivals it does not compare with.
+
+All arms train on the same tokens in the same order. A loss that makes a step slower is charged for it: cross-entropy
+is also trained on 10 % more tokens, which says what a longer training would have bought, and an arm's *loss at
+matched cost* is its held-out loss minus what cross-entropy would have reached in the same time (linear in the cost,
+from its two runs of the same seed).
+
+Criterion: loss at matched cost of the dispersion loss minus that of decorrelation, ℓ2-repel and orthogonalization
+(the paper's order) is below 0 for each: 95 % intervals over training seeds. Every other arm is told against
+cross-entropy.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from . import scales, training
+from .study import Conclusion, Settings, Study
+from .training import Runs, cosine, held_out, speed
+from .verdict import combine, decide, interval
+
+CRITERION = (
+    "Held-out loss at matched cost of dispersion minus that of decorrelation, ℓ2-repel and orthogonalization is "
+    "below 0 for each: 95 % intervals over training seeds."
+)
+PLAIN, LONGER, OURS = "cross-entropy", "cross-entropy, 10 % more tokens", "dispersion"
+PAPER = ("decorrelation", "l2_repel", "orthogonalization")
+RIVALS = ("uniformity", "vicreg", "barlow_twins", "koleo", "cosreg", "i_star")
+GROUPS = {"paper": 0, "ancestor": 3, "baseline": 2, "rival": 1}
+
+
+def arms(tokens: int, forget_every: int) -> dict[str, Any]:
+    """Every variant with λ = 0.1, as in the paper."""
+    found: dict[str, Any] = {
+        PLAIN: {},
+        LONGER: {"data": {"tokens": round(1.1 * tokens)}},
+        OURS: scales.DISPERSION,
+        "dispersion, first order": scales.FIRST_ORDER,
+        "dispersion, released": {"loss": {"name": "dispersion", "preset": "released", "options": {"clamp": 0.1}}},
+        **{name: {"loss": {"name": name}} for name in PAPER},
+        "perplexity_entropy": {"loss": {"name": "perplexity_entropy", "preset": "released"}},
+        **{f"{name}, ancestor": {"loss": {"name": name, "preset": "disperse"}} for name in (OURS, *PAPER)},
+        "noisy embedding": {"baselines": {"noisy_embedding": 1.0}},
+        "active forgetting": {"baselines": {"active_forgetting": {"every": forget_every}}},
+        **{name: {"loss": {"name": name}} for name in RIVALS},
+    }
+    return found
+
+
+def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
+    runs = Runs(pieces, list(settings["arms"]))
+    matched = {arm: _matched(runs, arm) for arm in runs.arms if arm != LONGER}
+    ours = matched.get(OURS, {})
+    contrasts = {
+        arm: decide([ours[s] - x for s, x in matched.get(arm, {}).items() if s in ours], claim="less") for arm in PAPER
+    }
+    gains = {arm: interval(list(v.values())) for arm, v in matched.items() if v and arm != PLAIN}
+    better = [arm for arm, (_, _, high) in gains.items() if high < 0]
+    sentence = "; ".join(f"{OURS} minus {arm} {d.words(4)}" for arm, d in contrasts.items()) + "; "
+    sentence += f"below cross-entropy at matched cost with the whole interval: {', '.join(better) or 'none'}."
+    columns, rows = runs.rows()
+    columns += ["cost", "loss_at_matched_cost"]
+    for row in rows:
+        row += [_cost(runs, row[0], row[1]), matched.get(row[0], {}).get(row[1])]
+
+    def draw(path: Path) -> Path:
+        from ..report.study_figures import effects
+
+        shown = [arm for arm in matched if arm != PLAIN and matched[arm]]
+        costs = {arm: [c for s in runs.table[arm] if (c := _cost(runs, arm, s)) is not None] for arm in shown}
+        right = [
+            f"{runs.mean(arm, cosine):.3f} · " + (f"{sum(c) / len(c):.2f}×" if (c := costs[arm]) else "–")
+            for arm in shown
+        ]
+        return effects(
+            [(arm.replace("_", " "), list(matched[arm].values())) for arm in shown],
+            path,
+            x="held-out loss minus cross-entropy's at matched cost, nats per token",
+            right=right,
+            right_title="mean cosine · cost",
+            colours=[_group(arm) for arm in shown],
+            note="blue: the paper's losses; pink: ancestors; green: baselines; orange: rivals",
+        )
+
+    estimate = {
+        "contrasts": {arm: d.record() for arm, d in contrasts.items()},
+        "at_matched_cost": {arm: {"mean": m, "low": low, "high": high} for arm, (m, low, high) in gains.items()},
+    }
+    return Conclusion(combine(list(contrasts.values())), sentence, columns, rows, estimate, draw)
+
+
+def _cost(runs: Runs, arm: str, seed: int) -> float | None:
+    """Time per token against cross-entropy of the same seed."""
+    plain = runs.table.get(PLAIN, {}).get(seed)
+    run = runs.table[arm][seed]
+    if plain is None or not plain["tokens_per_second"] or not run["tokens_per_second"]:
+        return None
+    return speed(plain) / speed(run)
+
+
+def _matched(runs: Runs, arm: str) -> dict[int, float]:
+    """seed → held-out loss minus that of cross-entropy at the same cost: with b and b′ the losses of cross-entropy on
+    1 and k times the tokens, b + (cost − 1)/(k − 1) · (b′ − b). Without speeds the cost is taken as 1."""
+    result = {}
+    for seed, run in runs.table[arm].items():
+        plain, longer = runs.table.get(PLAIN, {}).get(seed), runs.table.get(LONGER, {}).get(seed)
+        if plain is None or longer is None:
+            continue
+        factor = longer["tokens"] / plain["tokens"]
+        gained = (held_out(longer) - held_out(plain)) / (factor - 1)
+        cost = _cost(runs, arm, seed) or 1.0
+        result[seed] = held_out(run) - (held_out(plain) + max(0.0, cost - 1) * gained)
+    return result
+
+
+def _group(arm: str) -> int:
+    if arm in RIVALS:
+        return GROUPS["rival"]
+    if arm.endswith("ancestor"):
+        return GROUPS["ancestor"]
+    return GROUPS["baseline"] if arm in ("noisy embedding", "active forgetting") else GROUPS["paper"]
+
+
+_SHORT = {"data": {"tokens": 1024}}
+STUDY = Study(
+    name="variants",
+    claim="table of variants",
+    question="Which loss does most for its cost: the paper's four, their ancestors, the baselines, or the rivals?",
+    criterion=CRITERION,
+    scales={
+        "smoke": {
+            "about": "a Llama of 6 layers and width 32, all 21 arms, 1 seed, 4 steps",
+            "cost": "20 s of a CPU core",
+            "base": training.joined(scales.TINY_LLAMA, _SHORT),
+            "arms": arms(1024, 2),
+            "seeds": [1],
+        },
+        "gpu": {
+            "about": "SmolLM2-135M, all 21 arms with λ = 0.1, 3 seeds, 10M tokens each",
+            "cost": "9 pieces of about 7 minutes on an H200",
+            "base": scales.MIDTRAIN,
+            "arms": arms(300 * scales.STEP, 100),
+            "seeds": scales.SEEDS,
+            "arms_per_piece": 7,
+        },
+        "paper": {
+            "about": "GPT2 on 200M tokens of wikitext-103, all 21 arms, 3 seeds",
+            "cost": "63 trainings of 200M tokens, about 63 × 15 minutes on an H200",
+            "base": scales.PUBLISHED_MIDTRAIN,
+            "arms": arms(200_000_000, 1000),
+            "seeds": scales.SEEDS,
+            "arms_per_piece": 1,
+        },
+    },
+    plan=training.plan,
+    work=training.work,
+    conclude=conclude,
+    check=training.check,
+)

@@ -1,0 +1,259 @@
+"""The one rule by which a study says "reproduced", "not reproduced" or "undecided".
+
+A claim is about training, so the sample is the trainings: one number per training seed, and an interval over those
+numbers. (Where a claim is about models or texts, the study says so and the sample is the models or texts.) Windows of
+text and items of a benchmark only make each number more precise; they never replace a seed.
+
+* A claim of direction is reproduced when the whole 95 % interval lies on its side of 0, and not reproduced when the
+  whole interval lies below the smallest effect that the claim would call one (0 unless the study states it).
+* A claim that nothing changes is reproduced when the 90 % interval lies inside the margin that the study states (two
+  one-sided tests at 5 %), and not reproduced when the 95 % interval lies outside.
+* Anything else is undecided, and so is everything with fewer than three numbers.
+
+Under no effect "reproduced" has a probability of 2.5 % for a direction, and at most 5 % for the others. numpy and
+scipy only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+__all__ = [
+    "Decision",
+    "combine",
+    "decide",
+    "equivalent",
+    "from_interval",
+    "interval",
+    "not_below",
+    "signed",
+    "slope",
+    "steady",
+]
+
+REPRODUCED, NOT, UNDECIDED = "reproduced", "not reproduced", "undecided"
+LEAST = 3  # numbers; with two the interval is 12.7 standard errors wide on each side, and says nothing
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A verdict, and the interval it comes from: over `n` units of the kind `unit`."""
+
+    verdict: str
+    estimate: float | None
+    low: float | None
+    high: float | None
+    n: int
+    unit: str
+    level: float
+    reason: str
+
+    def record(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def words(self, digits: int = 3) -> str:
+        """+0.123 [+0.045, +0.201] over 3 training seeds"""
+        if self.estimate is None:
+            return self.reason
+        if self.low is None or self.high is None:
+            return f"{signed(self.estimate, digits)} ({self.reason})"
+        percent = "" if self.level == 0.95 else f"{100 * self.level:.3g} % interval "
+        return (
+            f"{signed(self.estimate, digits)} {percent}[{signed(self.low, digits)}, {signed(self.high, digits)}] over "
+            f"{_several(self.n, self.unit)}"
+        )
+
+
+def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:
+    """Mean and Student's interval: mean ± t_(n−1) · s/√n. With one value the ends are NaN."""
+    x = np.asarray(values, dtype=np.float64)
+    mean = float(x.mean())
+    if len(x) < 2:
+        return mean, math.nan, math.nan
+    half = float(stats.t.ppf((1 + level) / 2, len(x) - 1) * x.std(ddof=1) / math.sqrt(len(x)))
+    return mean, mean - half, mean + half
+
+
+def decide(
+    values: Sequence[float],
+    *,
+    claim: str = "greater",
+    smallest: float = 0.0,
+    level: float = 0.95,
+    unit: str = "training seed",
+    least: int = LEAST,
+) -> Decision:
+    """Is the mean of `values`, one per unit, above 0 (`claim` "greater") or below ("less")?"""
+    missing = _missing(values, unit, level, least)
+    if missing is not None:
+        return missing
+    mean, low, high = interval(values, level)
+    return from_interval(mean, low, high, n=len(values), claim=claim, smallest=smallest, level=level, unit=unit)
+
+
+def from_interval(
+    estimate: float,
+    low: float,
+    high: float,
+    *,
+    n: int,
+    claim: str = "greater",
+    smallest: float = 0.0,
+    level: float = 0.95,
+    unit: str = "training seed",
+    least: int = LEAST,
+) -> Decision:
+    """The same for an interval that was computed elsewhere; `n` is the number of units behind it."""
+    if claim not in ("greater", "less"):
+        raise ValueError(f"claim must be greater or less, got {claim!r}.")
+    if n < least or not all(map(math.isfinite, (estimate, low, high))):
+        return _too_few(estimate, n, unit, level, least)
+    bottom, top = (low, high) if claim == "greater" else (-high, -low)
+    if bottom > 0:
+        verdict, reason = REPRODUCED, f"the whole interval lies {'above' if claim == 'greater' else 'below'} 0"
+    elif top < 0:
+        verdict, reason = NOT, f"the whole interval lies {'below' if claim == 'greater' else 'above'} 0"
+    elif top < smallest:
+        verdict, reason = NOT, f"the interval excludes an effect of {smallest:g}, and includes 0"
+    else:
+        verdict, reason = UNDECIDED, "the interval includes 0" + (f" and {smallest:g}" if smallest else "")
+    return Decision(verdict, estimate, low, high, n, unit, level, reason)
+
+
+def equivalent(values: Sequence[float], *, margin: float, unit: str = "training seed", least: int = LEAST) -> Decision:
+    """Is the mean within ±`margin` of 0? Two one-sided tests at 5 %."""
+    missing = _missing(values, unit, 0.9, least)
+    if missing is not None:
+        return missing
+    mean, low, high = interval(values, 0.9)
+    _, outer_low, outer_high = interval(values, 0.95)
+    if -margin < low and high < margin:
+        verdict, reason = REPRODUCED, f"the interval lies inside ±{margin:g}"
+    elif outer_low > margin or outer_high < -margin:
+        verdict, reason = NOT, f"the interval lies outside ±{margin:g}"
+    else:
+        verdict, reason = UNDECIDED, f"the interval crosses the margin of ±{margin:g}"
+    return Decision(verdict, mean, low, high, len(values), unit, 0.9, reason)
+
+
+def not_below(values: Sequence[float], *, margin: float, unit: str = "training seed", least: int = LEAST) -> Decision:
+    """Is the mean above −`margin`? One test at 5 %: "not worse by more than the margin"."""
+    missing = _missing(values, unit, 0.9, least)
+    if missing is not None:
+        return missing
+    mean, low, high = interval(values, 0.9)
+    outer_high = interval(values, 0.95)[2]
+    if low > -margin:
+        verdict, reason = REPRODUCED, f"the interval lies above −{margin:g}"
+    elif outer_high < -margin:
+        verdict, reason = NOT, f"the interval lies below −{margin:g}"
+    else:
+        verdict, reason = UNDECIDED, f"the interval crosses −{margin:g}"
+    return Decision(verdict, mean, low, high, len(values), unit, 0.9, reason)
+
+
+def slope(
+    x: Sequence[float],
+    y: Sequence[float],
+    groups: Sequence[object] | None = None,
+    *,
+    claim: str = "greater",
+    level: float = 0.95,
+    unit: str = "model",
+) -> Decision:
+    """Does y rise (or fall) with x? One point per unit; `groups` (families) have a level each and share the slope.
+
+    b = Σ x̃ỹ/Σ x̃², x̃ and ỹ centred in their group; s² = Σ (ỹ − b x̃)²/ν, ν = n − groups − 1; b ± t_ν · s/√(Σ x̃²).
+    At least 4 points of groups that have 2 or more, so that ν ≥ 2 for one family.
+    """
+    a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    names = list(groups) if groups is not None else [0] * len(a)
+    kept = [i for i, g in enumerate(names) if names.count(g) > 1]
+    missing = _missing([float(b[i]) for i in kept], unit, level, 4)
+    if missing is not None:
+        return missing
+    a, b, names = a[kept], b[kept], [names[i] for i in kept]
+    for g in dict.fromkeys(names):
+        inside = np.array([n == g for n in names])
+        a[inside] -= a[inside].mean()
+        b[inside] -= b[inside].mean()
+    spread = float(a @ a)
+    df = len(a) - len(set(names)) - 1
+    if spread == 0 or df < 2:
+        return Decision(
+            UNDECIDED, None, None, None, len(a), unit, level, f"the {unit}s do not differ enough for a slope"
+        )
+    estimate = float(a @ b) / spread
+    half = float(stats.t.ppf((1 + level) / 2, df)) * math.sqrt(float(((b - estimate * a) ** 2).sum()) / df / spread)
+    return from_interval(
+        estimate, estimate - half, estimate + half, n=len(a), claim=claim, level=level, unit=unit, least=4
+    )
+
+
+def steady(values: Sequence[float], *, margin: float, unit: str, least: int = LEAST) -> Decision:
+    """Would another unit give about the same number? The 95 % interval for one more value,
+
+        mean ± t_(n−1) · s √(1 + 1/n),
+
+    lies within ±`margin` of the mean and does not contain 0: the same sign on any other unit.
+    """
+    missing = _missing(values, unit, 0.95, least)
+    if missing is not None:
+        return missing
+    x = np.asarray(values, dtype=np.float64)
+    n, mean, spread = len(x), float(x.mean()), float(x.std(ddof=1))
+    half = float(stats.t.ppf(0.975, n - 1)) * spread * math.sqrt(1 + 1 / n)
+    low, high = mean - half, mean + half
+    # s is itself uncertain: a true spread whose interval fits the margin is excluded when even the lower confidence
+    # limit of the spread does not fit.
+    surely = math.sqrt((n - 1) * spread**2 / float(stats.chi2.ppf(0.95, n - 1)))
+    if half < margin and (low > 0 or high < 0):
+        verdict, reason = REPRODUCED, f"another {unit} would lie within ±{margin:g}, with the same sign"
+    elif surely * 1.96 > margin:
+        verdict, reason = NOT, f"{unit}s differ by more than ±{margin:g}"
+    else:
+        verdict, reason = UNDECIDED, f"another {unit} could differ by more than ±{margin:g}, or in sign"
+    return Decision(verdict, mean, low, high, n, unit, 0.95, reason)
+
+
+def combine(decisions: Sequence[Decision]) -> str:
+    """A claim with several parts is reproduced when each part is, and not reproduced as soon as one is not. (All parts
+    must hold, so the chance of a wrong "reproduced" stays that of a single part.)"""
+    verdicts = [d.verdict for d in decisions]
+    if NOT in verdicts:
+        return NOT
+    return REPRODUCED if verdicts and set(verdicts) == {REPRODUCED} else UNDECIDED
+
+
+def signed(value: float | None, digits: int = 3) -> str:
+    """With a sign, and a true minus."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    return f"{value:+.{digits}f}".replace("-", "−")
+
+
+def _missing(values: Sequence[float], unit: str, level: float, least: int) -> Decision | None:
+    if len(values) and not all(math.isfinite(v) for v in values):
+        wrong = sum(not math.isfinite(v) for v in values)
+        return Decision(
+            UNDECIDED, None, None, None, len(values), unit, level, f"{_several(wrong, unit)} without a value"
+        )
+    if len(values) < least:
+        return _too_few(float(np.mean(values)) if len(values) else None, len(values), unit, level, least)
+    return None
+
+
+def _too_few(estimate: float | None, n: int, unit: str, level: float, least: int) -> Decision:
+    finite = estimate if estimate is not None and math.isfinite(estimate) else None
+    reason = f"{_several(n, unit)}, and a verdict needs at least {least}"
+    return Decision(UNDECIDED, finite, None, None, n, unit, level, reason)
+
+
+def _several(n: int, unit: str) -> str:
+    return f"{n} {unit}" + ("" if n == 1 else "s")

@@ -1,0 +1,96 @@
+"""C3: models that differ in nothing but the width of their MLP. The narrower condense more.
+
+Criterion: for each seed, Spearman (mean cosine with depth, all states, end of training) of the narrowest model minus
+that of the widest; reproduced when the 95 % interval of the mean over training seeds lies above 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from . import scales, training
+from .study import Conclusion, Settings, Study
+from .training import Runs, joined, spearman
+from .verdict import decide, interval, signed
+
+CRITERION = (
+    "Spearman at the end of training, narrowest minus widest MLP, is above 0: 95 % interval over training seeds, "
+    "each seed giving one difference."
+)
+
+
+def arms(key: str, widths: Sequence[int]) -> dict[str, Any]:
+    return {f"MLP width {w}": {"model": {"config": {key: w}}} for w in widths}
+
+
+def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
+    runs = Runs(pieces, list(settings["arms"]))
+    narrow, *_, wide = settings["arms"]
+    difference = decide(runs.differences(narrow, wide, spearman), claim="greater")
+    per_arm = {arm: interval(runs.values(arm, spearman)) for arm in runs.arms}
+    columns, rows = runs.rows()
+    sentence = (
+        f"Spearman {signed(runs.mean(narrow, spearman), 2)} at {narrow}, {signed(runs.mean(wide, spearman), 2)} at "
+        f"{wide}; difference {difference.words(2)}; {difference.reason}."
+    )
+
+    def draw(path: Path) -> Path:
+        from ..report.study_figures import heat_row
+
+        panels = [(arm, runs.first(arm)["snapshots"][-1]) for arm in runs.arms]
+        points = [(arm.removeprefix("MLP width "), runs.values(arm, spearman)) for arm in runs.arms]
+        return heat_row(panels, path, points=points, x="MLP width", y="Spearman at the end")
+
+    return Conclusion(
+        difference.verdict,
+        sentence,
+        columns,
+        rows,
+        {
+            "difference": difference.record(),
+            "spearman": {a: {"mean": m, "low": low, "high": high} for a, (m, low, high) in per_arm.items()},
+        },
+        draw,
+    )
+
+
+_WIDTHS = [64, 256, 1024, 4096]
+STUDY = Study(
+    name="width",
+    claim="C3",
+    question="Do models that differ in nothing but MLP width condense more when they are narrower?",
+    criterion=CRITERION,
+    scales={
+        "smoke": {
+            "about": "a GPT2 of 6 layers and width 32, MLP 8 and 256, 3 seeds, 12 steps",
+            "cost": "10 s of a CPU core",
+            "base": scales.TINY_GPT2,
+            "arms": arms("n_inner", [8, 256]),
+            "seeds": scales.SEEDS,
+            "heatmaps": "last",
+        },
+        "gpu": {
+            "about": "a GPT2 of 12 layers and width 512, MLP 64 … 4096, 3 seeds, 23M tokens each",
+            "cost": "3 pieces of about 5 minutes on an H200",
+            "base": scales.SCRATCH,
+            "arms": arms("n_inner", _WIDTHS),
+            "seeds": scales.SEEDS,
+            "heatmaps": "last",
+        },
+        "paper": {
+            "about": "the published four GPT2s of width 768, MLP 64 … 4096, 3 seeds, 1B tokens of fineweb-edu each",
+            "cost": "12 trainings of 1B tokens, about 12 × 1 hour on an H200",
+            "base": joined(scales.PUBLISHED_SCRATCH, {"snapshots": {"count": 4}}),
+            "arms": arms("n_inner", _WIDTHS),
+            "seeds": scales.SEEDS,
+            "heatmaps": "last",
+            "arms_per_piece": 1,
+        },
+    },
+    plan=training.plan,
+    work=training.work,
+    conclude=conclude,
+    check=training.check,
+)
