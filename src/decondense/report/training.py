@@ -14,7 +14,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 
 def training_figure(runs: Sequence[tuple[str, dict[str, Any]]], path: Path) -> Path:
     """`runs`: (name, record of a training run). One panel each for the task loss, the held-out loss and, where any run
-    has one, the penalty."""
+    has one, the penalty. The losses are shown up to where the runs began: one that fell apart leaves the picture, and
+    the legend has its last value."""
     from matplotlib.figure import Figure
 
     with_penalty = any("penalty" in entry for _, record in runs for entry in record["history"])
@@ -24,8 +25,15 @@ def training_figure(runs: Sequence[tuple[str, dict[str, Any]]], path: Path) -> P
         for number, (name, record) in enumerate(runs):
             x, y = _series(record, panel)
             if x:
-                style = {"marker": "o", "markersize": 3.5} if panel == "held-out loss" else {}
-                axes.plot(x, y, label=name, color=COLOURS[number % len(COLOURS)], linewidth=1.4, **style)
+                style = {"marker": "o", "markersize": 3.5} if panel == "held-out loss" else {"alpha": 0.85}
+                axes.plot(
+                    x, y, label=f"{name}: {y[-1]:.4f}", color=COLOURS[number % len(COLOURS)], linewidth=1.4, **style
+                )
+        if panel != "penalty":
+            starts = [y[0] for _, record in runs for y in [_series(record, panel)[1]] if y]
+            low = min(v for _, record in runs for v in _series(record, panel)[1])
+            if starts and max(starts) > low:
+                axes.set_ylim(low - 0.05 * (max(starts) - low), max(starts) + 0.1 * (max(starts) - low))
         axes.set_title(panel, fontsize=10)
         axes.set_xlabel("tokens")
         axes.xaxis.set_major_formatter(_tokens)
