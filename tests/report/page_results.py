@@ -207,6 +207,7 @@ def write_study(folder: Path, *, study="width", claim="C3", verdict="reproduced"
         "schema": "decondense.study/1",
         "study": study,
         "claim": claim,
+        "criterion": "the slope of Spearman over log width is negative, 95 % interval over training seeds",
         "question": "Does a narrower MLP condense more, all else equal?",
         "scale": "gpu",
         "verdict": verdict,

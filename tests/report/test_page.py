@@ -347,6 +347,10 @@ def test_study_pictures(tmp_path):
     text = render(collect([tmp_path]))
     assert without_library(text).count("data:image/png;base64,") == 1
     assert 'alt="Figure of the study width: reproduced' in text
+    assert section.title == "C3 · width (gpu scale)"
+    assert section.badge == "reproduced"
+    assert section.verdict.startswith("Spearman falls"), "the verdict stands beside the sentence, not in it again"
+    assert "the slope of Spearman over log width" in text
     assert "badge-reproduced" in text
 
 

@@ -270,13 +270,16 @@ def study(source: Source) -> Section:
         except (ValueError, OSError) as error:
             notes.append(f"figure {name}: {error}")
     facts = [("claim", str(record["claim"])), ("scale", str(record["scale"]))]
-    config = {"study": record["study"], "scale": record["scale"], "config": record.get("config") or {}}
+    if record.get("criterion"):
+        facts.append(("criterion", str(record["criterion"])))
+    config: dict[str, Any] = {"study": record["study"], "scale": record["scale"], "config": record.get("config") or {}}
+    config |= {key: record[key] for key in ("estimate", "versions") if record.get(key)}
     if record.get("pieces"):
         config["pieces"] = record["pieces"]
         facts.append(("pieces", str(len(record["pieces"]))))
     origin = origin_of(source, config, str(record["command"]), facts)
     return Section(
-        "study", f"{record['claim']} · {record['study']}", sentence_of(record), [origin],
+        "study", f"{record['claim']} · {record['study']} ({record['scale']} scale)", sentence_of(record), [origin],
         badge=str(record["verdict"]), gloss=str(record["question"]), notes=notes, tables=tables, pictures=pictures,
     )  # fmt: skip
 
@@ -306,6 +309,7 @@ def origin_of(
 ) -> Origin:
     record, run = source.record, source.run or {}
     hardware = record.get("hardware") or run.get("hardware")
+    hardware = None if hardware == "none" else hardware  # a study that was not run
     found = list(facts)
     seconds = record.get("seconds", run.get("seconds"))
     if isinstance(seconds, (int, float)) and not isinstance(seconds, bool):
