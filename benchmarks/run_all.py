@@ -11,7 +11,14 @@ import torch
 
 HERE = Path(__file__).parent
 CPU = ["bench_losses.py", "bench_agreement.py", "bench_measure.py", "bench_significance.py"]
-GPU = ["bench_exact.py", "bench_first_order.py", "bench_cosine_histogram.py", "bench_train_step.py"]
+GPU = [
+    "bench_exact.py",
+    "bench_first_order.py",
+    "bench_cosine_histogram.py",
+    "bench_train_step.py",
+    "profile_train_step.py",
+    "bench_throughput.py",
+]
 
 
 def main() -> int:

@@ -148,7 +148,17 @@ def profile_train_step() -> str:
     return markdown(["model", "estimator", "what", "calls", "ms", "of the step"], lines, "profile_train_step", rows)
 
 
+def throughput() -> str:
+    rows = read("throughput")
+    lines = [
+        [r["option"], r["micro_batch"], f"{float(r['tokens_per_s']):,.0f}", number(r, "ratio"), number(r, "peak_gib")]
+        for r in rows
+    ]
+    return markdown(["", "micro-batch", "tokens/s", "ratio", "peak GiB"], lines, "throughput", rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "throughput": throughput,
     "profile_train_step": profile_train_step,
     "train_step_short": train_step_short,
     "exact": exact,
