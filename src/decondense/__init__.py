@@ -3,22 +3,35 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from . import losses
-from .regularize import Handle, regularize
-
 if TYPE_CHECKING:
+    from . import losses
     from .meter.compare import compare
     from .meter.result import Condensation, load
     from .meter.run import measure
+    from .regularizer import Handle, regularize
 
 __version__ = "0.1.0"
 __all__ = ["Condensation", "Handle", "compare", "load", "losses", "measure", "regularize"]
 
-_METER = ("Condensation", "compare", "load", "measure")
+# Imported when somebody asks for them: torch takes seconds, which `decondense --help` need not, and the meter brings
+# matplotlib and scipy along, which a training loop has no use for.
+_HOMES = {
+    "Condensation": ".meter",
+    "Handle": ".regularizer",
+    "compare": ".meter",
+    "load": ".meter",
+    "measure": ".meter",
+    "regularize": ".regularizer",
+}
 
 
 def __getattr__(name: str) -> Any:
-    # The meter brings matplotlib and scipy along, which a training loop has no use for.
-    if name in _METER:
-        return getattr(import_module(".meter", __name__), name)
+    if name == "losses":
+        return import_module(".losses", __name__)
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

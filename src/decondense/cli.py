@@ -14,6 +14,7 @@ import typer
 from .commands.compare import compare
 from .commands.doctor import doctor
 from .commands.measure import measure
+from .commands.report import report
 from .commands.train import train
 from .evaluate.commands import SeparatorCommand, evaluate, significance
 
@@ -32,6 +33,7 @@ app.command()(compare)
 app.command()(train)
 app.command()(evaluate)
 app.command(cls=SeparatorCommand)(significance)
+app.command()(report)
 app.command()(doctor)
 
 

@@ -35,7 +35,7 @@ from torch.distributed.tensor import DTensor, Partial
 
 from .. import hidden_states as hs
 from ..losses.presets import get
-from ..regularize import Term
+from ..regularizer import Term
 
 try:
     import spmd_types as spmd

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .. import hidden_states as hs
 from ..losses import mean_cosine
-from ..regularize import Handle, Term, shifts_labels
+from ..regularizer import Handle, Term, shifts_labels
 
 LOGGED = ("task_loss", "penalty", "mean_cosine")
 

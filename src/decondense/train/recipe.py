@@ -110,7 +110,7 @@ class Loss(Part):
     @model_validator(mode="after")
     def _known(self) -> Loss:
         from ..losses.presets import get
-        from ..regularize import Term
+        from ..regularizer import Term
 
         if self.name == "none":
             if self.options or self.preset:

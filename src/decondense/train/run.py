@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..regularize import regularize
+from ..regularizer import regularize
 from ..weights_cache import quiet_loading
 from .blocks import Order
 from .checkpoints import last_complete_checkpoint

@@ -85,7 +85,7 @@ def articles(pieces: Iterable[str]) -> Iterator[str]:
     candidate, blank = "", True
     for line in (line for piece in pieces for line in (piece.splitlines(keepends=True) or [""])):
         if candidate:
-            if not line.strip() and article:
+            if not line.strip() and any(map(str.strip, article)):
                 yield "".join(article)
                 article = []
             article.append(candidate)
