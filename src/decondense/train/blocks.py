@@ -84,9 +84,11 @@ class Order(torch.utils.data.Dataset):
     def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
         block = int(self.order[i])
         ids = torch.from_numpy(self.blocks.ids(block))
-        item = {"input_ids": ids, "labels": ids.clone()}
         if self.isolated:
             positions = torch.from_numpy(self.blocks.positions(block))
-            item["position_ids"] = positions
-            item["labels"] = torch.where(positions == 0, -100, ids)  # nothing foretells the first token of a document
-        return item
+        else:
+            positions = torch.arange(len(ids))
+        # Nothing foretells the first token. Every loss leaves it out; Trainer, which counts the labels of a step for
+        # models of unknown habits (GPT2), does so only when told.
+        item = {"input_ids": ids, "labels": torch.where(positions == 0, -100, ids)}
+        return item | {"position_ids": positions} if self.isolated else item

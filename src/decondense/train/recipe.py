@@ -109,6 +109,8 @@ class Loss(Part):
 
     @model_validator(mode="after")
     def _known(self) -> Loss:
+        import torch
+
         from ..losses.presets import get
         from ..regularizer import Term
 
@@ -118,6 +120,7 @@ class Loss(Part):
             return self
         try:
             loss = get(self.name, preset=self.preset, **self.options)
+            loss(torch.linspace(-1, 1, 32).view(1, 4, 8))  # a wrong value of an option shows when it is used
             Term(
                 loss=loss,
                 weight=self.weight,

@@ -1,0 +1,154 @@
+"""Recipes: what is wrong is named, with the nearest right thing; what is right survives being written and read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from train.runs import content, tiny
+
+from decondense.train import load_recipe, recipe_from, with_settings
+from decondense.train.recipe import count
+
+RECIPES = sorted((Path(__file__).resolve().parents[2] / "recipes").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
+def test_every_recipe_loads_and_survives_its_own_printing(path):
+    recipe = load_recipe(path)
+    assert recipe.name == path.stem
+    assert recipe_from(yaml.safe_load(recipe.to_yaml())) == recipe
+    # complete: every key of every section is printed
+    printed = yaml.safe_load(recipe.to_yaml())
+    for name in ("model", "data", "loss", "baselines", "train", "snapshots"):
+        assert printed[name].keys() == type(getattr(recipe, name)).model_fields.keys()
+
+
+def test_there_are_the_recipes_of_the_paper():
+    by_name = {p.stem: load_recipe(p) for p in RECIPES}
+    gpt2, qwen = by_name["midtrain-gpt2"], by_name["midtrain-qwen3-0.6b"]
+    assert (gpt2.steps, gpt2.data.context, gpt2.loss.options["clamp"]) == (1526, 1024, 0.1)
+    assert (qwen.steps, qwen.data.context, qwen.loss.options["clamp"]) == (1526, 4096, 0.25)
+    for recipe in (gpt2, qwen):
+        train = recipe.train
+        assert (recipe.loss.weight, recipe.loss.options["tau"], train.batch_tokens) == (0.1, 1.0, 131072)
+        assert (train.learning_rate, train.schedule, train.warmup, train.scale_learning_rate) == (
+            5e-5, "cosine", 0.2, True,
+        )  # fmt: skip
+        assert (train.beta1, train.beta2, train.weight_decay, train.clip) == (0.9, 0.95, 0.1, 1.0)
+        assert (train.precision, train.checkpointing) == ("bf16", True)
+    assert by_name["midtrain-smollm2-135m"].model.name == "smollm2-135m"
+    c4 = by_name["pretrain-qwen3-0.6b-c4"]
+    assert (c4.model.init, c4.data.tokens) == (True, 156_000_000_000)
+    widths = [by_name[f"width-{w}"] for w in (64, 256, 1024, 4096)]
+    for width, recipe in zip((64, 256, 1024, 4096), widths):
+        assert recipe.model.config["n_inner"] == width
+        same = recipe.model_dump() | {"name": "", "model": None}
+        assert same == widths[0].model_dump() | {"name": "", "model": None}
+        assert recipe.model.config | {"n_inner": 0} == widths[0].model.config | {"n_inner": 0}
+
+
+@pytest.mark.parametrize(
+    ("given", "number"),
+    [(7, 7), ("200M", 200_000_000), ("1.5B", 1_500_000_000), ("131_072", 131072), ("2k", 2000), ("1e3", 1000),
+     ("156b", 156_000_000_000), ("2,000", 2000), ("3T", 3 * 10**12)],
+)  # fmt: skip
+def test_numbers_of_tokens(given, number):
+    assert count(given) == number
+
+
+@pytest.mark.parametrize("given", ["", "many", "0", -1, "M", True, "inf", "nan", "2MM"])
+def test_what_is_no_number_of_tokens(given):
+    with pytest.raises(ValueError, match="a number of tokens must be"):
+        count(given)
+
+
+def test_budget_in_tokens_is_made_of_whole_steps():
+    recipe = tiny("data={text: pydoc, tokens: 200M, context: 1024}", "train.batch_tokens=131072")
+    assert (recipe.steps, recipe.batch_blocks, recipe.step_tokens) == (1526, 128, 131072)
+    uneven = tiny("data={text: pydoc, tokens: 1000, context: 30}", "train.batch_tokens=100")
+    assert (uneven.batch_blocks, uneven.step_tokens, uneven.steps) == (3, 90, 12)
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("train.learning_rat=1", "recipe: 'train.learning_rat' is no key of a recipe: did you mean 'learning_rate'?"),
+        ("learning_rate=1", "recipe: 'learning_rate' is no key of a recipe: did you mean 'train.learning_rate'?"),
+        ("data.seed=1", "recipe: 'data.seed' is no key of a recipe: did you mean 'train.seed'?"),
+        ("trian.seed=1", "recipe: 'trian' is no key of a recipe: did you mean 'train'?"),
+        ("model.lora.rank=4", "recipe: 'model.lora.rank' is no key of a recipe: did you mean 'r'?"),
+        ("snapshots.xyz=4", "'snapshots.xyz' is no key of a recipe: known here: count, windows, tokens, bootstrap."),
+        ("baselines.active_forgetting.evry=4", "did you mean 'every'?"),
+        ("loss.option.tau=1", "'loss.option' is no key of a recipe: did you mean 'options'?"),
+        ("loss={name: disperson}", "dispersion"),
+        ("loss={name: dispersion, options: {tua: 1}}", "tau"),
+        ("loss={name: dispersion, options: {estimator: quick}}", "first_order"),
+        ("loss={name: dispersion, schedule: linear}", "needs ramp_steps of at least 1, got None"),
+        ("loss={name: none, options: {tau: 1}}", "recipe: loss: loss none has no options and no preset: name a loss."),
+        ("model.name=gpt2", "recipe: model: give either name or architecture, got both."),
+        ("model={}", "recipe: model: give either name or architecture, got neither."),
+        ("model.tokenizer=null", "an architecture from scratch needs tokenizer"),
+        ("model={name: gpt2, config: {n_layer: 2}}", "trained weights do not fit it: set init to true"),
+        ("model={name: gpt2, init: true, lora: {}}", "lora adapts trained weights"),
+        ("train.batch_tokens=16", "must hold at least one block of data.context = 32 tokens, got 16"),
+        ("snapshots={count: 1, tokens: 64}", "snapshots.tokens must be at most data.context = 32, got 64"),
+        ("train.on_nan=ignore", "'stop' or 'skip', got 'ignore'"),
+        ("train.learning_rate=-1", "recipe: train.learning_rate: Input should be greater than 0, got -1."),
+        ("data.tokens=lots", "recipe: data.tokens: a number of tokens must be like 2000000, 2M or 1.5B, got 'lots'."),
+        ("train.keep=1", "greater than or equal to 2, got 1"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(setting, sentence):
+    with pytest.raises(ValueError) as caught:
+        recipe_from(with_settings(content(), [setting]))
+    said = str(caught.value)
+    assert sentence in said
+    assert said.startswith("recipe: ")
+    assert "\n" not in said
+    assert said.endswith((".", "?"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (["model={name: gpt2, lora: {}}", "baselines.active_forgetting={}"], "which lora freezes"),
+        (["train.fused_loss=true", "baselines.distillation.teacher=gpt2"], "neither distillation nor lora"),
+    ],
+)
+def test_keys_that_contradict_each_other(settings, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        recipe_from(with_settings(content(), settings))
+
+
+def test_settings_override_and_leave_the_original_alone():
+    before = content()
+    after = with_settings(before, ["train.seed=2", "data.text=[pydoc, pydoc]", "model.config.hidden_size=24"])
+    assert (before["train"]["seed"], after["train"]["seed"]) == (1, 2)
+    assert after["data"]["text"] == ["pydoc", "pydoc"]
+    assert after["model"]["config"]["hidden_size"] == 24
+    assert before["model"]["config"]["hidden_size"] == 16
+    for wrong, sentence in (
+        ("train.seed", "must be key=value"),
+        ("name.seed=2", "which is a value and not a section"),
+        ("name={", "must be YAML: quote it"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            with_settings(before, [wrong])
+
+
+def test_files_that_are_no_recipe(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no recipe at"):
+        load_recipe(tmp_path / "none.yaml")
+    for text, sentence in (
+        ("{", "must be YAML"),
+        ("- a", "must be a mapping of sections, got list"),
+        ("\xff", "must be YAML"),
+    ):
+        (tmp_path / "a.yaml").write_text(text, encoding="latin-1")
+        with pytest.raises(ValueError, match=sentence):
+            load_recipe(tmp_path / "a.yaml")
+    (tmp_path / "evil.yaml").write_text("model: !!python/object/apply:os.system ['true']")
+    with pytest.raises(ValueError, match="must be YAML"):
+        load_recipe(tmp_path / "evil.yaml")

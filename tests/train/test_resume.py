@@ -1,0 +1,157 @@
+"""Killed by SIGKILL at its worst moments and resumed, a run ends with the same bits as one that was left alone."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from train.runs import child, content, result, tiny, weights
+
+from decondense.train import recipe_from, train
+from decondense.train.checkpoints import last_complete_checkpoint, mark
+
+# Everything that has a state of its own: dropout, the sampler's draws, noise on the embeddings, the clock of active
+# forgetting (steps 2, 4, 6, 8), a weight that rises, the check of the estimator.
+SETTINGS = [
+    "data.tokens=2560",  # ten steps
+    "loss={name: dispersion, weight: 1.0, schedule: linear, ramp_steps: 7, check_every: 3}",
+    "loss.options={estimator: sampled, max_tokens: 16}",
+    "baselines.noisy_embedding=2.0",
+    "baselines.active_forgetting={every: 2, learning_rate: 0.01}",
+    "train.micro_batch=4",
+    "train.log_every=3",
+    "train.checkpoints=3",  # steps 3, 7, 10
+    "snapshots.count=2",
+]
+
+
+def finish(process: multiprocessing.process.BaseProcess, code: int) -> None:
+    process.join(120)
+    assert process.exitcode == code
+
+
+def same_result(one: Path, other: Path) -> None:
+    first, second = result(one), result(other)
+    for key in ("history", "held_out", "snapshots", "skipped_steps", "steps", "tokens", "text"):
+        assert first[key] == second[key], key
+    for snapshot in first["snapshots"]:
+        assert json.loads((one / snapshot["file"]).read_text()) == json.loads((other / snapshot["file"]).read_text())
+    left, right = weights(one), weights(other)
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, cache) -> Path:
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    finish(child(content(*SETTINGS, architecture="gpt2"), folder, cache), 0)
+    return folder
+
+
+def test_killed_again_and_again(undisturbed, tmp_path):
+    """One run, killed at each of its worst moments in turn; what it resumes from is what was whole."""
+    recipe, folder, cache = content(*SETTINGS, architecture="gpt2"), tmp_path / "run", tmp_path / "tokens"
+    moments = [
+        (("tokenising", 0), "there is no run in"),
+        (("step", 1), "there is no complete checkpoint: starting from step 0"),
+        (("optimiser save", 3), "there is no complete checkpoint: starting from step 0"),
+        (("after marker", 3), "resuming from checkpoint-3"),
+        (("step", 5), "resuming from checkpoint-3"),
+        (("optimiser save", 7), "resuming from checkpoint-3"),
+        (("before marker", 7), "resuming from checkpoint-3"),
+        (("after marker", 7), "resuming from checkpoint-7"),
+        (("model save", 10), "resuming from checkpoint-10"),
+    ]
+    for number, (kill, _) in enumerate(moments):
+        finish(child(recipe, folder, cache, kill=kill, resume=number > 0), -signal.SIGKILL)
+        assert not (folder / "result.json").exists()
+        assert not (folder / "model").exists()
+        if kill[0] == "optimiser save":
+            half = folder / "checkpoints" / f"checkpoint-{kill[1]}"
+            assert (half / "model.safetensors").exists()  # Trainer would take it for a checkpoint
+            assert not (half / "complete.json").exists()
+    finish(child(recipe, folder, cache, resume=True), 0)
+    said = [line for line in folder.with_suffix(".said").read_text().splitlines() if "start" in line or "resum" in line]
+    assert [expected in line for (_, expected), line in zip(moments, said)] == [True] * len(moments), said
+    same_result(undisturbed, folder)
+
+
+def test_the_reference_run_has_what_must_be_resumed(undisturbed):
+    """Else the test above would show nothing."""
+    record = result(undisturbed)
+    assert [e["step"] for e in record["history"]] == [1, 3, 6, 7, 9, 10]  # a line ends at every checkpoint
+    weight = {e["step"]: e["penalty_weight"] for e in record["history"]}
+    assert weight == pytest.approx({1: 1 / 7, 3: 3 / 7, 6: 6 / 7, 7: 1, 9: 1, 10: 1})
+    assert all(0 < abs(e["penalty_agreement"]) <= 1 for e in record["history"])
+    assert [e["step"] for e in record["held_out"]] == [0, 5, 10]
+    assert [s["step"] for s in record["snapshots"]] == [0, 5, 10]
+
+
+def test_second_process_is_refused_and_a_finished_run_says_so(tmp_path, cache):
+    folder = tmp_path / "run"
+    context = multiprocessing.get_context("forkserver")
+    reached, go = context.Event(), context.Event()
+    first = child(content(), folder, cache, pause=(2, reached, go))
+    assert reached.wait(60)
+    try:
+        for resume in (False, True):
+            with pytest.raises(ValueError, match=r"in use by another process: wait for it, or choose another"):
+                train(tiny(), folder, cache=cache, resume=resume)
+    finally:
+        go.set()
+    finish(first, 0)
+    assert not (folder / ".lock").exists()
+    said: list[str] = []
+    before = (folder / "result.json").stat().st_mtime_ns
+    again = train(tiny(), folder, cache=cache, resume=True, say=said.append)
+    assert said == [f"this run is finished: {folder / 'result.json'}"]
+    assert again.record == result(folder)
+    assert (folder / "result.json").stat().st_mtime_ns == before
+    with pytest.raises(ValueError, match=r"already holds a run: add --resume"):
+        train(tiny(), folder, cache=cache)
+
+
+def test_resume_with_another_recipe_is_refused(tmp_path, cache):
+    folder = tmp_path / "run"
+    finish(child(content(), folder, cache, kill=("step", 3)), -signal.SIGKILL)
+    (folder / ".lock").unlink()  # the killed process's; the lock itself went with it
+
+    def files() -> dict[Path, bytes]:
+        return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+    before = files()
+    with pytest.raises(ValueError, match=r"but train\.learning_rate was 0\.01 and is 0\.02: use .*recipe\.yaml"):
+        train(tiny("train.learning_rate=0.02"), folder, cache=cache, resume=True)
+    with pytest.raises(ValueError, match=r"but baselines\.active_forgetting\.every was None and is 2"):
+        train(tiny("baselines.active_forgetting.every=2"), folder, cache=cache, resume=True)
+    assert files() == before
+    # what does not change the result may change
+    train(tiny("train.micro_batch=2", "train.keep=3"), folder, cache=cache, resume=True)
+
+
+def test_only_marked_checkpoints_count(tmp_path):
+    for step in (5, 10, 20, 30):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    (tmp_path / "checkpoint-old").mkdir()
+    assert last_complete_checkpoint(tmp_path) is None
+    for step in (5, 20, 10):
+        mark(tmp_path / f"checkpoint-{step}", step=step)
+    assert last_complete_checkpoint(tmp_path) == tmp_path / "checkpoint-20"
+    last_complete_checkpoint(tmp_path, remove_others=True)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-20", "checkpoint-old"]
+
+
+def test_a_recipe_of_an_older_version_may_lack_keys(tmp_path, cache):
+    """A key that has come since has its default there."""
+    folder = tmp_path / "run"
+    finish(child(content(), folder, cache, kill=("step", 2)), -signal.SIGKILL)
+    file = folder / "recipe.yaml"
+    shorter = "\n".join(line for line in file.read_text().splitlines() if "scale_learning_rate" not in line)
+    assert shorter != file.read_text()
+    file.write_text(shorter)
+    train(recipe_from(content()), folder, cache=cache, resume=True)
+    assert result(folder)["finished"]
