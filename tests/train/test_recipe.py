@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from train.runs import content, tiny
 
 from decondense.train import load_recipe, recipe_from, with_settings
 from decondense.train.recipe import count
+from train.runs import content, tiny
 
 RECIPES = sorted((Path(__file__).resolve().parents[2] / "recipes").glob("*.yaml"))
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from train.runs import child, content, result, tiny, weights
 
 from decondense.train import recipe_from, train
 from decondense.train.checkpoints import last_complete_checkpoint, mark
+from train.runs import child, content, result, tiny, weights
 
 # Everything that has a state of its own: dropout, the sampler's draws, noise on the embeddings, the clock of active
 # forgetting (steps 2, 4, 6, 8), a weight that rises, the check of the estimator.

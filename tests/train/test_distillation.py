@@ -1,0 +1,155 @@
+"""Distillation: value and gradient against loops, gradient accumulation, and teachers that do not fit."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+
+from decondense.train import train
+from decondense.train.distillation import check_teacher, distillation, share_loss
+from train.runs import CONFIGS, result, tiny, weights
+
+
+def slowly(student: torch.Tensor, teacher: torch.Tensor, labels: torch.Tensor, temperature: float) -> float:
+    """τ² Σ over positions with a next label of −Σ_v p_v log q_v, p and q softened by τ; plain loops in float64."""
+    total = 0.0
+    for row in range(len(labels)):
+        for at in range(labels.shape[1] - 1):
+            if labels[row, at + 1] == -100:
+                continue
+            t = [float(x) / temperature for x in teacher[row, at]]
+            s = [float(x) / temperature for x in student[row, at]]
+            t_all, s_all = math.log(sum(map(math.exp, t))), math.log(sum(map(math.exp, s)))
+            total -= sum(math.exp(a - t_all) * (b - s_all) for a, b in zip(t, s))
+    return temperature**2 * total
+
+
+def problem() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    student = 2 * torch.randn(2, 5, 7, generator=generator, dtype=torch.float64)
+    teacher = 2 * torch.randn(2, 5, 7, generator=generator, dtype=torch.float64)
+    labels = torch.tensor([[-100, 1, 2, -100, 4], [-100, 3, 3, 0, -100]])
+    return student, teacher, labels
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0, 4.0])
+def test_value_and_gradient_against_loops(temperature):
+    student, teacher, labels = problem()
+    leaf = student.float().requires_grad_()
+    value = distillation(leaf, teacher.float(), labels, temperature=temperature)
+    value.backward()
+    assert float(value) == pytest.approx(slowly(student, teacher, labels, temperature), rel=1e-5)
+    step = 1e-5
+    for index in [(0, 0, 3), (0, 1, 6), (0, 2, 1), (1, 2, 0), (1, 3, 2), (0, 4, 1)]:
+        shifted = []
+        for sign in (1, -1):
+            moved = student.clone()
+            moved[index] += sign * step
+            shifted.append(slowly(moved, teacher, labels, temperature))
+        slope = (shifted[0] - shifted[1]) / (2 * step)
+        assert float(leaf.grad[index]) == pytest.approx(slope, rel=1e-3, abs=1e-5)
+
+
+def test_temperature_keeps_the_size_of_the_gradient():
+    """At high τ softmax is linear in the logits: τ² · ∂CE/∂s → (s − t − means)/V, whatever τ is."""
+    student, teacher, labels = problem()
+    gradients = []
+    for temperature in (50.0, 100.0):
+        leaf = student.clone().float().requires_grad_()
+        distillation(leaf, teacher.float(), labels, temperature=temperature).backward()
+        gradients.append(leaf.grad)
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=0.05, atol=5e-3)
+    centred = (student - student.mean(-1, keepdim=True)) - (teacher - teacher.mean(-1, keepdim=True))
+    assert float(gradients[1][0, 0, 3]) == pytest.approx(float(centred[0, 0, 3]) / 7, rel=0.05)
+
+
+def test_mixture():
+    student, teacher, labels = problem()
+    inputs = {"input_ids": torch.zeros(2, 5, dtype=torch.long), "labels": labels}
+
+    def model(**given):
+        assert given.keys() == {"input_ids", "use_cache"}
+        return SimpleNamespace(logits=teacher.float())
+
+    task = torch.tensor(3.0)
+    mixed = share_loss(task, student.float(), model, inputs, None, temperature=2.0, share=0.25)
+    expected = 0.75 * 3.0 + 0.25 * slowly(student, teacher, labels, 2.0) / 6  # six labels
+    assert float(mixed) == pytest.approx(expected, rel=1e-5)
+    of_a_step = share_loss(task, student.float(), model, inputs, torch.tensor(24), temperature=2.0, share=0.25)
+    assert float(of_a_step) == pytest.approx(0.75 * 3 + 0.25 * slowly(student, teacher, labels, 2.0) / 24, rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("teacher")
+    torch.manual_seed(5)
+    config = transformers.LlamaConfig(**CONFIGS["llama"] | {"hidden_size": 24, "initializer_range": 0.5})
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    transformers.ByT5Tokenizer().save_pretrained(folder)
+    return folder
+
+
+def distilled(teacher, *settings: str, share: float = 0.5):
+    return tiny(
+        f"baselines.distillation={{teacher: {teacher}, temperature: 2.0, share: {share}}}",
+        "data.tokens=768",
+        "train.weight_decay=0",
+        *settings,
+    )
+
+
+def test_accumulation_is_exact_and_the_teacher_matters(tmp_path, cache, teacher):
+    runs = {
+        "at once": distilled(teacher, "train.micro_batch=8", "loss={name: dispersion, weight: 0.5}"),
+        "one by one": distilled(teacher, "train.micro_batch=1", "loss={name: dispersion, weight: 0.5}"),
+        "alone": tiny("data.tokens=768", "train.weight_decay=0", "loss={name: dispersion, weight: 0.5}"),
+    }
+    for name, recipe in runs.items():
+        train(recipe, tmp_path / name, cache=cache)
+    whole, split, alone = (weights(tmp_path / name) for name in runs)
+    for name in whole:
+        torch.testing.assert_close(whole[name], split[name], rtol=1e-4, atol=1e-5)
+    assert any((whole[name] - alone[name]).abs().max() > 1e-3 for name in whole)
+    first = [result(tmp_path / name)["history"][0] for name in runs]
+    assert first[0]["loss"] == pytest.approx(first[1]["loss"], rel=1e-5)
+    assert first[0]["penalty"] == pytest.approx(first[2]["penalty"], rel=1e-5)  # the penalty is not shared out
+
+
+def test_a_student_of_one_teacher_alone_learns_from_it(tmp_path, cache, teacher):
+    """share = 1: the task loss is out of it. The held-out loss stays a plain cross-entropy."""
+    train(distilled(teacher, "data.tokens=4096", share=1.0), tmp_path / "run", cache=cache)
+    history = result(tmp_path / "run")["history"]
+    assert history[-1]["loss"] < history[0]["loss"] - 0.05
+    assert result(tmp_path / "run")["held_out"][0]["loss"] == pytest.approx(math.log(384), rel=0.02)
+
+
+def test_teachers_that_do_not_fit(tmp_path, cache):
+    with pytest.raises(OSError, match=r"model 'nobody/has-this' is no folder, no GGUF file .* the hub did not provide"):
+        train(distilled("nobody/has-this"), tmp_path / "run", cache=cache)
+    with pytest.raises(FileNotFoundError, match="no model at"):
+        train(distilled(tmp_path / "absent"), tmp_path / "run", cache=cache)
+    other = tmp_path / "other"
+    config = transformers.LlamaConfig(**CONFIGS["llama"] | {"vocab_size": 400})
+    transformers.LlamaForCausalLM(config).save_pretrained(other)
+    transformers.ByT5Tokenizer().save_pretrained(other)
+    with pytest.raises(ValueError, match=r"share the student's vocabulary of 384 tokens, this one has 400: choose"):
+        train(distilled(other), tmp_path / "run", cache=cache)
+    short = tmp_path / "short"
+    config = transformers.LlamaConfig(**CONFIGS["llama"] | {"max_position_embeddings": 16})
+    transformers.LlamaForCausalLM(config).save_pretrained(short)
+    transformers.ByT5Tokenizer().save_pretrained(short)
+    with pytest.raises(ValueError, match=r"must see whole blocks of 32 tokens, this one sees 16"):
+        train(distilled(short), tmp_path / "run", cache=cache)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_teacher_that_splits_text_otherwise():
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIGS["llama"]))
+    ours = transformers.ByT5Tokenizer()
+    with pytest.raises(ValueError, match="this one has 384 and splits text otherwise"):
+        check_teacher(model, model, (ours, lambda text: {"input_ids": [1, 2]}), 32)
+    check_teacher(model, model, (ours, ours), 32)
