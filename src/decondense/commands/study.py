@@ -144,13 +144,13 @@ def _show(record: dict[str, Any], folder: Path, as_json: bool) -> None:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in record["table"]["columns"][:9]:
-        table.add_column(
-            column.replace("_", " "), justify="left" if column in ("arm", "model", "text", "task") else "right"
-        )
+    columns = record["table"]["columns"][:6]
+    for column in columns:
+        words = column in ("arm", "model", "text", "task", "run", "family", "checkpoint")
+        table.add_column(column.replace("_", " "), justify="left" if words else "right", no_wrap=True)
     rows = record["table"]["rows"]
     for row in rows[:40]:
-        table.add_row(*(Text(_cell(value)) for value in row[:9]))
+        table.add_row(*(Text(_cell(value)) for value in row[: len(columns)]))
     if rows:
         out.print(table)
     if len(rows) > 40:

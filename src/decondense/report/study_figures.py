@@ -66,7 +66,8 @@ def heat_row(
     columns = min(6, len(panels))
     lines = math.ceil(len(panels) / columns)
     figure = Figure(figsize=(max(6.0, 2.2 * columns + 1.2), 2.3 * lines + 3.2), layout="constrained")
-    upper, lower = figure.subfigures(2, 1, height_ratios=[2.3 * lines, 2.9])
+    parts: Any = figure.subfigures(2, 1, height_ratios=[2.3 * lines, 2.9])
+    upper, lower = parts
     axes = upper.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
     shown = [s for _, s in panels]
     floor, top = _floor(shown), _top(shown)

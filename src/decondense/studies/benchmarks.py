@@ -41,10 +41,11 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
     base, treated = (list(runs.table.get(arm, {}).values()) for arm in (PLAIN, TREATED))
     seeds = min(len(base), len(treated))
     tasks: dict[str, Any] = {"tasks": [], "macro": None}
+    likelihood = tasks
     if seeds:
-        outcomes = paired_outcomes(base, treated)
-        # items alone would decide with one seed in each arm; the rule below needs three
-        tasks = analyse(outcomes, bootstrap=0)
+        # With one seed in each arm this is about items alone; the rule below needs three seeds.
+        tasks = analyse(paired_outcomes(base, treated), bootstrap=0)
+        likelihood = analyse(paired_outcomes(base, treated, kind="log_share"), bootstrap=0)
     decision = _decision(tasks["macro"], seeds)
     loss = decide(runs.differences(TREATED, PLAIN, held_out), claim="less")
     geometry = decide(runs.differences(TREATED, PLAIN, cosine), claim="less")
@@ -74,14 +75,14 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
     def draw(path: Path) -> Path:
         from ..report.forest import forest
 
+        drawn = {"tasks": tasks["tasks"], "macro": tasks["macro"], "power": 0.8, "claim": "training"}
         return forest(
-            {"tasks": tasks["tasks"], "macro": tasks["macro"], "power": 0.8},
-            path,
-            title=f"dispersion − cross-entropy, {seeds} seeds each",
+            drawn | {"seeds": [len(base), len(treated)]}, path, title=f"{TREATED} − {PLAIN}, {seeds} seeds each"
         )
 
     estimate = {
         "macro": tasks["macro"],
+        "likelihood": likelihood["macro"],
         "decision": decision.record(),
         "held_out_loss": loss.record(),
         "mean_cosine": geometry.record(),

@@ -72,9 +72,9 @@ STUDY = Study(
     criterion=CRITERION,
     scales={
         "smoke": {
-            "about": "a Llama of 6 layers and width 32 with and without the loss, 3 seeds, 12 steps",
+            "about": "a Llama of 3 layers and width 32 with and without the loss, 3 seeds, 4 steps",
             "cost": "12 s of a CPU core",
-            "base": joined(scales.TINY_LLAMA, {"snapshots": {"count": 2}}),
+            "base": joined(scales.TINY_SHORT, {"snapshots": {"count": 2}}),
             "arms": {PLAIN: {}, TREATED: joined(scales.DISPERSION, {"loss": {"weight": 1.0}})},
             "seeds": scales.SEEDS,
             "heatmaps": "all",

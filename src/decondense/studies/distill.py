@@ -114,9 +114,9 @@ STUDY = Study(
     criterion=CRITERION,
     scales={
         "smoke": {
-            "about": "a Llama of width 32 alone and from one of width 64 (trained first), 3 seeds, 12 steps",
+            "about": "a Llama of width 32 alone and from one of width 64 (trained first), 3 seeds, 4 steps",
             "cost": "15 s of a CPU core",
-            "base": scales.TINY_LLAMA,
+            "base": scales.TINY_SHORT,
             "teacher": {"model": {"config": {"hidden_size": 64}}, "snapshots": {"count": 0}},
             "arms": _arms("teacher"),
             "seeds": scales.SEEDS,

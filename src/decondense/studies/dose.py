@@ -60,7 +60,7 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
 
         here = [d for d in doses if name(d) in runs]
         common = {"x": "weight λ", "scale": "symlog", "ticks": here}
-        panels = [
+        panels: list[dict[str, Any]] = [
             {
                 "title": "held-out loss minus that of λ = 0",
                 "y": "nats per token",
@@ -126,9 +126,9 @@ STUDY = Study(
     criterion=CRITERION,
     scales={
         "smoke": {
-            "about": "a Llama of 6 layers and width 32 at λ = −1, 0, 1, 3 seeds, 12 steps",
+            "about": "a Llama of 3 layers and width 32 at λ = −1, 0, 1, 3 seeds, 4 steps",
             "cost": "15 s of a CPU core",
-            "base": scales.TINY_LLAMA,
+            "base": scales.TINY_SHORT,
             "arms": arms(_SMALL),
             "dose": 1.0,
             "seeds": scales.SEEDS,

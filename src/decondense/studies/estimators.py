@@ -89,12 +89,12 @@ STUDY = Study(
     criterion=CRITERION,
     scales={
         "smoke": {
-            "about": "a Llama of 6 layers and width 32, five arms, 2 seeds, 12 steps",
+            "about": "a Llama of 3 layers and width 32, five arms, 3 seeds, 4 steps",
             "cost": "15 s of a CPU core",
-            "base": scales.TINY_LLAMA,
+            "base": scales.TINY_SHORT,
             "arms": arms(16),
             "margin": MARGIN,
-            "seeds": [1, 2],
+            "seeds": scales.SEEDS,
         },
         "gpu": {
             "about": "SmolLM2-135M, cross-entropy and the four estimators, 3 seeds, 10M tokens each",

@@ -96,9 +96,9 @@ STUDY = Study(
     criterion=CRITERION,
     scales={
         "smoke": {
-            "about": "a Llama of 6 layers and width 32, all 17 arms, 1 seed, 4 steps",
+            "about": "a Llama of 3 layers and width 32, all 17 arms, 1 seed, 4 steps",
             "cost": "18 s of a CPU core",
-            "base": joined(scales.TINY_LLAMA, {"data": {"tokens": 1024}}),
+            "base": scales.TINY_SHORT,
             "arms": arms((8, 16), 2),
             "seeds": [1],
         },

@@ -22,8 +22,7 @@ def measured(
 ) -> dict[str, Any]:
     """The meter on one model and one text: {"measurement": …, "hardware": …, "versions": …}."""
     from ..meter.run import measure
-    from ..models import pick_device
-    from ..train.run import hardware
+    from ..models import hardware, pick_device
 
     found = measure(
         model,

@@ -85,32 +85,29 @@ def pack(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return packed
 
 
-def unpack(packed: Mapping[str, Any]) -> np.ndarray:
-    """(items,) of what counted as right."""
+def unpack(packed: Mapping[str, Any], kind: str = "correct") -> np.ndarray:
+    """(items,) of what counted as right, or of the log-likelihood of what is right."""
+    if kind == "log_share":
+        return np.frombuffer(base64.b64decode(packed["log_share"]), dtype="<f2").astype(np.float64)
     correct = packed["correct"]
     values = [int(c) for c in correct] if isinstance(correct, str) else correct
     return np.array(values, dtype=np.float64)
 
 
-def log_shares(packed: Mapping[str, Any]) -> np.ndarray | None:
-    if "log_share" not in packed:
-        return None
-    return np.frombuffer(base64.b64decode(packed["log_share"]), dtype="<f2").astype(np.float64)
-
-
 def paired_outcomes(
-    base: Sequence[Mapping[str, Any]], treated: Sequence[Mapping[str, Any]]
+    base: Sequence[Mapping[str, Any]], treated: Sequence[Mapping[str, Any]], *, kind: str = "correct"
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """task → (base, treated), each (seeds, items), as `evaluate.significance.analyse` takes them.
 
-    base, treated: runs with "outcomes". Copies of one model are refused, and so are different items.
+    base, treated: runs with "outcomes". `kind`: "correct", or "log_share" for the tasks that have it. Copies of one
+    model are refused, and so are different items.
     """
     for arm in (base, treated):
         weights = [run["weights"] for run in arm]
         if len(set(weights)) < len(weights):
             raise ValueError("two seeds of one arm have the same weights: a copy is not another seed; leave it out.")
     runs = [*base, *treated]
-    tasks = [t for t in runs[0]["outcomes"] if all(t in run["outcomes"] for run in runs)]
+    tasks = [t for t in runs[0]["outcomes"] if all(kind in run["outcomes"].get(t, {}) for run in runs)]
     result = {}
     for task in tasks:
         if len({run["outcomes"][task]["items"] for run in runs}) > 1:
@@ -118,6 +115,6 @@ def paired_outcomes(
                 f"the runs must have the same items of {task!r}, but they differ: evaluate all pieces with the same "
                 "benchmark files."
             )
-        arms = [np.array([unpack(run["outcomes"][task]) for run in arm]) for arm in (base, treated)]
+        arms = [np.array([unpack(run["outcomes"][task], kind) for run in arm]) for arm in (base, treated)]
         result[task] = (arms[0], arms[1])
     return result

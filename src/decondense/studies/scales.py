@@ -66,6 +66,17 @@ TINY_LLAMA: Recipe = {
     },
 }
 
+# For studies of many arms: three layers and four steps, so that twenty trainings take seconds.
+TINY_SHORT: Recipe = {
+    **TINY_LLAMA,
+    "model": {
+        **TINY_LLAMA["model"],
+        "config": {**TINY_LLAMA["model"]["config"], "num_hidden_layers": 3},
+    },
+    "data": {**_TINY["data"], "tokens": 1024, "held_out_tokens": 512},
+    "snapshots": {**_TINY["snapshots"], "windows": 2},
+}
+
 _TEXTS: Recipe = {
     "text": ["novels:train", "wikitext-2:train"],
     "held_out": ["novels:valid", "wikitext-2:valid"],

@@ -51,7 +51,7 @@ class NotRun(Exception):
 
 @dataclass(frozen=True)
 class Piece:
-    """`what` says what to run, in the study's own terms, with "seed" where something is trained; `words`: for people."""
+    """`what` says what to run, in the study's own terms, with "seed" where something is trained; `words` says it."""
 
     name: str
     words: str
@@ -177,5 +177,7 @@ def compact(record: dict[str, Any]) -> str:
 
 
 def safe_name(text: str) -> str:
-    """A name for a file: letters, digits, dots and dashes."""
-    return re.sub(r"[^A-Za-z0-9.+-]+", "-", text).strip("-.") or "piece"
+    """A name for a file: letters, digits, dots, plus and minus."""
+    for letter, word in (("λ", "lambda"), ("τ", "tau"), ("−", "-")):
+        text = text.replace(letter, word)
+    return re.sub(r"[^A-Za-z0-9.+-]+", "-", text).strip(".-") or "piece"

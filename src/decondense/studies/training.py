@@ -95,6 +95,8 @@ def work(piece: Piece, settings: Settings, shop: Workshop) -> dict[str, Any]:
     runs: dict[str, Any] = {}
     teacher: Path | None = None
     for arm in piece.what["arms"]:
+        if len(runs) == 1:
+            _set_imports_aside()
         kept = shop.folder / f"{safe_name(arm)}.json"
         done = _kept(kept, settings)
         if done is None:
@@ -104,6 +106,7 @@ def work(piece: Piece, settings: Settings, shop: Workshop) -> dict[str, Any]:
             kept.write_text(compact({"settings": comparable(settings), "run": done}))
         runs[arm] = done
         shop.say(f"  {arm}: {_in_words(done)}")
+    gc.unfreeze()
     hardware = "; ".join(sorted({r["hardware"] for r in runs.values()}))
     versions = next(iter(runs.values()))["versions"]
     slim = {arm: {k: v for k, v in r.items() if k not in ("hardware", "versions")} for arm, r in runs.items()}
@@ -145,7 +148,7 @@ def _train(recipe: Recipe, folder: Path, shop: Workshop) -> Any:
     recipe.data.folder = recipe.data.folder or shop.data
     recipe.train.device = recipe.train.device or shop.device
     # The figures of a run folder would be thrown away with it.
-    options = {"draw": False} if "draw" in inspect.signature(train).parameters else {}
+    options: dict[str, Any] = {"draw": False} if "draw" in inspect.signature(train).parameters else {}
     return train(recipe, folder, say=lambda sentence: shop.say(f"  {sentence}"), **options)
 
 
@@ -157,6 +160,13 @@ def _train_teacher(settings: Settings, seed: int, shop: Workshop) -> Path:
     content = joined(joined(settings["base"], settings["teacher"]), {"name": "teacher", "train": {"seed": seed}})
     _train(recipe_from(content, "teacher"), folder, shop)
     return folder / "model"
+
+
+def _set_imports_aside() -> None:
+    """Trainer collects garbage in every training, and what torch and transformers have imported takes longer to look
+    through than a small training takes. After the first arm all of it is there."""
+    gc.collect()
+    gc.freeze()
 
 
 def _free_memory() -> None:

@@ -68,11 +68,9 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
         from ..report.study_figures import effects
 
         shown = [arm for arm in matched if arm != PLAIN and matched[arm]]
-        costs = {arm: [c for s in runs.table[arm] if (c := _cost(runs, arm, s)) is not None] for arm in shown}
-        right = [
-            f"{runs.mean(arm, cosine):.3f} · " + (f"{sum(c) / len(c):.2f}×" if (c := costs[arm]) else "–")
-            for arm in shown
-        ]
+        costs = {arm: [x for s in runs.table[arm] if (x := _cost(runs, arm, s)) is not None] for arm in shown}
+        prices = [f"{sum(c) / len(c):.2f}×" if (c := costs[arm]) else "–" for arm in shown]
+        right = [f"{runs.mean(arm, cosine):.3f} · {price}" for arm, price in zip(shown, prices)]
         return effects(
             [(arm.replace("_", " "), list(matched[arm].values())) for arm in shown],
             path,
@@ -122,7 +120,6 @@ def _group(arm: str) -> int:
     return GROUPS["baseline"] if arm in ("noisy embedding", "active forgetting") else GROUPS["paper"]
 
 
-_SHORT = {"data": {"tokens": 1024}}
 STUDY = Study(
     name="variants",
     claim="table of variants",
@@ -130,9 +127,9 @@ STUDY = Study(
     criterion=CRITERION,
     scales={
         "smoke": {
-            "about": "a Llama of 6 layers and width 32, all 21 arms, 1 seed, 4 steps",
+            "about": "a Llama of 3 layers and width 32, all 21 arms, 1 seed, 4 steps",
             "cost": "20 s of a CPU core",
-            "base": training.joined(scales.TINY_LLAMA, _SHORT),
+            "base": scales.TINY_SHORT,
             "arms": arms(1024, 2),
             "seeds": [1],
         },

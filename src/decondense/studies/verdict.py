@@ -173,7 +173,7 @@ def slope(
     At least 4 points of groups that have 2 or more, so that ν ≥ 2 for one family.
     """
     a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
-    names = list(groups) if groups is not None else [0] * len(a)
+    names: list[object] = list(groups) if groups is not None else [0] * len(a)
     kept = [i for i, g in enumerate(names) if names.count(g) > 1]
     missing = _missing([float(b[i]) for i in kept], unit, level, 4)
     if missing is not None:

@@ -1,0 +1,31 @@
+"""Every test starts without a data folder, a benchmark folder and a hub; the command is there as users have it."""
+
+from __future__ import annotations
+
+import pytest
+
+from decondense import cli
+from decondense.commands.study import study
+
+if "study" not in {command.name or command.callback.__name__ for command in cli.app.registered_commands}:
+    cli.app.command()(study)
+
+
+@pytest.fixture(autouse=True)
+def _no_ambient_data(monkeypatch):
+    monkeypatch.delenv("DECONDENSE_DATA", raising=False)
+    monkeypatch.delenv("DECONDENSE_BENCH", raising=False)
+    monkeypatch.setattr("decondense.models.hub_reachable", lambda: False)
+
+
+@pytest.fixture
+def command(capsys):
+    """A function of arguments: (exit code, stdout, stderr) of the command."""
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as caught:
+            cli.main([str(a) for a in arguments])
+        captured = capsys.readouterr()
+        return caught.value.code or 0, captured.out, captured.err
+
+    return run

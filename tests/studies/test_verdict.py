@@ -1,0 +1,165 @@
+"""The rule: closed forms, and its error rates when the truth is known."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from decondense.studies.verdict import combine, decide, equivalent, from_interval, interval, not_below, slope, steady
+
+TRIALS = 400
+
+
+def share(verdict, make):
+    """Of TRIALS decisions, how many say `verdict`."""
+    rng = np.random.default_rng(0)
+    return sum(make(rng).verdict == verdict for _ in range(TRIALS)) / TRIALS
+
+
+def test_interval_by_hand():
+    """Three numbers: t with 2 degrees of freedom is 4.302653 at 95 % and 2.919986 at 90 %."""
+    values = [1.0, 2.0, 4.0]
+    mean = 7 / 3
+    s = math.sqrt(sum((v - mean) ** 2 for v in values) / 2)
+    for level, t in ((0.95, 4.30265273), (0.9, 2.91998558)):
+        found = interval(values, level)
+        assert found == pytest.approx((mean, mean - t * s / math.sqrt(3), mean + t * s / math.sqrt(3)), rel=1e-6)
+    assert math.isnan(interval([1.0])[1])
+
+
+# ---- a direction ----
+
+
+@pytest.mark.parametrize("seeds", [3, 5])
+@pytest.mark.parametrize("claim", ["greater", "less"])
+def test_no_effect_is_rarely_reproduced(seeds, claim):
+    assert share("reproduced", lambda rng: decide(rng.normal(size=seeds), claim=claim)) <= 0.05
+    assert share("not reproduced", lambda rng: decide(rng.normal(size=seeds), claim=claim)) <= 0.05
+
+
+def test_large_effect_with_three_seeds_is_reproduced():
+    assert share("reproduced", lambda rng: decide(10 + rng.normal(size=3))) > 0.95
+    assert share("reproduced", lambda rng: decide(-10 + rng.normal(size=3), claim="less")) > 0.95
+    assert share("not reproduced", lambda rng: decide(-10 + rng.normal(size=3))) > 0.95
+
+
+@pytest.mark.parametrize("values", [[], [5.0], [5.0, 5.1]])
+def test_fewer_than_three_seeds_are_undecided_however_large_the_effect(values):
+    found = decide(values)
+    assert found.verdict == "undecided"
+    assert "at least 3" in found.reason
+    assert found.n == len(values)
+    for other in (
+        equivalent(values, margin=100),
+        not_below(values, margin=100),
+        steady(values, margin=100, unit="text"),
+    ):
+        assert other.verdict == "undecided"
+
+
+def test_a_seed_without_a_value_is_undecided():
+    assert decide([1.0, 1.1, float("nan")]).verdict == "undecided"
+    assert "without a value" in decide([1.0, 1.1, float("nan")]).reason
+    assert equivalent([0.0, 0.0, float("inf")], margin=1).verdict == "undecided"
+
+
+def test_smallest_effect_turns_a_narrow_interval_around_zero_into_not_reproduced():
+    assert from_interval(0.0, -0.1, 0.1, n=3).verdict == "undecided"
+    assert from_interval(0.0, -0.1, 0.1, n=3, smallest=0.2).verdict == "not reproduced"
+    assert from_interval(0.0, -0.1, 0.3, n=3, smallest=0.2).verdict == "undecided"
+    assert from_interval(0.1, 0.05, 0.15, n=3, smallest=0.2).verdict == "reproduced"
+    assert from_interval(-0.1, -0.15, -0.05, n=3, smallest=0.2, claim="less").verdict == "reproduced"
+    assert from_interval(9.0, 8.0, 10.0, n=2).verdict == "undecided"  # items may be many: seeds are two
+    assert from_interval(9.0, math.nan, 10.0, n=3).verdict == "undecided"
+    with pytest.raises(ValueError, match="greater or less"):
+        from_interval(0, -1, 1, n=3, claim="bigger")
+
+
+# ---- no difference ----
+
+
+def test_equivalence_at_the_margin_is_rarely_reproduced():
+    """The worst case of two one-sided tests: the true difference is the margin itself."""
+    assert share("reproduced", lambda rng: equivalent(1 + 0.3 * rng.normal(size=4), margin=1)) <= 0.07
+    assert share("reproduced", lambda rng: not_below(-1 + 0.3 * rng.normal(size=4), margin=1)) <= 0.07
+    assert share("not reproduced", lambda rng: equivalent(1 + 0.3 * rng.normal(size=4), margin=1)) <= 0.05
+
+
+def test_equivalence_finds_sameness_and_difference():
+    assert equivalent([0.001, -0.001, 0.0], margin=0.01).verdict == "reproduced"
+    assert equivalent([0.05, 0.051, 0.049], margin=0.01).verdict == "not reproduced"
+    assert equivalent([-0.05, -0.051, -0.049], margin=0.01).verdict == "not reproduced"
+    assert equivalent([0.02, -0.03, 0.0], margin=0.01).verdict == "undecided"
+    assert not_below([5.0, 5.1, 4.9], margin=0.01).verdict == "reproduced"
+    assert not_below([-5.0, -5.1, -4.9], margin=0.01).verdict == "not reproduced"
+
+
+# ---- models and texts ----
+
+
+def test_slope_is_ordinary_least_squares():
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=6), rng.normal(size=6)
+    line = stats.linregress(x, y)
+    found = slope(x, y)
+    half = stats.t.ppf(0.975, 4) * line.stderr
+    assert (found.estimate, found.low, found.high) == pytest.approx((line.slope, line.slope - half, line.slope + half))
+
+
+def test_slope_with_families_is_regression_with_a_level_for_each():
+    rng = np.random.default_rng(2)
+    groups = [0, 0, 0, 1, 1, 1, 1, 2]  # the family of one counts for nothing
+    x, y = rng.normal(size=8), rng.normal(size=8)
+    design = np.array([[x[i], groups[i] == 0, groups[i] == 1] for i in range(7)], dtype=float)
+    beta, rest, *_ = np.linalg.lstsq(design, y[:7], rcond=None)
+    error = math.sqrt(float(rest[0]) / 4 * np.linalg.inv(design.T @ design)[0, 0])
+    found = slope(x, y, groups)
+    assert found.n == 7
+    assert found.estimate == pytest.approx(beta[0])
+    assert found.high - found.estimate == pytest.approx(stats.t.ppf(0.975, 4) * error)
+
+
+def test_slope_error_rate_and_too_few_models():
+    x = np.arange(6.0)
+    assert share("reproduced", lambda rng: slope(x, rng.normal(size=6))) <= 0.05
+    assert share("reproduced", lambda rng: slope(x, 5 * x + rng.normal(size=6))) > 0.95
+    assert slope([1, 2, 3], [3, 2, 1], claim="less").verdict == "undecided"
+    assert slope([1, 1, 1, 1], [1, 2, 3, 4]).verdict == "undecided"
+
+
+def test_steady_interval_covers_the_next_text():
+    rng = np.random.default_rng(3)
+    inside = 0
+    for _ in range(2000):
+        *four, fifth = rng.normal(size=5)
+        found = steady(four, margin=1.0, unit="text")
+        inside += found.low <= fifth <= found.high
+    assert 0.935 < inside / 2000 < 0.965
+
+
+def test_steady_says_yes_no_and_perhaps():
+    assert steady([0.8, 0.81, 0.79, 0.8], margin=0.2, unit="text").verdict == "reproduced"
+    assert steady([0.9, -0.9, 0.8, -0.7], margin=0.2, unit="text").verdict == "not reproduced"
+    assert steady([0.8, 0.9, 0.75, 0.7], margin=0.2, unit="text").verdict == "undecided"
+    assert steady([0.01, -0.01, 0.0, 0.0], margin=0.2, unit="text").verdict == "undecided"  # no sign to agree on
+
+
+# ---- several parts, words ----
+
+
+def test_combine():
+    yes, no, perhaps = decide([1, 1.1, 0.9]), decide([-1, -1.1, -0.9]), decide([1, -1, 0])
+    assert combine([yes, yes]) == "reproduced"
+    assert combine([yes, perhaps]) == "undecided"
+    assert combine([yes, perhaps, no]) == "not reproduced"
+    assert combine([]) == "undecided"
+
+
+def test_words():
+    assert decide([1.0, 2.0, 4.0]).words(1) == "+2.3 [−1.5, +6.1] over 3 training seeds"
+    assert "90 % interval" in equivalent([0.0, 0.1, 0.2], margin=1).words()
+    assert decide([2.0]).words(1) == "+2.0 (1 training seed, and a verdict needs at least 3)"
+    assert decide([]).words() == "0 training seeds, and a verdict needs at least 3"
