@@ -1,87 +1,97 @@
-"""The main job on a real model, in a few minutes on two CPU cores: measure, train with the loss, measure again.
+"""The main job on a real model, in a few minutes on two CPU cores: train with the loss and without, and look before and
+after.
 
-The same steps are also taken without the loss, so that what you see is the loss and not the training. The weight is
+Both runs take the same steps on the same text, so that what you see is the loss and not the training. The weight is
 far above the paper's 0.1, and the learning rate high: a few steps are to show what the loss does, not to make a
 better model.
 """
 
 from __future__ import annotations
 
-import copy
+import shutil
 import time
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
 import decondense as dc
-from decondense.meter.compare import Comparison
-from decondense.models import load
-from decondense.text import open_text
+from decondense.models import resolve
+from decondense.report.page import report
+from decondense.train import recipe_from, train, with_settings
 
-MODEL, TEXT, OUT = "smollm2-135m", "wikitext-2", Path("demo-out")
-STEPS, BATCH, TOKENS, WEIGHT, LEARNING_RATE = 6, 2, 128, 3.0, 3e-4
-WINDOWS, LENGTH = 8, 256
-
-
-def batches(tokenizer: Any) -> list[torch.Tensor]:
-    """The first tokens of the training split, in order: (batch, tokens) each. The meter reads the test split."""
-    needed = STEPS * BATCH * TOKENS
-    ids = tokenizer(open_text(f"{TEXT}:train").joined[: needed * 8], return_tensors="pt").input_ids[0]
-    return list(ids[:needed].reshape(STEPS, BATCH, TOKENS))
-
-
-def train(model: torch.nn.Module, data: list[torch.Tensor], weight: float, console: Console) -> None:
-    optimiser = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.1)
-    model.train()
-    with dc.regularize(model, "dispersion", weight=weight) as handle:
-        for step, ids in enumerate(data, 1):
-            started = time.perf_counter()
-            model(input_ids=ids, labels=ids).loss.backward()
-            optimiser.step()
-            optimiser.zero_grad()
-            last = handle.last
-            console.print(
-                f"  step {step}: task loss {last['task_loss']:.3f}   penalty {last['penalty']:+.4f}   "
-                f"mean cosine {last['mean_cosine'].mean():.3f}   ({time.perf_counter() - started:.1f} s)"
-            )
+OUT = Path("demo-out")
+RECIPE = {
+    "model": {"name": "smollm2-135m"},
+    "data": {
+        "text": "wikitext-2:train",
+        "held_out": "wikitext-2:test",
+        "tokens": 1536,
+        "held_out_tokens": 2048,
+        "context": 256,
+    },
+    "train": {
+        "batch_tokens": 256,
+        "learning_rate": 3e-4,
+        "schedule": "constant",
+        "warmup": 0.0,
+        "log_every": 1,
+        "checkpoints": 0,
+        "device": "cpu",
+    },
+    "snapshots": {"count": 1, "windows": 8, "tokens": 256},
+}
+ARMS = {"cross-entropy": ["loss.name=none"], "dispersion": ["loss.name=dispersion", "loss.weight=3.0"]}
 
 
-def measured(model: torch.nn.Module, tokenizer: Any, name: str, console: Console) -> dc.Condensation:
-    """The meter on held-out windows."""
-    with console.status(f"measuring {WINDOWS} windows of {LENGTH} tokens: {name}"):
-        result = dc.measure((model, tokenizer), text=TEXT, windows=WINDOWS, tokens=LENGTH, label=name)
-    console.print(f"[bold]{name}[/bold]: {result.verdict}")
-    return result
+def run(name: str, settings: list[str], console: Console) -> dict[str, Any]:
+    """One arm: a run folder under demo-out, its record returned. The weights are not kept."""
+    recipe = recipe_from(with_settings({**RECIPE, "name": name}, settings))
+    shown = 0
+
+    def show(step: int, figures: dict[str, float]) -> None:
+        nonlocal shown
+        if step > shown and "loss" in figures:
+            terms = {k: figures[k] for k in ("task_loss", "penalty", "mean_cosine") if k in figures}
+            terms = terms or {"task_loss": figures["loss"]}
+            words = "   ".join(f"{k.replace('_', ' ')} {v:.4f}" for k, v in terms.items())
+            console.print(f"  step {step} of {recipe.steps}: {words}")
+            shown = step
+
+    console.print(
+        f"\n[bold]{name}[/bold]: measure, {recipe.steps} steps of {recipe.data.context} tokens, measure again"
+    )
+    record = train(recipe, OUT / name, command="make demo", show=show).record
+    shutil.rmtree(OUT / name / "model")
+    return record
 
 
 def main() -> None:
-    console = Console()
-    torch.manual_seed(0)
-    console.print(f"loading {MODEL} (dequantised Q4_1; the first time it is converted, which takes half a minute) …")
-    model, tokenizer = load(MODEL)
-    data = batches(tokenizer)
-    results = [measured(model, tokenizer, "before", console)]
-    for name, weight in (("cross-entropy", 0.0), ("+ dispersion", WEIGHT)):
-        console.print(f"\n{STEPS} steps of {BATCH} × {TOKENS} tokens, {name}, weight {weight}")
-        trained = copy.deepcopy(model)
-        train(trained, data, weight, console)
-        results.append(measured(trained, tokenizer, name, console))
+    console, begun = Console(), time.monotonic()
+    shutil.rmtree(OUT, ignore_errors=True)
+    console.print(
+        "loading smollm2-135m (dequantised Q4_1; the first time it is converted, which takes half a minute) …"
+    )
+    resolve("smollm2-135m")
+    records = {name: run(name, settings, console) for name, settings in ARMS.items()}
+    ends = {name: dc.load(OUT / name / r["snapshots"][-1]["file"]) for name, r in records.items()}
+    before = dc.load(OUT / "dispersion" / records["dispersion"]["snapshots"][0]["file"])
+    shown = {"before": before, **ends}
     table = Table(title="mean cosine between the tokens of held-out text: higher is more condensed")
-    for column in ("hidden state", *(r.label for r in results)):
+    for column in ("hidden state", *shown):
         table.add_column(column, justify="right")
-    for i in range(results[0].layers + 1):
-        name = "embedding" if i == 0 else f"block {i}" + (", normed" if i == results[0].layers else "")
-        table.add_row(name, *(f"{r.mean_cosine[i]:.3f}" for r in results))
+    for i in range(before.layers + 1):
+        name = "embedding" if i == 0 else f"block {i}" + (", normed" if i == before.layers else "")
+        table.add_row(name, *(f"{c.mean_cosine[i]:.3f}" for c in shown.values()))
     console.print()
     console.print(table)
-    OUT.mkdir(exist_ok=True)
-    files = Comparison(results, "order").plot(OUT)
-    for result, name in zip(results, ("before", "cross-entropy", "dispersion")):
-        files.append(result.save(OUT / f"{name}.json"))
-    console.print("written: " + ", ".join(str(file) for file in files))
+    for name, c in shown.items():
+        console.print(f"{name}: {c.verdict}")
+    report([OUT], OUT / "report.html", title="decondense: before and after")
+    console.print(
+        f"\n{time.monotonic() - begun:.0f} s. Open {OUT / 'report.html'} in a browser: heatmaps, curves, settings."
+    )
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import socket
 import urllib.parse
 import urllib.request
@@ -25,7 +26,7 @@ from .weights_cache import BUNDLED, bundled_folder, convert_gguf, first_line, qu
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BUNDLED", "Source", "hub_reachable", "load", "load_tokenizer", "pick_device", "resolve"]
+__all__ = ["BUNDLED", "Source", "hardware", "hub_reachable", "load", "load_tokenizer", "pick_device", "resolve"]
 
 
 @dataclass(frozen=True)
@@ -181,6 +182,15 @@ def pick_device(device: str | torch.device | None = None) -> torch.device:
             f"{str(error).splitlines()[0]}; leave it out to take the best there is."
         ) from error
     return chosen
+
+
+def hardware(device: torch.device) -> str:
+    """A device in words, for records."""
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} CPU, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
 
 
 def _dtype(dtype: str | torch.dtype | None, device_type: str) -> torch.dtype | str:

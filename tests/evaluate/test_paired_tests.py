@@ -12,16 +12,15 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from decondense.evaluate.paired_tests import (
+    Crossed,
     crossed,
     crossed_macro,
     holm,
     mcnemar,
     mcnemar_power,
-    minimal_effect,
     paired_interval,
     permutation,
     smallest_mcnemar_effect,
-    t_power,
 )
 
 
@@ -193,19 +192,39 @@ def test_bad_shapes():
         crossed(np.ones((2, 3)), np.ones((3, 3)), paired=True)
 
 
-@pytest.mark.parametrize(("se", "df", "alpha"), [(0.01, 4, 0.05), (0.002, 2.3, 0.005), (1.0, math.inf, 0.05)])
-def test_minimal_effect_has_the_power_it_states(se, df, alpha):
-    effect = minimal_effect(se, df, alpha=alpha)
-    assert t_power(effect, se, df, alpha=alpha) == pytest.approx(0.8, abs=1e-3)
-    if math.isinf(df):
-        assert effect == pytest.approx(stats.norm.ppf(0.975) + stats.norm.ppf(0.8), abs=1e-3)
+def of_variances(seed: float, seed_df: float, item: float, item_df: float) -> Crossed:
+    return Crossed(0.0, seed, seed_df, item, item_df, noise=0.0, seed_sd=0.0)
 
 
-def test_t_power_by_simulation():
+@pytest.mark.parametrize("parts", [(1e-4, 4, 2e-5, 900), (3e-5, 2, 1e-4, 400), (0.0, 4, 1.0, math.inf)])
+@pytest.mark.parametrize("alpha", [0.05, 0.005])
+def test_minimal_effect_has_the_power_it_states(parts, alpha):
+    """By drawing what the definition draws: two estimated variances and a difference, then the test itself."""
+    design = of_variances(*parts)
+    effect = design.minimal_effect(alpha=alpha)
+    assert design.power(effect, alpha=alpha) == pytest.approx(0.8, abs=1e-4)
+    rng = np.random.default_rng(0)
+    n = 4000
+    drawn = [
+        np.full(n, v) if math.isinf(df) or v == 0 else v * rng.chisquare(df, n) / df
+        for v, df in ((parts[0], parts[1]), (parts[2], parts[3]))
+    ]
+    differences = rng.normal(effect, design.se, n)
+    hits = [
+        abs(d) > of_variances(s, parts[1], i, parts[3]).critical(alpha) * math.sqrt(s + i)
+        for d, s, i in zip(differences, *drawn)
+    ]
+    assert np.mean(hits) == pytest.approx(0.8, abs=0.025)
+    if math.isinf(parts[3]):
+        assert effect == pytest.approx(stats.norm.ppf(1 - alpha / 2) + stats.norm.ppf(0.8), abs=1e-3)
+
+
+def test_power_of_one_sample_is_that_of_students_test():
+    """One source of variance: the noncentral t, here by simulation."""
     rng = np.random.default_rng(0)
     samples = rng.normal(1.2, 1, size=(20_000, 5))
     hits = np.mean(stats.ttest_1samp(samples, 0, axis=1).pvalue <= 0.05)
-    assert t_power(1.2, 1 / math.sqrt(5), 4) == pytest.approx(hits, abs=0.012)
+    assert of_variances(1 / 5, 4, 0.0, 4).power(1.2) == pytest.approx(hits, abs=0.012)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -88,7 +89,12 @@ def test_stated_power_with_seeds_is_met():
     truth = Truth(items=(1500,), accuracy=(0.4,), seeds=(5, 5), seed_sd=0.01)
     rng = np.random.default_rng(5)
     null = [crossed(*simulate(truth, rng)[0]) for _ in range(150)]
-    effect = float(np.mean([estimate.minimal_effect() for estimate in null]))
+    design = replace(
+        null[0],
+        seed_variance=float(np.mean([e.seed_variance for e in null])),
+        item_variance=float(np.mean([e.item_variance for e in null])),
+    )
+    effect = design.minimal_effect()
     assert math.sqrt(np.mean([e.se**2 for e in null])) == pytest.approx(np.std([e.difference for e in null]), rel=0.15)
     other = Truth(items=(1500,), accuracy=(0.4,), seeds=(5, 5), seed_sd=0.01, effect=effect)
     hits = np.mean([crossed(*simulate(other, rng)[0]).p <= 0.05 for _ in range(200)])

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .terminal import err, is_main, out, output_folder, progress_bar, state_table, writing
+from .terminal import err, is_main, out, output_folder, progress_bar, run_record, state_table, writing
 
 Model = Annotated[str, typer.Argument(help="hub id, folder, GGUF file or bundled name (smollm2-135m, gemma-3-270m)")]
 Text = Annotated[str, typer.Option(help="named text (see `decondense doctor`), file, or - for stdin")]
@@ -147,8 +147,6 @@ def show(result: Any, folder: Path) -> None:
 
 
 def write_files(folder: Path, model: str, options: dict[str, Any], result: Any, seconds: float) -> None:
-    import json
-
     import yaml
 
     from ..meter.result import write_text
@@ -158,7 +156,7 @@ def write_files(folder: Path, model: str, options: dict[str, Any], result: Any, 
     write_text(
         folder / "config.yaml", yaml.safe_dump({"command": "measure", "model": model, **options}, sort_keys=False)
     )
-    write_text(folder / "run.json", json.dumps({"seconds": round(seconds, 2)}) + "\n")
+    write_text(folder / "run.json", run_record(seconds, options["device"]))
     rows = []
     for state in result.record["states"]:
         flat = {k: v for k, v in state.items() if not isinstance(v, list)}

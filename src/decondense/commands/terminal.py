@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import tempfile
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from ..meter.result import Condensation
 
-__all__ = ["err", "is_main", "out", "output_folder", "progress_bar", "state_table", "writing"]
+__all__ = ["err", "is_main", "out", "output_folder", "progress_bar", "run_record", "state_table", "writing"]
 
 out = Console(soft_wrap=True, highlight=False)
 err = Console(stderr=True, soft_wrap=True, highlight=False)
@@ -58,6 +59,14 @@ def writing(folder: Path) -> Iterator[None]:
             f"the results could not be written into {str(folder)!r}: {_reason(error)}; free some space or choose "
             "another folder with --out."
         ) from error
+
+
+def run_record(seconds: float, device: str | None) -> str:
+    """The content of run.json: what may differ when the same result is made again."""
+    from ..models import hardware, pick_device
+
+    where = hardware(pick_device(None if device == "auto" else device))
+    return json.dumps({"seconds": round(seconds, 2), "hardware": where}) + "\n"
 
 
 def _reason(error: OSError) -> str:

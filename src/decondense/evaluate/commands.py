@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from ..commands.terminal import err, out, output_folder, writing
+from ..commands.terminal import err, out, output_folder, run_record, writing
 
 __all__ = ["SeparatorCommand", "evaluate", "significance"]
 
@@ -102,7 +102,7 @@ def _evaluate_into(folder: Path, model: str, options: dict[str, Any], *, fresh: 
         write_text(folder / "result.json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
         config = {"command": "evaluate", "model": model, **options}
         write_text(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
-        write_text(folder / "run.json", json.dumps({"seconds": round(seconds, 2)}) + "\n")
+        write_text(folder / "run.json", run_record(seconds, options["device"]))
         shutil.rmtree(partial, ignore_errors=True)
     if as_json:
         print(json.dumps(record, indent=1, ensure_ascii=False))

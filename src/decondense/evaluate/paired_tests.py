@@ -19,11 +19,9 @@ __all__ = [
     "holm",
     "mcnemar",
     "mcnemar_power",
-    "minimal_effect",
     "paired_interval",
     "permutation",
     "smallest_mcnemar_effect",
-    "t_power",
 ]
 
 
@@ -148,7 +146,7 @@ class Crossed:
 
     @property
     def df(self) -> float:
-        """Satterthwaite's degrees of freedom of the sum of the two parts; for the power, not for the test."""
+        """Satterthwaite's degrees of freedom of the sum of the two parts; shown, but not what the test uses."""
         bottom = self.seed_variance**2 / self.seed_df + self.item_variance**2 / self.item_df
         return self.se**4 / bottom if bottom > 0 else math.inf
 
@@ -182,10 +180,39 @@ class Crossed:
         return self.difference - half, self.difference + half
 
     def power(self, effect: float, *, alpha: float = 0.05) -> float:
-        return t_power(effect, self.se, self.df, critical=self.critical(alpha))
+        """How often the test finds a true difference, if the two variances are what they were estimated to be.
+
+        With S = V_s χ²_νs/ν_s and I = V_i χ²_νi/ν_i, what another experiment would estimate, the test rejects when
+        |D| > c(S, I) √(S + I), D ~ N(effect, V_s + V_i): the mean of that probability over S and I, which are taken at
+        equally likely values. Both sides of the inequality move with S, so a noncentral t, which fixes c, promises
+        more than the test keeps."""
+        if self.se == 0:
+            return 1.0 if effect else 0.0
+        seeds = _likely_values(self.seed_variance, self.seed_df, 400)[:, None]
+        items = _likely_values(self.item_variance, self.item_df, 40)[None, :]
+        total = np.maximum(seeds + items, 1e-300)
+        weighted = seeds * _t_quantile(alpha, self.seed_df) if self.seed_variance > 0 else np.zeros_like(seeds)
+        weighted = weighted + (items * _t_quantile(alpha, self.item_df) if self.item_variance > 0 else 0.0)
+        bound = weighted / np.sqrt(total)
+        found = special.ndtr((abs(effect) - bound) / self.se) + special.ndtr((-abs(effect) - bound) / self.se)
+        return float(found.mean())
 
     def minimal_effect(self, *, alpha: float = 0.05, power: float = 0.8) -> float:
-        return minimal_effect(self.se, self.df, critical=self.critical(alpha), power=power)
+        """The smallest true difference that is found with the given power."""
+        if self.se == 0:
+            return 0.0
+        high = self.se
+        while self.power(high, alpha=alpha) < power and high < 1e6 * self.se:
+            high *= 2
+        return float(optimize.brentq(lambda x: self.power(x, alpha=alpha) - power, 0.0, high, xtol=1e-6 * self.se))
+
+
+def _likely_values(variance: float, df: float, number: int) -> np.ndarray:
+    """``number`` equally likely values of an estimate of ``variance`` with ``df`` degrees of freedom."""
+    if variance <= 0 or df > 1e9:
+        return np.array([max(0.0, variance)])
+    middles = (np.arange(number) + 0.5) / number
+    return variance * stats.chi2.ppf(middles, df) / df
 
 
 @dataclass(frozen=True)
@@ -295,44 +322,6 @@ def crossed_macro(tasks: Sequence[tuple[np.ndarray, np.ndarray]], *, paired: boo
         noise=min(noise, seed_total),
         seed_sd=math.sqrt(max(0.0, float(np.mean(known)) - per_seed)),
     )
-
-
-# -- what could have been shown ------------------------------------------------------------------------------
-
-
-def t_power(effect: float, se: float, df: float, *, alpha: float = 0.05, critical: float | None = None) -> float:
-    """Power of a two-sided t test: P(|T| > c), T noncentral with ν = ``df`` and noncentrality effect/se; c is
-    t_(1−α/2) with ν degrees of freedom unless ``critical`` says otherwise."""
-    if se <= 0:
-        return 1.0 if effect else 0.0
-    ratio = abs(effect) / se
-    if math.isinf(df) or df > 1e6:
-        bound = critical if critical is not None else stats.norm.ppf(1 - alpha / 2)
-        return float(stats.norm.sf(bound - ratio) + stats.norm.cdf(-bound - ratio))
-    bound = critical if critical is not None else stats.t.ppf(1 - alpha / 2, df)
-    upper = stats.nct.sf(bound, df, ratio)
-    lower = stats.nct.cdf(-bound, df, ratio)
-    if not (math.isfinite(upper) and math.isfinite(lower)):
-        # scipy's series gives up far out; the normal approximation to the noncentral t does there
-        spread = math.sqrt(1 + bound**2 / (2 * df))
-        upper, lower = stats.norm.sf((bound * (1 - 1 / (4 * df)) - ratio) / spread), 0.0
-    return float(min(1.0, upper + lower))
-
-
-def minimal_effect(
-    se: float, df: float, *, alpha: float = 0.05, power: float = 0.8, critical: float | None = None
-) -> float:
-    """The smallest difference that a t test with this standard error finds with the given power."""
-    if se <= 0:
-        return 0.0
-
-    def short(x: float) -> float:
-        return t_power(x * se, se, df, alpha=alpha, critical=critical) - power
-
-    high = 1.0
-    while short(high) < 0 and high < 1e6:
-        high *= 2
-    return float(optimize.brentq(short, 0.0, high, xtol=1e-6) * se)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -231,10 +229,10 @@ def _batch(reader: StateReader, ids: torch.Tensor, windows: list[int], settings:
                 f"NaN or infinity: measure with dtype float32 instead of {str(z.dtype).removeprefix('torch.')}."
             )
         matrix = None if tally.matrices is None else torch.from_numpy(tally.matrices[number])
-        for some, found in _look(z, matrix, spectral=settings["spectral"]):
-            tally.counts[number] += found.counts.numpy()
-            for i, values in zip(some, found.scalars):
-                rows[windows[i]][number] = values.numpy()
+        found = _look(z, matrix, spectral=settings["spectral"])
+        tally.counts[number] += found.counts.numpy()
+        for window, values in zip(windows, found.scalars.numpy()):
+            rows[window][number] = values
 
     reader.read(ids, visit)
     if reader.final_norm is False:
@@ -247,44 +245,19 @@ def _batch(reader: StateReader, ids: torch.Tensor, windows: list[int], settings:
     return tally
 
 
-def _look(
-    z: torch.Tensor, matrix: torch.Tensor | None, *, spectral: bool
-) -> Iterable[tuple[list[int], WindowStatistics]]:
-    """The statistics of a batch z (windows, tokens, width), as (which windows, what was found).
-
-    An accelerator takes all windows in one launch. A CPU takes one at a time, which stays in its cache, and as many
-    at once as torch has threads, each on one thread: dozens of small operations that all threads share would mostly
-    wait for each other. The ``released`` sum is one for all windows, so there they take turns.
-    """
+def _look(z: torch.Tensor, matrix: torch.Tensor | None, *, spectral: bool) -> WindowStatistics:
+    """The statistics of a batch z (windows, tokens, width). All windows go through each operation together: dozens of
+    small ones per window, or one thread per window, cost a CPU half as much again."""
     import torch
 
     from .spectrum import spectral_statistics
     from .statistics import WindowStatistics, window_statistics
 
-    def look(some: list[int]) -> tuple[list[int], WindowStatistics]:
-        with torch.inference_mode():
-            clouds = z[some[0] : some[-1] + 1]
-            found = window_statistics(clouds, matrix=matrix)
-            if spectral:
-                spectra = torch.stack([spectral_statistics(cloud) for cloud in clouds])
-                found = WindowStatistics(torch.cat([found.scalars, spectra], 1), found.counts)
-            return some, found
-
-    if z.device.type != "cpu":
-        return [look(list(range(len(z))))]
-    singly = [[i] for i in range(len(z))]
-    threads = torch.get_num_threads()
-    if threads == 1 or len(z) == 1 or matrix is not None:
-        return map(look, singly)
-    return _workers(threads).map(look, singly)
-
-
-@functools.cache
-def _workers(threads: int) -> ThreadPoolExecutor:
-    import torch
-
-    # The setting belongs to the thread that makes it, so the caller's number of threads stays what it was.
-    return ThreadPoolExecutor(threads, "decondense", initializer=torch.set_num_threads, initargs=(1,))
+    found = window_statistics(z, matrix=matrix)
+    if spectral:
+        spectra = torch.stack([spectral_statistics(cloud) for cloud in z])
+        found = WindowStatistics(torch.cat([found.scalars, spectra], 1), found.counts)
+    return found
 
 
 def _empty(reader: StateReader, settings: dict[str, Any]) -> Tally:

@@ -20,6 +20,7 @@ apart_k                        mean of c_ij over pairs with 2^k ≤ j − i < 2^
 
 from __future__ import annotations
 
+import functools
 import threading
 from dataclasses import dataclass
 
@@ -93,29 +94,28 @@ def window_statistics(z: torch.Tensor, *, matrix: torch.Tensor | None = None) ->
     if z.dtype not in (torch.float32, torch.float64):
         z = z.float()
     n = z.shape[1]
-    norms = torch.linalg.vector_norm(z, dim=-1)
-    u = torch.mul(z, _inverse(norms)[..., None], out=_scratch("unit vectors", z))
-    total = _sum_tokens(u)
+    squared = torch.mul(z, z, out=_scratch("squares", z))
+    norms = squared.sum(2).sqrt()
+    inverse = _inverse(norms)
+    u = torch.mul(z, inverse[..., None], out=_scratch("unit vectors", z))
+    plain, total = _sums(z, torch.ones_like(inverse), inverse)
     squares = (norms > 0).sum(1)  # Σ‖u_i‖², free of rounding
     by_dimension = total.double().square()
     length2 = by_dimension.sum(1)
     rest = total - u[:, 0]
     without_first = (rest.double().square().sum(1) - squares + (norms[:, 0] > 0)) / max(1, (n - 1) * (n - 2))
 
-    squared = torch.sub(z, _sum_tokens(z)[:, None] / n, out=_scratch("squares", z)).square_()
-    variance = _sum_tokens(squared)
-    torch.mul(z, z, out=squared)
+    centred = torch.sub(z, plain[:, None] / n, out=_scratch("centred", z)).square_()
+    variance = _sum_tokens(centred)
     k = min(3, z.shape[2])
     by_variance = torch.topk(variance, k)
     by_cosine = torch.topk(by_dimension, k)
     # A state of identical tokens has no variance, and so no outlier dimension: 0/0 is to be 0 here.
     variance_share = by_variance.values.double().sum(1) / variance.double().sum(1).clamp_min(1e-300)
     cosine_share = by_cosine.values.sum(1) / length2.clamp_min(1e-300)
+    without_variance3, without_cosine3 = _mean_cosines_without(z, squared, by_variance.indices, by_cosine.indices)
 
     counts, sum_of_squares, by_distance = _pairs(u, matrix)
-    distances = [
-        by_distance[:, low:high].sum(1) / sum(n - d for d in range(low, high)) for low, high in distance_buckets(n)
-    ]
     scalars = [
         (length2 - squares) / (n * (n - 1)),
         length2 / n**2,
@@ -124,12 +124,23 @@ def window_statistics(z: torch.Tensor, *, matrix: torch.Tensor | None = None) ->
         norms.double().mean(1),
         without_first,
         variance_share,
-        _mean_cosine_without(z, squared, by_variance.indices),
+        without_variance3,
         cosine_share,
-        _mean_cosine_without(z, squared, by_cosine.indices),
-        *distances,
+        without_cosine3,
     ]
-    return WindowStatistics(torch.stack([s.double() for s in scalars], dim=1).cpu(), counts.cpu())
+    table = torch.cat([torch.stack(scalars, dim=1), by_distance @ _bucket_means(n, str(u.device))], dim=1)
+    return WindowStatistics(table.cpu(), counts.cpu())
+
+
+@functools.lru_cache(maxsize=16)
+def _bucket_means(tokens: int, device: str) -> torch.Tensor:
+    """(tokens, buckets): sums over pairs by distance times this are the means of ``distance_buckets``."""
+    buckets = distance_buckets(tokens)
+    with torch.inference_mode(False):
+        means = torch.zeros(tokens, len(buckets), dtype=torch.float64)
+        for k, (low, high) in enumerate(buckets):
+            means[low:high, k] = 1 / sum(tokens - d for d in range(low, high))
+        return means.to(device)
 
 
 def cosine_histogram(u: torch.Tensor, *, bins: int = FINE_BINS) -> torch.Tensor:
@@ -143,25 +154,36 @@ def _inverse(norms: torch.Tensor) -> torch.Tensor:
     return torch.where(norms > 0, 1 / norms, torch.zeros_like(norms))
 
 
-def _sum_tokens(x: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-    """x (windows, tokens, width) → (windows, width), optionally weighted (windows, tokens). On a CPU a matrix–vector
-    product is several times faster than a sum over rows."""
-    if len(x) == 1:
-        w = torch.ones(x.shape[1], dtype=x.dtype, device=x.device) if weights is None else weights[0]
-        return (w @ x[0])[None]
-    return x.sum(1) if weights is None else (x * weights[..., None]).sum(1)
+def _sum_tokens(x: torch.Tensor) -> torch.Tensor:
+    """x (windows, tokens, width) → (windows, width)."""
+    return _sums(x, torch.ones_like(x[..., 0]))[0] if x.device.type == "cpu" else x.sum(1)
 
 
-def _mean_cosine_without(z: torch.Tensor, squared: torch.Tensor, dimensions: torch.Tensor) -> torch.Tensor:
-    """The mean cosine of each window with some of its dimensions (windows, k) deleted; ``squared`` holds z²."""
+def _sums(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Σ_i w_i x_i of each window, several weights (windows, tokens) at once → (windows, width) each. On a CPU a matrix
+    product is several times faster than a sum over rows; elsewhere it might be one of lower precision."""
+    if x.device.type != "cpu":
+        return tuple((x * w[..., None]).sum(1) for w in weights)
+    stacked = torch.stack(weights, dim=1)
+    return (torch.mm(stacked[0], x[0])[None] if len(x) == 1 else stacked @ x).unbind(1)
+
+
+def _mean_cosines_without(z: torch.Tensor, squared: torch.Tensor, *sets: torch.Tensor) -> list[torch.Tensor]:
+    """The mean cosine of each window without some of its dimensions, for each of the ``sets`` (windows, k) of them.
+    ``squared`` holds z²."""
     n = z.shape[1]
-    columns = dimensions[:, None].expand(-1, n, -1)
-    kept = squared.gather(2, columns)
-    # Zeroed and put back, because ‖z‖² less their squares would cancel where they are nearly all of it.
-    inverse = _inverse(squared.scatter_(2, columns, 0.0).sum(2).sqrt())
-    squared.scatter_(2, columns, kept)
-    total = _sum_tokens(z, inverse).double().scatter_(1, dimensions, 0.0)
-    return (total.square().sum(1) - (inverse > 0).sum(1)) / (n * (n - 1))
+    inverses = []
+    for dimensions in sets:
+        columns = dimensions[:, None].expand(-1, n, -1)
+        kept = squared.gather(2, columns)
+        # Zeroed and put back, because ‖z‖² less their squares would cancel where they are nearly all of it.
+        inverses.append(_inverse(squared.scatter_(2, columns, 0.0).sum(2).sqrt()))
+        squared.scatter_(2, columns, kept)
+    totals = _sums(z, *inverses)
+    return [
+        (total.double().scatter_(1, d, 0.0).square().sum(1) - (inverse > 0).sum(1)) / (n * (n - 1))
+        for total, inverse, d in zip(totals, inverses, sets)
+    ]
 
 
 _memory = threading.local()

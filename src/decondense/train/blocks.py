@@ -8,6 +8,7 @@ every resumption.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +81,12 @@ class Order(torch.utils.data.Dataset):
 
     def __len__(self) -> int:
         return len(self.order)
+
+    @functools.cached_property
+    def labels_per_block(self) -> float:
+        """How many tokens of a block are predicted, on average."""
+        first = [int((self.blocks.positions(int(b)) == 0).sum()) if self.isolated else 1 for b in self.order]
+        return self.blocks.context - sum(first) / len(first)
 
     def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
         block = int(self.order[i])

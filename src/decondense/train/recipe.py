@@ -179,7 +179,7 @@ class Train(Part):
     device: str | None = None
     report_to: list[str] = []
     log_every: int = Field(10, ge=1)
-    checkpoints: int = Field(4, ge=1)  # over the whole run, the last one at its end
+    checkpoints: int = Field(4, ge=0)  # over the whole run, the last one at its end; 0: none, so no resuming
     keep: int = Field(2, ge=2)  # two, so that one is whole while the next is being written
     on_nan: Literal["stop", "skip"] = "stop"
 

@@ -5,20 +5,17 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import math
-import os
-import platform
 import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ..meter.result import write_text
+from ..models import hardware
 from .folder import first_process, process_count
 from .prepare import Prepared
 from .recipe import Recipe
 
-__all__ = ["SCHEMA", "hardware", "record_of", "save_model", "write_result"]
+__all__ = ["SCHEMA", "record_of", "save_model", "write_result"]
 
 SCHEMA = "decondense.train/1"
 HISTORY = (
@@ -74,13 +71,6 @@ def record_of(
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def hardware(device: torch.device) -> str:
-    """The device in words."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{platform.machine()} CPU, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
 
 
 def save_model(trainer: Any, folder: Path, record: dict[str, Any], tokenizer: Any) -> None:

@@ -19,9 +19,9 @@ from .checkpoints import last_complete_checkpoint
 from .folder import begin, check_recipe, finished, first_process, owned, process_count
 from .prepare import Prepared, prepare
 from .recipe import Recipe
-from .result import hardware, record_of, save_model, write_result
+from .result import record_of, save_model, write_result
 
-__all__ = ["Run", "hardware", "train"]
+__all__ = ["Run", "train"]
 
 
 @dataclass(frozen=True)
@@ -125,16 +125,21 @@ def _trainer(
     passes = len(order) / len(prepared.blocks)
     if passes > 1:
         say(f"the text has {len(prepared.blocks)} blocks: the run goes over it {passes:.2f} times")
-    trainer = Trainer(
-        recipe=recipe,
-        teacher=prepared.teacher,
-        model=prepared.model,
-        args=_arguments(recipe, folder / "checkpoints", prepared, start=start),
-        train_dataset=order,
-        eval_dataset=Order(prepared.held_out, len(prepared.held_out), seed=None, isolated=isolated),
-        processing_class=prepared.tokenizer,
-        data_collator=transformers.default_data_collator,
-    )
+    try:
+        trainer = Trainer(
+            recipe=recipe,
+            teacher=prepared.teacher,
+            model=prepared.model,
+            args=_arguments(recipe, folder / "checkpoints", prepared, start=start),
+            train_dataset=order,
+            eval_dataset=Order(prepared.held_out, len(prepared.held_out), seed=None, isolated=isolated),
+            processing_class=prepared.tokenizer,
+            data_collator=transformers.default_data_collator,
+        )
+    except (RuntimeError, ImportError) as error:
+        if "Callback requires" not in str(error):
+            raise
+        raise ValueError(f"train.report_to must name what is installed: {str(error).splitlines()[0]}") from None
     for silent in (transformers.trainer_callback.PrinterCallback, transformers.trainer_callback.ProgressCallback):
         trainer.remove_callback(silent)
     trainer.add_callback(clock)  # before those that take time of their own
@@ -178,7 +183,8 @@ def _arguments(recipe: Recipe, folder: Path, prepared: Prepared, *, start: bool)
         output_dir=str(folder),
         max_steps=recipe.steps,
         per_device_train_batch_size=micro,
-        per_device_eval_batch_size=micro,
+        # The model's own head makes all logits in float32: 8192 × 151,936 of them are 5 GB, some of it three times.
+        per_device_eval_batch_size=min(micro, max(1, 8192 // recipe.data.context)),
         gradient_accumulation_steps=recipe.batch_blocks // world // micro,
         learning_rate=rate,
         lr_scheduler_type=train.schedule,

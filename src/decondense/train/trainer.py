@@ -145,6 +145,17 @@ class Trainer(transformers.Trainer):
         )  # fmt: skip
         return (loss, outputs) if return_outputs else loss
 
+    def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """The held-out loss is a mean over tokens. Trainer takes the mean over blocks of the means of the batches,
+        which is the same only where every block predicts as many tokens: not where documents are isolated."""
+        held_out: Any = self.eval_dataset
+        labels = inputs["labels"]
+        share = (labels[:, 1:] != -100).sum() / (len(labels) * held_out.labels_per_block)
+        loss, *rest = super().prediction_step(model, inputs, *args, **kwargs)
+        if held_out.isolated and loss is not None:
+            loss = loss * share.to(loss.device)
+        return (loss, *rest)
+
     # ---- what is not finite ----
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:

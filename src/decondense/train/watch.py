@@ -31,7 +31,7 @@ class Milestones(TrainerCallback):
 
     def __init__(self, recipe: Recipe, folder: Path, text: str, tokenizer: Any) -> None:
         self.recipe, self.folder, self.text, self.tokenizer = recipe, folder, text, tokenizer
-        self.save_at = set(milestones(recipe.steps, recipe.train.checkpoints))
+        self.save_at = milestones(recipe.steps, recipe.train.checkpoints)
         self.look_at = set(milestones(recipe.steps, recipe.snapshots.count)) if recipe.snapshots.count else set()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
