@@ -1,0 +1,150 @@
+"""What can be known before the first step is said then, in one sentence, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import transformers
+
+from decondense.train import train
+from train.runs import CONFIGS, tiny
+
+BROKEN = {
+    "context": (["data.context=128", "train.batch_tokens=1024"], r"data.context must be at most 64, the positions"),
+    "text": (["data.text=no/such/file.txt"], r"no text at 'no/such/file.txt': the file does not exist"),
+    "name": (["data.text=wikitext-9"], r"text must be a file or one of wikitext-2, .*, got 'wikitext-9'"),
+    "held out": (["data.held_out=nothing"], r"text must be a file or one of"),
+    "held-out size": (["data.held_out_tokens=10M"], r"the text must fill 312501 blocks of 32 tokens, 312500 of them"),
+    "windows": (["snapshots={count: 1, windows: 99, tokens: 16}"], r"must hold 99 windows of 16 tokens for the snap"),
+    "micro": (["train.micro_batch=3"], r"train.micro_batch must divide the 8 blocks .*, got 3"),
+    "tokenizer": (
+        ["model.config.vocab_size=100"],
+        r"the tokenizer must match the model: it makes token \d+, the model",
+    ),
+    "no tokenizer": (["model.tokenizer=no-such-model"], r"model.tokenizer must be bytes or a model whose tokenizer"),
+    "architecture": (["model.architecture=lama"], r"model.architecture must be a causal model type .* got 'lama'"),
+    "config": (
+        ["model.config.num_attention_heads=3"],
+        r"with a fitting model.config, got 'llama': .*number of attention heads",
+    ),
+    "device": (["train.device=cuda:7"], r"device must be one that this machine has, got 'cuda:7'"),
+    "layers": (["loss={name: dispersion, layers: [9]}"], r"layers must lie in 0 … 2"),
+    "report": (["train.report_to=[nothing]"], r"nothing is not supported"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_one_sentence_and_nothing_left_behind(case, tmp_path, cache):
+    settings, sentence = BROKEN[case]
+    with pytest.raises((ValueError, OSError), match=sentence):
+        train(tiny(*settings), tmp_path / "deep" / "er" / "run", cache=cache)
+    assert list(tmp_path.iterdir()) == []  # neither the run folder nor the folders made for it
+
+
+def test_a_full_disk(tmp_path, cache, monkeypatch):
+    asked = []
+
+    def usage(path):
+        asked.append(os.fspath(path))
+        return SimpleNamespace(free=100_000)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    with pytest.raises(OSError, match=r"the disk must hold 0\.0 GiB of checkpoints, it has 0\.0 GiB free: free some"):
+        train(tiny(), tmp_path / "run", cache=cache)
+    assert asked == [str(tmp_path / "run")]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_becomes_full(tmp_path, cache, monkeypatch):
+    """Whoever writes then has words of their own for it; the run can be resumed."""
+    from decondense.train import trainer
+
+    def full(folder, **content):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(trainer, "mark", full)
+        with pytest.raises(OSError, match=r"the disk became full while writing into .*: free some space and repeat"):
+            train(tiny("train.checkpoints=2"), tmp_path / "run", cache=cache)
+
+    def torn(*args, **kwargs):
+        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 5312 vs 5204")
+
+    import torch
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "save", torn)
+        with pytest.raises(OSError, match="the disk became full"):
+            train(tiny("train.checkpoints=2"), tmp_path / "run", cache=cache, resume=True)
+    assert train(tiny("train.checkpoints=2"), tmp_path / "run", cache=cache, resume=True).record["finished"]
+
+
+def test_a_folder_that_cannot_be_written(tmp_path, cache):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"the run folder .* must be writable: not a directory; choose another"):
+        train(tiny(), tmp_path / "file" / "run", cache=cache)
+    if os.geteuid():  # root may write everywhere
+        (tmp_path / "closed").mkdir(mode=0o500)
+        with pytest.raises(OSError, match=r"must be writable: permission denied"):
+            train(tiny(), tmp_path / "closed" / "run", cache=cache)
+
+
+def test_a_folder_that_was_there_stays(tmp_path, cache):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="positions"):
+        train(tiny("data.context=128", "train.batch_tokens=1024"), tmp_path / "run", cache=cache)
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["notes.txt"]
+
+
+def test_a_model_that_is_no_language_model(tmp_path, cache):
+    folder = tmp_path / "bert"
+    config = transformers.BertConfig(vocab_size=384, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    transformers.BertModel(config).save_pretrained(folder)
+    transformers.ByT5Tokenizer().save_pretrained(folder)
+    with pytest.raises(ValueError, match="train needs a causal language model, got BertModel: choose another"):
+        train(tiny(f"model={{name: {folder}}}"), tmp_path / "run", cache=cache)
+
+
+def test_another_models_tokenizer_is_seen(tmp_path, cache):
+    """A model by name with a tokenizer that makes tokens it has no embedding for."""
+    folder = tmp_path / "model"
+    config = transformers.LlamaConfig(**CONFIGS["llama"] | {"vocab_size": 80})
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    transformers.ByT5Tokenizer().save_pretrained(folder)
+    with pytest.raises(ValueError, match=r"it makes token \d+, the model has 80 embeddings; choose the model's own"):
+        train(tiny(f"model={{name: {folder}}}"), tmp_path / "run", cache=cache)
+
+
+def test_a_named_text_is_trained_on_in_its_train_split(tmp_path, cache, monkeypatch):
+    (tmp_path / "wikitext-2").mkdir()
+    words = " = Title = \n \n" + "some words and more of them \n" * 400
+    (tmp_path / "wikitext-2" / "test.raw").write_text(words)
+    (tmp_path / "none").mkdir()
+    settings = ["data.text=wikitext-2", "data.tokens=512"]
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("decondense.train.prepare.hub_reachable", lambda: False)
+    monkeypatch.setattr("decondense.text._packaged_file", lambda entry, split: None)
+    with pytest.raises(ValueError, match=r"'wikitext-2' has no train split here: .* like wikitext-2:test"):
+        train(tiny(*settings, f"data.folder={tmp_path}"), tmp_path / "run", cache=cache)
+    (tmp_path / "wikitext-2" / "train.raw").write_text(words)
+    record = train(tiny(*settings, f"data.folder={tmp_path}"), tmp_path / "run", cache=cache).record
+    assert [t["name"] for t in record["text"]] == ["wikitext-2:train"]
+    assert record["text"][0]["documents"] == 1
+
+
+def test_sharded_weights_want_as_many_windows_on_every_process(tmp_path, cache, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    recipe = tiny("snapshots={count: 1, windows: 6, tokens: 16}")
+    with pytest.raises(ValueError, match=r"snapshots.windows must be a multiple of the 4 processes .*, got 6"):
+        train(recipe, tmp_path / "run", cache=cache)
+
+
+def test_processes_that_cannot_share_a_step(tmp_path, cache, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(ValueError, match=r"every one of 3 processes as many blocks, got 8 blocks of 32"):
+        train(tiny(), tmp_path / "run", cache=cache)

@@ -1,0 +1,196 @@
+"""`decondense train` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import transformers
+import yaml
+
+from decondense import cli
+from decondense.commands.train import in_words
+from decondense.train import load_recipe, recipe_from
+from decondense.train.trainer import Trainer
+from train.runs import CONFIGS, content, result, tiny, weights
+
+
+def run(capsys, *arguments):
+    """(exit code, stdout, stderr) of the command."""
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["train", *(str(a) for a in arguments)])
+    captured = capsys.readouterr()
+    return caught.value.code or 0, captured.out, captured.err
+
+
+def sentence(code, stderr):
+    """One sentence on stderr, exit code 2."""
+    assert code == 2
+    lines = stderr.strip().splitlines()
+    assert len(lines) == 1, stderr
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+@pytest.fixture
+def recipe(tmp_path, cache, monkeypatch):
+    """A recipe file in an empty working folder; texts are tokenised into the session's folder."""
+    monkeypatch.setenv("DECONDENSE_CACHE", str(cache))
+    monkeypatch.setenv("COLUMNS", "80")
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    path = work / "small.yaml"
+    path.write_text(yaml.safe_dump({k: v for k, v in content("data.tokens=512").items() if k != "name"}))
+    return path
+
+
+def test_a_recipe_with_settings_and_several_seeds(recipe, capsys):
+    code, out, err = run(capsys, recipe, "--set", "snapshots.count=1", "--seeds", "1,2", "--weight", "0.5",
+                         "--loss", "dispersion", "--estimator", "exact", "--layers", "1,2")  # fmt: skip
+    assert code == 0
+    assert "Traceback" not in err
+    folders = [recipe.parent / "runs" / "small" / f"seed-{seed}" for seed in (1, 2)]
+    for seed, folder in zip((1, 2), folders):
+        record = result(folder)
+        assert record["recipe"]["train"]["seed"] == seed
+        assert record["recipe"]["loss"] == tiny(
+            "loss={name: dispersion, weight: 0.5, layers: [1, 2], options: {estimator: exact}}"
+        ).loss.model_dump(mode="json")
+        assert record["command"].startswith("decondense ")
+    one, two = (weights(folder) for folder in folders)
+    assert any(not torch.equal(one[n], two[n]) for n in one)
+    lines = out.splitlines()
+    assert lines[0].split() == ["step", "tokens", "held-out", "loss", "mean", "cosine", "Spearman"]
+    assert lines[1].split()[:2] == ["0", "0"]
+    assert lines[2].split()[:2] == ["2", "512"]
+    assert "2 steps in " in out
+    assert "written: runs/small/seed-1/model, result.json, training.png, snapshots/" in out
+    assert "step 2/2 0:00:00 " in err
+    assert all(len(line) <= 80 for line in err.splitlines())
+    assert "transformers" not in err  # its notices are silenced
+
+
+def test_flags_without_a_recipe(recipe, capsys, tmp_path):
+    model = tmp_path / "small-model"
+    config = transformers.LlamaConfig(**CONFIGS["llama"])
+    transformers.LlamaForCausalLM(config).save_pretrained(model)
+    transformers.ByT5Tokenizer().save_pretrained(model)
+    text = tmp_path / "text.txt"
+    text.write_text("Some words, and then some more of them.\n" * 60)
+    flags = ["--model", model, "--text", f"{text},pydoc", "--held-out", text, "--tokens", "0.5K", "--context", "32",
+             "--loss", "decorrelation", "--weight", "0.2", "--layers", "last", "--noisy-embedding", "1",
+             "--active-forgetting", "2", "--learning-rate", "1e-3", "--seed", "3", "--device", "cpu", "--on-nan",
+             "skip", "--set", "data.held_out_tokens=64", "--set", "snapshots.count=0", "--set",
+             "train.batch_tokens=256"]  # fmt: skip
+    code, shown, _ = run(capsys, *flags, "--dry-run")
+    assert code == 0
+    assert not (recipe.parent / "runs").exists()
+    printed = recipe_from(yaml.safe_load(shown))
+    assert (printed.name, printed.steps) == ("small-model-decorrelation", 2)
+    assert printed.data.text == [str(text), "pydoc"]
+    assert printed.baselines.active_forgetting.every == 2
+    code, out, _ = run(capsys, *flags, "--json")
+    assert code == 0
+    record = json.loads(out)
+    folder = recipe.parent / "runs" / "small-model-decorrelation"
+    assert record == result(folder)
+    assert load_recipe(folder / "recipe.yaml") == printed
+    assert recipe_from(record["recipe"]) == printed
+
+
+def test_a_dry_run_of_a_recipe_is_the_whole_recipe(recipe, capsys):
+    code, out, err = run(capsys, recipe, "--seed", "9", "--dry-run")
+    assert (code, err) == (0, "")
+    assert yaml.safe_load(out) == load_recipe(recipe, ["train.seed=9"]).model_dump(mode="json")
+    assert list(recipe.parent.iterdir()) == [recipe]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "train needs a recipe, or --model"),
+        (["absent.yaml"], "no recipe at 'absent.yaml'"),
+        (["small.yaml", "--set", "train.sed=1"], "small.yaml: 'train.sed' is no key of a recipe: did you mean 'seed'?"),
+        (
+            ["small.yaml", "--seeds", "1,x"],
+            "--seeds must be different whole numbers with commas, like 1,2,3, got '1,x'",
+        ),
+        (["small.yaml", "--seeds", "1,1"], "--seeds must be different whole numbers"),
+        (["small.yaml", "--seeds", "1", "--seed", "2"], "--seed and --seeds say the same twice"),
+        (["small.yaml", "--on-nan", "pray"], "train.on_nan: Input should be 'stop' or 'skip', got 'pray'"),
+        (["small.yaml", "--tokens", "few"], "data.tokens: a number of tokens must be like"),
+        (["small.yaml", "--context", "128", "--set", "train.batch_tokens=1K"], "data.context must be at most 64"),
+        (["small.yaml", "--teacher", "nobody/has-this"], "the hub did not provide it"),
+        (["small.yaml", "--text", "absent.txt"], "no text at 'absent.txt'"),
+        (["small.yaml", "--set", "train.batch_tokens=16"], "must hold at least one block of data.context = 32"),
+        (["small.yaml", "--out", "small.yaml/run"], "must be writable: not a directory"),
+    ],
+)
+def test_errors_are_one_sentence(recipe, capsys, arguments, said):
+    code, out, err = run(capsys, *arguments)
+    assert said in sentence(code, err)
+    assert out == ""
+    assert list(recipe.parent.iterdir()) == [recipe]
+
+
+def test_not_finite_ends_with_exit_code_2(recipe, capsys, monkeypatch):
+    own = Trainer.compute_loss
+
+    def compute_loss(self, *args, **kwargs):
+        return own(self, *args, **kwargs) * (float("nan") if self.state.global_step == 1 else 1)
+
+    monkeypatch.setattr(Trainer, "compute_loss", compute_loss)
+    code, _, err = run(capsys, recipe, "--out", "run", "--set", "train.checkpoints=2")
+    assert code == 2
+    last = err.strip().splitlines()[-1]
+    assert "NaN or infinite at step 2 of 2" in last
+    assert "the last good checkpoint is checkpoint-1" in last
+    code, out, _ = run(capsys, recipe, "--out", "run", "--set", "train.checkpoints=2", "--resume", "--on-nan", "skip")
+    assert code == 0
+    assert "note: 1 steps were skipped" in out
+    assert result(recipe.parent / "run")["skipped_steps"] == [2]
+
+
+def test_interrupted_then_resumed_then_finished(recipe, capsys, monkeypatch):
+    own = Trainer._look
+
+    def look(self):
+        if self.state.global_step == 1:
+            raise KeyboardInterrupt
+        own(self)
+
+    command = [recipe, "--out", "run", "--set", "train.checkpoints=2"]
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "_look", look)
+        code, _, err = run(capsys, *command)
+    assert code == 130
+    assert "interrupted: the same command with --resume continues from checkpoint-1." in err
+    assert "already holds a run: add --resume" in sentence(*run(capsys, *command)[::2])
+    code, _, err = run(capsys, *command, "--resume")
+    assert code == 0
+    assert "resuming from checkpoint-1" in err
+    code, out, err = run(capsys, *command, "--resume")
+    assert code == 0
+    assert "this run is finished: run/result.json" in err.replace("\n", "")
+    assert "held-out loss" in out  # the table of what came out, again
+
+
+def test_figures_in_words():
+    figures = {"tokens_per_second": 285_123.4, "loss": 3.3, "task_loss": 3.24701, "penalty": -0.4312,
+               "mean_cosine": 0.5371, "eval_loss": 3.2475}  # fmt: skip
+    whole = "285k tok/s  loss 3.247  penalty -0.431  cosine 0.537  held-out 3.248"
+    assert in_words(figures, 200) == whole
+    assert in_words(figures, 57) == whole[: whole.index("  held-out")]
+    assert in_words(figures, 11) == "285k tok/s"
+    assert in_words(figures, 3) == ""
+    assert in_words({"loss": 3.3, "eval_loss": 4.0}, 50) == "loss 3.300  held-out 4.000"
+    assert in_words({"tokens_per_second": 2735.0}, 50) == "2,735 tok/s"
+
+
+def test_help_reads_well(capsys):
+    code, out, _ = run(capsys, "--help")
+    assert code == 0
+    assert "decondense train --model smollm2-135m --text wikitext-2 --tokens 2M" in out
+    assert all(len(line) <= 80 for line in out.splitlines())

@@ -1,0 +1,95 @@
+"""Two processes under torchrun: the result of one on the joined batch; and one that dies."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from decondense.train import load_recipe, train
+from train.runs import content, result, weights
+
+WORKER = Path(__file__).with_name("ddp_worker.py")
+SETTINGS = [
+    "loss={name: dispersion, weight: 1.0, options: {estimator: exact}}",
+    "train.checkpoints=2",
+    "train.micro_batch=2",
+    "snapshots.count=1",
+    "data.boundaries=isolated",  # blocks with unlike numbers of labels
+]
+
+
+def torchrun(what: str, recipe: Path, out: Path, cache: Path) -> subprocess.CompletedProcess:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DECONDENSE_CACHE": str(cache)}
+    command = [*launch, str(WORKER), what, str(recipe), str(out)]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=out.parent
+    )
+    try:
+        stdout, stderr = process.communicate(timeout=300)
+    except subprocess.TimeoutExpired:
+        process.terminate()  # unlike kill, which torchrun could not hand on to its processes
+        process.communicate()
+        raise
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("distributed") / "two.yaml"
+    path.write_text(yaml.safe_dump(content(*SETTINGS)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def alone(recipe, cache) -> Path:
+    return train(load_recipe(recipe), recipe.parent / "alone", cache=cache).folder
+
+
+def same(one: Path, other: Path) -> None:
+    """To 1e-4: held-out loss, the curve, the snapshots' mean cosine, and the weights."""
+    import decondense as dc
+
+    left, right = result(one), result(other)
+    for key, names in (("held_out", ["loss"]), ("history", ["loss", "task_loss", "penalty"])):
+        assert [e["step"] for e in left[key]] == [e["step"] for e in right[key]]
+        for first, second in zip(left[key], right[key]):
+            for name in names:
+                assert second[name] == pytest.approx(first[name], rel=1e-4), (key, name, first["step"])
+    for first, second in zip(left["snapshots"], right["snapshots"]):
+        cosines = [dc.load(f / s["file"]).mean_cosine for f, s in ((one, first), (other, second))]
+        assert cosines[0].tolist() == pytest.approx(cosines[1].tolist(), abs=1e-4)
+    expected, found = weights(one), weights(other)
+    assert expected.keys() == found.keys()
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-4)
+
+
+def test_two_processes_end_where_one_does(recipe, alone, cache):
+    out = recipe.parent / "together"
+    run = torchrun("train", recipe, out, cache)
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert result(out)["processes"] == 2
+    same(alone, out)
+    assert run.stdout.count("held-out loss") == 1  # only the first process speaks
+    assert "a sharded model is measured and trained" in run.stdout
+    assert "destroy_process_group" not in run.stderr
+
+
+def test_a_process_that_dies_and_one_that_goes_on_alone(recipe, alone, cache):
+    out = recipe.parent / "broken"
+    run = torchrun("die", recipe, out, cache)
+    assert run.returncode != 0
+    assert "another process of this run has died" in run.stderr or "ChildFailedError" in run.stderr
+    assert not (out / "result.json").exists()
+    said: list[str] = []
+    train(load_recipe(recipe), out, cache=cache, resume=True, say=said.append)
+    assert said[0] == "resuming from checkpoint-4"
+    assert result(out)["processes"] == 1
+    same(alone, out)

@@ -1,0 +1,162 @@
+"""What makes a step faster must not change it: the fused head and compiled blocks against the model's own."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+
+import pytest
+import torch
+import transformers
+from regularize.models import bert, gpt2, llama, qwen3, tokens
+
+import decondense as dc
+from decondense.train import train
+from decondense.train.fast import compile_blocks, eager, fuse_head, head_loss, repeated_blocks
+from train.runs import result, tiny, weights
+
+
+def gradients(model) -> dict[str, torch.Tensor]:
+    return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+
+def inputs() -> dict[str, torch.Tensor]:
+    ids = tokens(4)
+    labels = ids.clone()
+    labels[0, :3] = -100
+    labels[2, -5:] = -100
+    return {"input_ids": ids, "labels": labels}
+
+
+@pytest.mark.parametrize("family", [llama, gpt2, qwen3])
+@pytest.mark.parametrize("items", [None, 777])
+def test_same_loss_and_gradients(family, items):
+    own, fused = family().train(), family().train()
+    assert fuse_head(fused, compiled=False)
+    given = inputs() | ({} if items is None else {"num_items_in_batch": torch.tensor(items)})
+    losses = [model(**copy.deepcopy(given), use_cache=False)["loss"] for model in (own, fused)]
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-6, atol=1e-7)
+    for loss in losses:
+        loss.backward()
+    expected, found = gradients(own), gradients(fused)
+    assert expected.keys() == found.keys()
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-5, atol=1e-7)
+
+
+def test_head_loss_against_a_loop():
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(2, 4, 3, generator=generator, dtype=torch.float64)
+    weight = torch.randn(5, 3, generator=generator, dtype=torch.float64)
+    labels = torch.tensor([[1, 2, -100, 4], [0, 0, 3, -100]])
+    total = 0.0
+    for row in range(2):
+        for at in range(3):
+            if labels[row, at + 1] != -100:
+                logits = [float(sum(hidden[row, at] * weight[word])) for word in range(5)]
+                norm = torch.tensor(logits, dtype=torch.float64).exp().sum().log()
+                total += float(norm) - logits[labels[row, at + 1]]
+    assert float(head_loss(hidden, weight, labels, torch.tensor(8))) == pytest.approx(total / 8, rel=1e-6)
+
+
+def test_outside_training_nothing_changes():
+    own, fused = llama().eval(), llama()
+    assert fuse_head(fused, compiled=False)
+    fused.eval()
+    ids = tokens(2)
+    with torch.no_grad():
+        assert torch.equal(own(input_ids=ids).logits, fused(input_ids=ids).logits)
+        assert torch.equal(own(input_ids=ids, labels=ids).loss, fused(input_ids=ids, labels=ids).loss)
+        assert torch.equal(own(ids).logits, fused.train()(ids).logits)
+    assert torch.equal(fused.train()(input_ids=ids).logits, own.train()(input_ids=ids).logits)
+
+
+def small(kind: str, **options):
+    torch.manual_seed(0)
+    shape = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8}
+    config = transformers.AutoConfig.for_model(kind, **shape, **heads, **options)
+    return transformers.AutoModelForCausalLM.from_config(config)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("gemma2", {"final_logit_softcapping": 30.0}), ("granite", {"logits_scaling": 8.0}), ("cohere", {})],
+)
+def test_a_model_that_bends_its_logits_keeps_its_own_head(kind, options):
+    """Fresh weights have logits near 0, where neither a cap nor a scale shows by itself."""
+    model = small(kind, **options).train()
+    before = model.forward
+    assert not fuse_head(model, compiled=False)
+    assert model.forward == before
+    assert model.training
+    ids = torch.arange(12).view(2, 6)
+    assert model(input_ids=ids, labels=ids).logits is not None  # no hook is left on the head either
+    assert not model.get_output_embeddings()._forward_pre_hooks
+
+
+def test_the_same_model_without_the_cap_takes_the_fused_head():
+    assert fuse_head(small("gemma2", final_logit_softcapping=None), compiled=False)
+
+
+def test_what_has_no_such_head():
+    assert not fuse_head(bert(), compiled=False)
+    assert not fuse_head(torch.nn.Linear(2, 2), compiled=False)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_a_run_with_the_fused_head_ends_with_the_same_weights(architecture, tmp_path, cache):
+    """Through Trainer, with gradient accumulation and the dispersion loss."""
+    settings = ["loss={name: dispersion, weight: 1.0}", "train.micro_batch=2", "data.tokens=1024"]
+    for name, fused in (("own", "false"), ("fused", "true")):
+        recipe = tiny(*settings, f"train.fused_loss={fused}", architecture=architecture,
+                      config={"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0})  # fmt: skip
+        train(recipe, tmp_path / name, cache=cache)
+    own, fused = result(tmp_path / "own"), result(tmp_path / "fused")
+    assert (own["fused_loss"], fused["fused_loss"]) == (False, True)
+    for one, other in zip(own["history"], fused["history"]):
+        for key in ("loss", "task_loss", "penalty", "mean_cosine"):
+            assert one[key] == pytest.approx(other[key], rel=1e-5), (one["step"], key)
+    left, right = weights(tmp_path / "own"), weights(tmp_path / "fused")
+    for name in left:
+        torch.testing.assert_close(left[name], right[name], rtol=1e-3, atol=1e-5)
+
+
+def test_a_recipe_that_insists_is_told(tmp_path, cache):
+    shape = {"vocab_size": 384, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "head_dim": 8,
+             "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64}  # fmt: skip
+    recipe = tiny("train.fused_loss=true", architecture="gemma2", config=shape)
+    with pytest.raises(ValueError, match=r"does not reproduce the loss of Gemma2ForCausalLM: set it to auto"):
+        train(recipe, tmp_path / "run", cache=cache)
+    assert not (tmp_path / "run").exists()
+
+
+# ---- compiled blocks ---------------------------------------------------------------------------------------------
+
+
+def test_the_blocks_are_those_of_the_stack():
+    one, two = llama(3), gpt2(3)
+    assert repeated_blocks(one) == list(one.model.layers)
+    assert repeated_blocks(two) == list(two.transformer.h)
+    assert repeated_blocks(torch.nn.Linear(2, 2)) == []
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="SKIPPED WITHOUT A COMPILER: torch.compile needs g++ on a CPU")
+def test_compiled_blocks_give_the_same_gradients():
+    plain, compiled = llama(2).train(), llama(2).train()
+    names = list(compiled.state_dict())
+    assert compile_blocks(compiled) == 2
+    assert list(compiled.state_dict()) == names  # unlike torch.compile(model), which renames them
+    given = inputs()
+    penalties = []
+    for model in (plain, compiled):
+        with dc.regularize(model, weight=1.0) as handle:
+            model(**given, use_cache=False).loss.backward()
+            penalties.append(float(handle.last["penalty"]))
+    assert penalties[0] == pytest.approx(penalties[1], rel=1e-5)
+    expected, found = gradients(plain), gradients(compiled)
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-3, atol=1e-6)
+    with eager(compiled):
+        assert all(m._compiled_call_impl is None for m in compiled.modules())
+    assert sum(m._compiled_call_impl is not None for m in compiled.modules()) == 2

@@ -1,0 +1,240 @@
+"""What a run leaves behind: a model that loads, a card, the record; and what it reports on the way."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+
+import pytest
+import torch
+import transformers
+import yaml
+
+import decondense as dc
+from decondense.train import recipe_from, train
+from decondense.train.card import model_card
+from decondense.train.watch import milestones
+from train.runs import CONFIGS, content, result, tiny, weights
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, cache):
+    """A run with everything: uneven batches (99 tokens are three blocks of 32), the loss, snapshots, checkpoints."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    recipe = tiny(
+        "name=all of it",
+        "data.tokens=900",
+        "train.batch_tokens=99",
+        "train.checkpoints=5",
+        "train.report_to=[tensorboard]",
+        "loss={name: dispersion, weight: 0.5, options: {estimator: exact, tau: 0.5}}",
+        "snapshots.count=2",
+        architecture="gpt2",
+    )
+    seen: list[tuple[int, dict]] = []
+    run = train(recipe, folder, cache=cache, command="decondense train x", show=lambda s, f: seen.append((s, dict(f))))
+    return run, recipe, seen
+
+
+def test_record(finished):
+    run, recipe, _ = finished
+    record = result(run.folder)
+    assert record == run.record
+    assert record["schema"] == "decondense.train/1"
+    assert (record["steps"], record["tokens"]) == (10, 960)  # 900 tokens in steps of 96
+    assert record["recipe"] == recipe.model_dump(mode="json")
+    assert yaml.safe_load((run.folder / "recipe.yaml").read_text()) == record["recipe"]
+    assert record["command"] == "decondense train x"
+    for entries in (record["history"], record["held_out"], record["snapshots"]):
+        assert all(e["tokens"] == 96 * e["step"] for e in entries)
+    assert [e["step"] for e in record["history"]] == [1, 2, 4, 6, 8, 10]
+    assert [e["step"] for e in record["held_out"]] == [0, 5, 10]
+    assert run.held_out_loss == record["held_out"][-1]["loss"] < record["held_out"][0]["loss"]
+    for entry in record["history"]:
+        assert entry["loss"] == pytest.approx(entry["task_loss"] + 0.5 * entry["penalty"], rel=1e-5)
+        assert -1 < entry["mean_cosine"] < 1
+    assert record["skipped_steps"] == []
+    assert record["tokens_per_second"] > 0
+    assert (record["micro_batch"], record["processes"], record["bf16"]) == (3, 1, False)
+
+
+def test_first_task_loss_is_that_of_the_untrained_model(finished):
+    """GPT2 too, of which Trainer does not know that it shifts the labels: log 384 up to a little."""
+    run, _, _ = finished
+    assert run.record["history"][0]["task_loss"] == pytest.approx(math.log(384), rel=0.01)
+
+
+def test_snapshots_are_measurements(finished, cache):
+    run, recipe, _ = finished
+    for entry in run.record["snapshots"]:
+        found = dc.load(run.folder / entry["file"])
+        assert found.layers == 2
+        assert found.record["settings"]["windows"] == 2
+    assert (run.folder / "snapshots" / "heatmaps.png").exists()
+    last = dc.load(run.folder / run.record["snapshots"][-1]["file"])
+    model = transformers.AutoModelForCausalLM.from_pretrained(run.folder / "model")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(run.folder / "model")
+    from decondense.train.prepare import prepare
+
+    text = prepare(recipe, run.folder, cache).window_text
+    again = dc.measure((model, tokenizer), text=[text], windows=2, tokens=16, bootstrap=5)
+    assert again.mean_cosine.tolist() == pytest.approx(last.mean_cosine.tolist(), abs=1e-6)
+
+
+def test_the_model_folder_loads(finished):
+    run, _, _ = finished
+    folder = run.folder / "model"
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    assert type(model).__name__ == "GPT2LMHeadModel"
+    assert model.config.use_cache
+    ids = tokenizer("words", return_tensors="pt")["input_ids"]
+    assert model.generate(ids, max_new_tokens=2, do_sample=False).shape[1] == ids.shape[1] + 2
+    assert not list(folder.glob("*.bin"))  # no pickle
+    assert {p.name for p in run.folder.iterdir()} == {
+        "recipe.yaml", "result.json", "history.csv", "training.png", "model", "snapshots", "checkpoints",
+    }  # fmt: skip
+    assert len(list((run.folder / "checkpoints").glob("checkpoint-*"))) == 2
+
+
+def test_the_held_out_loss_is_the_models(finished, cache):
+    """The last held-out loss is the mean over tokens of the saved model's cross-entropy."""
+    from decondense.train.prepare import prepare
+
+    run, recipe, _ = finished
+    held_out = prepare(recipe, run.folder, cache).held_out
+    model = transformers.AutoModelForCausalLM.from_pretrained(run.folder / "model").eval()
+    ids = torch.stack([torch.from_numpy(held_out.ids(b)) for b in range(len(held_out))])
+    with torch.no_grad():
+        logits = model(input_ids=ids).logits.double()
+    expected = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    assert run.held_out_loss == pytest.approx(float(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize("micro", [1, 4])
+def test_held_out_loss_of_isolated_documents_is_a_mean_over_tokens(micro, tmp_path):
+    """Blocks of few long and many short documents; whatever the batch, every predicted token counts once."""
+    path = tmp_path / "a.jsonl"
+    documents = ["word " * 12, "ab", "cd", "e" * 40, "fgh", "i", "jk"] * 20
+    path.write_text("".join(json.dumps({"text": d}) + "\n" for d in documents))
+    recipe = tiny(
+        f"data={{text: {path}, tokens: 512, held_out_tokens: 256, context: 32, boundaries: isolated}}",
+        f"train.micro_batch={micro}",
+        "loss={name: dispersion, weight: 0.1}",
+    )
+    run = train(recipe, tmp_path / "run", cache=tmp_path / "c")
+    from decondense.train.blocks import Order
+    from decondense.train.prepare import prepare
+
+    held_out = prepare(recipe, run.folder, tmp_path / "c").held_out
+    order = Order(held_out, len(held_out), seed=None, isolated=True)
+    model = transformers.AutoModelForCausalLM.from_pretrained(run.folder / "model").eval()
+    total, count = 0.0, 0
+    for item in (order[i] for i in range(len(order))):
+        starts = [*(item["position_ids"] == 0).nonzero().flatten().tolist(), 32]
+        for low, high in itertools.pairwise(starts):
+            if high - low > 1:
+                ids = item["input_ids"][low:high].unsqueeze(0)
+                with torch.no_grad():
+                    logits = model(input_ids=ids, use_cache=False).logits[0, :-1].double()
+                total += float(torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="sum"))
+                count += high - low - 1
+    assert order.labels_per_block == pytest.approx(count / len(order))
+    assert run.held_out_loss == pytest.approx(total / count, rel=1e-4)
+
+
+def test_the_card_says_how_it_was_made(finished):
+    run, _, _ = finished
+    card = (run.folder / "model" / "README.md").read_text()
+    assert card == model_card(run.record)
+    front, body = card.removeprefix("---\n").split("---\n", 1)
+    assert yaml.safe_load(front) == {"library_name": "transformers", "tags": ["decondense"]}
+    before, after = run.record["held_out"][0]["loss"], run.record["held_out"][-1]["loss"]
+    for words in (
+        "# all of it",
+        "| tokens | 960 in 10 steps |",
+        "| started from | from scratch (",
+        "pydoc (pydoc_data.topics of Python",
+        "| loss on the hidden states | dispersion, weight 0.5, all, estimator = exact, tau = 0.5 |",
+        "| other methods | none |",
+        f"| held-out loss | {before:.4f} before, {after:.4f} after |",
+        "| seed | 1 |",
+        f"torch {torch.__version__}",
+    ):
+        assert words in body, words
+    other = run.record | {"recipe": tiny("baselines.noisy_embedding=1.0").model_dump(mode="json")}
+    assert "| loss on the hidden states | no regulariser |" in model_card(other)
+    assert "| other methods | noisy embedding: 1.0 |" in model_card(other)
+
+
+def test_what_is_shown_on_the_way(finished):
+    _, _, seen = finished
+    steps = [step for step, _ in seen]
+    assert steps == sorted(steps)
+    assert set(steps) == set(range(11))
+    last = seen[-1][1]
+    assert last.keys() == {"loss", "task_loss", "penalty", "mean_cosine", "eval_loss", "tokens_per_second"}
+
+
+def test_tensorboard_has_both_terms(finished):
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    run, _, _ = finished
+    (file,) = run.folder.rglob("events.out.tfevents.*")
+    events = event_accumulator.EventAccumulator(str(file))
+    events.Reload()
+    for name in ("task_loss", "penalty", "mean_cosine"):
+        logged = {e.step: e.value for e in events.Scalars(f"train/{name}")}
+        assert logged == pytest.approx({e["step"]: e[name] for e in run.record["history"]}, rel=1e-5)
+    assert {e.step for e in events.Scalars("eval/loss")} == {0, 5, 10}
+
+
+def test_what_is_not_installed_is_said(tmp_path, cache, monkeypatch):
+    from transformers.integrations import integration_utils
+
+    monkeypatch.setattr(integration_utils, "is_tensorboard_available", lambda: False)
+    with pytest.raises(ValueError, match=r"train.report_to must name what is installed: TensorBoardCallback requires"):
+        train(tiny("train.report_to=[tensorboard]"), tmp_path / "run", cache=cache)
+    assert not (tmp_path / "run").exists()
+
+
+def test_lora_is_merged_into_the_architecture_it_came_from(tmp_path, cache):
+    pytest.importorskip("peft")
+    base = tmp_path / "base"
+    torch.manual_seed(0)
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIGS["llama"])).save_pretrained(base)
+    transformers.ByT5Tokenizer().save_pretrained(base)
+    recipe = content("loss={name: dispersion, weight: 0.5}", "train.learning_rate=0.05", "train.checkpoints=2")
+    recipe["model"] = {"name": str(base), "lora": {"r": 4, "alpha": 8, "dropout": 0.0}}
+    run = train(recipe_from(recipe), tmp_path / "run", cache=cache)
+    found = transformers.AutoModelForCausalLM.from_pretrained(run.folder / "model")
+    assert type(found).__name__ == "LlamaForCausalLM"
+    before, after = weights_of(base), weights(run.folder)
+    assert before.keys() == after.keys()
+    changed = {n for n in before if not torch.equal(before[n], after[n])}
+    assert changed == {n for n in before if "_proj" in n}  # every linear layer but the head, and nothing else
+    assert run.held_out_loss < run.record["held_out"][0]["loss"]
+    checkpoint = run.folder / "checkpoints" / "checkpoint-8"
+    assert (checkpoint / "adapter_model.safetensors").exists()
+
+
+def weights_of(folder):
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model.safetensors")
+
+
+def test_several_passes_over_a_short_text_are_mentioned(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("a few words " * 60)
+    said: list[str] = []
+    recipe = tiny(f"data={{text: {path}, tokens: 1024, held_out_tokens: 96, context: 32}}")
+    run = train(recipe, tmp_path / "run", cache=tmp_path, say=said.append)
+    assert run.record["blocks"] == 19
+    assert said == ["the text has 19 blocks: the run goes over it 1.68 times"]
+
+
+@pytest.mark.parametrize(("steps", "number", "at"), [(10, 2, [5, 10]), (3, 5, [1, 2, 3]), (1, 4, [1]), (1526, 5,
+    [305, 610, 916, 1221, 1526]), (7, 0, [])])  # fmt: skip
+def test_milestones(steps, number, at):
+    assert milestones(steps, number) == at
