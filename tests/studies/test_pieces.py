@@ -218,3 +218,37 @@ def test_rounded_and_names():
     }
     assert safe_name("λ −0.3, τ 1/2") == "lambda--0.3-tau-1-2"
     assert safe_name("Qwen/Qwen2.5-0.5B") == "Qwen-Qwen2.5-0.5B"
+
+
+def test_an_interrupted_piece_keeps_its_finished_arms(tmp_path, monkeypatch):
+    study = studies.STUDIES["counteract"]
+    settings = settings_of(study, "smoke")
+    trained = []
+
+    def one_arm(arm, seed, inner, shop, teacher):
+        trained.append((seed, arm))
+        (shop.folder / "run").mkdir(exist_ok=True)
+        (shop.folder / "run" / "weights").write_text("x")
+        if len(trained) == 2:
+            raise KeyboardInterrupt
+        return run(hardware="here", versions={"torch": "2.0"})
+
+    monkeypatch.setattr("decondense.studies.training._one_arm", one_arm)
+    with pytest.raises(KeyboardInterrupt):
+        pieces.run(study, "smoke", tmp_path, settings, pieces=["1"])
+    assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == ["cross-entropy.json"]
+    pieces.run(study, "smoke", tmp_path, settings, pieces=["1"])
+    assert trained == [(1, "cross-entropy"), (1, "dispersion"), (1, "dispersion")]
+    assert not (tmp_path / ".work").exists()
+    assert json.loads((tmp_path / "result.json").read_text())["hardware"] == "here"
+
+
+def test_an_arm_that_diverged_is_undecided_and_not_an_error():
+    study = studies.STUDIES["dose"]
+    settings = settings_of(study, "smoke")
+    lost = run(held_out=3.0)
+    lost["held_out"][-1][1] = None
+    found = of_seeds(study, "smoke", settings, lambda arm, s: lost if (arm, s) == ("λ +1", 2) else run(), [1, 2, 3])
+    end = study.conclude(found, settings)
+    assert end.verdict == "undecided"
+    assert "without a value" in end.sentence

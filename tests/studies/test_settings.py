@@ -142,7 +142,7 @@ def test_merge_takes_pieces_from_elsewhere(command, tmp_path):
         (["width", "--set", "base.data.tokns=5"], "'data.tokns' is no key of a recipe: did you mean 'tokens'?"),
         (["width", "--from", "x"], "goes with --merge"),
         (["width", "--merge", "--piece", "1"], "leave them out"),
-        (["width", "--set", "base.data.text=novels:train", "--piece", "1"], "text 'novels' is read from a local folder"),
+        (["width", "--set", "base.data.text=novels:train", "--piece", "1"], "'novels' is read from a local folder"),
         (["benchmarks", "--bench", "nowhere"], "benchmark folder 'nowhere' does not exist"),
     ],
 )  # fmt: skip

@@ -81,13 +81,20 @@ def heat_row(
     upper.supxlabel("depth (right of a white line: after the final norm)", fontsize=8)
     _bar(upper, image, list(axes.flat), top)
     axis = lower.subplots()
-    places = [float(label) for label, _ in points] if numbers else list(range(len(points)))
+    places = [float(label) if numbers else float(i) for i, (label, _) in enumerate(points)]
     _dots(axis, places, [values for _, values in points], PALETTE[0])
     axis.axhline(0, color=GREY, lw=0.8)
+    if y.startswith("Spearman"):
+        axis.set_ylim(-1.08, 1.08)
     if numbers:
         axis.set_xscale("log")
         axis.minorticks_off()
-        axis.set_xticks(places, [_count(p) for p in places], fontsize=8)
+        if len(places) > 8:  # labels at powers of ten, as those of all models would lie over each other
+            low, high = (math.floor(math.log10(f(places))) for f in (min, max))
+            ticks = [float(10**k) for k in range(low, high + 2)]
+        else:
+            ticks = places
+        axis.set_xticks(ticks, [_count(p) for p in ticks], fontsize=8)
     else:
         axis.set_xticks(places, [label for label, _ in points], fontsize=8)
     axis.margins(x=0.1)
@@ -158,6 +165,7 @@ def curves(panels: Sequence[Mapping[str, Any]], path: Path, *, note: str = "") -
             axis.set_xscale("symlog", linthresh=0.1)
         elif panel.get("scale") == "log":
             axis.set_xscale("log")
+        axis.margins(x=0.08)
         if panel.get("ticks"):
             axis.set_xticks(panel["ticks"], [f"{t:g}".replace("-", "−") for t in panel["ticks"]], fontsize=8)
             axis.minorticks_off()

@@ -14,7 +14,7 @@ import numpy as np
 from . import scales, training
 from .study import Conclusion, Settings, Study
 from .training import Runs, cosine, held_out, joined, spearman
-from .verdict import decide, signed
+from .verdict import decide
 
 CRITERION = (
     "Mean cosine of the block outputs at the end of mid-training, dispersion minus cross-entropy, is below 0: 95 "
@@ -48,7 +48,7 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
             for arm in (PLAIN, TREATED)
             if arm in runs
         ]
-        return heat_grid(shown, path, note=f"seed {runs.seeds[0]}; {scales_words(settings)}")
+        return heat_grid(shown, path, note=f"seed {runs.seeds[0]}; {_loss_in_words(settings)}")
 
     estimate = {
         "mean_cosine": change.record(),
@@ -60,9 +60,9 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
     return Conclusion(change.verdict, sentence, columns, rows, estimate, draw)
 
 
-def scales_words(settings: Settings) -> str:
+def _loss_in_words(settings: Settings) -> str:
     loss = settings["arms"][TREATED]["loss"]
-    return f"λ = {signed(loss['weight'], 2).lstrip('+')}, {loss['options']['estimator'].replace('_', ' ')} estimator"
+    return f"λ = {loss['weight']:g}, {loss['options']['estimator'].replace('_', ' ')} estimator"
 
 
 STUDY = Study(

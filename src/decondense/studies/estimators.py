@@ -51,7 +51,7 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
         shown = [arm for arm in (NONE, *OTHERS) if arm in runs]
         lines = [(arm, runs.differences(arm, EXACT, held_out)) for arm in shown]
         right = [
-            f"{signed(geometry[arm][0])} · {'' if arm == NONE else f'{cost[arm] or 0:.3f}×'}"
+            f"{signed(geometry[arm][0])} · {'1×' if arm == NONE else f'{cost[arm] or 0:.3f}×'}"
             for arm in shown
             if arm in geometry
         ]

@@ -86,7 +86,7 @@ _TEXTS: Recipe = {
 MIDTRAIN: Recipe = {
     "model": {"name": "smollm2-135m"},
     "data": {**_TEXTS, "tokens": 300 * STEP},
-    "train": {"batch_tokens": STEP, "learning_rate": 1e-4, "warmup": 0.2, "checkpoints": 1},
+    "train": {"batch_tokens": STEP, "learning_rate": 1e-4, "warmup": 0.2, "checkpoints": 1, "on_nan": "skip"},
     "snapshots": {"count": 1, "windows": 32, "tokens": 512, "bootstrap": 20},
 }
 SMOLLM_WORDS = {"vocab_size": 49_152, "bos_token_id": 1, "eos_token_id": 2}
@@ -107,7 +107,7 @@ SCRATCH: Recipe = {
         },
     },
     "data": {**_TEXTS, "tokens": 700 * STEP},
-    "train": {"batch_tokens": STEP, "learning_rate": 1e-3, "warmup": 0.1, "checkpoints": 1},
+    "train": {"batch_tokens": STEP, "learning_rate": 1e-3, "warmup": 0.1, "checkpoints": 1, "on_nan": "skip"},
     "snapshots": {"count": 1, "windows": 32, "tokens": 512, "bootstrap": 20},
 }
 

@@ -44,7 +44,7 @@ def work(piece: Piece, settings: Settings, shop: Workshop) -> dict[str, Any]:
         found = measuring.measured(piece.what["model"], settings, shop, text=piece.what["text"])
         found["measurements"] = {piece.what["text"]: found.pop("measurement")}
         return found
-    run = training._train(training.recipe_of(settings, TRAINED, 1), shop.folder / "run", shop)
+    run = training.train_recipe(training.recipe_of(settings, TRAINED, 1), shop.folder / "run", shop)
     measurements = {}
     found = {}
     for name in settings["texts"]:

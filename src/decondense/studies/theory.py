@@ -117,10 +117,10 @@ STUDY = Study(
         },
         "gpu": {
             "about": "10 paddings × 42 lengths, simulation of 200,000 draws",
-            "cost": "2 minutes of a CPU core, no GPU",
+            "cost": "10 s of a CPU core, no GPU",
             **_FULL,
         },
-        "paper": {"about": "the same as gpu", "cost": "2 minutes of a CPU core", **_FULL},
+        "paper": {"about": "the same as gpu", "cost": "10 s of a CPU core", **_FULL},
     },
     plan=plan,
     work=work,

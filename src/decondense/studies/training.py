@@ -35,6 +35,7 @@ __all__ = [
     "recipe_of",
     "snapshot",
     "spearman",
+    "train_recipe",
     "work",
 ]
 
@@ -129,7 +130,7 @@ def _one_arm(arm: str, seed: int, settings: Settings, shop: Workshop, teacher: P
     distillation = recipe.baselines.distillation
     if teacher is not None and distillation is not None and distillation.teacher == "teacher":
         distillation.teacher = str(teacher)
-    run = _train(recipe, folder, shop)
+    run = train_recipe(recipe, folder, shop)
     summary = summarise(run.record, folder, heatmaps=settings.get("heatmaps", "none"))
     if settings.get("tasks"):
         from .outcomes import evaluate_folder
@@ -140,7 +141,7 @@ def _one_arm(arm: str, seed: int, settings: Settings, shop: Workshop, teacher: P
     return summary
 
 
-def _train(recipe: Recipe, folder: Path, shop: Workshop) -> Any:
+def train_recipe(recipe: Recipe, folder: Path, shop: Workshop) -> Any:
     import inspect
 
     from ..train.run import train
@@ -158,7 +159,7 @@ def _train_teacher(settings: Settings, seed: int, shop: Workshop) -> Path:
     folder = shop.folder / "teacher"
     shutil.rmtree(folder, ignore_errors=True)
     content = joined(joined(settings["base"], settings["teacher"]), {"name": "teacher", "train": {"seed": seed}})
-    _train(recipe_from(content, "teacher"), folder, shop)
+    train_recipe(recipe_from(content, "teacher"), folder, shop)
     return folder / "model"
 
 
@@ -175,6 +176,7 @@ def _free_memory() -> None:
 
     if torch.cuda.is_available():
         gc.collect()
+        torch.compiler.reset()  # else the tenth arm meets the limit of recompilations and runs slower than the first
         torch.cuda.empty_cache()
 
 
@@ -237,11 +239,13 @@ def snapshot(found: Condensation, *, histogram: bool) -> dict[str, Any]:
 
 
 def _in_words(run: Mapping[str, Any]) -> str:
-    words = f"held-out loss {run['held_out'][-1][1]:.4f}"
+    words = f"held-out loss {held_out(run):.4f}"
     if run["snapshots"]:
         words += f", mean cosine {cosine(run):.3f}, Spearman {spearman(run):+.2f}"
     if run.get("tokens_per_second"):
         words += f", {run['tokens_per_second']:,.0f} tokens/s"
+    if run.get("skipped_steps"):
+        words += f", {run['skipped_steps']} steps skipped because their loss was not finite"
     return words
 
 
@@ -252,7 +256,8 @@ Metric = Callable[[Mapping[str, Any]], float]
 
 def held_out(run: Mapping[str, Any]) -> float:
     """Held-out loss at the end, nats per token."""
-    return float(run["held_out"][-1][1])
+    value = run["held_out"][-1][1]
+    return float("nan") if value is None else float(value)
 
 
 def cosine(run: Mapping[str, Any], at: int = -1) -> float:
@@ -320,11 +325,12 @@ class Runs:
     def rows(self, extra: Sequence[str] = ()) -> tuple[list[str], list[list[Any]]]:
         """One row per run: what every training study tells."""
         columns = ["arm", "seed", "held_out_loss", "mean_cosine", "spearman", "mean_cosine_start", "spearman_start"]
-        columns += ["parameters", "tokens", "tokens_per_second", *extra]
+        columns += ["parameters", "tokens", "tokens_per_second", "skipped_steps", *extra]
         rows: list[list[Any]] = []
         for arm, seeds in self.table.items():
             for seed, run in seeds.items():
                 geometry = [cosine(run), spearman(run), cosine(run, 0), spearman(run, 0)]
                 row = [arm, seed, held_out(run), *geometry, run["parameters"], run["tokens"], run["tokens_per_second"]]
+                row.append(run["skipped_steps"])
                 rows.append(row + [run.get("scores", {}).get(name) for name in extra])
         return columns, rows

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 __all__ = [
     "Decision",
@@ -76,7 +76,7 @@ def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float
     mean = float(x.mean())
     if len(x) < 2:
         return mean, math.nan, math.nan
-    half = float(stats.t.ppf((1 + level) / 2, len(x) - 1) * x.std(ddof=1) / math.sqrt(len(x)))
+    half = _quantile(level, len(x) - 1) * float(x.std(ddof=1)) / math.sqrt(len(x))
     return mean, mean - half, mean + half
 
 
@@ -190,7 +190,7 @@ def slope(
             UNDECIDED, None, None, None, len(a), unit, level, f"the {unit}s do not differ enough for a slope"
         )
     estimate = float(a @ b) / spread
-    half = float(stats.t.ppf((1 + level) / 2, df)) * math.sqrt(float(((b - estimate * a) ** 2).sum()) / df / spread)
+    half = _quantile(level, df) * math.sqrt(float(((b - estimate * a) ** 2).sum()) / df / spread)
     return from_interval(
         estimate, estimate - half, estimate + half, n=len(a), claim=claim, level=level, unit=unit, least=4
     )
@@ -208,11 +208,11 @@ def steady(values: Sequence[float], *, margin: float, unit: str, least: int = LE
         return missing
     x = np.asarray(values, dtype=np.float64)
     n, mean, spread = len(x), float(x.mean()), float(x.std(ddof=1))
-    half = float(stats.t.ppf(0.975, n - 1)) * spread * math.sqrt(1 + 1 / n)
+    half = _quantile(0.95, n - 1) * spread * math.sqrt(1 + 1 / n)
     low, high = mean - half, mean + half
     # s is itself uncertain: a true spread whose interval fits the margin is excluded when even the lower confidence
     # limit of the spread does not fit.
-    surely = math.sqrt((n - 1) * spread**2 / float(stats.chi2.ppf(0.95, n - 1)))
+    surely = math.sqrt((n - 1) * spread**2 / float(special.chdtri(n - 1, 0.05)))
     if half < margin and (low > 0 or high < 0):
         verdict, reason = REPRODUCED, f"another {unit} would lie within ±{margin:g}, with the same sign"
     elif surely * 1.96 > margin:
@@ -236,6 +236,12 @@ def signed(value: float | None, digits: int = 3) -> str:
     if value is None or not math.isfinite(value):
         return "–"
     return f"{value:+.{digits}f}".replace("-", "−")
+
+
+def _quantile(level: float, df: int) -> float:
+    """t such that a Student variable lies in ±t with probability `level`. (scipy.stats has it too, a hundred times
+    slower.)"""
+    return float(special.stdtrit(df, (1 + level) / 2))
 
 
 def _missing(values: Sequence[float], unit: str, level: float, least: int) -> Decision | None:
