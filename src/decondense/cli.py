@@ -15,6 +15,7 @@ from .commands.compare import compare
 from .commands.doctor import doctor
 from .commands.measure import measure
 from .commands.report import report
+from .commands.study import study
 from .commands.train import train
 from .evaluate.commands import SeparatorCommand, evaluate, significance
 
@@ -33,6 +34,7 @@ app.command()(compare)
 app.command()(train)
 app.command()(evaluate)
 app.command(cls=SeparatorCommand)(significance)
+app.command()(study)
 app.command()(report)
 app.command()(doctor)
 
