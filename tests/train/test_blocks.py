@@ -72,6 +72,8 @@ def test_a_part_is_what_it_was_in_the_whole(lengths, context, first, number):
         return
     part = whole.part(first, last)
     assert len(part) == last - first
+    assert part.starts[0] == 0
+    assert all(np.diff(part.starts) > 0)
     for block in range(len(part)):
         assert part.ids(block).tolist() == whole.ids(first + block).tolist()
         assert part.positions(block).tolist() == whole.positions(first + block).tolist()

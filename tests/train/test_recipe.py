@@ -129,6 +129,11 @@ def test_settings_override_and_leave_the_original_alone():
     assert after["data"]["text"] == ["pydoc", "pydoc"]
     assert after["model"]["config"]["hidden_size"] == 24
     assert before["model"]["config"]["hidden_size"] == 16
+    dispersed = content("loss={name: dispersion, weight: 0.3, options: {tau: 2.0}, check_every: 5}")
+    assert with_settings(dispersed, ["loss.name=none"])["loss"] == {"name": "none", "weight": 0.3}
+    assert with_settings(dispersed, ["loss.name=dispersion"])["loss"] == dispersed["loss"]
+    other = with_settings(dispersed, ["loss.options.axis=feature", "loss.name=decorrelation"])["loss"]
+    assert other == {"name": "decorrelation", "weight": 0.3, "options": {"axis": "feature"}}
     for wrong, sentence in (
         ("train.seed", "must be key=value"),
         ("name.seed=2", "which is a value and not a section"),

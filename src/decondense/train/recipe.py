@@ -254,25 +254,34 @@ def load_recipe(path: str | os.PathLike[str], settings: Sequence[str] = ()) -> R
 
 
 def with_settings(content: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
-    """`content` with every "a.b=value" put in; the value is read as YAML."""
+    """`content` with every "a.b=value" put in; the value is read as YAML. Another loss has other options: with a new
+    `loss.name` those of the old one go, so that `loss.name=none` is enough."""
     content = yaml.safe_load(yaml.safe_dump(content))  # a deep copy
-    for setting in settings:
-        key, separator, value = setting.partition("=")
-        if not separator or not key.strip():
-            raise ValueError(f"a setting must be key=value, e.g. train.seed=2, got {setting!r}.")
-        *parents, last = key.strip().split(".")
+    pairs = [_setting(setting) for setting in settings]
+    loss = content.get("loss")
+    if isinstance(loss, dict) and any(key == "loss.name" and value != loss.get("name") for key, value in pairs):
+        content["loss"] = {k: v for k, v in loss.items() if k not in ("options", "preset", "check_every")}
+    for key, value in pairs:
+        *parents, last = key.split(".")
         here = content
         for parent in parents:
             if here.get(parent) is None:
                 here[parent] = {}
             here = here[parent]
             if not isinstance(here, dict):
-                raise ValueError(f"setting {key.strip()!r} goes into {parent!r}, which is a value and not a section.")
-        try:
-            here[last] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            raise ValueError(f"the value of setting {setting!r} must be YAML: quote it.") from None
+                raise ValueError(f"setting {key!r} goes into {parent!r}, which is a value and not a section.")
+        here[last] = value
     return content
+
+
+def _setting(setting: str) -> tuple[str, Any]:
+    key, separator, value = setting.partition("=")
+    if not separator or not key.strip():
+        raise ValueError(f"a setting must be key=value, e.g. train.seed=2, got {setting!r}.")
+    try:
+        return key.strip(), yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise ValueError(f"the value of setting {setting!r} must be YAML: quote it.") from None
 
 
 def recipe_from(content: dict[str, Any], name: str = "recipe") -> Recipe:

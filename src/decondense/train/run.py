@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -71,7 +72,10 @@ def train(
             start = "there is no complete checkpoint" if held else f"there is no run in {str(target)!r} yet"
             say(f"resuming from {checkpoint.name}" if checkpoint else f"{start}: starting from step 0")
         prepared = prepare(recipe, target, cache, preparing)
-        return _carry_out(recipe, target, prepared, checkpoint, command=command, show=show, say=say)
+        run = _carry_out(recipe, target, prepared, checkpoint, command=command, show=show, say=say)
+        del prepared
+        gc.collect()  # trainer, model and callbacks hold each other: a GPU's memory would wait for the next run to ask
+        return run
 
 
 def _carry_out(
