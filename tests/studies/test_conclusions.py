@@ -116,10 +116,10 @@ def test_figures_are_drawn_and_small(tmp_path):
         study = studies.STUDIES[name]
         settings = settings_of(study, "smoke")
         end = study.conclude(of_seeds(study, "smoke", settings, held({DISP: 2.9}), [1, 2, 3]), settings)
-        for copy in ("a", "b"):
-            end.draw(tmp_path / f"{name}-{copy}.png")
-        assert (tmp_path / f"{name}-a.png").read_bytes() == (tmp_path / f"{name}-b.png").read_bytes()
-        assert (tmp_path / f"{name}-a.png").stat().st_size < 400_000
+        end.draw(tmp_path / f"{name}.png")
+        assert 10_000 < (tmp_path / f"{name}.png").stat().st_size < 400_000
+    end.draw(tmp_path / "again.png")
+    assert (tmp_path / "again.png").read_bytes() == (tmp_path / f"{name}.png").read_bytes()
 
 
 # ---- studies with numbers of their own ----

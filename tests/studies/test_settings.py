@@ -83,6 +83,20 @@ def test_arms_are_what_they_say():
     assert recipe("dose", "gpu", "λ 0").train.seed == 5
 
 
+def test_a_change_keeps_the_order_of_the_arms():
+    """Pieces are numbered by it, so the same piece must be the same arms with and without a change."""
+    for name in ("dose", "width", "variants"):
+        study = studies.STUDIES[name]
+        plain, changed = (
+            settings_of(study, "gpu"),
+            settings_of(study, "gpu", ["base.data.tokens=5M", "base.loss.weight=0.2"]),
+        )
+        assert list(changed["arms"]) == list(plain["arms"])
+        assert [p.what for p in study.plan(changed)] == [p.what for p in study.plan(plain)]
+        assert changed["base"]["data"]["tokens"] == "5M"
+        assert study.scales["gpu"]["base"]["data"]["tokens"] != "5M"
+
+
 def test_joined_goes_section_by_section():
     base = {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
     assert training.joined(base, {"a": {"c": {"d": 9}}, "e": None}) == {"a": {"b": 1, "c": {"d": 9}}}
@@ -139,6 +153,9 @@ def test_merge_takes_pieces_from_elsewhere(command, tmp_path):
         (["theory", "--seeds", "1"], "trains nothing"),
         (["width", "--piece", "9"], "has no piece '9': its pieces are 1 (seed-1)"),
         (["width", "--set", "bse.data.tokens=5"], "did you mean 'base'?"),
+        (["width", "--set", "base.data.tokens.x=5"], "goes into 'tokens', which is a value"),
+        (["width", "--set", "base"], "must be key=value"),
+        (["width", "--set", "base.data.text=[a"], "must be YAML"),
         (["width", "--set", "base.data.tokns=5"], "'data.tokns' is no key of a recipe: did you mean 'tokens'?"),
         (["width", "--from", "x"], "goes with --merge"),
         (["width", "--merge", "--piece", "1"], "leave them out"),

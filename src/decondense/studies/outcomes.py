@@ -44,14 +44,16 @@ def evaluate_folder(model: Path, settings: Settings, seed: int, shop: Workshop) 
             raise NotRun("there are no benchmark files here: give their folder with --bench or DECONDENSE_BENCH.")
         return {}
     from ..evaluate.harness import evaluate
+    from ..models import pick_device
 
+    half = pick_device(shop.device).type == "cuda"  # a CPU without bfloat16 takes minutes for a sentence
     record, items = evaluate(
         str(model),
         tasks=settings["tasks"],
         data=None if shop.bench == "hub" else shop.bench,
         shots=settings.get("shots", "gpt2"),
         limit=settings.get("limit"),
-        dtype=settings.get("dtype"),
+        dtype=settings.get("dtype") if half else None,
         device=shop.device,
         training_seed=seed,
     )
@@ -64,6 +66,7 @@ def evaluate_folder(model: Path, settings: Settings, seed: int, shop: Workshop) 
         "scores": scores | perplexity,
         "outcomes": {task: pack(rows) for task, rows in by_task.items()},
         "weights": record["model"]["weights"],
+        "dtype": record["model"]["dtype"],
     }
 
 

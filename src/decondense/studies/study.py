@@ -109,17 +109,35 @@ def settings_of(study: Study, scale: str, changes: Sequence[str] = (), seeds: Se
         if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
             raise ValueError(f"--seeds must be different whole numbers from 0 on, got {', '.join(map(str, seeds))}.")
         settings["seeds"] = list(seeds)
+    settings = json.loads(json.dumps(settings))
     for change in changes:
-        key = change.partition("=")[0].strip()
-        if key.split(".")[0] not in settings:
-            close = difflib.get_close_matches(key.split(".")[0], settings, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(settings)}."
-            raise ValueError(f"{key!r} is no setting of {study.name} at scale {scale}: {hint}")
-    if changes:
-        from ..train.recipe import with_settings
+        _put(settings, change, f"{study.name} at scale {scale}")
+    return settings
 
-        settings = with_settings(settings, changes)
-    return json.loads(json.dumps(settings))
+
+def _put(settings: Settings, change: str, where: str) -> None:
+    """ "a.b=value" into the settings, the value read as YAML. The order of what is there stays: arms have one."""
+    import yaml
+
+    key, separator, value = change.partition("=")
+    path = key.strip().split(".")
+    if not separator or not all(path):
+        raise ValueError(f"a setting must be key=value, e.g. base.data.tokens=5M, got {change!r}.")
+    if path[0] not in settings:
+        close = difflib.get_close_matches(path[0], settings, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(settings)}."
+        raise ValueError(f"{key.strip()!r} is no setting of {where}: {hint}")
+    here = settings
+    for part in path[:-1]:
+        if here.get(part) is None:
+            here[part] = {}
+        here = here[part]
+        if not isinstance(here, dict):
+            raise ValueError(f"setting {key.strip()!r} goes into {part!r}, which is a value and not a section.")
+    try:
+        here[path[-1]] = yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise ValueError(f"the value of setting {change!r} must be YAML: quote it.") from None
 
 
 def flat(tree: Any, prefix: str = "") -> dict[str, Any]:

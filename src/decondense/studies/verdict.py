@@ -60,7 +60,7 @@ class Decision:
     def words(self, digits: int = 3) -> str:
         """+0.123 [+0.045, +0.201] over 3 training seeds"""
         if self.estimate is None:
-            return self.reason
+            return f"unknown ({self.reason})"
         if self.low is None or self.high is None:
             return f"{signed(self.estimate, digits)} ({self.reason})"
         percent = "" if self.level == 0.95 else f"{100 * self.level:.3g} % interval "

@@ -21,13 +21,14 @@ CRITERION = (
 )
 
 
-def arms(key: str, widths: Sequence[int]) -> dict[str, Any]:
-    return {f"MLP width {w}": {"model": {"config": {key: w}}} for w in widths}
+def arms(widths: Sequence[int]) -> dict[str, Any]:
+    return {f"MLP width {w}": {"model": {"config": {"n_inner": w}}} for w in widths}
 
 
 def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
     runs = Runs(pieces, list(settings["arms"]))
-    narrow, *_, wide = settings["arms"]
+    by_width = sorted(settings["arms"], key=lambda arm: settings["arms"][arm]["model"]["config"]["n_inner"])
+    narrow, wide = by_width[0], by_width[-1]
     difference = decide(runs.differences(narrow, wide, spearman), claim="greater")
     per_arm = {arm: interval(runs.values(arm, spearman)) for arm in runs.arms}
     columns, rows = runs.rows()
@@ -67,7 +68,7 @@ STUDY = Study(
             "about": "a GPT2 of 6 layers and width 32, MLP 8 and 256, 3 seeds, 12 steps",
             "cost": "10 s of a CPU core",
             "base": scales.TINY_GPT2,
-            "arms": arms("n_inner", [8, 256]),
+            "arms": arms([8, 256]),
             "seeds": scales.SEEDS,
             "heatmaps": "last",
         },
@@ -75,7 +76,7 @@ STUDY = Study(
             "about": "a GPT2 of 12 layers and width 512, MLP 64 … 4096, 3 seeds, 23M tokens each",
             "cost": "3 pieces of about 5 minutes on an H200",
             "base": scales.SCRATCH,
-            "arms": arms("n_inner", _WIDTHS),
+            "arms": arms(_WIDTHS),
             "seeds": scales.SEEDS,
             "heatmaps": "last",
         },
@@ -83,7 +84,7 @@ STUDY = Study(
             "about": "the published four GPT2s of width 768, MLP 64 … 4096, 3 seeds, 1B tokens of fineweb-edu each",
             "cost": "12 trainings of 1B tokens, about 12 × 1 hour on an H200",
             "base": joined(scales.PUBLISHED_SCRATCH, {"snapshots": {"count": 4}}),
-            "arms": arms("n_inner", _WIDTHS),
+            "arms": arms(_WIDTHS),
             "seeds": scales.SEEDS,
             "heatmaps": "last",
             "arms_per_piece": 1,
