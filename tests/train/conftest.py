@@ -9,3 +9,9 @@ import pytest
 def cache(tmp_path_factory) -> Path:
     """Tokenised texts, shared by all runs of a session."""
     return tmp_path_factory.mktemp("tokens")
+
+
+@pytest.fixture(autouse=True)
+def _no_figures(monkeypatch) -> None:
+    """Half of the time of a small run is spent on drawing it; test_result.py sees the figure."""
+    monkeypatch.setattr("decondense.report.training.training_figure", lambda runs, path: path)

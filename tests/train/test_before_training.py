@@ -82,6 +82,29 @@ def test_a_disk_that_becomes_full(tmp_path, cache, monkeypatch):
     assert train(tiny("train.checkpoints=2"), tmp_path / "run", cache=cache, resume=True).record["finished"]
 
 
+def test_memory_that_is_not_enough(tmp_path, cache, monkeypatch):
+    import torch
+
+    from decondense.train.trainer import Trainer
+
+    own = Trainer.training_step
+
+    def training_step(self, *args):
+        if self.state.global_step == 5:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.")
+        return own(self, *args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "training_step", training_step)
+        with pytest.raises(
+            ValueError, match=r"must hold train.micro_batch = 8 blocks of 32 tokens, .* which continues"
+        ):
+            train(tiny("train.checkpoints=2"), tmp_path / "run", cache=cache)
+    # the remedy works
+    resumed = train(tiny("train.checkpoints=2", "train.micro_batch=4"), tmp_path / "run", cache=cache, resume=True)
+    assert resumed.record["micro_batch"] == 4
+
+
 def test_a_folder_that_cannot_be_written(tmp_path, cache):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"the run folder .* must be writable: not a directory; choose another"):

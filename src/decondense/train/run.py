@@ -73,8 +73,9 @@ def train(
             say(f"resuming from {checkpoint.name}" if checkpoint else f"{start}: starting from step 0")
         prepared = prepare(recipe, target, cache, preparing)
         run = _carry_out(recipe, target, prepared, checkpoint, command=command, show=show, say=say)
-        del prepared
-        gc.collect()  # trainer, model and callbacks hold each other: a GPU's memory would wait for the next run to ask
+        if prepared.device.type == "cuda":
+            del prepared
+            gc.collect()  # trainer, model and callbacks hold each other, and the GPU's memory with them
         return run
 
 
@@ -96,7 +97,7 @@ def _carry_out(
         with begin(folder, recipe):
             trainer.begin(checkpoint)
             try:
-                with _lost_process(folder):
+                with _in_words(recipe, folder, prepared):
                     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
             finally:
                 if trainer.handle is not None:
@@ -240,17 +241,27 @@ def _fast_matmul(prepared: Prepared) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _lost_process(folder: Path) -> Iterator[None]:
-    """Another process of this run that died is seen here as a broken connection: say what to do."""
+def _in_words(recipe: Recipe, folder: Path, prepared: Prepared) -> Iterator[None]:
+    """What can only go wrong on the way: memory that is not enough, and another process that died, which is seen here
+    as a broken connection."""
     try:
         yield
     except RuntimeError as error:
-        words = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "Gloo", "gloo")
-        if process_count() == 1 or not any(word in str(error) for word in words):
-            raise
+        said = str(error)
         last = last_complete_checkpoint(folder / "checkpoints")
-        where = "from step 0: there is no checkpoint yet" if last is None else f"from {last.name}"
+        where = "starts from step 0: there is no checkpoint yet" if last is None else f"continues from {last.name}"
+        if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in said:
+            micro = prepared.micro_batch
+            smaller = max((d for d in range(1, micro) if micro % d == 0), default=None)
+            remedy = "train.checkpointing=true" if smaller is None else f"train.micro_batch={smaller}"
+            raise ValueError(
+                f"the memory of {prepared.device} must hold train.micro_batch = {micro} blocks of "
+                f"{recipe.data.context} tokens, but it does not: add --resume --set {remedy}, which {where}."
+            ) from None
+        lost = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "Gloo", "gloo")
+        if process_count() == 1 or not any(words in said for words in lost):
+            raise
         raise OSError(
-            f"another process of this run has died ({str(error).splitlines()[0][:120]}): the same command with "
-            f"--resume, on as many processes or fewer, continues {where}."
+            f"another process of this run has died ({said.splitlines()[0][:120]}): the same command with --resume, on "
+            f"as many processes or another number, {where}."
         ) from None
