@@ -80,6 +80,7 @@ def test_two_processes_end_where_one_does(recipe, alone, cache):
     assert run.stdout.count("held-out loss") == 1  # only the first process speaks
     assert "a sharded model is measured and trained" in run.stdout
     assert "destroy_process_group" not in run.stderr
+    assert "[transformers]" not in run.stderr
 
 
 def test_a_process_that_dies_and_one_that_goes_on_alone(recipe, alone, cache):

@@ -218,6 +218,8 @@ def _arguments(recipe: Recipe, folder: Path, prepared: Prepared, *, start: bool)
         logging_first_step=True,
         logging_nan_inf_filter=False,
         disable_tqdm=True,
+        log_level="error",
+        log_level_replica="error",
         report_to=train.report_to or "none",
         run_name=recipe.name,
         ddp_find_unused_parameters=False,
