@@ -58,7 +58,7 @@ def test_a_recipe_with_settings_and_several_seeds(recipe, capsys):
         assert record["recipe"]["loss"] == tiny(
             "loss={name: dispersion, weight: 0.5, layers: [1, 2], options: {estimator: exact}}"
         ).loss.model_dump(mode="json")
-        assert record["command"].startswith("decondense ")
+        assert record["command"].startswith("decondense")
     one, two = (weights(folder) for folder in folders)
     assert any(not torch.equal(one[n], two[n]) for n in one)
     lines = out.splitlines()
