@@ -142,6 +142,11 @@ def test_another_models_tokenizer_is_seen(tmp_path, cache):
         train(tiny(f"model={{name: {folder}}}"), tmp_path / "run", cache=cache)
 
 
+def test_a_vocabulary_may_be_larger_than_what_the_text_uses(tmp_path, cache):
+    """259 embeddings are enough for bytes, though the tokenizer has 125 more names."""
+    assert train(tiny("model.config.vocab_size=259"), tmp_path / "run", cache=cache).record["finished"]
+
+
 def test_a_named_text_is_trained_on_in_its_train_split(tmp_path, cache, monkeypatch):
     (tmp_path / "wikitext-2").mkdir()
     words = " = Title = \n \n" + "some words and more of them \n" * 400

@@ -54,13 +54,7 @@ def prepare(recipe: Recipe, folder: Path, cache: str | os.PathLike[str] | None, 
     teacher = _teacher(recipe, model, tokenizer, device)
     where = Path(cache) if cache is not None else cache_dir() / "tokens"
     blocks, held_out = _blocks(recipe, tokenizer, where, preparing)
-    rows = model.get_input_embeddings().weight.shape[0]
-    largest = max(_largest(blocks.tokens), _largest(held_out.tokens))
-    if largest >= rows:
-        raise ValueError(
-            f"the tokenizer must match the model: it makes token {largest}, the model has {rows} embeddings; choose "
-            "the model's own tokenizer."
-        )
+    _check_tokenizer(model, tokenizer, blocks, held_out)
     words = _window_text(recipe, tokenizer, held_out)
     precision = recipe.train.precision
     bf16 = precision == "bf16" or (precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported())
@@ -195,9 +189,19 @@ def _training_split(name: str, folder: str | None) -> str:
     return f"{name}:train"
 
 
-def _largest(tokens: Any) -> int:
-    """The largest id, a stretch at a time: the file may be larger than the memory."""
-    return max(int(tokens[i : i + (1 << 24)].max()) for i in range(0, len(tokens), 1 << 24))
+def _check_tokenizer(model: Any, tokenizer: Any, *texts: Blocks) -> None:
+    """Every token needs an embedding. A vocabulary may be larger than what the text uses of it: then the text decides,
+    read a stretch at a time, since its file may be larger than the memory."""
+    rows = model.get_input_embeddings().weight.shape[0]
+    if max(tokenizer.get_vocab().values(), default=0) < rows:
+        return
+    stretches = (t.tokens[i : i + (1 << 24)] for t in texts for i in range(0, len(t.tokens), 1 << 24))
+    largest = max(int(stretch.max()) for stretch in stretches)
+    if largest >= rows:
+        raise ValueError(
+            f"the tokenizer must match the model: it makes token {largest}, the model has {rows} embeddings; choose "
+            "the model's own tokenizer."
+        )
 
 
 def _window_text(recipe: Recipe, tokenizer: Any, held_out: Blocks) -> str:
