@@ -212,7 +212,7 @@ def test_wrong_usage_is_exit_code_2(capsys):
 
 
 def test_ctrl_c_leaves_a_valid_result_that_resume_completes(model, tmp_path):
-    out, asked = tmp_path / "o", 800
+    out, asked = tmp_path / "o", 400
     base = [sys.executable, "-m", "decondense.cli", "measure", model, "--text", "pydoc", "--windows", str(asked)]
     base += ["--tokens", "64", "--bootstrap", "20", "--batch", "1", "--json"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
