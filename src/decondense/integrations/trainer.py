@@ -149,6 +149,8 @@ class TrainerHandle(Handle):
             return torch.stack([mean_cosine(z, mask).mean() for z in states])
 
     def _note(self, name: str, value: Tensor) -> None:
+        if self._logged_step < 0:
+            self._logged_step = self.trainer.state.global_step  # a resumed run does not begin at 0
         self._sums[name] = self._sums[name] + value if name in self._sums else value
 
     def _with_terms(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
@@ -156,7 +158,7 @@ class TrainerHandle(Handle):
         step = self.trainer.state.global_step
         if "loss" in logs and self._sums:
             sums = {name: self._everywhere(value) for name, value in self._sums.items()}
-            steps = max(1, step - max(self._logged_step, 0))
+            steps = max(1, step - self._logged_step)
             calls = sums.pop("mean_cosine_calls", 1.0)
             logs["task_loss"], logs["penalty"] = sums["task_loss"] / steps, sums["penalty"] / steps
             if "mean_cosine" in sums:
