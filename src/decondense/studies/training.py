@@ -95,19 +95,21 @@ def work(piece: Piece, settings: Settings, shop: Workshop) -> dict[str, Any]:
     seed = piece.what["seed"]
     runs: dict[str, Any] = {}
     teacher: Path | None = None
-    for arm in piece.what["arms"]:
-        if len(runs) == 1:
-            _set_imports_aside()
-        kept = shop.folder / f"{safe_name(arm)}.json"
-        done = _kept(kept, settings)
-        if done is None:
-            if settings.get("teacher") and teacher is None:
-                teacher = _train_teacher(settings, seed, shop)
-            done = _one_arm(arm, seed, settings, shop, teacher)
-            kept.write_text(compact({"settings": comparable(settings), "run": done}))
-        runs[arm] = done
-        shop.say(f"  {arm}: {_in_words(done)}")
-    gc.unfreeze()
+    try:
+        for arm in piece.what["arms"]:
+            if len(runs) == 1:
+                _set_imports_aside()
+            kept = shop.folder / f"{safe_name(arm)}.json"
+            done = _kept(kept, settings)
+            if done is None:
+                if settings.get("teacher") and teacher is None:
+                    teacher = _train_teacher(settings, seed, shop)
+                done = _one_arm(arm, seed, settings, shop, teacher)
+                kept.write_text(compact({"settings": comparable(settings), "run": done}))
+            runs[arm] = done
+            shop.say(f"  {arm}: {_in_words(done)}")
+    finally:
+        gc.unfreeze()
     hardware = "; ".join(sorted({r["hardware"] for r in runs.values()}))
     versions = next(iter(runs.values()))["versions"]
     slim = {arm: {k: v for k, v in r.items() if k not in ("hardware", "versions")} for arm, r in runs.items()}
