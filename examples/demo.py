@@ -48,16 +48,16 @@ ARMS = {"cross-entropy": ["loss.name=none"], "dispersion": ["loss.name=dispersio
 def run(name: str, settings: list[str], console: Console) -> dict[str, Any]:
     """One arm: a run folder under demo-out, its record returned. The weights are not kept."""
     recipe = recipe_from(with_settings({**RECIPE, "name": name}, settings))
-    shown = 0
+    shown = None
 
     def show(step: int, figures: dict[str, float]) -> None:
         nonlocal shown
-        if step > shown and "loss" in figures:
+        if figures.get("loss") != shown:  # called after every step, and again when its loss is known
             terms = {k: figures[k] for k in ("task_loss", "penalty", "mean_cosine") if k in figures}
             terms = terms or {"task_loss": figures["loss"]}
             words = "   ".join(f"{k.replace('_', ' ')} {v:.4f}" for k, v in terms.items())
             console.print(f"  step {step} of {recipe.steps}: {words}")
-            shown = step
+            shown = figures["loss"]
 
     console.print(
         f"\n[bold]{name}[/bold]: measure, {recipe.steps} steps of {recipe.data.context} tokens, measure again"

@@ -144,15 +144,12 @@ def _one_arm(arm: str, seed: int, settings: Settings, shop: Workshop, teacher: P
 
 
 def train_recipe(recipe: Recipe, folder: Path, shop: Workshop) -> Any:
-    import inspect
-
     from ..train.run import train
 
     recipe.data.folder = recipe.data.folder or shop.data
     recipe.train.device = recipe.train.device or shop.device
     # The figures of a run folder would be thrown away with it.
-    options: dict[str, Any] = {"draw": False} if "draw" in inspect.signature(train).parameters else {}
-    return train(recipe, folder, say=lambda sentence: shop.say(f"  {sentence}"), **options)
+    return train(recipe, folder, say=lambda sentence: shop.say(f"  {sentence}"), draw=False)
 
 
 def _train_teacher(settings: Settings, seed: int, shop: Workshop) -> Path:

@@ -97,14 +97,15 @@ def save_model(trainer: Any, folder: Path, record: dict[str, Any], tokenizer: An
     temporary.replace(folder / "model")
 
 
-def write_result(folder: Path, record: dict[str, Any]) -> None:
+def write_result(folder: Path, record: dict[str, Any], *, draw: bool = True) -> None:
     """result.json comes last: who finds it finds everything."""
     from ..report.tables import write_csv
     from ..report.training import training_figure
 
     write_csv(folder / "history.csv", record["history"])
-    training_figure([(record["recipe"]["name"], record)], folder / "training.png")
-    if record["snapshots"]:
+    if draw:
+        training_figure([(record["recipe"]["name"], record)], folder / "training.png")
+    if draw and record["snapshots"]:
         from ..meter.compare import Comparison
         from ..meter.result import load
 

@@ -47,6 +47,7 @@ def train(
     show: Callable[[int, dict[str, float]], None] | None = None,
     preparing: Callable[[int, int], None] | None = None,
     say: Callable[[str], None] | None = None,
+    draw: bool = True,
 ) -> Run:
     """Train as `recipe` says, into `folder`.
 
@@ -56,6 +57,7 @@ def train(
     show       called after every step with (step, latest figures)
     preparing  called while the text is tokenised with (tokens done, tokens in all)
     say        called with a sentence when something is worth knowing
+    draw       also write the figures; a study that keeps the numbers only does without
     """
     target = Path(folder)
     say = say or (lambda sentence: None)
@@ -72,7 +74,7 @@ def train(
             start = "there is no complete checkpoint" if held else f"there is no run in {str(target)!r} yet"
             say(f"resuming from {checkpoint.name}" if checkpoint else f"{start}: starting from step 0")
         prepared = prepare(recipe, target, cache, preparing)
-        run = _carry_out(recipe, target, prepared, checkpoint, command=command, show=show, say=say)
+        run = _carry_out(recipe, target, prepared, checkpoint, command=command, show=show, say=say, draw=draw)
         if prepared.device.type == "cuda":
             del prepared
             gc.collect()  # trainer, model and callbacks hold each other, and the GPU's memory with them
@@ -88,6 +90,7 @@ def _carry_out(
     command: str,
     show: Callable[[int, dict[str, float]], None] | None,
     say: Callable[[str], None],
+    draw: bool,
 ) -> Run:
     from .watch import Clock
 
@@ -105,7 +108,7 @@ def _carry_out(
             record = record_of(recipe, folder, prepared, trainer, clock, command)
             save_model(trainer, folder, record, prepared.tokenizer)
             if first_process():
-                write_result(folder, record)
+                write_result(folder, record, draw=draw)
     return Run(folder, record)
 
 
