@@ -258,7 +258,7 @@ def test_runs_side_by_side(everything):
     record = json.loads((everything / "train" / "dispersion-seed1" / "result.json").read_text())
     assert task.frames[0].data[2]["y"] == pytest.approx([row["task_loss"] for row in record["history"]], rel=1e-5)
     assert len(trend.charts) == 2
-    assert "loss none, weight 0.0 (2 runs, means): held-out loss 3.50" in section.verdict
+    assert "no added loss (2 runs, means): held-out loss 3.50" in section.verdict
     (table,) = section.tables
     assert table.columns[1:3] == ["loss.name", "loss.weight"]
     assert len(section.origins) == 4

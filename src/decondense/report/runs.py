@@ -150,10 +150,13 @@ def _name_runs(runs: Sequence[Run]) -> list[str]:
     words = [key.removesuffix(".name").rsplit(".", 1)[-1] for key in differing]
     for run, recipe, folder in zip(runs, flat, folders):
         run.label = "/".join(folder.parts[-depth:])
+        bare = recipe.get("loss.name") == "none"  # then the weight of the loss says nothing
         said = [
-            f"{word if words.count(word) == 1 else key} {recipe[key]}"
+            "no added loss"
+            if bare and key == "loss.name"
+            else f"{word if words.count(word) == 1 else key} {recipe[key]}"
             for key, word in zip(differing, words)
-            if recipe.get(key) is not None
+            if recipe.get(key) is not None and not (bare and key.startswith("loss.") and key != "loss.name")
         ]
         run.arm = ", ".join(said) if differing else run.label if len(runs) == 1 else "same settings, other seeds"
     # settings that fill a line are no name: the arm is then called after its first run
