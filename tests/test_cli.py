@@ -222,6 +222,8 @@ def test_ctrl_c_leaves_a_valid_result_that_resume_completes(model, tmp_path):
         stderr=subprocess.PIPE,
         text=True,
         env=environment | {"DECONDENSE_CHECKPOINT_SECONDS": "0"},
+        # a shell that starts the tests in the background lets them, and so this process, ignore Ctrl-C
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 120
     while not (out / "partial-0.npz").exists() and process.poll() is None and time.monotonic() < deadline:
