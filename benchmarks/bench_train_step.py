@@ -66,13 +66,19 @@ VARIANTS: list[tuple[str, dict[str, Any] | None, Callable[..., torch.Tensor]]] =
 ]
 
 
-def measure(name: str, rounds: int) -> list[harness.Row]:
+def prepared(name: str) -> tuple[Any, torch.optim.Optimizer, torch.Tensor]:
+    """A model with random weights on the GPU, its optimiser, and one batch of random tokens."""
     torch.manual_seed(0)
     with torch.device("cuda"):
         model, batch, tokens = MODELS[name]()
     model.train()
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
-    ids = torch.randint(0, model.config.vocab_size, (batch, tokens), device="cuda")
+    return model, optimiser, torch.randint(0, model.config.vocab_size, (batch, tokens), device="cuda")
+
+
+def measure(name: str, rounds: int) -> list[harness.Row]:
+    model, optimiser, ids = prepared(name)
+    batch, tokens = ids.shape
 
     def step(options: dict[str, Any] | None, forward: Callable[..., torch.Tensor], repeats: int) -> float:
         handle = dc.regularize(model, "dispersion", weight=0.1, **options) if options else None

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import harness
 import torch
-from bench_train_step import MODELS
+from bench_train_step import MODELS, prepared
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
@@ -105,12 +105,7 @@ def compared(
 
 
 def measure(name: str, steps: int) -> list[harness.Row]:
-    torch.manual_seed(0)
-    with torch.device("cuda"):
-        model, batch, tokens = MODELS[name]()
-    model.train()
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
-    ids = torch.randint(0, model.config.vocab_size, (batch, tokens), device="cuda")
+    model, optimiser, ids = prepared(name)
 
     def step() -> None:
         with torch.autocast("cuda", torch.bfloat16):

@@ -127,11 +127,10 @@ def _intervals(axis: Any, comparison: Comparison, rows: list[dict[str, Any]], x:
         axis.errorbar(at[chosen], value[chosen], error[:, chosen], color=colour, label=label, **style)
 
 
-def _draw(axis: Any, result: Condensation, view: str, *, floor: float, top: float) -> Any:
-    density = _density(result, view)
-    layers = result.layers
-    width = 1 / layers
-    image = axis.imshow(
+def density_image(axis: Any, density: np.ndarray, *, top: float) -> Any:
+    """density (states, bins) over cosines −1 … 1, a column per state, at 0 … 1 of the depth; colours end at ``top``."""
+    width = 1 / (len(density) - 1)
+    return axis.imshow(
         np.minimum(density, top).T,
         origin="lower",
         aspect="auto",
@@ -141,6 +140,13 @@ def _draw(axis: Any, result: Condensation, view: str, *, floor: float, top: floa
         vmax=top,
         interpolation="nearest",
     )
+
+
+def _draw(axis: Any, result: Condensation, view: str, *, floor: float, top: float) -> Any:
+    density = _density(result, view)
+    layers = result.layers
+    width = 1 / layers
+    image = density_image(axis, density, top=top)
     x = np.arange(layers + 1) / layers
     quantiles = result.quantiles
     mean = result.mean_cosine

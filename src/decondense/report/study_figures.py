@@ -17,7 +17,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy import stats
 
-from .figures import CLIP, INK, MAP, PALETTE, _save
+from .figures import CLIP, INK, MAP, PALETTE, _save, density_image
 
 __all__ = ["curves", "effects", "heat_grid", "heat_row"]
 
@@ -190,16 +190,7 @@ def _heat(axis: Any, snapshot: Snapshot, floor: float, top: float) -> Any:
     mean = np.asarray(snapshot["mean_cosine"], dtype=float)
     layers = len(mean) - 1
     width = 1 / layers
-    image = axis.imshow(
-        np.minimum(density, top).T,
-        origin="lower",
-        aspect="auto",
-        extent=(-width / 2, 1 + width / 2, -1, 1),
-        cmap=MAP,
-        vmin=0,
-        vmax=top,
-        interpolation="nearest",
-    )
+    image = density_image(axis, density, top=top)
     halo = [matplotlib.patheffects.withStroke(linewidth=2.6, foreground="white")]
     split = layers if snapshot.get("final_norm") else layers + 1
     axis.plot(np.arange(split) / layers, mean[:split], color=INK, lw=1.4, path_effects=halo)
