@@ -21,6 +21,12 @@ Merge = Annotated[bool, typer.Option("--merge", help="run nothing: compute the r
 From = Annotated[
     list[Path] | None, typer.Option("--from", help="with --merge: also take pieces from this folder or file")
 ]
+Reuse = Annotated[
+    list[Path] | None, typer.Option(help="take runs of the same recipe and seed from this study folder; repeatable")
+]
+Shared = Annotated[
+    bool, typer.Option("--shared-device", help="other pieces run on this device at the same time: keep no times")
+]
 Bench = Annotated[Path | None, typer.Option(help="folder of benchmark files; default $DECONDENSE_BENCH, else the hub")]
 
 
@@ -33,6 +39,8 @@ def study(
     settings: Set = None,
     merge: Merge = False,
     sources: From = None,
+    reuse: Reuse = None,
+    shared_device: Shared = False,
     data: Annotated[Path | None, typer.Option(help="folder of named texts; default $DECONDENSE_DATA")] = None,
     bench: Bench = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, …; default the best there is")] = None,
@@ -52,8 +60,8 @@ def study(
         return
     if sources and not merge:
         raise ValueError("--from takes piece files from elsewhere and goes with --merge: add it.")
-    if merge and (piece or settings):
-        raise ValueError("--merge runs nothing, so --piece and --set have no meaning: leave them out.")
+    if merge and (piece or settings or reuse):
+        raise ValueError("--merge runs nothing, so --piece, --set and --reuse have no meaning: leave them out.")
     with output_folder(out_dir if out_dir is not None else Path("studies") / f"{name}-{scale}") as folder:
         if merge:
             studies.collect(folder, sources or [])
@@ -70,6 +78,8 @@ def study(
                 data=None if data is None else str(data),
                 bench=_bench(chosen, bench, data),
                 device=device,
+                reuse=reuse or [],
+                timed=not shared_device,
             )
     _show(record, folder, as_json)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .items import SCHEMA, Item, item_hash, summarise
-from .tasks import Benchmark, build, names_of, quiet
+from .tasks import Benchmark, build, names_of, quiet, templates_compiled_once
 from .unfinished import Parts
 
 __all__ = ["evaluate"]
@@ -259,6 +259,7 @@ def _scorer(
 # -- one benchmark -------------------------------------------------------------------------------------------
 
 
+@templates_compiled_once()
 def _run(benchmark: Benchmark, scorer: Any, limit: int | None, progress: Progress | None) -> list[Item]:
     from lm_eval.evaluator import evaluate as lm_evaluate
 

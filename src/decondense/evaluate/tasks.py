@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import gzip
 import json
 import logging
@@ -20,7 +21,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FEWSHOT", "PAPER", "Benchmark", "build", "names_of", "quiet", "read_rows", "shots_for"]
+__all__ = [
+    "FEWSHOT",
+    "PAPER",
+    "Benchmark",
+    "build",
+    "names_of",
+    "quiet",
+    "read_rows",
+    "shots_for",
+    "templates_compiled_once",
+]
 
 PAPER = (
     "anli_r2",
@@ -133,6 +144,20 @@ def quiet() -> Iterator[None]:
     finally:
         logger.setLevel(level)
         module.tqdm = bar
+
+
+@contextlib.contextmanager
+def templates_compiled_once() -> Iterator[None]:
+    """lm-eval compiles a task's Jinja template anew for every item that it renders, which takes longer than scoring a
+    small model on a GPU. Inside, each distinct template is compiled once; what it renders is the same."""
+    import lm_eval.utils
+
+    environment = lm_eval.utils.env
+    environment.from_string = functools.cache(environment.from_string)
+    try:
+        yield
+    finally:
+        del environment.from_string  # the attribute of this object; the class has its own
 
 
 # -- names ---------------------------------------------------------------------------------------------------

@@ -135,11 +135,9 @@ STUDY = Study(
         },
         "gpu": {
             "about": "SmolLM2-135M on 50M tokens with and without the loss, 3 seeds, all items of the ten tasks",
-            "cost": "6 pieces of about 7 minutes on an H200: training of 50M tokens and 4 minutes of evaluation each",
-            "base": joined(
-                scales.MIDTRAIN,
-                {"data": {"tokens": 50_000_000}, "train": {"batch_tokens": 131_072, "learning_rate": 5e-5}},
-            ),
+            "cost": "6 pieces of about 4 minutes on an H200: training of 50M tokens and a minute of evaluation each",
+            "base": scales.LONG,
+            "heatmaps": "all",
             "arms": {PLAIN: {}, TREATED: scales.FIRST_ORDER},
             "seeds": scales.SEEDS,
             "tasks": ["paper"],

@@ -41,7 +41,7 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
     geometry = {arm: interval(d) for arm in (NONE, *OTHERS) if (d := runs.differences(arm, EXACT, cosine))}
     cost = {arm: _overhead(runs, arm) for arm in runs.arms if arm != NONE}
     words = "; ".join(f"{arm} {d.words(4)}" for arm, d in same.items())
-    prices = ", ".join(f"{arm} {x:.3f}×" for arm, x in cost.items() if x is not None)
+    prices = ", ".join(f"{arm} {x:.3f}×" for arm, x in cost.items() if x is not None) or "not measured"
     sentence = f"held-out loss minus exact: {words}; time per token against cross-entropy: {prices}."
     columns, rows = runs.rows()
 
@@ -51,7 +51,7 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
         shown = [arm for arm in (NONE, *OTHERS) if arm in runs]
         lines = [(arm, runs.differences(arm, EXACT, held_out)) for arm in shown]
         right = [
-            f"{signed(geometry[arm][0])} · {'1×' if arm == NONE else f'{cost[arm] or 0:.3f}×'}"
+            f"{signed(geometry[arm][0])} · {'1×' if arm == NONE else f'{cost[arm]:.3f}×' if cost[arm] else '–'}"
             for arm in shown
             if arm in geometry
         ]

@@ -124,9 +124,9 @@ STUDY = Study(
             "heatmaps": "all",
         },
         "gpu": {
-            "about": "a GPT2 of 12 layers and width 512, 3 seeds, 46M tokens each, 8 checkpoints",
-            "cost": "3 pieces of about 3 minutes on an H200",
-            "base": joined(scales.SCRATCH, {"data": {"tokens": 1400 * scales.STEP}, "snapshots": {"count": 7}}),
+            "about": "a GPT2 of 12 layers and width 512, 3 seeds, 23M tokens each, 8 checkpoints",
+            "cost": "3 pieces of about 1 minute on an H200, or none with --reuse of `width`",
+            "base": scales.SCRATCH,
             "arms": {ARM: {}},
             "seeds": scales.SEEDS,
             "heatmaps": "all",

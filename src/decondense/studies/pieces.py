@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import importlib.metadata
 import platform
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .merging import merge
+from .reuse import known_runs
 from .study import (
     PIECE_SCHEMA,
     NotRun,
@@ -39,17 +41,22 @@ def run(
     data: str | None = None,
     bench: str | None = None,
     device: str | None = None,
+    reuse: Sequence[Path] = (),
+    timed: bool = True,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> dict[str, Any]:
     """Run what is not yet there, then compute the result from all piece files; returns the content of result.json.
 
     pieces: numbers (from 1) or names of the pieces to run; default all.
+    reuse: folders of other studies, whose runs are taken over where recipe and seed are the same.
+    timed: False where other pieces run on the same device at the same time: tokens per second are not kept.
     """
     if study.check is not None:
         study.check(settings)
     chosen = _select(study, study.plan(settings), pieces)
     for file in sorted((folder / "pieces").glob("*.json")):
         _check_finished(file, study, scale, settings)
+    shop = Workshop(folder, data, bench, device, say, timed, known_runs(reuse))
     reason = ""
     for piece in chosen:
         target = folder / "pieces" / f"{piece.name}.json"
@@ -57,7 +64,7 @@ def run(
             say(f"{piece.name}: done before")
             continue
         try:
-            _run_piece(study, scale, settings, piece, target, Workshop(folder, data, bench, device, say))
+            _run_piece(study, scale, settings, piece, target, shop)
         except NotRun as error:
             reason = str(error)
             say(f"{piece.name}: not run: {reason}")
@@ -85,7 +92,7 @@ def _run_piece(study: Study, scale: str, settings: Settings, piece: Piece, targe
     with _owned(work, piece.name):
         begun = time.monotonic()
         shop.say(f"{piece.name}: {piece.words}")
-        inside = Workshop(work / piece.name, shop.data, shop.bench, shop.device, shop.say)
+        inside = dataclasses.replace(shop, folder=work / piece.name)
         inside.folder.mkdir(parents=True, exist_ok=True)
         try:
             content = study.work(piece, settings, inside)
@@ -107,7 +114,7 @@ def _run_piece(study: Study, scale: str, settings: Settings, piece: Piece, targe
         }
         record.setdefault("hardware", f"{platform.machine()} CPU")
         record["versions"] = _versions() | record.get("versions", {})
-        record["seconds"] = round(time.monotonic() - begun, 1)
+        record["seconds"] = round(time.monotonic() - begun, 1) if shop.timed else None
         target.parent.mkdir(parents=True, exist_ok=True)
         write_text(target, compact(record))
         shutil.rmtree(inside.folder, ignore_errors=True)

@@ -2,7 +2,11 @@
 
 TINY_*       smoke: seconds on one CPU core, on text that every Python carries
 MIDTRAIN     gpu: SmolLM2-135M goes on training on novels and WikiText-2; 300 steps of 32,768 tokens
+LONG         gpu: the same with the paper's batch, 50M tokens (two and a half times the texts)
 SCRATCH      gpu: a GPT2 of 12 layers and width 512 from nothing; 700 steps of 32,768 tokens
+
+Studies that can share runs (`--reuse`) have the same recipe here: `benchmarks` and `counteract`; `dose` and
+`estimators`; `width`, `init` and `distill`.
 PUBLISHED_*  paper: the settings of Liu et al. 2026
 """
 
@@ -89,6 +93,13 @@ MIDTRAIN: Recipe = {
     "train": {"batch_tokens": STEP, "learning_rate": 1e-4, "warmup": 0.2, "checkpoints": 1, "on_nan": "skip"},
     "snapshots": {"count": 1, "windows": 32, "tokens": 512, "bootstrap": 20},
 }
+LONG: Recipe = {
+    **MIDTRAIN,
+    "data": {**_TEXTS, "tokens": 50_000_000},
+    # 64 blocks of 1024 take 42 GiB
+    "train": {**MIDTRAIN["train"], "batch_tokens": 131_072, "micro_batch": 64, "learning_rate": 5e-5},
+    "snapshots": {**MIDTRAIN["snapshots"], "count": 5},
+}
 SMOLLM_WORDS = {"vocab_size": 49_152, "bos_token_id": 1, "eos_token_id": 2}
 SCRATCH: Recipe = {
     "model": {
@@ -99,7 +110,7 @@ SCRATCH: Recipe = {
             "n_embd": 512,
             "n_layer": 12,
             "n_head": 8,
-            "n_inner": 2048,
+            "n_inner": 1024,
             "n_positions": 1024,
             "resid_pdrop": 0.0,
             "embd_pdrop": 0.0,
@@ -108,7 +119,7 @@ SCRATCH: Recipe = {
     },
     "data": {**_TEXTS, "tokens": 700 * STEP},
     "train": {"batch_tokens": STEP, "learning_rate": 1e-3, "warmup": 0.1, "checkpoints": 1, "on_nan": "skip"},
-    "snapshots": {"count": 1, "windows": 32, "tokens": 512, "bootstrap": 20},
+    "snapshots": {"count": 7, "windows": 32, "tokens": 512, "bootstrap": 20},
 }
 
 PUBLISHED_MIDTRAIN: Recipe = {

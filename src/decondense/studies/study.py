@@ -77,6 +77,8 @@ class Workshop:
     bench: str | None = None  # folder of benchmark files
     device: str | None = None
     say: Callable[[str], None] = field(default=lambda sentence: None)
+    timed: bool = True  # False: other pieces share the device, so times mean nothing
+    known: Mapping[str, Any] = field(default_factory=dict)  # runs of other studies, see `reuse`
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .reuse import taken_over
 from .study import Piece, Settings, Workshop, compact, comparable, rounded, safe_name
 
 if TYPE_CHECKING:
@@ -100,14 +101,16 @@ def work(piece: Piece, settings: Settings, shop: Workshop) -> dict[str, Any]:
             if len(runs) == 1:
                 _set_imports_aside()
             kept = shop.folder / f"{safe_name(arm)}.json"
-            done = _kept(kept, settings)
+            done = _kept(kept, settings) or taken_over(shop.known, settings, arm, seed)
             if done is None:
                 if settings.get("teacher") and teacher is None:
                     teacher = _train_teacher(settings, seed, shop)
                 done = _one_arm(arm, seed, settings, shop, teacher)
                 kept.write_text(compact({"settings": comparable(settings), "run": done}))
             runs[arm] = done
-            shop.say(f"  {arm}: {_in_words(done)}")
+            shop.say(f"  {arm}: {_in_words(done)}" + (f" (from {done['from']})" if "from" in done else ""))
+            if not shop.timed:
+                done["tokens_per_second"] = done["seconds"] = None
     finally:
         gc.unfreeze()
     hardware = "; ".join(sorted({r["hardware"] for r in runs.values()}))

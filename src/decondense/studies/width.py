@@ -78,7 +78,7 @@ STUDY = Study(
             "base": scales.SCRATCH,
             "arms": arms(_WIDTHS),
             "seeds": scales.SEEDS,
-            "heatmaps": "last",
+            "heatmaps": "all",
         },
         "paper": {
             "about": "the published four GPT2s of width 768, MLP 64 … 4096, 3 seeds, 1B tokens of fineweb-edu each",
