@@ -2,7 +2,7 @@
 
 TINY_*       smoke: seconds on one CPU core, on text that every Python carries
 MIDTRAIN     gpu: SmolLM2-135M goes on training on novels and WikiText-2; 300 steps of 32,768 tokens
-LONG         gpu: the same with the paper's batch, 40M tokens (twice the texts)
+LONG         gpu: the same with the paper's batch, 20M tokens (one pass over the texts)
 SCRATCH      gpu: a GPT2 of 12 layers and width 512 from nothing; 700 steps of 32,768 tokens
 
 Studies that can share runs (`--reuse`) have the same recipe here: `benchmarks` and `counteract`; `dose` and
@@ -95,7 +95,7 @@ MIDTRAIN: Recipe = {
 }
 LONG: Recipe = {
     **MIDTRAIN,
-    "data": {**_TEXTS, "tokens": 40_000_000},
+    "data": {**_TEXTS, "tokens": 20_000_000},
     # 64 blocks of 1024 take 42 GiB
     "train": {**MIDTRAIN["train"], "batch_tokens": 131_072, "micro_batch": 64, "learning_rate": 5e-5},
     "snapshots": {**MIDTRAIN["snapshots"], "count": 5},
