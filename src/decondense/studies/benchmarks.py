@@ -134,8 +134,8 @@ STUDY = Study(
             "shots": "zero",
         },
         "gpu": {
-            "about": "SmolLM2-135M on 50M tokens with and without the loss, 3 seeds, all items of the ten tasks",
-            "cost": "6 pieces of about 4 minutes on an H200: training of 50M tokens and a minute of evaluation each",
+            "about": "SmolLM2-135M on 20M tokens with and without the loss, 3 seeds, all items of the ten tasks",
+            "cost": "6 pieces of about 2 minutes on an H200: training of 20M tokens and a minute of evaluation each",
             "base": scales.LONG,
             "heatmaps": "all",
             "arms": {PLAIN: {}, TREATED: scales.FIRST_ORDER},

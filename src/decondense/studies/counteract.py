@@ -80,8 +80,8 @@ STUDY = Study(
             "heatmaps": "all",
         },
         "gpu": {
-            "about": "SmolLM2-135M with and without the loss, 3 seeds, 50M tokens each, heatmaps at 6 steps",
-            "cost": "3 pieces of about 5 minutes on an H200, or none with --reuse of `benchmarks`",
+            "about": "SmolLM2-135M with and without the loss, 3 seeds, 20M tokens each, heatmaps at 6 steps",
+            "cost": "3 pieces of about 3 minutes on an H200, or none with --reuse of `benchmarks`",
             "base": scales.LONG,
             "arms": {PLAIN: {}, TREATED: scales.FIRST_ORDER},
             "seeds": scales.SEEDS,
