@@ -5,7 +5,7 @@
 
 lm-eval gets its own YAML files, included whole; only the data source and the splits that exist are named anew, and the
 rows go through its own JSON loader. So prompts, few-shot examples, tokenisation, scoring and metrics are all its own.
-Compared item by item: the hash of prompt, choices and target; what counted as right; the log-likelihood of every choice.
+Compared item by item: the hash of prompt, choices and target; what counted as right; every log-likelihood.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ cli_evaluate()
 
 
 def write_definitions(names: list[str], data: Path, shots: str, folder: Path) -> dict[str, str]:
-    """One YAML and its rows per task into `folder`; returns lm-eval's name → (task, subtask) as ours has them."""
+    """One YAML and its rows per task into `folder`; returns lm-eval's name → the task it belongs to."""
     index = tasks._index(names)
     found = {}
     for name in names:
@@ -88,7 +88,10 @@ def run_lm_eval(names: list[str], folder: Path, options: argparse.Namespace) -> 
         command += ["--limit", str(options.limit)]
     offline = {"HF_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     begun = time.monotonic()
-    subprocess.run(command, env=os.environ | offline, check=True)
+    done = subprocess.run(command, env=os.environ | offline, check=False)
+    # it writes the samples before it prints its table: what counts is whether they are all there
+    if done.returncode and len(list((folder / "out").rglob("samples_*.jsonl"))) < len(names):
+        raise SystemExit(f"lm-eval ended with {done.returncode} before its samples were written")
     return time.monotonic() - begun
 
 

@@ -252,3 +252,15 @@ def test_an_arm_that_diverged_is_undecided_and_not_an_error():
     end = study.conclude(found, settings)
     assert end.verdict == "undecided"
     assert "without a value" in end.sentence
+
+
+def test_a_training_that_goes_on_says_so_now_and_then(monkeypatch):
+    from decondense.studies import training
+
+    clock = iter([0.0, 1.0, 29.0, 31.0, 31.0, 40.0, 61.5, 61.5])
+    monkeypatch.setattr(training.time, "monotonic", lambda: next(clock))
+    said = []
+    tell = training._now_and_then(lambda *values: said.append(values))
+    for step in range(5):
+        tell(step, {})
+    assert said == [(2, {}), (4, {})]

@@ -10,9 +10,9 @@ import transformers
 import yaml
 
 from decondense import cli
-from decondense.commands.train import in_words
 from decondense.train import load_recipe, recipe_from
 from decondense.train.trainer import Trainer
+from decondense.train.watch import in_words
 from train.runs import CONFIGS, content, result, tiny, weights
 
 

@@ -239,3 +239,24 @@ def test_several_passes_over_a_short_text_are_mentioned(tmp_path):
     [305, 610, 916, 1221, 1526]), (7, 0, [])])  # fmt: skip
 def test_milestones(steps, number, at):
     assert milestones(steps, number) == at
+
+
+def test_gathered_weights_keep_a_tied_one_once(tmp_path):
+    """Sharded weights come back as copies, one for each name."""
+    config = transformers.LlamaConfig(
+        vocab_size=32, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config)
+    gathered = {name: weight.clone() for name, weight in model.state_dict().items()}
+    assert {"lm_head.weight", "model.embed_tokens.weight"} <= set(gathered)
+    kept = without_twins(model, gathered)
+    assert set(gathered) - set(kept) == {"lm_head.weight"}
+    model.save_pretrained(tmp_path, state_dict=kept)
+    again = transformers.LlamaForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(again.lm_head.weight, model.lm_head.weight)
+    untied = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**config.to_dict() | {"tie_word_embeddings": False})
+    )
+    gathered = {name: weight.clone() for name, weight in untied.state_dict().items()}
+    assert set(without_twins(untied, gathered)) == set(gathered)

@@ -177,6 +177,8 @@ def _progress(recipe: Any, *, quiet: bool) -> Iterator[tuple[Any, Any]]:
     from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
     from rich.table import Column
 
+    from ..train.watch import in_words
+
     if quiet:
         yield None, None
         return
@@ -206,21 +208,6 @@ def _progress(recipe: Any, *, quiet: bool) -> Iterator[tuple[Any, Any]]:
             bar.update(task, completed=step, counter=counted, description=in_words(figures, room))
 
         yield preparing, show
-
-
-def in_words(figures: dict[str, float], room: int) -> str:
-    """The latest figures of a run in at most `room` characters, the most important first."""
-    parts = []
-    speed = figures.get("tokens_per_second")
-    if speed is not None:
-        parts.append(f"{speed / 1000:,.0f}k tok/s" if speed >= 10_000 else f"{speed:,.0f} tok/s")
-    names = {"task_loss": "loss", "penalty": "penalty", "mean_cosine": "cosine", "eval_loss": "held-out"}
-    if "task_loss" not in figures:
-        names = {"loss": "loss", "eval_loss": "held-out"}
-    parts += [f"{words} {figures[key]:.3f}" for key, words in names.items() if key in figures]
-    while parts and len("  ".join(parts)) > room:
-        parts.pop()
-    return "  ".join(parts)
 
 
 def show_run(run: Any, folder: Path) -> None:

@@ -12,6 +12,7 @@ import copy
 import gc
 import json
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,7 @@ __all__ = [
 
 BINS = 64  # of a kept histogram
 POINTS = 60  # of a kept curve
+EVERY = 30.0  # seconds between two words about a training that goes on
 CURVES = ("task_loss", "penalty", "mean_cosine")
 
 
@@ -137,6 +139,8 @@ def _one_arm(arm: str, seed: int, settings: Settings, shop: Workshop, teacher: P
         distillation.teacher = str(teacher)
     run = train_recipe(recipe, folder, shop)
     summary = summarise(run.record, folder, heatmaps=settings.get("heatmaps", "none"))
+    del run
+    _free_memory()
     if settings.get("tasks"):
         from .outcomes import evaluate_folder
 
@@ -148,11 +152,34 @@ def _one_arm(arm: str, seed: int, settings: Settings, shop: Workshop, teacher: P
 
 def train_recipe(recipe: Recipe, folder: Path, shop: Workshop) -> Any:
     from ..train.run import train
+    from ..train.watch import in_words
 
     recipe.data.folder = recipe.data.folder or shop.data
     recipe.train.device = recipe.train.device or shop.device
     # The figures of a run folder would be thrown away with it.
-    return train(recipe, folder, say=lambda sentence: shop.say(f"  {sentence}"), draw=False)
+    return train(
+        recipe,
+        folder,
+        say=lambda sentence: shop.say(f"  {sentence}"),
+        show=_now_and_then(
+            lambda step, now: shop.say(f"  {recipe.name}: step {step}/{recipe.steps}  {in_words(now, 80)}")
+        ),
+        preparing=_now_and_then(lambda done, of: shop.say(f"  tokenised {done:,} of {of:,} tokens")),
+        draw=False,
+    )
+
+
+def _now_and_then(tell: Callable[..., None]) -> Callable[..., None]:
+    """`tell`, but not more often than every half minute, and not in the first."""
+    last = time.monotonic()
+
+    def maybe(*values: Any) -> None:
+        nonlocal last
+        if time.monotonic() - last >= EVERY:
+            last = time.monotonic()
+            tell(*values)
+
+    return maybe
 
 
 def _train_teacher(settings: Settings, seed: int, shop: Workshop) -> Path:

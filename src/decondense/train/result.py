@@ -90,11 +90,18 @@ def save_model(trainer: Any, folder: Path, record: dict[str, Any], tokenizer: An
     model.config.use_cache = True
     temporary = folder / ".model"
     shutil.rmtree(temporary, ignore_errors=True)
-    model.save_pretrained(temporary, state_dict=weights)
+    model.save_pretrained(temporary, state_dict=None if weights is None else without_twins(model, weights))
     tokenizer.save_pretrained(temporary)
     write_text(temporary / "README.md", model_card(record))
     shutil.rmtree(folder / "model", ignore_errors=True)
     temporary.replace(folder / "model")
+
+
+def without_twins(model: Any, weights: dict[str, Any]) -> dict[str, Any]:
+    """Gathered weights are copies, one for each name: of tied ones (head and embedding) keep the one that
+    `save_pretrained` would keep if it could see that they are the same."""
+    tied = getattr(model, "all_tied_weights_keys", {})
+    return {name: weight for name, weight in weights.items() if tied.get(name) not in weights}
 
 
 def write_result(folder: Path, record: dict[str, Any], *, draw: bool = True) -> None:

@@ -16,7 +16,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from .fast import eager
 from .recipe import Recipe
 
-__all__ = ["Clock", "Milestones", "Shown", "milestones", "snapshot"]
+__all__ = ["Clock", "Milestones", "Shown", "in_words", "milestones", "snapshot"]
 
 Show = Callable[[int, dict[str, float]], None]
 
@@ -175,3 +175,18 @@ class Shown(TrainerCallback):
         if speed is not None:
             self.figures["tokens_per_second"] = speed
         self.show(state.global_step, self.figures)
+
+
+def in_words(figures: dict[str, float], room: int) -> str:
+    """The latest figures of a run in at most `room` characters, the most important first."""
+    parts = []
+    speed = figures.get("tokens_per_second")
+    if speed is not None:
+        parts.append(f"{speed / 1000:,.0f}k tok/s" if speed >= 10_000 else f"{speed:,.0f} tok/s")
+    names = {"task_loss": "loss", "penalty": "penalty", "mean_cosine": "cosine", "eval_loss": "held-out"}
+    if "task_loss" not in figures:
+        names = {"loss": "loss", "eval_loss": "held-out"}
+    parts += [f"{words} {figures[key]:.3f}" for key, words in names.items() if key in figures]
+    while parts and len("  ".join(parts)) > room:
+        parts.pop()
+    return "  ".join(parts)
