@@ -14,6 +14,7 @@ import yaml
 import decondense as dc
 from decondense.train import recipe_from, train
 from decondense.train.card import model_card
+from decondense.train.result import without_twins
 from decondense.train.watch import milestones
 from train.runs import CONFIGS, content, result, tiny, weights
 
@@ -255,8 +256,7 @@ def test_gathered_weights_keep_a_tied_one_once(tmp_path):
     model.save_pretrained(tmp_path, state_dict=kept)
     again = transformers.LlamaForCausalLM.from_pretrained(tmp_path)
     assert torch.equal(again.lm_head.weight, model.lm_head.weight)
-    untied = transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(**config.to_dict() | {"tie_word_embeddings": False})
-    )
+    config.tie_word_embeddings = False
+    untied = transformers.LlamaForCausalLM(config)
     gathered = {name: weight.clone() for name, weight in untied.state_dict().items()}
     assert set(without_twins(untied, gathered)) == set(gathered)

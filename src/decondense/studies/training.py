@@ -154,6 +154,9 @@ def train_recipe(recipe: Recipe, folder: Path, shop: Workshop) -> Any:
     from ..train.run import train
     from ..train.watch import in_words
 
+    def step(number: int, now: dict[str, float]) -> None:
+        shop.say(f"  {recipe.name}: step {number}/{recipe.steps}  {in_words(now, 80)}")
+
     recipe.data.folder = recipe.data.folder or shop.data
     recipe.train.device = recipe.train.device or shop.device
     # The figures of a run folder would be thrown away with it.
@@ -161,9 +164,7 @@ def train_recipe(recipe: Recipe, folder: Path, shop: Workshop) -> Any:
         recipe,
         folder,
         say=lambda sentence: shop.say(f"  {sentence}"),
-        show=_now_and_then(
-            lambda step, now: shop.say(f"  {recipe.name}: step {step}/{recipe.steps}  {in_words(now, 80)}")
-        ),
+        show=_now_and_then(step),
         preparing=_now_and_then(lambda done, of: shop.say(f"  tokenised {done:,} of {of:,} tokens")),
         draw=False,
     )
