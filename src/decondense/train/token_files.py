@@ -31,6 +31,7 @@ __all__ = ["articles", "prepare", "separator_of"]
 
 VERSION = 2  # of the files' content
 PIECE = 1 << 20  # characters; a longer document is tokenised in pieces of whole lines, or it would fill the memory
+BATCH = 4 << 20  # characters of documents tokenised in one call, so that all cores have something to do
 HEADING = re.compile(r" = [^=\s].* = \s*")
 
 Progress = Callable[[int, int], None]
@@ -186,7 +187,7 @@ def _tokenised(documents: Iterable[str], tokenizer: Any) -> Iterator[tuple[list[
             continue
         batch.append(document)
         size += len(document)
-        if size >= PIECE:
+        if size >= BATCH:
             yield from zip(ids_of(batch), batch)
             batch, size = [], 0
     if batch:
