@@ -496,6 +496,25 @@ def test_table_and_readme(tmp_path):
     assert not (tmp_path / "report.html").exists()
 
 
+def test_the_short_table_names_every_study(tmp_path):
+    from decondense.studies import STUDIES
+
+    write_study(tmp_path / "results" / "width", verdict="not reproduced")
+    (tmp_path / "docs").mkdir()
+    for place in (tmp_path / "README.md", tmp_path / "docs" / "results.md"):
+        place.write_text("<!-- verdicts -->\nold\n<!-- end verdicts -->\n")
+        text, _ = insert_table(place, [tmp_path / "results"])
+        lines = text.splitlines()
+        assert lines[1] == "| study | claim | question | verdict |"
+        assert len(lines) == len(STUDIES) + 4
+        assert sum(line.endswith("| undecided: not run |") for line in lines) == len(STUDIES) - 1
+        link = "results/width" if place.parent == tmp_path else "../results/width"
+        assert next(line for line in lines if "[width]" in line).startswith(f"| [width]({link}) | C3 | Do models")
+    (tmp_path / "README.md").write_text("<!-- verdicts -->")
+    with pytest.raises(ValueError, match="must hold <!-- verdicts --> and, after it, <!-- end verdicts -->"):
+        insert_table(tmp_path / "README.md", [tmp_path / "results"])
+
+
 def test_readme_without_markers_or_studies(tmp_path):
     write_study(tmp_path / "s")
     (tmp_path / "R.md").write_text("nothing here")

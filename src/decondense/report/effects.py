@@ -8,7 +8,7 @@ from typing import Any
 from .charts import FAINT, INK, PALETTE, PAPER, layout, plain, scatter
 from .section import Chart, Frame, Table, cell, short, shorts
 
-__all__ = ["effect_table", "forest", "scores"]
+__all__ = ["effect_table", "forest", "scores", "shown_range"]
 
 
 def forest(title: str, rows: Sequence[dict[str, Any]], *, scale: float, unit: str, power: float) -> Chart:
@@ -38,6 +38,7 @@ def forest(title: str, rows: Sequence[dict[str, Any]], *, scale: float, unit: st
             "zeroline": True,
             "zerolinecolor": INK,
             "zerolinewidth": 1.5,
+            "range": shorts(shown_range(rows, scale=scale)),
         },
         yaxis={"tickvals": places, "ticktext": labels, "range": [0.4, len(rows) + 0.6], "showgrid": False},
         shapes=shapes,
@@ -50,6 +51,17 @@ def forest(title: str, rows: Sequence[dict[str, Any]], *, scale: float, unit: st
         f"{100 * power:.0f} % probability."
     )
     return Chart(title, chart, [Frame(traces)], height=130 + 34 * len(rows), note=note, table=effect_table(title, rows))
+
+
+def shown_range(rows: Sequence[dict[str, Any]], *, scale: float) -> tuple[float, float]:
+    """From where to where the axis goes: every square, dot and interval is on it. Grey bands may go on beyond it: with
+    two seeds they are wider than anything there is to see."""
+    ends = [0.0]
+    for row in rows:
+        seeds = [value - row["base"] for value in row["treated_seeds"]]
+        ends += [scale * v for v in (row["difference"], row["low"], row["high"], *seeds) if v is not None]
+    room = 0.05 * (max(ends) - min(ends)) or 0.01 * scale
+    return min(ends) - room, max(ends) + room
 
 
 def _estimates(

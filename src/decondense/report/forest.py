@@ -9,6 +9,8 @@ from typing import Any
 
 import matplotlib
 
+from .effects import shown_range
+
 __all__ = ["forest"]
 
 INK, SEED, NONE = "#1b4965", "#8aa9bd", "#9a9a9a"
@@ -61,6 +63,7 @@ def forest(record: dict[str, Any], path: str | os.PathLike[str], *, title: str |
     axes.axvline(0, color="black", lw=0.8, zorder=1)
     axes.set_yticks(list(places), [f"{row['task']} ({row['items']:,})" for row in rows], fontsize=9)
     axes.set_ylim(0.4, len(rows) + 0.6)
+    axes.set_xlim(*shown_range(rows, scale=100))
     found = f"{100 * record['power']:.0f} %"
     axes.set_xlabel(
         "treated − base, points, with 95 % interval (p of tasks after Holm)\n"

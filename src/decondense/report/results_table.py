@@ -1,4 +1,8 @@
-"""The Markdown table of all studies, and its place in a README."""
+"""The Markdown tables of studies, and their places in a README.
+
+<!-- results -->    one line per study that was run, with the whole sentence
+<!-- verdicts -->   one line per study there is, with its question and verdict; "undecided: not run" where there is none
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from pathlib import Path
 from .sections import sentence_of
 from .sources import Skipped, Source, find
 
-__all__ = ["BEGIN", "END", "insert_table", "results_table"]
+__all__ = ["BEGIN", "END", "insert_table", "results_table", "verdicts_table"]
 
 BEGIN, END = "<!-- results -->", "<!-- end results -->"
 COLUMNS = ("study", "claim", "verdict", "sentence", "hardware", "folder")
@@ -20,12 +24,46 @@ NEEDED = ("study", "claim", "verdict", "sentence")
 def results_table(
     places: Sequence[str | os.PathLike[str]], *, base: str | os.PathLike[str] | None = None
 ) -> tuple[str, list[Skipped]]:
-    """One line per study in and below ``places``, in the order of claim and name; folders relative to ``base``
+    """One line per study in and below ``places``, in the order of claim and name; folders near ``base``
     (default the current folder) are links.
 
     Returns:
         the table, and what was left out with the reason.
     """
+    studies, skipped = _studies(places)
+    root = Path(base if base is not None else ".").resolve()
+    rows = []
+    for source in studies:
+        record = source.record
+        hardware = record.get("hardware") or "–"
+        words = (record["study"], record["claim"], record["verdict"], sentence_of(record), hardware)
+        rows.append([*(_cell(word) for word in words), _link(source, root, source.folder)])
+    return _markdown(COLUMNS, rows), skipped
+
+
+def verdicts_table(
+    places: Sequence[str | os.PathLike[str]], *, base: str | os.PathLike[str] | None = None
+) -> tuple[str, list[Skipped]]:
+    """One line per study that the package knows: its question, and the verdict of each result in ``places``."""
+    from ..studies import STUDIES
+
+    found, skipped = _studies(places)
+    root = Path(base if base is not None else ".").resolve()
+    rows = []
+    for study in STUDIES.values():
+        here = [source for source in found if source.record["study"] == study.name]
+        for source in here:
+            name = _link(source, root, study.name)
+            rows.append([name, _cell(study.claim), _cell(study.question), _cell(source.record["verdict"])])
+        if not here:
+            rows.append([study.name, _cell(study.claim), _cell(study.question), "undecided: not run"])
+    return _markdown(("study", "claim", "question", "verdict"), rows), skipped
+
+
+TABLES = {"results": results_table, "verdicts": verdicts_table}
+
+
+def _studies(places: Sequence[str | os.PathLike[str]]) -> tuple[list[Source], list[Skipped]]:
     sources, skipped = find(places)
     studies = []
     for source in sources:
@@ -40,20 +78,12 @@ def results_table(
         listed = ", ".join(repr(str(place)) for place in places)
         raise ValueError(f"no study in {listed}: give folders that `decondense study` wrote.")
     studies.sort(key=lambda s: (str(s.record["claim"]), str(s.record["study"]), s.folder))
-    root = Path(base if base is not None else ".").resolve()
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-    for source in studies:
-        record = source.record
-        words = (
-            record["study"],
-            record["claim"],
-            record["verdict"],
-            sentence_of(record),
-            record.get("hardware") or "–",
-        )
-        cells = [*(_cell(word) for word in words), _link(source, root)]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n", skipped
+    return studies, skipped
+
+
+def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
 
 
 def _cell(value: object) -> str:
@@ -61,23 +91,29 @@ def _cell(value: object) -> str:
     return html.escape(" ".join(str(value).split()), quote=False).replace("|", "\\|")
 
 
-def _link(source: Source, root: Path) -> str:
+def _link(source: Source, root: Path, words: str) -> str:
+    """A link to the folder where it lies in ``root`` or beside it."""
     folder = source.path.resolve().parent
-    if not folder.is_relative_to(root):
-        return f"`{_cell(source.folder)}`"
-    place = folder.relative_to(root).as_posix()
-    return f"[{_cell(place)}]({place.replace(' ', '%20').replace('(', '%28').replace(')', '%29')})"
+    place = Path(os.path.relpath(folder, root)).as_posix()
+    if place.count("..") > 1:
+        return f"`{_cell(words)}`"
+    return f"[{_cell(words)}]({place.replace(' ', '%20').replace('(', '%28').replace(')', '%29')})"
 
 
 def insert_table(file: str | os.PathLike[str], places: Sequence[str | os.PathLike[str]]) -> tuple[str, list[Skipped]]:
-    """The content of ``file`` with the table between its two markers, and what was left out. Writes nothing."""
+    """The content of ``file`` with the tables between their markers, and what was left out. Writes nothing."""
     path = Path(file)
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise FileNotFoundError(f"no file at {str(file)!r}: --readme names a file that exists.") from None
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise ValueError(f"{str(file)!r} must hold {BEGIN} and, after it, {END}, once each: add both lines.")
-    table, skipped = results_table(places, base=path.resolve().parent)
-    head, rest = text.split(BEGIN)
-    return f"{head}{BEGIN}\n{table}{END}{rest.split(END)[1]}", skipped
+    skipped: list[Skipped] = []
+    asked = [name for name in TABLES if f"<!-- {name} -->" in text or f"<!-- end {name} -->" in text]
+    for name in asked or ["results"]:
+        begin, end = f"<!-- {name} -->", f"<!-- end {name} -->"
+        if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+            raise ValueError(f"{str(file)!r} must hold {begin} and, after it, {end}, once each: add both lines.")
+        table, skipped = TABLES[name](places, base=path.resolve().parent)
+        head, rest = text.split(begin)
+        text = f"{head}{begin}\n{table}{end}{rest.split(end)[1]}"
+    return text, skipped

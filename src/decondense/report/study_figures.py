@@ -26,10 +26,26 @@ Snapshot = Mapping[str, Any]
 Points = Sequence[tuple[str, Sequence[float]]]
 
 
-def heat_grid(rows: Sequence[tuple[str, Sequence[tuple[str, Snapshot]]]], path: Path, *, note: str = "") -> Path:
-    """Rows of heatmaps on one scale; each row has a label and (title, snapshot) panels."""
+def heat_grid(
+    rows: Sequence[tuple[str, Sequence[tuple[str, Snapshot]]]],
+    path: Path,
+    *,
+    note: str = "",
+    below: Sequence[Mapping[str, Any]] = (),
+) -> Path:
+    """Rows of heatmaps on one scale; each row has a label and (title, snapshot) panels.
+
+    below: panels as `curves` has them, for what heatmaps are too coarse to show.
+    """
     columns = max(len(panels) for _, panels in rows)
-    figure = Figure(figsize=(2.2 * columns + 1.5, 2.3 * len(rows) + 0.9), layout="constrained")
+    height, strip = 2.3 * len(rows) + 0.9, 3.0 if below else 0.0
+    whole = Figure(figsize=(2.2 * columns + 1.5, height + strip), layout="constrained")
+    figure: Any = whole
+    if below:
+        parts: Any = whole.subfigures(2, 1, height_ratios=[height, strip])
+        figure = parts[0]
+        for axis, panel in zip(parts[1].subplots(1, len(below), squeeze=False)[0], below):
+            _panel(axis, panel)
     axes = figure.subplots(len(rows), columns, sharex=True, sharey=True, squeeze=False)
     everything = [s for _, panels in rows for _, s in panels]
     floor, top = _floor(everything), _top(everything)
@@ -46,7 +62,7 @@ def heat_grid(rows: Sequence[tuple[str, Sequence[tuple[str, Snapshot]]]], path: 
         "depth: layer / number of layers (right of a white line: after the final norm)" + _below(note), fontsize=8
     )
     figure.supylabel("cosine similarity of two tokens", fontsize=8)
-    return _save(figure, path)
+    return _save(whole, path)
 
 
 def heat_row(
@@ -156,30 +172,34 @@ def curves(panels: Sequence[Mapping[str, Any]], path: Path, *, note: str = "") -
     x); and optionally `scale` ("log", "symlog"), `line` (a level to draw), `limits`."""
     figure = Figure(figsize=(3.9 * len(panels) + 0.4, 3.7), layout="constrained")
     for axis, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
-        for number, (name, (x, values)) in enumerate(panel["series"].items()):
-            colour = PALETTE[number % len(PALETTE)]
-            _dots(axis, x, values, colour, joined=True, label=name)
-        if panel.get("line") is not None:
-            axis.axhline(panel["line"], color=GREY, lw=0.8)
-        if panel.get("scale") == "symlog":
-            axis.set_xscale("symlog", linthresh=0.1)
-        elif panel.get("scale") == "log":
-            axis.set_xscale("log")
-        axis.margins(x=0.08)
-        if panel.get("ticks"):
-            axis.set_xticks(panel["ticks"], [f"{t:g}".replace("-", "−") for t in panel["ticks"]], fontsize=8)
-            axis.minorticks_off()
-        if panel.get("limits"):
-            axis.set_ylim(*panel["limits"])
-        axis.set_title(panel["title"], fontsize=10, loc="left")
-        axis.set_xlabel(panel["x"], fontsize=9)
-        axis.set_ylabel(panel["y"], fontsize=9)
-        if len(panel["series"]) > 1:
-            axis.legend(fontsize=7, frameon=False)
-        _tidy(axis)
+        _panel(axis, panel)
     if note:
         figure.supxlabel(note, fontsize=8, color="#444444")
     return _save(figure, path)
+
+
+def _panel(axis: Any, panel: Mapping[str, Any]) -> None:
+    for number, (name, (x, values)) in enumerate(panel["series"].items()):
+        colour = PALETTE[number % len(PALETTE)]
+        _dots(axis, x, values, colour, joined=True, label=name)
+    if panel.get("line") is not None:
+        axis.axhline(panel["line"], color=GREY, lw=0.8)
+    if panel.get("scale") == "symlog":
+        axis.set_xscale("symlog", linthresh=0.1)
+    elif panel.get("scale") == "log":
+        axis.set_xscale("log")
+    axis.margins(x=0.08)
+    if panel.get("ticks"):
+        axis.set_xticks(panel["ticks"], [f"{t:g}".replace("-", "−") for t in panel["ticks"]], fontsize=8)
+        axis.minorticks_off()
+    if panel.get("limits"):
+        axis.set_ylim(*panel["limits"])
+    axis.set_title(panel["title"], fontsize=10, loc="left")
+    axis.set_xlabel(panel["x"], fontsize=9)
+    axis.set_ylabel(panel["y"], fontsize=9)
+    if len(panel["series"]) > 1:
+        axis.legend(fontsize=7, frameon=False)
+    _tidy(axis)
 
 
 # ---- parts -------------------------------------------------------------------------------------------------------

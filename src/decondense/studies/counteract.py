@@ -48,7 +48,11 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
             for arm in (PLAIN, TREATED)
             if arm in runs
         ]
-        return heat_grid(shown, path, note=f"seed {runs.seeds[0]}; {_loss_in_words(settings)}")
+        below = [
+            _over_steps(runs, "mean cosine of the blocks", cosine),
+            _over_depth(runs),
+        ]
+        return heat_grid(shown, path, note=f"seed {runs.seeds[0]}; {_loss_in_words(settings)}", below=below)
 
     estimate = {
         "mean_cosine": change.record(),
@@ -58,6 +62,32 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
         "share_removed_percent": share,
     }
     return Conclusion(change.verdict, sentence, columns, rows, estimate, draw)
+
+
+def _over_steps(runs: Runs, title: str, metric: Any) -> dict[str, Any]:
+    """The metric at every snapshot, one dot per seed."""
+    series = {}
+    for arm in (PLAIN, TREATED):
+        table = list(runs.table.get(arm, {}).values())
+        if table:
+            steps = [s["step"] for s in table[0]["snapshots"]]
+            series[arm] = (steps, [[metric(run, at) for run in table] for at in range(len(steps))])
+    return {"title": title, "x": "optimiser step", "y": "mean cosine", "series": series}
+
+
+def _over_depth(runs: Runs) -> dict[str, Any]:
+    """How far each state has moved by the end, one dot per seed."""
+    series = {}
+    for arm in (PLAIN, TREATED):
+        table = list(runs.table.get(arm, {}).values())
+        if table:
+            moved = [
+                np.subtract(run["snapshots"][-1]["mean_cosine"], run["snapshots"][0]["mean_cosine"]) for run in table
+            ]
+            states = range(len(moved[0]))
+            series[arm] = (states, [[float(m[i]) for m in moved] for i in states])
+    title = "after minus before, state by state"
+    return {"title": title, "x": "hidden state (0: embedding)", "y": "mean cosine", "line": 0.0, "series": series}
 
 
 def _loss_in_words(settings: Settings) -> str:
