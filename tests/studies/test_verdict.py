@@ -161,5 +161,5 @@ def test_combine():
 def test_words():
     assert decide([1.0, 2.0, 4.0]).words(1) == "+2.3 [−1.5, +6.1] over 3 training seeds"
     assert "90 % interval" in equivalent([0.0, 0.1, 0.2], margin=1).words()
-    assert decide([2.0]).words(1) == "+2.0 (1 training seed, and a verdict needs at least 3)"
-    assert decide([]).words() == "unknown (0 training seeds, and a verdict needs at least 3)"
+    assert decide([2.0]).words(1) == "+2.0 (1 of at least 3 training seeds)"
+    assert decide([]).words() == "unknown (0 of at least 3 training seeds)"

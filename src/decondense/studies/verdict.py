@@ -257,7 +257,7 @@ def _missing(values: Sequence[float], unit: str, level: float, least: int) -> De
 
 def _too_few(estimate: float | None, n: int, unit: str, level: float, least: int) -> Decision:
     finite = estimate if estimate is not None and math.isfinite(estimate) else None
-    reason = f"{_several(n, unit)}, and a verdict needs at least {least}"
+    reason = f"{n} of at least {_several(least, unit)}"
     return Decision(UNDECIDED, finite, None, None, n, unit, level, reason)
 
 
