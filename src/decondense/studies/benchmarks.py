@@ -53,7 +53,7 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
     named = ", ".join(f"{row['task']} {100 * row['difference']:+.2f}".replace("-", "−") for row in shown)
     sentence = (
         f"average of {len(tasks['tasks'])} tasks {_points(tasks['macro'])}, {seeds} training "
-        f"seed{'s' * (seeds != 1)} in each arm; {decision.reason}; single tasks after Holm's correction: "
+        f"seed{'s' * (seeds != 1)} in each arm{decision.why}; single tasks after Holm's correction: "
         f"{named or 'none'}. Held-out loss {loss.words(4)}, mean cosine {geometry.words()}."
     )
     columns = [

@@ -53,7 +53,7 @@ def _students(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
     loss = decide(runs.differences(TAUGHT, ALONE, held_out), claim="less")
     sentence = (
         f"mean cosine {runs.mean(ALONE, cosine):.3f} alone, {runs.mean(TAUGHT, cosine):.3f} with a teacher; difference "
-        f"{change.words()}; {change.reason}. Spearman {trend.words(2)}, held-out loss {loss.words(4)}."
+        f"{change.words()}{change.why}. Spearman {trend.words(2)}, held-out loss {loss.words(4)}."
     )
     columns, rows = runs.rows()
 
@@ -83,7 +83,7 @@ def _pairs(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
         return float(np.mean(snapshot["mean_cosine"][1:]))
 
     change = not_below([mean(found[i, True]) - mean(found[i, False]) for i in whole], margin=MARGIN, unit="pair")
-    sentence = f"distilled minus original {change.words()}; {change.reason}."
+    sentence = f"distilled minus original {change.words()}{change.why}."
     rows = [
         [i, m["model"], taught, m["parameters"], mean(m), m["spearman"], *m["window_interval"]]
         for (i, taught), m in sorted(found.items())

@@ -96,7 +96,7 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
     alone = sorted({f for f in families if families.count(f) == 1})
     several = [f for f in dict.fromkeys(families) if f not in alone]
     named = ", ".join(several) or "no family of two"
-    sentence = f"slope of Spearman {trend.words(2)} per tenfold parameters ({named}); {trend.reason}"
+    sentence = f"slope of Spearman {trend.words(2)} per tenfold parameters ({named}){trend.why}"
     for family in several:
         ends = sorted((m for m in found if m["family"] == family), key=lambda m: m["parameters"])
         sentence += f"; {family}: {signed(ends[0]['spearman'], 2)} smallest, {signed(ends[-1]['spearman'], 2)} largest"

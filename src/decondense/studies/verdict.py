@@ -57,6 +57,11 @@ class Decision:
     def record(self) -> dict[str, Any]:
         return asdict(self)
 
+    @property
+    def why(self) -> str:
+        """The reason as the next clause of a sentence, where `words` has not said it already."""
+        return "" if self.low is None else f"; {self.reason}"
+
     def words(self, digits: int = 3) -> str:
         """+0.123 [+0.045, +0.201] over 3 training seeds"""
         if self.estimate is None:

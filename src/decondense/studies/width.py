@@ -34,7 +34,7 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
     columns, rows = runs.rows()
     sentence = (
         f"Spearman {signed(runs.mean(narrow, spearman), 2)} at {narrow}, {signed(runs.mean(wide, spearman), 2)} at "
-        f"{wide}; difference {difference.words(2)}; {difference.reason}."
+        f"{wide}; difference {difference.words(2)}{difference.why}."
     )
 
     def draw(path: Path) -> Path:
