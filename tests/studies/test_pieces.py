@@ -138,7 +138,7 @@ def test_a_part_is_undecided_and_a_whole_is_not(tmp_path):
     settings = settings_of(study, "gpu")
     record = pieces.run(study, "gpu", tmp_path, settings, pieces=["1", "2"])
     assert record["verdict"] == "undecided"
-    assert "2 training seeds" in record["sentence"]
+    assert "2 of at least 3 training seeds" in record["sentence"]
     assert pieces.run(study, "gpu", tmp_path, settings)["verdict"] == "reproduced"
 
 

@@ -76,7 +76,7 @@ def test_arms_are_what_they_say():
     assert recipe("hyper", "gpu", "λ 0.1, τ 0.5").loss.options["tau"] == 0.5
     assert recipe("hyper", "gpu", "layers: late half").loss.layers == "late_half"
     assert recipe("distill", "gpu", "student with a teacher").baselines.distillation.teacher == "smollm2-135m"
-    assert recipe("benchmarks", "gpu", "cross-entropy").data.tokens == 50_000_000
+    assert recipe("benchmarks", "gpu", "cross-entropy").data.tokens == 20_000_000
     assert (
         recipe("arch", "gpu", "SmolLM3: RMSNorm before, no positions, tied").model.config["no_rope_layers"] == [0] * 12
     )

@@ -98,7 +98,7 @@ def _loss_in_words(settings: Settings) -> str:
 STUDY = Study(
     name="counteract",
     claim="C6",
-    question="Does mid-training with the dispersion loss remove condensation that cross-entropy alone leaves?",
+    question="Does mid-training with the dispersion loss lower the condensation that cross-entropy alone leaves?",
     criterion=CRITERION,
     scales={
         "smoke": {

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from .study import Conclusion, Settings, Study, comparable, flat, read_piece, rounded, same_settings, settings_of
+from .study import (
+    Conclusion,
+    Settings,
+    Study,
+    comparable,
+    flat,
+    joined_versions,
+    read_piece,
+    rounded,
+    same_settings,
+    settings_of,
+)
 from .verdict import UNDECIDED
 
 __all__ = ["collect", "merge"]
@@ -81,7 +92,7 @@ def merge(
         "config": used,
         "pieces": [p["piece"] for p in pieces],
         "estimate": rounded(end.estimate),
-        "versions": _joined([p["versions"] for p in pieces]),
+        "versions": joined_versions([p["versions"] for p in pieces]),
     }
     folder.mkdir(parents=True, exist_ok=True)
     if end.draw is not None:
@@ -104,11 +115,6 @@ def _command(study: Study, scale: str, used: Settings) -> str:
         if before.get(key) != value or key not in before:
             parts += ["--set", f"{key}={json.dumps(value, ensure_ascii=False)}"]
     return shlex.join(parts)
-
-
-def _joined(versions: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    names = sorted({name for v in versions for name in v})
-    return {name: ", ".join(sorted({v[name] for v in versions if name in v})) for name in names}
 
 
 # ---- writing -----------------------------------------------------------------------------------------------------

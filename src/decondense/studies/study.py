@@ -33,6 +33,7 @@ __all__ = [
     "compact",
     "comparable",
     "flat",
+    "joined_versions",
     "read_piece",
     "rounded",
     "safe_name",
@@ -174,6 +175,15 @@ def read_piece(file: Path) -> dict[str, Any]:
     if not isinstance(record, dict) or record.get("schema") != PIECE_SCHEMA:
         raise ValueError(f"{str(file)!r} must be a piece with the schema {PIECE_SCHEMA!r}: take it out of the folder.")
     return record
+
+
+def joined_versions(versions: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Package → its versions, of all runs; several where they differ."""
+    found: dict[str, set[str]] = {}
+    for one in versions:
+        for name, version in one.items():
+            found.setdefault(name, set()).update(version.split(", "))
+    return {name: ", ".join(sorted(found[name])) for name in sorted(found)}
 
 
 def rounded(value: Any, digits: int = 6) -> Any:

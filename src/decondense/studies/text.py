@@ -5,7 +5,9 @@ text, and a new text is what one would generalise to; training seeds do not ente
 only say how well each text is known.
 
 Criterion: for every model, the 95 % prediction interval of Spearman on one more text (t over the texts, n − 1 degrees
-of freedom) is within ±0.2 of the mean and does not contain 0; at least 3 texts. With several models all must agree.
+of freedom) is within ±0.2 of the mean and does not contain 0; at least 3 texts. Not reproduced when the texts surely
+differ more than that: ±1.96 times the lower 95 % confidence limit of their spread exceeds 0.2. With several models all
+must agree.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from .verdict import combine, signed, steady
 MARGIN = 0.2
 CRITERION = (
     "For every model the 95 % prediction interval of Spearman on one more text, over the texts measured, is "
-    "within ±0.2 of the mean and does not contain 0. The unit is the text: a new text is what the claim speaks "
+    "within ±0.2 of the mean and does not contain 0; not reproduced when even the lower 95 % confidence limit of "
+    "the spread between texts, times 1.96, exceeds 0.2. The unit is the text: a new text is what the claim speaks "
     "of."
 )
 TRAINED = "trained first"

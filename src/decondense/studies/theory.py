@@ -1,4 +1,4 @@
-"""Appendix D, E: the propositions, numerically and by simulation. docs/theory.md has the proofs.
+"""Appendix E: the propositions, numerically and by simulation. docs/theory.md has the proofs.
 
 This is mathematics: nothing is trained, and no seed or interval is behind the verdict. Criterion: E.1, E.2 and both
 of its published bounds hold on the whole grid of lengths r and paddings m. The corrected upper bounds are checked on

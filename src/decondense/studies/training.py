@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .reuse import taken_over
-from .study import Piece, Settings, Workshop, compact, comparable, rounded, safe_name
+from .study import Piece, Settings, Workshop, compact, comparable, joined_versions, rounded, safe_name
 
 if TYPE_CHECKING:
     from ..meter.result import Condensation
@@ -108,15 +108,18 @@ def work(piece: Piece, settings: Settings, shop: Workshop) -> dict[str, Any]:
                 if settings.get("teacher") and teacher is None:
                     teacher = _train_teacher(settings, seed, shop)
                 done = _one_arm(arm, seed, settings, shop, teacher)
+                said = _in_words(done)  # with the speed, also where it is not kept
+                if not shop.timed:
+                    done["tokens_per_second"] = done["seconds"] = None
                 kept.write_text(compact({"settings": comparable(settings), "run": done}))
+            else:
+                said = _in_words(done) + (f" (from {done['from']})" if "from" in done else "")
             runs[arm] = done
-            shop.say(f"  {arm}: {_in_words(done)}" + (f" (from {done['from']})" if "from" in done else ""))
-            if not shop.timed:
-                done["tokens_per_second"] = done["seconds"] = None
+            shop.say(f"  {arm}: {said}")
     finally:
         gc.unfreeze()
     hardware = "; ".join(sorted({r["hardware"] for r in runs.values()}))
-    versions = next(iter(runs.values()))["versions"]
+    versions = joined_versions([r["versions"] for r in runs.values()])
     slim = {arm: {k: v for k, v in r.items() if k not in ("hardware", "versions")} for arm, r in runs.items()}
     return {"runs": slim, "hardware": hardware, "versions": versions}
 

@@ -99,15 +99,15 @@ def _cost(runs: Runs, arm: str, seed: int) -> float | None:
 
 def _matched(runs: Runs, arm: str) -> dict[int, float]:
     """seed → held-out loss minus that of cross-entropy at the same cost: with b and b′ the losses of cross-entropy on
-    1 and k times the tokens, b + (cost − 1)/(k − 1) · (b′ − b). Without speeds the cost is taken as 1."""
+    1 and k times the tokens, b + (cost − 1)/(k − 1) · (b′ − b). A run without a speed has no such number."""
     result = {}
     for seed, run in runs.table[arm].items():
         plain, longer = runs.table.get(PLAIN, {}).get(seed), runs.table.get(LONGER, {}).get(seed)
-        if plain is None or longer is None:
+        cost = 1.0 if arm == PLAIN else _cost(runs, arm, seed)
+        if plain is None or longer is None or cost is None:
             continue
         factor = longer["tokens"] / plain["tokens"]
         gained = (held_out(longer) - held_out(plain)) / (factor - 1)
-        cost = _cost(runs, arm, seed) or 1.0
         result[seed] = held_out(run) - (held_out(plain) + max(0.0, cost - 1) * gained)
     return result
 
