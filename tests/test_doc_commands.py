@@ -1,0 +1,71 @@
+"""The shell commands in the documents: every `decondense …` line is one that the command line takes as it is written,
+every recipe and make target it names is there, and the tables of studies are those of the committed results."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+
+from decondense import cli
+from decondense.report.results_table import insert_table
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
+COMMANDS = "measure|compare|train|evaluate|significance|study|report|doctor"
+CALL = re.compile(rf"\bdecondense(?:\.cli)? ((?:{COMMANDS})\b[^\n]*)")
+
+
+def text_of(document: Path) -> str:
+    return document.read_text(encoding="utf-8")
+
+
+def calls() -> list:
+    found = []
+    for document in DOCUMENTS:
+        text = text_of(document)
+        shell = [body for language, body in FENCE.findall(text) if language in ("", "sh")]
+        inline = re.findall(r"`(decondense [^`\n]+)`", re.sub(FENCE, "", text))
+        for piece in [*shell, *inline]:
+            for match in CALL.finditer(piece.replace("\\\n", " ")):
+                # what follows three spaces or a # is a comment
+                line = re.split(r"\s{3,}|\s#", match[1])[0].strip()
+                if " " in line or line == "doctor":  # else the name of a command, and no call
+                    found.append(pytest.param(line, id=f"{document.name}: {line[:60]}"))
+    return found
+
+
+def test_there_are_commands():
+    assert len(calls()) > 40
+
+
+@pytest.mark.parametrize("line", calls())
+def test_command_is_understood(line):
+    words = [word for word in shlex.split(line) if word not in ("…", "--")]
+    group = typer.main.get_command(cli.app)
+    with group.make_context("decondense", [words[0], "--help"], resilient_parsing=True) as context:
+        name, command, _ = group.resolve_command(context, words)
+        with command.make_context(name, words[1:], parent=context):
+            pass
+    for word in words:
+        if word.startswith("recipes/") and "*" not in word:
+            assert (ROOT / word).exists(), word
+
+
+def test_make_targets_are_there():
+    targets = set(re.findall(r"^([\w-]+):", text_of(ROOT / "Makefile"), re.MULTILINE))
+    found = [re.findall(r"^make (\w+)|`make (\w+)`", text_of(document), re.MULTILINE) for document in DOCUMENTS]
+    flat = {name for pairs in found for pair in pairs for name in pair if name}
+    assert flat
+    assert flat <= targets
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/results.md"])
+def test_tables_of_studies_are_those_of_the_results(name):
+    text, skipped = insert_table(ROOT / name, [ROOT / "results" / "studies"])
+    assert not skipped
+    assert text == text_of(ROOT / name), "decondense report results/studies --readme FILE"
