@@ -56,6 +56,17 @@ def test_command_is_understood(line):
             assert (ROOT / word).exists(), word
 
 
+def test_tests_that_documents_name_exist():
+    """As evidence, a document names a test function or a test file."""
+    code = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests").rglob("*.py"))
+    known = set(re.findall(r"^def (test_\w+)", code, re.MULTILINE))
+    named = {name for document in DOCUMENTS for name in re.findall(r"`(test_\w+)`", text_of(document))}
+    assert len(named) > 10
+    assert named <= known
+    files = {name for document in DOCUMENTS for name in re.findall(r"`(tests/[\w/]+\.py)`", text_of(document))}
+    assert [name for name in files if not (ROOT / name).exists()] == []
+
+
 def test_make_targets_are_there():
     targets = set(re.findall(r"^([\w-]+):", text_of(ROOT / "Makefile"), re.MULTILINE))
     found = [re.findall(r"^make (\w+)|`make (\w+)`", text_of(document), re.MULTILINE) for document in DOCUMENTS]
