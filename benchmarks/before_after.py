@@ -1,95 +1,66 @@
-"""The picture at the top of the README: one model before, and after a short training with and without the loss.
+"""The picture at the top of the README: a model before and after mid-training with the loss, from the study counteract.
 
-    python benchmarks/before_after.py --out results/before-after-smollm2-135m          half an hour on two CPU cores
-
-Both runs take the same steps on the same text. The weight is far above the paper's 0.1, so that something can be seen
-after a few dozen steps; what the paper's weight does is in results/studies/counteract. Kept: result.json and the two
-snapshots of each run; no weights. Runs that are there are not repeated.
+python benchmarks/before_after.py results/studies/counteract --out docs/figures/before_after.png
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
-from decondense.meter.result import Condensation, load
-from decondense.report import figures
-from decondense.train import recipe_from, train, with_settings
+from decondense.report import study_figures as figures
 
 ROOT = Path(__file__).resolve().parent.parent
-RECIPE = {
-    "model": {"name": "smollm2-135m"},
-    "data": {
-        "text": "wikitext-2:train",
-        "held_out": "wikitext-2:valid",
-        "tokens": 40_960,
-        "held_out_tokens": 8192,
-        "context": 256,
-    },
-    "train": {"batch_tokens": 1024, "learning_rate": 2e-4, "warmup": 0.1, "log_every": 1, "checkpoints": 2},
-    "snapshots": {"count": 1, "windows": 16, "tokens": 256},
-}
-ARMS = {"cross-entropy": ["loss.name=none"], "dispersion": ["loss.name=dispersion", "loss.weight=2.0"]}
+ARMS = {"cross-entropy": "cross-entropy alone", "dispersion": "with the dispersion loss"}
 
 
-def run(arm: str, out: Path, work: Path) -> None:
-    kept = out / arm
-    if (kept / "result.json").exists():
-        return
-    recipe = recipe_from(with_settings({**RECIPE, "name": arm}, ARMS[arm]))
-    command = "python benchmarks/before_after.py"
-
-    def show(step: int, now: dict[str, float]) -> None:
-        print(arm, step, {k: round(v, 4) for k, v in now.items()}, flush=True)
-
-    record = train(recipe, work / arm, command=command, resume=True, show=show, say=print, draw=False).record
-    kept.mkdir(parents=True, exist_ok=True)
-    for snapshot in record["snapshots"]:
-        shutil.copy(work / arm / snapshot["file"], kept / Path(snapshot["file"]).name)
-        snapshot["file"] = Path(snapshot["file"]).name
-    (kept / "result.json").write_text(json.dumps(record, indent=1) + "\n")
-
-
-def draw(found: dict[str, Condensation], path: Path) -> None:
-    """Heatmaps before and after, and the mean cosine of every state for all three."""
-    figure = Figure(figsize=(11.5, 3.6), layout="constrained")
-    axes: Any = figure.subplots(1, 3, width_ratios=[1, 1, 1.15])
-    shown = [found["before"], found["dispersion"]]
-    floor, top = figures._floor(shown, "pooled"), figures._top(shown, "pooled")
+def draw(pieces: list[dict[str, Any]], settings: dict[str, Any], path: Path) -> None:
+    """Heatmaps of the first seed before and after, and how far the mean cosine of every state moved in all of them."""
+    shots = pieces[0]["runs"]["dispersion"]["snapshots"]
+    before, after = shots[0], shots[-1]
+    figure = Figure(figsize=(12, 3.7), layout="constrained")
+    left, right = figure.subfigures(1, 2, width_ratios=[1.55, 1])
+    axes = left.subplots(1, 2, sharey=True)
+    floor, top = figures._floor([before, after]), figures._top([before, after])
     image = None
-    for axis, result, title in zip(axes, shown, ("before", "after training with the dispersion loss")):
-        image = figures._draw(axis, result, "pooled", floor=floor, top=top)
+    weight = settings["arms"]["dispersion"]["loss"]["weight"]
+    words = f"after {after['tokens'] / 1e6:.0f}M tokens, λ = {weight:g}"
+    for axis, shot, title in zip(axes, (before, after), ("before", words)):
+        image = figures._heat(axis, shot, floor, top)
         axis.set_title(title, fontsize=10, loc="left")
         axis.set_xlabel("depth: hidden state / layers", fontsize=9)
-    axes[0].set_ylabel("cosine of two tokens", fontsize=9)
-    figures._colour_bar(figure, image, list(axes[:2]), top)
-    for colour, (name, result) in zip(("#666666", *figures.PALETTE), found.items()):
-        states = range(len(result.mean_cosine))
-        axes[2].plot(states, result.mean_cosine, color=colour, lw=1.8, label=name)
-    axes[2].set_title("mean cosine of each hidden state", fontsize=10, loc="left")
-    axes[2].set_xlabel("hidden state (0: embedding; the last one after the final norm)", fontsize=9)
-    axes[2].legend(frameon=False, fontsize=8)
-    axes[2].grid(axis="y", color="#dddddd", lw=0.7)
-    axes[2].spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("cosine of two tokens of a sequence", fontsize=9)
+    figures._bar(left, image, list(axes), top)
+    axis = right.subplots()
+    axis.axhline(0, color=figures.GREY, lw=0.9)
+    for colour, (arm, name) in zip(figures.PALETTE, ARMS.items()):
+        moved = np.array([_moved(piece["runs"][arm]) for piece in pieces])
+        axis.plot(moved.T, color=colour, lw=0.8, alpha=0.5)
+        axis.plot(moved.mean(0), color=colour, lw=2, label=name)
+    axis.set_title(f"mean cosine, after minus before ({len(pieces)} seeds)", fontsize=10, loc="left")
+    axis.set_xlabel("hidden state (0: embedding; the last after the final norm)", fontsize=9)
+    axis.legend(frameon=False, fontsize=8)
+    figures._tidy(axis)
     figures._save(figure, path)
+
+
+def _moved(run: dict[str, Any]) -> np.ndarray:
+    shots = run["snapshots"]
+    return np.subtract(shots[-1]["mean_cosine"], shots[0]["mean_cosine"])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT / "results" / "before-after-smollm2-135m")
-    parser.add_argument("--work", type=Path, default=Path("runs/before-after"))
+    parser.add_argument("study", type=Path, nargs="?", default=ROOT / "results" / "studies" / "counteract")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "figures" / "before_after.png")
     options = parser.parse_args()
-    for arm in ARMS:
-        run(arm, options.out, options.work)
-    records = {arm: json.loads((options.out / arm / "result.json").read_text()) for arm in ARMS}
-    last = {arm: load(options.out / arm / r["snapshots"][-1]["file"]) for arm, r in records.items()}
-    first = load(options.out / "dispersion" / records["dispersion"]["snapshots"][0]["file"])
-    draw({"before": first, **last}, options.out / "before_after.png")
+    pieces = [json.loads(file.read_text()) for file in sorted((options.study / "pieces").glob("*.json"))]
+    draw(pieces, pieces[0]["settings"], options.out)
 
 
 if __name__ == "__main__":
