@@ -4,7 +4,8 @@
 
 Three runs of recipes/midtrain-smollm2-135m.yaml on 2M tokens: not sharded; sharded by `accelerate launch` with
 recipes/launch/fsdp2.yaml; sharded with compiled blocks. In the first step the child process counts which parameters are
-DTensors (accelerate falls back silently where it cannot shard). A run that is there already is not repeated.
+DTensors (accelerate falls back silently where it cannot shard), and notes date and commit. At the end every model
+folder is loaded and its parameters counted. A run that is there already is not repeated.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ KINDS = "DECONDENSE_CHECK_FSDP2"
 
 def child() -> None:
     """`decondense.cli` with a look at the parameters in the first step."""
+    import harness
     import transformers
     from torch.distributed.tensor import DTensor
 
@@ -43,7 +45,8 @@ def child() -> None:
         if not target.exists():
             sharded = [isinstance(p, DTensor) for p in model.parameters()]
             found = {"sharded": sum(sharded), "parameters": len(sharded), "model": type(model).__name__}
-            target.write_text(json.dumps(found))
+            made = {key: value for key, value in harness.environment().items() if key in ("date", "commit")}
+            target.write_text(json.dumps(found | made))
         return own(self, model, *args, **kwargs)
 
     transformers.Trainer.training_step = step  # type: ignore[method-assign]
@@ -66,6 +69,8 @@ def run(name: str, work: Path, processes: int) -> None:
 
 
 def collect(work: Path) -> list[dict[str, Any]]:
+    from transformers import AutoModelForCausalLM
+
     rows = []
     for name in RUNS:
         folder = work / name.replace(" ", "-")
@@ -81,8 +86,11 @@ def collect(work: Path) -> list[dict[str, Any]]:
                 "held_out_after": record["held_out"][-1]["loss"],
                 "last_task_loss": record["history"][-1]["task_loss"],
                 "last_penalty": record["history"][-1]["penalty"],
+                "loaded_parameters": AutoModelForCausalLM.from_pretrained(folder / "model").num_parameters(),
                 "hardware": record["hardware"],
                 **{key: record["versions"][key] for key in ("torch", "transformers", "accelerate")},
+                "date": kinds.get("date", ""),
+                "commit": kinds.get("commit", ""),
             }
         )
     return rows

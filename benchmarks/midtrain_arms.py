@@ -11,7 +11,9 @@ can share the work; the table and the figure are made from whatever is there.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import shlex
 import shutil
 import statistics
 from pathlib import Path
@@ -89,9 +91,37 @@ def summary(out: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def page(rows: list[dict[str, Any]]) -> str:
-    """The README of the result folder, its figures from the rows alone."""
+def added(out: Path) -> list[str]:
+    """The settings of the kept runs that are not this file's own, as their records tell them."""
+    found: dict[str, None] = {}
+    for folder in sorted(out.glob("*-seed*")):
+        words = shlex.split(json.loads((folder / "result.json").read_text())["command"])
+        own = [*ARMS[folder.name.rsplit("-seed", 1)[0]], "train.checkpoints=1"]
+        settings = [value for flag, value in itertools.pairwise(words) if flag == "--set"]
+        found |= dict.fromkeys(s for s in settings if s not in own and not s.startswith(("train.seed=", "name=")))
+    return list(found)
+
+
+def whole_texts(out: Path) -> list[str]:
+    """WikiTexts that a run took as one document: it is split into articles now."""
+    records = [json.loads(file.read_text()) for file in sorted(out.glob("*-seed*/result.json"))]
+    texts = [t for r in records for t in r["text"] + r["held_out_text"]]
+    return list(dict.fromkeys(t["name"] for t in texts if t["name"].startswith("wikitext-") and t["documents"] == 1))
+
+
+def page(rows: list[dict[str, Any]], settings: list[str], whole: list[str]) -> str:
+    """The README of the result folder, its figures from the rows alone, its command from the records."""
     base = rows[0]
+    command = " \\\n        ".join(["python benchmarks/midtrain_arms.py", *(f"--set {s}" for s in settings)])
+    other_blocks = (
+        f"""
+These runs took {" and ".join(whole)} as one document each (`documents: 1` in the `result.json` files).
+The text is split into its articles now, with a separator after each, so the blocks that the command makes today are not
+those of these runs, and the figures need not be the same.
+"""
+        if whole
+        else ""
+    )
 
     def cell(mean: float, spread: float | None) -> str:
         return f"{mean:.4f}" + ("" if spread is None else f" ± {spread:.4f}")
@@ -105,11 +135,13 @@ def page(rows: list[dict[str, Any]]) -> str:
     table = "\n".join(lines)
     return f"""# SmolLM2-135M, mid-trained on novels and WikiText-2: with and without the loss
 
-    python benchmarks/midtrain_arms.py
-
+    {command}
+{other_blocks}
 20M tokens in 153 steps of 131,072, learning rate 5e-5, λ = 0.1, τ = 1 (`recipes/midtrain-smollm2-135m.yaml`); the
-weights it starts from are dequantised from Q4_1. {base["hardware"]}. Before training: held-out loss
-{base["held_out_before"]:.4f}, mean cosine {base["mean_cosine_before"]:.4f}, Spearman {base["spearman_before"]:+.3f}.
+weights it starts from are those of SmolLM2-135M-Instruct, dequantised from Q4_1 (the file of the bundled
+`smollm2-135m`). {base["hardware"]}. Before training: held-out loss {base["held_out_before"]:.4f}, mean cosine
+{base["mean_cosine_before"]:.4f}, Spearman {base["spearman_before"]:+.3f}. Of the arms and seeds that the
+command makes, those in the table have been run.
 
 | arm | seeds | held-out loss | mean cosine of the block outputs | Spearman | tokens/s | time ratio |
 |---|---|---|---|---|---|---|
@@ -155,7 +187,7 @@ def main() -> None:
         for f in sorted(options.out.glob(f"{arm}-seed*"))[:1]
     ]
     training_figure(first, options.out / "training.png")
-    (options.out / "README.md").write_text(page(rows))
+    (options.out / "README.md").write_text(page(rows, added(options.out), whole_texts(options.out)))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def test_accelerate_loads_it(name):
 
     config = load_config_from_file(str(LAUNCH / name))
     assert config.distributed_type == (DistributedType.MULTI_GPU if name == "ddp.yaml" else DistributedType.FSDP)
-    assert config.mixed_precision == "bf16"
+    assert config.mixed_precision == "no"  # the recipe decides
     assert config.num_processes == 8 * config.num_machines
     assert (config.num_machines > 1) == ("multi" in name)
     assert bool(config.fsdp_config) == (name != "ddp.yaml")
@@ -54,7 +54,7 @@ def test_processes_shard_with_fsdp2(monkeypatch, name):
 
     _, environment = environment_of(monkeypatch, "--config_file", str(LAUNCH / name), "--main_process_ip", "node-0")
     assert environment["ACCELERATE_USE_FSDP"] == "true"
-    assert environment["ACCELERATE_MIXED_PRECISION"] == "bf16"
+    assert environment["ACCELERATE_MIXED_PRECISION"] == "no"
     for key, value in environment.items():
         if key.startswith("FSDP_"):
             monkeypatch.setenv(key, value)
@@ -83,7 +83,7 @@ def cluster(tmp_path):
     stubs.mkdir()
     commands = {
         "scontrol": '[[ $1 == show ]] && printf "node-%s\\n" 7 8 9 10 || true',
-        "srun": 'shift; export SLURM_NODEID=3; exec "$@"',
+        "srun": 'while [[ $1 == --* ]]; do shift; done; export SLURM_NODEID=3; exec "$@"',
         "accelerate": '[[ -n ${TAKES:-} ]] && exec sleep "$TAKES"; exit "${RESULT:-0}"',
     }
     for name, body in commands.items():
@@ -134,6 +134,13 @@ def test_command_on_every_machine(cluster, monkeypatch):
     args, _ = environment_of(monkeypatch, *command[1:start])
     assert (args.nnodes, args.nproc_per_node, args.node_rank) == ("4", "8", 3)
     assert (args.rdzv_backend, args.rdzv_endpoint) == ("static", f"node-7:{20000 + 123456 % 20000}")
+
+
+def test_a_task_has_the_cores_of_the_job(cluster):
+    submit({**cluster, "SLURM_CPUS_PER_TASK": "64"})
+    assert calls(cluster)["srun"][:3] == ["--kill-on-bad-exit=1", "--cpus-per-task=64", "bash"]
+    submit({k: v for k, v in cluster.items() if k != "SLURM_CPUS_PER_TASK"})  # a job that asked for none
+    assert calls(cluster)["srun"][:2] == ["--kill-on-bad-exit=1", "bash"]
 
 
 def test_resumes_what_has_begun(cluster):

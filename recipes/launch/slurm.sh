@@ -42,7 +42,8 @@ fi
 
 # One task per machine; accelerate starts the processes on it. $SLURM_NODEID is known only there, hence the quotes.
 run_everywhere() {
-    exec srun --kill-on-bad-exit=1 bash -c '
+    # srun does not inherit --cpus-per-task (since Slurm 22.05): a task would have one core.
+    exec srun --kill-on-bad-exit=1 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} bash -c '
         set -euo pipefail
         eval "$SETUP"
         exec accelerate launch --config_file "$CONFIG" \

@@ -1,7 +1,8 @@
 """Run by test_distributed.py under torchrun on two gloo processes.
 
 python ddp_worker.py train RECIPE OUT     a snapshot of a sharded model, then the command
-python ddp_worker.py die RECIPE OUT       the command; the second process kills itself in step 5
+python ddp_worker.py die RECIPE OUT       the command; the second process kills itself in step 6, where the first one is
+                                          busy and does not notice
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -28,12 +30,12 @@ from train.runs import CONFIGS
 def main(what: str, recipe: str, out: str) -> None:
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
-    if what == "die" and rank == 1:
+    if what == "die":
         own = trainer.Trainer._look
 
         def look(self) -> None:
             if self.state.global_step == 5:
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), signal.SIGKILL) if rank else time.sleep(60)
             own(self)
 
         trainer.Trainer._look = look

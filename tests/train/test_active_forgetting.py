@@ -31,12 +31,18 @@ def test_learning_rate_against_the_formula(steps, every, warmup):
     assert min(found) >= 0
 
 
-def test_paper_setting_runs_through_its_cycles():
-    """K = 100, T = 1526: 15 times as fast, so 15 rises, each beginning at 0 near a multiple of T/15."""
-    curve = [embedding_learning_rate(g, steps=1526, every=100) for g in range(1526)]
+@pytest.mark.parametrize(("every", "cycles"), [(1000, 1), (700, 2), (100, 15)])
+def test_a_run_has_so_many_cycles(every, cycles):
+    """⌊T/K⌋ of them in T = 1526 steps, each beginning at 0 near a multiple of T/⌊T/K⌋."""
+    curve = [embedding_learning_rate(g, steps=1526, every=every) for g in range(1526)]
     peaks = [g for g in range(1, 1525) if curve[g] > curve[g - 1] and curve[g] >= curve[g + 1]]
-    assert len(peaks) == 15
+    assert len(peaks) == cycles
     assert curve[0] == 0
+
+
+def test_the_papers_setting_is_one_cycle():
+    """T = 1526, K = 1000: what is drawn at step 1000 begins in the middle of the fall."""
+    assert embedding_learning_rate(1000, steps=1526, every=1000) == pytest.approx(526 / 1404, abs=1e-12)
 
 
 def test_a_draw_is_that_of_the_seed_and_the_step():

@@ -105,6 +105,35 @@ def test_memory_that_is_not_enough(tmp_path, cache, monkeypatch):
     assert resumed.record["micro_batch"] == 4
 
 
+def test_a_connection_that_breaks(tmp_path, cache, monkeypatch):
+    """What is left of a process that died, for one that waits for it."""
+    from decondense.train import run
+    from decondense.train.trainer import Trainer
+
+    own = Trainer.training_step
+
+    def training_step(self, *args):
+        if self.state.global_step == 5:
+            raise RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:30382. More of it.")
+        return own(self, *args)
+
+    monkeypatch.setattr(Trainer, "training_step", training_step)
+    with pytest.raises(RuntimeError, match=r"^\[pair.cc"):  # alone: not ours to explain
+        train(tiny(), tmp_path / "alone", cache=cache)
+    arguments = run._arguments
+
+    def of_two(*args, **kwargs):
+        made = arguments(*args, **kwargs)
+        monkeypatch.setattr(run, "process_count", lambda: 2)
+        return made
+
+    monkeypatch.setattr(run, "_arguments", of_two)
+    with pytest.raises(
+        OSError, match=r"another process of this run has died .*Connection closed .* from checkpoint-4\."
+    ):
+        train(tiny("train.checkpoints=2"), tmp_path / "run", cache=cache)
+
+
 def test_a_folder_that_cannot_be_written(tmp_path, cache):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"the run folder .* must be writable: not a directory; choose another"):
@@ -142,6 +171,29 @@ def test_another_models_tokenizer_is_seen(tmp_path, cache):
         train(tiny(f"model={{name: {folder}}}"), tmp_path / "run", cache=cache)
 
 
+def words_tokenizer():
+    """A tokenizer that is not bytes, with numbers that the tiny models have."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    inner = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1, "test": 2, "tokens": 3, "<end>": 4}, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", eos_token="<end>")
+
+
+def test_trained_weights_know_their_own_tokenizer(tmp_path, cache):
+    """Every token has an embedding, and yet it is the wrong one. Fresh weights know none."""
+    folder = tmp_path / "model"
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIGS["llama"])).save_pretrained(folder)
+    words_tokenizer().save_pretrained(folder)
+    with pytest.raises(ValueError, match=r"must split text as the trained weights of .* got 'bytes', .*: leave it out"):
+        train(tiny(f"model={{name: {folder}, tokenizer: bytes}}"), tmp_path / "run", cache=cache)
+    assert not (tmp_path / "run").exists()
+    fresh = tiny(f"model={{name: {folder}, tokenizer: bytes, init: true}}", "data.tokens=256")
+    assert train(fresh, tmp_path / "fresh", cache=cache).record["finished"]
+    own = tiny(f"model={{name: {tmp_path / 'fresh' / 'model'}, tokenizer: bytes}}", "data.tokens=256")
+    assert train(own, tmp_path / "own", cache=cache).record["finished"]
+
+
 def test_a_vocabulary_may_be_larger_than_what_the_text_uses(tmp_path, cache):
     """259 embeddings are enough for bytes, though the tokenizer has 125 more names."""
     assert train(tiny("model.config.vocab_size=259"), tmp_path / "run", cache=cache).record["finished"]
@@ -170,6 +222,34 @@ def test_sharded_weights_want_as_many_windows_on_every_process(tmp_path, cache, 
     recipe = tiny("snapshots={count: 1, windows: 6, tokens: 16}")
     with pytest.raises(ValueError, match=r"snapshots.windows must be a multiple of the 4 processes .*, got 6"):
         train(recipe, tmp_path / "run", cache=cache)
+
+
+@pytest.mark.parametrize(
+    ("launched", "precision", "bf16"),
+    [("no", "fp32", False), ("no", "bf16", True), ("bf16", "bf16", True), ("bf16", "fp32", None),
+     ("bf16", "auto", None), ("fp16", "bf16", None)],
+)  # fmt: skip
+def test_the_launcher_and_the_recipe_agree_on_the_precision(launched, precision, bf16, tmp_path, cache, monkeypatch):
+    """`accelerate launch` names a precision in the environment, and Trainer follows it where the recipe says fp32."""
+    from decondense.train.trainer import Trainer
+
+    seen: set[str] = set()
+    own = Trainer.training_step
+
+    def training_step(self, *args, **kwargs):
+        seen.add(self.accelerator.mixed_precision)
+        return own(self, *args, **kwargs)
+
+    monkeypatch.setattr(Trainer, "training_step", training_step)
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launched)
+    recipe = tiny(f"train.precision={precision}", "data.tokens=256")
+    if bf16 is None:
+        with pytest.raises(ValueError, match=rf"train.precision = {precision} .* must agree, got {launched}: leave"):
+            train(recipe, tmp_path / "run", cache=cache)
+        assert list(tmp_path.iterdir()) == []
+        return
+    assert train(recipe, tmp_path / "run", cache=cache).record["bf16"] is bf16
+    assert seen == {"bf16" if bf16 else "no"}
 
 
 def test_processes_that_cannot_share_a_step(tmp_path, cache, monkeypatch):

@@ -10,7 +10,7 @@ import transformers
 import yaml
 
 from decondense import cli
-from decondense.train import load_recipe, recipe_from
+from decondense.train import load_recipe, recipe_from, train
 from decondense.train.trainer import Trainer
 from decondense.train.watch import in_words
 from train.runs import CONFIGS, content, result, tiny, weights
@@ -119,6 +119,19 @@ def test_a_dry_run_of_a_recipe_is_the_whole_recipe(recipe, capsys):
         ),
         (["small.yaml", "--seeds", "1,1"], "--seeds must be different whole numbers"),
         (["small.yaml", "--seeds", "1", "--seed", "2"], "--seed and --seeds say the same twice"),
+        (
+            ["small.yaml", "--seeds", "9,2", "--set", "train.seed=9"],
+            "--seeds 9,2 gives every run a seed of its own, but",
+        ),
+        (
+            ["small.yaml", "--loss", "dispersion", "--layers", "1-3"],
+            "--layers must be all, last, early_half, late_half or",
+        ),
+        (["small.yaml", "--loss", "dispersion", "--layers", "1,"], "numbers of hidden states with commas, like 1,2,3"),
+        (["small.yaml", "--loss", "dispersion", "--layers", "first"], "(−1 is the last), got 'first'."),
+        (["small.yaml", "--weight", "0.1"], "setting 'loss.weight' needs a loss, and loss.name is none: name one"),
+        (["--model", "gpt2", "--weight", "0.5"], "setting 'loss.weight' needs a loss, and loss.name is none: name one"),
+        (["small.yaml", "--loss", "none", "--weight", "0.5"], "setting 'loss.weight' needs a loss"),
         (["small.yaml", "--on-nan", "pray"], "train.on_nan: Input should be 'stop' or 'skip', got 'pray'"),
         (["small.yaml", "--tokens", "few"], "data.tokens: a number of tokens must be like"),
         (["small.yaml", "--context", "128", "--set", "train.batch_tokens=1K"], "data.context must be at most 64"),
@@ -187,6 +200,22 @@ def test_figures_in_words():
     assert in_words(figures, 3) == ""
     assert in_words({"loss": 3.3, "eval_loss": 4.0}, 50) == "loss 3.300  held-out 4.000"
     assert in_words({"tokens_per_second": 2735.0}, 50) == "2,735 tok/s"
+    alone = {"loss": 3.3, "snapshot_cosine": 0.5312, "eval_loss": 4.0}
+    assert in_words(alone, 50) == "loss 3.300  cosine 0.531  held-out 4.000"
+    assert in_words(figures | {"snapshot_cosine": 0.9}, 200) == whole  # that of the batches is newer
+
+
+def test_without_a_loss_the_cosine_is_that_of_the_last_snapshot(tmp_path, cache):
+    import decondense as dc
+
+    shown: dict[int, dict] = {}
+    run = train(
+        tiny("snapshots.count=2"), tmp_path / "run", cache=cache, show=lambda n, now: shown.update({n: {**now}})
+    )
+    found = {s["step"]: dc.load(run.folder / s["file"]).mean_cosine[1:].mean() for s in run.record["snapshots"]}
+    assert list(found) == [0, 4, 8]
+    for step, last in ((0, 0), (3, 0), (4, 4), (7, 4), (8, 8)):
+        assert shown[step]["snapshot_cosine"] == pytest.approx(found[last], abs=1e-6), step
 
 
 def test_help_reads_well(capsys):

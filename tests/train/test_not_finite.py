@@ -46,7 +46,8 @@ def test_stops_and_says_where(kind, spoil, tmp_path, cache):
     with pytest.raises(NotFinite) as caught:
         train(recipe, tmp_path / "run", cache=cache)
     said = str(caught.value)
-    assert "loss or gradient is NaN or infinite at step 6 of 8 (8 blocks of the text, the first is block " in said
+    assert "loss or gradient is NaN or infinite at step 6 of 8 (8 blocks of the text, numbers " in said
+    assert "; the first is block " in said
     assert "from its token " in said
     assert "the last good checkpoint is checkpoint-4: lower train.learning_rate" in said
     assert said.endswith("or add --resume --on-nan skip.")
@@ -67,9 +68,20 @@ def test_the_place_is_that_of_the_step(spoil, tmp_path, cache):
     with pytest.raises(NotFinite) as caught:
         train(recipe, tmp_path / "run", cache=cache)
     blocks = prepare(recipe, tmp_path, cache).blocks
-    first = Order(blocks, 64, seed=1).order[2 * 8]
-    assert f"the first is {blocks.place(int(first))})" in str(caught.value)
+    of_the_step = Order(blocks, 64, seed=1).order[2 * 8 : 3 * 8].tolist()
+    listed = ", ".join(str(b) for b in of_the_step)
+    assert f"(8 blocks of the text, numbers {listed}; the first is {blocks.place(of_the_step[0])})" in str(caught.value)
     assert "there is no checkpoint yet: " in str(caught.value)
+
+
+def test_many_blocks_are_counted(spoil, tmp_path, cache):
+    spoil({0})
+    with pytest.raises(NotFinite) as caught:
+        train(tiny("data.context=8", "train.batch_tokens=320"), tmp_path / "run", cache=cache)
+    said = str(caught.value)
+    listed = said[said.index("numbers ") + 8 : said.index(" and 8 more; the first is block ")].split(", ")
+    assert "(40 blocks of the text, numbers " in said
+    assert len(set(map(int, listed))) == 32
 
 
 @pytest.mark.parametrize("kind", ["loss", "gradient"])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from decondense.train import load_recipe, recipe_from, with_settings
+from decondense.train import load_recipe, recipe_from, train, with_settings
 from decondense.train.recipe import count
 from train.runs import content, tiny
 
@@ -86,7 +86,21 @@ def test_budget_in_tokens_is_made_of_whole_steps():
         ("loss={name: dispersion, options: {tua: 1}}", "tau"),
         ("loss={name: dispersion, options: {estimator: quick}}", "first_order"),
         ("loss={name: dispersion, schedule: linear}", "needs ramp_steps of at least 1, got None"),
-        ("loss={name: none, options: {tau: 1}}", "recipe: loss: loss none has no options and no preset: name a loss."),
+        (
+            "loss={name: none, options: {tau: 1}}",
+            "recipe: loss: options does nothing with loss none: name a loss, like",
+        ),
+        ("loss={name: none, weight: 0.5}", "recipe: loss: weight does nothing with loss none: name a loss, like"),
+        ("loss={name: none, layers: last}", "recipe: loss: layers does nothing with loss none"),
+        ("loss={weight: 0.1}", "recipe: loss: weight does nothing with loss none"),
+        ("loss={name: dispersion, ramp_steps: 5}", "ramp_steps goes with schedule linear or cosine, got 5 with const"),
+        (
+            "train={schedule: constant, warmup: 0.1}",
+            "got warmup 0.1: set it to 0, or schedule to constant_with_warmup.",
+        ),
+        ("model.revision=main", "recipe: model: revision goes with name, got it with architecture"),
+        ("model.init=true", "recipe: model: init goes with name, got it with architecture"),
+        ("model.trust_remote_code=true", "recipe: model: trust_remote_code goes with name"),
         ("model.name=gpt2", "recipe: model: give either name or architecture, got both."),
         ("model={}", "recipe: model: give either name or architecture, got neither."),
         ("model.tokenizer=null", "an architecture from scratch needs tokenizer"),
@@ -122,6 +136,27 @@ def test_keys_that_contradict_each_other(settings, sentence):
         recipe_from(with_settings(content(), settings))
 
 
+def test_a_constant_schedule_has_no_warmup(tmp_path, cache):
+    """The oracle: the learning rates of the log. A default that would do nothing is printed as what it is."""
+    recipe = tiny("train.schedule=constant", "train.log_every=1")
+    assert recipe.train.warmup == 0
+    assert recipe_from(yaml.safe_load(recipe.to_yaml())) == recipe
+    rates = [e["learning_rate"] for e in train(recipe, tmp_path / "run", cache=cache).record["history"]]
+    assert rates == [0.01] * 8
+    rising = tiny("train={schedule: constant_with_warmup, warmup: 0.25, learning_rate: 0.01, log_every: 1}",
+                  "train.batch_tokens=256", "train.device=cpu")  # fmt: skip
+    rates = [e["learning_rate"] for e in train(rising, tmp_path / "rising", cache=cache).record["history"]]
+    assert rates == [0.0, 0.005] + [0.01] * 6
+
+
+def test_a_recipe_without_a_loss_is_printed_and_read(tmp_path):
+    """`--loss none` on a recipe whose loss has settings of its own."""
+    file = tmp_path / "a.yaml"
+    file.write_text(yaml.safe_dump(content("loss={name: dispersion, weight: 0.3, schedule: linear, ramp_steps: 4}")))
+    recipe = load_recipe(file, ["loss.name=none"])
+    assert recipe_from(yaml.safe_load(recipe.to_yaml())) == recipe
+
+
 def test_settings_override_and_leave_the_original_alone():
     before = content()
     after = with_settings(before, ["train.seed=2", "data.text=[pydoc, pydoc]", "model.config.hidden_size=24"])
@@ -130,7 +165,7 @@ def test_settings_override_and_leave_the_original_alone():
     assert after["model"]["config"]["hidden_size"] == 24
     assert before["model"]["config"]["hidden_size"] == 16
     dispersed = content("loss={name: dispersion, weight: 0.3, options: {tau: 2.0}, check_every: 5}")
-    assert with_settings(dispersed, ["loss.name=none"])["loss"] == {"name": "none", "weight": 0.3}
+    assert with_settings(dispersed, ["loss.name=none"])["loss"] == {"name": "none"}
     assert with_settings(dispersed, ["loss.name=dispersion"])["loss"] == dispersed["loss"]
     other = with_settings(dispersed, ["loss.options.axis=feature", "loss.name=decorrelation"])["loss"]
     assert other == {"name": "decorrelation", "weight": 0.3, "options": {"axis": "feature"}}
@@ -138,6 +173,7 @@ def test_settings_override_and_leave_the_original_alone():
         ("train.seed", "must be key=value"),
         ("name.seed=2", "which is a value and not a section"),
         ("name={", "must be YAML: quote it"),
+        ("loss.weight=0.1", "setting 'loss.weight' needs a loss, and loss.name is none: name one"),
     ):
         with pytest.raises(ValueError, match=sentence):
             with_settings(before, [wrong])

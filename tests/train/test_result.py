@@ -176,7 +176,8 @@ def test_what_is_shown_on_the_way(finished):
     assert steps == sorted(steps)
     assert set(steps) == set(range(11))
     last = seen[-1][1]
-    assert last.keys() == {"loss", "task_loss", "penalty", "mean_cosine", "eval_loss", "tokens_per_second"}
+    expected = {"loss", "task_loss", "penalty", "mean_cosine", "eval_loss", "tokens_per_second", "snapshot_cosine"}
+    assert last.keys() == expected
 
 
 def test_tensorboard_has_both_terms(finished):

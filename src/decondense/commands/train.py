@@ -75,8 +75,14 @@ def train(
         "train.seed": seed,
     }
     chosen = _seeds(seeds, seed)
-    for one in chosen:
-        built = _build(recipe, flags | ({} if one is None else {"train.seed": one}), settings or [])
+    recipes = [_build(recipe, flags | ({} if n is None else {"train.seed": n}), settings or []) for n in chosen]
+    for one, built in zip(chosen, recipes):  # before the first run starts
+        if one is not None and built.train.seed != one:
+            raise ValueError(
+                f"--seeds {seeds} gives every run a seed of its own, but --set makes it {built.train.seed}: leave one "
+                "of them out."
+            )
+    for one, built in zip(chosen, recipes):
         if dry_run:
             print(built.to_yaml(), end="")
             continue
@@ -92,9 +98,17 @@ def _several(names: str | None) -> str | list[str] | None:
 
 
 def _layers(layers: str | None) -> str | list[int] | None:
-    if layers is None or not layers.replace(",", "").replace("-", "").isdigit():
+    from ..hidden_states import LAYER_NAMES
+
+    if layers is None or layers in LAYER_NAMES:
         return layers
-    return [int(part) for part in layers.split(",") if part]
+    try:
+        return [int(part) for part in layers.split(",")]
+    except ValueError:
+        raise ValueError(
+            f"--layers must be {', '.join(LAYER_NAMES)} or numbers of hidden states with commas, like 1,2,3 "
+            f"(−1 is the last), got {layers!r}."
+        ) from None
 
 
 def _part() -> None:
@@ -142,7 +156,7 @@ def _run(recipe: Any, folder: Path, *, resume: bool, as_json: bool) -> None:
     import json
 
     from ..train import train as carry_out
-    from ..train.checkpoints import last_complete_checkpoint
+    from ..train.checkpoints import where_it_goes_on
 
     quiet = as_json or not is_main()
 
@@ -150,6 +164,7 @@ def _run(recipe: Any, folder: Path, *, resume: bool, as_json: bool) -> None:
         if not quiet:
             err.print(sentence)
 
+    _speak_when_ended(folder)
     try:
         with _progress(recipe, quiet=quiet) as (preparing, show):
             run = carry_out(
@@ -158,9 +173,7 @@ def _run(recipe: Any, folder: Path, *, resume: bool, as_json: bool) -> None:
             )  # fmt: skip
     except KeyboardInterrupt:
         if is_main():
-            last = last_complete_checkpoint(folder / "checkpoints")
-            where = f"continues from {last.name}" if last is not None else "starts again: there is no checkpoint yet"
-            err.print(f"interrupted: the same command with --resume {where}.")
+            err.print(f"interrupted: the same command with --resume {where_it_goes_on(folder / 'checkpoints')}.")
         raise
     if not is_main():
         return
@@ -168,6 +181,26 @@ def _run(recipe: Any, folder: Path, *, resume: bool, as_json: bool) -> None:
         print(json.dumps(run.record, indent=1))
         return
     show_run(run, folder)
+
+
+def _speak_when_ended(folder: Path) -> None:
+    """When a process dies, torchrun ends the others by SIGTERM within a tenth of a second, mostly before they could
+    notice. They say so first; where they do notice, `train` has a sentence of its own."""
+    import signal
+
+    from ..train.checkpoints import where_it_goes_on
+    from ..train.folder import process_count
+
+    def ended(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one need not wait
+        raise OSError(
+            "this process was told to end (SIGTERM), as launchers do when another process of the run has died: the "
+            "same command with --resume, on as many processes or another number, "
+            f"{where_it_goes_on(folder / 'checkpoints')}."
+        )
+
+    if process_count() > 1:
+        signal.signal(signal.SIGTERM, ended)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-__all__ = ["MARKER", "last_complete_checkpoint", "mark", "marked"]
+__all__ = ["MARKER", "last_complete_checkpoint", "mark", "marked", "where_it_goes_on"]
 
 MARKER = "complete.json"
 
@@ -50,6 +50,12 @@ def last_complete_checkpoint(folder: Path, *, remove_others: bool = False) -> Pa
             if path != last:
                 shutil.rmtree(path, ignore_errors=True)
     return last
+
+
+def where_it_goes_on(folder: Path) -> str:
+    """What `--resume` would do, for a sentence that proposes it."""
+    last = last_complete_checkpoint(folder)
+    return "starts from step 0: there is no checkpoint yet" if last is None else f"continues from {last.name}"
 
 
 def _sync(path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["check_teacher", "distillation", "share_loss"]
+__all__ = ["check_teacher", "distillation", "same_tokens", "share_loss"]
 
 
 def distillation(student: Tensor, teacher: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
@@ -47,11 +47,16 @@ def share_loss(
     return (1 - share) * task + share * distillation(student, target, labels, temperature=temperature) / count
 
 
+def same_tokens(one: Any, other: Any) -> bool:
+    """Whether two tokenizers make the same numbers of a piece of text, as far as one piece can tell."""
+    probe = "A naïve test: 1234 tokens,\n\n and a few more…"
+    return one(probe)["input_ids"] == other(probe)["input_ids"]
+
+
 def check_teacher(student: Any, teacher: Any, tokenizers: tuple[Any, Any], context: int) -> None:
     """Refuse a teacher whose logits are about other tokens, or that cannot see a whole block."""
     sizes = [m.get_output_embeddings().weight.shape[0] for m in (student, teacher)]
-    probe = "A naïve test: 1234 tokens,\n\n and a few more…"
-    same = tokenizers[0](probe)["input_ids"] == tokenizers[1](probe)["input_ids"]
+    same = same_tokens(*tokenizers)
     if sizes[0] != sizes[1] or not same:
         raise ValueError(
             f"a teacher must share the student's vocabulary of {sizes[0]} tokens, this one has {sizes[1]}"

@@ -15,6 +15,7 @@ from ..models import hub_reachable, pick_device
 from ..weights_cache import cache_dir, quiet_loading
 from ..windows import draw_windows
 from .blocks import Blocks, join
+from .distillation import check_teacher, same_tokens
 from .folder import process_count
 from .recipe import Recipe
 from .token_files import prepare as tokenise
@@ -41,6 +42,7 @@ class Prepared:
 
 def prepare(recipe: Recipe, folder: Path, cache: str | os.PathLike[str] | None, preparing: Any = None) -> Prepared:
     device = _device(recipe)
+    bf16 = _bf16(recipe, device)
     with quiet_loading():
         model, tokenizer, source = _model(recipe, device)
     limit = getattr(model.config, "max_position_embeddings", None) or getattr(model.config, "n_positions", None)
@@ -56,8 +58,6 @@ def prepare(recipe: Recipe, folder: Path, cache: str | os.PathLike[str] | None, 
     blocks, held_out = _blocks(recipe, tokenizer, where, preparing)
     _check_tokenizer(model, tokenizer, blocks, held_out)
     words = _window_text(recipe, tokenizer, held_out)
-    precision = recipe.train.precision
-    bf16 = precision == "bf16" or (precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported())
     speed = _make_fast(recipe, model, device)
     return Prepared(model, tokenizer, source, blocks, held_out, words, teacher, device, bf16, micro, speed)
 
@@ -73,6 +73,20 @@ def _device(recipe: Recipe) -> torch.device:
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
     return device
+
+
+def _bf16(recipe: Recipe, device: torch.device) -> bool:
+    """The recipe decides. Trainer would follow `accelerate launch` wherever the recipe does not say bf16; the "no" of
+    a launcher is its default and says nothing."""
+    wanted = recipe.train.precision
+    bf16 = wanted == "bf16" or (wanted == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported())
+    launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
+    if launched not in ("no", "bf16" if bf16 else "no"):
+        raise ValueError(
+            f"train.precision = {wanted} ({'bf16' if bf16 else 'fp32'} here) and the launcher's mixed_precision must "
+            f"agree, got {launched}: leave mixed_precision out of the launch, or change train.precision."
+        )
+    return bf16
 
 
 def _model(recipe: Recipe, device: torch.device) -> tuple[Any, Any, dict[str, Any]]:
@@ -104,7 +118,13 @@ def _model(recipe: Recipe, device: torch.device) -> tuple[Any, Any, dict[str, An
             trust_remote_code=wanted.trust_remote_code, config_changes=wanted.config or None, **options,
         )  # fmt: skip
         if wanted.tokenizer is not None:
-            tokenizer = _tokenizer(wanted.tokenizer)
+            own, tokenizer = tokenizer, _tokenizer(wanted.tokenizer)
+            if not wanted.init and not same_tokens(own, tokenizer):
+                raise ValueError(
+                    f"model.tokenizer must split text as the trained weights of {resolved.name!r} know it, got "
+                    f"{wanted.tokenizer!r}, which splits it otherwise: leave it out, or set model.init to true for "
+                    "fresh weights."
+                )
         source = {"name": resolved.name, "source": resolved.description + (", fresh weights" if wanted.init else "")}
     if not hasattr(model, "lm_head") and model.get_output_embeddings() is None:
         raise ValueError(f"train needs a causal language model, got {type(model).__name__}: choose another model.")
@@ -146,7 +166,6 @@ def _teacher(recipe: Recipe, model: Any, tokenizer: Any, device: torch.device) -
     if wanted is None:
         return None
     from ..models import load
-    from .distillation import check_teacher
 
     teacher, its_tokenizer = load(wanted.teacher, revision=wanted.revision, device=device, dtype="float32")
     check_teacher(model, teacher, (tokenizer, its_tokenizer), recipe.data.context)

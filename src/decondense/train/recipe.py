@@ -76,6 +76,11 @@ class Model(Part):
             raise ValueError(
                 "an architecture from scratch needs tokenizer, the name of a model whose tokenizer it uses"
             )
+        of_a_name = [key for key in ("revision", "init", "trust_remote_code") if getattr(self, key)]
+        if self.architecture is not None and of_a_name:
+            raise ValueError(
+                f"{of_a_name[0]} goes with name, got it with architecture, which is from scratch already: leave it out"
+            )
         if self.config and self.architecture is None and not self.init:
             raise ValueError("config changes the architecture, so trained weights do not fit it: set init to true")
         if self.lora is not None and (self.init or self.architecture is not None):
@@ -115,9 +120,20 @@ class Loss(Part):
         from ..regularizer import Term
 
         if self.name == "none":
-            if self.options or self.preset:
-                raise ValueError("loss none has no options and no preset: name a loss")
+            for key, field in type(self).model_fields.items():
+                if key == "name" or key not in self.model_fields_set:
+                    continue
+                # A recipe that is printed in full has every key; where no name is given, the loss was forgotten.
+                if "name" not in self.model_fields_set or getattr(self, key) != field.default:
+                    raise ValueError(
+                        f"{key} does nothing with loss none: name a loss, like dispersion, or leave it out"
+                    )
             return self
+        if self.schedule == "constant" and self.ramp_steps is not None:
+            raise ValueError(
+                f"ramp_steps goes with schedule linear or cosine, got {self.ramp_steps} with constant: choose one of "
+                "those, or leave it out"
+            )
         try:
             loss = get(self.name, preset=self.preset, **self.options)
             loss(torch.linspace(-1, 1, 32).view(1, 4, 8))  # a wrong value of an option shows when it is used
@@ -182,6 +198,18 @@ class Train(Part):
     checkpoints: int = Field(4, ge=0)  # over the whole run, the last one at its end; 0: none, so no resuming
     keep: int = Field(2, ge=2)  # two, so that one is whole while the next is being written
     on_nan: Literal["stop", "skip"] = "stop"
+
+    @model_validator(mode="after")
+    def _constant(self) -> Train:
+        """Trainer's constant schedule has no warm-up, whatever it is told."""
+        if self.schedule == "constant":
+            if self.warmup and "warmup" in self.model_fields_set:
+                raise ValueError(
+                    f"schedule constant has no warm-up, got warmup {self.warmup:g}: set it to 0, or schedule to "
+                    "constant_with_warmup"
+                )
+            self.warmup = 0.0
+        return self
 
 
 class Snapshots(Part):
@@ -254,13 +282,17 @@ def load_recipe(path: str | os.PathLike[str], settings: Sequence[str] = ()) -> R
 
 
 def with_settings(content: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
-    """`content` with every "a.b=value" put in; the value is read as YAML. Another loss has other options: with a new
-    `loss.name` those of the old one go, so that `loss.name=none` is enough."""
+    """`content` with every "a.b=value" put in; the value is read as YAML.
+
+    Another loss has other options: with a new `loss.name` those of the old one go, so that `loss.name=none` is enough.
+    A setting for a loss that is not named is an error.
+    """
     content = yaml.safe_load(yaml.safe_dump(content))  # a deep copy
     pairs = [_setting(setting) for setting in settings]
     loss = content.get("loss")
     if isinstance(loss, dict) and any(key == "loss.name" and value != loss.get("name") for key, value in pairs):
-        content["loss"] = {k: v for k, v in loss.items() if k not in ("options", "preset", "check_every")}
+        gone = ("options", "preset", "check_every")
+        content["loss"] = {k: v for k, v in loss.items() if k not in gone and ("loss.name", "none") not in pairs}
     for key, value in pairs:
         *parents, last = key.split(".")
         here = content
@@ -271,6 +303,14 @@ def with_settings(content: dict[str, Any], settings: Sequence[str]) -> dict[str,
             if not isinstance(here, dict):
                 raise ValueError(f"setting {key!r} goes into {parent!r}, which is a value and not a section.")
         here[last] = value
+    loss = content.get("loss")
+    of_a_loss = {f"loss.{key}" for key in Loss.model_fields if key != "name"}
+    idle = [key for key, value in pairs if ".".join(key.split(".")[:2]) in of_a_loss and value]
+    if idle and isinstance(loss, dict) and loss.get("name", "none") == "none":
+        raise ValueError(
+            f"setting {idle[0]!r} needs a loss, and loss.name is none: name one, e.g. loss.name=dispersion, or leave "
+            "the setting out."
+        )
     return content
 
 

@@ -62,7 +62,7 @@ def record_of(
         "tokens_per_second": clock.tokens_per_second(per_step),
         "processes": process_count(),
         "micro_batch": prepared.micro_batch,
-        "bf16": prepared.bf16,
+        "bf16": trainer.accelerator.mixed_precision == "bf16",  # what ran, not what was asked for
         **prepared.speed,
         "hardware": hardware(prepared.device),
         "versions": {n: importlib.metadata.version(n) for n in ("torch", "transformers", "accelerate")},

@@ -16,7 +16,7 @@ import torch
 from ..regularizer import regularize
 from ..weights_cache import quiet_loading
 from .blocks import Order
-from .checkpoints import last_complete_checkpoint
+from .checkpoints import last_complete_checkpoint, where_it_goes_on
 from .folder import begin, check_recipe, finished, first_process, owned, process_count
 from .prepare import Prepared, prepare
 from .recipe import Recipe
@@ -156,9 +156,10 @@ def _trainer(
 
         forgetting = recipe.baselines.active_forgetting
         trainer.add_callback(Forgetting(every=forgetting.every, std=forgetting.std, seed=recipe.train.seed))
-    trainer.add_callback(Milestones(recipe, folder / "snapshots", prepared.window_text, prepared.tokenizer))
+    seen = Milestones(recipe, folder / "snapshots", prepared.window_text, prepared.tokenizer)
+    trainer.add_callback(seen)
     if show is not None and first_process():
-        trainer.add_callback(Shown(show, clock, recipe.step_tokens))
+        trainer.add_callback(Shown(show, clock, recipe.step_tokens, seen))
     trainer.handle = _attach(recipe, trainer)
     return trainer
 
@@ -253,8 +254,7 @@ def _in_words(recipe: Recipe, folder: Path, prepared: Prepared) -> Iterator[None
         yield
     except RuntimeError as error:
         said = str(error)
-        last = last_complete_checkpoint(folder / "checkpoints")
-        where = "starts from step 0: there is no checkpoint yet" if last is None else f"continues from {last.name}"
+        where = where_it_goes_on(folder / "checkpoints")
         if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in said:
             micro = prepared.micro_batch
             smaller = max((d for d in range(1, micro) if micro % d == 0), default=None)

@@ -26,6 +26,8 @@ from .recipe import Recipe
 
 __all__ = ["NotFinite", "Trainer"]
 
+LISTED = 32  # blocks of a bad step that are named; the others follow from the seed
+
 
 class NotFinite(ValueError):
     """The loss or the gradient became NaN or infinite."""
@@ -212,12 +214,14 @@ class Trainer(transformers.Trainer):
         assert isinstance(order, Order)
         size = self.recipe.batch_blocks
         seen = [int(b) for b in order.order[step * size : (step + 1) * size]]
+        numbers = ", ".join(map(str, seen[:LISTED])) + (f" and {len(seen) - LISTED} more" if seen[LISTED:] else "")
         checkpoint = last_complete_checkpoint(self.folder)
         last = "there is no checkpoint yet" if checkpoint is None else f"the last good checkpoint is {checkpoint.name}"
         return (
             f"the loss must stay finite, but loss or gradient is NaN or infinite at step {step + 1} of "
-            f"{self.state.max_steps} ({len(seen)} blocks of the text, the first is {order.blocks.place(seen[0])}); "
-            f"{last}: lower train.learning_rate and start in another folder, or add --resume --on-nan skip."
+            f"{self.state.max_steps} ({len(seen)} blocks of the text, numbers {numbers}; the first is "
+            f"{order.blocks.place(seen[0])}); {last}: lower train.learning_rate and start in another "
+            "folder, or add --resume --on-nan skip."
         )
 
 

@@ -33,6 +33,7 @@ class Milestones(TrainerCallback):
         self.recipe, self.folder, self.text, self.tokenizer = recipe, folder, text, tokenizer
         self.save_at = milestones(recipe.steps, recipe.train.checkpoints)
         self.look_at = set(milestones(recipe.steps, recipe.snapshots.count)) if recipe.snapshots.count else set()
+        self.mean_cosine: float | None = None  # of the block outputs, in the last snapshot
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == 0 and self.look_at:
@@ -52,6 +53,7 @@ class Milestones(TrainerCallback):
         found = snapshot(model, self.tokenizer, self.text, label=label, **self.recipe.snapshots.model_dump())
         if torch.distributed.is_initialized() and torch.distributed.get_rank():
             return
+        self.mean_cosine = float(found.mean_cosine[1:].mean())
         self.folder.mkdir(parents=True, exist_ok=True)
         found.save(self.folder / f"step-{step:06d}.json")
 
@@ -156,10 +158,10 @@ class Clock(TrainerCallback):
 
 
 class Shown(TrainerCallback):
-    """Hands every step, and the latest figures, to whoever draws the bar."""
+    """Hands every step, and the latest figures, to whoever draws the bar. Its own turn comes after the snapshots'."""
 
-    def __init__(self, show: Show, clock: Clock, batch_tokens: int) -> None:
-        self.show, self.clock, self.batch_tokens = show, clock, batch_tokens
+    def __init__(self, show: Show, clock: Clock, batch_tokens: int, seen: Milestones) -> None:
+        self.show, self.clock, self.batch_tokens, self.seen = show, clock, batch_tokens, seen
         self.figures: dict[str, float] = {}
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
@@ -168,12 +170,18 @@ class Shown(TrainerCallback):
         self.show(state.global_step, self.figures)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._look()
         self.show(state.global_step, self.figures)
+
+    def _look(self) -> None:
+        if self.seen.mean_cosine is not None:
+            self.figures["snapshot_cosine"] = self.seen.mean_cosine
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         speed = self.clock.tokens_per_second(self.batch_tokens)
         if speed is not None:
             self.figures["tokens_per_second"] = speed
+        self._look()
         self.show(state.global_step, self.figures)
 
 
@@ -184,8 +192,8 @@ def in_words(figures: dict[str, float], room: int) -> str:
     if speed is not None:
         parts.append(f"{speed / 1000:,.0f}k tok/s" if speed >= 10_000 else f"{speed:,.0f} tok/s")
     names = {"task_loss": "loss", "penalty": "penalty", "mean_cosine": "cosine", "eval_loss": "held-out"}
-    if "task_loss" not in figures:
-        names = {"loss": "loss", "eval_loss": "held-out"}
+    if "task_loss" not in figures:  # no loss that looks at the states: then the last snapshot's
+        names = {"loss": "loss", "snapshot_cosine": "cosine", "eval_loss": "held-out"}
     parts += [f"{words} {figures[key]:.3f}" for key, words in names.items() if key in figures]
     while parts and len("  ".join(parts)) > room:
         parts.pop()
