@@ -3,17 +3,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from page_results import write_measurement, write_run
+from page_results import write_measurement, write_pieces, write_run, write_study
 
 from decondense.report.page import report
 
 
 @pytest.fixture(scope="session")
 def forty(tmp_path_factory) -> Path:
-    """The page of 20 measurements with both views and 20 training runs with 6 snapshots, all of 30 layers."""
+    """The page of 14 measurements with both views, 13 training runs with 6 snapshots and 13 studies of 4 arms with 8
+    snapshots and 2 seeds, all of 30 layers."""
     folder = tmp_path_factory.mktemp("forty")
-    for k in range(20):
+    for k in range(14):
         write_measurement(folder / "r" / f"m{k}", seed=k, end=0.3 + 0.02 * k, windows=3)
+    for k in range(13):
         write_run(folder / "r" / f"t{k}", seed=k, weight=0.01 * k, snapshots=(0, 60, 120, 180, 240, 300))
+        study = folder / "r" / f"s{k}"
+        write_study(study, study=f"study-{k}", pieces=["seed-1", "seed-2"])
+        write_pieces(study, ("a", "b", "c", "d"), (1, 2), layers=30, steps=range(0, 80, 10))
     report([folder / "r"], folder / "page.html")
     return folder / "page.html"

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import struct
 import zlib
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +17,8 @@ from decondense.evaluate.significance import significance
 from decondense.meter.compare import Comparison
 from decondense.meter.result import Condensation, build
 from decondense.meter.tally import Tally
+from decondense.studies.study import PIECE_SCHEMA, compact
+from decondense.studies.training import snapshot
 
 HOSTILE = "<script>alert(1)</script></script><img src=x onerror=alert(2)>\"'&amp;%{x}"
 COLUMNS = (
@@ -223,9 +228,58 @@ def write_study(folder: Path, *, study="width", claim="C3", verdict="reproduced"
     return record
 
 
+@cache
+def _kept(layers: int) -> dict[str, Any]:
+    return snapshot(condensation(layers=layers, released=False, windows=2), histogram=True)
+
+
+def kept(rng: np.random.Generator, *, layers=6, **more) -> dict[str, Any]:
+    """What a study keeps of a measurement, another at every call."""
+    base = _kept(layers)
+    noise = 1 + 0.1 * rng.normal(size=(layers + 1, 64)).clip(-2, 2)
+    means = np.array(base["mean_cosine"]) + 0.02 * rng.normal(size=layers + 1)
+    numbers = {"mean_cosine": means.round(6).tolist(), "spearman": round(float(rng.uniform(-1, 1)), 4)}
+    return base | numbers | {"histogram": (np.array(base["histogram"]) * noise).round(2).tolist()} | more
+
+
+def kept_run(rng: np.random.Generator, *, steps: Sequence[int] = (0, 50, 100), penalty=True, layers=6) -> dict:
+    """What a study keeps of a training run."""
+    at = list(range(1, 60, 2))
+    curves: dict[str, list[Any]] = {"step": at, "task_loss": (3 + rng.random(30)).round(5).tolist()}
+    if penalty:
+        curves |= {name: rng.random(30).round(5).tolist() for name in ("penalty", "mean_cosine")}
+    return {
+        "parameters": 1000, "steps": steps[-1], "tokens": 100 * steps[-1], "tokens_per_second": 1e5, "seconds": 9.0,
+        "held_out": [[step, round(3 + float(rng.random()), 5)] for step in steps], "curves": curves,
+        "snapshots": [kept(rng, layers=layers, step=step, tokens=100 * step) for step in steps], "skipped_steps": 0,
+    }  # fmt: skip
+
+
+def write_piece(folder: Path, name: str, **content: Any) -> dict:
+    record = {"schema": PIECE_SCHEMA, "study": "s", "scale": "gpu", "piece": name, "settings": {}, **content}
+    (folder / "pieces").mkdir(parents=True, exist_ok=True)
+    (folder / "pieces" / f"{name}.json").write_text(compact(record), encoding="utf-8")
+    return record
+
+
+def write_pieces(
+    folder: Path, arms: Sequence[str] = ("cross-entropy", "dispersion"), seeds: Sequence[int] = (1, 2), **options
+) -> list[dict]:
+    """One piece per seed with a run of every arm; the first arm has no penalty."""
+    rng = np.random.default_rng(zlib.crc32(folder.name.encode()))
+    return [
+        write_piece(
+            folder, f"seed-{seed}", what={"seed": seed, "arms": list(arms)},
+            runs={arm: kept_run(rng, penalty=arm != arms[0], **options) for arm in arms},
+        )
+        for seed in seeds
+    ]  # fmt: skip
+
+
 def write_everything(root: Path) -> Path:
     """One folder with a result of every kind, and four training runs of two arms."""
     write_study(root / "studies" / "width")
+    write_pieces(root / "studies" / "width", ("MLP 64", "MLP 1024"))
     write_study(
         root / "studies" / "benchmarks", study="benchmarks", claim="C7", verdict="undecided",
         question="Do benchmarks gain?",

@@ -19,6 +19,7 @@ from page_results import (
     HOSTILE,
     write_everything,
     write_measurement,
+    write_pieces,
     write_run,
     write_significance,
     write_study,
@@ -119,11 +120,12 @@ def shown(page, figure: str):
     return page.locator(f"#{figure}")
 
 
-def figure_of(page, title: str) -> str:
+def figure_of(page, title: str, kind="") -> str:
+    """The first chart of that title, in a section of that kind if one is given."""
     return page.evaluate(
-        "title => [...document.querySelectorAll('figure.chart')].find("
+        "([title, kind]) => [...document.querySelectorAll(`section${kind} figure.chart`)].find("
         "f => f.querySelector('.chart-title').textContent === title).id",
-        title,
+        [title, kind and f"[data-kind={kind}]"],
     )
 
 
@@ -189,9 +191,32 @@ def test_slider_moves_all_runs(desk):
     assert heat(page, figures[1]) == after[1]
 
 
-def test_hover_names_layer_cosine_and_density(desk):
+def test_a_study_has_a_slider_and_its_picture_comes_last(desk):
     page = desk
-    figure = figure_of(page, "Density of cosines at every layer")
+    figures = [figure_of(page, name, "study") for name in ("MLP 64, seed 1", "MLP 1024, seed 1")]
+    panel = figures[0].rsplit("-", 1)[0]
+    for figure in figures:
+        shown(page, figure)
+    after = [heat(page, figure) for figure in figures]
+    page.locator(f"#{panel} button[data-jump=first]").click()
+    for figure, drawn in zip(figures, after):
+        until(page, f"document.getElementById('{figure}').dataset.drawn === '0'")
+        assert heat(page, figure) != drawn
+        assert "step 0: Spearman" in page.locator(f"#{figure} .caption").inner_text()
+    section = page.locator("section", has=page.locator(f"#{figures[0]}"))
+    picture = section.locator("figure.picture").bounding_box()["y"]
+    assert picture > max(chart.bounding_box()["y"] for chart in section.locator("figure.chart").all())
+    _, body = download(page, page.locator(f"#{figure_of(page, 'What training changed')} [data-download=csv]"))
+    rows = list(csv.DictReader(io.StringIO(body.decode())))
+    assert [rows[0][name] for name in ("run", "layer")] == ["MLP 64, seed 1", "0"]
+    assert len(rows) == 4 * 7
+    page.locator(f"#{panel} button[data-jump=last]").click()
+
+
+@pytest.mark.parametrize("title", ["Density of cosines at every layer", "MLP 1024, seed 1"])
+def test_hover_names_layer_cosine_and_density(desk, title):
+    page = desk
+    figure = figure_of(page, title)
     box = shown(page, figure).locator(".nsewdrag").first.bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     page.wait_for_selector(f"#{figure} .hovertext")
@@ -217,7 +242,7 @@ def test_downloads(desk):
     assert abs(total - 1) < 0.001, "a density over [−1, 1] integrates to 1"
     name, body = download(page, chart.locator("[data-download=json]"))
     assert json.loads(body)["frames"][0]["traces"][0]["type"] == "heatmap"
-    figure = figure_of(page, "Task loss while training")
+    figure = figure_of(page, "Task loss while training", "training")
     _, body = download(page, shown(page, figure).locator("[data-download=csv]"))
     rows = list(csv.DictReader(io.StringIO(body.decode())))
     assert len(rows) == 4 * 300
@@ -244,6 +269,7 @@ def test_a_hostile_name_is_shown_as_text(visit, tmp_path):
     write_study(
         folder / "s", study=HOSTILE, sentence=HOSTILE, table={"columns": [HOSTILE], "rows": [[HOSTILE], ["=1+1"], [-1]]}
     )
+    write_pieces(folder / "s", (HOSTILE, "plain"))
     record = write_significance(folder / "g", name=HOSTILE)
     record["tasks"][0]["task"] = HOSTILE
     (folder / "g" / "result.json").write_text(json.dumps(record))
@@ -257,6 +283,8 @@ def test_a_hostile_name_is_shown_as_text(visit, tmp_path):
     forest = figure_of(page, "Benchmarks: treated − base")
     ticks = page.locator(f"#{forest} .yaxislayer-above text, #{forest} .ytick text").all_text_contents()
     assert any(HOSTILE in text for text in ticks)
+    names = page.locator(f"#{figure_of(page, 'What training changed')} .legendtext").all_text_contents()
+    assert [name.replace("\u200b", "") for name in names] == [HOSTILE, "plain"]
     _, body = download(page, page.locator("[data-download=table]").first)
     assert list(csv.reader(io.StringIO(body.decode()))) == [[HOSTILE], [HOSTILE], ["'=1+1"], ["-1"]], "no formula"
 
@@ -288,7 +316,7 @@ def test_nothing_is_wider_than_a_phone(visit, everything):
     # the first chart of every panel of the first section of every kind
     firsts = "[...new Map([...document.querySelectorAll('section')].reverse().map(s => [s.dataset.kind, s])).values()]"
     panels = page.evaluate(f"{firsts}.flatMap(s => [...s.querySelectorAll('.panel')].map(p => p.id))")
-    assert len(panels) == 10
+    assert len(panels) == 14
     for panel in panels:
         shown(page, f"{panel}-c0")
     page.locator("[data-fold=open]").click()

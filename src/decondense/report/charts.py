@@ -10,16 +10,27 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import plotly.graph_objects as go
 from scipy import stats
 
 from ..meter.result import Condensation
-from .section import Chart, Frame, Table, shorts, span
+from .section import Chart, Frame, Panel, Table, shorts, span
 
-__all__ = ["VIEWS", "depth_curve", "heat_frames", "heatmap", "layout", "plain", "trend_charts"]
+__all__ = [
+    "VIEWS",
+    "Geometry",
+    "depth_curve",
+    "heat_frames",
+    "heat_panel",
+    "heatmap",
+    "layout",
+    "plain",
+    "run_line",
+    "trend_charts",
+]
 
 INK, FAINT, PAPER = "#010101", "#808081", "#fefefe"
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -32,9 +43,39 @@ VIRIDIS_ZERO = "#440154"
 QUIET = {"hoverinfo": "skip"}
 
 
+class Geometry(Protocol):
+    """What a heatmap is drawn from: a measurement, or what a study keeps of one. ``record`` says whether there is a
+    ``final_norm``, and whether there is a ``released_histogram`` too."""
+
+    @property
+    def record(self) -> dict[str, Any]: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def histogram(self) -> np.ndarray: ...
+    @property
+    def mean_cosine(self) -> np.ndarray: ...
+    @property
+    def quantiles(self) -> np.ndarray: ...
+    @property
+    def before_norm(self) -> dict[str, Any] | None: ...
+
+
 def plain(text: Any) -> str:
     """Text that plotly shows as it is: its labels know a little HTML, which a name must not be able to use."""
     return html.escape(" ".join(str(text).split()), quote=False)
+
+
+def unfilled(text: Any) -> str:
+    """The same where plotly also fills %{…}, in hover texts and in the names of traces that have a ``meta``: a name
+    must not be able to ask for that."""
+    return plain(text).replace("%{", "%\u200b{")
+
+
+def style(number: int) -> tuple[str, str, str]:
+    """Colour, dash and symbol of the n-th series: no two alike among the first 36."""
+    turn = number + number // len(PALETTE)
+    return PALETTE[number % len(PALETTE)], DASHES[turn % len(DASHES)], SYMBOLS[turn % len(SYMBOLS)]
 
 
 def layout(**options: Any) -> dict[str, Any]:
@@ -55,7 +96,7 @@ def scatter(x: Sequence[Any], y: Sequence[Any], **options: Any) -> dict[str, Any
 
 
 def heatmap(
-    title: str, frames: Sequence[Frame], results: Sequence[Condensation], *, small: bool = False, floor: float
+    title: str, frames: Sequence[Frame], results: Sequence[Geometry], *, small: bool = False, floor: float
 ) -> Chart:
     """The frames of one or several results as one chart; ``results`` says how deep and whether a norm comes last."""
     layers = max(result.layers for result in results)
@@ -77,7 +118,33 @@ def heatmap(
     return Chart(title, description, list(frames), height=260 if small else 440)
 
 
-def heat_frames(result: Condensation, *, top: float, step: int | None = None, caption: str = "") -> list[Frame]:
+def heat_panel(
+    rows: Sequence[tuple[str, Sequence[tuple[int | None, str, Geometry, str]]]],
+    title: str,
+    note: str,
+    *,
+    views: Sequence[tuple[str, str]] = (),
+    slider: str = "Training step",
+) -> Panel:
+    """A heatmap per row on one scale, and one slider for all: each shows its last state up to that step. Rows are a
+    title and (step, words for the slider, geometry, caption)."""
+    results = [result for _, row in rows for _, _, result, _ in row]
+    top, floor = top_of(results), floor_of(results)
+    charts = []
+    labels: dict[int, str] = {}
+    for name, row in rows:
+        frames = []
+        for step, words, result, caption in row:
+            if step is not None:
+                labels[step] = words
+            frames += heat_frames(result, top=top, step=step, caption=caption)
+        own = [result for _, _, result, _ in row]
+        charts.append(heatmap(name, frames, own, small=len(rows) > 1, floor=floor))
+    steps = [(step, labels[step]) for step in sorted(labels)]
+    return Panel(charts, title, note, list(views), steps, small=len(rows) > 1, slider=slider)
+
+
+def heat_frames(result: Geometry, *, top: float, step: int | None = None, caption: str = "") -> list[Frame]:
     """One frame for each view that was measured."""
     frames = []
     for view, _ in VIEWS:
@@ -88,12 +155,12 @@ def heat_frames(result: Condensation, *, top: float, step: int | None = None, ca
     return frames
 
 
-def density(result: Condensation, view: str) -> np.ndarray:
-    return result.histogram if view == "pooled" else result.released_histogram
+def density(result: Geometry, view: str) -> np.ndarray:
+    return getattr(result, "histogram" if view == "pooled" else "released_histogram")
 
 
 def _density_trace(values: np.ndarray, top: float) -> dict[str, Any]:
-    """values (L+1, 128). Bins that are empty at every layer are left out at both ends: the background has the colour
+    """values (L+1, bins). Bins that are empty at every layer are left out at both ends: the background has the colour
     of zero. Three decimals."""
     bins = values.shape[1]
     rounded = values.round(3)
@@ -113,7 +180,7 @@ def _density_trace(values: np.ndarray, top: float) -> dict[str, Any]:
     return trace | {"x": list(range(len(values))), "y": y, "z": z}
 
 
-def _overlay(result: Condensation, view: str) -> list[dict[str, Any]]:
+def _overlay(result: Geometry, view: str) -> list[dict[str, Any]]:
     """The mean, and for the pooled view the 5 and 95 % quantiles. The last state has another normalisation, so the
     curve stops before it and it stands by itself."""
     layers = result.layers
@@ -142,18 +209,20 @@ def _overlay(result: Condensation, view: str) -> list[dict[str, Any]]:
     return traces
 
 
-def floor_of(results: Sequence[Condensation]) -> float:
+def floor_of(results: Sequence[Geometry]) -> float:
     """Leave out the lower part of the axis where no state of any result has 0.1 % of its mass."""
     lowest = 1.0
     for result in results:
         for view, _ in VIEWS:
             if view == "pooled" or "released_histogram" in result.record:
-                share = np.cumsum(density(result, view), axis=1) / 64
-                lowest = min(lowest, float((share > 1e-3).argmax(1).min()) / 64 - 1)
+                values = density(result, view)
+                half = values.shape[1] / 2
+                share = np.cumsum(values, axis=1) / half
+                lowest = min(lowest, float((share > 1e-3).argmax(1).min()) / half - 1)
     return max(-1.0, math.floor(lowest / 0.25) * 0.25)
 
 
-def top_of(results: Sequence[Condensation]) -> float:
+def top_of(results: Sequence[Geometry]) -> float:
     """The end of the colour scale: the largest density, but never more than where the published figures cut it."""
     return min(CLIP, float(math.ceil(max(float(density(r, "pooled").max()) for r in results))))
 
@@ -299,6 +368,34 @@ def trend_charts(rows: Sequence[dict[str, Any]], *, axis: str, paired: bool, tab
     return charts
 
 
+def run_line(
+    x: Sequence[Any],
+    y: Sequence[Any],
+    *,
+    label: str,
+    arm: str,
+    number: int,
+    first: bool,
+    hover: str,
+    marker: dict[str, Any] | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """A curve of one run: seeds of an arm share its ``number``, and so colour, dash and entry of the legend, which the
+    first of them brings."""
+    shade, dash, symbol = style(number)
+    given: dict[str, Any] = {
+        "mode": "lines",
+        "name": unfilled(arm),
+        "meta": label,
+        "legendgroup": str(number),
+        "showlegend": first,
+        "line": {"color": shade, "width": 1.6, "dash": dash},
+        "marker": {"color": shade, "symbol": symbol, "size": 7} | (marker or {}),
+        "hovertemplate": f"{unfilled(label)}<br>{hover}<extra></extra>",
+    }
+    return scatter(x, y, **(given | options))
+
+
 def interval_trace(
     x: Sequence[Any],
     rows: Sequence[dict[str, Any]],
@@ -316,15 +413,15 @@ def interval_trace(
         (0.0, 0.0) if v is None or low is None or high is None else (max(0.0, v - low), max(0.0, high - v))
         for v, (low, high) in zip(values, ends)
     ]
-    shade = PALETTE[colour % len(PALETTE)]
+    shade, dash, symbol = style(colour)
     said = [f"{plain(t)}<br>{span(v, *e)}" for t, v, e in zip(text, values, ends)]
     return scatter(
         x,
         shorts(values),
         mode="lines+markers" if lines else "markers",
         name=plain(label),
-        marker={"color": shade, "size": 9, "symbol": SYMBOLS[colour % len(SYMBOLS)]},
-        line={"color": shade, "width": 1.5, "dash": DASHES[colour % len(DASHES)]},
+        marker={"color": shade, "size": 9, "symbol": symbol},
+        line={"color": shade, "width": 1.5, "dash": dash},
         error_y={
             "type": "data",
             "symmetric": False,

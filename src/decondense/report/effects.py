@@ -11,10 +11,18 @@ from .section import Chart, Frame, Table, cell, short, shorts
 __all__ = ["effect_table", "forest", "scores", "shown_range"]
 
 
-def forest(title: str, rows: Sequence[dict[str, Any]], *, scale: float, unit: str, power: float) -> Chart:
-    """One line per task, the average last. A square is the difference treated − base, as large as the task has items,
-    filled where Holm's correction leaves a difference; its line is the 95 % interval. Small dots are single seeds.
-    The grey band is what this design could have missed."""
+def forest(
+    title: str,
+    rows: Sequence[dict[str, Any]],
+    *,
+    scale: float,
+    unit: str,
+    power: float,
+    contrast: str = "treated − base",
+) -> Chart:
+    """One line per task, the average last. A square is the difference (``contrast`` names the arms), as large as the
+    task has items, filled where Holm's correction leaves a difference; its line is the 95 % interval. Small dots are
+    single seeds. The grey band is what this design could have missed."""
     places = list(range(len(rows), 0, -1))
     largest = max(row["items"] for row in rows)
     shapes: list[dict[str, Any]] = []
@@ -34,7 +42,7 @@ def forest(title: str, rows: Sequence[dict[str, Any]], *, scale: float, unit: st
     labels = [f"{plain(row['task'])}  ({row['items']:,})" for row in rows]
     chart = layout(
         xaxis={
-            "title": {"text": f"treated − base, {unit}"},
+            "title": {"text": f"{plain(contrast)}, {unit}"},
             "zeroline": True,
             "zerolinecolor": INK,
             "zerolinewidth": 1.5,
@@ -58,7 +66,7 @@ def shown_range(rows: Sequence[dict[str, Any]], *, scale: float) -> tuple[float,
     two seeds they are wider than anything there is to see."""
     ends = [0.0]
     for row in rows:
-        seeds = [value - row["base"] for value in row["treated_seeds"]]
+        seeds = [value - row["base"] for value in row.get("treated_seeds") or ()]
         ends += [scale * v for v in (row["difference"], row["low"], row["high"], *seeds) if v is not None]
     room = 0.05 * (max(ends) - min(ends)) or 0.01 * scale
     return min(ends) - room, max(ends) + room

@@ -25,7 +25,7 @@ from ..meter.result import write_text
 from .runs import Run, read_run, training
 from .section import Chart, Section, Table, slug
 from .sections import comparison, evaluation, measurement, significance, study
-from .sources import KINDS, Skipped, Source, find
+from .sources import BROKEN, KINDS, Skipped, Source, find
 
 __all__ = ["Report", "collect", "page_data", "render", "report"]
 
@@ -46,7 +46,6 @@ COUNTED = {
     "measurement": ("measurement", "measurements"),
     "evaluation": ("evaluation", "evaluations"),
 }
-BROKEN = (KeyError, IndexError, TypeError, ValueError, AttributeError, ZeroDivisionError, OverflowError)
 
 
 @dataclass

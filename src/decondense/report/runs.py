@@ -8,19 +8,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from ..meter.result import Condensation
-from .charts import (
-    DASHES,
-    PALETTE,
-    SYMBOLS,
-    floor_of,
-    heat_frames,
-    heatmap,
-    interval_trace,
-    layout,
-    plain,
-    scatter,
-    top_of,
-)
+from .charts import heat_panel, interval_trace, layout, run_line
 from .section import Chart, Frame, Panel, Section, Table, amount, short, shorts, span
 from .sections import origin_of, views_of
 from .sources import Source, read_json
@@ -268,32 +256,26 @@ def _fixed(value: float | None, digits: int) -> str:
 
 
 def _snapshots(runs: Sequence[Run]) -> Panel | None:
-    """A heatmap per run, one slider for all: each shows its last snapshot up to that step."""
-    shown = [run for run in runs if run.snapshots]
-    if not shown:
-        return None
-    results = [result for run in shown for _, _, result in run.snapshots]
-    top, floor = top_of(results), floor_of(results)
-    charts = []
-    steps: dict[int, int] = {}
-    for run in shown:
-        frames = []
+    """A heatmap per run."""
+    rows = []
+    for run in runs:
+        row = []
         for step, tokens, result in run.snapshots:
-            steps[step] = tokens
             low, high = result.interval("spearman")
             rho = span(short(result.spearman), short(low), short(high))
-            frames += heat_frames(result, top=top, step=step, caption=f"step {step:,}: Spearman {rho}")
-        own = [result for _, _, result in run.snapshots]
-        charts.append(heatmap(run.label, frames, own, small=len(shown) > 1, floor=floor))
-    labels = [(step, f"step {step:,} · {amount(steps[step])} tokens") for step in sorted(steps)]
+            words = f"step {step:,} · {amount(tokens)} tokens"
+            row.append((step, words, result, f"step {step:,}: Spearman {rho}"))
+        if row:
+            rows.append((run.label, row))
+    if not rows:
+        return None
+    results = [result for run in runs for _, _, result in run.snapshots]
     windows = results[0].record
     note = (
         f"The meter on {windows['windows_done']} held-out windows of {windows['settings']['tokens']} tokens. Orange: "
         "mean; dotted: 5 and 95 %. One colour scale for all."
     )
-    return Panel(
-        charts, "Geometry before, during and after", note, views=views_of(results), steps=labels, small=len(shown) > 1
-    )
+    return heat_panel(rows, "Geometry before, during and after", note, views=views_of(results))
 
 
 def _curves(runs: Sequence[Run]) -> Panel | None:
@@ -310,7 +292,14 @@ def _curves(runs: Sequence[Run]) -> Panel | None:
             for place, run in enumerate(members):
                 steps, tokens, y = values(run)
                 if any(v is not None for v in y):
-                    traces.append(_line(run, arm, number, place, steps, tokens, y, markers=title == "Held-out loss"))
+                    mode = "lines+markers" if title == "Held-out loss" else "lines"
+                    hover = "step %{customdata:,}<br>%{x:.3s} tokens<br>%{y:.4f}"
+                    traces.append(
+                        run_line(
+                            tokens, y, label=run.label, arm=arm, number=number, first=place == 0, hover=hover,
+                            mode=mode, customdata=steps,
+                        )
+                    )  # fmt: skip
         if traces:
             axes = {"xaxis": {"title": {"text": "tokens"}}, "yaxis": {"title": {"text": words}}}
             value = words.split(",")[0].replace(" ", "_").replace("-", "_")
@@ -330,31 +319,6 @@ def _history(run: Run, name: str) -> tuple[list[Any], list[Any], list[Any]]:
 def _held_out(run: Run) -> tuple[list[Any], list[Any], list[Any]]:
     rows = run.record["held_out"]
     return [row["step"] for row in rows], [row["tokens"] for row in rows], shorts(row["loss"] for row in rows)
-
-
-def _line(
-    run: Run, arm: str, number: int, place: int, steps: list[Any], tokens: list[Any], y: list[Any], *, markers: bool
-) -> dict[str, Any]:
-    shade = PALETTE[number % len(PALETTE)]
-    return scatter(
-        tokens,
-        y,
-        mode="lines+markers" if markers else "lines",
-        name=plain(arm),
-        meta=run.label,
-        legendgroup=str(number),
-        showlegend=place == 0,
-        line={"color": shade, "width": 1.6, "dash": DASHES[number % len(DASHES)]},
-        marker={"color": shade, "symbol": SYMBOLS[number % len(SYMBOLS)], "size": 7},
-        customdata=steps,
-        hovertemplate=_no_fields(plain(run.label))
-        + "<br>step %{customdata:,}<br>%{x:.3s} tokens<br>%{y:.4f}<extra></extra>",
-    )
-
-
-def _no_fields(text: str) -> str:
-    """plotly fills %{…} in hover texts: a name must not be able to ask for that."""
-    return text.replace("%{", "%\u200b{")
 
 
 def _trend(runs: Sequence[Run]) -> Panel | None:

@@ -80,7 +80,7 @@ class Chart:
 @dataclass
 class Panel:
     """Charts that are looked at together, with the controls they share: ``views`` (radio buttons) and ``steps``
-    (a slider; pairs of step and label)."""
+    (a slider of that name; pairs of step and label)."""
 
     charts: list[Chart]
     title: str = ""
@@ -88,6 +88,7 @@ class Panel:
     views: list[tuple[str, str]] = field(default_factory=list)
     steps: list[tuple[int, str]] = field(default_factory=list)
     small: bool = False
+    slider: str = "Training step"
 
 
 @dataclass

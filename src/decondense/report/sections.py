@@ -15,9 +15,12 @@ from .effects import effect_table, forest, scores
 from .reproduce import evaluate_command, measure_command, significance_command
 from .section import Origin, Panel, Picture, Section, Table, cell, short, span
 from .sources import Source
+from .study_charts import benchmark_rows, study_panels
 
 __all__ = ["comparison", "evaluation", "measurement", "origin_of", "sentence_of", "significance", "study"]
 
+POWER = 0.8
+"""At which studies state the smallest effect, as ``decondense significance`` does."""
 GLOSS = {
     "condensing": "The deeper the layer, the more alike the directions of the tokens of one text.",
     "dispersing": "The deeper the layer, the further apart the directions of the tokens of one text.",
@@ -259,9 +262,18 @@ def study(source: Source) -> Section:
     record = source.record
     table = record.get("table") or {"columns": [], "rows": []}
     tables = []
+    panels, notes = study_panels(source)
     if table["columns"]:
-        tables.append(Table("Numbers", [str(c) for c in table["columns"]], [list(row) for row in table["rows"]]))
-    pictures, notes = [], []
+        numbers = Table("Numbers", [str(c) for c in table["columns"]], [list(row) for row in table["rows"]])
+        rows, contrast = benchmark_rows(record)
+        if rows:
+            chart = forest(f"Benchmarks: {contrast}", rows, scale=100.0, unit="points", power=POWER, contrast=contrast)
+            panels.insert(0, Panel([chart]))
+            if len(rows) == len(numbers.rows):
+                words = _difference_table(rows)
+                numbers.shown, numbers.heads, numbers.note = words.shown, words.heads, words.note
+        tables.append(numbers)
+    pictures = []
     for name in record.get("figures") or ():
         try:
             data = _png(source.path.parent, str(name))
@@ -280,7 +292,8 @@ def study(source: Source) -> Section:
     origin = origin_of(source, config, str(record["command"]), facts)
     return Section(
         "study", f"{record['claim']} · {record['study']} ({record['scale']} scale)", sentence_of(record), [origin],
-        badge=str(record["verdict"]), gloss=str(record["question"]), notes=notes, tables=tables, pictures=pictures,
+        badge=str(record["verdict"]), gloss=str(record["question"]), notes=notes, panels=panels,
+        tables=tables, pictures=pictures,
     )  # fmt: skip
 
 

@@ -11,7 +11,10 @@ from typing import Any
 
 import yaml
 
-__all__ = ["KINDS", "Skipped", "Source", "find", "read_json"]
+__all__ = ["BROKEN", "KINDS", "Skipped", "Source", "find", "read_json"]
+
+BROKEN = (KeyError, IndexError, TypeError, ValueError, AttributeError, ZeroDivisionError, OverflowError)
+"""What is raised by content that is not what its schema says."""
 
 SCHEMAS = {
     "decondense.study/1": "study",
