@@ -157,6 +157,28 @@ def throughput() -> str:
     return markdown(["", "micro-batch", "tokens/s", "ratio", "peak GiB"], lines, "throughput", rows)
 
 
+def significance() -> str:
+    """Error rates without a difference."""
+    rows = [r for r in read("significance") if float(r["effect"]) == 0]
+    columns = ["tasks", "average", "pooled", "satterthwaite", "coverage"]
+    lines = [[r["truth"], r["seeds"], *(rate(r[c]) for c in columns)] for r in rows]
+    return markdown(["truth", "seeds", *columns], lines, "significance", rows)
+
+
+def significance_power() -> str:
+    """How often a difference is found that should be found 4 times in 5."""
+    rows = [r for r in read("significance") if float(r["effect"])]
+    lines = []
+    for r in rows:
+        found = r["average"] if r["average"] != "nan" else r["tasks"]
+        lines.append([r["truth"], r["seeds"], f"{100 * float(r['effect']):.2f}", rate(r["stated_power"]), rate(found)])
+    return markdown(["truth", "seeds", "difference, points", "stated", "found"], lines, "significance", rows)
+
+
+def rate(value: str) -> str:
+    return "" if value in ("", "nan") else f"{float(value):.3f}"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "throughput": throughput,
     "profile_train_step": profile_train_step,
@@ -168,6 +190,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "agreement_model": agreement_model,
     "agreement_cloud": agreement_cloud,
     "losses_cpu": losses_cpu,
+    "significance": significance,
+    "significance_power": significance_power,
     **scale_table.TABLES,
 }
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import importlib.metadata
 import io
 import json
 import math
 import os
+import re
 import shutil
 from types import SimpleNamespace
 
@@ -103,6 +105,31 @@ def test_unfinished_work_of_other_settings_is_not_used(pair, bench, tmp_path):
     evaluate(pair, limit=3, **options)
     record, items = evaluate(pair, limit=4, **options)
     assert len(items) == record["tasks"]["piqa"]["items"] == 4
+
+
+def test_unfinished_work_on_other_data_is_not_used(pair, tmp_path, monkeypatch):
+    """A file that was changed, and another lm-eval: finished tasks are done again."""
+    place = tmp_path / "bench" / "piqa"
+    place.mkdir(parents=True)
+    row = {"goal": "boil water", "sol1": "heat it", "sol2": "freeze it", "label": 0}
+    options = {"data": tmp_path / "bench", "tasks": "piqa", "partial": tmp_path / "partial"}
+
+    def targets(**changes):
+        (place / "validation.jsonl").write_text(json.dumps(row | changes))
+        return [item["target"] for item in evaluate(pair, **options)[1]]
+
+    assert targets() == ["0"]
+    os.utime(place / "validation.jsonl", (1, 1))
+    assert targets(label=1) == ["1"]  # as many bytes as before
+    kept = tmp_path / "partial" / "piqa.parquet"
+    before = kept.stat().st_mtime_ns
+    evaluate(pair, **options)
+    assert kept.stat().st_mtime_ns == before
+    real = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda n: "0.0" if n == "lm_eval" else real(n))
+    record, _ = evaluate(pair, **options)
+    assert record["versions"]["lm_eval"] == "0.0"
+    assert kept.stat().st_mtime_ns != before
 
 
 def test_graded_and_likelihood_tasks(pair, bench):
@@ -228,12 +255,20 @@ def test_checkpoints_in_the_middle_are_recorded(stories, bench, tmp_path):
     os.chmod(place, 0o755)
     (place / "trainer_state.json").write_text(json.dumps({"global_step": 50, "max_steps": 100}))
     record, _ = evaluate(place, tasks="winogrande", data=bench, limit=1, training_seed=7)
+    again, _ = evaluate(place.parent / ".." / "run" / "checkpoint-50", tasks="winogrande", data=bench, limit=1)
+    shutil.move(place, place.parent / "model")
+    final, _ = evaluate(place.parent / "model", tasks="winogrande", data=bench, limit=1)
+    where = record["checkpoint"].pop("place")
+    assert re.fullmatch("[0-9a-f]{16}", where)
+    assert again["checkpoint"]["place"] == final["checkpoint"]["place"] == where
+    assert final["checkpoint"]["folder"] == "model"
     assert record["checkpoint"] == {
         "selected_by": "final",
         "step": 50,
         "steps": 100,
         "final": False,
         "run": "run",
+        "folder": "checkpoint-50",
         "training_seed": 7,
     }
 

@@ -13,6 +13,7 @@ from scipy import stats
 
 from decondense.evaluate.paired_tests import (
     Crossed,
+    average_interval,
     crossed,
     crossed_macro,
     holm,
@@ -179,10 +180,64 @@ def test_p_is_the_level_of_the_interval_that_touches_zero():
     assert min(abs(low), abs(high)) == pytest.approx(0, abs=1e-9)
 
 
-def test_no_variance_at_all():
-    same = np.ones((3, 10))
-    assert crossed(same, same).p == 1.0
-    assert crossed(same, 0 * same).p == 0.0
+def relabelled(base, treated):
+    """All ways to call so many of the runs base; as extreme as what was seen."""
+    runs = np.concatenate([base, treated]).mean(1)
+    seen, extreme, count = abs(treated.mean() - base.mean()), 0, 0
+    for chosen in itertools.combinations(range(len(runs)), len(base)):
+        rest = [i for i in range(len(runs)) if i not in chosen]
+        extreme += abs(runs[list(chosen)].mean() - runs[rest].mean()) >= seen - 1e-12
+        count += 1
+    return extreme / count
+
+
+@pytest.mark.parametrize("seeds", [(3, 3), (2, 2), (2, 4), (1, 5)])
+@pytest.mark.parametrize("items", [3, 10])
+def test_no_variance_at_all(seeds, items):
+    """Nothing to measure a difference by: exact tests, over seeds and over items, and never a p of 0."""
+    base, treated = (np.zeros((s, items)) for s in seeds)
+    same = crossed(base, treated)
+    assert (same.p, same.minimal_effect()) == (1.0, None)
+    assert all(math.isnan(end) for end in same.interval())
+    other = crossed(base, treated + 1)
+    assert other.p == pytest.approx(max(relabelled(base, treated + 1), mcnemar(items, 0)))
+    assert other.minimal_effect() is None
+    assert math.isnan(other.power(1.0))
+
+
+def test_no_variance_with_paired_seeds_or_one_seed():
+    assert crossed(np.zeros((3, 20)), np.ones((3, 20)), paired=True).p == pytest.approx(2 / 2**3)
+    assert crossed(np.zeros((1, 2)), np.ones((1, 2))).p == pytest.approx(0.5)
+    # what one task gains the other loses: no difference
+    opposite = [(np.zeros((1, 5)), np.ones((1, 5))), (np.ones((1, 5)), np.zeros((1, 5)))]
+    assert crossed_macro(opposite).p == 1.0
+
+
+def test_rounding_is_not_a_variance():
+    x = np.random.default_rng(0).random((3, 60))
+    shifted = crossed(x, x + 0.1, paired=True)
+    assert shifted.se == 0
+    assert shifted.p == pytest.approx(2 / 2**3)
+    assert all(math.isnan(end) for end in paired_interval(x[0], x[0] + 0.1))
+
+
+def test_seeds_that_tie_by_chance_are_no_proof():
+    """Two seeds with equal scores and much seed × item noise: both parts of the variance are cut to 0."""
+    base = np.array([[1.0, 0, 0, 0], [0, 1.0, 0, 0]])
+    treated = np.array([[1.0, 1, 0, 0], [0, 0, 1.0, 1]])
+    estimate = crossed(base, treated)
+    assert estimate.se == 0
+    assert estimate.p >= 1 / 3
+
+
+def test_average_interval():
+    """Of one difference its own; of normal ones what adding variances gives."""
+    assert average_interval([0.2], [(-0.1, 0.4)]) == pytest.approx((-0.1, 0.4))
+    ses = np.array([0.01, 0.03, 0.02])
+    differences = np.array([0.1, 0.0, 0.05])
+    low, high = average_interval(differences, [(d - 1.96 * s, d + 1.96 * s) for d, s in zip(differences, ses)])
+    half = 1.96 * math.sqrt(np.sum(ses**2)) / 3
+    assert (low, high) == pytest.approx((0.05 - half, 0.05 + half))
 
 
 def test_bad_shapes():
@@ -193,7 +248,7 @@ def test_bad_shapes():
 
 
 def of_variances(seed: float, seed_df: float, item: float, item_df: float) -> Crossed:
-    return Crossed(0.0, seed, seed_df, item, item_df, noise=0.0, seed_sd=0.0)
+    return Crossed(0.0, ((seed, seed_df),), item, item_df, noise=0.0, seed_sd=0.0)
 
 
 @pytest.mark.parametrize("parts", [(1e-4, 4, 2e-5, 900), (3e-5, 2, 1e-4, 400), (0.0, 4, 1.0, math.inf)])
@@ -219,12 +274,47 @@ def test_minimal_effect_has_the_power_it_states(parts, alpha):
         assert effect == pytest.approx(stats.norm.ppf(1 - alpha / 2) + stats.norm.ppf(0.8), abs=1e-3)
 
 
+@pytest.mark.parametrize("arms", [((1e-4, 4), (1e-4, 4)), ((4e-5, 1), (1e-4, 3)), ((1e-4, 2), (0.0, 2))])
+@pytest.mark.parametrize("alpha", [0.05, 0.005])
+def test_power_takes_in_that_welchs_degrees_of_freedom_are_estimated(arms, alpha):
+    """Two arms, each with its estimated variance: the test with Welch's degrees of freedom of what was drawn."""
+    design = Crossed(0.0, arms, 2e-5, 900, noise=0.0, seed_sd=0.0)
+    effect = design.minimal_effect(alpha=alpha)
+    rng = np.random.default_rng(1)
+    hits = []
+    for _ in range(4000):
+        drawn = tuple((v * rng.chisquare(df) / df, df) for v, df in arms)
+        seen = Crossed(0.0, drawn, 2e-5 * rng.chisquare(900) / 900, 900, noise=0.0, seed_sd=0.0)
+        hits.append(abs(rng.normal(effect, design.se)) > seen.critical(alpha) * seen.se)
+    assert np.mean(hits) == pytest.approx(0.8, abs=0.02)
+
+
+@pytest.mark.parametrize(("alpha", "ends"), [(0.05, (0.55, 1.53)), (0.005, (0.6, 1.8))])
+def test_how_far_the_stated_effect_is_off_with_three_seeds(alpha, ends):
+    """docs/statistics.md, section 6: the middle 8 of 10 experiments, over what the true variances would state. The
+    effect is √(sum of the variances) times a function of the larger one's share."""
+
+    def stated(first, second):
+        return Crossed(0.0, ((first, 2), (second, 2)), 0.0, 900, noise=0.0, seed_sd=0.0).minimal_effect(alpha=alpha)
+
+    shares = np.linspace(0.5, 1, 13)
+    factors = [stated(share, 1 - share) for share in shares]
+    drawn = np.random.default_rng(0).chisquare(2, (100_000, 2)) / 2
+    total = drawn.sum(1)
+    effects = np.sqrt(total) * np.interp(drawn.max(1) / total, shares, factors)
+    assert np.quantile(effects, [0.1, 0.9]) / stated(1.0, 1.0) == pytest.approx(ends, abs=0.01)
+
+
 def test_power_of_one_sample_is_that_of_students_test():
     """One source of variance: the noncentral t, here by simulation."""
     rng = np.random.default_rng(0)
     samples = rng.normal(1.2, 1, size=(20_000, 5))
     hits = np.mean(stats.ttest_1samp(samples, 0, axis=1).pvalue <= 0.05)
     assert of_variances(1 / 5, 4, 0.0, 4).power(1.2) == pytest.approx(hits, abs=0.012)
+
+
+def test_two_seeds_cannot_meet_every_level():
+    assert of_variances(1.0, 1, 0.0, 900).minimal_effect(alpha=1e-9) is None
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))

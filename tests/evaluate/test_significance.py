@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import re
 
@@ -16,7 +17,7 @@ from test_evaluation import cli
 from decondense.evaluate.bootstrap import hierarchical_bootstrap
 from decondense.evaluate.paired_tests import crossed_macro, mcnemar, smallest_mcnemar_effect
 from decondense.evaluate.significance import analyse, ranks, significance
-from decondense.evaluate.verdict import csv_table, latex, markdown, points
+from decondense.evaluate.verdict import csv_table, latex, markdown, p_words, points
 
 
 @pytest.fixture
@@ -50,8 +51,86 @@ def test_two_checkpoints(make_run):
     assert (row["base"], row["treated"]) == (0.4, 0.9)
     assert record["claim"] == "checkpoints"
     assert "one seed in each arm" in record["notes"][0]
-    assert record["verdict"].startswith("No difference shown: treated − base is +50.00 points on the average over t (")
+    assert record["verdict"].startswith("No difference shown: treated − base is +50.00 points on t (95 % interval ")
     assert record["verdict"].endswith("this compares two checkpoints, not two ways of training.")
+
+
+def test_one_task_and_one_seed_is_that_tasks_test(make_run):
+    """5 gained, none lost: the exact test says 0.0625, and so does the verdict."""
+    base = make_run("a", {"t": [0] * 5 + [1] * 95})
+    record = significance([base], [make_run("b", {"t": [1] * 100})], bootstrap=0)
+    row, macro = record["tasks"][0], record["macro"]
+    assert row["p"] == 0.0625
+    for key in ("test", "p", "low", "high", "smallest_effect", "significant"):
+        assert macro[key] == row[key], key
+    assert record["verdict"].startswith("No difference shown")
+    assert "p = 0.062)" in record["verdict"]
+
+
+def test_average_of_two_checkpoints_by_all_signs():
+    """Each item's difference weighs 1/n of its task; every pattern of signs, and the interval from the tasks'."""
+    tasks = {"t": ([0, 0, 0, 1], [1, 1, 0, 1]), "u": ([0, 0, 1, 0, 0, 0, 0], [1, 1, 0, 1, 0, 1, 0])}
+    outcomes = {name: tuple(np.array([arm], dtype=float) for arm in pair) for name, pair in tasks.items()}
+    found = analyse(outcomes, bootstrap=0)
+    weighted = np.concatenate([(b - a)[0] / a.shape[1] for a, b in outcomes.values()])
+    moved = weighted[weighted != 0]
+    signs = np.array(list(itertools.product((-1, 1), repeat=len(moved))))
+    assert found["macro"]["p"] == np.mean(np.abs(signs @ moved) >= abs(moved.sum()) - 1e-12)
+    assert found["macro"]["test"] == "paired permutation"
+    reach = [[row["difference"] - row["low"], row["high"] - row["difference"]] for row in found["tasks"]]
+    low, high = np.sqrt(np.sum(np.square(reach), axis=0)) / 2
+    difference = found["macro"]["difference"]
+    assert (found["macro"]["low"], found["macro"]["high"]) == pytest.approx((difference - low, difference + high))
+
+
+def test_two_items_that_are_gained_prove_nothing(make_run, tmp_path):
+    """No variance to estimate from, alone or beside a task that has some."""
+    record = significance([make_run("a", {"t": [0, 0]})], [make_run("b", {"t": [1, 1]})])
+    assert record["macro"]["p"] == 0.5
+    assert not record["macro"]["significant"]
+    noisy = [0, 1] * 100
+    turned = [1, 0, 0, 1, *noisy[4:]]
+    arms = ([make_run("c", {"t": [0, 0], "u": noisy})], [make_run("d", {"t": [1, 1], "u": turned})])
+    assert significance(*arms)["macro"]["p"] >= 0.25
+    folders = {arm: [make_run(f"{arm}{s}", {"t": [arm] * 8, "u": [arm] * 9}) for s in range(3)] for arm in (0, 1)}
+    record = significance(folders[0], folders[1])
+    assert record["macro"]["p"] == pytest.approx(2 / 20)
+    assert "bootstrap" not in record["macro"]
+    assert "no interval can be stated, p = 0.10" in record["verdict"]
+    copes(record, tmp_path)
+
+
+def test_identical_outcomes_state_no_smallest_effect(make_run, tmp_path):
+    graded = np.linspace(0, 1, 9)
+    arms = [[make_run(name, {"t": [1, 0] * 9, "g": graded})] for name in "ab"]
+    record = significance(*arms)
+    assert (record["macro"]["p"], record["macro"]["smallest_effect"]) == (1.0, None)
+    assert "0.00 points would have been found" not in record["verdict"]
+    assert "What could have been found cannot be stated" in record["verdict"]
+    assert record["tasks"][1]["low"] is None
+    copes(record, tmp_path)
+
+
+def copes(record, folder):
+    """Everything that reads a record."""
+    from decondense.report.forest import forest
+
+    assert json.loads(json.dumps(record, allow_nan=False)) == record
+    for text in (markdown(record), latex(record), csv_table(record)):
+        assert "nan" not in text.lower()
+        assert "None" not in text
+    place = folder / "comparison"
+    place.mkdir()
+    forest(record, place / "forest.png")
+    (place / "result.json").write_text(json.dumps(record))
+    done = cli("report", place, "--out", folder / "page.html")
+    assert done.returncode == 0, done.stderr
+    assert "Treated against base" in (folder / "page.html").read_text()
+
+
+@pytest.mark.parametrize(("p", "words"), [(1e-9, "p < 0.0001"), (0.002, "p = 0.0020"), (0.0625, "p = 0.062")])
+def test_p_in_words(p, words):
+    assert p_words(p) == words
 
 
 def test_graded_outcomes_use_the_permutation_test(make_run):
@@ -75,7 +154,7 @@ def test_seeds_are_the_unit(six):
     assert record["verdict"].startswith("Different, the treated runs score better: treated − base is +")
     assert "3 base and 3 treated seeds." in record["verdict"]
     assert record["ranks"]["ahead"] == 2
-    assert sum(record["ranks"]["base"].values()) > sum(record["ranks"]["treated"].values())
+    assert sum(record["ranks"]["base"]) > sum(record["ranks"]["treated"])
 
 
 def test_the_order_of_items_and_runs_does_not_matter(six, make_run):
@@ -174,6 +253,29 @@ def test_several_checkpoints_of_one_training_run_are_refused(make_run):
         significance([base], runs)
 
 
+def test_checkpoints_are_told_by_the_run_they_lie_in(make_run):
+    """By the place that the evaluation recorded, not by how the path was typed."""
+    base = make_run("a", {"t": [1, 0]})
+
+    def run(name, place, folder, typed="."):
+        where = {"run": "run", "place": place, "folder": folder, "selected_by": "held-out-loss"}
+        return make_run(name, {"t": [1, 1]}, checkpoint=where, model={"name": typed})
+
+    whole, half = run("b", "1f", "", "out/run"), run("c", "1f", "checkpoint-50", "elsewhere/link")
+    with pytest.raises(ValueError, match=r"2 treated runs are checkpoints of one training run \('run'\)"):
+        significance([base], [whole, half])
+    one, other = (run(name, name, "checkpoint-100", "checkpoint-100") for name in "de")
+    assert significance([base], [one, other], bootstrap=0)["seeds"] == [1, 2]
+    # evaluations of before say only what was typed
+    old = [
+        make_run(n, {"t": [1, 1]}, model={"name": typed}) for n, typed in (("f", "out/x"), ("g", "out/x/checkpoint-5"))
+    ]
+    with pytest.raises(ValueError, match=r"of one training run \('x'\)"):
+        significance([base], old)
+    seeds = [make_run(n, {"t": [1, 1]}, model={"name": f"out/{n}/checkpoint-5"}) for n in "hi"]
+    assert significance([base], seeds, bootstrap=0)["seeds"] == [1, 2]
+
+
 def test_copies_are_not_seeds(make_run):
     base = make_run("a", {"t": [1, 0]})
     runs = [make_run(n, {"t": [1, 1]}, weights="same") for n in "bc"]
@@ -189,6 +291,12 @@ def test_bad_options(six):
         significance(base[:2], treated, paired=True)
     with pytest.raises(ValueError, match="alpha and power must lie between 0 and 1"):
         significance(base, treated, alpha=5)
+    with pytest.raises(ValueError, match=r"power must be above alpha, got 0.04 and 0.05: .*\.$"):
+        significance(base, treated, power=0.04)
+    with pytest.raises(ValueError, match=r"bootstrap must be a number of resamplings, got -3: .*\.$"):
+        significance(base, treated, bootstrap=-3)
+    with pytest.raises(ValueError, match=r"permutations must be at least 1, got 0: .*\.$"):
+        significance(base, treated, permutations=0)
 
 
 def test_notes_about_few_seeds(six):
@@ -236,6 +344,18 @@ def test_bootstrap_by_loops():
     assert found["se"] == pytest.approx(np.std(draws), rel=0.06)
 
 
+@pytest.mark.parametrize("lone", [0, 1])
+def test_bootstrap_of_a_lone_seed_in_closed_form(lone):
+    """Seeds that differ by a constant: the lone one is given their variance, s²(1/S + 1) in all, as in the test."""
+    levels = np.array([0.1, 0.2, 0.6])
+    arms = [np.repeat(levels[:, None], 40, axis=1)] * 2
+    arms[lone] = np.zeros((1, 40))
+    tasks = [tuple(arms)]
+    found = hierarchical_bootstrap(tasks, crossed_macro(tasks), samples=20_000)
+    assert found["se"] ** 2 == pytest.approx(levels.var(ddof=1) * (1 + 1 / 3), rel=0.03)
+    assert found["se"] == pytest.approx(crossed_macro(tasks).se, rel=0.02)
+
+
 def test_paired_bootstrap_sees_that_pairs_move_together():
     levels = np.array([0.1, 0.5, 0.9])[:, None]
     base, treated = np.repeat(levels, 30, 1), np.repeat(levels + 0.01, 30, 1)
@@ -246,9 +366,9 @@ def test_paired_bootstrap_sees_that_pairs_move_together():
 
 def test_ranks():
     outcomes = {"t": (np.array([[0.1], [0.5]]), np.array([[0.5], [0.9]]))}
-    found = ranks(outcomes, ["a", "b"], ["c", "d"])
-    assert found["base"] == {"a": 4.0, "b": 2.5}
-    assert found["treated"] == {"c": 2.5, "d": 1.0}
+    found = ranks(outcomes)
+    assert found["base"] == [4.0, 2.5]
+    assert found["treated"] == [2.5, 1.0]
     assert (found["ahead"], found["behind"], found["tied"]) == (1, 0, 0)
 
 
@@ -268,7 +388,8 @@ def test_smallest_effect_shrinks_with_items():
 def test_tables(six):
     record = significance(*six, bootstrap=50)
     text = markdown(record)
-    assert text.count("\n| ") == 3
+    scores, likelihoods = text.split("Log-likelihood of what is right, in nats per item (per token of a text):")
+    assert scores.count("\n| ") == likelihoods.count("\n| ") - 1 == 3
     assert record["verdict"] in text
     tex = latex(record)
     assert tex.count("\\\\") == 4
@@ -312,6 +433,49 @@ def test_command(six, tmp_path):
     record = json.loads((out / "result.json").read_text())
     assert record["seeds"] == [3, 3]
     assert record["verdict"] in done.stdout.replace("\n", " ")
+
+
+def test_ranks_of_runs_with_one_name(six, tmp_path):
+    """Two folders may end in the same word: every run has its own rank, and the terminal shows them."""
+    arms = [[], []]
+    for arm, folders in enumerate(six):
+        for number, folder in enumerate(folders):
+            place = tmp_path / f"arm{arm}-seed{number}" / "run"
+            place.parent.mkdir()
+            arms[arm].append(folder.rename(place))
+    record = significance(*arms, bootstrap=0)
+    assert [len(record["ranks"][arm]) for arm in ("base", "treated")] == [3, 3]
+    assert sum(record["ranks"]["base"] + record["ranks"]["treated"]) == pytest.approx(1 + 2 + 3 + 4 + 5 + 6)
+    done = cli("significance", *arms[0], "--", *arms[1], "--out", tmp_path / "out", "--bootstrap", 0)
+    shown = ", ".join(f"{rank:.1f}" for rank in record["ranks"]["treated"])
+    assert f"treated {shown}" in done.stdout
+
+
+def test_texts_alone(make_run, tmp_path):
+    """No benchmark: the likelihoods are said, and only files that were written are named."""
+    rng = np.random.default_rng(0)
+
+    def text(name, shift):
+        values = [(-100 + 50 * shift + rng.standard_normal(),) for _ in range(30)]
+        rows = [make_item("text:x", n, 0, values=v, units=[50], gold=None) for n, v in enumerate(values)]
+        return make_run(name, {"text:x": rows})
+
+    out = tmp_path / "out"
+    done = cli("significance", text("a", 0), text("b", 0.2), "--out", out)
+    assert done.returncode == 0, done.stderr
+    record = json.loads((out / "result.json").read_text())
+    start = "Different, the treated checkpoint scores better: log-likelihood, treated − base is +0."
+    assert record["verdict"].startswith(start)
+    assert " nats on text:x (95 % interval +0." in record["verdict"]
+    assert "p < 0.0001" in record["verdict"]
+    words = done.stdout[done.stdout.index("written:") :].replace("\n", " ")
+    assert all(f"{p.name}" in words for p in out.iterdir())
+    assert "forest.png" not in words
+    assert "table.tex" not in words
+    assert "nats per item" in done.stdout
+    table = (out / "table.md").read_text()
+    assert table.count("| text:x |") == 1
+    assert record["verdict"] in table
 
 
 def test_command_errors(six, tmp_path):

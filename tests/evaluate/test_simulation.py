@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from decondense.evaluate.paired_tests import crossed, crossed_macro, holm, mcnemar, smallest_mcnemar_effect
+from decondense.evaluate.bootstrap import hierarchical_bootstrap
+from decondense.evaluate.paired_tests import (
+    checkpoint_average,
+    crossed,
+    crossed_macro,
+    holm,
+    mcnemar,
+    smallest_mcnemar_effect,
+)
 from decondense.evaluate.simulate import Truth, simulate
 
 SMALL = {"items": (250, 900, 125, 400, 200), "accuracy": (0.33, 0.3, 0.2, 0.63, 0.41)}
@@ -91,7 +99,7 @@ def test_stated_power_with_seeds_is_met():
     null = [crossed(*simulate(truth, rng)[0]) for _ in range(150)]
     design = replace(
         null[0],
-        seed_variance=float(np.mean([e.seed_variance for e in null])),
+        seeds=tuple((float(np.mean([e.seeds[arm][0] for e in null])), 4.0) for arm in (0, 1)),
         item_variance=float(np.mean([e.item_variance for e in null])),
     )
     effect = design.minimal_effect()
@@ -99,6 +107,28 @@ def test_stated_power_with_seeds_is_met():
     other = Truth(items=(1500,), accuracy=(0.4,), seeds=(5, 5), seed_sd=0.01, effect=effect)
     hits = np.mean([crossed(*simulate(other, rng)[0]).p <= 0.05 for _ in range(200)])
     assert hits >= at_least(0.8, 200)
+
+
+@pytest.mark.parametrize("seeds", [(1, 5), (5, 1)])
+def test_bootstrap_of_a_lone_seed_covers(seeds):
+    """Where seeds dominate, a lone seed that is never moved would cover 7 times in 10."""
+    rng = np.random.default_rng(7)
+    truth = Truth(items=(1500,), accuracy=(0.4,), seeds=seeds, seed_sd=0.05)
+    inside = 0
+    for number in range(PAIRS):
+        outcomes = simulate(truth, rng)
+        found = hierarchical_bootstrap(outcomes, crossed_macro(outcomes), samples=200, seed=number)
+        inside += found["low"] <= 0 <= found["high"]
+    assert inside / PAIRS >= at_least(0.95, PAIRS)
+
+
+def test_average_of_two_checkpoints_keeps_its_level():
+    """The permutation test over all tasks and the interval from the tasks' intervals."""
+    rng = np.random.default_rng(8)
+    truth = Truth(**SMALL, seeds=(1, 1), seed_sd=0.0)
+    found = [checkpoint_average(simulate(truth, rng), samples=200) for _ in range(PAIRS)]
+    assert np.mean([p <= 0.05 for p, _, _ in found]) <= at_most(0.05, PAIRS)
+    assert np.mean([low <= 0 <= high for _, low, high in found]) >= at_least(0.95, PAIRS)
 
 
 def test_interval_covers():

@@ -30,13 +30,18 @@ def hierarchical_bootstrap(
     √(S/(S−1)) (Rao and Wu's rescaling). Percentiles of a bootstrap over three seeds are those of a normal, not of a t:
     their distance from the estimate is widened by the ratio of ``estimate.critical`` to the normal quantile.
     Resampling both sides counts the seed × item noise more than once (Owen's pigeonhole bootstrap), so the interval
-    errs on the wide side.
+    errs on the wide side. A lone seed cannot be resampled: it is moved by what the other arm's seeds spread, as the
+    test borrows their variance.
     """
     rng = np.random.default_rng(seed)
     sizes = [len(outcomes[0][0]), len(outcomes[0][1])]
     weights = [_seed_weights(size, samples, rng) for size in sizes]
     if paired:
         weights[0] = weights[1]
+    elif min(sizes) == 1 < max(sizes):
+        # treated − base: what is added to a lone base seed is taken from the treated side, and the other way round
+        many = int(sizes[1] > 1)
+        weights[many] = weights[many] - _borrowed_weights(sizes[many], samples, rng)
     draws = np.zeros(samples)
     for base, treated in outcomes:
         stacked = np.concatenate([base, treated])
@@ -68,6 +73,12 @@ def _seed_weights(size: int, samples: int, rng: np.random.Generator) -> np.ndarr
         return np.ones((samples, 1))
     counts = rng.multinomial(size, np.full(size, 1 / size), size=samples) / size
     return 1 / size + math.sqrt(size / (size - 1)) * (counts - 1 / size)
+
+
+def _borrowed_weights(size: int, samples: int, rng: np.random.Generator) -> np.ndarray:
+    """Weights on ``size`` seeds that sum to 0 and give a normal deviation with the unbiased variance of one seed."""
+    draws = rng.standard_normal((samples, size))
+    return (draws - draws.mean(1, keepdims=True)) / math.sqrt(size - 1)
 
 
 def _resampled_means(table: np.ndarray, rows: int, rng: np.random.Generator) -> np.ndarray:

@@ -226,15 +226,17 @@ def significance(
     with output_folder(out_dir if out_dir is not None else Path("significance")) as folder, writing(folder):
         write_text(folder / "result.json", body)
         write_text(folder / "table.md", markdown(record))
-        write_text(folder / "table.tex", latex(record))
         write_text(folder / "table.csv", csv_table(record))
+        written = ["result.json", "table.md", "table.csv"]
         if record["tasks"]:
+            write_text(folder / "table.tex", latex(record))
             forest(record, folder / "forest.png")
+            written += ["table.tex", "forest.png"]
     if as_json:
         print(body, end="")
         return
     _show_comparison(record)
-    out.print(f"written: {folder}/result.json, table.md, table.tex, table.csv, forest.png")
+    out.print(f"written: {folder}/{', '.join(written)}")
 
 
 def _divide(runs: list[str]) -> tuple[list[str], list[str]]:
@@ -252,32 +254,32 @@ def _divide(runs: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _show_comparison(record: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    from .verdict import SHORT, _cells, points
+    from .verdict import LIKELIHOOD, cells, nats, points
 
     if record["tasks"]:
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for column in SHORT:
-            table.add_column(column, justify="left" if column == "task" else "right", no_wrap=True)
-        for row in _cells(record):
-            table.add_row(*row)
-        out.print(table)
+        _print_table(cells(record))
         found = f"{100 * record['power']:.0f} %"
         out.print(
             f"could: the smallest true difference that would have been found with {found} probability", style="dim"
         )
+    if record["likelihood"]:
+        out.print(f"{LIKELIHOOD}:")
+        short = ("items", "p", "could") if record["tasks"] else ()
+        _print_table(cells(record["likelihood"], nats), without=short)
     macro = record["macro"]
     if macro is not None:
         if macro["seed_sd"] is not None:
+            spread = "difference of a pair of seeds" if record["paired"] else "seed's average"
             out.print(
                 f"standard error of the average: {points(macro['seed_se'])} points from seeds, "
-                f"{points(macro['item_se'])} from items; a seed's average spreads by {points(macro['seed_sd'])}"
+                f"{points(macro['item_se'])} from items; a {spread} spreads by {points(macro['seed_sd'])}"
             )
         if "bootstrap" in macro:
             low, high = (points(macro["bootstrap"][key], sign=True) for key in ("low", "high"))
             out.print(f"hierarchical bootstrap of the average: {low} to {high} points")
         ranks = record["ranks"]
+        base, treated = (", ".join(f"{rank:.1f}" for rank in ranks[arm]) for arm in ("base", "treated"))
+        out.print(f"mean rank over tasks (1 is best): base {base}; treated {treated}")
         out.print(
             f"treated ahead on {ranks['ahead']} of {len(record['tasks'])} tasks, behind on {ranks['behind']} "
             f"(sign test p = {ranks['sign_test_p']:.2f})"
@@ -285,3 +287,17 @@ def _show_comparison(record: dict[str, Any]) -> None:
     out.print(f"[bold]{record['verdict']}[/bold]")
     for note in record["notes"]:
         out.print(f"note: {note}", markup=False)
+
+
+def _print_table(rows: list[tuple[str, ...]], *, without: tuple[str, ...] = ()) -> None:
+    from rich.table import Table
+
+    from .verdict import SHORT
+
+    kept = [number for number, column in enumerate(SHORT) if column not in without]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for number in kept:
+        table.add_column(SHORT[number], justify="right" if number else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(row[number] for number in kept))
+    out.print(table)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from .items import SCHEMA, Item, item_hash, summarise
-from .tasks import Benchmark, build, names_of, quiet, templates_compiled_once
+from .tasks import Benchmark, build, data_files, names_of, quiet, templates_compiled_once
 from .unfinished import Parts
 
 __all__ = ["evaluate"]
@@ -85,7 +86,9 @@ def evaluate(
         "batch_tokens": scorer.batch_tokens,
         "context": scorer.max_length,
     }
-    parts = Parts(partial, {"model": about, "settings": settings, "data": str(data)})
+    versions = _versions()
+    stamp = {"model": about, "settings": settings, "data": data_files(benchmarks), "lm_eval": versions["lm_eval"]}
+    parts = Parts(partial, stamp)
     scorer.journal = parts.journal()
     items: list[Item] = []
     notes: list[str] = []
@@ -119,7 +122,7 @@ def evaluate(
         "macro_average": _macro(table),
         "texts": prose,
         "notes": notes,
-        "versions": _versions(),
+        "versions": versions,
     }
     return record, items
 
@@ -188,7 +191,7 @@ def _load(model: Any, **options: Any) -> tuple[Any, Any, dict[str, Any]]:
             "kind": source.kind,
             "revision": source.revision,
         }
-        about |= _training_state(Path(source.location)) if source.kind == "folder" else {}
+        about |= _training_run(Path(source.location)) if source.kind == "folder" else {}
     if tokenizer is None:
         raise ValueError("the model has no tokenizer, and benchmarks are text: give (model, tokenizer).")
     if not getattr(weights, "get_output_embeddings", lambda: None)():
@@ -223,24 +226,30 @@ def _fingerprint(weights: Any) -> str:
     return digest.hexdigest()[:16]
 
 
-def _training_state(folder: Path) -> dict[str, Any]:
-    """Step and total of a folder that transformers' Trainer wrote, so that a checkpoint in the middle is seen."""
-    file = folder / "trainer_state.json"
-    if not file.is_file():
-        return {}
+def _training_run(folder: Path) -> dict[str, Any]:
+    """Which training run a folder is of, so that two checkpoints of it are not taken for two seeds, and step and total
+    where transformers' Trainer wrote them, so that a checkpoint in the middle is seen. The run's place is a hash: the
+    path of a machine does not belong into a result."""
+    whole = folder.resolve()
+    inside = whole.name.startswith("checkpoint-") or whole.name == "model"  # as `decondense train` lays them out
+    run = whole.parent if inside else whole
+    found: dict[str, Any] = {
+        "training_run": run.name,
+        "training_place": hashlib.sha256(os.fsencode(run)).hexdigest()[:16],
+        "training_folder": whole.name if inside else "",
+    }
     try:
-        state = json.loads(file.read_text(encoding="utf-8"))
-        step, total = int(state["global_step"]), int(state["max_steps"])
-    except (KeyError, TypeError, ValueError):
-        return {}
-    inside = folder.name.startswith("checkpoint-")
-    return {"step": step, "steps": total, "training_run": folder.resolve().parent.name if inside else folder.name}
+        state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
+        return found | {"step": int(state["global_step"]), "steps": int(state["max_steps"])}
+    except (OSError, KeyError, TypeError, ValueError):
+        return found
 
 
 def _checkpoint(about: dict[str, Any], selected_by: str) -> dict[str, Any]:
     step, steps = about.get("step"), about.get("steps")
     final = None if step is None or steps is None else step >= steps
-    return {"selected_by": selected_by, "step": step, "steps": steps, "final": final, "run": about.get("training_run")}
+    where = {key: about.get(f"training_{key}") for key in ("run", "place", "folder")}
+    return {"selected_by": selected_by, "step": step, "steps": steps, "final": final, **where}
 
 
 def _scorer(

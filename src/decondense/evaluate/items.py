@@ -3,8 +3,8 @@
 One row per item: ``task`` (as the user named it), ``subtask`` (lm-eval's name; differs for groups such as mmlu),
 ``doc_id``, ``item`` (a hash of the whole prompt, the choices and the target, so that two runs pair only what was
 asked in the same words), ``prediction``, ``target``, ``gold`` (indices of the right choices), ``correct`` (0 or 1, or
-between for graded tasks), ``acc_norm``, ``loglikelihoods`` of the choices, ``greedy``, ``units`` (bytes of the choices,
-or of the window of text), ``cut`` (tokens lost on the left because the prompt was longer than the context).
+between for graded tasks), ``acc_norm``, ``loglikelihoods`` of the choices, ``greedy``, ``units`` (bytes of the choices;
+tokens of a window of text), ``cut`` (tokens lost on the left because the prompt was longer than the context).
 """
 
 from __future__ import annotations

@@ -8,12 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy import optimize, special, stats
 
 __all__ = [
     "Crossed",
+    "average_interval",
+    "checkpoint_average",
     "crossed",
     "crossed_macro",
     "holm",
@@ -101,7 +104,8 @@ def permutation(differences: np.ndarray, *, samples: int = 10_000, seed: int = 0
 
 def paired_interval(base: np.ndarray, treated: np.ndarray, *, level: float = 0.95) -> tuple[float, float]:
     """Interval for the difference of two checkpoints over items. 0/1 outcomes: Bonett and Price's adjusted Wald
-    interval for paired proportions, which also behaves with few differing items; graded ones: Student's t."""
+    interval for paired proportions, which also behaves with few differing items; graded ones: Student's t, and NaN
+    where the differences have no spread to estimate it from."""
     n = len(base)
     binary = bool(np.all((base == 0) | (base == 1)) and np.all((treated == 0) | (treated == 1)))
     if binary:
@@ -110,35 +114,81 @@ def paired_interval(base: np.ndarray, treated: np.ndarray, *, level: float = 0.9
         half = stats.norm.ppf((1 + level) / 2) * math.sqrt((p + q - (p - q) ** 2) / (n + 2))
         return max(-1.0, p - q - half), min(1.0, p - q + half)
     difference = np.asarray(treated, np.float64) - np.asarray(base, np.float64)
-    if n < 2:
-        return float("nan"), float("nan")
-    half = stats.t.ppf((1 + level) / 2, n - 1) * difference.std(ddof=1) / math.sqrt(n)
+    variance = _variance(difference, _size(base, treated))
+    if variance == 0:
+        return math.nan, math.nan
+    half = stats.t.ppf((1 + level) / 2, n - 1) * math.sqrt(variance / n)
     return float(difference.mean() - half), float(difference.mean() + half)
+
+
+def average_interval(differences: Sequence[float], intervals: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Interval for the mean of independent differences from the interval of each (Zou and Donner's MOVER): the
+    distances to the lower ends add in squares, and so do those to the upper ends. Of one difference it is its own."""
+    low = math.sqrt(sum((d - low) ** 2 for d, (low, _) in zip(differences, intervals)))
+    high = math.sqrt(sum((high - d) ** 2 for d, (_, high) in zip(differences, intervals)))
+    centre, count = float(np.sum(differences)), len(differences)
+    return (centre - low) / count, (centre + high) / count
+
+
+def checkpoint_average(
+    tasks: Sequence[tuple[np.ndarray, np.ndarray]], *, samples: int = 10_000, seed: int = 0
+) -> tuple[float, float, float]:
+    """p and interval of the mean over tasks of the difference of two checkpoints, each task (1, items) in both arms:
+    the permutation test on all items, each with the weight 1/n of its task, and ``average_interval``. A task with so
+    few items that they do not vary cannot make it look certain, as it would with a t test over items."""
+    weighted = np.concatenate([(treated[0] - base[0]) / base.shape[1] for base, treated in tasks])
+    differences = [float(treated.mean() - base.mean()) for base, treated in tasks]
+    low, high = average_interval(differences, [paired_interval(base[0], treated[0]) for base, treated in tasks])
+    return permutation(weighted, samples=samples, seed=seed), low, high
+
+
+def _size(base: np.ndarray, treated: np.ndarray) -> float:
+    return float(max(np.max(np.abs(base)), np.max(np.abs(treated))))
+
+
+def _variance(values: np.ndarray, size: float) -> float:
+    """Unbiased variance; 0 where the values spread by no more than the rounding of outcomes of that size."""
+    if len(values) < 2 or np.ptp(values) <= 1e-12 * size:
+        return 0.0
+    return float(np.var(values, ddof=1))
 
 
 # -- one way of training against another: seeds and items are both samples -----------------------------------
 
 
-def _t_quantile(alpha: float, df: float) -> float:
-    """t_(1−α/2), from the lower tail, where a small α keeps its digits."""
-    return -float(special.ndtri(alpha / 2) if df > 1e9 else special.stdtrit(df, alpha / 2))
+def _t_quantile(alpha: float, df: Any) -> Any:
+    """t_(1−α/2) of numbers or arrays, from the lower tail, where a small α keeps its digits."""
+    return -np.where(np.greater(df, 1e9), special.ndtri(alpha / 2), special.stdtrit(np.minimum(df, 1e9), alpha / 2))
 
 
 @dataclass(frozen=True)
 class Crossed:
     """A difference with its uncertainty over seeds and items.
 
-    ``seed_variance`` (the spread over seeds, seed × item noise included) and ``item_variance`` (arm × item) are the two
-    parts of the variance of ``difference``, each with its degrees of freedom. ``noise`` is the seed × item part inside
-    the first; ``seed_sd`` the spread of a seed's score beyond it, averaged over the arms."""
+    ``seeds`` holds what each arm adds to the variance of ``difference`` by the spread of its seeds (seed × item noise
+    included), with its degrees of freedom: two arms, or one entry for pairs and for a variance that a lone seed
+    borrows. ``item_variance`` (arm × item) is the other part. ``noise`` is the seed × item part inside the first;
+    ``seed_sd`` the spread of a seed's score beyond it, averaged over the arms (with paired seeds the spread of a
+    pair's difference). ``exact`` is the p-value where both parts are 0, so that there is nothing to measure the
+    difference by: see ``_without_variance``. No interval and no smallest effect can be stated there."""
 
     difference: float
-    seed_variance: float
-    seed_df: float
+    seeds: tuple[tuple[float, float], ...]
     item_variance: float
     item_df: float
     noise: float
     seed_sd: float
+    exact: float = 1.0
+
+    @property
+    def seed_variance(self) -> float:
+        return sum(variance for variance, _ in self.seeds)
+
+    @property
+    def seed_df(self) -> float:
+        """Welch's degrees of freedom."""
+        bottom = sum(variance**2 / df for variance, df in self.seeds)
+        return self.seed_variance**2 / bottom if bottom > 0 else math.inf
 
     @property
     def se(self) -> float:
@@ -156,15 +206,15 @@ class Crossed:
         standard error small and the degrees of freedom large at once."""
         total = self.seed_variance + self.item_variance
         if total == 0:
-            return _t_quantile(alpha, math.inf)
+            return float(_t_quantile(alpha, math.inf))
         parts = ((self.seed_variance, self.seed_df), (self.item_variance, self.item_df))
-        return sum(part / total * _t_quantile(alpha, df) for part, df in parts if part > 0)
+        return float(sum(part / total * _t_quantile(alpha, df) for part, df in parts if part > 0))
 
     @property
     def p(self) -> float:
         """The level at which the test just rejects; never below 1e-15, where the quantiles end."""
         if self.se == 0:
-            return 1.0 if self.difference == 0 else 0.0
+            return self.exact
         ratio = abs(self.difference) / self.se
         if ratio < 1e-12:
             return 1.0
@@ -176,35 +226,49 @@ class Crossed:
         )
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
+        if self.se == 0:
+            return math.nan, math.nan
         half = self.critical(1 - level) * self.se
         return self.difference - half, self.difference + half
 
     def power(self, effect: float, *, alpha: float = 0.05) -> float:
-        """How often the test finds a true difference, if the two variances are what they were estimated to be.
+        """How often the test finds a true difference, if the variances are what they were estimated to be.
 
-        With S = V_s χ²_νs/ν_s and I = V_i χ²_νi/ν_i, what another experiment would estimate, the test rejects when
-        |D| > c(S, I) √(S + I), D ~ N(effect, V_s + V_i): the mean of that probability over S and I, which are taken at
-        equally likely values. Both sides of the inequality move with S, so a noncentral t, which fixes c, promises
-        more than the test keeps."""
-        if self.se == 0:
-            return 1.0 if effect else 0.0
-        seeds = _likely_values(self.seed_variance, self.seed_df, 400)[:, None]
-        items = _likely_values(self.item_variance, self.item_df, 40)[None, :]
-        total = np.maximum(seeds + items, 1e-300)
-        weighted = seeds * _t_quantile(alpha, self.seed_df) if self.seed_variance > 0 else np.zeros_like(seeds)
-        weighted = weighted + (items * _t_quantile(alpha, self.item_df) if self.item_variance > 0 else 0.0)
-        bound = weighted / np.sqrt(total)
-        found = special.ndtr((abs(effect) - bound) / self.se) + special.ndtr((-abs(effect) - bound) / self.se)
-        return float(found.mean())
+        Another experiment would estimate V χ²_ν/ν for each arm's seeds and for the items. The test rejects when
+        |D| > t* √(sum of the estimates), D ~ N(effect, sum of the V): the mean of that probability over the
+        estimates, which are taken at equally likely values. t* moves with them, and so do Welch's degrees of freedom
+        in it; a noncentral t, which fixes both, promises more than the test keeps."""
+        return math.nan if self.se == 0 else self._found(effect, self._bounds(alpha))
 
-    def minimal_effect(self, *, alpha: float = 0.05, power: float = 0.8) -> float:
-        """The smallest true difference that is found with the given power."""
+    def minimal_effect(self, *, alpha: float = 0.05, power: float = 0.8) -> float | None:
+        """The smallest true difference that is found with the given power; ``None`` without variance, and where the
+        seeds are too few for that level."""
         if self.se == 0:
-            return 0.0
-        high = self.se
-        while self.power(high, alpha=alpha) < power and high < 1e6 * self.se:
+            return None
+        bounds, high = self._bounds(alpha), self.se
+        while self._found(high, bounds) < power and high < 1e6 * self.se:
             high *= 2
-        return float(optimize.brentq(lambda x: self.power(x, alpha=alpha) - power, 0.0, high, xtol=1e-6 * self.se))
+        if self._found(high, bounds) < power:
+            return None
+        return float(optimize.brentq(lambda x: self._found(x, bounds) - power, 0.0, high, xtol=1e-6 * self.se))
+
+    def _found(self, effect: float, bounds: np.ndarray) -> float:
+        above, below = (abs(effect) - bounds) / self.se, (-abs(effect) - bounds) / self.se
+        return float(np.mean(special.ndtr(above) + special.ndtr(below)))
+
+    def _bounds(self, alpha: float) -> np.ndarray:
+        """How large a difference must be, for every combination of likely estimates of the variances."""
+        number = 400 if len(self.seeds) < 2 else 60
+        estimates = [_likely_values(variance, df, number) for variance, df in self.seeds]
+        items = _likely_values(self.item_variance, self.item_df, 40 if len(self.seeds) < 2 else 12)
+        *arms, items = np.meshgrid(*estimates, items, indexing="ij", sparse=True)
+        total = sum(arms, start=np.zeros(1))
+        bottom = sum((v**2 / df for v, (_, df) in zip(arms, self.seeds)), start=np.zeros(1))
+        with np.errstate(invalid="ignore"):
+            df = np.where(bottom > 0, total**2 / bottom, np.inf)
+        weighted = total * _t_quantile(alpha, df)
+        weighted = weighted + (items * _t_quantile(alpha, self.item_df) if self.item_variance > 0 else 0.0)
+        return weighted / np.sqrt(np.maximum(total + items, 1e-300))
 
 
 def _likely_values(variance: float, df: float, number: int) -> np.ndarray:
@@ -218,7 +282,8 @@ def _likely_values(variance: float, df: float, number: int) -> np.ndarray:
 @dataclass(frozen=True)
 class _Parts:
     """What one task gives: seed means per arm, the variance over items of the difference of arm means, the seed × item
-    noise in it, and the same noise in one seed's mean."""
+    noise in it, and the same noise in one seed's mean; ``size``: of the largest outcome, to tell rounding from
+    spread; on how many items the treated arm's mean is the higher and the lower."""
 
     seed_means: tuple[np.ndarray, ...]
     items: int
@@ -226,6 +291,9 @@ class _Parts:
     noise: float
     noise_per_seed: float
     difference: float
+    size: float
+    gained: int
+    lost: int
 
 
 def _parts(base: np.ndarray, treated: np.ndarray, paired: bool) -> _Parts:
@@ -247,14 +315,32 @@ def _parts(base: np.ndarray, treated: np.ndarray, paired: bool) -> _Parts:
         value = residual if residual is not None else (sum(pooled) / len(pooled) if pooled else 0.0)
         noise += value / (n * len(arm))
         per_seed.append(value / n)
+    size = _size(base, treated)
     return _Parts(
         seed_means=tuple(arm.mean(1) for arm in arms),
         items=n,
-        item_variance=float(per_item.var(ddof=1) / n) if n > 1 else 0.0,
+        item_variance=_variance(per_item, size) / n,
         noise=noise,
         noise_per_seed=float(np.mean(per_seed)),
         difference=float(per_item.mean()),
+        size=size,
+        gained=int(np.sum(per_item > 1e-12 * size)),
+        lost=int(np.sum(per_item < -1e-12 * size)),
     )
+
+
+def _without_variance(means: Sequence[np.ndarray], parts: Sequence[_Parts]) -> float:
+    """p where neither seeds nor items vary. Two exact tests, and the larger p: the sign test over the items that
+    differ, and the test that labels the seeds anew. As the seeds of an arm all score the same, only the labels as
+    they are and, with equally many in each arm, their exchange are as extreme; for pairs, all signs as they are or
+    all turned. One seed in each arm leaves the items."""
+    items = mcnemar(sum(part.gained for part in parts), sum(part.lost for part in parts))
+    if len(means) == 1:
+        seeds = 2 / 2 ** len(means[0])
+    else:
+        first, second = (len(m) for m in means)
+        seeds = (2 if first == second else 1) / math.comb(first + second, first)
+    return items if all(len(m) == 1 for m in means) else max(items, seeds)
 
 
 def _residual(arm: np.ndarray) -> float | None:
@@ -296,31 +382,27 @@ def crossed_macro(tasks: Sequence[tuple[np.ndarray, np.ndarray]], *, paired: boo
     item_total = sum(part.item_variance for part in parts) / count**2
     noise = sum(part.noise for part in parts) / count**2
     per_seed = sum(part.noise_per_seed for part in parts) / count**2
-    variances = [float(m.var(ddof=1)) if len(m) > 1 else None for m in means]
+    size = max(part.size for part in parts)
+    variances = [_variance(m, size) if len(m) > 1 else None for m in means]
     known = [v for v in variances if v is not None]
     difference = sum(part.difference for part in parts) / count
+    exact = _without_variance(means, parts) if abs(difference) > 1e-12 * size else 1.0
     item_term = sum((part.item_variance / count**2) ** 2 / max(1, part.items - 1) for part in parts)
     item_df = item_total**2 / item_term if item_term else math.inf
     if not known:
-        return Crossed(difference, 0.0, math.inf, item_total, item_df, 0.0, math.nan)
-    seed_total, seed_term = 0.0, 0.0
-    for m, v in zip(means, variances):
-        if v is not None:
-            seed_total += v / len(m)
-            seed_term += (v / len(m)) ** 2 / (len(m) - 1)
+        return Crossed(difference, (), item_total, item_df, 0.0, math.nan, exact)
+    seeds = tuple((v / len(m), len(m) - 1.0) for m, v in zip(means, variances) if v is not None)
     if len(known) < len(variances):
         # one arm has a single seed: its variance is the other's, one and the same estimate used twice
-        size = next(len(m) for m, v in zip(means, variances) if v is not None)
-        seed_total = known[0] * (1 / size + 1)
-        seed_term = seed_total**2 / (size - 1)
+        seeds = ((known[0] + seeds[0][0], seeds[0][1]),)
     return Crossed(
         difference=difference,
-        seed_variance=seed_total,
-        seed_df=seed_total**2 / seed_term if seed_term > 0 else math.inf,
+        seeds=seeds,
         item_variance=max(0.0, item_total - noise),
         item_df=item_df,
-        noise=min(noise, seed_total),
+        noise=min(noise, sum(variance for variance, _ in seeds)),
         seed_sd=math.sqrt(max(0.0, float(np.mean(known)) - per_seed)),
+        exact=exact,
     )
 
 

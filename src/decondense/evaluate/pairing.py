@@ -32,20 +32,31 @@ def check_runs(arms: list[list[Run]]) -> list[str]:
                     f"two {arm} runs have the same weights (one is {run.label!r}): a copy is not another seed; "
                     "leave it out."
                 )
-        places = Counter(
-            str(Path(run.record["model"]["name"]).parent)
-            for run in runs
-            if run.record["checkpoint"].get("step") is not None
-        )
-        for place, count in places.items():
-            if count > 1 and any(Path(r.record["model"]["name"]).name.startswith("checkpoint-") for r in runs):
+        folders: dict[str, list[str]] = {}
+        names: dict[str, str] = {}
+        for run in runs:
+            place, folder = _training_run(run)
+            folders.setdefault(place, []).append(folder)
+            names[place] = run.record["checkpoint"].get("run") or Path(place).name
+        for place, inside in folders.items():
+            if len(set(inside)) > 1:
                 raise ValueError(
-                    f"{count} {arm} runs are checkpoints of one training run ({Path(place).name!r}): the unit is the "
+                    f"{len(inside)} {arm} runs are checkpoints of one training run ({names[place]!r}): the unit is the "
                     "training seed; give its final checkpoint only."
                 )
     if {r.record["model"]["weights"] for r in arms[0]} & {r.record["model"]["weights"] for r in arms[1]}:
         notes.append("a base and a treated run have the same weights.")
     return notes
+
+
+def _training_run(run: Run) -> tuple[str, str]:
+    """(training run, folder in it): the same first and another second is another checkpoint of the same run. The same
+    folder with other weights was trained anew. Evaluations that did not record it are judged by the path as typed."""
+    checkpoint = run.record["checkpoint"]
+    if checkpoint.get("place") is not None:
+        return checkpoint["place"], checkpoint["folder"]
+    typed = Path(run.record["model"]["name"])
+    return (str(typed.parent), typed.name) if typed.name.startswith("checkpoint-") else (str(typed), "")
 
 
 def _keys(items: Sequence[Item]) -> list[tuple[str, str, int]]:

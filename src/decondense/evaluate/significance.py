@@ -18,6 +18,7 @@ from scipy import stats
 from .bootstrap import hierarchical_bootstrap
 from .items import TEXT, Item, Run, load_run
 from .paired_tests import (
+    checkpoint_average,
     crossed,
     crossed_macro,
     holm,
@@ -60,8 +61,7 @@ def significance(
     Returns:
         the content of ``result.json``.
     """
-    if not 0 < alpha < 1 or not 0 < power < 1:
-        raise ValueError(f"alpha and power must lie between 0 and 1, got {alpha} and {power}.")
+    _check_options(alpha, power, bootstrap, permutations)
     arms = [[r if isinstance(r, Run) else load_run(r) for r in arm] for arm in (base, treated)]
     if not arms[0] or not arms[1]:
         raise ValueError("significance needs at least one base and one treated run: BASE… -- TREATED….")
@@ -93,7 +93,7 @@ def significance(
     }
     record |= analyse(accuracy, bootstrap=bootstrap, **options)
     record["likelihood"] = analyse(likelihood, bootstrap=0, **options) if likelihood else None
-    record["ranks"] = ranks(accuracy, [run.label for run in arms[0]], [run.label for run in arms[1]])
+    record["ranks"] = ranks(accuracy)
     record["notes"] = notes + _seed_notes(record)
     record["verdict"] = verdict(record)
     return record
@@ -166,6 +166,7 @@ def analyse(
 ) -> dict[str, Any]:
     """Tests for every task and for the average over tasks. ``outcomes``: task → (base, treated), each (seeds,
     items)."""
+    _check_options(alpha, power, bootstrap, permutations)
     if not outcomes:
         return {"tasks": [], "macro": None}
     tasks = []
@@ -188,7 +189,24 @@ def analyse(
     for row, adjusted in zip(tasks, holm([row["p"] for row in tasks])):
         row["p_holm"] = adjusted
         row["significant"] = adjusted <= alpha
-    return {"tasks": tasks, "macro": _macro(list(outcomes.values()), paired, alpha, power, bootstrap, seed)}
+    macro = _macro(list(outcomes.values()), paired, alpha, power, bootstrap, seed)
+    if len(macro["base_seeds"]) == len(macro["treated_seeds"]) == 1:
+        macro |= _checkpoint_macro(list(outcomes.values()), tasks, alpha, permutations, seed)
+    return {"tasks": tasks, "macro": macro}
+
+
+def _check_options(alpha: float, power: float, bootstrap: int, permutations: int) -> None:
+    if not 0 < alpha < 1 or not 0 < power < 1:
+        raise ValueError(f"alpha and power must lie between 0 and 1, got {alpha} and {power}.")
+    if power <= alpha:
+        raise ValueError(
+            f"power must be above alpha, got {power} and {alpha}: a test finds no difference at all that often; take "
+            "0.8."
+        )
+    if bootstrap < 0:
+        raise ValueError(f"bootstrap must be a number of resamplings, got {bootstrap}: take 0 to leave it out.")
+    if permutations < 1:
+        raise ValueError(f"permutations must be at least 1, got {permutations}: take 10000.")
 
 
 def _checkpoint_test(
@@ -252,7 +270,7 @@ def _macro(outcomes: list[Pair], paired: bool, alpha: float, power: float, boots
         "low": _finite(low),
         "high": _finite(high),
         "p": estimate.p,
-        "test": "seeds × items" if len(base) + len(treated) > 2 else "items",
+        "test": "seeds × items",
         "significant": estimate.p <= alpha,
         "se": estimate.se,
         "seed_sd": _finite(estimate.seed_sd),
@@ -260,17 +278,30 @@ def _macro(outcomes: list[Pair], paired: bool, alpha: float, power: float, boots
         "item_se": math.sqrt(estimate.item_variance + estimate.noise),
         "smallest_effect": estimate.minimal_effect(alpha=alpha, power=power),
     }
-    if bootstrap:
+    if bootstrap and estimate.se > 0:
         row["bootstrap"] = hierarchical_bootstrap(outcomes, estimate, paired=paired, samples=bootstrap, seed=seed)
     return row
 
 
-def ranks(outcomes: dict[str, Pair], base: Sequence[str], treated: Sequence[str]) -> dict[str, Any]:
-    """Every run's mean rank over tasks (1 is best, ties share), and on how many tasks the treated arm is ahead. The
-    sign test takes the tasks as the sample; it is shown, not used for the verdict."""
+def _checkpoint_macro(
+    outcomes: list[Pair], tasks: list[dict[str, Any]], alpha: float, permutations: int, seed: int
+) -> dict[str, Any]:
+    """What differs from ``_macro`` for two checkpoints. With one task it is that task's test."""
+    if len(tasks) == 1:
+        return {key: tasks[0][key] for key in ("test", "p", "low", "high", "smallest_effect", "significant")}
+    p, low, high = checkpoint_average(outcomes, samples=permutations, seed=seed)
+    found = {"test": "paired permutation", "p": p, "low": _finite(low), "high": _finite(high)}
+    return found | {"significant": p <= alpha}
+
+
+def ranks(outcomes: dict[str, Pair]) -> dict[str, Any]:
+    """Every run's mean rank over tasks (1 is best, ties share), in the order of the runs, and on how many tasks the
+    treated arm is ahead. The sign test takes the tasks as the sample; it is shown, not used for the verdict."""
     table = []
+    size = 0
     ahead = behind = 0
     for first, second in outcomes.values():
+        size = len(first)
         scores = np.concatenate([first.mean(1), second.mean(1)])
         table.append(stats.rankdata(-scores.round(12)))
         gap = round(float(second.mean() - first.mean()), 12)
@@ -278,8 +309,8 @@ def ranks(outcomes: dict[str, Pair], base: Sequence[str], treated: Sequence[str]
         behind += gap < 0
     means = np.mean(table, axis=0).tolist() if table else []
     return {
-        "base": dict(zip(base, means[: len(base)])),
-        "treated": dict(zip(treated, means[len(base) :])),
+        "base": means[:size],
+        "treated": means[size:],
         "ahead": int(ahead),
         "behind": int(behind),
         "tied": len(table) - int(ahead) - int(behind),

@@ -323,6 +323,13 @@ def _data_folder(data: str | Path | None) -> Path | None:
     return folder
 
 
+def data_files(benchmarks: Sequence[Benchmark]) -> list[tuple[str, int, int]]:
+    """Path, size and time of change of every local file below the folders that the tasks read from."""
+    places = {str(task.config.dataset_path) for b in benchmarks if b.source == "folder" for task in b.tasks.values()}
+    files = sorted(file for place in places for file in Path(place).rglob("*") if file.is_file())
+    return [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+
+
 def _local(name: str, leaf: str, config: dict[str, Any], folder: Path) -> dict[str, Any]:
     """What to change in a task's definition so that its rows come from ``folder``."""
     places = [folder / leaf, folder / name]
