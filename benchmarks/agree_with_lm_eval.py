@@ -95,6 +95,16 @@ def run_lm_eval(names: list[str], folder: Path, options: argparse.Namespace) -> 
     return time.monotonic() - begun
 
 
+def read_samples(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Task → what lm-eval kept of each of its items, in the order of the data."""
+    samples = {}
+    for file in (folder / "out").rglob("samples_*.jsonl"):
+        leaf = file.name.removeprefix("samples_local_").rsplit("_2", 1)[0]
+        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line]
+        samples[leaf] = sorted(rows, key=lambda r: r["doc_id"])
+    return samples
+
+
 def compare(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[str, Any]:
     """One task: items whose prompt, choices or target differ; whose outcome differs; the largest gap in nats."""
     other, changed, gap = 0, 0, 0.0
@@ -129,11 +139,7 @@ def main() -> None:
         folder = Path(place)
         found = write_definitions(record["settings"]["tasks"], options.data, str(record["settings"]["shots"]), folder)
         seconds = run_lm_eval(list(found), folder, options)
-        samples = {}
-        for file in (folder / "out").rglob("samples_*.jsonl"):
-            leaf = file.name.removeprefix("samples_local_").rsplit("_2", 1)[0]
-            rows = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line]
-            samples[leaf] = sorted(rows, key=lambda r: r["doc_id"])
+        samples = read_samples(folder)
     rows: list[dict[str, Any]] = []
     for name in record["settings"]["tasks"]:
         leaves = [leaf.removeprefix("local_") for leaf, task in found.items() if task == name]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import os
-import subprocess
-import sys
+import argparse
+import importlib.util
+import math
+from pathlib import Path
 
 import pytest
-import yaml
 
 from decondense.evaluate import tasks
 from decondense.evaluate.harness import evaluate
@@ -18,62 +16,23 @@ from decondense.evaluate.items import item_hash
 LIMIT = 12
 
 
+def script():
+    """benchmarks/agree_with_lm_eval.py, which does the same for all items on a GPU."""
+    file = Path(__file__).resolve().parents[2] / "benchmarks" / "agree_with_lm_eval.py"
+    spec = importlib.util.spec_from_file_location("agree_with_lm_eval", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.fixture(scope="module")
 def command_line(bench, stories, tmp_path_factory):
-    """lm-eval's command line on piqa, arc_easy (1 shot) and lambada_openai. Its YAML files are included whole; only the
-    data source and the splits that exist are named anew, and the data goes through lm-eval's own JSON loader."""
-    import lm_eval.tasks
-
-    folder = tmp_path_factory.mktemp("lm_eval")
-    definitions = os.path.dirname(lm_eval.tasks.__file__)
-    for name, file, split in (
-        ("piqa", "piqa/piqa.yaml", "validation"),
-        ("arc_easy", "arc/arc_easy.yaml", "test"),
-        ("lambada_openai", "lambada/lambada_openai.yaml", "test"),
-    ):
-        rows = folder / f"{name}.jsonl"
-        rows.write_bytes(gzip.decompress((bench / name / f"{split}.jsonl.gz").read_bytes()))
-        override = {
-            "include": f"{definitions}/{file}",
-            "task": f"local_{name}",
-            "dataset_path": "json",
-            "dataset_name": None,
-            "dataset_kwargs": {"data_files": {split: str(rows)}},
-            "training_split": None,
-            "validation_split": split if split == "validation" else None,
-            "test_split": split,
-            "fewshot_split": split,
-            "num_fewshot": 1 if name == "arc_easy" else 0,
-        }
-        (folder / f"{name}.yaml").write_text(yaml.safe_dump(override))
-    command = [sys.executable, "-c", LAUNCH, str(folder), "run", "--model", "hf"]
-    command += ["--model_args", f"pretrained={stories},dtype=float32", "--device", "cpu", "--batch_size", "8"]
-    command += ["--tasks", "local_piqa,local_arc_easy,local_lambada_openai", "--limit", str(LIMIT)]
-    command += ["--include_path", str(folder), "--log_samples", "--output_path", str(folder / "out")]
-    environment = os.environ | {"HF_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    samples = {}
-    for file in (folder / "out").rglob("samples_*.jsonl"):
-        rows = [json.loads(line) for line in file.read_text().splitlines()]
-        samples[file.name.split("local_")[1].rsplit("_2", 1)[0]] = sorted(rows, key=lambda r: r["doc_id"])
-    return samples
-
-
-# lm-eval reads all of its 14,000 task files at every start; here it reads those it is given.
-LAUNCH = """
-import sys
-folder = sys.argv.pop(1)
-import lm_eval.tasks.manager as manager
-plain = manager.TaskManager.__init__
-def only(self, *a, **k):
-    k["include_defaults"] = False
-    plain(self, *a, **k)
-manager.TaskManager.__init__ = only
-sys.argv[0] = "lm-eval"
-from lm_eval.__main__ import cli_evaluate
-cli_evaluate()
-"""
+    """What lm-eval's command line says of piqa, arc_easy (1 shot) and lambada_openai: task → its samples."""
+    folder, agree = tmp_path_factory.mktemp("lm_eval"), script()
+    found = agree.write_definitions(["piqa", "arc_easy", "lambada_openai"], bench, "gpt2", folder)
+    options = argparse.Namespace(model=stories, device="cpu", batch_size=8, limit=LIMIT)
+    agree.run_lm_eval(list(found), folder, options)
+    return agree.read_samples(folder)
 
 
 def test_three_tasks_equal_lm_evals_command_line(command_line, bench, stories):
@@ -82,6 +41,9 @@ def test_three_tasks_equal_lm_evals_command_line(command_line, bench, stories):
     for name, theirs in command_line.items():
         mine = [item for item in items if item["task"] == name]
         assert len(mine) == len(theirs) == LIMIT
+        found = script().compare(mine, theirs)
+        assert (found["different_items"], found["different_outcomes"]) == (0, 0)
+        assert found["largest_gap"] < 2e-4
         for a, b in zip(mine, theirs):
             arguments = [tuple(b["arguments"][key].values()) for key in sorted(b["arguments"])]
             assert a["item"] == item_hash(arguments, b["target"])
@@ -93,11 +55,24 @@ def test_three_tasks_equal_lm_evals_command_line(command_line, bench, stories):
                 assert greedy == (str(their_greedy) == "True")
         assert record["tasks"][name]["acc"] == pytest.approx(sum(float(b["acc"]) for b in theirs) / LIMIT)
     perplexity = [float(b["perplexity"]) for b in command_line["lambada_openai"]]
-    import math
-
     assert record["tasks"]["lambada_openai"]["perplexity"] == pytest.approx(
         math.exp(-sum(perplexity) / LIMIT), rel=1e-4
     )
+
+
+@pytest.mark.slow
+def test_all_ten_equal_lm_evals_command_line(bench, stories, tmp_path):
+    """Two items of each, and of each of mmlu's 57 subjects."""
+    agree = script()
+    _, items = evaluate(stories, tasks="paper", data=bench, limit=2, device="cpu")
+    found = agree.write_definitions(list(tasks.PAPER), bench, "gpt2", tmp_path)
+    agree.run_lm_eval(list(found), tmp_path, argparse.Namespace(model=stories, device="cpu", batch_size=8, limit=2))
+    samples = agree.read_samples(tmp_path)
+    assert len(samples) == len(found) == 66
+    for leaf, theirs in samples.items():
+        result = agree.compare([item for item in items if item["subtask"] == leaf], theirs)
+        assert (result["different_items"], result["different_outcomes"]) == (0, 0), leaf
+        assert result["largest_gap"] < 2e-4
 
 
 @pytest.mark.parametrize(
