@@ -26,7 +26,8 @@ def draw(pieces: list[dict[str, Any]], settings: dict[str, Any], path: Path) -> 
     figure = Figure(figsize=(12, 3.7), layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=[1.55, 1])
     axes = left.subplots(1, 2, sharey=True)
-    floor, top = figures._floor([before, after]), figures._top([before, after])
+    drawn = figures._densities([before, after])
+    floor, top = figures.floor_of(drawn), figures.top_of(drawn)
     image = None
     weight = settings["arms"]["dispersion"]["loss"]["weight"]
     words = f"after {after['tokens'] / 1e6:.0f}M tokens, λ = {weight:g}"

@@ -17,6 +17,7 @@ import plotly.graph_objects as go
 from scipy import stats
 
 from ..meter.result import Condensation
+from .heat_scale import floor_of, top_of
 from .section import Chart, Frame, Panel, Table, shorts, span
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "layout",
     "plain",
     "run_line",
+    "scale_of",
     "trend_charts",
 ]
 
@@ -37,7 +39,6 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross")
 VIEWS = [("pooled", "pooled: all pairs of all windows"), ("released", "released: matrices averaged first")]
-CLIP = 10.0
 """The density at which the published figures cut the colour scale."""
 VIRIDIS_ZERO = "#440154"
 QUIET = {"hoverinfo": "skip"}
@@ -129,7 +130,7 @@ def heat_panel(
     """A heatmap per row on one scale, and one slider for all: each shows its last state up to that step. Rows are a
     title and (step, words for the slider, geometry, caption)."""
     results = [result for _, row in rows for _, _, result, _ in row]
-    top, floor = top_of(results), floor_of(results)
+    floor, top = scale_of(results)
     charts = []
     labels: dict[int, str] = {}
     for name, row in rows:
@@ -209,25 +210,15 @@ def _overlay(result: Geometry, view: str) -> list[dict[str, Any]]:
     return traces
 
 
-def floor_of(results: Sequence[Geometry]) -> float:
-    """Leave out the lower part of the axis where no state of any result has 0.1 % of its mass."""
-    lowest = 1.0
-    for result in results:
-        for view, _ in VIEWS:
-            if view == "pooled" or "released_histogram" in result.record:
-                values = density(result, view)
-                half = values.shape[1] / 2
-                share = np.cumsum(values, axis=1) / half
-                lowest = min(lowest, float((share > 1e-3).argmax(1).min()) / half - 1)
-    return max(-1.0, math.floor(lowest / 0.25) * 0.25)
-
-
-def top_of(results: Sequence[Geometry]) -> float:
-    """The end of the colour scale: the largest density, but never more than where the published figures cut it."""
-    return min(CLIP, float(math.ceil(max(float(density(r, "pooled").max()) for r in results))))
-
-
-# -- curves over depth ---------------------------------------------------------------------------------------
+def scale_of(results: Sequence[Geometry]) -> tuple[float, float]:
+    """Where the axis begins, for every view that was measured, and where the colours end, for the pooled one."""
+    views = [
+        density(result, view)
+        for result in results
+        for view, _ in VIEWS
+        if view == "pooled" or "released_histogram" in result.record
+    ]
+    return floor_of(views), top_of([density(result, "pooled") for result in results])
 
 
 def depth_curve(result: Condensation) -> Chart:

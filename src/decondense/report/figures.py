@@ -18,6 +18,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from .heat_scale import CLIP, floor_of, top_of
 from .tables import write_csv
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["heatmap", "heatmaps", "trend_plot"]
 
-CLIP = 10.0  # the density at which the published figures cut the colour scale
 MAP = "viridis"
 INK = "#D55E00"
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -36,8 +36,9 @@ def heatmap(result: Condensation, path: str | os.PathLike[str], *, view: str = "
     """Density of cosines (colour) against depth, with the mean and the 5–95 % band. ``view``: pooled, released."""
     figure = Figure(figsize=(7.2, 4.8), layout="constrained")
     axis = figure.add_subplot()
-    top = _top([result], view)
-    image = _draw(axis, result, view, floor=_floor([result], view), top=top)
+    drawn = [_density(result, view)]
+    top = top_of(drawn)
+    image = _draw(axis, result, view, floor=floor_of(drawn), top=top)
     axis.set_xlabel("depth: layer / number of layers (0 = embedding layer)")
     axis.set_ylabel("cosine similarity of two tokens of a window")
     axis.set_title(f"{result.label} on {result.text}\n{result.verdict}", fontsize=11, loc="left")
@@ -55,7 +56,8 @@ def heatmaps(results: Sequence[Condensation], path: str | os.PathLike[str], *, v
     rows = math.ceil(len(results) / columns)
     figure = Figure(figsize=(3.1 * columns + 1.4, 3.1 * rows + 0.9), layout="constrained")
     axes = figure.subplots(rows, columns, sharey=True, squeeze=False)
-    floor, top = _floor(results, view), _top(results, view)
+    drawn = [_density(result, view) for result in results]
+    floor, top = floor_of(drawn), top_of(drawn)
     texts = {r.text for r in results}
     image = None
     for axis, result in zip(axes.flat, results):
@@ -175,20 +177,6 @@ def _density(result: Condensation, view: str) -> np.ndarray:
     if view not in ("pooled", "released"):
         raise ValueError(f"view must be pooled or released, got {view!r}.")
     return result.histogram if view == "pooled" else result.released_histogram
-
-
-def _floor(results: Sequence[Condensation], view: str) -> float:
-    """Leave out the lower part of the axis where no state has 0.1 % of its mass."""
-    lowest = 1.0
-    for result in results:
-        share = np.cumsum(_density(result, view), axis=1) / (density_bins := 64.0)
-        lowest = min(lowest, float((share > 1e-3).argmax(1).min()) / density_bins - 1)
-    return max(-1.0, math.floor(lowest / 0.25) * 0.25)
-
-
-def _top(results: Sequence[Condensation], view: str) -> float:
-    """The end of the colour scale: the largest density, but never more than where the published figures cut it."""
-    return min(CLIP, math.ceil(max(float(_density(r, view).max()) for r in results)))
 
 
 def _colour_bar(figure: Figure, image: Any, axes: list[Any], top: float) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..evaluate.verdict import p_value, points
 from ..meter.result import Condensation
-from .charts import VIEWS, depth_curve, floor_of, heat_frames, heatmap, states_table, top_of, trend_charts
+from .charts import VIEWS, depth_curve, heat_frames, heatmap, scale_of, states_table, trend_charts
 from .effects import effect_table, forest, scores
 from .reproduce import evaluate_command, measure_command, significance_command
 from .section import Origin, Panel, Picture, Section, Table, cell, short, span
@@ -42,8 +42,9 @@ CURVES = {
 def measurement(source: Source) -> Section:
     result = Condensation(source.record)
     views = views_of([result])
-    frames = heat_frames(result, top=top_of([result]))
-    chart = heatmap("Density of cosines at every layer", frames, [result], floor=floor_of([result]))
+    floor, top = scale_of([result])
+    frames = heat_frames(result, top=top)
+    chart = heatmap("Density of cosines at every layer", frames, [result], floor=floor)
     chart.note = "Orange: mean; dotted: 5 and 95 % of the cosines. Densities above the scale have its last colour."
     if not views:
         chart.note += " The released view was not measured (option --released)."
@@ -112,7 +113,7 @@ def comparison(source: Source, below: Sequence[Source] = ()) -> Section:
     panels = [Panel(charts, note="Lines: 95 % intervals. Above zero: condensing with depth; below: dispersing.")]
     results = [Condensation(s.record) for s in below]
     if results:
-        top, floor = top_of(results), floor_of(results)
+        floor, top = scale_of(results)
         heat = []
         for result in results:
             frames = heat_frames(result, top=top, caption=result.verdict)

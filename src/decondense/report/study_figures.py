@@ -17,7 +17,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy import stats
 
-from .figures import CLIP, INK, MAP, PALETTE, _save, density_image
+from .figures import INK, MAP, PALETTE, _save, density_image
+from .heat_scale import CLIP, floor_of, top_of
 
 __all__ = ["curves", "effects", "heat_grid", "heat_row"]
 
@@ -47,8 +48,8 @@ def heat_grid(
         for axis, panel in zip(parts[1].subplots(1, len(below), squeeze=False)[0], below):
             _panel(axis, panel)
     axes = figure.subplots(len(rows), columns, sharex=True, sharey=True, squeeze=False)
-    everything = [s for _, panels in rows for _, s in panels]
-    floor, top = _floor(everything), _top(everything)
+    drawn = _densities([s for _, panels in rows for _, s in panels])
+    floor, top = floor_of(drawn), top_of(drawn)
     image = None
     for row, (label, panels) in zip(axes, rows):
         for axis, (title, snapshot) in zip(row, panels):
@@ -85,8 +86,8 @@ def heat_row(
     parts: Any = figure.subfigures(2, 1, height_ratios=[2.3 * lines, 2.9])
     upper, lower = parts
     axes = upper.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
-    shown = [s for _, s in panels]
-    floor, top = _floor(shown), _top(shown)
+    drawn = _densities([s for _, s in panels])
+    floor, top = floor_of(drawn), top_of(drawn)
     image = None
     for axis, (title, snapshot) in zip(axes.flat, panels):
         image = _heat(axis, snapshot, floor, top)
@@ -252,18 +253,8 @@ def _student(values: Sequence[float], level: float = 0.95) -> tuple[float, float
     return float(a.mean()), half
 
 
-def _floor(snapshots: Sequence[Snapshot]) -> float:
-    """Leave out the lower part of the axis where no state has 0.1 % of its mass."""
-    lowest = 1.0
-    for s in snapshots:
-        density = np.asarray(s["histogram"], dtype=float)
-        share = np.cumsum(density, axis=1) / np.maximum(1e-9, density.sum(1, keepdims=True))
-        lowest = min(lowest, 2 * float((share > 1e-3).argmax(1).min()) / density.shape[1] - 1)
-    return max(-1.0, math.floor(lowest / 0.25) * 0.25)
-
-
-def _top(snapshots: Sequence[Snapshot]) -> float:
-    return min(CLIP, math.ceil(max(float(np.max(s["histogram"])) for s in snapshots)))
+def _densities(snapshots: Sequence[Snapshot]) -> list[np.ndarray]:
+    return [np.asarray(s["histogram"], dtype=float) for s in snapshots]
 
 
 def _bar(figure: Any, image: Any, axes: list[Any], top: float) -> None:
