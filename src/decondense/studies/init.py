@@ -124,7 +124,7 @@ STUDY = Study(
             "heatmaps": "all",
         },
         "gpu": {
-            "about": "a GPT2 of 12 layers and width 512, 3 seeds, 23M tokens each, 8 checkpoints",
+            "about": "a GPT2 of 12 layers and width 512, 3 seeds, 16M tokens each, 8 checkpoints",
             "cost": "3 pieces of about 1 minute on an H200, or none with --reuse of `width`",
             "base": scales.SCRATCH,
             "arms": {ARM: {}},

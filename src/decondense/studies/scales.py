@@ -3,7 +3,7 @@
 TINY_*       smoke: seconds on one CPU core, on text that every Python carries
 MIDTRAIN     gpu: SmolLM2-135M goes on training on novels and WikiText-2; 300 steps of 32,768 tokens
 LONG         gpu: the same with the paper's batch, 20M tokens (one pass over the texts)
-SCRATCH      gpu: a GPT2 of 12 layers and width 512 from nothing; 700 steps of 32,768 tokens
+SCRATCH      gpu: a GPT2 of 12 layers and width 512 from nothing; 500 steps of 32,768 tokens
 
 Studies that can share runs (`--reuse`) have the same recipe here: `benchmarks` and `counteract`; `dose` and
 `estimators`; `width`, `init` and `distill`.
@@ -117,7 +117,7 @@ SCRATCH: Recipe = {
             "attn_pdrop": 0.0,
         },
     },
-    "data": {**_TEXTS, "tokens": 700 * STEP},
+    "data": {**_TEXTS, "tokens": 500 * STEP},
     "train": {"batch_tokens": STEP, "learning_rate": 1e-3, "warmup": 0.1, "checkpoints": 1, "on_nan": "skip"},
     "snapshots": {"count": 7, "windows": 32, "tokens": 512, "bootstrap": 20},
 }
