@@ -258,6 +258,35 @@ def test_size_takes_the_model_as_the_unit_and_families_have_levels():
     assert study.conclude(found[:3], settings).verdict == "undecided"
 
 
+def test_width_says_when_level_and_trend_disagree():
+    study = studies.STUDIES["width"]
+    settings = settings_of(study, "smoke")
+
+    def made(cosines):
+        trends = {NARROW: 0.9, WIDE: -0.2}
+        make = lambda arm, s: run(spearman=trends[arm] + noise(arm, s), cosine=cosines[arm] + s / 1000)  # noqa: E731
+        return of_seeds(study, "smoke", settings, make, [1, 2, 3])
+
+    against = study.conclude(made({NARROW: 0.2, WIDE: 0.4}), settings)
+    assert against.verdict == "reproduced"
+    assert against.estimate["mean_cosine"]["estimate"] == pytest.approx(-0.2)
+    assert "0.202 and 0.402" in against.sentence
+    assert against.sentence.endswith(": by level it is the wider that are condensed.")
+    assert "by level" not in study.conclude(made({NARROW: 0.4, WIDE: 0.2}), settings).sentence
+
+
+def test_init_says_how_the_level_changes():
+    study = studies.STUDIES["init"]
+    settings = settings_of(study, "smoke")
+    found = of_seeds(
+        study, "smoke", settings, lambda arm, s: run(start=(0.3, 1.0), spearman=0.1, cosine=0.4), [1, 2, 3]
+    )
+    end = study.conclude(found, settings)
+    assert end.verdict == "reproduced"
+    assert end.estimate["mean_cosine"]["estimate"] == pytest.approx(0.1)
+    assert "end minus step 0, +0.100" in end.sentence
+
+
 def test_published_checkpoints_are_one_run_each():
     study = studies.STUDIES["init"]
     settings = settings_of(study, "paper")

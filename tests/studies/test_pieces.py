@@ -243,6 +243,23 @@ def test_an_interrupted_piece_keeps_its_finished_arms(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "result.json").read_text())["hardware"] == "here"
 
 
+def test_a_piece_may_be_cut_into_smaller_ones(tmp_path, monkeypatch):
+    """What an interrupted piece has finished is as good as a piece of those arms alone."""
+    study = studies.STUDIES["counteract"]
+    settings = settings_of(study, "smoke")
+    monkeypatch.setattr(
+        "decondense.studies.training._one_arm", lambda *a: run(hardware="here", versions={"torch": "2.0"})
+    )
+    pieces.run(study, "smoke", tmp_path, settings, pieces=["1"])
+    cut = settings_of(study, "smoke", ["arms_per_piece=1"])
+    found = pieces.run(study, "smoke", tmp_path, cut, pieces=["seed-2-dispersion", "seed-3-cross-entropy"])
+    assert sorted(found["pieces"]) == ["seed-1", "seed-2-dispersion", "seed-3-cross-entropy"]
+    assert found["command"] == "decondense study counteract --scale smoke"
+    assert found["estimate"]["mean_cosine"]["n"] == 1  # seed 1 alone has both arms
+    with pytest.raises(ValueError, match="seed 1 of 'cross-entropy' is in two pieces"):
+        pieces.run(study, "smoke", tmp_path, cut, pieces=["seed-1-cross-entropy"])
+
+
 def test_an_arm_that_diverged_is_undecided_and_not_an_error():
     study = studies.STUDIES["dose"]
     settings = settings_of(study, "smoke")

@@ -138,7 +138,7 @@ STUDY = Study(
             "seeds": [1],
         },
         "gpu": {
-            "about": "11 architectures of 12 layers and width 512, 3 seeds, 16M tokens each",
+            "about": "11 architectures of 12 layers and width 512, 3 seeds, 16M tokens of novels each",
             "cost": "9 pieces of about 5 minutes on an H200",
             "base": _without_model(scales.SCRATCH),
             "arms": arms(words=scales.SMOLLM_WORDS, **_SMALL),

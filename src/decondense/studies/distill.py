@@ -123,7 +123,7 @@ STUDY = Study(
             "heatmaps": "last",
         },
         "gpu": {
-            "about": "a GPT2 of 12 layers and width 512 alone and from SmolLM2-135M, 3 seeds, 16M tokens each",
+            "about": "a GPT2 of 12 layers and width 512 alone and from SmolLM2-135M, 3 seeds, 16M tokens of novels",
             "cost": "3 pieces of about 5 minutes on an H200",
             "base": scales.SCRATCH,
             "arms": _arms("smollm2-135m"),

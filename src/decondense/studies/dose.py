@@ -134,7 +134,7 @@ STUDY = Study(
             "seeds": scales.SEEDS,
         },
         "gpu": {
-            "about": "SmolLM2-135M at λ = −1 … 1 (7 doses), 3 seeds, 10M tokens each; held-out loss, LAMBADA, geometry",
+            "about": "SmolLM2-135M, 7 doses λ = −1 … 1, 3 seeds, 10M tokens of novels; held-out loss, LAMBADA",
             "cost": "6 pieces of about 4 minutes on an H200",
             "base": scales.MIDTRAIN,
             "arms": arms(DOSES),

@@ -97,7 +97,7 @@ STUDY = Study(
             "seeds": scales.SEEDS,
         },
         "gpu": {
-            "about": "SmolLM2-135M, cross-entropy and the four estimators, 3 seeds, 10M tokens each",
+            "about": "SmolLM2-135M, cross-entropy and the four estimators, 3 seeds, 10M tokens of novels each",
             "cost": "3 pieces of about 5 minutes on an H200",
             "base": scales.MIDTRAIN,
             "arms": arms(256),

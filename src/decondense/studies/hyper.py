@@ -103,7 +103,7 @@ STUDY = Study(
             "seeds": [1],
         },
         "gpu": {
-            "about": "SmolLM2-135M, all 17 arms, 3 seeds, 10M tokens each",
+            "about": "SmolLM2-135M, all 17 arms, 3 seeds, 10M tokens of novels each",
             "cost": "9 pieces of about 5 minutes on an H200",
             "base": scales.MIDTRAIN,
             "arms": arms((64, 256), 150),

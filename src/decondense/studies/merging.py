@@ -67,7 +67,7 @@ def merge(
             )
         same_settings(pieces[0]["settings"], piece["settings"], file.name)
     if pieces:
-        used = dict(pieces[0]["settings"])
+        used = comparable(pieces[0]["settings"])
         seeds = sorted({p["what"]["seed"] for p in pieces if p["what"].get("seed") is not None})
         if seeds:
             used["seeds"] = seeds

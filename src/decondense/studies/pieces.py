@@ -148,7 +148,7 @@ def _check_finished(file: Path, study: Study, scale: str, settings: Settings) ->
             f"{file.name} in this folder belongs to the study {record['study']} at scale {record['scale']}: choose "
             "another folder with --out."
         )
-    same_settings(record["settings"], comparable(settings), file.name)
+    same_settings(record["settings"], settings, file.name)
 
 
 def _versions() -> dict[str, str]:

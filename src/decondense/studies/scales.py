@@ -1,9 +1,12 @@
 """Recipes that several studies start from, one set per scale. Data, no code.
 
 TINY_*       smoke: seconds on one CPU core, on text that every Python carries
-MIDTRAIN     gpu: SmolLM2-135M goes on training on novels and WikiText-2; 300 steps of 32,768 tokens
-LONG         gpu: the same with the paper's batch, 20M tokens (one pass over the texts)
-SCRATCH      gpu: a GPT2 of 12 layers and width 512 from nothing; 500 steps of 32,768 tokens
+MIDTRAIN     gpu: SmolLM2-135M goes on training on novels; 300 steps of 32,768 tokens
+LONG         gpu: the same with the paper's batch, 20M tokens: all 17.7M of the novels and 2.3M of WikiText-2
+SCRATCH      gpu: a GPT2 of 12 layers and width 512 from nothing, on novels; 500 steps of 32,768 tokens
+
+All three name both texts and are held out on both, half and half. Texts are read in order, so the two shorter ones end
+inside the novels, and WikiText-2 is for them a kind of text that they were not trained on.
 
 Studies that can share runs (`--reuse`) have the same recipe here: `benchmarks` and `counteract`; `dose` and
 `estimators`; `width`, `init` and `distill`.

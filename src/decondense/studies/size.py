@@ -136,7 +136,7 @@ STUDY = Study(
             "tokens": 64,
         },
         "gpu": {
-            "about": "six GPT2s of 4 to 16 layers from scratch, 3 seeds, 16M tokens each; two bundled models measured",
+            "about": "six GPT2s of 4 to 16 layers from scratch, 3 seeds, 16M tokens of novels; two bundled models",
             "cost": "8 pieces of at most 6 minutes on an H200",
             "base": scales.SCRATCH,
             "arms": arms(_SIZES),

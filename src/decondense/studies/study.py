@@ -126,9 +126,10 @@ def _put(settings: Settings, change: str, where: str) -> None:
     path = key.strip().split(".")
     if not separator or not all(path):
         raise ValueError(f"a setting must be key=value, e.g. base.data.tokens=5M, got {change!r}.")
-    if path[0] not in settings:
-        close = difflib.get_close_matches(path[0], settings, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(settings)}."
+    known = dict.fromkeys([*settings, *(["arms_per_piece"] if "arms" in settings else [])])
+    if path[0] not in known:
+        close = difflib.get_close_matches(path[0], known, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}."
         raise ValueError(f"{key.strip()!r} is no setting of {where}: {hint}")
     here = settings
     for part in path[:-1]:
@@ -150,12 +151,12 @@ def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def comparable(settings: Settings) -> Settings:
-    """Settings without the seeds: pieces of different seeds belong together."""
-    return {k: v for k, v in settings.items() if k != "seeds"}
+    """Settings without the seeds and the cut into pieces: pieces of other seeds, or of fewer arms, belong together."""
+    return {k: v for k, v in settings.items() if k not in ("seeds", "arms_per_piece")}
 
 
 def same_settings(before: Settings, now: Settings, name: str) -> None:
-    before, now = flat(before), flat(now)
+    before, now = flat(comparable(before)), flat(comparable(now))
     for key in sorted(before.keys() | now.keys()):
         if before.get(key) != now.get(key):
             raise ValueError(

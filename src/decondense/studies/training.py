@@ -128,7 +128,7 @@ def _kept(file: Path, settings: Settings) -> dict[str, Any] | None:
     """An arm that an interrupted run of this piece has finished, with the same settings."""
     try:
         record = json.loads(file.read_text())
-        return record["run"] if record["settings"] == comparable(settings) else None
+        return record["run"] if comparable(record["settings"]) == comparable(settings) else None
     except (OSError, ValueError, KeyError):
         return None
 

@@ -134,7 +134,7 @@ STUDY = Study(
             "seeds": [1],
         },
         "gpu": {
-            "about": "SmolLM2-135M, all 21 arms with λ = 0.1, 3 seeds, 10M tokens each",
+            "about": "SmolLM2-135M, all 21 arms with λ = 0.1, 3 seeds, 10M tokens of novels each",
             "cost": "9 pieces of about 7 minutes on an H200",
             "base": scales.MIDTRAIN,
             "arms": arms(300 * scales.STEP, 100),

@@ -91,7 +91,7 @@ class Model(Part):
 class Data(Part):
     """What it is trained on. `text` names one or several texts (see `decondense.text`), read one after the other."""
 
-    text: str | list[str] = "wikitext-2:train"
+    text: str | list[str] = "wikitext-2:train"  # several are read one after the other until `tokens` is reached
     held_out: str | list[str] | None = None  # for the held-out loss and the snapshots; default: the end of the text
     folder: str | None = None  # of named texts; default $DECONDENSE_DATA
     tokens: Count = 2_000_000

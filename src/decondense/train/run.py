@@ -133,6 +133,8 @@ def _trainer(
     passes = len(order) / len(prepared.blocks)
     if passes > 1:
         say(f"the text has {len(prepared.blocks)} blocks: the run goes over it {passes:.2f} times")
+    if unread := _unread(recipe, prepared):
+        say(f"{recipe.data.tokens:,} tokens are filled before {' and '.join(unread)}, which this run does not read")
     try:
         trainer = Trainer(
             recipe=recipe,
@@ -232,6 +234,13 @@ def _arguments(recipe: Recipe, folder: Path, prepared: Prepared, *, start: bool)
     # One process, one GPU: with several in sight Trainer would split every batch over copies of the model.
     arguments._n_gpu = min(1, arguments.n_gpu)
     return arguments
+
+
+def _unread(recipe: Recipe, prepared: Prepared) -> list[str]:
+    """Texts are read in the order in which they are named, until the tokens are enough."""
+    names = [recipe.data.text] if isinstance(recipe.data.text, str) else recipe.data.text
+    read = {entry["name"] for entry in prepared.blocks.texts}
+    return [name for name in names if not read & {name, f"{name}:train"}]
 
 
 @contextlib.contextmanager
