@@ -25,7 +25,7 @@ CRITERION = (
     "lies below 0, or includes 0 and excludes the published gain of 0.55 points."
 )
 PLAIN, TREATED = "cross-entropy", "dispersion"
-PUBLISHED_GAIN = 0.0055
+PUBLISHED_GAIN = 0.55  # points
 
 
 def work(piece: Piece, settings: Settings, shop: Workshop) -> dict[str, Any]:
@@ -99,9 +99,10 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
 
 
 def _decision(macro: dict[str, Any] | None, seeds: int) -> Decision:
+    """In points, as the published gain is."""
     if macro is None:
         return Decision(UNDECIDED, None, None, None, seeds, "training seed", 0.95, "one arm is missing")
-    ends = [math.nan if macro[k] is None else macro[k] for k in ("difference", "low", "high")]
+    ends = [math.nan if macro[k] is None else 100 * macro[k] for k in ("difference", "low", "high")]
     return from_interval(ends[0], ends[1], ends[2], n=seeds, claim="greater", smallest=PUBLISHED_GAIN)
 
 
