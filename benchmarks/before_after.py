@@ -36,7 +36,7 @@ def draw(pieces: list[dict[str, Any]], settings: dict[str, Any], path: Path) -> 
         axis.set_title(title, fontsize=10, loc="left")
         axis.set_xlabel("depth: hidden state / layers", fontsize=9)
     axes[0].set_ylabel("cosine of two tokens of a sequence", fontsize=9)
-    figures._bar(left, image, list(axes), top)
+    figures._bar(left, image, list(axes), figures.cut_at(drawn, top))
     axis = right.subplots()
     axis.axhline(0, color=figures.GREY, lw=0.9)
     for colour, (arm, name) in zip(figures.PALETTE, ARMS.items()):

@@ -12,7 +12,9 @@ import pytest
 from decondense.meter.compare import Comparison
 from decondense.meter.result import Condensation, build
 from decondense.meter.tally import Tally
+from decondense.report.charts import style
 from decondense.report.figures import heatmap, heatmaps, trend_plot
+from decondense.report.heat_scale import cut_at, top_of
 from decondense.report.tables import bar, write_csv
 
 COLUMNS = (
@@ -133,3 +135,23 @@ def test_reports_import_no_torch():
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
+
+
+def test_one_narrow_picture_does_not_darken_the_others():
+    def peaked(height):
+        density = np.full((3, 64), 0.1)
+        density[:, 40] = height
+        return density
+
+    wide, narrow = [peaked(h) for h in (2.0, 2.5, 3.0)], peaked(9.0)
+    assert top_of([narrow]) == 9
+    assert cut_at([narrow], 9.0) == ""
+    assert top_of([*wide, narrow]) == 5  # 1.5 × 2.75, to the next whole number
+    assert cut_at([*wide, narrow], 5.0) == " (cut at 5)"
+    assert top_of([peaked(30.0)]) == 10  # as published
+
+
+def test_series_can_be_told_apart():
+    looks = [style(n) for n in range(48)]
+    assert len({(colour, dash) for colour, dash, _ in looks}) == 48
+    assert len({colour for colour, _, _ in looks[:8]}) == 8

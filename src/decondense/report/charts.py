@@ -18,6 +18,7 @@ from scipy import stats
 
 from ..meter.result import Condensation
 from .heat_scale import floor_of, top_of
+from .palette import PALETTE
 from .section import Chart, Frame, Panel, Table, shorts, span
 
 __all__ = [
@@ -35,11 +36,9 @@ __all__ = [
 ]
 
 INK, FAINT, PAPER = "#010101", "#808081", "#fefefe"
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross")
 VIEWS = [("pooled", "pooled: all pairs of all windows"), ("released", "released: matrices averaged first")]
-"""The density at which the published figures cut the colour scale."""
 VIRIDIS_ZERO = "#440154"
 QUIET = {"hoverinfo": "skip"}
 
@@ -74,8 +73,8 @@ def unfilled(text: Any) -> str:
 
 
 def style(number: int) -> tuple[str, str, str]:
-    """Colour, dash and symbol of the n-th series: no two alike among the first 36."""
-    turn = number + number // len(PALETTE)
+    """Colour, dash and symbol of the n-th series: no two alike among the first 48."""
+    turn = number % len(PALETTE) + number // len(PALETTE)
     return PALETTE[number % len(PALETTE)], DASHES[turn % len(DASHES)], SYMBOLS[turn % len(SYMBOLS)]
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .charts import FAINT, INK, PALETTE, PAPER, layout, plain, scatter
+from .charts import FAINT, INK, PAPER, layout, plain, scatter
+from .palette import PALETTE
 from .section import Chart, Frame, Table, cell, short, shorts
 
 __all__ = ["effect_table", "forest", "scores", "shown_range"]

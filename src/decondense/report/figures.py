@@ -18,7 +18,8 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from .heat_scale import CLIP, floor_of, top_of
+from .heat_scale import cut_at, floor_of, top_of
+from .palette import PALETTE
 from .tables import write_csv
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ __all__ = ["heatmap", "heatmaps", "trend_plot"]
 
 MAP = "viridis"
 INK = "#D55E00"
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 
 def heatmap(result: Condensation, path: str | os.PathLike[str], *, view: str = "pooled") -> Path:
@@ -43,7 +43,7 @@ def heatmap(result: Condensation, path: str | os.PathLike[str], *, view: str = "
     axis.set_ylabel("cosine similarity of two tokens of a window")
     axis.set_title(f"{result.label} on {result.text}\n{result.verdict}", fontsize=11, loc="left")
     axis.legend(loc="lower right", fontsize=8, framealpha=0.9)
-    _colour_bar(figure, image, [axis], top)
+    _colour_bar(figure, image, [axis], cut_at(drawn, top))
     figure.supxlabel(_footnote(result, view), fontsize=8, color="#444444", x=0.02, ha="left")
     target = Path(path)
     write_csv(target.with_suffix(".csv"), _heatmap_rows([result], view))
@@ -69,7 +69,7 @@ def heatmaps(results: Sequence[Condensation], path: str | os.PathLike[str], *, v
     figure.supxlabel("depth: layer / number of layers (right of a white line: after the final norm)", fontsize=10)
     figure.supylabel("cosine similarity", fontsize=10)
     axes.flat[0].legend(loc="lower right", fontsize=7, framealpha=0.9)
-    _colour_bar(figure, image, list(axes.flat), top)
+    _colour_bar(figure, image, list(axes.flat), cut_at(drawn, top))
     target = Path(path)
     write_csv(target.with_suffix(".csv"), _heatmap_rows(results, view))
     return _save(figure, target)
@@ -179,9 +179,9 @@ def _density(result: Condensation, view: str) -> np.ndarray:
     return result.histogram if view == "pooled" else result.released_histogram
 
 
-def _colour_bar(figure: Figure, image: Any, axes: list[Any], top: float) -> None:
-    bar = figure.colorbar(image, ax=axes, extend="max" if top == CLIP else "neither", pad=0.02, shrink=0.95)
-    bar.set_label("density of cosines" + (f" (cut at {CLIP:g})" if top == CLIP else ""), fontsize=9)
+def _colour_bar(figure: Figure, image: Any, axes: list[Any], cut: str) -> None:
+    bar = figure.colorbar(image, ax=axes, extend="max" if cut else "neither", pad=0.02, shrink=0.95)
+    bar.set_label(f"density of cosines{cut}", fontsize=9)
 
 
 def _footnote(result: Condensation, view: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-__all__ = ["CLIP", "floor_of", "top_of"]
+__all__ = ["cut_at", "floor_of", "top_of"]
 
 CLIP = 10.0  # the density at which the published figures cut the colour scale
 
@@ -25,5 +25,12 @@ def floor_of(densities: Iterable[np.ndarray]) -> float:
 
 
 def top_of(densities: Iterable[np.ndarray]) -> float:
-    """The end of the colour scale: the largest density, but never more than where the published figures cut it."""
-    return min(CLIP, float(math.ceil(max(float(density.max()) for density in densities))))
+    """The end of the colour scale: the largest density, but never more than where the published figures cut it, and
+    not so much that one narrow picture (a model before training) leaves the others dark: 1.5 × the usual largest."""
+    peaks = [float(density.max()) for density in densities]
+    return min(CLIP, float(math.ceil(min(max(peaks), 1.5 * float(np.median(peaks))))))
+
+
+def cut_at(densities: Iterable[np.ndarray], top: float) -> str:
+    """For the label of the colour bar; empty where nothing is cut."""
+    return f" (cut at {top:g})" if any(float(density.max()) > top for density in densities) else ""

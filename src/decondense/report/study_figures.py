@@ -17,8 +17,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy import stats
 
-from .figures import INK, MAP, PALETTE, _save, density_image
-from .heat_scale import CLIP, floor_of, top_of
+from .figures import INK, MAP, _save, density_image
+from .heat_scale import cut_at, floor_of, top_of
+from .palette import PALETTE
 
 __all__ = ["curves", "effects", "heat_grid", "heat_row"]
 
@@ -58,7 +59,7 @@ def heat_grid(
         for axis in row[len(panels) :]:
             axis.set_visible(False)
         row[0].set_ylabel(label, fontsize=9)
-    _bar(figure, image, list(axes.flat), top)
+    _bar(figure, image, list(axes.flat), cut_at(drawn, top))
     figure.supxlabel(
         "depth: layer / number of layers (right of a white line: after the final norm)" + _below(note), fontsize=8
     )
@@ -96,7 +97,7 @@ def heat_row(
         axis.set_visible(False)
     upper.supylabel("cosine", fontsize=8)
     upper.supxlabel("depth (right of a white line: after the final norm)", fontsize=8)
-    _bar(upper, image, list(axes.flat), top)
+    _bar(upper, image, list(axes.flat), cut_at(drawn, top))
     axis = lower.subplots()
     places = [float(label) if numbers else float(i) for i, (label, _) in enumerate(points)]
     _dots(axis, places, [values for _, values in points], PALETTE[0])
@@ -257,9 +258,9 @@ def _densities(snapshots: Sequence[Snapshot]) -> list[np.ndarray]:
     return [np.asarray(s["histogram"], dtype=float) for s in snapshots]
 
 
-def _bar(figure: Any, image: Any, axes: list[Any], top: float) -> None:
-    bar = figure.colorbar(image, ax=axes, extend="max" if top == CLIP else "neither", pad=0.02, shrink=0.9)
-    bar.set_label("density of cosines" + (f" (cut at {CLIP:g})" if top == CLIP else ""), fontsize=8)
+def _bar(figure: Any, image: Any, axes: list[Any], cut: str) -> None:
+    bar = figure.colorbar(image, ax=axes, extend="max" if cut else "neither", pad=0.02, shrink=0.9)
+    bar.set_label(f"density of cosines{cut}", fontsize=8)
     bar.ax.tick_params(labelsize=7)
 
 

@@ -15,7 +15,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from ..theory import GPT2_PADDING, Curves, curves
-from .figures import PALETTE, _save
+from .figures import _save
+from .palette import PALETTE
 from .tables import write_csv
 
 __all__ = ["theory_figure"]
