@@ -5,35 +5,28 @@ from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 import typer
+from doc_commands import FENCE, ROOT, lines_of, make_targets, shell_blocks, text_of, without_comment
 
 from decondense import cli
 from decondense.report.results_table import insert_table
 
-ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-FENCE = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
 COMMANDS = "measure|compare|train|evaluate|significance|study|report|doctor"
 CALL = re.compile(rf"\bdecondense(?:\.cli)? ((?:{COMMANDS})\b[^\n]*)")
-
-
-def text_of(document: Path) -> str:
-    return document.read_text(encoding="utf-8")
 
 
 def calls() -> list:
     found = []
     for document in DOCUMENTS:
         text = text_of(document)
-        shell = [body for language, body in FENCE.findall(text) if language in ("", "sh")]
+        shell = [line for block in shell_blocks(text) for line in lines_of(block)]
         inline = re.findall(r"`(decondense [^`\n]+)`", re.sub(FENCE, "", text))
         for piece in [*shell, *inline]:
-            for match in CALL.finditer(piece.replace("\\\n", " ")):
-                # what follows three spaces or a # is a comment
-                line = re.split(r"\s{3,}|\s#", match[1])[0].strip()
+            for match in CALL.finditer(piece):
+                line = without_comment(match[1])
                 if " " in line or line == "doctor":  # else the name of a command, and no call
                     found.append(pytest.param(line, id=f"{document.name}: {line[:60]}"))
     return found
@@ -68,11 +61,10 @@ def test_tests_that_documents_name_exist():
 
 
 def test_make_targets_are_there():
-    targets = set(re.findall(r"^([\w-]+):", text_of(ROOT / "Makefile"), re.MULTILINE))
     found = [re.findall(r"^make (\w+)|`make (\w+)`", text_of(document), re.MULTILINE) for document in DOCUMENTS]
     flat = {name for pairs in found for pair in pairs for name in pair if name}
     assert flat
-    assert flat <= targets
+    assert flat <= make_targets()
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/results.md"])

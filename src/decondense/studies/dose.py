@@ -50,8 +50,8 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
     columns, rows = runs.rows(tasks)
     best = min((d for d in doses if name(d) in runs), key=lambda d: runs.mean(name(d), held_out), default=0.0)
     sentence = (
-        f"held-out loss at λ = {settings['dose']:g} minus at 0 {against[settings['dose']].words(4)}; slope over doses "
-        f"{slope.words(4)} nats per unit of λ (above 0: dispersing hurts more than condensing); lowest mean loss at "
+        f"held-out loss at λ = {settings['dose']:g} minus at 0 {against[settings['dose']].words(4)}; slope over doses, "
+        f"nats per unit of λ, {slope.words(4)} (below 0: condensing hurts more than dispersing); lowest mean loss at "
         f"λ = {_plain(best)}; mean cosine {_range(runs, doses)}."
     )
 
