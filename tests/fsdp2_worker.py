@@ -11,13 +11,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from types import SimpleNamespace
+
 import torch
 import torch.distributed as dist
+from accelerate.utils import FullyShardedDataParallelPlugin
 from regularize.models import llama, padded
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 import decondense as dc
+from decondense.train.run import _keep_float32
 
 STEPS, ROWS = 3, 8
 
@@ -64,6 +68,37 @@ def train(model, *, rows: slice, estimator: str, accumulation: int = 1, late: bo
     return torch.stack(losses)
 
 
+def policies() -> dict[str, MixedPrecisionPolicy]:
+    """accelerate's policy for bf16, and what `decondense train` makes of it."""
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
+    plugin.set_mixed_precision("bf16")
+    found = {"accelerate": plugin.mixed_precision_policy}
+    _keep_float32(SimpleNamespace(state=SimpleNamespace(fsdp_plugin=plugin)))
+    return found | {"ours": plugin.mixed_precision_policy}
+
+
+def check_precision() -> None:
+    """In bf16 the weights of the blocks are rounded, the loss and the gradients are not."""
+    ids, mask, labels = padded(ROWS)
+    with torch.no_grad():
+        expected = llama()(input_ids=ids, attention_mask=mask, labels=labels).loss
+    for name, policy in policies().items():
+        model = llama().train()
+        handle = dc.regularize(model, weight=0.1)
+        for layer in model.model.layers:
+            fully_shard(layer, mp_policy=policy)
+        fully_shard(model, mp_policy=policy)
+        out = model(input_ids=ids, attention_mask=mask, labels=labels)
+        out.loss.backward()
+        task = float(handle.last["task_loss"])
+        handle.remove()
+        assert out.loss.dtype == (torch.bfloat16 if name == "accelerate" else torch.float32), name
+        assert abs(task - float(expected)) < 0.02, f"{name}: {task}, {float(expected)}"
+        assert all(p.grad.dtype == torch.float32 for p in model.parameters()), name
+        assert policy.reduce_dtype == (torch.bfloat16 if name == "accelerate" else torch.float32), name
+    print("loss in float32")
+
+
 def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -90,6 +125,7 @@ def main() -> None:
                 )
             if rank == 0:
                 print(f"same as one process: {estimator} {way}")
+    check_precision()
     dist.destroy_process_group()
 
 

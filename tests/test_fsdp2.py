@@ -16,3 +16,4 @@ def test_training_under_fully_shard():
     run = subprocess.run([*launch, str(WORKER)], capture_output=True, text=True, timeout=180, env=environment)
     assert run.returncode == 0, run.stderr[-3000:]
     assert run.stdout.count("same as one process") == 8
+    assert run.stdout.count("loss in float32") == 2

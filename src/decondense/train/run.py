@@ -7,7 +7,7 @@ import gc
 import math
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +150,7 @@ def _trainer(
         if "Callback requires" not in str(error):
             raise
         raise ValueError(f"train.report_to must name what is installed: {str(error).splitlines()[0]}") from None
+    _keep_float32(trainer.accelerator)
     for silent in (transformers.trainer_callback.PrinterCallback, transformers.trainer_callback.ProgressCallback):
         trainer.remove_callback(silent)
     trainer.add_callback(clock)  # before those that take time of their own
@@ -234,6 +235,15 @@ def _arguments(recipe: Recipe, folder: Path, prepared: Prepared, *, start: bool)
     # One process, one GPU: with several in sight Trainer would split every batch over copies of the model.
     arguments._n_gpu = min(1, arguments.n_gpu)
     return arguments
+
+
+def _keep_float32(accelerator: Any) -> None:
+    """accelerate's policy for FSDP2 in bf16 also rounds what the model returns, its loss included, to 1/64, and adds up
+    the gradients of the processes in bf16. Both stay in float32, as they do without sharding."""
+    plugin = getattr(accelerator.state, "fsdp_plugin", None)
+    if plugin is not None and plugin.fsdp_version == 2 and plugin.mixed_precision_policy is not None:
+        policy = replace(plugin.mixed_precision_policy, reduce_dtype=torch.float32, output_dtype=None)
+        plugin.mixed_precision_policy = policy
 
 
 def _unread(recipe: Recipe, prepared: Prepared) -> list[str]:
