@@ -124,6 +124,12 @@ def test_plan_lists_pieces(command):
     assert code == 0
     assert "seed-4-1" in out
     assert "seed-5-2" in out
+    _, out, _ = command("study", "dose", "--scale", "gpu", "--plan", "--piece", "seed-2-1")
+    assert out.split()[:2] == ["3", "seed-2-1"]
+    assert out.count("seed") == 2
+    code, _, err = command("study", "dose", "--scale", "gpu", "--plan", "--piece", "seed-9")
+    assert code == 2
+    assert "no piece 'seed-9'" in err
 
 
 def test_merge_takes_pieces_from_elsewhere(command, tmp_path):

@@ -56,7 +56,7 @@ def study(
     wanted = studies.find(name)
     chosen = studies.settings_of(wanted, scale, settings or [], _numbers(seeds))
     if plan:
-        _show_plan(wanted, chosen)
+        _show_plan(wanted, chosen, None if piece is None else _words(piece))
         return
     if sources and not merge:
         raise ValueError("--from takes piece files from elsewhere and goes with --merge: add it.")
@@ -139,9 +139,12 @@ def _show_list(as_json: bool) -> None:
             out.print(f"         {pieces} piece{'s' * (pieces != 1)}; {x['cost']}", style="dim", markup=False)
 
 
-def _show_plan(wanted: Any, settings: dict[str, Any]) -> None:
-    for number, piece in enumerate(wanted.plan(settings), 1):
-        out.print(f"{number:>3}  {piece.name:<24} {piece.words}", markup=False)
+def _show_plan(wanted: Any, settings: dict[str, Any], pieces: list[str] | None) -> None:
+    from ..studies.pieces import select
+
+    plan = wanted.plan(settings)
+    for piece in select(wanted, plan, pieces):
+        out.print(f"{plan.index(piece) + 1:>3}  {piece.name:<24} {piece.words}", markup=False)
 
 
 def _show(record: dict[str, Any], folder: Path, as_json: bool) -> None:

@@ -28,7 +28,7 @@ from .study import (
     same_settings,
 )
 
-__all__ = ["run"]
+__all__ = ["run", "select"]
 
 
 def run(
@@ -53,7 +53,7 @@ def run(
     """
     if study.check is not None:
         study.check(settings)
-    chosen = _select(study, study.plan(settings), pieces)
+    chosen = select(study, study.plan(settings), pieces)
     for file in sorted((folder / "pieces").glob("*.json")):
         _check_finished(file, study, scale, settings)
     shop = Workshop(folder, data, bench, device, say, timed, known_runs(reuse))
@@ -72,7 +72,8 @@ def run(
     return merge(study, scale, folder, settings=settings, reason=reason)
 
 
-def _select(study: Study, plan: list[Piece], wanted: Sequence[str] | None) -> list[Piece]:
+def select(study: Study, plan: list[Piece], wanted: Sequence[str] | None) -> list[Piece]:
+    """The pieces with these numbers (from 1) or names; None: all."""
     if wanted is None:
         return plan
     chosen = []
