@@ -60,6 +60,22 @@ def test_fewer_than_three_seeds_are_undecided_however_large_the_effect(values):
         assert other.verdict == "undecided"
 
 
+def test_the_same_number_three_times_has_no_spread():
+    """A rank correlation takes few values: three equal differences come up by chance."""
+    same = decide([-0.006, -0.006, -0.006], claim="less")
+    assert same.verdict == "undecided"
+    assert "no spread" in same.words()
+    assert decide([1.0, 1.0, 1.0], bound=1.0).verdict == "reproduced"  # it cannot be more than that
+    assert decide([0.0, 0.0, 0.0]).verdict == "undecided"
+
+
+def test_a_direction_is_not_the_published_size():
+    small = from_interval(0.04, 0.01, 0.07, n=30, smallest=0.55)
+    assert small.verdict == "reproduced"
+    assert small.reason.endswith("excludes an effect of 0.55: the direction, not the size")
+    assert "size" not in from_interval(0.6, 0.4, 0.8, n=30, smallest=0.55).reason
+
+
 def test_a_seed_without_a_value_is_undecided():
     assert decide([1.0, 1.1, float("nan")]).verdict == "undecided"
     assert "without a value" in decide([1.0, 1.1, float("nan")]).reason

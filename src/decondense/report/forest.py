@@ -16,12 +16,19 @@ __all__ = ["forest"]
 INK, SEED, NONE = "#1b4965", "#8aa9bd", "#9a9a9a"
 
 
-def forest(record: dict[str, Any], path: str | os.PathLike[str], *, title: str | None = None) -> Path:
+def forest(
+    record: dict[str, Any],
+    path: str | os.PathLike[str],
+    *,
+    title: str | None = None,
+    published: float | None = None,
+) -> Path:
     """Draw ``record`` (the ``result.json`` of a comparison) to ``path`` (.png, .pdf or .svg).
 
     A square is the difference treated − base in points, as large as the task has items; its line is the 95 % interval;
     filled dark where Holm's correction leaves a difference. Light dots are the differences of single seeds from the
     base's mean. The grey band is what this design could have missed: differences below the smallest detectable one.
+    ``published``: an average in points to draw beside ours.
     """
     from matplotlib.figure import Figure
 
@@ -61,13 +68,18 @@ def forest(record: dict[str, Any], path: str | os.PathLike[str], *, title: str |
     if macro is not None and len(rows) > 1:
         axes.axhline(1.5, color="#cccccc", lw=0.8)
     axes.axvline(0, color="black", lw=0.8, zorder=1)
+    several = any(len(row["treated_seeds"]) > 1 for row in rows)
+    if published is not None:
+        axes.plot([published, published], [0.55, 1.45], color="#D55E00", lw=1.6, ls=(0, (3, 1.5)), zorder=3)
+        axes.annotate(f" published {published:+.2f}", (published, 1.3), color="#B04A00", fontsize=8, va="center")
     axes.set_yticks(list(places), [f"{row['task']} ({row['items']:,})" for row in rows], fontsize=9)
     axes.set_ylim(0.4, len(rows) + 0.6)
     axes.set_xlim(*shown_range(rows, scale=100))
     found = f"{100 * record['power']:.0f} %"
     axes.set_xlabel(
         "treated − base, points, with 95 % interval (p of tasks after Holm)\n"
-        f"grey: would be found with less than {found} probability",
+        f"grey: would be found with less than {found} probability"
+        + ("; dots: treated seeds minus the base's mean" if several else ""),
         fontsize=9,
     )
     for side in ("top", "right", "left"):

@@ -71,18 +71,18 @@ def heat_row(
     panels: Sequence[tuple[str, Snapshot]],
     path: Path,
     *,
-    points: Points,
+    points: Mapping[str, Points],
     x: str,
-    y: str,
     numbers: bool = False,
     note: str = "",
 ) -> Path:
-    """A row of heatmaps, and below it one dot per seed or model: `points` are (label on the x axis, values).
+    """Heatmaps, and below them charts side by side with one dot per seed or model: `points` are label of the y axis →
+    (label on the x axis, values).
 
-    numbers: the labels are numbers, and the axis is logarithmic.
+    numbers: the labels on the x axis are numbers, and the axis is logarithmic.
     """
-    columns = min(6, len(panels))
-    lines = math.ceil(len(panels) / columns)
+    lines = math.ceil(len(panels) / 6)
+    columns = math.ceil(len(panels) / lines)
     figure = Figure(figsize=(max(6.0, 2.2 * columns + 1.2), 2.3 * lines + 3.2), layout="constrained")
     parts: Any = figure.subfigures(2, 1, height_ratios=[2.3 * lines, 2.9])
     upper, lower = parts
@@ -98,12 +98,19 @@ def heat_row(
     upper.supylabel("cosine", fontsize=8)
     upper.supxlabel("depth (right of a white line: after the final norm)", fontsize=8)
     _bar(upper, image, list(axes.flat), cut_at(drawn, top))
-    axis = lower.subplots()
+    for axis, (y, those) in zip(lower.subplots(1, len(points), squeeze=False)[0], points.items()):
+        _points(axis, those, y, x + _below(note), numbers)
+    return _save(figure, path)
+
+
+def _points(axis: Any, points: Points, y: str, x: str, numbers: bool) -> None:
     places = [float(label) if numbers else float(i) for i, (label, _) in enumerate(points)]
     _dots(axis, places, [values for _, values in points], PALETTE[0])
     axis.axhline(0, color=GREY, lw=0.8)
     if y.startswith("Spearman"):
         axis.set_ylim(-1.08, 1.08)
+        if any(len(v) > 1 and abs(m) + h > 1.08 for _, v in points for m, h in [_student(v)]):
+            y += "\n(bars cut at ±1)"
     if numbers:
         axis.set_xscale("log")
         axis.minorticks_off()
@@ -116,10 +123,9 @@ def heat_row(
     else:
         axis.set_xticks(places, [label for label, _ in points], fontsize=8)
     axis.margins(x=0.1)
-    axis.set_xlabel(x + _below(note), fontsize=9)
+    axis.set_xlabel(x, fontsize=9)
     axis.set_ylabel(y, fontsize=9)
     _tidy(axis)
-    return _save(figure, path)
 
 
 def effects(

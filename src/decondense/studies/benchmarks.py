@@ -54,7 +54,7 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
     sentence = (
         f"average of {len(tasks['tasks'])} tasks {_points(tasks['macro'])}, {seeds} training "
         f"seed{'s' * (seeds != 1)} in each arm{decision.why}; single tasks after Holm's correction: "
-        f"{named or 'none'}. Held-out loss {loss.words(4)}, mean cosine {geometry.words()}."
+        f"{named or 'none'}. Held-out loss {loss.words(5)}, mean cosine {geometry.words(4)}."
     )
     columns = [
         "task",
@@ -77,7 +77,10 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
 
         drawn = {"tasks": tasks["tasks"], "macro": tasks["macro"], "power": 0.8, "claim": "training"}
         return forest(
-            drawn | {"seeds": [len(base), len(treated)]}, path, title=f"{TREATED} − {PLAIN}, {seeds} seeds each"
+            drawn | {"seeds": [len(base), len(treated)]},
+            path,
+            title=f"{TREATED} − {PLAIN}, {seeds} seeds each",
+            published=PUBLISHED_GAIN,
         )
 
     estimate = {

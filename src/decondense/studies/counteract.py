@@ -35,8 +35,8 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
     share = -100 * change.estimate / runs.mean(PLAIN, cosine) if change.estimate is not None else float("nan")
     sentence = (
         f"mean cosine {start:.3f} before, {runs.mean(PLAIN, cosine):.3f} after cross-entropy, "
-        f"{runs.mean(TREATED, cosine):.3f} with dispersion; difference {change.words()}, which is {share:.1f} % of it"
-        f"{change.why}. Held-out loss {loss.words(4)}."
+        f"{runs.mean(TREATED, cosine):.3f} with dispersion; difference {change.words(4)}, which is {share:.1f} % of it"
+        f"{change.why}. Held-out loss {loss.words(5)}."
     )
     columns, rows = runs.rows()
 

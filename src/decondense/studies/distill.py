@@ -62,7 +62,7 @@ def _students(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
 
         panels = [(arm, runs.first(arm)["snapshots"][-1]) for arm in runs.arms]
         points = [(arm, runs.values(arm, cosine)) for arm in runs.arms]
-        return heat_row(panels, path, points=points, x="", y="mean cosine of the blocks")
+        return heat_row(panels, path, points={"mean cosine of the blocks": points}, x="")
 
     estimate = {
         "mean_cosine": change.record(),

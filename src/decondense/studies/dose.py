@@ -11,6 +11,7 @@ minus at λ = 0 is below 0; and the slope of held-out loss over all doses, one l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import numpy as np
 
 from . import scales, training
 from .study import Conclusion, Settings, Study
-from .training import Runs, cosine, held_out, joined
+from .training import Metric, Runs, cosine, held_out, joined, spearman
 from .verdict import combine, decide, signed
 
 CRITERION = (
@@ -52,32 +53,35 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
     sentence = (
         f"held-out loss at λ = {settings['dose']:g} minus at 0 {against[settings['dose']].words(4)}; slope over doses, "
         f"nats per unit of λ, {slope.words(4)} (below 0: condensing hurts more than dispersing); lowest mean loss at "
-        f"λ = {_plain(best)}; mean cosine {_range(runs, doses)}."
+        f"λ = {_plain(best)}. Mean cosine {_at(runs, doses, cosine, '.3f')}; Spearman "
+        f"{_at(runs, doses, spearman, '+.2f')}."
     )
 
     def draw(path: Path) -> Path:
         from ..report.study_figures import curves
 
         here = [d for d in doses if name(d) in runs]
-        common = {"x": "weight λ", "scale": "symlog", "ticks": here}
-        panels: list[dict[str, Any]] = [
-            {
-                "title": "held-out loss minus that of λ = 0",
-                "y": "nats per token",
-                "line": 0.0,
-                **common,
-                "series": {"": (here, [runs.differences(name(d), zero, held_out) for d in here])},
-            },
-            {
-                "title": "geometry",
-                "y": "mean cosine of the blocks",
-                **common,
-                "series": {"": (here, [runs.values(name(d), cosine) for d in here])},
-            },
-        ]
-        for task in [t for t in tasks if not t.endswith("perplexity")][:1]:
-            values = [[100 * r["scores"][task] for r in runs.table[name(d)].values() if "scores" in r] for d in scored]
-            panels.append({"title": task, "y": "accuracy, %", **common, "series": {"": (scored, values)}})
+
+        def panel(title: str, y: str, shown: list[float], values: list[list[float]], **more: Any) -> dict[str, Any]:
+            common = {"x": "weight λ", "scale": "symlog", "ticks": shown}
+            return {"title": title, "y": y, "series": {"": (shown, values)}, **common, **more}
+
+        def change(doses: list[float], metric: Metric) -> list[list[float]]:
+            found = [runs.differences(name(d), zero, metric) for d in doses]
+            return [[v for v in values if math.isfinite(v)] for values in found]
+
+        title, unit = "held-out loss minus that of λ = 0", "nats per token"
+        panels = [panel(title, unit, here, change(here, held_out), line=0.0)]
+        small = [d for d in here if abs(d) < max(map(abs, here))]
+        if len(small) > 2:  # the ends would hide what happens at the doses in use
+            panels.append(panel(f"{title}, small doses", unit, small, change(small, held_out), line=0.0))
+        panels.append(
+            panel("geometry", "mean cosine of the blocks", here, [runs.values(name(d), cosine) for d in here])
+        )
+        task = next((t for t in tasks if not t.endswith("perplexity")), None)
+        if task is not None:
+            points = change(scored, lambda r: 100 * r.get("scores", {}).get(task, math.nan))
+            panels.append(panel(f"{task} minus that of λ = 0", "accuracy, points", scored, points, line=0.0))
         return curves(panels, path, note="dots: training seeds; bars: 95 % intervals over them")
 
     estimate = {
@@ -110,12 +114,11 @@ def _plain(dose: float) -> str:
     return f"{dose:g}".replace("-", "−")
 
 
-def _range(runs: Runs, doses: Sequence[float]) -> str:
-    here = [d for d in doses if name(d) in runs]
-    if not here:
-        return "unknown"
-    first, last = (f"{runs.mean(name(d), cosine):.3f} at {_plain(d)}" for d in (here[0], here[-1]))
-    return f"{first} to {last}"
+def _at(runs: Runs, doses: Sequence[float], metric: Metric, form: str) -> str:
+    """The metric at the lowest dose, at 0 and at the highest."""
+    here = [d for d in dict.fromkeys((doses[0], 0.0, doses[-1])) if name(d) in runs]
+    parts = [f"{runs.mean(name(d), metric):{form}} at {_plain(d)}".replace("-", "−") for d in here]
+    return ", ".join(parts) or "unknown"
 
 
 _SMALL = [-1.0, 0.0, 1.0]

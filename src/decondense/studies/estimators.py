@@ -42,7 +42,11 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
     cost = {arm: _overhead(runs, arm) for arm in runs.arms if arm != NONE}
     words = "; ".join(f"{arm} {d.words(4)}" for arm, d in same.items())
     prices = ", ".join(f"{arm} {x:.3f}×" for arm, x in cost.items() if x is not None) or "not measured"
-    sentence = f"held-out loss minus exact: {words}; time per token against cross-entropy: {prices}."
+    moved = ", ".join(f"{arm} {signed(g[0], 4)}" for arm, g in geometry.items())
+    sentence = (
+        f"held-out loss minus exact: {words}. Mean cosine minus exact: {moved or 'unknown'}. Time per token against "
+        f"cross-entropy: {prices}."
+    )
     columns, rows = runs.rows()
 
     def draw(path: Path) -> Path:

@@ -72,6 +72,10 @@ def _level(snapshot: Mapping[str, Any]) -> float:
     return float(np.mean(snapshot["mean_cosine"][1:]))
 
 
+def _last(snapshot: Mapping[str, Any]) -> float:
+    return float(snapshot["last"])
+
+
 def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
     rows = rows_of_checkpoints(pieces, settings)
     unit = "training seed" if "checkpoints" not in settings else "training run"
@@ -81,9 +85,10 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
 
     starts = [value(r[0][1]) for r in rows.values()]
     ends = [value(r[-1][1]) for r in rows.values()]
-    start = decide(starts, claim="greater", unit=unit)
+    start = decide(starts, claim="greater", unit=unit, bound=1.0)
     fall = decide([e - s for s, e in zip(starts, ends)], claim="less", unit=unit)
     level = decide([_level(r[-1][1]) - _level(r[0][1]) for r in rows.values()], claim="less", unit=unit)
+    late = decide([_last(r[-1][1]) - _last(r[0][1]) for r in rows.values()], claim="less", unit=unit)
     table = [
         [
             run,
@@ -99,7 +104,7 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
     ]
     sentence = (
         f"Spearman at step 0 {start.words(2)}; end minus step 0 {fall.words(2)}. Mean cosine of the blocks, end minus "
-        f"step 0, {level.words()}."
+        f"step 0, {level.words()}; of the last three states {late.words()}."
     )
 
     def draw(path: Path) -> Path:
@@ -107,17 +112,22 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
 
         first = next(iter(rows.values()))
         labels = [label for label, _ in first]
-        points = [
-            (label.removeprefix("step "), [value(s) for row in rows.values() for other, s in row if other == label])
-            for label in labels
-        ]
-        return heat_row(first, path, points=points, x="optimiser step (heatmaps: the first run)", y="Spearman")
+        shown = {"Spearman": value, "mean cosine of the blocks": _level, "mean cosine of the last 3 states": _last}
+        points = {
+            what: [
+                (label.removeprefix("step "), [of(s) for row in rows.values() for other, s in row if other == label])
+                for label in labels
+            ]
+            for what, of in shown.items()
+        }
+        return heat_row(first, path, points=points, x="optimiser step (heatmaps: the first run)")
 
     columns = ["run", "checkpoint", "step", "spearman", "kendall", "mean_cosine_last", "mean_cosine"]
     estimate = {
         "start": start.record(),
         "change": fall.record(),
         "mean_cosine": level.record(),
+        "last": late.record(),
         "ends": [signed(e, 3) for e in ends],
     }
     return Conclusion(combine([start, fall]), sentence, columns, table, estimate, draw if rows else None)

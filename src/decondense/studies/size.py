@@ -111,7 +111,7 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
         ordered = sorted(found, key=lambda m: (families.index(m["family"]), m["parameters"]))
         panels = [(m["model"].split("/")[-1], m["snapshot"]) for m in ordered]
         points = [(str(m["parameters"]), [m["spearman"]]) for m in ordered]
-        return heat_row(panels, path, points=points, x="parameters", y="Spearman", numbers=True)
+        return heat_row(panels, path, points={"Spearman": points}, x="parameters", numbers=True)
 
     return Conclusion(trend.verdict, sentence + ".", columns, rows, {"slope": trend.record()}, draw if found else None)
 

@@ -33,6 +33,7 @@ __all__ = [
     "cosine",
     "held_out",
     "joined",
+    "last",
     "plan",
     "recipe_of",
     "snapshot",
@@ -302,6 +303,11 @@ def spearman(run: Mapping[str, Any], at: int = -1) -> float:
     """Spearman of mean cosine with depth, over all states, at a snapshot; NaN where it is not defined."""
     value = run["snapshots"][at]["spearman"]
     return float("nan") if value is None else float(value)
+
+
+def last(run: Mapping[str, Any], at: int = -1) -> float:
+    """Mean cosine of the last three states."""
+    return float(run["snapshots"][at]["last"])
 
 
 def speed(run: Mapping[str, Any]) -> float:

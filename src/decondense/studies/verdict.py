@@ -10,8 +10,8 @@ text and items of a benchmark only make each number more precise; they never rep
   one-sided tests at 5 %), and not reproduced when the 95 % interval lies outside.
 * Anything else is undecided, and so is everything with fewer than three numbers.
 
-Under no effect "reproduced" has a probability of 2.5 % for a direction, and at most 5 % for the others. numpy and
-scipy only.
+Under no effect "reproduced" has a probability of 2.5 % for a direction (of numbers without ties), and at most 5 % for
+the others. numpy and scipy only.
 """
 
 from __future__ import annotations
@@ -93,12 +93,20 @@ def decide(
     level: float = 0.95,
     unit: str = "training seed",
     least: int = LEAST,
+    bound: float | None = None,
 ) -> Decision:
-    """Is the mean of `values`, one per unit, above 0 (`claim` "greater") or below ("less")?"""
+    """Is the mean of `values`, one per unit, above 0 (`claim` "greater") or below ("less")?
+
+    Values that are all the same have no spread to be judged by, and leave it undecided; but not where they are all at
+    `bound`, the end of what the quantity can be.
+    """
     missing = _missing(values, unit, level, least)
     if missing is not None:
         return missing
     mean, low, high = interval(values, level)
+    if min(values) == max(values) and values[0] not in (0.0, bound):
+        same = f"all {_several(len(values), unit)} give the same number, and no spread to judge it by"
+        return Decision(UNDECIDED, mean, None, None, len(values), unit, level, same)
     return from_interval(mean, low, high, n=len(values), claim=claim, smallest=smallest, level=level, unit=unit)
 
 
@@ -122,6 +130,8 @@ def from_interval(
     bottom, top = (low, high) if claim == "greater" else (-high, -low)
     if bottom > 0:
         verdict, reason = REPRODUCED, f"the whole interval lies {'above' if claim == 'greater' else 'below'} 0"
+        if smallest and top < smallest:
+            reason += f" and excludes an effect of {smallest:g}: the direction, not the size"
     elif top < 0:
         verdict, reason = NOT, f"the whole interval lies {'below' if claim == 'greater' else 'above'} 0"
     elif top < smallest:

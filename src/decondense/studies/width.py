@@ -13,7 +13,7 @@ from typing import Any
 
 from . import scales, training
 from .study import Conclusion, Settings, Study
-from .training import Runs, cosine, joined, spearman
+from .training import Runs, cosine, held_out, joined, last, spearman
 from .verdict import NOT, REPRODUCED, Decision, decide, interval, signed
 
 CRITERION = (
@@ -28,7 +28,7 @@ def arms(widths: Sequence[int]) -> dict[str, Any]:
 
 def _told_otherwise(trend: Decision, level: Decision) -> str:
     if trend.verdict == REPRODUCED and level.verdict == NOT:
-        return ": by level it is the wider that are condensed"
+        return ": by the mean over all blocks it is the wider that are condensed"
     return ""
 
 
@@ -44,15 +44,21 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
         f"Spearman {signed(runs.mean(narrow, spearman), 2)} at {narrow}, {signed(runs.mean(wide, spearman), 2)} at "
         f"{wide}; difference {difference.words(2)}{difference.why}. Mean cosine of the blocks at the end "
         f"{runs.mean(narrow, cosine):.3f} and {runs.mean(wide, cosine):.3f}, difference {level.words()}"
-        f"{_told_otherwise(difference, level)}."
+        f"{_told_otherwise(difference, level)}; of the last three states {runs.mean(narrow, last):.3f} and "
+        f"{runs.mean(wide, last):.3f}. Held-out loss {runs.mean(narrow, held_out):.2f} and "
+        f"{runs.mean(wide, held_out):.2f}: equal tokens, not equal loss."
     )
 
     def draw(path: Path) -> Path:
         from ..report.study_figures import heat_row
 
         panels = [(arm, runs.first(arm)["snapshots"][-1]) for arm in runs.arms]
-        points = [(arm.removeprefix("MLP width "), runs.values(arm, spearman)) for arm in runs.arms]
-        return heat_row(panels, path, points=points, x="MLP width", y="Spearman at the end")
+        shown = {"Spearman": spearman, "mean cosine, all blocks": cosine, "mean cosine, last 3 states": last}
+        points = {
+            f"{what}\nat the end": [(arm.removeprefix("MLP width "), runs.values(arm, metric)) for arm in runs.arms]
+            for what, metric in shown.items()
+        }
+        return heat_row(panels, path, points=points, x="MLP width")
 
     return Conclusion(
         difference.verdict,
