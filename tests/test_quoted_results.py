@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from decondense.studies.verdict import signed
+from decondense.studies.verdict import interval, signed
 
 ROOT = Path(__file__).resolve().parent.parent
 STUDIES = ROOT / "results" / "studies"
+PLAIN, TREATED = "cross-entropy", "dispersion"
+NARROW, WIDE = "MLP width 64", "MLP width 4096"
 
 
 def words_of(name: str) -> str:
@@ -30,43 +32,76 @@ def table(study: str) -> list[dict]:
     return [dict(zip(found["columns"], row)) for row in found["rows"]]
 
 
+def runs(study: str) -> dict[str, dict[int, dict]]:
+    """arm → seed → what is kept of the run."""
+    found: dict[str, dict[int, dict]] = {}
+    for file in sorted((STUDIES / study / "pieces").glob("*.json")):
+        piece = json.loads(file.read_text(encoding="utf-8"))
+        for arm, run in piece["runs"].items():
+            found.setdefault(arm, {})[piece["what"]["seed"]] = run
+    return found
+
+
+def values(study: str, arm: str, column: str) -> np.ndarray:
+    rows = sorted((row for row in table(study) if row["arm"] == arm), key=lambda row: row["seed"])
+    return np.array([row[column] for row in rows], dtype=float)
+
+
 def mean(study: str, arm: str, column: str) -> float:
-    return float(np.mean([row[column] for row in table(study) if row["arm"] == arm]))
+    return float(values(study, arm, column).mean())
 
 
 def bounds(decision: dict, digits: int, scale: float = 1.0) -> str:
     return f"[{signed(scale * decision['low'], digits)}, {signed(scale * decision['high'], digits)}]"
 
 
+def over_seeds(differences, digits: int, scale: float = 1.0) -> tuple[str, str]:
+    """Mean and 95 % interval, as they are written."""
+    middle, low, high = interval(list(differences))
+    return signed(scale * middle, digits), bounds({"low": low, "high": high}, digits, scale)
+
+
 def test_benchmarks():
     macro = estimate("benchmarks")["macro"]
-    moved, interval = signed(100 * macro["difference"], 2), bounds(macro, 2, 100)
-    assert f"{moved} points, 95 % interval {interval}" in RESULTS
-    assert f"move by {moved} points {interval} on average" in README
+    moved, where = signed(100 * macro["difference"], 2), bounds(macro, 2, 100)
+    assert f"{moved} points, 95 % interval {where}" in RESULTS
+    assert f"move by {moved} points {where} on average" in README
     assert f"A gain of {100 * macro['smallest_effect']:.2f} would have been found four times out of five" in RESULTS
     assert f"all {macro['items']:,} items" in RESULTS
-    assert not any(row["p_holm"] < 0.05 for row in table("benchmarks") if row["task"] != "average")
+    rows = {row["task"]: row for row in table("benchmarks") if row["task"] != "average"}
+    assert not any(row["p_holm"] < 0.05 for row in rows.values())
+    guessing = {"anli_r2": 1 / 3, "winogrande": 1 / 2, "openbookqa": 1 / 4, "arc_easy": 1 / 4, "piqa": 1 / 2}
+    guessing |= {"arc_challenge": 1 / 4, "medmcqa": 1 / 4, "mmlu": 1 / 4}
+    assert sum(rows[task]["base"] < chance + 0.025 for task, chance in guessing.items()) == 6  # "six of the ten tasks"
 
 
 def test_the_same_runs_in_geometry_and_loss():
     found = estimate("counteract")
-    plain, treated = (mean("counteract", arm, "mean_cosine") for arm in ("cross-entropy", "dispersion"))
+    plain, treated = (mean("counteract", arm, "mean_cosine") for arm in (PLAIN, TREATED))
     assert f"{treated:.3f} against {plain:.3f}" in RESULTS
-    assert f"from {plain:.3f} to {treated:.3f}" in README
+    assert f"ends at {treated:.3f} with the loss and {plain:.3f} without" in README
     assert f"it is {found['share_removed_percent']:.1f} % of what is there" in RESULTS
+    assert f"the geometry moved by {found['share_removed_percent']:.1f} % only" in RESULTS
     assert f"lowers it too, by {-found['cross_entropy_alone']['estimate']:.3f}" in RESULTS
-    assert found["spearman"]["verdict"] == "undecided"  # "the rank trend does not change"
+    before, ends = (
+        mean("counteract", PLAIN, "spearman_start"),
+        [mean("counteract", a, "spearman") for a in (PLAIN, TREATED)],
+    )
+    assert f"from {before:+.3f} to {ends[0]:+.3f} and {ends[1]:+.3f}" in RESULTS
+    assert f"({signed(found['spearman']['estimate'], 3)} {bounds(found['spearman'], 3)})" in RESULTS
     loss = found["held_out_loss"]
-    interval = bounds(loss, 4)
-    assert f"by {loss['estimate']:.4f} nats {interval}" in RESULTS
-    runs = estimate("benchmarks")["runs"]
-    for key in ("held_out_loss", "lambada_openai perplexity"):  # "higher in all three seeds"
-        assert all(runs["dispersion"][s][key] > runs["cross-entropy"][s][key] for s in ("1", "2", "3"))
+    assert f"by {loss['estimate']:.5f} nats {bounds(loss, 5)}" in RESULTS
+    scores = estimate("benchmarks")["runs"]
+    seeds = ("1", "2", "3")
+    ppl = [
+        scores[TREATED][s]["lambada_openai perplexity"] - scores[PLAIN][s]["lambada_openai perplexity"] for s in seeds
+    ]
+    middle, where = over_seeds(ppl, 2)
+    assert f"by {middle.lstrip('+')} {where} of 38.0" in RESULTS
+    assert all(scores[TREATED][s]["held_out_loss"] > scores[PLAIN][s]["held_out_loss"] for s in seeds)
+    kept = runs("benchmarks")
     for seed in (1, 2, 3):  # "after every block and in every seed"
-        ends = []
-        for arm in ("dispersion", "cross-entropy"):
-            piece = json.loads((STUDIES / "benchmarks" / "pieces" / f"seed-{seed}-{arm}.json").read_text())
-            ends.append(np.array(piece["runs"][arm]["snapshots"][-1]["mean_cosine"][1:]))
+        ends = [np.array(kept[arm][seed]["snapshots"][-1]["mean_cosine"][1:]) for arm in (TREATED, PLAIN)]
         assert (ends[0] < ends[1]).all()
 
 
@@ -74,45 +109,100 @@ def test_dose():
     found = estimate("dose")
     against = found["against_zero"]
     small = against["λ +0.1"]
-    assert f"the same weight gives {signed(small['estimate'], 4)} {bounds(small, 4)}" in RESULTS
+    assert f"the same weight gives {signed(small['estimate'], 4)} {bounds(small, 4)} nats" in RESULTS
+    assert f"the gain is at most {-small['low']:.4f} nats" in RESULTS
+    assert f"at the best weight it is at most {-small['low']:.4f} nats" in README
+    assert min(against, key=lambda arm: against[arm]["estimate"]) == "λ +0.1"
     assert f"At −0.3 held-out loss is {against['λ −0.3']['estimate']:.4f} nats higher than at 0" in RESULTS
-    assert against["λ +0.3"]["low"] < 0 < against["λ +0.3"]["high"]  # "at +0.3 no different"
-    assert f"at −1 it is {against['λ −1']['estimate']:.3f} higher, at +1 {against['λ +1']['estimate']:.3f}" in RESULTS
-    cosines = [mean("dose", arm, "mean_cosine") for arm in ("λ −1", "λ +1")]
-    assert f"Mean cosine goes from {cosines[0]:.2f} to {cosines[1]:.2f}" in RESULTS
-    slope = found["slope"]
-    assert f"{signed(slope['estimate'], 4)} nats per unit of λ {bounds(slope, 4)}" in RESULTS
-    best = min(against, key=lambda arm: against[arm]["estimate"])
-    assert best == "λ +0.1"
-    assert against[best]["verdict"] == "undecided"
-    assert all(d["verdict"] != "reproduced" for d in against.values())  # README: "at any weight tried"
+    assert f"at +0.3 the difference is not resolved ({bounds(against['λ +0.3'], 4)})" in RESULTS
+    ends = [against[arm]["estimate"] for arm in ("λ −1", "λ +1")]
+    assert f"at −1 it is {ends[0]:.3f} higher, at +1 {ends[1]:.3f}" in RESULTS
+    cosines = [mean("dose", arm, "mean_cosine") for arm in ("λ −1", "λ 0", "λ +1")]
+    assert f"Mean cosine goes from {cosines[0]:.2f} to {cosines[2]:.2f}" in RESULTS
+    assert cosines[1] - cosines[2] > cosines[0] - cosines[1]  # "although the latter moves the mean cosine further"
+    alone = cosines[1] - mean("dose", "λ 0", "mean_cosine_start")
+    moved = cosines[1] - mean("dose", "λ +0.1", "mean_cosine")
+    assert f"it raises it by {alone:.3f}, and the loss at the same weight lowers it by {moved:.3f}" in RESULTS
+    trends = [signed(mean("dose", arm, "spearman"), 2) for arm in ("λ 0", "λ +0.3", "λ +1")]
+    assert f"Spearman rises from {trends[0]} at 0 to {trends[1]} at 0.3 and {trends[2]} at 1" in RESULTS
+
+
+def slopes(column: str, doses: dict[str, float]) -> np.ndarray:
+    x = np.array(list(doses.values()))
+    return x @ np.array([values("dose", arm, column) for arm in doses]) / (x @ x)
+
+
+def test_slopes_of_dose():
+    doses = {"λ −1": -1.0, "λ −0.3": -0.3, "λ −0.1": -0.1, "λ 0": 0.0, "λ +0.1": 0.1, "λ +0.3": 0.3, "λ +1": 1.0}
+    slope, where = over_seeds(slopes("held_out_loss", doses), 4)
+    assert f"{slope} nats per unit of λ {where}" in RESULTS
+    assert slope == signed(estimate("dose")["slope"]["estimate"], 4)
+    inner, where = over_seeds(slopes("held_out_loss", {a: d for a, d in doses.items() if abs(d) < 1}), 4)
+    assert f"without ±1 it is {inner} {where}" in RESULTS
+    accuracy, where = over_seeds(slopes("lambada_openai", doses), 2, 100)
+    assert f"changes by {accuracy} points per unit of λ {where}" in RESULTS
+    assert mean("dose", "λ +1", "lambada_openai") < mean("dose", "λ −1", "lambada_openai")
+    perplexity = "lambada_openai perplexity"
+    lower = values("dose", "λ +0.1", perplexity) - values("dose", "λ 0", perplexity)
+    assert (lower < 0).all()
+    middle, where = over_seeds(lower, 2)
+    assert f"by {middle} {where} of {mean('dose', 'λ 0', perplexity):.1f}" in RESULTS
 
 
 def test_trend_and_level():
-    narrow, wide = "MLP width 64", "MLP width 4096"
-    trends = [signed(mean("width", arm, "spearman"), 2) for arm in (narrow, wide)]
+    trends = [signed(mean("width", arm, "spearman"), 2) for arm in (NARROW, WIDE)]
     assert f"Spearman {trends[0]} with an MLP of width 64 and {trends[1]} with 4096" in RESULTS
-    levels = [mean("width", arm, "mean_cosine") for arm in (narrow, wide)]
+    between = [signed(v, 2) for v in values("width", "MLP width 256", "spearman")]
+    assert f"the three seeds give {between[0]}, {between[1]} and {between[2]}" in RESULTS
+    levels = [mean("width", arm, "mean_cosine") for arm in (NARROW, WIDE)]
     assert f"the narrowest models have {levels[0]:.3f} and the widest {levels[1]:.3f}" in RESULTS
-    starts = [mean("width", arm, "mean_cosine_start") for arm in (narrow, wide)]
-    assert f"{starts[0]:.2f} against {starts[1]:.2f}" in RESULTS
+    assert f"the level falls from {mean('width', NARROW, 'mean_cosine_start'):.2f} to {levels[0]:.2f}" in RESULTS
+    stays, where = over_seeds(values("width", NARROW, "spearman") - values("width", NARROW, "spearman_start"), 2)
+    assert f"the trend stays ({stays} {where})" in RESULTS
     found = estimate("init")
     assert f"{signed(found['start']['estimate'], 2)} at initialisation" in RESULTS
     assert f"{-found['change']['estimate']:.2f} lower at the end of training" in RESULTS
-    assert f"training *raises* it by {found['mean_cosine']['estimate']:.3f}" in RESULTS
-    assert found["mean_cosine"]["low"] > 0
+    assert (
+        f"training *raises* it by {found['mean_cosine']['estimate']:.3f} {bounds(found['mean_cosine'], 3)}" in RESULTS
+    )
+    assert f"training lowers it by {-found['last']['estimate']:.3f}" in RESULTS
     assert estimate("width")["mean_cosine"]["high"] < 0
-    losses = [row["held_out_loss"] for row in table("width")]
-    assert f"held-out losses from {min(losses):.1f} to {max(losses):.1f}" in RESULTS
+
+
+def test_width_at_equal_loss():
+    """Spearman of the widest, where its held-out loss is the final one of the narrowest; the same seeds."""
+    kept = runs("width")
+    ends = [np.mean([r["snapshots"][-1]["last"] for r in kept[arm].values()]) for arm in (NARROW, WIDE)]
+    assert f"end alike ({ends[0]:.3f} and {ends[1]:.3f})" in RESULTS
+    losses = [mean("width", arm, "held_out_loss") for arm in (NARROW, WIDE)]
+    assert f"held-out {losses[0]:.2f} against {losses[1]:.2f}" in RESULTS
+    matched, differences = [], []
+    for seed, wide in kept[WIDE].items():
+        narrow = kept[NARROW][seed]
+        assert [step for step, _ in wide["held_out"]] == [s["step"] for s in wide["snapshots"]]
+        passed = [loss for _, loss in wide["held_out"]][::-1], [s["spearman"] for s in wide["snapshots"]][::-1]
+        matched.append(np.interp(narrow["held_out"][-1][1], *passed))
+        differences.append(narrow["snapshots"][-1]["spearman"] - matched[-1])
+    assert (
+        f"their Spearman is {signed(float(np.mean(matched)), 2)} and not {signed(mean('width', WIDE, 'spearman'), 2)}"
+        in RESULTS
+    )
+    middle, where = over_seeds(differences, 2)
+    full = signed(estimate("width")["difference"]["estimate"], 2)
+    assert f"the difference is {middle} {where} instead of {full}" in RESULTS
 
 
 def test_estimators_and_distillation():
     found = estimate("estimators")
-    first = found["held_out_loss"]["first order"]
+    first, geometry = found["held_out_loss"]["first order"], found["mean_cosine"]
     assert f"differs by {signed(first['estimate'], 4)} nats, 90 % interval {bounds(first, 4)}" in RESULTS
     assert first["verdict"] == "reproduced"
-    assert f"held-out loss within {max(-first['low'], first['high']):.4f} nats" in README
-    assert max(map(abs, found["mean_cosine"]["first order"].values())) < 0.001
+    assert f"lowers the mean cosine by {geometry[PLAIN]['mean']:.4f}" in RESULTS
+    assert f"by {geometry[PLAIN]['mean']:.4f}, to within 0.0003" in README
+    assert max(map(abs, geometry["first order"].values())) < 0.0003
+    gaps = values("estimators", PLAIN, "held_out_loss") - values("estimators", "exact", "held_out_loss")
+    _, low, high = interval(list(gaps), 0.9)
+    assert -found["margin"] < low < high < found["margin"]  # "cross-entropy without any loss lies inside it as well"
     alone, taught = (mean("distill", arm, "mean_cosine") for arm in ("student alone", "student with a teacher"))
     assert f"({taught:.3f} against {alone:.3f})" in RESULTS
 
