@@ -11,7 +11,10 @@ with a difference on the largest task only that task is looked at, at a tenth of
     python benchmarks/bench_significance.py                    # 1000 comparisons per row, half an hour on one core
     python benchmarks/bench_significance.py --pairs 100        # a quick look
     python benchmarks/bench_significance.py --only "1 seed" difference   # these rows anew, the others as they are
-    python benchmarks/bench_significance.py --measured significance/result.json   # seed spreads as measured there
+    python benchmarks/bench_significance.py --only "seed spread as measured" --measured FILE   # with FILE's spreads
+
+FILE is the result.json of `decondense significance` or of `decondense study benchmarks`; by default the study's that is
+committed.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import harness
 import numpy as np
@@ -35,11 +39,41 @@ from decondense.evaluate.simulate import Truth, simulate
 
 COLUMNS = ("truth", "seeds", "seed_sd", "effect", "pairs", "tasks", "average", "pooled", "satterthwaite")
 COLUMNS += ("coverage", "bootstrap_coverage", "stated_power")
+STUDY = Path(__file__).parents[1] / "results" / "studies" / "benchmarks" / "result.json"
 
 
-def conditions(measured: Path | None) -> list[tuple[str, Truth, bool]]:
+def measured_truth(file: Path) -> Truth:
+    """Items, accuracies and seed spreads of every task of a comparison, without a difference between the arms."""
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+        found = _task_rows(record)
+        items, base = [int(row["items"]) for row in found], [float(row["base"]) for row in found]
+        spread = [float(row["seed_sd"]) for row in found]
+        # of paired seeds the spread of a pair's difference is recorded: two independent seeds differ by as much
+        scale = 1 / math.sqrt(2) if record.get("paired") else 1.0
+    except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            "--measured must be the result.json of `decondense significance` with several seeds or of `decondense "
+            f"study benchmarks`, got {str(file)!r}: name such a file."
+        ) from error
+    return Truth(items=tuple(items), accuracy=tuple(base), seed_sd=tuple(scale * sd for sd in spread))
+
+
+def _task_rows(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """A significance result lists its tasks; a study's has a table, in which the average is the last row."""
+    if "table" not in record:
+        rows = record["tasks"]
+    else:
+        rows = [dict(zip(record["table"]["columns"], values)) for values in record["table"]["rows"]]
+        rows = [row for row in rows if row["task"] != "average"]
+    if not rows:
+        raise ValueError("there are no tasks in it")
+    return rows
+
+
+def conditions(measured: Path) -> list[tuple[str, Truth, bool]]:
     """(name, truth, paired test)."""
-    rows = [
+    return [
         ("no seed variance", Truth(seed_sd=0.0), False),
         ("seed spread 0.1 points", Truth(seed_sd=0.001), False),
         ("seed spread 0.5 points", Truth(), False),
@@ -54,15 +88,8 @@ def conditions(measured: Path | None) -> list[tuple[str, Truth, bool]]:
         ("paired seeds, unpaired test", Truth(paired_correlation=0.8), False),
         ("1 seed, items as the sample", Truth(seeds=(1, 1), seed_sd=0.0), False),
         ("1 seed, claim about training", Truth(seeds=(1, 1)), False),
+        ("seed spread as measured", measured_truth(measured), False),
     ]
-    if measured is not None:
-        found = json.loads(measured.read_text())["tasks"]
-        spread = tuple(row["seed_sd"] or 0.0 for row in found)
-        truth = Truth(
-            items=tuple(row["items"] for row in found), accuracy=tuple(row["base"] for row in found), seed_sd=spread
-        )
-        rows.insert(0, ("seed spread as measured", truth, False))
-    return rows
 
 
 def run(
@@ -167,10 +194,14 @@ def main() -> None:
     parser = harness.arguments(__doc__)
     parser.add_argument("--pairs", type=int, default=1000, help="comparisons per row")
     parser.add_argument("--bootstrap", type=int, default=300, help="comparisons that are also bootstrapped")
-    parser.add_argument("--measured", type=Path, help="result.json of a comparison with several seeds")
+    parser.add_argument("--measured", type=Path, default=STUDY, help="result.json of a comparison with several seeds")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="+", metavar="WORDS", help="only the rows whose truth begins with these words")
     options = parser.parse_args()
+    try:
+        rows_wanted = conditions(options.measured)
+    except ValueError as error:
+        parser.error(str(error))
     rows: list[harness.Row] = []
     begun = time.monotonic()
     # rows that are done survive an interruption; the same command goes on with the next
@@ -190,7 +221,7 @@ def main() -> None:
             print(f"{time.monotonic() - begun:6.0f} s  {key}", flush=True)
         rows.extend(done[key])
 
-    for number, (name, truth, paired) in enumerate(conditions(options.measured)):
+    for number, (name, truth, paired) in enumerate(rows_wanted):
         bootstrap = options.bootstrap if name in ("seed spread 0.5 points", "5 seeds", "1 against 3 seeds") else 0
         seed = options.seed + 100 * number
         keep(name, lambda n=name, t=truth, p=paired, s=seed, b=bootstrap: [run(n, t, p, options.pairs, s, b)])

@@ -48,6 +48,11 @@ def test_the_final_norm_hides_condensation(model):
     assert f"from {model.spearman:.2f} to {trend:.2f}" in WORDS
 
 
+def test_the_interval_over_windows(model):
+    low, high = model.interval("spearman")
+    assert f"Spearman {model.spearman:.2f} with 95 % of [{low:.2f}, {high:.2f}] over 100 windows" in WORDS
+
+
 def test_the_embedding_in_the_trend(model):
     blocks = model.trend("spearman", states="blocks")
     assert f"{model.spearman:.2f} with the embedding, {blocks:.2f} without" in WORDS
