@@ -54,6 +54,29 @@ def test_value_and_gradient_against_loops(temperature):
         assert float(leaf.grad[index]) == pytest.approx(slope, rel=1e-3, abs=1e-5)
 
 
+def test_pieces_change_nothing_and_keep_nothing_in_float32(monkeypatch):
+    """Seven positions, two at a time: the value and gradient of all at once; kept for backward are the logits alone."""
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(1, 8, 50, generator=generator).bfloat16().requires_grad_()
+    teacher = torch.randn(1, 8, 50, generator=generator).bfloat16()
+    labels = torch.ones(1, 8, dtype=torch.long)
+    found, kept = [], []
+    for positions in (100, 2):
+        monkeypatch.setattr("decondense.train.distillation.POSITIONS", positions)
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+            value = distillation(logits, teacher, labels, temperature=2.0)
+        (gradient,) = torch.autograd.grad(value, logits)
+        found.append((value.detach(), gradient))
+    torch.testing.assert_close(found[1], found[0])
+    assert not [x for x in kept if x.dtype == torch.float32 and x.numel() > 1]
+
+
+def test_no_labels_no_term():
+    logits = torch.randn(1, 4, 5, requires_grad=True)
+    distillation(logits, torch.randn(1, 4, 5), torch.full((1, 4), -100), temperature=1.0).backward()
+    assert not logits.grad.any()
+
+
 def test_temperature_keeps_the_size_of_the_gradient():
     """At high τ softmax is linear in the logits: τ² · ∂CE/∂s → (s − t − means)/V, whatever τ is."""
     student, teacher, labels = problem()

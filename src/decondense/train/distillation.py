@@ -12,20 +12,31 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 __all__ = ["check_teacher", "distillation", "same_tokens", "share_loss"]
+
+POSITIONS = 4096  # of logits in float32 at once: 0.8 GB for a vocabulary of 49,152
 
 
 def distillation(student: Tensor, teacher: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
     """τ² · Σ over labelled positions of CE(softmax(t/τ), softmax(s/τ)).
 
     student, teacher (batch, tokens, vocabulary); labels (batch, tokens), −100 where nothing is predicted, not shifted:
-    the logits at position i are about label i + 1.
+    the logits at position i are about label i + 1. Goes over POSITIONS at a time and computes them again in the
+    backward pass: besides the logits nothing as large as them is kept.
     """
     kept = labels[:, 1:] != -100
-    s = student[:, :-1][kept].float() / temperature
-    p = torch.softmax(teacher[:, :-1][kept].float() / temperature, -1)
-    return temperature**2 * -(p * torch.log_softmax(s, -1)).sum()
+    total = student.new_zeros((), dtype=torch.float32)
+    for s, t in zip(student[:, :-1][kept].split(POSITIONS), teacher[:, :-1][kept].split(POSITIONS)):
+        part = checkpoint(_cross_entropy, s, t, temperature, use_reentrant=False, preserve_rng_state=False)
+        total = total + part
+    return temperature**2 * total
+
+
+def _cross_entropy(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    p = torch.softmax(teacher.float() / temperature, -1)
+    return -(p * torch.log_softmax(student.float() / temperature, -1)).sum()
 
 
 def share_loss(
