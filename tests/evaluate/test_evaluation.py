@@ -67,7 +67,7 @@ def test_the_same_model_and_seed_give_the_same_file(whole, stories, bench, tmp_p
 
 
 @pytest.mark.parametrize("stop_after", [0, 5])
-def test_a_killed_evaluation_resumes_with_the_same_result(whole, pair, bench, tmp_path, monkeypatch, stop_after):
+def test_a_killed_evaluation_resumes_with_the_same_result(pair, bench, tmp_path, monkeypatch, stop_after):
     class Killed(BaseException):
         pass
 
@@ -78,8 +78,14 @@ def test_a_killed_evaluation_resumes_with_the_same_result(whole, pair, bench, tm
         "tasks": OPTIONS["tasks"],
         "limit": 8,
     }
+    plain, count, uninterrupted, again = Scorer._score_together, [], [], []
+
+    def counted(batches):
+        return lambda self, batch: batches.append(batch) or plain(self, batch)
+
+    monkeypatch.setattr(Scorer, "_score_together", counted(uninterrupted))
     whole = evaluate(pair, **options | {"partial": None})
-    plain, count = Scorer._score_together, []
+    assert len(uninterrupted) > 5
 
     def dies(self, batch):
         if len(count) == stop_after:
@@ -90,11 +96,9 @@ def test_a_killed_evaluation_resumes_with_the_same_result(whole, pair, bench, tm
     monkeypatch.setattr(Scorer, "_score_together", dies)
     with pytest.raises(Killed):
         evaluate(pair, **options)
-    again = []
-    monkeypatch.setattr(Scorer, "_score_together", lambda self, batch: again.append(batch) or plain(self, batch))
+    monkeypatch.setattr(Scorer, "_score_together", counted(again))
     assert evaluate(pair, **options) == whole
-    total = len(again) + stop_after
-    assert total > 5
+    assert len(again) + stop_after == len(uninterrupted), "every batch is scored once, before or after"
     # finished tasks are read, not prepared again
     monkeypatch.setattr("decondense.evaluate.harness._run", None)
     assert evaluate(pair, **options) == whole
@@ -121,15 +125,41 @@ def test_unfinished_work_on_other_data_is_not_used(pair, tmp_path, monkeypatch):
     assert targets() == ["0"]
     os.utime(place / "validation.jsonl", (1, 1))
     assert targets(label=1) == ["1"]  # as many bytes as before
-    kept = tmp_path / "partial" / "piqa.parquet"
-    before = kept.stat().st_mtime_ns
+
+    def kept():
+        return {file.name: file.stat().st_mtime_ns for file in (tmp_path / "partial").glob("piqa*.parquet")}
+
+    before = kept()
     evaluate(pair, **options)
-    assert kept.stat().st_mtime_ns == before
+    assert kept() == before
     real = importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, "version", lambda n: "0.0" if n == "lm_eval" else real(n))
     record, _ = evaluate(pair, **options)
     assert record["versions"]["lm_eval"] == "0.0"
-    assert kept.stat().st_mtime_ns != before
+    assert len(kept()) == 1
+    assert not set(kept().items()) & set(before.items())
+
+
+def test_an_answer_longer_than_the_context(stories, bench, tmp_path, monkeypatch):
+    """The sentence names task and item; without that task the finished ones are not scored again."""
+    data, out = tmp_path / "bench", tmp_path / "out"
+    shutil.copytree(bench / "winogrande", data / "winogrande")
+    (data / "piqa").mkdir()
+    rows = [{"goal": "boil water", "sol1": "heat it", "sol2": end, "label": 0} for end in ("cool it", "word " * 600)]
+    (data / "piqa" / "validation.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    arguments = ("evaluate", stories, "--limit", 4, "--data", data, "--device", "cpu", "--out", out, "--tasks")
+    done = cli(*arguments, "winogrande,piqa")
+    assert done.returncode == 2
+    assert re.fullmatch(
+        r"error: a continuation must have 1 to 512 tokens, the context of the model, got \d+ in item 1 of task 'piqa': "
+        r"leave the task out with --tasks, or take a model with a longer context; finished tasks are kept in partial/ "
+        r"and not scored again\.",
+        done.stderr.strip(),
+    )
+    monkeypatch.setattr("decondense.evaluate.harness._run", None)
+    done = cli(*arguments, "winogrande")
+    assert done.returncode == 0, done.stderr
+    assert list(load_run(out).record["tasks"]) == ["winogrande"]
 
 
 def test_graded_and_likelihood_tasks(pair, bench):
@@ -286,6 +316,21 @@ def test_command(whole, stories, bench, tmp_path):
     run = load_run(out)
     assert run.record["tasks"] == whole[0]["tasks"]
     assert [i for rows in run.items.values() for i in rows] == whole[1]
+
+
+def test_names_are_printed_as_they_are(stories, bench, tmp_path):
+    """Square brackets in the names of folders, models and texts are markup to the library that prints."""
+    model, text, out = tmp_path / "[bold]m", tmp_path / "[red]story.txt", tmp_path / "o[" / "x]"
+    shutil.copytree(stories, model)
+    text.write_text("Once upon a time, there was a little fox.\n" * 12)
+    arguments = ("--tasks", "piqa", "--limit", 2, "--data", bench, "--text", text, "--out", out, "--device", "cpu")
+    done = cli("evaluate", model, *arguments)
+    assert done.returncode == 0, done.stderr
+    described, *_, average, prose, written = done.stdout.splitlines()
+    assert described.startswith("[bold]m, 260,032 parameters")
+    assert average.startswith("average over 1 task: ")
+    assert prose.startswith("[red]story.txt: token perplexity")
+    assert written.startswith(f"written: {out}/items.parquet")
 
 
 def test_command_errors_leave_nothing(stories, bench, tmp_path):

@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import re
+import shlex
 
 import numpy as np
 import pytest
@@ -418,6 +419,11 @@ def test_forest_plot(six, tmp_path):
     second = forest(json.loads(json.dumps(record)), tmp_path / "b.png")
     assert first.read_bytes() == second.read_bytes()
     assert matplotlib.image.imread(first).shape[1] > 800
+    for kind in ("svg", "pdf"):
+        files = [forest(record, tmp_path / f"{name}.{kind}").read_bytes() for name in "ab"]
+        assert files[0] == files[1], "no date and no random names inside"
+    with pytest.raises(ValueError, match=r"must be \.png, \.svg or \.pdf, got 'a\.doc'"):
+        forest(record, tmp_path / "a.doc")
 
 
 # -- the command ---------------------------------------------------------------------------------------------
@@ -433,6 +439,26 @@ def test_command(six, tmp_path):
     record = json.loads((out / "result.json").read_text())
     assert record["seeds"] == [3, 3]
     assert record["verdict"] in done.stdout.replace("\n", " ")
+
+
+def test_the_record_says_how_to_make_it_again(make_run, tmp_path, monkeypatch):
+    """The command on the page, run where the folders lie, gives the same record."""
+    from decondense.report.reproduce import significance_command
+
+    rng = np.random.default_rng(0)
+    short, long = make_run("short", {"t": rng.random(20)}), make_run("long", {"t": rng.random(30)})
+    plain = significance([long], [make_run("other", {"t": rng.random(30)})])
+    command = "decondense significance --alpha 0.05 --power 0.8 long -- other"
+    assert significance_command(plain) == command
+    del plain["settings"]  # as older results are
+    assert significance_command(plain) == command
+    record = significance([short], [long], common=True, bootstrap=50, permutations=300, seed=7)
+    words = shlex.split(significance_command(record))
+    assert words[6:-3] == ["--common", "--bootstrap", "50", "--permutations", "300", "--seed", "7"]
+    monkeypatch.chdir(tmp_path)
+    done = cli(*words[1:], "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == record
 
 
 def test_ranks_of_runs_with_one_name(six, tmp_path):
@@ -476,6 +502,20 @@ def test_texts_alone(make_run, tmp_path):
     table = (out / "table.md").read_text()
     assert table.count("| text:x |") == 1
     assert record["verdict"] in table
+
+
+def test_names_are_printed_as_they_are(make_run, tmp_path):
+    """Square brackets in the names of texts and folders are markup to the library that prints."""
+    name, out = "text:[/b]", tmp_path / "o[" / "x]"
+    arms = []
+    for run, shift in (("a", 0), ("b", 1)):
+        rows = [make_item(name, n, 0, values=(-100 + shift * (2 + n % 3),), units=[50], gold=None) for n in range(30)]
+        arms.append(make_run(run, {name: rows}))
+    done = cli("significance", *arms, "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert "\ntext:[/" in done.stdout  # the table, which cuts long names
+    assert f" nats on {name} (95 % interval" in done.stdout
+    assert f"written: {out}/result.json" in done.stdout
 
 
 def test_command_errors(six, tmp_path):

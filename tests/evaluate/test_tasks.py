@@ -110,6 +110,31 @@ def test_unknown_task_names_the_nearest(bench):
         tasks.build(["arc_eazy"], data=bench)
 
 
+@pytest.mark.parametrize("name", ["gpqa", "mgsm_direct", "m_mmlu"])
+def test_names_that_no_yaml_file_spells_out_are_asked_of_lm_eval(name, tmp_path):
+    with pytest.raises(FileNotFoundError, match=rf"task '\w+' needs the folder '{name}'"):
+        tasks.build([name], data=tmp_path)
+
+
+def test_a_tag_stands_for_its_tasks_in_all_folders():
+    leaves = tasks._leaves("social_bias", tasks._index(["social_bias"]))
+    assert {"winogender_all", "bbq", "simple_cooccurrence_bias"} <= set(leaves)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("openllm", "group that defines or changes its members .*: name single tasks instead, such as arc_challenge"),
+        ("tmlu", "group that defines or changes its members .*: name single tasks instead[.]"),
+        ("fda", "defined by a Python class, not in YAML, which is not supported: choose another task"),
+        ("scrolls", "a task that lm-eval knows: the nearest names are scrolls_"),  # a tag of Python classes only
+    ],
+)
+def test_names_that_cannot_be_built(name, words, tmp_path):
+    with pytest.raises(ValueError, match=f"task '{name}' .*{words}"):
+        tasks.build([name], data=tmp_path)
+
+
 def test_a_text_is_not_a_task(bench):
     with pytest.raises(ValueError, match="score it as a text, with --text"):
         tasks.build(["wikitext"], data=bench)

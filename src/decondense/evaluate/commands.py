@@ -91,7 +91,7 @@ def _evaluate_into(folder: Path, model: str, options: dict[str, Any], *, fresh: 
         with _bar(quiet=as_json) as progress:
             record, items = run(model, **options, partial=partial, progress=progress)
     except KeyboardInterrupt:
-        err.print(f"interrupted: {partial} holds what is done. Repeat the command to go on from there.")
+        err.print(f"interrupted: {partial} holds what is done. Repeat the command to go on from there.", markup=False)
         raise
     except BaseException:
         _drop_if_empty(partial)
@@ -108,7 +108,7 @@ def _evaluate_into(folder: Path, model: str, options: dict[str, Any], *, fresh: 
         print(json.dumps(record, indent=1, ensure_ascii=False))
         return
     show(record)
-    out.print(f"written: {folder}/items.parquet, result.json ({len(items):,} items, {seconds:.0f} s)")
+    out.print(f"written: {folder}/items.parquet, result.json ({len(items):,} items, {seconds:.0f} s)", markup=False)
 
 
 def _drop_if_empty(partial: Path) -> None:
@@ -118,17 +118,20 @@ def _drop_if_empty(partial: Path) -> None:
 
 
 def show(record: dict[str, Any]) -> None:
+    """Names of models, tasks, texts and folders are the user's: none of them is read as markup."""
     from rich.table import Table
+    from rich.text import Text
 
     model = record["model"]
-    out.print(f"[bold]{model['description']}[/bold], {model['parameters']:,} parameters, {model['dtype']}")
+    rest = f", {model['parameters']:,} parameters, {model['dtype']}"
+    out.print(Text.assemble((model["description"], "bold"), rest))
     if record["tasks"]:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for column in ("task", "items", "shots", "accuracy", "± (items)", "normalised", "ECE", "perplexity"):
             table.add_column(column, justify="left" if column == "task" else "right", no_wrap=True)
         for name, row in record["tasks"].items():
             table.add_row(
-                name,
+                Text(name),
                 f"{row['items']:,}",
                 str(row["shots"]),
                 f"{100 * row['acc']:.2f}",
@@ -140,12 +143,16 @@ def show(record: dict[str, Any]) -> None:
         out.print(table)
         graded = [name for name, row in record["tasks"].items() if row["graded"]]
         if graded:
-            out.print(f"{', '.join(graded)}: graded, the share of probability on right answers", style="dim")
-        out.print(f"average over {len(record['tasks'])} tasks: [bold]{100 * record['macro_average']:.2f}[/bold]")
+            words = f"{', '.join(graded)}: graded, the share of probability on right answers"
+            out.print(words, style="dim", markup=False)
+        number = len(record["tasks"])
+        over = f"average over {number} task{'' if number == 1 else 's'}: "
+        out.print(Text.assemble(over, (f"{100 * record['macro_average']:.2f}", "bold")))
     for name, row in record["texts"].items():
         out.print(
             f"{name}: token perplexity {row['token_perplexity']:.3f}, word perplexity {row['word_perplexity']:.3f}, "
-            f"{row['bits_per_byte']:.4f} bits per byte ({row['tokens']:,} tokens in windows of {row['window_tokens']})"
+            f"{row['bits_per_byte']:.4f} bits per byte ({row['tokens']:,} tokens in windows of {row['window_tokens']})",
+            markup=False,
         )
     for note in record["notes"]:
         out.print(f"note: {note}", markup=False)
@@ -166,7 +173,8 @@ def _bar(*, quiet: bool) -> Iterator[Any]:
     if quiet:
         yield None
         return
-    columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    what = TextColumn("{task.description:<28}", markup=False)  # the name of a task or of a text file
+    columns = (what, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=err, transient=True) as bar:
         task = bar.add_task("loading", total=None)
         current = ""
@@ -208,6 +216,7 @@ def significance(
     alpha: Annotated[float, typer.Option(help="level of the tests")] = 0.05,
     power: Annotated[float, typer.Option(help="power at which the smallest detectable effect is stated")] = 0.8,
     bootstrap: Annotated[int, typer.Option(help="resamplings of items and seeds")] = 2000,
+    permutations: Annotated[int, typer.Option(help="permutations of items, where a test has no formula")] = 10_000,
     seed: Annotated[int, typer.Option(help="bootstrap and permutations")] = 0,
     out_dir: Annotated[Path | None, typer.Option("--out", help="output folder; default significance")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON and nothing else")] = False,
@@ -220,7 +229,15 @@ def significance(
 
     base, treated = _divide(runs)
     record = compare(
-        base, treated, paired=paired, common=common, alpha=alpha, power=power, bootstrap=bootstrap, seed=seed
+        base,
+        treated,
+        paired=paired,
+        common=common,
+        alpha=alpha,
+        power=power,
+        bootstrap=bootstrap,
+        permutations=permutations,
+        seed=seed,
     )
     body = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
     with output_folder(out_dir if out_dir is not None else Path("significance")) as folder, writing(folder):
@@ -236,7 +253,7 @@ def significance(
         print(body, end="")
         return
     _show_comparison(record)
-    out.print(f"written: {folder}/{', '.join(written)}")
+    out.print(f"written: {folder}/{', '.join(written)}", markup=False)
 
 
 def _divide(runs: list[str]) -> tuple[list[str], list[str]]:
@@ -284,13 +301,14 @@ def _show_comparison(record: dict[str, Any]) -> None:
             f"treated ahead on {ranks['ahead']} of {len(record['tasks'])} tasks, behind on {ranks['behind']} "
             f"(sign test p = {ranks['sign_test_p']:.2f})"
         )
-    out.print(f"[bold]{record['verdict']}[/bold]")
+    out.print(record["verdict"], style="bold", markup=False)
     for note in record["notes"]:
         out.print(f"note: {note}", markup=False)
 
 
 def _print_table(rows: list[tuple[str, ...]], *, without: tuple[str, ...] = ()) -> None:
     from rich.table import Table
+    from rich.text import Text
 
     from .verdict import SHORT
 
@@ -299,5 +317,5 @@ def _print_table(rows: list[tuple[str, ...]], *, without: tuple[str, ...] = ()) 
     for number in kept:
         table.add_column(SHORT[number], justify="right" if number else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*(row[number] for number in kept))
+        table.add_row(*(Text(row[number]) for number in kept))
     out.print(table)

@@ -87,17 +87,18 @@ def evaluate(
         "context": scorer.max_length,
     }
     versions = _versions()
-    stamp = {"model": about, "settings": settings, "data": data_files(benchmarks), "lm_eval": versions["lm_eval"]}
-    parts = Parts(partial, stamp)
+    lasting = {key: value for key, value in settings.items() if key != "tasks"}
+    parts = Parts(partial, {"model": about, "settings": lasting, "lm_eval": versions["lm_eval"]})
     scorer.journal = parts.journal()
     items: list[Item] = []
     notes: list[str] = []
     table: dict[str, Any] = {}
     for benchmark in benchmarks:
-        rows = parts.finished(benchmark.name)
+        read_from = data_files([benchmark])
+        rows = parts.finished(benchmark.name, read_from)
         if rows is None:
             rows = _run(benchmark, scorer, limit, progress)
-            parts.keep(benchmark.name, rows)
+            parts.keep(benchmark.name, read_from, rows)
         items += rows
         table[benchmark.name] = summarise(rows) | {
             "shots": benchmark.shots,

@@ -172,7 +172,20 @@ class Scorer(HFLM):
             return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
         pairs = [request.args for request in requests]
         encoded = self.encode_pairs(pairs)
+        for request, (_, continuation) in zip(requests, encoded):
+            self._check_length(request, len(continuation))
         return self._loglikelihood_tokens([(pair, *tokens) for pair, tokens in zip(pairs, encoded)])
+
+    def _check_length(self, request: Any, tokens: int) -> None:
+        """Here the task and the item of a request are known; ``_rows`` sees its tokens only."""
+        if 0 < tokens <= self.max_length:
+            return
+        kept = "" if self.journal is None else "; finished tasks are kept in partial/ and not scored again"
+        raise ValueError(
+            f"a continuation must have 1 to {self.max_length} tokens, the context of the model, got {tokens} in item "
+            f"{request.doc_id} of task {request.task_name!r}: leave the task out with --tasks, or take a model with a "
+            f"longer context{kept}."
+        )
 
     def rolling_windows(self, text: str) -> list[tuple[list[int], list[int]]]:
         """(context, continuation) tokens of the disjoint windows that lm-eval cuts a text into: every token of the

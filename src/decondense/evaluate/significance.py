@@ -90,6 +90,7 @@ def significance(
         "claim": "checkpoints" if len(arms[0]) == len(arms[1]) == 1 else "training",
         "alpha": alpha,
         "power": power,
+        "settings": {"common": common, "bootstrap": bootstrap, "permutations": permutations, "seed": seed},
     }
     record |= analyse(accuracy, bootstrap=bootstrap, **options)
     record["likelihood"] = analyse(likelihood, bootstrap=0, **options) if likelihood else None

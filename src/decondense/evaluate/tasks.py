@@ -174,29 +174,45 @@ def _index(names: Sequence[str]) -> dict[str, Any]:
         folders = [root / FOLDERS.get(name, name) for name in names]
     else:
         homes = _homes(root)
-        unknown = [name for name in names if name not in homes]
-        if unknown:
-            near = difflib.get_close_matches(unknown[0], [*PAPER, *homes], n=4, cutoff=0.5)
-            hint = f"the nearest names are {', '.join(dict.fromkeys(near))}" if near else "no name is near"
-            raise ValueError(f"task {unknown[0]!r} must be 'paper' or a task that lm-eval knows: {hint}.")
-        folders = [homes[name] for name in names]
+        if any(len(homes.get(name, ())) != 1 for name in names):
+            return _whole_index(names)  # of several folders lm-eval would keep a tag's tasks in the last one only
+        folders = [folder for name in names for folder in homes[name]]
     paths = list(dict.fromkeys(str(folder) for folder in folders))
     index = TaskManager(include_path=paths, include_defaults=False).task_index
     if not all(name in index and _known(name, index) for name in names):
-        index = TaskManager().task_index  # a group with members in other folders
+        return _whole_index(names)  # a group with members in other folders
     return index
 
 
-def _homes(root: Path) -> dict[str, Path]:
-    """Every task, group and tag that a YAML file under ``root`` names, with its folder, without parsing the files."""
-    homes: dict[str, Path] = {}
+def _whole_index(names: Sequence[str]) -> dict[str, Any]:
+    """All of lm-eval's index: it also knows the names that a file takes from another one by ``include``."""
+    index = _all_tasks()
+    for name in names:
+        if name not in index:
+            near = difflib.get_close_matches(name, [*PAPER, *index], n=4, cutoff=0.5)
+            hint = f"the nearest names are {', '.join(dict.fromkeys(near))}" if near else "no name is near"
+            raise ValueError(f"task {name!r} must be 'paper' or a task that lm-eval knows: {hint}.")
+    return index
+
+
+@functools.cache
+def _all_tasks() -> dict[str, Any]:
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager().task_index
+
+
+def _homes(root: Path) -> dict[str, set[Path]]:
+    """Every task, group and tag that a YAML file under ``root`` names, with its folders, without parsing the files. The
+    tasks that carry a tag may lie in several."""
+    homes: dict[str, set[Path]] = {}
     for file in sorted(root.glob("**/*.yaml")):
         folder = root / file.relative_to(root).parts[0]
         body = file.read_text(encoding="utf-8", errors="replace")
         names = [match[1] for match in NAME.finditer(body)]
         names += [word for block in TAGS.finditer(body) for word in re.findall(r"-\s*([\w.-]+)", block[1])]
         for name in names:
-            homes.setdefault(name, folder)
+            homes.setdefault(name, set()).add(folder)
     return homes
 
 
@@ -216,12 +232,22 @@ def _leaves(name: str, index: dict[str, Any]) -> list[str]:
         members: list[str] = sorted(entry.tags)
     elif kind == "GROUP":
         listed = entry.cfg["task"]
-        if any(not isinstance(m, str) for m in listed):
-            raise ValueError(f"task {name!r} is a group with definitions inside: name its members one by one.")
+        if any(not isinstance(member, str) for member in listed):
+            raise ValueError(_inline(name, listed))
         members = listed
     else:
         return [name]
     return list(dict.fromkeys(leaf for member in members for leaf in _leaves(member, index)))
+
+
+def _inline(name: str, listed: Sequence[Any]) -> str:
+    words = [str(member.get("task")) if isinstance(member, dict) else member for member in listed]
+    known = [word for word in words if word in _all_tasks()]
+    such = f", such as {', '.join(known[:3])}" if known else ""
+    return (
+        f"task {name!r} is a group that defines or changes its members in its own file, which is not supported: name "
+        f"single tasks instead{such}."
+    )
 
 
 # -- one task ------------------------------------------------------------------------------------------------
@@ -233,7 +259,9 @@ def _task(name: str, leaf: str, index: dict[str, Any], folder: Path | None) -> A
 
     entry = index[leaf]
     if entry.kind.name != "TASK":
-        raise ValueError(f"task {leaf!r} is defined in Python, not in YAML: such tasks are not supported.")
+        raise ValueError(
+            f"task {leaf!r} is defined by a Python class, not in YAML, which is not supported: choose another task."
+        )
     config = dict(load_yaml(entry.yaml_path, resolve_func=True))
     if config.get("output_type") == "loglikelihood_rolling":
         raise ValueError(f"task {leaf!r} is a text without questions: score it as a text, with --text NAME or FILE.")

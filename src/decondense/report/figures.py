@@ -230,7 +230,8 @@ def _save(figure: Figure, target: Path) -> Path:
     try:
         FigureCanvasAgg(figure)
         metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {"Software": None})
-        figure.savefig(name, dpi=160, format=kind, metadata=metadata)
+        with matplotlib.rc_context({"svg.hashsalt": "decondense"}):  # names inside an SVG are random without it
+            figure.savefig(name, dpi=160, format=kind, metadata=metadata)
         os.chmod(name, 0o644)
         os.replace(name, target)
     except ValueError as error:

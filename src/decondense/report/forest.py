@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 
 from .effects import shown_range
+from .figures import _save
 
 __all__ = ["forest"]
 
@@ -89,20 +88,3 @@ def forest(
     words = "two checkpoints" if record["claim"] == "checkpoints" else f"{seeds[0]} base and {seeds[1]} treated seeds"
     axes.set_title(title or words, fontsize=10, loc="left")
     return _save(figure, Path(path))
-
-
-def _save(figure: Any, path: Path) -> Path:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    FigureCanvasAgg(figure)
-    handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix or ".png", dir=path.parent)
-    os.close(handle)
-    try:
-        with matplotlib.rc_context({"svg.hashsalt": "decondense"}):
-            figure.savefig(name, dpi=160, metadata={"Software": None} if path.suffix == ".png" else None)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    return path

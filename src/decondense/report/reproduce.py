@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import shlex
 from typing import Any
 
@@ -32,7 +33,20 @@ def evaluate_command(record: dict[str, Any], config: dict[str, Any] | None) -> s
 def significance_command(record: dict[str, Any]) -> str:
     base, treated = ([shlex.quote(str(run["run"])) for run in record[arm]] for arm in ("base", "treated"))
     flags = [*(["--paired"] if record.get("paired") else []), "--alpha", str(record["alpha"])]
-    return " ".join(["decondense significance", *flags, "--power", str(record["power"]), *base, "--", *treated])
+    flags += ["--power", str(record["power"]), *_comparison_flags(record.get("settings", {}))]
+    return " ".join(["decondense significance", *flags, *base, "--", *treated])
+
+
+def _comparison_flags(settings: dict[str, Any]) -> list[str]:
+    """What differs from the defaults; older results did not record these settings."""
+    from ..evaluate.significance import significance
+
+    defaults = {key: option.default for key, option in inspect.signature(significance).parameters.items()}
+    flags = ["--common"] if settings.get("common") else []
+    for key in ("bootstrap", "permutations", "seed"):
+        if settings.get(key, defaults[key]) != defaults[key]:
+            flags += [f"--{key}", str(settings[key])]
+    return flags
 
 
 def _options(config: dict[str, Any]) -> dict[str, Any]:
