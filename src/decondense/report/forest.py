@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-
 from .effects import shown_range
 from .figures import _save
 
