@@ -155,3 +155,20 @@ def test_series_can_be_told_apart():
     looks = [style(n) for n in range(48)]
     assert len({(colour, dash) for colour, dash, _ in looks}) == 48
     assert len({colour for colour, _, _ in looks[:8]}) == 8
+
+
+def test_training_runs_have_the_colours_of_all_series(tmp_path, monkeypatch):
+    """Of eight runs none is black, as the axes are, or too pale to see on white."""
+    from matplotlib.axes import Axes
+
+    from decondense.report.palette import PALETTE
+    from decondense.report.training import training_figure
+
+    drawn, plot = [], Axes.plot
+    monkeypatch.setattr(Axes, "plot", lambda *a, **k: drawn.append(k["color"]) or plot(*a, **k))
+    record = {
+        "history": [{"tokens": 1, "loss": 3.0}, {"tokens": 2, "loss": 2.0}],
+        "held_out": [{"tokens": 1, "loss": 3.0}, {"tokens": 2, "loss": 2.5}],
+    }
+    training_figure([(f"run {i}", record) for i in range(8)], tmp_path / "a.png")
+    assert drawn == [*PALETTE, *PALETTE]

@@ -113,7 +113,9 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_shown(tmp_path):
     assert "not valid JSON" in reasons["broken"]
     assert "'other/1'" in reasons["stranger"]
     assert "names no schema" in reasons["nameless"]
-    assert "cannot be shown: lacks '" in reasons["empty"]
+    needed = "which the schema 'decondense.condensation/1' needs; make the result again, or leave the folder out."
+    assert reasons["empty"].startswith("result.json is damaged: it lacks '")
+    assert reasons["empty"].endswith(needed)
     text = render(content)
     for entry in content.skipped:
         assert html.escape(entry.reason).replace("&#x27;", "&#39;").replace("&quot;", "&#34;") in text
@@ -141,7 +143,14 @@ def test_a_result_that_lacks_anything_is_shown_or_skipped_but_never_an_error(tmp
         for value in (..., None, "x", [None]):
             changed = {k: v for k, v in record.items() if k != key} | ({} if value is ... else {key: value})
             (tmp_path / "a" / "result.json").write_text(json.dumps(changed))
-            page_data(collect([tmp_path]))
+            content = collect([tmp_path])
+            page_data(content)
+            for entry in content.skipped:  # in words, and not in those of Python
+                assert re.fullmatch(
+                    r"result\.json is damaged: (it lacks '\w+', which|a value in it is not what) the schema "
+                    r"'decondense\.\w+/1' needs; make the result again, or leave the folder out\.",
+                    entry.reason,
+                ), entry.reason
 
 
 def test_nothing_found_is_one_sentence_and_no_file(tmp_path, capsys):
@@ -494,6 +503,29 @@ def test_table_and_readme(tmp_path):
     again, _ = insert_table(readme, [tmp_path / "results"])
     assert again == text
     assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize("readme", [False, True])
+def test_a_study_whose_words_are_no_text_is_left_out_of_the_tables(tmp_path, readme):
+    write_study(tmp_path / "results" / "good", claim="C2")
+    damaged = {"null": {"verdict": None}, "number": {"sentence": 3}, "empty": {"claim": " "}}
+    for name, words in damaged.items():
+        write_study(tmp_path / "results" / name, study="width")
+        file = tmp_path / "results" / name / "result.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | words))
+    target = tmp_path / "README.md"
+    target.write_text(f"{BEGIN}\n{END}\n<!-- verdicts -->\n<!-- end verdicts -->\n")
+    done = run(tmp_path / "results", *(["--readme", target] if readme else ["--table"]))
+    assert done.exit_code == 0
+    said = done.stderr.replace("\n", " ")
+    for name, part in (("null", "verdict, got None"), ("number", "sentence, got 3"), ("empty", "claim, got ' '")):
+        assert f"skipped: results/{name}: result.json must have text as {part}; make the result again" in said
+    shown = target.read_text() if readme else done.stdout
+    assert "results/good" in shown
+    assert "None" not in shown
+    assert not any(f"results/{name}" in shown for name in damaged)
+    with pytest.raises(ValueError, match=r"no study in .*null: result\.json must have text as verdict"):
+        results_table([tmp_path / "results" / "null"])
 
 
 def test_the_short_table_names_every_study(tmp_path):

@@ -328,3 +328,12 @@ def test_distilled_pairs():
             found.append(piece(study, "paper", settings, f"{i}-{k}", what, measurement=m))
     assert study.conclude(found, settings).verdict == "reproduced"
     assert study.conclude(found[:4], settings).verdict == "undecided"
+
+
+def test_the_mean_cosine_of_a_snapshot_is_that_of_its_blocks():
+    """The embedding, which no loss acts on, is left out."""
+    from decondense.studies.training import blocks, cosine
+
+    shots = [snapshot(0, mean_cosine=[0.9, 0.1, 0.3]), snapshot(1, mean_cosine=[0.9, 0.5, 0.7])]
+    assert [blocks(shot) for shot in shots] == pytest.approx([0.2, 0.6])
+    assert (cosine({"snapshots": shots}), cosine({"snapshots": shots}, 0)) == pytest.approx((0.6, 0.2))

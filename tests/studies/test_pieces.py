@@ -68,7 +68,7 @@ def test_pieces_in_any_order_on_any_machine_give_the_same_bytes(tmp_path):
                 found = json.loads(file.read_text())
                 file.write_text(file.read_text().replace(f'"seconds": {found["seconds"]}', '"seconds": 0.0'))
         target = tmp_path / "-".join(order)
-        merging.collect(target, machines)
+        merging.collect(study, "gpu", target, machines)
         merging.merge(study, "gpu", target)
         expected = expected or content(target)
         assert content(target) == expected
@@ -85,7 +85,7 @@ def test_all_studies_merge_to_the_same_bytes_whatever_the_order(tmp_path):
     write(tmp_path / "b", list(reversed(found)))
     for name in ("a", "b"):
         studies.merge(study, "smoke", tmp_path / name)
-    merging.collect(tmp_path / "c", [tmp_path / "b" / "pieces" / "seed-2.json", tmp_path / "a"])
+    merging.collect(study, "smoke", tmp_path / "c", [tmp_path / "b" / "pieces" / "seed-2.json", tmp_path / "a"])
     studies.merge(study, "smoke", tmp_path / "c")
     assert content(tmp_path / "a") == content(tmp_path / "b") == content(tmp_path / "c")
     assert set(content(tmp_path / "a")) == set(FILES)
@@ -175,12 +175,46 @@ def test_pieces_of_other_settings_or_studies_are_refused_before_work(tmp_path):
     changed = (tmp_path / "seed-1.json").read_text().replace('"value": 1.1', '"value": 9.9')
     (tmp_path / "seed-1.json").write_text(changed)
     with pytest.raises(ValueError, match="twice with different numbers"):
-        merging.collect(tmp_path, [tmp_path / "seed-1.json"])
+        merging.collect(study, "gpu", tmp_path, [tmp_path / "seed-1.json"])
     with pytest.raises(FileNotFoundError, match="no piece files"):
-        merging.collect(tmp_path, [tmp_path / "nowhere"])
+        merging.collect(study, "gpu", tmp_path, [tmp_path / "nowhere"])
     (tmp_path / "pieces" / "seed-2.json").write_text("{")
     with pytest.raises(ValueError, match="not JSON"):
         merging.merge(study, "gpu", tmp_path)
+
+
+def test_merge_copies_nothing_that_does_not_belong(command, tmp_path):
+    """All pieces are looked at before the first is copied."""
+    study = studies.STUDIES["dose"]
+    settings = settings_of(study, "smoke")
+    mine = of_seeds(study, "smoke", settings, lambda arm, s: run(), [1, 2])
+    write(tmp_path / "mine", mine)
+    other = studies.STUDIES["width"]
+    write(tmp_path / "width", of_seeds(other, "smoke", settings_of(other, "smoke"), lambda arm, s: run(), [1, 2]))
+    changed = settings_of(study, "smoke", ["base.data.tokens=2048"])
+    write(tmp_path / "changed", of_seeds(study, "smoke", changed, lambda arm, s: run(), [3]))
+    write(tmp_path / "again", [{**mine[0], "piece": "seed-1-1"}])
+    write(tmp_path / "half", [{k: v for k, v in mine[0].items() if k != "settings"}])
+    tokens = r"base.data.tokens is 2048 in seed-3.json and 1024 here"
+    for sources, scale, words in (
+        (["width"], "smoke", "belongs to the study width at scale smoke, not dose at smoke"),
+        (["mine"], "gpu", "belongs to the study dose at scale smoke, not dose at gpu"),
+        (["mine", "changed"], "smoke", tokens),
+        (["mine", "again"], "smoke", "a copy is not another seed"),
+        (["half"], "smoke", "lacks settings: delete it and run the piece again"),
+    ):
+        given = [x for source in sources for x in ("--from", tmp_path / source)]
+        code, _, err = command("study", "dose", "--scale", scale, "--merge", *given, "--out", tmp_path / "o")
+        assert code == 2
+        assert words in err
+        assert not (tmp_path / "o").exists()
+    code, _, _ = command("study", "dose", "--merge", "--from", tmp_path / "mine", "--out", tmp_path / "o")
+    assert code == 0
+    before = sorted(p.name for p in (tmp_path / "o" / "pieces").iterdir())
+    code, _, err = command("study", "dose", "--merge", "--from", tmp_path / "changed", "--out", tmp_path / "o")
+    assert code == 2
+    assert tokens in err
+    assert sorted(p.name for p in (tmp_path / "o" / "pieces").iterdir()) == before
 
 
 def test_a_second_process_on_a_piece_is_refused(tmp_path):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
 from study_pieces import of_seeds, run, write
 
 from decondense import studies
 from decondense.studies import training
-from decondense.studies.study import safe_name, settings_of
+from decondense.studies.merging import _command
+from decondense.studies.study import comparable, safe_name, settings_of
 
 NAMES = [
     "size", "text", "width", "arch", "init", "distill", "counteract", "benchmarks", "variants", "hyper", "dose",
@@ -165,11 +167,21 @@ def test_merge_takes_pieces_from_elsewhere(command, tmp_path):
         (["width", "--set", "base.data.tokns=5"], "'data.tokns' is no key of a recipe: did you mean 'tokens'?"),
         (["width", "--from", "x"], "goes with --merge"),
         (["width", "--merge", "--piece", "1"], "leave them out"),
+        (["width", "--merge", "--piece", ""], "leave them out"),
+        (["width", "--merge", "--seeds", "9"], "leave them out"),
+        (["width", "--piece", ","], "--piece must name at least one piece, like seed-1, got none"),
+        (["width", "--piece", "", "--plan"], "--piece must name at least one piece"),
+        (["width", "--set", "base..data=5"], "must be key=value"),
+        (["width", "--set", "base.data.tokens.=5"], "must be key=value"),
         (["width", "--set", "base.data.text=novels:train", "--piece", "1"], "'novels' is read from a local folder"),
         (["benchmarks", "--bench", "nowhere"], "benchmark folder 'nowhere' does not exist"),
     ],
 )  # fmt: skip
 def test_errors_are_one_sentence_and_leave_nothing(command, tmp_path, monkeypatch, arguments, sentence):
+    refused(command, tmp_path, monkeypatch, arguments, sentence)
+
+
+def refused(command, tmp_path, monkeypatch, arguments, sentence):
     monkeypatch.chdir(tmp_path)
     code, _, err = command("study", *arguments)
     assert code == 2
@@ -178,3 +190,173 @@ def test_errors_are_one_sentence_and_leave_nothing(command, tmp_path, monkeypatc
     assert sentence in last
     assert list(tmp_path.rglob("result.json")) == []
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+
+
+# ---- changed settings: what the end of a study would stumble over is said at its beginning ----
+
+
+@pytest.mark.parametrize("plan", [True, False])
+@pytest.mark.parametrize(
+    ("name", "change", "sentence"),
+    [
+        ("width", "base=3", "setting 'base' of width at scale smoke must be a section, got 3: name a key inside it"),
+        ("width", "base=null", "'base' of width at scale smoke must be a section"),
+        ("width", "arms=1", "must be a section with a section for each arm, got 1"),
+        ("width", "arms={}", "must name at least one arm, got {}"),
+        ("width", "arms.MLP width 8=null", "must be a section with a section for each arm"),
+        ("width", "arms.MLP width 512={}", "every arm must give its MLP width as a whole number, got None"),
+        ("width", "arms={a: {model: {config: {n_inner: 8}}}}", "the arms must differ in MLP width, got 8"),
+        ("width", "seeds=3", "must be a list of different whole numbers from 0 on, got 3: write it like [1, 2, 3]"),
+        ("width", "seeds=abc", "must be a list of different whole numbers from 0 on, got 'abc'"),
+        ("width", "seeds=[1,1]", "must be a list of different whole numbers"),
+        ("width", "seeds=[]", "must be a list of different whole numbers"),
+        ("width", "seeds=[1,-1]", "must be a list of different whole numbers"),
+        ("width", "seeds=[true]", "must be a list of different whole numbers"),
+        ("width", "arms_per_piece=-1", "must be a whole number of at least 1, got -1: leave it out for all arms"),
+        ("width", "arms_per_piece=1.5", "must be a whole number of at least 1, got 1.5"),
+        ("width", "heatmaps=some", "must be all, last or none, got 'some': the default is 'last'"),
+        ("width", "base.train.learning_rate=.nan", "must be text, a finite number"),
+        ("dose", "dose=0.2", "dose must be the weight of an arm, and not 0, got 0.2, while the arms have -1, 0, 1"),
+        ("dose", "dose=0", "dose must be the weight of an arm, and not 0"),
+        ("dose", "dose=abc", "must be a number, got 'abc': the default is 1.0"),
+        ("dose", "arms.λ +1.loss.weight=0.5", "got 1, while the arms have -1, 0, 0.5"),
+        ("dose", "arms.λ +1.loss.weight=-1", "the arms must differ in loss.weight, got -1, 0, -1"),
+        ("dose", "arms={a: {loss: {name: dispersion, weight: 1}}}", "one arm must have λ = 0"),
+        ("estimators", "margin=abc", "must be a number, got 'abc': the default is 0.005"),
+        ("estimators", "margin=true", "must be a number, got True"),
+        ("estimators", "margin=-1", "margin must be above 0, in nats per token, got -1"),
+        ("estimators", "arms={exact: {}}", "the settings lack 'first order', 'second order', 'sampled'"),
+        ("theory", "paddings=[2, 64]", "paddings must be at least 3, got 2"),
+        ("theory", "paddings=[]", "must be a list of different whole numbers of at least 1, got []"),
+        ("theory", "draws=1", "draws must be at least 2, got 1"),
+        ("theory", "points=many", "must be a whole number of at least 1, got 'many'"),
+        ("counteract", "arms={dispersion: {}}", "the settings lack 'cross-entropy'"),
+        ("init", "arms.another={}", "the study follows one arm, 'from scratch', got 'from scratch', 'another'"),
+        ("distill", "teacher.model.config=3", "teacher: model.config"),
+        ("distill", "arms={student alone: {}}", "the settings lack 'student with a teacher'"),
+        ("benchmarks", "tasks=piqa", "must be a list of different names, got 'piqa': write it like [piqa, arc_easy]"),
+        ("benchmarks", "tasks=[]", "got an empty list of tasks"),
+        ("benchmarks", "limit=all", "or null for all items, got 'all'"),
+        ("benchmarks", "shots=two", "must be gpt2, qwen3, zero or a whole number"),
+        ("hyper", "arms={cross-entropy: {}}", "the settings lack 'λ 0.1, τ 1'"),
+        ("variants", "base.data.tokens=2048", "must train for more steps than 'cross-entropy', got 3 and 8"),
+        ("size", "arms={}", "must name at least one arm"),
+        ("size", "families.mine=org/model", "must be a section of lists of different names"),
+        ("text", "texts=[pydoc 1/4, pydoc x]", "a text must be NAME or a part of one like 'pydoc 2/4', got 'pydoc x'"),
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_end_well_are_refused_before_anything_runs(
+    command, tmp_path, monkeypatch, name, change, sentence, plan
+):
+    monkeypatch.setattr("decondense.studies.pieces._run_piece", lambda *a: pytest.fail("a piece was begun"))
+    arguments = [name, "--set", change, "--bench", tmp_path] + ["--plan"] * plan
+    refused(command, tmp_path, monkeypatch, arguments, sentence)
+
+
+def test_settings_of_paper_scale_are_checked_too():
+    for name, change, words in (
+        ("distill", "pairs=[[a, b, c]]", "a list of different pairs of names"),
+        ("init", "checkpoints.mine=step0", "a section of lists of different names"),
+        ("text", "models=[gpt2, gpt2]", "a list of different names"),
+        ("dose", "tasks_needed=1", "true or false"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            settings_of(studies.STUDIES[name], "paper", [change])
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("dose", "limit=20"),
+        ("dose", "tasks=[]"),
+        ("dose", "arms_per_piece=1"),
+        ("dose", "seeds=[0, 7]"),
+        ("dose", "dose=1"),
+        ("size", "families.mine=[org/model-s, org/model-l]"),
+        ("estimators", "margin=1e-3"),
+        ("text", "texts=[wikitext-2, imdb, squad]"),
+    ],
+)
+def test_good_changes_stay_good(name, change):
+    study = studies.STUDIES[name]
+    settings = settings_of(study, "gpu", [change])
+    assert study.plan(settings)
+    if study.check is not None:
+        study.check(settings)
+
+
+def test_theory_does_without_its_example(command, tmp_path):
+    changes = ["--set", "paddings=[3,64]", "--set", "lengths=3", "--set", "draws=100", "--set", "simulated=[4]"]
+    code, _, err = command("study", "theory", *changes, "--out", tmp_path / "o")
+    assert code == 0, err
+    record = json.loads((tmp_path / "o" / "result.json").read_text())
+    assert record["sentence"].endswith("(κ).")
+
+
+# ---- names with dots, and the command that says what was changed ----
+
+
+def test_arms_with_dots_in_their_names_can_be_changed(tmp_path):
+    """And the study goes by the weight of an arm, not by its name."""
+    study = studies.STUDIES["dose"]
+    settings = settings_of(study, "gpu", ["arms.λ +0.3.loss.weight=0.4"])
+    assert list(settings["arms"]) == list(study.scales["gpu"]["arms"])
+    assert settings["arms"]["λ +0.3"]["loss"]["weight"] == 0.4
+    study.check(settings)
+    made = of_seeds(study, "gpu", settings, lambda arm, s: run(held_out=3 - (arm == "λ +0.3") + s / 100), [1, 2, 3])
+    write(tmp_path, made)
+    record = studies.merge(study, "gpu", tmp_path)
+    assert "lowest mean loss at λ = 0.4" in record["sentence"]
+    assert record["estimate"]["slope"]["n"] == 3
+    assert "symmetric" not in record["criterion"]
+
+
+ROUND_TRIPS = [
+    ("dose", ["arms.λ +0.3.loss.weight=0.4"]),
+    ("dose", ["arms.λ +0.3={loss: {name: dispersion, weight: 0.5}}"]),
+    ("dose", ['arms={"λ 0": {}, "λ +0.25": {"loss": {"name": "dispersion", "weight": 0.25}}}', "dose=0.25"]),
+    ("dose", ["arms.λ 0.snapshots.count=2", "base.train.learning_rate=0.00001", "limit=5", "tasks=[]"]),
+    ("width", ["arms.MLP width 512={model: {config: {n_inner: 512}}}", "base.data.tokens=5M"]),
+    ("width", ['arms={"a = b": {}, "a.b": {"c": 1}, "a": {"b": {"c": 2}}}']),
+    ("size", ["families={}", "families={Qwen2.5: [a, b], Other: [c]}"]),
+    ("size", ["families.SmolLM2=[a, b]"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "changes"), ROUND_TRIPS)
+def test_the_command_in_a_result_gives_the_same_settings(name, changes):
+    study = studies.STUDIES[name]
+    settings = settings_of(study, "gpu", changes, [7, 9])
+    words = shlex.split(_command(study, "gpu", {**comparable(settings), "seeds": [7, 9]}))
+    assert words[:7] == ["decondense", "study", name, "--scale", "gpu", "--seeds", "7,9"]
+    assert words[7::2] == ["--set"] * len(words[7::2])
+    assert settings_of(study, "gpu", words[8::2], [7, 9]) == settings
+
+
+def test_a_small_change_is_a_small_command():
+    study = studies.STUDIES["dose"]
+    settings = settings_of(study, "gpu", ["arms.λ +0.3.loss.weight=0.4", "base.train.learning_rate=1e-5"])
+    words = shlex.split(_command(study, "gpu", settings))
+    assert words[5:] == ["--set", "base.train.learning_rate=1e-05", "--set", "arms.λ +0.3.loss.weight=0.4"]
+
+
+# ---- the criterion says what was compared ----
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "changes", "words"),
+    [
+        ("dose", "gpu", [], "Held-out loss at λ = 0.1 minus at λ = 0 is below 0, and the slope of held-out loss over "
+         "the symmetric doses is below 0: both 95 % intervals over training seeds."),
+        ("dose", "smoke", [], "at λ = 1 minus at λ = 0"),
+        ("dose", "gpu", ["dose=-0.3"], "at λ = −0.3 minus at λ = 0"),
+        ("estimators", "gpu", [], "within ±0.005 nats per token"),
+        ("estimators", "gpu", ["margin=0.01"], "within ±0.01 nats per token"),
+    ],
+)  # fmt: skip
+def test_the_criterion_follows_the_settings(tmp_path, name, scale, changes, words):
+    study = studies.STUDIES[name]
+    settings = settings_of(study, scale, changes)
+    write(tmp_path, of_seeds(study, scale, settings, lambda arm, s: run(), [1, 2, 3]))
+    assert words in studies.merge(study, scale, tmp_path)["criterion"]
+    assert (words in study.criterion) == (scale == "gpu" and not changes)

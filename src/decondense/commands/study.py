@@ -54,17 +54,21 @@ def study(
         _show_list(as_json)
         return
     wanted = studies.find(name)
+    if merge and any(given is not None for given in (piece, seeds, settings or None, reuse or None)):
+        raise ValueError(
+            "--merge runs nothing, so --piece, --seeds, --set and --reuse have no meaning: leave them out."
+        )
     chosen = studies.settings_of(wanted, scale, settings or [], _numbers(seeds))
     if plan:
+        if settings and wanted.check is not None:
+            wanted.check(chosen)
         _show_plan(wanted, chosen, None if piece is None else _words(piece))
         return
     if sources and not merge:
         raise ValueError("--from takes piece files from elsewhere and goes with --merge: add it.")
-    if merge and (piece or settings or reuse):
-        raise ValueError("--merge runs nothing, so --piece, --set and --reuse have no meaning: leave them out.")
     with output_folder(out_dir if out_dir is not None else Path("studies") / f"{name}-{scale}") as folder:
         if merge:
-            studies.collect(folder, sources or [])
+            studies.collect(wanted, scale, folder, sources or [])
             with writing(folder):
                 record = studies.merge(wanted, scale, folder)
         else:

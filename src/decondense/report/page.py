@@ -133,8 +133,11 @@ def _below(source: Source, sources: Sequence[Source]) -> list[Source]:
 
 
 def _complaint(source: Source, error: Exception) -> str:
-    what = f"lacks {error}" if isinstance(error, KeyError) else " ".join(str(error).split()) or type(error).__name__
-    return f"result.json has the schema {source.record['schema']!r} but cannot be shown: {what}."
+    """Which file, what is wrong and what to do. Snapshots and pieces that cannot be read are notes of their section, so
+    what ends a section is in result.json; what Python says of it names no place in the file and helps nobody."""
+    needs = f"the schema {source.record['schema']!r} needs"
+    what = f"it lacks {error}, which {needs}" if isinstance(error, KeyError) else f"a value in it is not what {needs}"
+    return f"{source.path.name} is damaged: {what}; make the result again, or leave the folder out."
 
 
 # -- the data inside the page --------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import html
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from .sections import sentence_of
 from .sources import Skipped, Source, find
@@ -69,16 +70,26 @@ def _studies(places: Sequence[str | os.PathLike[str]]) -> tuple[list[Source], li
     for source in sources:
         if source.kind != "study":
             continue
-        lacking = [key for key in NEEDED if key not in source.record]
-        if lacking:
-            skipped.append(Skipped(source.folder, f"result.json lacks {', '.join(lacking)}."))
+        wrong = _wrong(source.record)
+        if wrong:
+            skipped.append(Skipped(source.folder, f"result.json {wrong}; make the result again, or leave it out."))
         else:
             studies.append(source)
     if not studies:
         listed = ", ".join(repr(str(place)) for place in places)
-        raise ValueError(f"no study in {listed}: give folders that `decondense study` wrote.")
+        why = "".join(f" Skipped {s.folder}: {s.reason}" for s in skipped[:3])
+        raise ValueError(f"no study in {listed}: give folders that `decondense study` wrote.{why}")
     studies.sort(key=lambda s: (str(s.record["claim"]), str(s.record["study"]), s.folder))
     return studies, skipped
+
+
+def _wrong(record: dict[str, Any]) -> str:
+    """What of a study's words is missing or no text, "" where all are."""
+    lacking = [key for key in NEEDED if key not in record]
+    if lacking:
+        return f"lacks {', '.join(lacking)}"
+    odd = [key for key in NEEDED if not isinstance(record[key], str) or not record[key].strip()]
+    return f"must have text as {', '.join(odd)}, got {', '.join(repr(record[k])[:40] for k in odd)}" if odd else ""
 
 
 def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

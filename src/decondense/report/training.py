@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["training_figure"]
+from .palette import PALETTE
 
-# Okabe and Ito's colours, told apart by every kind of colour vision.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+__all__ = ["training_figure"]
 
 
 def training_figure(runs: Sequence[tuple[str, dict[str, Any]]], path: Path) -> Path:
@@ -27,7 +26,7 @@ def training_figure(runs: Sequence[tuple[str, dict[str, Any]]], path: Path) -> P
             if x:
                 style = {"marker": "o", "markersize": 3.5} if panel == "held-out loss" else {"alpha": 0.85}
                 axes.plot(
-                    x, y, label=f"{name}: {y[-1]:.4f}", color=COLOURS[number % len(COLOURS)], linewidth=1.4, **style
+                    x, y, label=f"{name}: {y[-1]:.4f}", color=PALETTE[number % len(PALETTE)], linewidth=1.4, **style
                 )
         if panel != "penalty":
             starts = [y[0] for _, record in runs for y in [_series(record, panel)[1]] if y]

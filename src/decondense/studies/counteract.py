@@ -91,8 +91,9 @@ def _over_depth(runs: Runs) -> dict[str, Any]:
 
 
 def _loss_in_words(settings: Settings) -> str:
-    loss = settings["arms"][TREATED]["loss"]
-    return f"λ = {loss['weight']:g}, {loss['options']['estimator'].replace('_', ' ')} estimator"
+    loss = joined(settings["base"], settings["arms"][TREATED]).get("loss", {})
+    estimator = loss.get("options", {}).get("estimator")
+    return f"λ = {loss.get('weight', 0.1):g}" + (f", {estimator.replace('_', ' ')} estimator" if estimator else "")
 
 
 STUDY = Study(
@@ -102,8 +103,8 @@ STUDY = Study(
     criterion=CRITERION,
     scales={
         "smoke": {
-            "about": "a Llama of 3 layers and width 32 with and without the loss, 3 seeds, 4 steps",
-            "cost": "12 s of a CPU core",
+            "about": "a Llama of 2 layers and width 32 with and without the loss, 3 seeds, 4 steps",
+            "cost": "15 s of a CPU core",
             "base": joined(scales.TINY_SHORT, {"snapshots": {"count": 2}}),
             "arms": {PLAIN: {}, TREATED: joined(scales.DISPERSION, {"loss": {"weight": 1.0}})},
             "seeds": scales.SEEDS,
@@ -130,5 +131,5 @@ STUDY = Study(
     plan=training.plan,
     work=training.work,
     conclude=conclude,
-    check=training.check,
+    check=training.checking(PLAIN, TREATED),
 )

@@ -11,11 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from . import measuring, scales, training
 from .study import Conclusion, Piece, Settings, Study, Workshop, safe_name
-from .training import Runs, cosine, held_out, spearman
+from .training import Runs, blocks, cosine, held_out, spearman
 from .verdict import decide, not_below
 
 MARGIN = 0.05
@@ -78,14 +76,10 @@ def _pairs(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
         (p["what"]["pair"], p["what"]["taught"]): p["measurement"] for p in pieces
     }
     whole = [i for i in range(len(settings["pairs"])) if (i, False) in found and (i, True) in found]
-
-    def mean(snapshot: Mapping[str, Any]) -> float:
-        return float(np.mean(snapshot["mean_cosine"][1:]))
-
-    change = not_below([mean(found[i, True]) - mean(found[i, False]) for i in whole], margin=MARGIN, unit="pair")
+    change = not_below([blocks(found[i, True]) - blocks(found[i, False]) for i in whole], margin=MARGIN, unit="pair")
     sentence = f"distilled minus original {change.words()}{change.why}."
     rows = [
-        [i, m["model"], taught, m["parameters"], mean(m), m["spearman"], *m["window_interval"]]
+        [i, m["model"], taught, m["parameters"], blocks(m), m["spearman"], *m["window_interval"]]
         for (i, taught), m in sorted(found.items())
     ]
     columns = ["pair", "model", "distilled", "parameters", "mean_cosine", "spearman", "spearman_low", "spearman_high"]
@@ -147,5 +141,5 @@ STUDY = Study(
     plan=plan,
     work=work,
     conclude=conclude,
-    check=lambda settings: None if "pairs" in settings else training.check(settings),
+    check=lambda settings: None if "pairs" in settings else training.checking(ALONE, TAUGHT)(settings),
 )

@@ -12,7 +12,7 @@ minus at λ = 0 is below 0; and the slope of held-out loss over all doses, one l
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,6 @@ from .study import Conclusion, Settings, Study
 from .training import Metric, Runs, cosine, held_out, joined, spearman
 from .verdict import combine, decide, signed
 
-CRITERION = (
-    "Held-out loss at λ = 0.1 minus at λ = 0 is below 0, and the slope of held-out loss over the symmetric doses "
-    "is below 0: both 95 % intervals over training seeds."
-)
 DOSES = [-1.0, -0.3, -0.1, 0.0, 0.1, 0.3, 1.0]
 
 
@@ -39,35 +35,72 @@ def arms(doses: Sequence[float]) -> dict[str, Any]:
     return {name(d): joined(scales.FIRST_ORDER, {"loss": {"weight": d}}) if d else {} for d in doses}
 
 
+def by_dose(settings: Settings) -> dict[float, str]:
+    """Weight → the arm that has it, in the order of the weights. An arm is what its recipe says, not its name."""
+    found = {_dose(settings, arm): arm for arm in settings["arms"]}
+    return {dose: found[dose] for dose in sorted(found)}
+
+
+def _dose(settings: Settings, arm: str) -> float:
+    loss = joined(settings["base"], settings["arms"][arm]).get("loss", {})
+    return float(loss.get("weight", 0.1)) if loss.get("name", "none") != "none" else 0.0
+
+
+def check(settings: Settings) -> None:
+    """The doses that the criterion compares are there, each once."""
+    training.check(settings)
+    doses = by_dose(settings)
+    listed = ", ".join(f"{_dose(settings, arm):g}" for arm in settings["arms"])
+    if len(doses) < len(settings["arms"]):
+        raise ValueError(f"the arms must differ in loss.weight, got {listed}: give each its own.")
+    if 0.0 not in doses:
+        raise ValueError(f"one arm must have λ = 0, which the others are compared with, got {listed}: leave it in.")
+    if settings["dose"] not in doses or not settings["dose"]:
+        raise ValueError(
+            f"dose must be the weight of an arm, and not 0, got {settings['dose']:g}, while the arms have {listed}: "
+            "take one of those, or set arms.NAME.loss.weight."
+        )
+
+
+def criterion_of(settings: Settings) -> str:
+    doses = list(by_dose(settings))
+    symmetric = doses == [-d for d in reversed(doses)]
+    return (
+        f"Held-out loss at λ = {_plain(settings['dose'])} minus at λ = 0 is below 0, and the slope of held-out loss "
+        f"over the {'symmetric ' if symmetric else ''}doses is below 0: both 95 % intervals over training seeds."
+    )
+
+
 def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
-    doses = sorted(arm.get("loss", {}).get("weight", 0.0) for arm in settings["arms"].values())
+    arm_of = by_dose(settings)
+    doses = list(arm_of)
     runs = Runs(pieces, list(settings["arms"]))
-    zero = name(0.0)
-    against = {d: decide(runs.differences(name(d), zero, held_out), claim="less") for d in doses if d}
-    slope = decide(_slopes(runs, doses), claim="less")
+    zero = arm_of[0.0]
+    against = {d: decide(runs.differences(arm_of[d], zero, held_out), claim="less") for d in doses if d}
+    slope = decide(_slopes(runs, arm_of), claim="less")
     verdict = combine([against[settings["dose"]], slope])
-    scored = [d for d in doses if any("scores" in r for r in runs.table.get(name(d), {}).values())]
+    scored = [d for d in doses if any("scores" in r for r in runs.table.get(arm_of[d], {}).values())]
     tasks = list(dict.fromkeys(t for arm in runs.table.values() for r in arm.values() for t in r.get("scores", {})))
     columns, rows = runs.rows(tasks)
-    best = min((d for d in doses if name(d) in runs), key=lambda d: runs.mean(name(d), held_out), default=0.0)
+    best = min((d for d in doses if arm_of[d] in runs), key=lambda d: runs.mean(arm_of[d], held_out), default=0.0)
     sentence = (
-        f"held-out loss at λ = {settings['dose']:g} minus at 0 {against[settings['dose']].words(4)}; slope over doses, "
-        f"nats per unit of λ, {slope.words(4)} (below 0: condensing hurts more than dispersing); lowest mean loss at "
-        f"λ = {_plain(best)}. Mean cosine {_at(runs, doses, cosine, '.3f')}; Spearman "
-        f"{_at(runs, doses, spearman, '+.2f')}."
+        f"held-out loss at λ = {_plain(settings['dose'])} minus at 0 {against[settings['dose']].words(4)}; slope over "
+        f"doses, nats per unit of λ, {slope.words(4)} (below 0: condensing hurts more than dispersing); lowest mean "
+        f"loss at λ = {_plain(best)}. Mean cosine {_at(runs, arm_of, cosine, '.3f')}; Spearman "
+        f"{_at(runs, arm_of, spearman, '+.2f')}."
     )
 
     def draw(path: Path) -> Path:
         from ..report.study_figures import curves
 
-        here = [d for d in doses if name(d) in runs]
+        here = [d for d in doses if arm_of[d] in runs]
 
         def panel(title: str, y: str, shown: list[float], values: list[list[float]], **more: Any) -> dict[str, Any]:
             common = {"x": "weight λ", "scale": "symlog", "ticks": shown}
             return {"title": title, "y": y, "series": {"": (shown, values)}, **common, **more}
 
         def change(doses: list[float], metric: Metric) -> list[list[float]]:
-            found = [runs.differences(name(d), zero, metric) for d in doses]
+            found = [runs.differences(arm_of[d], zero, metric) for d in doses]
             return [[v for v in values if math.isfinite(v)] for values in found]
 
         title, unit = "held-out loss minus that of λ = 0", "nats per token"
@@ -76,7 +109,7 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
         if len(small) > 2:  # the ends would hide what happens at the doses in use
             panels.append(panel(f"{title}, small doses", unit, small, change(small, held_out), line=0.0))
         panels.append(
-            panel("geometry", "mean cosine of the blocks", here, [runs.values(name(d), cosine) for d in here])
+            panel("geometry", "mean cosine of the blocks", here, [runs.values(arm_of[d], cosine) for d in here])
         )
         task = next((t for t in tasks if not t.endswith("perplexity")), None)
         if task is not None:
@@ -85,20 +118,20 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
         return curves(panels, path, note="dots: training seeds; bars: 95 % intervals over them")
 
     estimate = {
-        "against_zero": {name(d): x.record() for d, x in against.items()},
+        "against_zero": {arm_of[d]: x.record() for d, x in against.items()},
         "slope": slope.record(),
-        "scores": {name(d): {t: _mean_score(runs, name(d), t) for t in tasks} for d in scored},
+        "scores": {arm_of[d]: {t: _mean_score(runs, arm_of[d], t) for t in tasks} for d in scored},
     }
     return Conclusion(verdict, sentence, columns, rows, estimate, draw)
 
 
-def _slopes(runs: Runs, doses: Sequence[float]) -> list[float]:
+def _slopes(runs: Runs, arm_of: Mapping[float, str]) -> list[float]:
     """Σ λ (y_λ − ȳ)/Σ λ² per seed that has every dose; λ sums to 0."""
-    x = np.asarray(doses)
+    x = np.asarray(list(arm_of))
     x = x - x.mean()
     slopes = []
     for seed in runs.seeds:
-        row = [runs.table.get(name(d), {}).get(seed) for d in doses]
+        row = [runs.table.get(arm, {}).get(seed) for arm in arm_of.values()]
         if all(r is not None for r in row):
             y = np.array([held_out(r) for r in row if r is not None])
             slopes.append(float(x @ y / (x @ x)))
@@ -114,22 +147,24 @@ def _plain(dose: float) -> str:
     return f"{dose:g}".replace("-", "−")
 
 
-def _at(runs: Runs, doses: Sequence[float], metric: Metric, form: str) -> str:
+def _at(runs: Runs, arm_of: Mapping[float, str], metric: Metric, form: str) -> str:
     """The metric at the lowest dose, at 0 and at the highest."""
-    here = [d for d in dict.fromkeys((doses[0], 0.0, doses[-1])) if name(d) in runs]
-    parts = [f"{runs.mean(name(d), metric):{form}} at {_plain(d)}".replace("-", "−") for d in here]
+    here = [d for d in dict.fromkeys((min(arm_of), 0.0, max(arm_of))) if arm_of[d] in runs]
+    parts = [f"{runs.mean(arm_of[d], metric):{form}} at {_plain(d)}".replace("-", "−") for d in here]
     return ", ".join(parts) or "unknown"
 
 
 _SMALL = [-1.0, 0.0, 1.0]
+_FULL: Settings = {"base": {}, "arms": arms(DOSES), "dose": 0.1}
 STUDY = Study(
     name="dose",
     claim="causality",
     question="Does language modelling improve when the geometry is dispersed, and suffer when it is condensed?",
-    criterion=CRITERION,
+    criterion=criterion_of(_FULL),
+    criterion_of=criterion_of,
     scales={
         "smoke": {
-            "about": "a Llama of 3 layers and width 32 at λ = −1, 0, 1, 3 seeds, 4 steps",
+            "about": "a Llama of 2 layers and width 32 at λ = −1, 0, 1, 3 seeds, 4 steps",
             "cost": "15 s of a CPU core",
             "base": scales.TINY_SHORT,
             "arms": arms(_SMALL),
@@ -167,5 +202,5 @@ STUDY = Study(
     plan=training.plan,
     work=training.work,
     conclude=conclude,
-    check=training.check,
+    check=check,
 )

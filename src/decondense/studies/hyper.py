@@ -96,9 +96,9 @@ STUDY = Study(
     criterion=CRITERION,
     scales={
         "smoke": {
-            "about": "a Llama of 3 layers and width 32, all 17 arms, 1 seed, 4 steps",
-            "cost": "18 s of a CPU core",
-            "base": scales.TINY_SHORT,
+            "about": "a Llama of 2 layers and width 32, all 17 arms, 1 seed, 2 steps",
+            "cost": "15 s of a CPU core",
+            "base": joined(scales.TINY_SHORT, {"data": {"tokens": 512}}),
             "arms": arms((8, 16), 2),
             "seeds": [1],
         },
@@ -122,5 +122,5 @@ STUDY = Study(
     plan=training.plan,
     work=training.work,
     conclude=conclude,
-    check=training.check,
+    check=training.checking(CENTRE, *(cell(w, t) for w, t in GRID)),
 )

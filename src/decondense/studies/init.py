@@ -11,11 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from . import measuring, scales, training
 from .study import Conclusion, Piece, Settings, Study, Workshop, safe_name
-from .training import joined
+from .training import blocks, joined
 from .verdict import combine, decide, signed
 
 CRITERION = (
@@ -46,6 +44,15 @@ def work(piece: Piece, settings: Settings, shop: Workshop) -> dict[str, Any]:
     return measuring.measured(what["model"], settings, shop, text=settings["text"], revision=what["revision"])
 
 
+def check(settings: Settings) -> None:
+    if "checkpoints" in settings:
+        return
+    if list(settings["arms"]) != [ARM]:
+        given = ", ".join(map(repr, settings["arms"]))
+        raise ValueError(f"the study follows one arm, {ARM!r}, got {given}: change that one, or base.")
+    training.check(settings)
+
+
 def rows_of_checkpoints(pieces: Sequence[Mapping[str, Any]], settings: Settings) -> dict[str, list[tuple[str, Any]]]:
     """run → its checkpoints in order: (label, snapshot)."""
     rows: dict[str, list[tuple[str, Any]]] = {}
@@ -67,11 +74,6 @@ def rows_of_checkpoints(pieces: Sequence[Mapping[str, Any]], settings: Settings)
     return rows
 
 
-def _level(snapshot: Mapping[str, Any]) -> float:
-    """Mean cosine of the block outputs."""
-    return float(np.mean(snapshot["mean_cosine"][1:]))
-
-
 def _last(snapshot: Mapping[str, Any]) -> float:
     return float(snapshot["last"])
 
@@ -87,7 +89,7 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
     ends = [value(r[-1][1]) for r in rows.values()]
     start = decide(starts, claim="greater", unit=unit, bound=1.0)
     fall = decide([e - s for s, e in zip(starts, ends)], claim="less", unit=unit)
-    level = decide([_level(r[-1][1]) - _level(r[0][1]) for r in rows.values()], claim="less", unit=unit)
+    level = decide([blocks(r[-1][1]) - blocks(r[0][1]) for r in rows.values()], claim="less", unit=unit)
     late = decide([_last(r[-1][1]) - _last(r[0][1]) for r in rows.values()], claim="less", unit=unit)
     table = [
         [
@@ -97,7 +99,7 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
             s["spearman"],
             s["kendall"],
             s["last"],
-            _level(s),
+            blocks(s),
         ]
         for run, row in rows.items()
         for label, s in row
@@ -112,7 +114,7 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
 
         first = next(iter(rows.values()))
         labels = [label for label, _ in first]
-        shown = {"Spearman": value, "mean cosine of the blocks": _level, "mean cosine of the last 3 states": _last}
+        shown = {"Spearman": value, "mean cosine of the blocks": blocks, "mean cosine of the last 3 states": _last}
         points = {
             what: [
                 (label.removeprefix("step "), [of(s) for row in rows.values() for other, s in row if other == label])
@@ -143,8 +145,8 @@ STUDY = Study(
     criterion=CRITERION,
     scales={
         "smoke": {
-            "about": "a GPT2 of 6 layers and width 32, 3 seeds, 12 steps, 4 checkpoints",
-            "cost": "10 s of a CPU core",
+            "about": "a GPT2 of 6 layers and width 32, 3 seeds, 8 steps, 4 checkpoints",
+            "cost": "12 s of a CPU core",
             "base": joined(scales.TINY_GPT2, {"snapshots": {"count": 3}}),
             "arms": {ARM: {}},
             "seeds": scales.SEEDS,
@@ -175,5 +177,5 @@ STUDY = Study(
     plan=plan,
     work=work,
     conclude=conclude,
-    check=lambda settings: None if "checkpoints" in settings else training.check(settings),
+    check=check,
 )

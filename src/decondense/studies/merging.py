@@ -15,13 +15,13 @@ from .study import (
     Settings,
     Study,
     comparable,
-    flat,
     joined_versions,
     read_piece,
     rounded,
     same_settings,
     settings_of,
 )
+from .training import Runs
 from .verdict import UNDECIDED
 
 __all__ = ["collect", "merge"]
@@ -30,25 +30,46 @@ SCHEMA = "decondense.study/1"
 TOY = " (Smoke scale: it checks the code, not the claim.)"
 
 
-def collect(folder: Path, sources: Sequence[Path]) -> None:
-    """Copy piece files from other folders (or single files) into `folder`. One piece twice must be the same bytes."""
+def collect(study: Study, scale: str, folder: Path, sources: Sequence[Path]) -> None:
+    """Copy piece files from other folders (or single files) into `folder`, all or, where one does not belong, none.
+    One piece twice must be the same bytes."""
     from ..meter.result import write_text
 
-    found: dict[str, bytes] = {p.name: p.read_bytes() for p in sorted((folder / "pieces").glob("*.json"))}
+    found: dict[str, bytes] = {}
+    pieces: list[dict[str, Any]] = []
     fresh: dict[str, bytes] = {}
-    for source in sources:
+    for source in [folder, *sources]:
         files = [source] if source.is_file() else sorted((source / "pieces").glob("*.json"))
-        if not files:
+        if not files and source is not folder:
             raise FileNotFoundError(f"no piece files at {str(source)!r}: give folders that `decondense study` wrote.")
         for file in files:
-            read_piece(file)
             content = file.read_bytes()
             if found.get(file.name, content) != content:
                 raise ValueError(f"the piece {file.stem!r} is there twice with different numbers: keep one of them.")
-            found[file.name] = fresh[file.name] = content
+            if file.name not in found:
+                pieces.append(read_piece(file))
+                _belongs(pieces[-1], file, study, scale, pieces[0]["settings"])
+                if source is not folder:
+                    fresh[file.name] = content
+            found[file.name] = content
+    Runs([p for p in pieces if "runs" in p], _arms(pieces))  # no seed in two pieces
     (folder / "pieces").mkdir(parents=True, exist_ok=True)
     for name, content in fresh.items():
         write_text(folder / "pieces" / name, content.decode("utf-8"))
+
+
+def _arms(pieces: Sequence[dict[str, Any]]) -> list[str]:
+    return list(pieces[0]["settings"].get("arms") or {}) if pieces else []
+
+
+def _belongs(piece: dict[str, Any], file: Path, study: Study, scale: str, settings: Settings) -> None:
+    """The piece is of this study and scale, and of the settings of the first one."""
+    if (piece["study"], piece["scale"]) != (study.name, scale):
+        raise ValueError(
+            f"{file.name} belongs to the study {piece['study']} at scale {piece['scale']}, not {study.name} at "
+            f"{scale}: take it out of the folder."
+        )
+    same_settings(piece["settings"], settings, file.name)
 
 
 def merge(
@@ -60,12 +81,7 @@ def merge(
     files = sorted((folder / "pieces").glob("*.json"))
     pieces = [read_piece(f) for f in files]
     for piece, file in zip(pieces, files):
-        if (piece["study"], piece["scale"]) != (study.name, scale):
-            raise ValueError(
-                f"{file.name} belongs to the study {piece['study']} at scale {piece['scale']}, not {study.name} at "
-                f"{scale}: take it out of the folder."
-            )
-        same_settings(pieces[0]["settings"], piece["settings"], file.name)
+        _belongs(piece, file, study, scale, pieces[0]["settings"])
     if pieces:
         used = comparable(pieces[0]["settings"])
         seeds = sorted({p["what"]["seed"] for p in pieces if p["what"].get("seed") is not None})
@@ -81,7 +97,7 @@ def merge(
         "study": study.name,
         "claim": study.claim,
         "question": study.question,
-        "criterion": study.criterion,
+        "criterion": study.criterion if study.criterion_of is None else study.criterion_of(used),
         "scale": scale,
         "verdict": end.verdict,
         "sentence": sentence,
@@ -106,15 +122,34 @@ def merge(
 
 def _command(study: Study, scale: str, used: Settings) -> str:
     """The command that would run it all: flags only for what is not the default of the scale."""
-    default = {k: v for k, v in study.scales[scale].items() if k not in ("about", "cost")}
+    default = json.loads(json.dumps({k: v for k, v in study.scales[scale].items() if k not in ("about", "cost")}))
     parts = ["decondense", "study", study.name, "--scale", scale]
     if used.get("seeds") not in (None, default.get("seeds")):
         parts += ["--seeds", ",".join(map(str, used["seeds"]))]
-    before, now = flat(json.loads(json.dumps(comparable(default)))), flat(comparable(used))
-    for key, value in now.items():
-        if before.get(key) != value or key not in before:
-            parts += ["--set", f"{key}={json.dumps(value, ensure_ascii=False)}"]
+    now = comparable(used)
+    changes = _changes({k: v for k, v in default.items() if k in now}, now) or {}
+    for key, value in changes.items():
+        parts += ["--set", f"{key}={json.dumps(value, ensure_ascii=False)}"]
     return shlex.join(parts)
+
+
+def _changes(before: Settings, now: Settings, path: str = "") -> dict[str, Any] | None:
+    """Key → value for `--set`, as small as can be. None: --set cannot take a key out, nor begin one with a dot or an
+    equals sign in it, so the section above must be given whole."""
+    if before.keys() - now.keys():
+        return None
+    found: dict[str, Any] = {}
+    for key, value in now.items():
+        if key in before and before[key] == value:
+            continue
+        if not key or "=" in key or key != key.strip() or ("." in key and key not in before):
+            return None
+        inner = None
+        if isinstance(value, dict) and value and isinstance(before.get(key, {}), (dict, type(None))):
+            hidden = any(other.startswith(f"{key}.") for other in before)  # a longer name would be taken first
+            inner = None if hidden else _changes(before.get(key) or {}, value, f"{path}{key}.")
+        found |= {f"{path}{key}": value} if inner is None else inner
+    return found
 
 
 # ---- writing -----------------------------------------------------------------------------------------------------

@@ -76,6 +76,8 @@ def select(study: Study, plan: list[Piece], wanted: Sequence[str] | None) -> lis
     """The pieces with these numbers (from 1) or names; None: all."""
     if wanted is None:
         return plan
+    if not wanted:
+        raise ValueError(f"--piece must name at least one piece, like {plan[0].name}, got none: leave it out for all.")
     chosen = []
     for one in wanted:
         found = [p for number, p in enumerate(plan, 1) if one in (str(number), p.name)]

@@ -23,7 +23,7 @@ SEEDS = [1, 2, 3]
 STEP = 32_768  # tokens per optimiser step at gpu scale
 
 _TINY: Recipe = {
-    "data": {"text": "pydoc", "tokens": 3072, "held_out_tokens": 1024, "context": 64},
+    "data": {"text": "pydoc", "tokens": 2048, "held_out_tokens": 512, "context": 64},
     "train": {
         "batch_tokens": 256,
         "learning_rate": 2e-3,
@@ -73,14 +73,14 @@ TINY_LLAMA: Recipe = {
     },
 }
 
-# For studies of many arms: three layers and four steps, so that twenty trainings take seconds.
+# For studies of many arms: two layers and four steps, so that many trainings take seconds.
 TINY_SHORT: Recipe = {
     **TINY_LLAMA,
     "model": {
         **TINY_LLAMA["model"],
-        "config": {**TINY_LLAMA["model"]["config"], "num_hidden_layers": 3},
+        "config": {**TINY_LLAMA["model"]["config"], "num_hidden_layers": 2},
     },
-    "data": {**_TINY["data"], "tokens": 1024, "held_out_tokens": 512},
+    "data": {**_TINY["data"], "tokens": 1024},
     "snapshots": {**_TINY["snapshots"], "windows": 2},
 }
 

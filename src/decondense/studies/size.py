@@ -16,11 +16,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from . import measuring, scales, training
 from .study import Conclusion, Piece, Settings, Study, Workshop, safe_name
-from .training import Runs, cosine, spearman
+from .training import Runs, blocks, cosine, spearman
 from .verdict import signed, slope
 
 CRITERION = (
@@ -45,6 +43,13 @@ def plan(settings: Settings) -> list[Piece]:
     for family, models in (settings.get("families") or {}).items():
         pieces += [Piece(safe_name(m), f"{family}: {m}", {"family": family, "model": m}) for m in models]
     return pieces
+
+
+def check(settings: Settings) -> None:
+    if settings.get("arms"):
+        training.check(settings)
+    elif not settings.get("families"):
+        raise ValueError("the study needs models, got no arms and no families: name some with --set families.NAME=[…].")
 
 
 def work(piece: Piece, settings: Settings, shop: Workshop) -> dict[str, Any]:
@@ -81,7 +86,7 @@ def members(pieces: list[dict[str, Any]], settings: Settings) -> list[dict[str, 
                 "parameters": m["parameters"],
                 "seeds": 1,
                 "spearman": math.nan if m["spearman"] is None else m["spearman"],
-                "mean_cosine": float(np.mean(m["mean_cosine"][1:])),
+                "mean_cosine": blocks(m),
                 "snapshot": m,
             }
         )
@@ -124,7 +129,7 @@ STUDY = Study(
     criterion=CRITERION,
     scales={
         "smoke": {
-            "about": "a family of four GPT2s of 3 to 6 layers from scratch, 1 seed, 12 steps",
+            "about": "a family of four GPT2s of 3 to 6 layers from scratch, 1 seed, 8 steps",
             "cost": "12 s of a CPU core",
             "base": scales.TINY_GPT2,
             "arms": arms([(3, 16, 2), (4, 32, 2), (5, 48, 2), (6, 64, 2)]),
@@ -171,5 +176,5 @@ STUDY = Study(
     plan=plan,
     work=work,
     conclude=conclude,
-    check=lambda settings: training.check(settings) if settings.get("arms") else None,
+    check=check,
 )

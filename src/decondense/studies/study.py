@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .checking import are_seeds, check_form
+
 __all__ = [
     "PIECE_SCHEMA",
     "SCALES",
@@ -96,6 +98,8 @@ class Study:
     conclude: Callable[[list[dict[str, Any]], Settings], Conclusion]
     check: Callable[[Settings], object] | None = None  # of settings, before anything runs
     toy: bool = True  # a smoke run says nothing about the claim
+    # the criterion where settings change what it says; `criterion` is what it says at full scale
+    criterion_of: Callable[[Settings], str] | None = None
 
 
 # ---- settings ----------------------------------------------------------------------------------------------------
@@ -105,43 +109,78 @@ def settings_of(study: Study, scale: str, changes: Sequence[str] = (), seeds: Se
     """The settings of a scale, with "key.key=value" changes and other seeds put in."""
     if scale not in SCALES:
         raise ValueError(f"scale must be one of {', '.join(SCALES)}, got {scale!r}.")
-    settings = {k: v for k, v in study.scales[scale].items() if k not in ("about", "cost")}
+    default = {k: v for k, v in study.scales[scale].items() if k not in ("about", "cost")}
+    default = json.loads(json.dumps(default))
+    settings = json.loads(json.dumps(default))
+    where = f"{study.name} at scale {scale}"
     if seeds is not None:
         if "seeds" not in settings:
             raise ValueError(f"the study {study.name!r} trains nothing at scale {scale}: leave --seeds out.")
-        if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
-            raise ValueError(f"--seeds must be different whole numbers from 0 on, got {', '.join(map(str, seeds))}.")
+        if not are_seeds(list(seeds)):
+            given = ", ".join(map(str, seeds)) or "none"
+            raise ValueError(f"--seeds must be different whole numbers from 0 on, like 1,2,3, got {given}.")
         settings["seeds"] = list(seeds)
-    settings = json.loads(json.dumps(settings))
     for change in changes:
-        _put(settings, change, f"{study.name} at scale {scale}")
+        _put(settings, change, where)
+    check_form(settings, default, where)
     return settings
 
 
 def _put(settings: Settings, change: str, where: str) -> None:
     """ "a.b=value" into the settings, the value read as YAML. The order of what is there stays: arms have one."""
-    import yaml
-
     key, separator, value = change.partition("=")
-    path = key.strip().split(".")
+    key = key.strip()
+    path = _path(settings, key)
     if not separator or not all(path):
         raise ValueError(f"a setting must be key=value, e.g. base.data.tokens=5M, got {change!r}.")
     known = dict.fromkeys([*settings, *(["arms_per_piece"] if "arms" in settings else [])])
     if path[0] not in known:
         close = difflib.get_close_matches(path[0], known, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}."
-        raise ValueError(f"{key.strip()!r} is no setting of {where}: {hint}")
+        raise ValueError(f"{key!r} is no setting of {where}: {hint}")
     here = settings
     for part in path[:-1]:
         if here.get(part) is None:
             here[part] = {}
         here = here[part]
         if not isinstance(here, dict):
-            raise ValueError(f"setting {key.strip()!r} goes into {part!r}, which is a value and not a section.")
+            raise ValueError(f"setting {key!r} goes into {part!r}, which is a value and not a section.")
+    here[path[-1]] = _value(value, change)
+
+
+def _path(settings: Settings, key: str) -> list[str]:
+    """The keys in "a.b.c". Names of arms have dots in them, so the longest key that is there is taken first."""
+    parts: list[str] = []
+    here: Any = settings
+    rest: str | None = key
+    while rest is not None:
+        known = [k for k in here if rest == k or rest.startswith(f"{k}.")] if isinstance(here, dict) else []
+        part = max(known, key=len, default=rest.partition(".")[0])
+        parts.append(part)
+        rest = rest[len(part) + 1 :] if len(rest) > len(part) else None
+        here = here.get(part) if isinstance(here, dict) else None
+    return parts
+
+
+def _value(text: str, change: str) -> Any:
+    """JSON, as the command in a result has it, else YAML, which takes 1e-5 for a word. What JSON cannot hold could not
+    be written beside the result."""
+    import yaml
+
     try:
-        here[path[-1]] = yaml.safe_load(value)
-    except yaml.YAMLError:
-        raise ValueError(f"the value of setting {change!r} must be YAML: quote it.") from None
+        found = json.loads(text)
+    except ValueError:
+        try:
+            found = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise ValueError(f"the value of setting {change!r} must be YAML: quote it.") from None
+    try:
+        return json.loads(json.dumps(found, allow_nan=False))
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"the value of setting {change!r} must be text, a finite number, true, false, null, a list or a section: "
+            "quote it to make it text."
+        ) from None
 
 
 def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
@@ -175,6 +214,9 @@ def read_piece(file: Path) -> dict[str, Any]:
         raise ValueError(f"the piece file {str(file)!r} is not JSON: delete it and run the piece again.") from None
     if not isinstance(record, dict) or record.get("schema") != PIECE_SCHEMA:
         raise ValueError(f"{str(file)!r} must be a piece with the schema {PIECE_SCHEMA!r}: take it out of the folder.")
+    lacking = [key for key in ("study", "scale", "piece", "settings", "what") if key not in record]
+    if lacking:
+        raise ValueError(f"the piece file {str(file)!r} lacks {', '.join(lacking)}: delete it and run the piece again.")
     return record
 
 

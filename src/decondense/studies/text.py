@@ -13,6 +13,7 @@ must agree.
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -56,15 +57,33 @@ def work(piece: Piece, settings: Settings, shop: Workshop) -> dict[str, Any]:
     return {**found, "measurements": measurements}
 
 
+def check(settings: Settings) -> None:
+    if "base" not in settings:
+        return
+    training.checking(TRAINED)(settings)
+    for name in settings["texts"]:
+        _part(name)
+
+
+def _part(name: str) -> tuple[int, int] | None:
+    """(2, 4) of "pydoc 2/4", None of a whole text."""
+    if " " not in name:
+        return None
+    found = re.fullmatch(r"\S+ ([1-9]\d*)/([1-9]\d*)", name)
+    if found is None or int(found[1]) > int(found[2]):
+        raise ValueError(f"a text must be NAME or a part of one like 'pydoc 2/4', got {name!r}: count from 1/4 to 4/4.")
+    return int(found[1]), int(found[2])
+
+
 def _documents(name: str, shop: Workshop) -> Any:
     """A text by name; "pydoc 2/4" is the second quarter of the documents of pydoc."""
-    base, _, part = name.partition(" ")
-    if not part:
+    part = _part(name)
+    if part is None:
         return name
     from ..text import open_text
 
-    which, of = (int(n) for n in part.split("/"))
-    documents = open_text(base, data=shop.data).documents
+    which, of = part
+    documents = open_text(name.partition(" ")[0], data=shop.data).documents
     size = len(documents) // of
     return list(documents[(which - 1) * size : which * size])
 
@@ -105,7 +124,7 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
             s["spearman"],
             *s["window_interval"],
             s["kendall"],
-            float(np.mean(s["mean_cosine"][1:])),
+            training.blocks(s),
             s["last"],
             s["windows"],
         ]
@@ -141,7 +160,7 @@ STUDY = Study(
     criterion=CRITERION,
     scales={
         "smoke": {
-            "about": "a GPT2 of 6 layers and width 32, trained for 12 steps, on four quarters of pydoc",
+            "about": "a GPT2 of 6 layers and width 32, trained for 8 steps, on four quarters of pydoc",
             "cost": "10 s of a CPU core",
             "base": scales.TINY_GPT2,
             "arms": {TRAINED: {"snapshots": {"count": 0}}},
@@ -170,5 +189,5 @@ STUDY = Study(
     plan=plan,
     work=work,
     conclude=conclude,
-    check=lambda settings: training.check(settings) if "base" in settings else None,
+    check=check,
 )

@@ -69,15 +69,13 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
     }
     off = max(abs(s["mean"] - s["formula"]) / s["error"] for s in piece["simulated"])
     repetition, product = piece["repetition_error"] < 1e-12, off < 4
-    example = next(row for row in grid if row["m"] == theory.GPT2_PADDING and row["r"] == 1.0)
     verdict = REPRODUCED if repetition and product and not fails["lower"] and not fails["published"] else NOT
     held = {name: len(grid) - count for name, count in fails.items()}
     sentence = (
         f"E.1 {'holds' if repetition else 'fails'}; E.2 {'holds' if product else 'fails'} in simulation (largest "
         f"deviation {off:.1f} standard errors); of {len(grid)} cases the lower bound holds in {held['lower']}, the "
         f"published upper bound in {held['published']}, the corrected ones in {held['simple']} (m − 2) and "
-        f"{held['sharp']} (κ); at m = {theory.GPT2_PADDING}, r = 1, α is {example['alpha']:.6f} and the published "
-        f"upper bound {example['published']:.6f}."
+        f"{held['sharp']} (κ){_example(grid)}."
     )
     columns = ["m", "r", "alpha", "lower", "published", "simple", "sharp", "published_holds"]
     rows = [[row[c] for c in columns[:-1]] + [bool(row["alpha"] <= row["published"] * slack)] for row in grid]
@@ -91,6 +89,25 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
 
     estimate = {"cases": len(grid), "fails": fails, "crossings": piece["crossings"], "simulation_deviation": off}
     return Conclusion(verdict, sentence, columns, rows, estimate, draw)
+
+
+def _example(grid: list[dict[str, Any]]) -> str:
+    """GPT2's padding at r = 1, where it is on the grid."""
+    for row in grid:
+        if row["m"] == theory.GPT2_PADDING and row["r"] == 1.0:
+            return (
+                f"; at m = {row['m']}, r = 1, α is {row['alpha']:.6f} and the published upper bound "
+                f"{row['published']:.6f}"
+            )
+    return ""
+
+
+def check(settings: Settings) -> None:
+    """What the bounds, the standard error and the figure need."""
+    for key, least in (("paddings", 3), ("draws", 2), ("points", 2)):
+        lowest = min(settings[key]) if isinstance(settings[key], list) else settings[key]
+        if lowest < least:
+            raise ValueError(f"{key} must be at least {least}, got {lowest}: choose a larger number.")
 
 
 _FULL = {
@@ -125,5 +142,6 @@ STUDY = Study(
     plan=plan,
     work=work,
     conclude=conclude,
+    check=check,
     toy=False,
 )

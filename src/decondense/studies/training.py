@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Runs",
     "arms_of",
+    "blocks",
     "check",
+    "checking",
     "cosine",
     "held_out",
     "joined",
@@ -77,6 +79,23 @@ def check(settings: Settings) -> None:
     """Every recipe is valid, or the first that is not is named, before anything runs."""
     for arm in arms_of(settings):
         recipe_of(settings, arm, 0)
+    if settings.get("teacher"):
+        _teacher_recipe(settings, 0)
+
+
+def checking(*needed: str) -> Callable[[Settings], None]:
+    """`check`, of a study that compares arms by name: they must be there."""
+
+    def both(settings: Settings) -> None:
+        missing = [arm for arm in needed if arm not in arms_of(settings)]
+        if missing:
+            raise ValueError(
+                f"the study compares the arms {', '.join(map(repr, needed))}, and the settings lack "
+                f"{', '.join(map(repr, missing))}: change arms one by one, like arms.NAME.loss.weight=0.2."
+            )
+        check(settings)
+
+    return both
 
 
 def plan(settings: Settings) -> list[Piece]:
@@ -188,13 +207,17 @@ def _now_and_then(tell: Callable[..., None]) -> Callable[..., None]:
 
 
 def _train_teacher(settings: Settings, seed: int, shop: Workshop) -> Path:
-    from ..train.recipe import recipe_from
-
     folder = shop.folder / "teacher"
     shutil.rmtree(folder, ignore_errors=True)
-    content = joined(joined(settings["base"], settings["teacher"]), {"name": "teacher", "train": {"seed": seed}})
-    train_recipe(recipe_from(content, "teacher"), folder, shop)
+    train_recipe(_teacher_recipe(settings, seed), folder, shop)
     return folder / "model"
+
+
+def _teacher_recipe(settings: Settings, seed: int) -> Recipe:
+    from ..train.recipe import recipe_from
+
+    content = joined(joined(settings["base"], settings["teacher"]), {"name": "teacher", "train": {"seed": seed}})
+    return recipe_from(content, "teacher")
 
 
 def _set_imports_aside() -> None:
@@ -294,9 +317,14 @@ def held_out(run: Mapping[str, Any]) -> float:
     return float("nan") if value is None else float(value)
 
 
+def blocks(shot: Mapping[str, Any]) -> float:
+    """Mean cosine of the block outputs (what the losses act on) in a snapshot."""
+    return float(np.mean(shot["mean_cosine"][1:]))
+
+
 def cosine(run: Mapping[str, Any], at: int = -1) -> float:
-    """Mean cosine of the block outputs (what the losses act on) at a snapshot, default the last."""
-    return float(np.mean(run["snapshots"][at]["mean_cosine"][1:]))
+    """The same of a run at a snapshot, default the last."""
+    return blocks(run["snapshots"][at])
 
 
 def spearman(run: Mapping[str, Any], at: int = -1) -> float:

@@ -17,7 +17,7 @@ from typing import Any
 
 from . import scales, training
 from .study import Conclusion, Settings, Study
-from .training import Runs, cosine, held_out, speed
+from .training import Runs, cosine, held_out, joined, speed
 from .verdict import combine, decide, interval
 
 CRITERION = (
@@ -46,6 +46,16 @@ def arms(tokens: int, forget_every: int) -> dict[str, Any]:
         **{name: {"loss": {"name": name}} for name in RIVALS},
     }
     return found
+
+
+def check(settings: Settings) -> None:
+    training.checking(PLAIN, LONGER, OURS, *PAPER)(settings)
+    plain, longer = (training.recipe_of(settings, arm, 0).steps for arm in (PLAIN, LONGER))
+    if longer <= plain:  # what more tokens buy is read off the two
+        raise ValueError(
+            f"the arm {LONGER!r} must train for more steps than {PLAIN!r}, got {longer} and {plain}: change both with "
+            f"--set, base.data.tokens and arms.{LONGER}.data.tokens."
+        )
 
 
 def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
@@ -127,10 +137,10 @@ STUDY = Study(
     criterion=CRITERION,
     scales={
         "smoke": {
-            "about": "a Llama of 3 layers and width 32, all 21 arms, 1 seed, 4 steps",
-            "cost": "20 s of a CPU core",
-            "base": scales.TINY_SHORT,
-            "arms": arms(1024, 2),
+            "about": "a Llama of 2 layers and width 32, all 21 arms, 1 seed, 2 steps",
+            "cost": "15 s of a CPU core",
+            "base": joined(scales.TINY_SHORT, {"data": {"tokens": 512}}),
+            "arms": arms(512, 2),
             "seeds": [1],
         },
         "gpu": {
@@ -153,5 +163,5 @@ STUDY = Study(
     plan=training.plan,
     work=training.work,
     conclude=conclude,
-    check=training.check,
+    check=check,
 )

@@ -26,6 +26,26 @@ def arms(widths: Sequence[int]) -> dict[str, Any]:
     return {f"MLP width {w}": {"model": {"config": {"n_inner": w}}} for w in widths}
 
 
+def check(settings: Settings) -> None:
+    """Arms are put in order by their width, so each must say its own."""
+    training.check(settings)
+    widths = {arm: _width(content) for arm, content in settings["arms"].items()}
+    for arm, width in widths.items():
+        if not isinstance(width, int):
+            raise ValueError(
+                f"every arm must give its MLP width as a whole number, got {width!r} in {arm!r}: set "
+                f"arms.{arm}.model.config.n_inner."
+            )
+    if len(set(widths.values())) < 2:
+        raise ValueError(
+            f"the arms must differ in MLP width, got {', '.join(map(str, widths.values()))}: give another."
+        )
+
+
+def _width(arm: dict[str, Any]) -> Any:
+    return arm.get("model", {}).get("config", {}).get("n_inner")
+
+
 def _told_otherwise(trend: Decision, level: Decision) -> str:
     if trend.verdict == REPRODUCED and level.verdict == NOT:
         return ": by the mean over all blocks it is the wider that are condensed"
@@ -34,7 +54,7 @@ def _told_otherwise(trend: Decision, level: Decision) -> str:
 
 def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
     runs = Runs(pieces, list(settings["arms"]))
-    by_width = sorted(settings["arms"], key=lambda arm: settings["arms"][arm]["model"]["config"]["n_inner"])
+    by_width = sorted(settings["arms"], key=lambda arm: _width(settings["arms"][arm]))
     narrow, wide = by_width[0], by_width[-1]
     difference = decide(runs.differences(narrow, wide, spearman), claim="greater")
     level = decide(runs.differences(narrow, wide, cosine), claim="greater")
@@ -82,9 +102,9 @@ STUDY = Study(
     criterion=CRITERION,
     scales={
         "smoke": {
-            "about": "a GPT2 of 6 layers and width 32, MLP 8 and 256, 3 seeds, 12 steps",
-            "cost": "10 s of a CPU core",
-            "base": scales.TINY_GPT2,
+            "about": "a GPT2 of 4 layers and width 32, MLP 8 and 256, 3 seeds, 8 steps",
+            "cost": "15 s of a CPU core",
+            "base": joined(scales.TINY_GPT2, {"model": {"config": {"n_layer": 4}}}),
             "arms": arms([8, 256]),
             "seeds": scales.SEEDS,
             "heatmaps": "last",
@@ -110,5 +130,5 @@ STUDY = Study(
     plan=training.plan,
     work=training.work,
     conclude=conclude,
-    check=training.check,
+    check=check,
 )
