@@ -273,7 +273,7 @@ def _snapshots(runs: Sequence[Run]) -> Panel | None:
     windows = results[0].record
     note = (
         f"The meter on {windows['windows_done']} held-out windows of {windows['settings']['tokens']} tokens. Orange: "
-        "mean; dotted: 5 and 95 %. One colour scale for all."
+        "mean; dotted: 5 and 95 %. One colour scale for all; what is above it has its last colour."
     )
     return heat_panel(rows, "Geometry before, during and after", note, views=views_of(results))
 

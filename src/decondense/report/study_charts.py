@@ -264,7 +264,7 @@ def _heat(arms: Arms) -> Panel | None:
     windows = {kept.windows for line in shown for kept in line.kept}
     if len(windows) == 1 and None not in windows:
         notes.append(f"The meter on {windows.pop()} windows.")
-    notes.append("Orange: mean; dotted: 5 and 95 %. One colour scale for all.")
+    notes.append("Orange: mean; dotted: 5 and 95 %. One colour scale for all; what is above it has its last colour.")
     title = "Geometry before, during and after" if steps else "Geometry"
     named = any(kept.name for line in shown for kept in line.kept)
     return heat_panel(rows, title, " ".join(notes), slider="Checkpoint" if named else "Training step")
