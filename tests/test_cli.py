@@ -196,6 +196,15 @@ def test_read_only_folder_for_a_user_who_may_write_everywhere(capsys, model, tmp
     assert "must be writable: permission denied" in sentence(code, stderr)
 
 
+def test_a_refused_command_leaves_no_folder_above_its_own(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    for out in ("a/b/c", "here/b"):
+        code, _, _ = run(capsys, "measure", "no/such-model", *QUICK, "--out", out)
+        assert code == 2
+    assert [p.name for p in tmp_path.rglob("*")] == ["here"]
+
+
 def test_disk_full_while_writing(capsys, model, tmp_path, monkeypatch):
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")

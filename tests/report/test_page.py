@@ -505,6 +505,14 @@ def test_table_and_readme(tmp_path):
     assert not (tmp_path / "report.html").exists()
 
 
+def test_a_study_without_a_verdict_is_not_shown(tmp_path):
+    write_study(tmp_path / "s")
+    file = tmp_path / "s" / "result.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"verdict": None}))
+    with pytest.raises(ValueError, match=r"s: result\.json is damaged: a value in it is not what the schema"):
+        collect([tmp_path])
+
+
 @pytest.mark.parametrize("readme", [False, True])
 def test_a_study_whose_words_are_no_text_is_left_out_of_the_tables(tmp_path, readme):
     write_study(tmp_path / "results" / "good", claim="C2")

@@ -31,7 +31,7 @@ def is_main() -> bool:
 @contextlib.contextmanager
 def output_folder(path: Path) -> Iterator[Path]:
     """Make the folder and see that it can be written *before* minutes of work; leave no empty one behind."""
-    fresh = not path.exists()
+    fresh = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path, prefix=".writable-"):
@@ -43,9 +43,10 @@ def output_folder(path: Path) -> Iterator[Path]:
     try:
         yield path
     except BaseException:
-        if fresh and is_main():
-            with contextlib.suppress(OSError):
-                path.rmdir()
+        if is_main():
+            with contextlib.suppress(OSError):  # the first that is not empty ends it
+                for folder in fresh:
+                    folder.rmdir()
         raise
 
 

@@ -261,6 +261,8 @@ def _difference_table(rows: Sequence[dict[str, Any]]) -> Table:
 
 def study(source: Source) -> Section:
     record = source.record
+    if not all(isinstance(record[key], str) for key in ("claim", "question", "verdict", "sentence")):
+        raise TypeError("the words of a study must be text")
     table = record.get("table") or {"columns": [], "rows": []}
     tables = []
     panels, notes = study_panels(source)
