@@ -7,14 +7,14 @@ the mean cosine itself changes is said beside it: a trend can flatten while the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from . import measuring, scales, training
 from .study import Conclusion, Piece, Settings, Study, Workshop, safe_name
-from .training import blocks, joined
-from .verdict import combine, decide, signed
+from .training import blocks, cosine, joined, last, spearman
+from .verdict import Decision, combine, decide, signed
 
 CRITERION = (
     "Spearman at step 0 is above 0, and Spearman at the end minus at step 0 is below 0: both 95 % intervals over "
@@ -74,33 +74,18 @@ def rows_of_checkpoints(pieces: Sequence[Mapping[str, Any]], settings: Settings)
     return rows
 
 
-def _last(snapshot: Mapping[str, Any]) -> float:
-    return float(snapshot["last"])
-
-
 def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
     rows = rows_of_checkpoints(pieces, settings)
+    runs = [{"snapshots": [s for _, s in row]} for row in rows.values()]
     unit = "training seed" if "checkpoints" not in settings else "training run"
 
-    def value(snapshot: Mapping[str, Any]) -> float:
-        return float("nan") if snapshot["spearman"] is None else float(snapshot["spearman"])
+    def change(metric: Callable[..., float]) -> Decision:
+        return decide([metric(run) - metric(run, 0) for run in runs], claim="less", unit=unit)
 
-    starts = [value(r[0][1]) for r in rows.values()]
-    ends = [value(r[-1][1]) for r in rows.values()]
-    start = decide(starts, claim="greater", unit=unit, bound=1.0)
-    fall = decide([e - s for s, e in zip(starts, ends)], claim="less", unit=unit)
-    level = decide([blocks(r[-1][1]) - blocks(r[0][1]) for r in rows.values()], claim="less", unit=unit)
-    late = decide([_last(r[-1][1]) - _last(r[0][1]) for r in rows.values()], claim="less", unit=unit)
+    start = decide([spearman(run, 0) for run in runs], claim="greater", unit=unit, bound=1.0)
+    fall, level, late = change(spearman), change(cosine), change(last)
     table = [
-        [
-            run,
-            label,
-            s.get("step"),
-            s["spearman"],
-            s["kendall"],
-            s["last"],
-            blocks(s),
-        ]
+        [run, label, s.get("step"), s["spearman"], s["kendall"], s["last"], blocks(s)]
         for run, row in rows.items()
         for label, s in row
     ]
@@ -114,13 +99,14 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
 
         first = next(iter(rows.values()))
         labels = [label for label, _ in first]
-        shown = {"Spearman": value, "mean cosine of the blocks": blocks, "mean cosine of the last 3 states": _last}
+        shown = {"Spearman": spearman, "mean cosine of the blocks": cosine, "mean cosine of the last 3 states": last}
+        at = {
+            label: [{"snapshots": [s]} for row in rows.values() for other, s in row if other == label]
+            for label in labels
+        }
         points = {
-            what: [
-                (label.removeprefix("step "), [of(s) for row in rows.values() for other, s in row if other == label])
-                for label in labels
-            ]
-            for what, of in shown.items()
+            what: [(label.removeprefix("step "), [metric(one) for one in at[label]]) for label in labels]
+            for what, metric in shown.items()
         }
         return heat_row(first, path, points=points, x="optimiser step (heatmaps: the first run)")
 
@@ -130,7 +116,7 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
         "change": fall.record(),
         "mean_cosine": level.record(),
         "last": late.record(),
-        "ends": [signed(e, 3) for e in ends],
+        "ends": [signed(spearman(run), 3) for run in runs],
     }
     return Conclusion(combine([start, fall]), sentence, columns, table, estimate, draw if rows else None)
 
