@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from decondense.evaluate import tasks
+from decondense.evaluate import task_names, tasks
 from decondense.evaluate.items import item_hash, read_items
 from decondense.report.tables import write_csv
 
@@ -45,10 +45,10 @@ cli_evaluate()
 
 def write_definitions(names: list[str], data: Path, shots: str, folder: Path) -> dict[str, str]:
     """One YAML and its rows per task into `folder`; returns lm-eval's name → the task it belongs to."""
-    index = tasks._index(names)
+    index = task_names.index_of(names)
     found = {}
     for name in names:
-        for leaf in tasks._leaves(name, index):
+        for leaf in task_names.leaves_of(name, index):
             config = dict(load_yaml(index[leaf].yaml_path, resolve_func=True))
             changes = tasks._local(name, leaf, config, data)
             files = {}

@@ -8,6 +8,7 @@ import json
 import pytest
 
 from decondense.evaluate import tasks
+from decondense.evaluate.task_names import index_of, leaves_of
 
 
 def test_names():
@@ -117,7 +118,7 @@ def test_names_that_no_yaml_file_spells_out_are_asked_of_lm_eval(name, tmp_path)
 
 
 def test_a_tag_stands_for_its_tasks_in_all_folders():
-    leaves = tasks._leaves("social_bias", tasks._index(["social_bias"]))
+    leaves = leaves_of("social_bias", index_of(["social_bias"]))
     assert {"winogender_all", "bbq", "simple_cooccurrence_bias"} <= set(leaves)
 
 
