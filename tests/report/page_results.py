@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import typer
+from typer.testing import CliRunner
 
+from decondense.commands.report import report
 from decondense.evaluate.items import Run, summarise
 from decondense.evaluate.significance import significance
 from decondense.meter.compare import Comparison
@@ -293,3 +296,10 @@ def write_everything(root: Path) -> Path:
     write_measurement(root / "measured")
     write_evaluation(root / "evaluated")
     return root
+
+
+def run(*arguments: str) -> Any:
+    """`decondense report` with these arguments."""
+    app = typer.Typer()
+    app.command()(report)
+    return CliRunner().invoke(app, [str(a) for a in arguments])

@@ -1,0 +1,88 @@
+"""Tables of studies in Markdown: printed, and put into a README between its markers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from page_results import run, write_measurement, write_study
+
+from decondense.report.results_table import BEGIN, END, insert_table, results_table
+
+
+def test_table_and_readme(tmp_path):
+    write_study(tmp_path / "results" / "width", sentence="a | b\n<i>c</i>")
+    write_study(tmp_path / "results" / "text", study="text", claim="C2", verdict="not reproduced")
+    (tmp_path / "results" / "bad").mkdir()
+    (tmp_path / "results" / "bad" / "result.json").write_text("{")
+    readme = tmp_path / "README.md"
+    readme.write_text(f"# head\n\n{BEGIN}\nold\n{END}\n\ntail\n")
+    done = run(tmp_path / "results", "--table", "--readme", readme)
+    assert done.exit_code == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "| study | claim | verdict | sentence | hardware | folder |"
+    assert [line.split(" | ")[1] for line in lines[2:]] == ["C2", "C3"]
+    assert "| a \\| b &lt;i&gt;c&lt;/i&gt; |" in lines[3]
+    assert done.stderr.count("skipped: ") == 1
+    text = readme.read_text()
+    assert text.startswith(f"# head\n\n{BEGIN}\n| study")
+    assert text.endswith(f"|\n{END}\n\ntail\n")
+    assert "[results/width](results/width)" in text
+    assert "\nold\n" not in text
+    again, _ = insert_table(readme, [tmp_path / "results"])
+    assert again == text
+    assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize("readme", [False, True])
+def test_a_study_whose_words_are_no_text_is_left_out_of_the_tables(tmp_path, readme):
+    write_study(tmp_path / "results" / "good", claim="C2")
+    damaged = {"null": {"verdict": None}, "number": {"sentence": 3}, "empty": {"claim": " "}}
+    for name, words in damaged.items():
+        write_study(tmp_path / "results" / name, study="width")
+        file = tmp_path / "results" / name / "result.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | words))
+    target = tmp_path / "README.md"
+    target.write_text(f"{BEGIN}\n{END}\n<!-- verdicts -->\n<!-- end verdicts -->\n")
+    done = run(tmp_path / "results", *(["--readme", target] if readme else ["--table"]))
+    assert done.exit_code == 0
+    said = done.stderr.replace("\n", " ")
+    for name, part in (("null", "verdict, got None"), ("number", "sentence, got 3"), ("empty", "claim, got ' '")):
+        assert f"skipped: results/{name}: result.json must have text as {part}; make the result again" in said
+    shown = target.read_text() if readme else done.stdout
+    assert "results/good" in shown
+    assert "None" not in shown
+    assert not any(f"results/{name}" in shown for name in damaged)
+    with pytest.raises(ValueError, match=r"no study in .*null: result\.json must have text as verdict"):
+        results_table([tmp_path / "results" / "null"])
+
+
+def test_the_short_table_names_every_study(tmp_path):
+    from decondense.studies import STUDIES
+
+    write_study(tmp_path / "results" / "width", verdict="not reproduced")
+    (tmp_path / "docs").mkdir()
+    for place in (tmp_path / "README.md", tmp_path / "docs" / "results.md"):
+        place.write_text("<!-- verdicts -->\nold\n<!-- end verdicts -->\n")
+        text, _ = insert_table(place, [tmp_path / "results"])
+        lines = text.splitlines()
+        assert lines[1] == "| study | claim | question | verdict |"
+        assert len(lines) == len(STUDIES) + 4
+        assert sum(line.endswith("| undecided: not run |") for line in lines) == len(STUDIES) - 1
+        link = "results/width" if place.parent == tmp_path else "../results/width"
+        assert next(line for line in lines if "[width]" in line).startswith(f"| [width]({link}) | C3 | Do models")
+    (tmp_path / "README.md").write_text("<!-- verdicts -->")
+    with pytest.raises(ValueError, match="must hold <!-- verdicts --> and, after it, <!-- end verdicts -->"):
+        insert_table(tmp_path / "README.md", [tmp_path / "results"])
+
+
+def test_readme_without_markers_or_studies(tmp_path):
+    write_study(tmp_path / "s")
+    (tmp_path / "R.md").write_text("nothing here")
+    with pytest.raises(ValueError, match="must hold <!-- results --> and, after it, <!-- end results -->"):
+        insert_table(tmp_path / "R.md", [tmp_path])
+    with pytest.raises(FileNotFoundError, match="no file at"):
+        insert_table(tmp_path / "none.md", [tmp_path])
+    write_measurement(tmp_path / "other" / "m", layers=2)
+    with pytest.raises(ValueError, match="no study in"):
+        results_table([tmp_path / "other"])
