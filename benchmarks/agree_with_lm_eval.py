@@ -25,7 +25,7 @@ from lm_eval.tasks._yaml_loader import load_yaml
 
 from decondense.evaluate import task_names, tasks
 from decondense.evaluate.items import item_hash, read_items
-from decondense.report.tables import write_csv
+from decondense.files import write_csv
 
 SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
 # lm-eval reads all of its 14,000 task files at every start; here it reads those it is given.

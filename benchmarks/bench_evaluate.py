@@ -157,7 +157,7 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     model = join(options.model)
     if options.run is not None:
-        from decondense.evaluate.commands import evaluate
+        from decondense.commands.evaluate import evaluate
 
         evaluate(
             model,

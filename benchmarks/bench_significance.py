@@ -33,9 +33,9 @@ import harness
 import numpy as np
 from scipy import stats
 
-from decondense.evaluate.bootstrap import hierarchical_bootstrap
-from decondense.evaluate.paired_tests import Crossed, checkpoint_average, crossed, crossed_macro, holm, mcnemar
-from decondense.evaluate.simulate import Truth, simulate
+from decondense.stats.bootstrap import hierarchical_bootstrap
+from decondense.stats.paired_tests import Crossed, checkpoint_average, crossed, crossed_macro, holm, mcnemar
+from decondense.stats.simulate import Truth, simulate
 
 COLUMNS = ("truth", "seeds", "seed_sd", "effect", "pairs", "tasks", "average", "pooled", "satterthwaite")
 COLUMNS += ("coverage", "bootstrap_coverage", "stated_power")

@@ -105,7 +105,7 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     for name in RUNS:
         run(name, options.work, options.processes)
-    from decondense.report.tables import write_csv
+    from decondense.files import write_csv
 
     rows = collect(options.work)
     write_csv(options.out, rows)

@@ -19,9 +19,9 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from decondense.figures.training import training_figure
+from decondense.files import write_csv
 from decondense.meter.result import load
-from decondense.report.tables import write_csv
-from decondense.report.training import training_figure
 from decondense.train import load_recipe, train
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from decondense.studies.verdict import interval, signed
+from decondense.stats.verdicts import interval, signed
 
 ROOT = Path(__file__).resolve().parent.parent
 STUDIES = ROOT / "results" / "studies"

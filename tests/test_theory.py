@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from scipy import integrate, special, stats
 
 from decondense import theory
-from decondense.report.theory_figure import theory_figure
+from decondense.figures.theory import theory_figure
 
 LENGTHS = st.floats(1e-3, 1e3)
 PADDING = st.integers(1, 5000)

@@ -13,11 +13,11 @@ import typer
 
 from .commands.compare import compare
 from .commands.doctor import doctor
+from .commands.evaluate import SeparatorCommand, evaluate, significance
 from .commands.measure import measure
 from .commands.report import report
 from .commands.study import study
 from .commands.train import train
-from .evaluate.commands import SeparatorCommand, evaluate, significance
 
 __all__ = ["app", "main"]
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from decondense.evaluate.paired_tests import (
+from decondense.stats.paired_tests import (
     Crossed,
     average_interval,
     crossed,

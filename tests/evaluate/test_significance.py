@@ -15,10 +15,10 @@ from by_hand import make_item
 from scipy import stats
 from test_evaluation import cli
 
-from decondense.evaluate.bootstrap import hierarchical_bootstrap
-from decondense.evaluate.paired_tests import crossed_macro, mcnemar, smallest_mcnemar_effect
-from decondense.evaluate.significance import analyse, ranks, significance
-from decondense.evaluate.verdict import csv_table, latex, markdown, p_words, points
+from decondense.stats.bootstrap import hierarchical_bootstrap
+from decondense.stats.paired_tests import crossed_macro, mcnemar, smallest_mcnemar_effect
+from decondense.stats.significance import analyse, ranks, significance
+from decondense.stats.tables import csv_table, latex, markdown, p_words, points
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_identical_outcomes_state_no_smallest_effect(make_run, tmp_path):
 
 def copes(record, folder):
     """Everything that reads a record."""
-    from decondense.report.forest import forest
+    from decondense.figures.forest import forest
 
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     for text in (markdown(record), latex(record), csv_table(record)):
@@ -412,7 +412,7 @@ def test_record_is_plain_json(six):
 def test_forest_plot(six, tmp_path):
     import matplotlib.image
 
-    from decondense.report.forest import forest
+    from decondense.figures.forest import forest
 
     record = significance(*six, bootstrap=0)
     first = forest(record, tmp_path / "a.png")

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from decondense.evaluate.bootstrap import hierarchical_bootstrap
-from decondense.evaluate.paired_tests import (
+from decondense.stats.bootstrap import hierarchical_bootstrap
+from decondense.stats.paired_tests import (
     checkpoint_average,
     crossed,
     crossed_macro,
@@ -20,7 +20,7 @@ from decondense.evaluate.paired_tests import (
     mcnemar,
     smallest_mcnemar_effect,
 )
-from decondense.evaluate.simulate import Truth, simulate
+from decondense.stats.simulate import Truth, simulate
 
 SMALL = {"items": (250, 900, 125, 400, 200), "accuracy": (0.33, 0.3, 0.2, 0.63, 0.41)}
 PAIRS = 120

@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 from decondense.commands.report import report
 from decondense.evaluate.items import Run, summarise
-from decondense.evaluate.significance import significance
 from decondense.meter.compare import Comparison
 from decondense.meter.result import Condensation, build
 from decondense.meter.tally import Tally
+from decondense.stats.significance import significance
 from decondense.studies.study import PIECE_SCHEMA, compact
 from decondense.studies.training import snapshot
 

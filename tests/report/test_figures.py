@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from decondense.commands.terminal import bar
+from decondense.figures.heat_scale import cut_at, top_of
+from decondense.figures.measurements import heatmap, heatmaps, trend_plot
+from decondense.files import write_csv
 from decondense.meter.compare import Comparison
 from decondense.meter.result import Condensation, build
 from decondense.meter.tally import Tally
 from decondense.report.charts import style
-from decondense.report.figures import heatmap, heatmaps, trend_plot
-from decondense.report.heat_scale import cut_at, top_of
-from decondense.report.tables import bar, write_csv
 
 COLUMNS = (
     "mean_cosine", "mean_cosine_all", "mean_square_cosine", "mean_direction_norm", "token_norm",
@@ -130,7 +131,7 @@ def test_reports_import_no_torch():
     code = (
         "import sys, types; p = types.ModuleType('decondense'); import importlib.util as u; "
         "p.__path__ = list(u.find_spec('decondense').submodule_search_locations); sys.modules['decondense'] = p; "
-        "import decondense.report.figures, decondense.report.tables, decondense.meter.result; "
+        "import decondense.figures.measurements, decondense.report.tables, decondense.meter.result; "
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -161,8 +162,8 @@ def test_training_runs_have_the_colours_of_all_series(tmp_path, monkeypatch):
     """Of eight runs none is black, as the axes are, or too pale to see on white."""
     from matplotlib.axes import Axes
 
-    from decondense.report.palette import PALETTE
-    from decondense.report.training import training_figure
+    from decondense.figures.palette import PALETTE
+    from decondense.figures.training import training_figure
 
     drawn, plot = [], Axes.plot
     monkeypatch.setattr(Axes, "plot", lambda *a, **k: drawn.append(k["color"]) or plot(*a, **k))

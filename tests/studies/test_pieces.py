@@ -11,9 +11,9 @@ import pytest
 from study_pieces import of_seeds, run, write
 
 from decondense import studies
+from decondense.stats.verdicts import decide
 from decondense.studies import merging, pieces
 from decondense.studies.study import Conclusion, NotRun, Piece, Study, rounded, safe_name, settings_of
-from decondense.studies.verdict import decide
 
 FILES = ("result.json", "config.yaml", "table.csv", "figure.png")
 

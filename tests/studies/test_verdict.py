@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from decondense.studies.verdict import combine, decide, equivalent, from_interval, interval, not_below, slope, steady
+from decondense.stats.verdicts import combine, decide, equivalent, from_interval, interval, not_below, slope, steady
 
 TRIALS = 400
 

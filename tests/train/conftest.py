@@ -14,4 +14,4 @@ def cache(tmp_path_factory) -> Path:
 @pytest.fixture(autouse=True)
 def _no_figures(monkeypatch) -> None:
     """Half of the time of a small run is spent on drawing it; test_result.py sees the figure."""
-    monkeypatch.setattr("decondense.report.training.training_figure", lambda runs, path: path)
+    monkeypatch.setattr("decondense.figures.training.training_figure", lambda runs, path: path)

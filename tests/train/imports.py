@@ -6,9 +6,9 @@ import matplotlib.figure  # noqa: F401
 import transformers
 from transformers.models import gpt2, llama
 
+import decondense.figures.training
 import decondense.meter
 import decondense.meter.compare
-import decondense.report.training
 import decondense.train.trainer
 import decondense.train.watch  # noqa: F401
 

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from decondense.report.training import training_figure
+from decondense.figures.training import training_figure
 from decondense.train import train
 from decondense.train.trainer import NotFinite, Trainer
 from train.runs import result, tiny, weights

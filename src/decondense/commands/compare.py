@@ -85,8 +85,8 @@ def _compare_into(
     paired: bool,
     as_json: bool,
 ) -> None:
+    from ..files import write_text
     from ..meter import compare as run
-    from ..meter.result import write_text
 
     def started(name: str, number: int, total: int) -> None:
         if is_main() and not as_json:

@@ -149,8 +149,7 @@ def show(result: Any, folder: Path) -> None:
 def write_files(folder: Path, model: str, options: dict[str, Any], result: Any, seconds: float) -> None:
     import yaml
 
-    from ..meter.result import write_text
-    from ..report.tables import write_csv
+    from ..files import write_csv, write_text
 
     result.save(folder / "result.json")
     write_text(

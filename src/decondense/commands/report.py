@@ -37,7 +37,7 @@ def report(
 
 
 def _write_page(folders: list[Path], target: Path, *, title: str | None, as_json: bool) -> None:
-    from ..meter.result import write_text
+    from ..files import write_text
     from ..report.page import collect, render
 
     content = collect(folders)
@@ -63,7 +63,7 @@ def _write_page(folders: list[Path], target: Path, *, title: str | None, as_json
 
 
 def _write_table(folders: list[Path], readme: Path | None, *, show: bool) -> None:
-    from ..meter.result import write_text
+    from ..files import write_text
     from ..report.results_table import insert_table, results_table
 
     if show:

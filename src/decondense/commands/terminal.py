@@ -17,7 +17,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from ..meter.result import Condensation
 
-__all__ = ["err", "is_main", "out", "output_folder", "progress_bar", "run_record", "state_table", "writing"]
+__all__ = ["bar", "err", "is_main", "out", "output_folder", "progress_bar", "run_record", "state_table", "writing"]
 
 out = Console(soft_wrap=True, highlight=False)
 err = Console(stderr=True, soft_wrap=True, highlight=False)
@@ -99,8 +99,6 @@ def progress_bar(label: str, *, quiet: bool) -> Iterator[Any]:
 
 def state_table(result: Condensation) -> Table:
     """One line per hidden state, with a small bar; 78 columns, so that it fits every terminal."""
-    from ..report.tables import bar
-
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("state", "cosine", "", "std", "5 %", "95 %", "near", "far", "-1st", "-top3"):
         table.add_column(name, justify="left" if name in ("state", "") else "right", no_wrap=True)
@@ -116,3 +114,11 @@ def state_table(result: Condensation) -> Table:
         cells = (f"{v:.2f}" for v in figures)
         table.add_row(name, f"{state['mean_cosine']:.3f}", bar(state["mean_cosine"], width=10), *cells)
     return table
+
+
+def bar(value: float, *, width: int = 24) -> str:
+    """A bar of eighth blocks for a cosine: from 0 to 1; a negative one is drawn as ◂."""
+    if value < 0:
+        return "◂"
+    eighths = round(min(1.0, value) * width * 8)
+    return "█" * (eighths // 8) + ("" if eighths % 8 == 0 else " ▏▎▍▌▋▊▉"[eighths % 8])

@@ -1,12 +1,12 @@
-"""Benchmarks with every item kept, and tests that compare two sets of runs on the same items."""
+"""Benchmarks with every item kept."""
 
 from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["evaluate", "load_run", "significance"]
+__all__ = ["evaluate", "load_run"]
 
-_HOMES = {"evaluate": "harness", "load_run": "items", "significance": "significance"}
+_HOMES = {"evaluate": "harness", "load_run": "items"}
 
 
 def __getattr__(name: str) -> Any:

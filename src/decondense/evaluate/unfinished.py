@@ -22,7 +22,7 @@ class Parts:
         self.folder = folder
         if folder is None:
             return
-        from ..meter.result import write_text
+        from ..files import write_text
 
         stamp = json.dumps(settings, sort_keys=True, default=str)
         if folder.exists():

@@ -99,7 +99,7 @@ class Comparison:
 
     def plot(self, folder: str | os.PathLike[str], *, view: str = "pooled") -> list[Path]:
         """``heatmaps.png`` and ``trend.png`` in a folder, each with its CSV."""
-        from ..report.figures import heatmaps, trend_plot
+        from ..figures.measurements import heatmaps, trend_plot
 
         where = Path(folder)
         return [heatmaps(self.results, where / "heatmaps.png", view=view), trend_plot(self, where / "trend.png")]

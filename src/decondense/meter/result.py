@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..files import write_text
 from .tally import Tally
 from .trend import bootstrap_trend, verdict
 
-__all__ = ["BINS", "QUANTILES", "SCHEMA", "Condensation", "build", "load", "write_text"]
+__all__ = ["BINS", "QUANTILES", "SCHEMA", "Condensation", "build", "load"]
 
 SCHEMA = "decondense.condensation/1"
 BINS = 128
@@ -161,7 +161,7 @@ class Condensation:
 
     def plot(self, path: str | os.PathLike[str], *, view: str = "pooled") -> Path:
         """Draw the heatmap; a CSV with its numbers is written beside it."""
-        from ..report.figures import heatmap
+        from ..figures.measurements import heatmap
 
         return heatmap(self, path, view=view)
 
@@ -322,16 +322,3 @@ def _dump(record: dict[str, Any]) -> str:
             body = json.dumps(value, ensure_ascii=False)
         lines.append(f" {json.dumps(key)}: {body}")
     return "{\n" + ",\n".join(lines) + "\n}\n"
-
-
-def write_text(target: Path, content: str) -> None:
-    """Write to a temporary name beside the target, then rename: nothing half-written is ever seen."""
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(content)
-        os.chmod(name, 0o644)
-        os.replace(name, target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

@@ -16,9 +16,9 @@ import numpy as np
 import plotly.graph_objects as go
 from scipy import stats
 
+from ..figures.heat_scale import floor_of, top_of
+from ..figures.palette import PALETTE
 from ..meter.result import Condensation
-from .heat_scale import floor_of, top_of
-from .palette import PALETTE
 from .section import Chart, Frame, Panel, Table, shorts, span
 
 __all__ = [

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..figures.forest import shown_range
+from ..figures.palette import PALETTE
 from .charts import FAINT, INK, PAPER, layout, plain, scatter
-from .palette import PALETTE
 from .section import Chart, Frame, Table, cell, short, shorts
 
-__all__ = ["effect_table", "forest", "scores", "shown_range"]
+__all__ = ["effect_table", "forest", "scores"]
 
 
 def forest(
@@ -60,17 +61,6 @@ def forest(
         f"{100 * power:.0f} % probability."
     )
     return Chart(title, chart, [Frame(traces)], height=130 + 34 * len(rows), note=note, table=effect_table(title, rows))
-
-
-def shown_range(rows: Sequence[dict[str, Any]], *, scale: float) -> tuple[float, float]:
-    """From where to where the axis goes: every square, dot and interval is on it. Grey bands may go on beyond it: with
-    two seeds they are wider than anything there is to see."""
-    ends = [0.0]
-    for row in rows:
-        seeds = [value - row["base"] for value in row.get("treated_seeds") or ()]
-        ends += [scale * v for v in (row["difference"], row["low"], row["high"], *seeds) if v is not None]
-    room = 0.05 * (max(ends) - min(ends)) or 0.01 * scale
-    return min(ends) - room, max(ends) + room
 
 
 def _estimates(

@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from ..meter.result import write_text
+from ..files import write_text
 from .runs import Run, read_run, training
 from .section import Chart, Section, Table, slug
 from .sections import comparison, evaluation, measurement, significance, study

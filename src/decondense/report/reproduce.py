@@ -39,7 +39,7 @@ def significance_command(record: dict[str, Any]) -> str:
 
 def _comparison_flags(settings: dict[str, Any]) -> list[str]:
     """What differs from the defaults; older results did not record these settings."""
-    from ..evaluate.significance import significance
+    from ..stats.significance import significance
 
     defaults = {key: option.default for key, option in inspect.signature(significance).parameters.items()}
     flags = ["--common"] if settings.get("common") else []

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ..evaluate.verdict import p_value, points
 from ..meter.result import Condensation
+from ..stats.tables import p_value, points
 from .charts import VIEWS, depth_curve, heat_frames, heatmap, scale_of, states_table, trend_charts
 from .effects import effect_table, forest, scores
 from .reproduce import evaluate_command, measure_command, significance_command

@@ -14,10 +14,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ..stats.verdicts import NOT, REPRODUCED, UNDECIDED, decide
 from . import scales, training
 from .study import Conclusion, Settings, Study
 from .training import Runs, joined, spearman
-from .verdict import NOT, REPRODUCED, UNDECIDED, decide
 
 CRITERION = (
     "Spearman at the end of training is above 0 in every architecture (95 % intervals over training seeds); not "
@@ -96,7 +96,7 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
     columns, rows = runs.rows()
 
     def draw(path: Path) -> Path:
-        from ..report.study_figures import effects
+        from ..figures.studies import effects
 
         shown = sorted(runs.arms, key=lambda arm: runs.mean(arm, spearman))
         return effects(

@@ -13,11 +13,11 @@ import math
 from pathlib import Path
 from typing import Any
 
+from ..stats.verdicts import UNDECIDED, Decision, decide, from_interval
 from . import scales, training
 from .outcomes import paired_outcomes
 from .study import Conclusion, NotRun, Piece, Settings, Study, Workshop
 from .training import Runs, cosine, held_out, joined
-from .verdict import UNDECIDED, Decision, decide, from_interval
 
 CRITERION = (
     "Average over tasks, dispersion minus cross-entropy, is above 0: 95 % interval of `decondense significance`, "
@@ -41,7 +41,7 @@ def check(settings: Settings) -> None:
 
 
 def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
-    from ..evaluate.significance import analyse
+    from ..stats.significance import analyse
 
     runs = Runs(pieces, list(settings["arms"]))
     base, treated = (list(runs.table.get(arm, {}).values()) for arm in (PLAIN, TREATED))
@@ -79,7 +79,7 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
     rows = [[row.get(c) for c in columns] for row in listed]
 
     def draw(path: Path) -> Path:
-        from ..report.forest import forest
+        from ..figures.forest import forest
 
         drawn = {"tasks": tasks["tasks"], "macro": tasks["macro"], "power": 0.8, "claim": "training"}
         return forest(
@@ -116,7 +116,7 @@ def _decision(macro: dict[str, Any] | None, seeds: int) -> Decision:
 
 
 def _points(macro: dict[str, Any] | None) -> str:
-    from ..evaluate.verdict import points
+    from ..stats.tables import points
 
     if macro is None:
         return "unknown"

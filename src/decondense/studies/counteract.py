@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from ..stats.verdicts import decide
 from . import scales, training
 from .study import Conclusion, Settings, Study
 from .training import Runs, cosine, held_out, joined, spearman
-from .verdict import decide
 
 CRITERION = (
     "Mean cosine of the block outputs at the end of mid-training, dispersion minus cross-entropy, is below 0: 95 "
@@ -41,7 +41,7 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
     columns, rows = runs.rows()
 
     def draw(path: Path) -> Path:
-        from ..report.study_figures import heat_grid
+        from ..figures.studies import heat_grid
 
         shown = [
             (arm, [(f"step {s['step']}", s) for s in runs.first(arm)["snapshots"]])

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..stats.verdicts import decide, not_below
 from . import measuring, scales, training
 from .study import Conclusion, Piece, Settings, Study, Workshop, safe_name
 from .training import Runs, blocks, cosine, held_out, spearman
-from .verdict import decide, not_below
 
 MARGIN = 0.05
 CRITERION = (
@@ -56,7 +56,7 @@ def _students(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
     columns, rows = runs.rows()
 
     def draw(path: Path) -> Path:
-        from ..report.study_figures import heat_row
+        from ..figures.studies import heat_row
 
         panels = [(arm, runs.first(arm)["snapshots"][-1]) for arm in runs.arms]
         points = [(arm, runs.values(arm, cosine)) for arm in runs.arms]
@@ -85,7 +85,7 @@ def _pairs(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
     columns = ["pair", "model", "distilled", "parameters", "mean_cosine", "spearman", "spearman_low", "spearman_high"]
 
     def draw(path: Path) -> Path:
-        from ..report.study_figures import heat_grid
+        from ..figures.studies import heat_grid
 
         shown = []
         for words, taught in (("original", False), ("distilled", True)):

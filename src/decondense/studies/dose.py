@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from ..stats.verdicts import combine, decide, signed
 from . import scales, training
 from .study import Conclusion, Settings, Study
 from .training import Metric, Runs, cosine, held_out, joined, spearman
-from .verdict import combine, decide, signed
 
 DOSES = [-1.0, -0.3, -0.1, 0.0, 0.1, 0.3, 1.0]
 
@@ -91,7 +91,7 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
     )
 
     def draw(path: Path) -> Path:
-        from ..report.study_figures import curves
+        from ..figures.studies import curves
 
         here = [d for d in doses if arm_of[d] in runs]
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ..stats.verdicts import combine, equivalent, interval, signed
 from . import scales, training
 from .study import Conclusion, Settings, Study
 from .training import Runs, cosine, held_out, joined, speed
-from .verdict import combine, equivalent, interval, signed
 
 MARGIN = 0.005
 NONE, EXACT = "cross-entropy", "exact"
@@ -61,7 +61,7 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
     columns, rows = runs.rows()
 
     def draw(path: Path) -> Path:
-        from ..report.study_figures import effects
+        from ..figures.studies import effects
 
         shown = [arm for arm in (NONE, *OTHERS) if arm in runs]
         lines = [(arm, runs.differences(arm, EXACT, held_out)) for arm in shown]

@@ -10,10 +10,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ..stats.verdicts import NOT, REPRODUCED, UNDECIDED, decide
 from . import scales, training
 from .study import Conclusion, Settings, Study
 from .training import Runs, cosine, held_out, joined
-from .verdict import NOT, REPRODUCED, UNDECIDED, decide
 
 CRITERION = (
     "Held-out loss at λ = 0.1, τ = 1 minus that of every other cell of the paper's grid is below 0 (95 % "
@@ -65,7 +65,7 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
     columns, rows = runs.rows()
 
     def draw(path: Path) -> Path:
-        from ..report.study_figures import effects
+        from ..figures.studies import effects
 
         shown = [arm for arm in runs.arms if arm != CENTRE and runs.differences(arm, CENTRE, held_out)]
         return effects(

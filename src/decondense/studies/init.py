@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..stats.verdicts import Decision, combine, decide, signed
 from . import measuring, scales, training
 from .study import Conclusion, Piece, Settings, Study, Workshop, safe_name
 from .training import blocks, cosine, joined, last, spearman
-from .verdict import Decision, combine, decide, signed
 
 CRITERION = (
     "Spearman at step 0 is above 0, and Spearman at the end minus at step 0 is below 0: both 95 % intervals over "
@@ -95,7 +95,7 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
     )
 
     def draw(path: Path) -> Path:
-        from ..report.study_figures import heat_row
+        from ..figures.studies import heat_row
 
         first = next(iter(rows.values()))
         labels = [label for label, _ in first]

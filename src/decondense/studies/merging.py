@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from ..stats.verdicts import UNDECIDED
 from .study import (
     Conclusion,
     Settings,
@@ -22,7 +23,6 @@ from .study import (
     settings_of,
 )
 from .training import Runs
-from .verdict import UNDECIDED
 
 __all__ = ["collect", "merge"]
 
@@ -33,7 +33,7 @@ TOY = " (Smoke scale: it checks the code, not the claim.)"
 def collect(study: Study, scale: str, folder: Path, sources: Sequence[Path]) -> None:
     """Copy piece files from other folders (or single files) into `folder`, all or, where one does not belong, none.
     One piece twice must be the same bytes."""
-    from ..meter.result import write_text
+    from ..files import write_text
 
     found: dict[str, bytes] = {}
     pieces: list[dict[str, Any]] = []
@@ -76,7 +76,7 @@ def merge(
     study: Study, scale: str, folder: Path, *, settings: Settings | None = None, reason: str = ""
 ) -> dict[str, Any]:
     """Compute the result from the piece files in `folder`, write it and return it. Runs nothing."""
-    from ..meter.result import write_text
+    from ..files import write_text
 
     files = sorted((folder / "pieces").glob("*.json"))
     pieces = [read_piece(f) for f in files]
@@ -174,6 +174,6 @@ def _line(value: Any) -> str:
 
 
 def _write_table(target: Path, columns: list[str], rows: list[list[Any]]) -> None:
-    from ..report.tables import write_csv
+    from ..files import write_csv
 
     write_csv(target, [dict(zip(columns, row)) for row in rows])

@@ -72,7 +72,7 @@ def evaluate_folder(model: Path, settings: Settings, seed: int, shop: Workshop) 
 
 def pack(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The items of one task, in the order of the evaluation."""
-    from ..evaluate.significance import _log_share
+    from ..stats.significance import _log_share
 
     order = hashlib.sha256("\n".join(f"{i['subtask']} {i['item']}" for i in items).encode()).hexdigest()[:16]
     correct = [float(i["correct"]) for i in items]

@@ -89,7 +89,7 @@ def select(study: Study, plan: list[Piece], wanted: Sequence[str] | None) -> lis
 
 
 def _run_piece(study: Study, scale: str, settings: Settings, piece: Piece, target: Path, shop: Workshop) -> None:
-    from ..meter.result import write_text
+    from ..files import write_text
 
     work = shop.folder / ".work"
     with _owned(work, piece.name):

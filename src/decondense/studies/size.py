@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..stats.verdicts import signed, slope
 from . import measuring, scales, training
 from .study import Conclusion, Piece, Settings, Study, Workshop, safe_name
 from .training import Runs, blocks, cosine, spearman
-from .verdict import signed, slope
 
 CRITERION = (
     "The slope of Spearman over log₁₀(parameters), families having a level each, is below 0: 95 % interval over "
@@ -111,7 +111,7 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
     rows = [[m[c] for c in columns] for m in found]
 
     def draw(path: Path) -> Path:
-        from ..report.study_figures import heat_row
+        from ..figures.studies import heat_row
 
         ordered = sorted(found, key=lambda m: (families.index(m["family"]), m["parameters"]))
         panels = [(m["model"].split("/")[-1], m["snapshot"]) for m in ordered]

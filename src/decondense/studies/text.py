@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from ..stats.verdicts import combine, signed, steady
 from . import measuring, scales, training
 from .study import Conclusion, Piece, Settings, Study, Workshop, safe_name
-from .verdict import combine, signed, steady
 
 MARGIN = 0.2
 CRITERION = (
@@ -133,7 +133,7 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
     ]
 
     def draw(path: Path) -> Path:
-        from ..report.study_figures import heat_grid
+        from ..figures.studies import heat_grid
 
         return heat_grid([(m.split("/")[-1], list(found.items())) for m, found in table.items()], path)
 

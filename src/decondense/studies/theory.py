@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from .. import theory
+from ..stats.verdicts import NOT, REPRODUCED
 from .study import Conclusion, Piece, Settings, Study, Workshop
-from .verdict import NOT, REPRODUCED
 
 CRITERION = (
     "E.1 holds, E.2 holds, and both of its published bounds hold on the whole grid of lengths and paddings. This "
@@ -81,7 +81,7 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
     rows = [[row[c] for c in columns[:-1]] + [bool(row["alpha"] <= row["published"] * slack)] for row in grid]
 
     def draw(path: Path) -> Path:
-        from ..report.theory_figure import theory_figure
+        from ..figures.theory import theory_figure
 
         theory_figure(path, points=settings["points"])
         path.with_suffix(".csv").unlink()  # table.csv has the numbers

@@ -15,10 +15,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ..stats.verdicts import combine, decide, interval
 from . import scales, training
 from .study import Conclusion, Settings, Study
 from .training import Runs, cosine, held_out, joined, speed
-from .verdict import combine, decide, interval
 
 CRITERION = (
     "Held-out loss at matched cost of dispersion minus that of decorrelation, ℓ2-repel and orthogonalization is "
@@ -75,7 +75,7 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
         row += [_cost(runs, row[0], row[1]), matched.get(row[0], {}).get(row[1])]
 
     def draw(path: Path) -> Path:
-        from ..report.study_figures import effects
+        from ..figures.studies import effects
 
         shown = [arm for arm in matched if arm != PLAIN and matched[arm]]
         costs = {arm: [x for s in runs.table[arm] if (x := _cost(runs, arm, s)) is not None] for arm in shown}

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..stats.verdicts import NOT, REPRODUCED, Decision, decide, interval, signed
 from . import scales, training
 from .study import Conclusion, Settings, Study
 from .training import Runs, cosine, held_out, joined, last, spearman
-from .verdict import NOT, REPRODUCED, Decision, decide, interval, signed
 
 CRITERION = (
     "Spearman at the end of training, narrowest minus widest MLP, is above 0: 95 % interval over training seeds, "
@@ -70,7 +70,7 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
     )
 
     def draw(path: Path) -> Path:
-        from ..report.study_figures import heat_row
+        from ..figures.studies import heat_row
 
         panels = [(arm, runs.first(arm)["snapshots"][-1]) for arm in runs.arms]
         shown = {"Spearman": spearman, "mean cosine, all blocks": cosine, "mean cosine, last 3 states": last}

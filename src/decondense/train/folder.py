@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from ..meter.result import write_text
+from ..files import write_text
 from .recipe import Recipe, recipe_from
 
 __all__ = ["begin", "check_recipe", "finished", "first_process", "owned", "process_count"]

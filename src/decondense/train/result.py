@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from ..meter.result import write_text
+from ..files import write_text
 from ..models import hardware
 from .folder import first_process, process_count
 from .prepare import Prepared
@@ -106,8 +106,8 @@ def without_twins(model: Any, weights: dict[str, Any]) -> dict[str, Any]:
 
 def write_result(folder: Path, record: dict[str, Any], *, draw: bool = True) -> None:
     """result.json comes last: who finds it finds everything."""
-    from ..report.tables import write_csv
-    from ..report.training import training_figure
+    from ..figures.training import training_figure
+    from ..files import write_csv
 
     write_csv(folder / "history.csv", record["history"])
     if draw:

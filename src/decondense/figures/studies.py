@@ -17,8 +17,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy import stats
 
-from .figures import INK, MAP, _save, density_image
 from .heat_scale import cut_at, floor_of, top_of
+from .measurements import INK, MAP, _save, density_image
 from .palette import PALETTE
 
 __all__ = ["curves", "effects", "heat_grid", "heat_row"]

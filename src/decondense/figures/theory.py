@@ -14,10 +14,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from ..files import write_csv
 from ..theory import GPT2_PADDING, Curves, curves
-from .figures import _save
+from .measurements import _save
 from .palette import PALETTE
-from .tables import write_csv
 
 __all__ = ["theory_figure"]
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from ..evaluate.items import TEXT, Item, Run, load_run
 from .bootstrap import hierarchical_bootstrap
-from .items import TEXT, Item, Run, load_run
 from .paired_tests import (
     checkpoint_average,
     crossed,
@@ -28,7 +28,7 @@ from .paired_tests import (
     smallest_mcnemar_effect,
 )
 from .pairing import check_runs, match
-from .verdict import verdict
+from .tables import verdict
 
 __all__ = ["SCHEMA", "analyse", "significance"]
 

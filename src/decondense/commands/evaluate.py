@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from ..commands.terminal import err, out, output_folder, run_record, writing
+from .terminal import err, out, output_folder, run_record, writing
 
 __all__ = ["SeparatorCommand", "evaluate", "significance"]
 
@@ -79,9 +79,9 @@ def evaluate(
 def _evaluate_into(folder: Path, model: str, options: dict[str, Any], *, fresh: bool, as_json: bool) -> None:
     import yaml
 
-    from ..meter.result import write_text
-    from .harness import evaluate as run
-    from .items import write_items
+    from ..evaluate.harness import evaluate as run
+    from ..evaluate.items import write_items
+    from ..files import write_text
 
     partial = folder / "partial"
     if fresh and partial.exists():
@@ -222,10 +222,10 @@ def significance(
     as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON and nothing else")] = False,
 ) -> None:
     """Say whether two ways of training differ: paired tests on the same items, with seeds, intervals and power."""
-    from ..meter.result import write_text
-    from ..report.forest import forest
-    from .significance import significance as compare
-    from .verdict import csv_table, latex, markdown
+    from ..figures.forest import forest
+    from ..files import write_text
+    from ..stats.significance import significance as compare
+    from ..stats.tables import csv_table, latex, markdown
 
     base, treated = _divide(runs)
     record = compare(
@@ -271,7 +271,7 @@ def _divide(runs: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _show_comparison(record: dict[str, Any]) -> None:
-    from .verdict import LIKELIHOOD, cells, nats, points
+    from ..stats.tables import LIKELIHOOD, cells, nats, points
 
     if record["tasks"]:
         _print_table(cells(record))
@@ -310,7 +310,7 @@ def _print_table(rows: list[tuple[str, ...]], *, without: tuple[str, ...] = ()) 
     from rich.table import Table
     from rich.text import Text
 
-    from .verdict import SHORT
+    from ..stats.tables import SHORT
 
     kept = [number for number, column in enumerate(SHORT) if column not in without]
     table = Table(box=None, pad_edge=False, header_style="bold")

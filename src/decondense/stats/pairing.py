@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from .items import Item, Run
+from ..evaluate.items import Item, Run
 
 __all__ = ["check_runs", "match"]
 

@@ -18,9 +18,9 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from ..files import write_csv
 from .heat_scale import cut_at, floor_of, top_of
 from .palette import PALETTE
-from .tables import write_csv
 
 if TYPE_CHECKING:
     from ..meter.compare import Comparison

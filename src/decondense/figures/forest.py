@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .effects import shown_range
-from .figures import _save
+from .measurements import _save
 
-__all__ = ["forest"]
+__all__ = ["forest", "shown_range"]
 
 INK, SEED, NONE = "#1b4965", "#8aa9bd", "#9a9a9a"
 
@@ -87,3 +87,14 @@ def forest(
     words = "two checkpoints" if record["claim"] == "checkpoints" else f"{seeds[0]} base and {seeds[1]} treated seeds"
     axes.set_title(title or words, fontsize=10, loc="left")
     return _save(figure, Path(path))
+
+
+def shown_range(rows: Sequence[dict[str, Any]], *, scale: float) -> tuple[float, float]:
+    """From where to where the axis goes: every square, dot and interval is on it. Grey bands may go on beyond it: with
+    two seeds they are wider than anything there is to see."""
+    ends = [0.0]
+    for row in rows:
+        seeds = [value - row["base"] for value in row.get("treated_seeds") or ()]
+        ends += [scale * v for v in (row["difference"], row["low"], row["high"], *seeds) if v is not None]
+    room = 0.05 * (max(ends) - min(ends)) or 0.01 * scale
+    return min(ends) - room, max(ends) + room

@@ -1,0 +1,1 @@
+"""Pictures as files, and what they share with the charts of the page. No torch here."""

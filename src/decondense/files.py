@@ -1,0 +1,164 @@
+"""Files: written whole or not at all, one writer at a time, the same content the same bytes. Nothing of models here."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import errno
+import importlib.metadata
+import io
+import json
+import math
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = [
+    "InUse",
+    "atomic",
+    "finite",
+    "flat",
+    "locked",
+    "os_reason",
+    "pretty_json",
+    "read_json",
+    "safe_name",
+    "table_csv",
+    "versions",
+    "write_csv",
+    "write_text",
+]
+
+
+@contextlib.contextmanager
+def atomic(target: Path) -> Iterator[Path]:
+    """A temporary path beside `target`, with its ending, that takes its name when the block ends without an error."""
+    handle, name = tempfile.mkstemp(prefix=f".{target.stem}-", suffix=target.suffix, dir=target.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(0o644)
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_text(target: Path, content: str) -> None:
+    with atomic(target) as temporary:
+        temporary.write_text(content, encoding="utf-8")
+
+
+def write_csv(target: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Columns in the order in which they first appear; a value that a row lacks, and None, is empty."""
+    write_text(target, table_csv(rows))
+
+
+def table_csv(rows: Iterable[Mapping[str, Any]]) -> str:
+    rows = list(rows)
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue()
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file; what cannot be read is a ValueError that names the file and the reason."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ValueError(f"{path.name} could not be read: {os_reason(error)}.") from error
+    except RecursionError as error:
+        raise ValueError(f"{path.name} is nested too deeply to be a result.") from error
+    except ValueError as error:
+        raise ValueError(f"{path.name} is not valid JSON: {error}.") from error
+
+
+def pretty_json(record: Mapping[str, Any]) -> str:
+    """JSON with a key per line at the top, and the members of a list of lists or sections a line each."""
+
+    def line(value: Any) -> str:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+    lines = []
+    for key, value in record.items():
+        body = line(value)
+        if isinstance(value, list) and value and isinstance(value[0], (dict, list)):
+            body = "[\n  " + ",\n  ".join(map(line, value)) + "\n ]"
+        lines.append(f" {json.dumps(key)}: {body}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def finite(value: Any) -> Any:
+    """The same content with None for every number that is not finite, which JSON cannot say."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(inner) for inner in value]
+    return value
+
+
+def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} as {"a.b": 1}; an empty section stays one."""
+    if not isinstance(tree, dict) or not tree:
+        return {prefix.rstrip("."): tree}
+    return {k: v for key, value in tree.items() for k, v in flat(value, f"{prefix}{key}.").items()}
+
+
+class InUse(Exception):
+    """Another process holds the lock."""
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold the lock file `path`; it is dropped when the process ends, however it ends. Raises `InUse`, or waits.
+
+    A file system without locks counts as ours alone.
+    """
+    import filelock
+
+    lock = filelock.FileLock(path, timeout=-1 if wait else 0)
+    try:
+        lock.acquire()
+    except filelock.Timeout:
+        raise InUse(str(path)) from None
+    except NotImplementedError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        lock.release()
+        if not wait:
+            path.unlink(missing_ok=True)
+
+
+def os_reason(error: OSError) -> str:
+    """What went wrong, as the end of a sentence."""
+    return "the disk is full" if error.errno == errno.ENOSPC else (error.strerror or str(error)).lower()
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """The installed version of each package that is installed."""
+    known = {}
+    for name in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            known[name] = importlib.metadata.version(name)
+    return known
+
+
+def safe_name(text: str) -> str:
+    """A name for a file or folder: letters, digits, dots, plus and minus."""
+    for letter, word in (("λ", "lambda"), ("τ", "tau"), ("−", "-")):
+        text = text.replace(letter, word)
+    return re.sub(r"[^A-Za-z0-9.+-]+", "-", text).strip(".-") or "unnamed"

@@ -1,0 +1,1 @@
+"""Tests, intervals and verdicts: numpy and scipy, no torch."""

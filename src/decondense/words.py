@@ -1,0 +1,140 @@
+"""Numbers and names as text for people: one place, so that the same number reads the same everywhere."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Iterable
+from typing import Any
+
+__all__ = [
+    "amount",
+    "cell",
+    "duration",
+    "list_of",
+    "nats",
+    "nearest",
+    "p_value",
+    "p_words",
+    "points",
+    "round_to",
+    "several",
+    "signed",
+    "slug",
+    "span",
+]
+
+
+def signed(value: float | None, digits: int = 3) -> str:
+    """+0.123, with a true minus sign; a dash for what is not finite."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    return f"{value:+.{digits}f}".replace("-", "−")
+
+
+def points(value: float | None, *, sign: bool = False) -> str:
+    """A fraction in points (percent), two decimals."""
+    return "–" if value is None else _unsigned_zero(100 * value, 2, sign)
+
+
+def nats(value: float | None, *, sign: bool = False) -> str:
+    """A log-likelihood per item, or per token of a text, four decimals."""
+    return "–" if value is None else _unsigned_zero(value, 4, sign)
+
+
+def _unsigned_zero(value: float, digits: int, sign: bool) -> str:
+    text = f"{value:+.{digits}f}" if sign else f"{value:.{digits}f}"
+    if float(text) == 0:
+        text = text.replace("-", "+") if sign else text.replace("-", "")
+    return text.replace("-", "−")
+
+
+def p_value(value: float) -> str:
+    if value < 0.0001:
+        return "< 0.0001"
+    return f"{value:.4f}" if value < 0.01 else f"{value:.3f}" if value < 0.1 else f"{value:.2f}"
+
+
+def p_words(value: float) -> str:
+    text = p_value(value)
+    return f"p {text}" if text.startswith("<") else f"p = {text}"
+
+
+def span(value: Any, low: Any, high: Any, digits: int = 2) -> str:
+    """0.82 [0.80, 0.83]"""
+    if value is None:
+        return "–"
+    text = f"{value:.{digits}f}"
+    if low is not None and high is not None:
+        text += f" [{low:.{digits}f}, {high:.{digits}f}]"
+    return text.replace("-", "−")
+
+
+def amount(number: float) -> str:
+    """135M, 1.5B, 32.8k."""
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:g}"
+
+
+def several(n: int, unit: str) -> str:
+    """1 training seed, 3 training seeds."""
+    return f"{n} {unit}" + ("" if n == 1 else "s")
+
+
+def duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def cell(value: Any) -> str:
+    """A value in a table for people: four significant digits, a true minus sign."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}".replace("-", "−")
+    if isinstance(value, float):
+        return (f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}").replace("-", "−")
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(cell, value))
+    return str(value)
+
+
+def round_to(value: Any, digits: int = 6) -> Any:
+    """Numbers with so many significant digits, whole ones as such, NaN and infinity as None; also inside lists and
+    sections. Small files, and valid JSON."""
+    if isinstance(value, dict):
+        return {key: round_to(inner, digits) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [round_to(inner, digits) for inner in value]
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    number = float(value)
+    if not math.isfinite(number):
+        return None
+    number = float(f"{number:.{digits}g}")
+    return int(number) if number == int(number) and abs(number) < 1e15 else number
+
+
+def slug(*words: str) -> str:
+    """A short name out of words: small letters, digits and dashes only."""
+    name = "-".join(re.sub(r"[^A-Za-z0-9]+", "-", word).strip("-") for word in words)
+    return re.sub(r"-+", "-", name).strip("-")[:80].lower() or "result"
+
+
+def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.4) -> str:
+    """ "did you mean 'dispersion'?", or the names there are: the end of a sentence about a name that does not exist."""
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
+    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}."
+
+
+def list_of(names: Iterable[str]) -> str:
+    """a, b and c."""
+    *head, last = names
+    return f"{', '.join(head)} and {last}" if head else last
