@@ -41,13 +41,11 @@ ORDER = (
 KNOWN = {
     "figures.measurements imports meter.compare",
     "figures.measurements imports meter.result",
-    "integrations.torchtitan imports regularizer",
-    "integrations.trainer imports regularizer",
     "text imports models",
 }
 CIRCLES = {
     "studies.training", "studies.reuse", "commands.measure", "commands.compare", "meter.compare", "meter.run",
-    "meter.result", "figures.measurements", "regularizer", "integrations.trainer",
+    "meter.result", "figures.measurements",
 }  # fmt: skip
 RANK = {name: number for number, line in enumerate(ORDER) for name in line.split()}
 

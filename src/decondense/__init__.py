@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import losses
+    from .handle import Handle
     from .meter.compare import compare
     from .meter.result import Condensation, load
     from .meter.run import measure
-    from .regularizer import Handle, regularize
+    from .regularizer import regularize
 
 __version__ = "0.1.0"
 __all__ = ["Condensation", "Handle", "compare", "load", "losses", "measure", "regularize"]
@@ -17,7 +18,7 @@ __all__ = ["Condensation", "Handle", "compare", "load", "losses", "measure", "re
 # matplotlib and scipy along, which a training loop has no use for.
 _HOMES = {
     "Condensation": ".meter",
-    "Handle": ".regularizer",
+    "Handle": ".handle",
     "compare": ".meter",
     "load": ".meter",
     "measure": ".meter",

@@ -156,6 +156,11 @@ class ModuleReader:
         return handles
 
 
+def shifted(labels: Tensor) -> Tensor:
+    """Labels as a causal loss counts them: that of position i is label i + 1, the last position has none."""
+    return nn.functional.pad(labels[..., 1:], (0, 1), value=-100)
+
+
 def unwrap_peft(model: Any) -> Any:
     """The transformers model inside a PEFT model; any other model as it is."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -362,6 +362,8 @@ def test_schedule_counts_optimiser_steps():
     with dc.regularize(model, weight=2.0, schedule="cosine", ramp_steps=4) as handle:
         handle.step = 2
         assert handle.weight == pytest.approx(1.0)
+    with dc.regularize(model, weight=2.0, schedule="release", release_at=3, ramp_steps=4) as handle:
+        assert [handle.term.weight_at(step) for step in (0, 3, 4, 6, 7, 100)] == [2.0, 2.0, 1.5, 0.5, 0.0, 0.0]
     with dc.regularize(model, weight=2.0, schedule=lambda step: 1 / (1 + step)) as handle:
         handle.step = 3
         assert handle.weight == 0.5
@@ -405,6 +407,8 @@ def test_encoder_decoder_padding_from_labels():
         (lambda m: dc.regularize(m, "disperse"), ValueError, "did you mean"),
         (lambda m: dc.regularize(m, weight=float("nan")), ValueError, "finite"),
         (lambda m: dc.regularize(m, schedule="linear"), ValueError, "ramp_steps"),
+        (lambda m: dc.regularize(m, schedule="release", ramp_steps=2), ValueError, "release_at, a step from 0 on"),
+        (lambda m: dc.regularize(m, release_at=2), ValueError, "goes with schedule='release'"),
         (lambda m: dc.regularize(m, schedule="step"), ValueError, "schedule must be one of"),
         (lambda m: dc.regularize(m, segments="documents"), ValueError, "segments must be one of"),
         (lambda m: dc.regularize(m, "l2_repel", check_every=5), ValueError, "check_every"),

@@ -34,8 +34,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial
 
 from .. import hidden_states as hs
+from ..handle import Term
 from ..losses.presets import get
-from ..regularizer import Term
 
 try:
     import spmd_types as spmd
@@ -146,13 +146,12 @@ class Penalty:
         self.term = Term(
             loss=get(settings.loss, preset=settings.preset, **options),
             weight=settings.weight,
-            layers=_layers(settings.layers),
             schedule=settings.schedule,
             ramp_steps=settings.ramp_steps,
             segments="position_ids" if settings.documents and self._split is None else None,
         )
         names = _state_names(self.model)
-        self.chosen = hs.select(self.term.layers, len(names), first=1)
+        self.chosen = hs.select(_layers(settings.layers), len(names), first=1)  # only these are read: all of the term's
         self._reader = hs.ModuleReader(self.model, [names[i] for i in self.chosen])
         self._capture: hs.Capture | None = None
         self._hooks = self._reader.attach(lambda: True, self._captured)
@@ -213,15 +212,12 @@ class Penalty:
         assert capture is not None
         if items is None:
             items = self._everywhere((labels != -100).sum())
-        states = self._local(list(capture.states))
-        cut = self.term._documents(hs.Capture(states, None, positions), states[0], None)
-        mask = None
-        if cut is not None:
-            states, mask = [cut.gather(z) for z in states], cut.mask
-            labels = torch.where(cut.mask, cut.gather(labels), -100)
+        capture = hs.Capture(self._local(list(capture.states)), None, positions)
+        states, mask, cut = self.term.sequences(capture, first=0, labels=labels)
+        assert cut is not None
         values, _ = self.term.loss.over_layers(states, mask)
         per_sequence = values.mean(0)
-        counted = (labels != -100).sum(1)
+        counted = (cut != -100).sum(1)
         penalty = (per_sequence * counted / items).sum()
         here = penalty.detach()
         if self._labels_split is not None:

@@ -116,8 +116,8 @@ class Loss(Part):
     def _known(self) -> Loss:
         import torch
 
+        from ..handle import Term
         from ..losses.presets import get
-        from ..regularizer import Term
 
         if self.name == "none":
             for key, field in type(self).model_fields.items():

@@ -74,13 +74,13 @@ class Trainer(transformers.Trainer):
         self._seconds_before, self.skipped = kept.get("seconds", 0.0), kept.get("skipped_steps", [])
         if self.handle is not None:
             # The handle counts from when it was attached; after a resumption that is not the beginning.
-            self.handle._logged_step = kept["step"]
-            self.handle._calls = kept["step"] * self.args.gradient_accumulation_steps
+            self.handle.engine.logged_step = kept["step"]
+            self.handle.calls = kept["step"] * self.args.gradient_accumulation_steps
             if kept.get("agreement") is not None:
-                self.handle._agreement = torch.tensor(kept["agreement"], device=self.args.device)
+                self.handle.agreement = torch.tensor(kept["agreement"], device=self.args.device)
 
     def _mark(self) -> None:
-        agreement = getattr(self.handle, "_agreement", None)
+        agreement = getattr(self.handle, "agreement", None)
         mark(
             self.folder / f"checkpoint-{self.state.global_step}",
             step=self.state.global_step,
@@ -169,7 +169,10 @@ class Trainer(transformers.Trainer):
     def _remember(self) -> None:
         """At the beginning of a step: the sums of the log, should the step be skipped."""
         if self.recipe.train.on_nan == "skip":
-            self._before_step = (self._tr_loss.clone(), dict(self.handle._sums) if self.handle is not None else {})
+            self._before_step = (
+                self._tr_loss.clone(),
+                dict(self.handle.engine.sums) if self.handle is not None else {},
+            )
 
     def _look(self) -> None:
         """Before the optimiser's step: is everything finite? The answer is the same on every process."""
@@ -196,7 +199,7 @@ class Trainer(transformers.Trainer):
         if self._before_step is not None:  # else the NaN would hide the other losses of the line
             self._tr_loss.copy_(self._before_step[0])
             if self.handle is not None:
-                self.handle._sums = dict(self._before_step[1])
+                self.handle.engine.sums = dict(self._before_step[1])
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Losses are means over the steps since the last line: those that were skipped do not count."""

@@ -1,0 +1,357 @@
+"""A loss attached to something that trains: the term itself, the handle on it, and what an engine must provide.
+
+`Term` is what is added, and knows nothing of models. `Handle` is what `regularize` returns. An `Engine` is the place
+where a loss is computed: `OwnLoop` here, for loops that use the model's own loss, and one file in `integrations/` for
+every other. How the sequences of a batch are weighted decides whether gradient accumulation stays exact: where the
+number of items of the whole optimiser step is known (`num_items_in_batch`, as the transformers Trainer passes it), a
+sequence counts by its share of them, else the sequences of the batch have equal weight.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from . import hidden_states as hs
+from .insides.transformers import is_encoder_decoder, shifts_labels
+from .losses.options import check_choice
+from .losses.presets import Loss
+
+Schedule = str | Callable[[int], float]
+SCHEDULES = ("constant", "linear", "cosine", "release")
+_attached: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+class Term:
+    """What is added: a loss over the chosen layers, and its weight at a step.
+
+    schedule   "constant"; "linear" or "cosine": the weight rises from 0 over `ramp_steps` optimiser steps; "release":
+               it is constant until step `release_at` and then falls linearly to 0 over `ramp_steps`; or a callable
+               from the optimiser step to a factor of the weight.
+    """
+
+    def __init__(
+        self,
+        *,
+        loss: Loss,
+        weight: float,
+        layers: hs.Layers = "all",
+        schedule: Schedule = "constant",
+        ramp_steps: int | None = None,
+        release_at: int | None = None,
+        segments: str | None = "auto",
+        check_every: int | None = None,
+    ) -> None:
+        hs.check_layers(layers)
+        if not isinstance(weight, (int, float)) or not math.isfinite(weight):
+            raise ValueError(f"weight must be a finite number, got {weight!r}: the paper uses 0.1.")
+        if not callable(schedule):
+            check_choice("schedule", schedule, SCHEDULES)
+            if schedule != "constant" and (ramp_steps is None or ramp_steps < 1):
+                raise ValueError(
+                    f"schedule={schedule!r} needs ramp_steps of at least 1, got {ramp_steps}: "
+                    "say over how many optimiser steps the weight changes."
+                )
+        if (schedule == "release") != (release_at is not None) or (release_at or 0) < 0:
+            raise ValueError(
+                f"release_at, a step from 0 on, goes with schedule='release', got {release_at} with {schedule!r}: "
+                "say from which optimiser step on the weight falls, over ramp_steps."
+            )
+        if segments is not None:
+            check_choice("segments", segments, ("auto", "position_ids"))
+        if check_every is not None and (check_every < 1 or loss.name != "dispersion"):
+            raise ValueError(
+                f"check_every must be at least 1 and goes with dispersion, got {check_every} for {loss.name}: "
+                "leave it out for no check."
+            )
+        self.loss, self.weight, self.layers = loss, weight, layers
+        self.schedule, self.ramp_steps, self.release_at = schedule, ramp_steps, release_at
+        self.segments, self.check_every = segments, check_every
+
+    def weight_at(self, step: int) -> float:
+        """The weight at an optimiser step: 0 at step 0 of a rise, the full weight from `ramp_steps` on."""
+        if callable(self.schedule):
+            return self.weight * float(self.schedule(step))
+        if self.schedule == "constant":
+            return self.weight
+        done = min(1.0, max(0, step - (self.release_at or 0)) / (self.ramp_steps or 1))
+        factors = {"linear": done, "cosine": 0.5 - 0.5 * math.cos(math.pi * done), "release": 1 - done}
+        return self.weight * factors[self.schedule]
+
+    def penalty(
+        self,
+        capture: hs.Capture,
+        first: int,
+        *,
+        labels: Tensor | None = None,
+        items: Tensor | int | None = None,
+    ) -> dict[str, Tensor]:
+        """The penalty of one call: {"penalty": scalar, "per_layer": (layers,), "mean_cosine": (layers,)}.
+
+        labels (batch, tokens), as counted, and items = their number in the whole optimiser step: a sequence then
+        weighs its labels' share of the items. Without items the sequences of the batch weigh the same.
+        """
+        states, mask, labels = self.sequences(capture, first, labels)
+        values, cosines = self.loss.over_layers(states, mask)
+        if items is None or labels is None:
+            share = values.new_full((values.shape[1],), 1 / values.shape[1])
+        else:
+            counted = (labels != -100).reshape(len(labels), -1).sum(1)  # one label per token, or per sequence
+            share = counted.to(values) / torch.as_tensor(items).to(values)
+        per_layer = (values * share).sum(1)  # not a matrix product: autocast would make that bfloat16
+        result = {"penalty": per_layer.mean(), "per_layer": per_layer.detach()}
+        if cosines is not None:
+            result["mean_cosine"] = cosines.detach().mean(1)
+        return result
+
+    def sequences(
+        self, capture: hs.Capture, first: int, labels: Tensor | None = None
+    ) -> tuple[list[Tensor], Tensor | None, Tensor | None]:
+        """The chosen states, each (sequences, tokens, width), their mask and labels; packed rows are cut up."""
+        states = [capture.states[i] for i in hs.select(self.layers, len(capture.states), first)]
+        mask = self.mask(capture)
+        positions = capture.position_ids
+        packed = self.segments == "position_ids" or (self.segments == "auto" and mask is None)
+        if not packed or positions is None or positions.ndim != 2:
+            return states, mask, labels
+        cut = hs.documents(positions.expand(states[0].shape[0], -1), mask)
+        if cut is None:
+            return states, mask, labels
+        labels = None if labels is None else torch.where(cut.mask, cut.gather(labels), -100)
+        return [cut.gather(z) for z in states], cut.mask, labels
+
+    def agreement(self, capture: hs.Capture, first: int) -> Tensor:
+        """Cosine between the estimator's gradient and the exact one, per layer, on the first sequence."""
+        exact = Loss(self.loss.name, **{**self.loss.keywords, "estimator": "exact", "max_tokens": None})
+        mask = self.mask(capture)
+        cosines = []
+        for i in hs.select(self.layers, len(capture.states), first):
+            z = capture.states[i][:1].detach().float().requires_grad_()
+            pair = [torch.autograd.grad(f(z, None if mask is None else mask[:1]), z)[0] for f in (self.loss, exact)]
+            cosines.append(torch.cosine_similarity(pair[0].flatten(), pair[1].flatten(), dim=0))
+        return torch.stack(cosines)
+
+    def mask(self, capture: hs.Capture) -> Tensor | None:
+        """The attention mask (batch, tokens) as booleans; None where every token counts."""
+        mask, shape = capture.attention_mask, capture.states[0].shape[:2]
+        if mask is None:
+            return None
+        if not isinstance(mask, Tensor) or mask.shape != shape:
+            came = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+            raise ValueError(
+                f"attention_mask must be (batch, tokens) = {tuple(shape)} to tell padding from tokens, "
+                f"got {came}: pass the two-dimensional mask, or none and position_ids that restart."
+            )
+        return mask.bool()
+
+
+class Engine(Protocol):
+    """What trains. A new engine is one file with such a class, handed to `Handle`, and one test."""
+
+    model: nn.Module
+    """Whose hidden states are read."""
+
+    step: int
+    """Optimiser steps done so far: the clock of the schedule."""
+
+    def attach(self, handle: Handle) -> None:
+        """Arrange that the loss of every training call grows by `handle.weight * handle.take(…)`.
+
+        `handle.read(wanted)` begins to collect hidden states, in calls for which wanted() is true; `handle.undo`
+        takes callbacks for everything that `remove()` must put back.
+        """
+
+
+class Handle:
+    """A loss attached to an engine. Also a context manager; `remove()` takes everything off again.
+
+    last       the latest training call: task_loss, penalty (before the weight), weight, per_layer and, where the
+               estimator gives it for nothing, mean_cosine; tensors, so that reading them is what waits for a GPU
+    step       the optimiser steps done so far, which drive the schedule; set it when a loop of your own is resumed
+    agreement  the latest result of check_every, a cosine per layer; `calls` counts the calls between two checks
+    """
+
+    def __init__(self, engine: Engine, term: Term, modules: Sequence[str] | None = None) -> None:
+        if engine.model in _attached:
+            raise RuntimeError(
+                f"this {type(engine.model).__name__} already has a loss attached: call remove() on its handle first."
+            )
+        self.engine, self.model, self.term = engine, engine.model, term
+        self.last: dict[str, Any] = {}
+        self.calls = 0
+        self.agreement: Tensor | None = None
+        self.captures: list[hs.Capture] = []
+        self.reader, states = hs.reader_of(self.model, modules)
+        if states is not None:
+            hs.select(term.layers, states, self.reader.first)  # an impossible choice is refused here and now
+        # One graph break at the end of a compiled model, instead of several in the losses. Wrapped here and not where
+        # it is defined, because that would import the compiler together with this package.
+        self.take = torch.compiler.disable(self.take)  # type: ignore[method-assign]
+        self.undo = ExitStack()
+        self.attached = True
+        engine.attach(self)
+        _attached.add(self.model)
+
+    @property
+    def step(self) -> int:
+        return self.engine.step
+
+    @step.setter
+    def step(self, value: int) -> None:
+        self.engine.step = value
+
+    @property
+    def weight(self) -> float:
+        """The weight at the current step."""
+        return self.term.weight_at(self.step)
+
+    def penalty(self) -> Tensor:
+        """weight · penalty of the last training call that had no loss of its own, to be added to yours."""
+        if not self.captures:
+            raise RuntimeError(
+                "penalty() needs a training call without a loss just before it, got none: call the model in train() "
+                "with gradients on; a loss from labels, and that of a trainer, contains the penalty already."
+            )
+        return self.weight * self.take()
+
+    def remove(self) -> None:
+        """Take the loss off. The model is as it was before; calling this twice does no harm."""
+        self.attached = False
+        self.undo.close()
+        self.captures.clear()
+        _attached.discard(self.model)
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Handle:
+        # A copy of the model (an average of its weights, say) has copies of the hooks: they stay those of this handle.
+        return self
+
+    # ---- for engines ----
+
+    def read(self, wanted: Callable[[], bool]) -> None:
+        """Collect the hidden states of the training calls for which wanted() is true, in `captures`."""
+        # A copy of the model keeps its hooks when the loss has been removed.
+        for hook in self.reader.attach(lambda: self.attached and wanted(), self.captures.append):
+            self.undo.callback(hook.remove)
+
+    def take(self, labels: Tensor | None = None, items: Tensor | int | None = None, scale: float = 1.0) -> Tensor:
+        """The penalty of the captured calls, times `scale`, ready to be weighted and added; `last` tells of it."""
+        captures, self.captures[:] = list(self.captures), []
+        first = self.reader.first
+        parts = [self.term.penalty(c, first, labels=labels, items=items) for c in captures]
+        mean = {key: torch.stack([p[key] for p in parts]).mean(0) for key in parts[0]}
+        penalty = mean.pop("penalty") * scale
+        mean["per_layer"] = mean["per_layer"] * scale
+        self.last = {**mean, "penalty": penalty.detach(), "weight": self.weight}
+        if self.term.check_every and self.calls % self.term.check_every == 0:
+            self.agreement = self.term.agreement(captures[0], first)
+        if self.agreement is not None:
+            self.last["agreement"] = self.agreement
+        self.calls += 1
+        return penalty
+
+
+class OwnLoop:
+    """The engine of a loop that uses the model's own loss: the `loss` in a training call's output grows."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.step = 0
+        self._call: tuple[Tensor | None, Tensor | int | None] = (None, None)
+        self._inside = False
+
+    def attach(self, handle: Handle) -> None:
+        self._handle = handle
+        # The model's own pre-hook comes first and its own forward hook last, whatever the reader hangs between.
+        enter = self.model.register_forward_pre_hook(self._enter, with_kwargs=True)
+        handle.undo.callback(enter.remove)
+        handle.read(self._wanted)
+        handle.undo.callback(self.model.register_forward_hook(self._leave, with_kwargs=True).remove)
+        handle.undo.callback(_count_steps(self).remove)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OwnLoop:
+        return self
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if getattr(module, "_is_replica", False):
+            raise RuntimeError("nn.DataParallel runs its replicas side by side, which a handle cannot: use DDP.")
+        if self._inside:  # the last call raised an error: its states belong to no loss
+            self._handle.captures.clear()
+        self._inside = True
+        labels = kwargs.get("shift_labels")
+        if labels is None:
+            labels = hs.argument(module.forward, args, kwargs, "labels")
+            if labels is not None and shifts_labels(hs.unwrap_peft(module)):
+                labels = hs.shifted(labels)
+        self._call = (labels, kwargs.get("num_items_in_batch"))
+
+    def _wanted(self) -> bool:
+        if self._handle.captures:
+            raise RuntimeError(
+                "the penalty of the last training call was never added: that call returned no loss. Pass labels, "
+                "or add handle.penalty() to your own loss before the next call, or attach to the trainer with "
+                "regularize(trainer, …)."
+            )
+        return True
+
+    def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
+        handle, self._inside = self._handle, False
+        (labels, items), self._call = self._call, (None, None)
+        if not handle.captures:
+            return None
+        (capture,) = handle.captures
+        if capture.attention_mask is None and labels is not None and is_encoder_decoder(module):
+            # Targets are padded with −100, and the decoder sees them shifted: no label, no token.
+            capture.attention_mask = labels != -100
+        task = _loss_of(out, labels is not None)
+        if task is None:
+            return None
+        total = task + (handle.weight * handle.take(labels, items)).to(task.device)
+        handle.last["task_loss"] = task.detach()
+        if isinstance(out, tuple):
+            return (total, *out[1:])
+        out["loss"] = total
+        return out
+
+
+def _count_steps(loop: OwnLoop) -> Any:
+    """Count the steps of any optimiser that holds the model: the clock of the schedule.
+
+    Forward passes are not steps (gradient accumulation), so the optimiser itself is listened to. The hook is
+    global and must not keep the model alive, hence the weak reference.
+    """
+    reference = weakref.ref(loop)
+
+    def stepped(optimiser: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        loop = reference()
+        if loop is None:
+            return
+        mine = {id(p) for p in loop.model.parameters()}
+        if any(id(p) in mine for group in optimiser.param_groups for p in group["params"]):
+            loop.step += 1
+
+    return register_optimizer_step_post_hook(stepped)
+
+
+def _loss_of(out: Any, labels: bool) -> Tensor | None:
+    """The loss in a model's output: a key of a ModelOutput or dict, or the first of a tuple when labels were given."""
+    if isinstance(out, dict):
+        return out.get("loss")
+    if isinstance(out, tuple) and labels and isinstance(out[0], Tensor) and out[0].ndim == 0:
+        return out[0]
+    return None

@@ -1,0 +1,46 @@
+"""What this package needs of the insides of other libraries: one module per library, one function per inside.
+
+Each function says why the inside is needed. When a new release has moved it, the function raises `Moved`, a sentence
+with the library, its version and what was needed; it never answers with a guess, because a guess would change a number
+without a word. `tests/insides` calls every function against the installed release.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+__all__ = ["Moved", "attribute", "member"]
+
+
+class Moved(RuntimeError):
+    """A library no longer has an inside that this package needs."""
+
+    def __init__(self, library: str, inside: str, why: str) -> None:
+        try:
+            release = version(library)
+        except PackageNotFoundError:
+            release = "that is installed"
+        super().__init__(
+            f"{inside} must exist in {library}, because {why}, but {library} {release} has none: "
+            f"install a release of {library} that decondense has been tested with (constraints.txt)."
+        )
+
+
+def attribute(owner: Any, name: str, *, library: str, why: str) -> Any:
+    """`owner.name`, or `Moved`."""
+    try:
+        return getattr(owner, name)
+    except AttributeError:
+        kind = owner if isinstance(owner, type) else type(owner)
+        raise Moved(library, f"{getattr(owner, '__name__', kind.__name__)}.{name}", why) from None
+
+
+def member(module: str, name: str, *, library: str, why: str) -> Any:
+    """`from module import name`, or `Moved`. A library that is not installed at all is an ImportError, as usual."""
+    import_module(library)
+    try:
+        return getattr(import_module(module), name)
+    except (ModuleNotFoundError, AttributeError):
+        raise Moved(library, f"{module}.{name}", why) from None

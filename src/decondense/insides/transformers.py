@@ -1,0 +1,63 @@
+"""Insides of transformers: how its losses count labels, and how its Trainer scales a loss.
+
+Trainer divides the loss of a micro-batch by the accumulation steps, or does not where the loss is already a share of
+the whole step's items. A penalty that is added to it must follow the same rule, and no public method tells it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import attribute, member
+
+_SCALE = "the penalty must be scaled as Trainer scales its loss"
+
+
+def shifts_labels(model: Any) -> bool:
+    """Whether the model's loss compares position i with label i + 1: the rule by which items are counted."""
+    why = "labels must be counted as the model's loss counts them"
+    module = "transformers.loss.loss_utils"
+    mapping = member(module, "LOSS_MAPPING", library="transformers", why=why)
+    causal = member(module, "ForCausalLMLoss", library="transformers", why=why)
+    return mapping.get(getattr(model, "loss_type", None)) is causal and not is_encoder_decoder(model)
+
+
+def is_encoder_decoder(model: Any) -> bool:
+    """A model without a configuration is not of transformers, and has one stack."""
+    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+
+
+def trainer_shifts_labels(trainer: Any) -> bool:
+    """The same as Trainer sees it: how it counts `num_items_in_batch`."""
+    return bool(_of(trainer, "_loss_shifts_labels", "labels must be counted as Trainer counts num_items_in_batch"))
+
+
+def scaled_for_accumulation(trainer: Any, items: Any) -> bool:
+    """Whether the loss is already a share of the whole step, so that Trainer will not divide it by the steps."""
+    stated = _of(trainer, "loss_is_scaled_for_ga", _SCALE)
+    if stated is not None:
+        return bool(stated)
+    by_model = bool(_of(trainer, "model_accepts_loss_kwargs", _SCALE)) and items is not None
+    return by_model or _of(trainer, "compute_loss_func", _SCALE) is not None
+
+
+def accumulation_steps(trainer: Any) -> int:
+    """Micro-batches of the current optimiser step: fewer at the end of an epoch. Trainer sets it in train()."""
+    return int(_of(trainer, "current_gradient_accumulation_steps", _SCALE))
+
+
+def loss_copies(trainer: Any) -> int:
+    """By what Trainer multiplies a loss that is divided by the items of all processes: DDP will divide it again."""
+    if not trainer.args.average_tokens_across_devices:
+        return 1
+    return int(trainer.accelerator.num_processes // _of(trainer, "get_tp_size", _SCALE)())
+
+
+def sequence_shards(trainer: Any) -> dict[str, int]:
+    """Over how many processes a sequence is split before `compute_loss` sees it, by the name of the parallelism."""
+    why = "a sequence that is split over processes must be noticed"
+    return {"context": _of(trainer, "get_cp_size", why)(), "sequence": _of(trainer, "get_sp_size", why)()}
+
+
+def _of(trainer: Any, name: str, why: str) -> Any:
+    return attribute(trainer, name, library="transformers", why=why)

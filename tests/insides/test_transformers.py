@@ -1,0 +1,66 @@
+"""What decondense needs of transformers' insides is where it was, and what is gone is named."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from regularize.models import bert, gpt2, llama, t5
+from transformers import Trainer, TrainingArguments
+
+from decondense.insides import Moved
+from decondense.insides import transformers as inside
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory):
+    args = TrainingArguments(output_dir=str(tmp_path_factory.mktemp("out")), use_cpu=True, report_to="none")
+    return Trainer(model=llama(), args=args)
+
+
+def test_how_models_count_labels():
+    found = {build.__name__: inside.shifts_labels(build()) for build in (gpt2, llama, bert, t5)}
+    # GPT2 names no loss type: Trainer counts all its labels, and so must we
+    assert found == {"gpt2": False, "llama": True, "bert": False, "t5": False}
+    assert not inside.shifts_labels(torch.nn.Linear(2, 2))
+
+
+def test_how_trainer_scales_a_loss(trainer):
+    assert inside.trainer_shifts_labels(trainer) is True
+    assert inside.scaled_for_accumulation(trainer, items=7) is True
+    assert inside.scaled_for_accumulation(trainer, items=None) is False
+    assert inside.loss_copies(trainer) == 1
+    assert inside.sequence_shards(trainer) == {"context": 1, "sequence": 1}
+    trainer.current_gradient_accumulation_steps = 3  # as train() does
+    assert inside.accumulation_steps(trainer) == 3
+
+
+GONE = {
+    "_loss_shifts_labels": lambda t: inside.trainer_shifts_labels(t),
+    "loss_is_scaled_for_ga": lambda t: inside.scaled_for_accumulation(t, 1),
+    "model_accepts_loss_kwargs": lambda t: inside.scaled_for_accumulation(t, 1),
+    "compute_loss_func": lambda t: inside.scaled_for_accumulation(t, None),
+    "current_gradient_accumulation_steps": lambda t: inside.accumulation_steps(t),
+    "get_tp_size": lambda t: inside.loss_copies(t),
+    "get_cp_size": lambda t: inside.sequence_shards(t),
+    "get_sp_size": lambda t: inside.sequence_shards(t),
+}
+
+
+@pytest.mark.parametrize("name", GONE)
+def test_a_field_that_is_gone_is_named(trainer, name):
+    """No guess in its place: a penalty on another scale would look as right as this one."""
+
+    class Without:
+        def __getattr__(self, asked):
+            if asked == name:
+                raise AttributeError(asked)
+            return getattr(trainer, asked)
+
+    with pytest.raises(Moved, match=rf"{name} must exist in transformers, because .*: install a release"):
+        GONE[name](Without())
+
+
+def test_a_loss_that_is_gone_is_named(monkeypatch):
+    monkeypatch.delattr("transformers.loss.loss_utils.LOSS_MAPPING")
+    with pytest.raises(Moved, match=r"transformers\.loss\.loss_utils\.LOSS_MAPPING must exist"):
+        inside.shifts_labels(llama())
