@@ -131,7 +131,7 @@ def test_reports_import_no_torch():
     code = (
         "import sys, types; p = types.ModuleType('decondense'); import importlib.util as u; "
         "p.__path__ = list(u.find_spec('decondense').submodule_search_locations); sys.modules['decondense'] = p; "
-        "import decondense.figures.measurements, decondense.report.tables, decondense.meter.result; "
+        "import decondense.figures.measurements, decondense.report.page, decondense.meter.result; "
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

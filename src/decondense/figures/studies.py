@@ -9,22 +9,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import matplotlib
 import matplotlib.patheffects
 import numpy as np
 from matplotlib.figure import Figure
-from scipy import stats
 
+from ..stats.intervals import student
 from .heat_scale import cut_at, floor_of, top_of
+from .measured import Short as Snapshot
 from .measurements import INK, MAP, _save, density_image
 from .palette import PALETTE
 
 __all__ = ["curves", "effects", "heat_grid", "heat_row"]
 
 GREY = "#666666"
-Snapshot = Mapping[str, Any]
 Points = Sequence[tuple[str, Sequence[float]]]
 
 
@@ -39,6 +40,7 @@ def heat_grid(
 
     below: panels as `curves` has them, for what heatmaps are too coarse to show.
     """
+    rows = [(label, [(title, _attributes(s)) for title, s in panels]) for label, panels in rows]
     columns = max(len(panels) for _, panels in rows)
     height, strip = 2.3 * len(rows) + 0.9, 3.0 if below else 0.0
     whole = Figure(figsize=(2.2 * columns + 1.5, height + strip), layout="constrained")
@@ -55,7 +57,7 @@ def heat_grid(
     for row, (label, panels) in zip(axes, rows):
         for axis, (title, snapshot) in zip(row, panels):
             image = _heat(axis, snapshot, floor, top)
-            axis.set_title(f"{title}\nSpearman {_number(snapshot['spearman'])}", fontsize=8)
+            axis.set_title(f"{title}\nSpearman {_number(snapshot.spearman)}", fontsize=8)
         for axis in row[len(panels) :]:
             axis.set_visible(False)
         row[0].set_ylabel(label, fontsize=9)
@@ -81,6 +83,7 @@ def heat_row(
 
     numbers: the labels on the x axis are numbers, and the axis is logarithmic.
     """
+    panels = [(title, _attributes(s)) for title, s in panels]
     lines = math.ceil(len(panels) / 6)
     columns = math.ceil(len(panels) / lines)
     figure = Figure(figsize=(max(6.0, 2.2 * columns + 1.2), 2.3 * lines + 3.2), layout="constrained")
@@ -92,7 +95,7 @@ def heat_row(
     image = None
     for axis, (title, snapshot) in zip(axes.flat, panels):
         image = _heat(axis, snapshot, floor, top)
-        axis.set_title(f"{title}\nSpearman {_number(snapshot['spearman'])}", fontsize=8)
+        axis.set_title(f"{title}\nSpearman {_number(snapshot.spearman)}", fontsize=8)
     for axis in list(axes.flat)[len(panels) :]:
         axis.set_visible(False)
     upper.supylabel("cosine", fontsize=8)
@@ -109,7 +112,7 @@ def _points(axis: Any, points: Points, y: str, x: str, numbers: bool) -> None:
     axis.axhline(0, color=GREY, lw=0.8)
     if y.startswith("Spearman"):
         axis.set_ylim(-1.08, 1.08)
-        if any(len(v) > 1 and abs(m) + h > 1.08 for _, v in points for m, h in [_student(v)]):
+        if any(len(v) > 1 and abs(m) + h > 1.08 for _, v in points for m, h in [student(v)]):
             y += "\n(bars cut at ±1)"
     if numbers:
         axis.set_xscale("log")
@@ -152,7 +155,7 @@ def effects(
         colour = PALETTE[(colours[number] if colours else 0) % len(PALETTE)]
         known = [v for v in values if math.isfinite(v)]
         if len(known) > 1:
-            mean, half = _student(known, level)
+            mean, half = student(known, level)
             axis.plot([mean - half, mean + half], [place, place], color=colour, lw=2, solid_capstyle="butt")
             axis.plot(mean, place, "s", color=colour, ms=5.5)
         axis.plot(known, [place] * len(known), "o", color=colour, ms=3.5, mfc="white", zorder=4)
@@ -210,17 +213,22 @@ def _panel(axis: Any, panel: Mapping[str, Any]) -> None:
     _tidy(axis)
 
 
+def _attributes(snapshot: Any) -> Snapshot:
+    """Also of a dictionary, as long as studies keep them."""
+    return SimpleNamespace(**snapshot) if isinstance(snapshot, Mapping) else snapshot
+
+
 # ---- parts -------------------------------------------------------------------------------------------------------
 
 
 def _heat(axis: Any, snapshot: Snapshot, floor: float, top: float) -> Any:
-    density = np.asarray(snapshot["histogram"], dtype=float)
-    mean = np.asarray(snapshot["mean_cosine"], dtype=float)
+    density = np.asarray(snapshot.histogram, dtype=float)
+    mean = np.asarray(snapshot.mean_cosine, dtype=float)
     layers = len(mean) - 1
     width = 1 / layers
     image = density_image(axis, density, top=top)
     halo = [matplotlib.patheffects.withStroke(linewidth=2.6, foreground="white")]
-    split = layers if snapshot.get("final_norm") else layers + 1
+    split = layers if snapshot.final_norm else layers + 1
     axis.plot(np.arange(split) / layers, mean[:split], color=INK, lw=1.4, path_effects=halo)
     if split == layers:
         axis.axvline(1 - width / 2, color="white", lw=1)
@@ -248,20 +256,14 @@ def _dots(
         axis.plot([place] * len(known), known, "o", color=colour, ms=3.5, mfc="white", zorder=4)
         means.append(float(np.mean(known)) if known else math.nan)
         if len(known) > 1:
-            mean, half = _student(known)
+            mean, half = student(known)
             axis.errorbar(place, mean, half, color=colour, capsize=3, lw=1.3, fmt="s", ms=4)
     if joined or label:
         axis.plot(x, means, color=colour, lw=1.2, alpha=0.8, label=label)
 
 
-def _student(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
-    a = np.asarray(values, dtype=float)
-    half = float(stats.t.ppf((1 + level) / 2, len(a) - 1) * a.std(ddof=1) / math.sqrt(len(a)))
-    return float(a.mean()), half
-
-
 def _densities(snapshots: Sequence[Snapshot]) -> list[np.ndarray]:
-    return [np.asarray(s["histogram"], dtype=float) for s in snapshots]
+    return [np.asarray(s.histogram, dtype=float) for s in snapshots]
 
 
 def _bar(figure: Any, image: Any, axes: list[Any], cut: str) -> None:

@@ -1,0 +1,141 @@
+"""The arrays of a measurement, as figures, the page and the meter read them. numpy only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from ..records import Interval, Measurement, Number, State
+
+__all__ = ["QUANTILES", "Geometry", "Short", "histogram_quantiles", "known"]
+
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+
+class Short(Protocol):
+    """What a heatmap needs at least: a `records.Snapshot` has it, and so has a `Geometry`. `histogram` (states, bins)
+    is a density over cosines −1 … 1; `mean_cosine` (states,)."""
+
+    @property
+    def histogram(self) -> Sequence[Sequence[float]] | np.ndarray | None: ...
+    @property
+    def mean_cosine(self) -> Sequence[Number] | np.ndarray: ...
+    @property
+    def final_norm(self) -> bool | None: ...
+    @property
+    def spearman(self) -> Number: ...
+
+
+class Geometry:
+    """A measurement with its numbers as arrays: one entry per hidden state, 0 (embedding layer) … L; the last one is
+    after the final norm, as the model returns it. `before_norm` is the same state before it."""
+
+    def __init__(self, record: Measurement) -> None:
+        self.record = record
+
+    @property
+    def layers(self) -> int:
+        """L, the number of blocks."""
+        return self.record.model.layers
+
+    @property
+    def states(self) -> list[State]:
+        return self.record.states[: self.layers + 1]
+
+    @property
+    def before_norm(self) -> State | None:
+        """The last block's output before the final norm; None where the model does not give it away."""
+        return self.record.states[self.layers + 1] if len(self.record.states) > self.layers + 1 else None
+
+    @property
+    def final_norm(self) -> bool | None:
+        return self.record.final_norm
+
+    def values(self, name: str) -> np.ndarray:
+        """(L+1,) of any statistic of the states, by name."""
+        if not hasattr(self.states[0], name):
+            names = [key for key, value in self.states[0].model_dump().items() if isinstance(value, float)]
+            raise ValueError(f"{name!r} must be one of {', '.join(names)}: was --spectral left out?")
+        return np.array([getattr(state, name) for state in self.states], dtype=np.float64)
+
+    @property
+    def mean_cosine(self) -> np.ndarray:
+        return self.values("mean_cosine")
+
+    @property
+    def quantiles(self) -> np.ndarray:
+        """(L+1, 5): 5, 25, 50, 75 and 95 % of the pooled cosines."""
+        return np.array([state.quantiles for state in self.states])
+
+    @property
+    def histogram(self) -> np.ndarray:
+        """(L+1, bins) density over [−1, 1] of the cosines of all windows together: each row integrates to 1."""
+        return self._density(self.record.histogram.counts)
+
+    @property
+    def released_histogram(self) -> np.ndarray:
+        """(L+1, bins), matrices averaged over windows first and binned then, diagonal counted: how the published
+        figures were made."""
+        if self.record.released_histogram is None:
+            raise ValueError("the released view was not measured: ask for it with released=True (--released).")
+        return self._density(self.record.released_histogram.counts)
+
+    def _density(self, counts: list[list[float]]) -> np.ndarray:
+        table = np.array(counts[: self.layers + 1], dtype=np.float64)
+        return table / np.maximum(1, table.sum(-1, keepdims=True)) * (table.shape[-1] / 2)
+
+    @property
+    def per_window(self) -> np.ndarray:
+        """(windows, L+1) mean cosine of each window: what the intervals are resampled from."""
+        return np.array(self.record.per_window.mean_cosine, dtype=np.float64)[:, : self.layers + 1]
+
+    def _trend(self, name: str, states: str) -> Interval:
+        table = self.record.trend
+        if states not in table:
+            raise ValueError(f"states must be one of {', '.join(table)}, got {states!r}.")
+        if name not in table[states]:
+            raise ValueError(f"name must be one of {', '.join(table[states])}, got {name!r}.")
+        return table[states][name]
+
+    def trend(self, name: str, *, states: str = "all") -> float:
+        """`name`: spearman, kendall, slope or last; `states`: "all" (L+1), "blocks" (L), or either with
+        "_before_norm"."""
+        return known(self._trend(name, states).value)
+
+    def interval(self, name: str, *, states: str = "all") -> tuple[float, float]:
+        """The 95 % interval of a trend statistic, from a bootstrap over windows; NaN where there is none."""
+        entry = self._trend(name, states)
+        whole = entry.low is not None and entry.high is not None
+        return (known(entry.low), known(entry.high)) if whole else (float("nan"), float("nan"))
+
+    @property
+    def spearman(self) -> float:
+        return self.trend("spearman")
+
+    @property
+    def label(self) -> str:
+        """What tables and figures call it."""
+        return self.record.model.description + (", freshly initialised" if self.record.model.init else "")
+
+    @property
+    def text(self) -> str:
+        return self.record.text.name
+
+
+def known(value: Number) -> float:
+    return float("nan") if value is None else float(value)
+
+
+def histogram_quantiles(counts: np.ndarray, levels: tuple[float, ...] = QUANTILES) -> list[float]:
+    """Quantiles of a histogram over [−1, 1], linear inside a bin: off by at most the width of one bin."""
+    edges = np.linspace(-1, 1, len(counts) + 1)
+    cumulative = np.concatenate([[0], np.cumsum(counts)]).astype(np.float64)
+    total = cumulative[-1]
+    result = []
+    for level in levels:
+        at = int(np.clip(np.searchsorted(cumulative, level * total, side="left") - 1, 0, len(counts) - 1))
+        inside = (level * total - cumulative[at]) / max(1.0, float(counts[at]))
+        result.append(float(edges[at] + np.clip(inside, 0, 1) * (edges[at + 1] - edges[at])))
+    return result
