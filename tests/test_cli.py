@@ -20,7 +20,7 @@ QUICK = ["--text", "pydoc", "--windows", "4", "--tokens", "48", "--bootstrap", "
 @pytest.fixture(autouse=True)
 def _no_ambient_data(monkeypatch):
     monkeypatch.delenv("DECONDENSE_DATA", raising=False)
-    monkeypatch.setattr("decondense.models.hub_reachable", lambda: False)
+    monkeypatch.setattr("decondense.hub.hub_reachable", lambda: False)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 import tiny_gguf
 import torch
 
-from decondense import models, weights_cache
+from decondense import weights_cache
 from decondense.models import Source, load, pick_device, resolve
 
 
@@ -22,7 +22,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def offline(monkeypatch):
-    monkeypatch.setattr(models, "hub_reachable", lambda: False)
+    monkeypatch.setattr("decondense.hub.hub_reachable", lambda: False)
 
 
 def test_a_folder(shared):

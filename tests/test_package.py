@@ -16,11 +16,11 @@ PACKAGE = ROOT / "src" / "decondense"
 # Every module, from the ground up: it may import what stands in a line above its own, or what stands in the same
 # package, and nothing else. A name stands for all modules below it that have no line of their own.
 ORDER = (
-    "words files geometry",
+    "words files hub geometry",
     "records theory insides",
     "kernels",
     "losses",
-    "hidden_states",
+    "hidden_states stack",
     "handle",
     "integrations",
     "regularizer",
@@ -41,7 +41,6 @@ ORDER = (
 KNOWN = {
     "figures.measurements imports meter.compare",
     "figures.measurements imports meter.result",
-    "text imports models",
 }
 CIRCLES = {
     "studies.training", "studies.reuse", "commands.measure", "commands.compare", "meter.compare", "meter.run",

@@ -120,7 +120,7 @@ def test_the_environment_names_the_folder(shared, monkeypatch):
 
 
 def test_a_text_out_of_reach_is_never_replaced(monkeypatch):
-    monkeypatch.setattr("decondense.models.hub_reachable", lambda: False)
+    monkeypatch.setattr("decondense.hub.hub_reachable", lambda: False)
     monkeypatch.setattr(texts, "_packaged_file", lambda entry, split: None)
     for name in set(texts.TEXTS) - {"pydoc", "novels"}:
         with pytest.raises(OSError, match="set DECONDENSE_DATA to a folder that holds"):
@@ -141,7 +141,7 @@ def test_the_hub_is_read_through_datasets(monkeypatch):
         return ({"text": f"row {i} ", "context": f"passage {i // 3}"} for i in range(1000))
 
     monkeypatch.setattr(datasets, "load_dataset", fake)
-    monkeypatch.setattr("decondense.models.hub_reachable", lambda: True)
+    monkeypatch.setattr("decondense.hub.hub_reachable", lambda: True)
     monkeypatch.setattr(texts, "_packaged_file", lambda entry, split: None)
     assert open_text("wikitext-2").joined.startswith("row 0 row 1 ")
     assert len(open_text("squad").documents) == 334  # repeated contexts are one document

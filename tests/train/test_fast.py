@@ -12,7 +12,7 @@ from regularize.models import bert, gpt2, llama, qwen3, tokens
 
 import decondense as dc
 from decondense.train import train
-from decondense.train.fast import compile_blocks, eager, fuse_head, head_loss, repeated_blocks
+from decondense.train.fast import compile_blocks, eager, fuse_head, head_loss
 from train.runs import result, tiny, weights
 
 
@@ -132,13 +132,6 @@ def test_a_recipe_that_insists_is_told(tmp_path, cache):
 
 
 # ---- compiled blocks ---------------------------------------------------------------------------------------------
-
-
-def test_the_blocks_are_those_of_the_stack():
-    one, two = llama(3), gpt2(3)
-    assert repeated_blocks(one) == list(one.model.layers)
-    assert repeated_blocks(two) == list(two.transformer.h)
-    assert repeated_blocks(torch.nn.Linear(2, 2)) == []
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="SKIPPED WITHOUT A COMPILER: torch.compile needs g++ on a CPU")

@@ -42,7 +42,7 @@ def doctor(
 
 def examine(data: Path | None = None) -> dict[str, Any]:
     """What ``doctor`` shows, as a dictionary."""
-    from .. import models, text, weights_cache
+    from .. import hub, text, weights_cache
 
     ready = weights_cache.available()
     bundled = {
@@ -54,7 +54,7 @@ def examine(data: Path | None = None) -> dict[str, Any]:
         "devices": _devices(),
         "models": bundled,
         "texts": text.available(data),
-        "hub": models.hub_reachable(),
+        "hub": hub.hub_reachable(),
         "cache": str(weights_cache.cache_dir()),
     }
 

@@ -164,7 +164,7 @@ def _task(name: str, leaf: str, index: dict[str, Any], folder: Path | None) -> A
     if folder is not None:
         config |= _local(name, leaf, config, folder)
     else:
-        from ..models import hub_reachable
+        from ..hub import hub_reachable
 
         if not hub_reachable():
             raise OSError(

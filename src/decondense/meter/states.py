@@ -11,12 +11,15 @@ model they do not fit is read through its outputs instead, and there the state b
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
+
+from ..stack import repeated_blocks
 
 __all__ = ["StateReader"]
 
@@ -30,27 +33,21 @@ class StateReader:
     def __init__(self, model: Any, *, stack: str = "decoder") -> None:
         if stack not in STACKS:
             raise ValueError(f"stack must be one of {', '.join(STACKS)}, got {stack!r}.")
-        if not hasattr(model, "config"):
-            raise TypeError(
-                f"a model must be a transformers model, got {type(model).__name__}: wrap it or load it by name."
-            )
+        self.embedding = _token_embedding(model)
         self.model = getattr(model, "base_model", model)
-        self.pair = bool(getattr(model.config, "is_encoder_decoder", False))
-        self.stack = stack if self.pair else "only"
-        if self.pair and stack == "encoder":
+        pair = bool(getattr(model.config, "is_encoder_decoder", False))
+        self.stack = stack if pair else "only"
+        if pair and stack == "encoder":
             self.model = self.model.get_encoder()
-        self.blocks = self._find_blocks()
-        probe = torch.arange(6).view(1, 6) % min(6, self._vocabulary()) + 1
+        self.blocks = repeated_blocks(self.model.get_decoder() if self.stack == "decoder" else self.model)
+        probe = torch.arange(6).view(1, 6) % min(6, len(self.embedding.weight)) + 1
         returned = self._returned(probe)
-        self.hooked = self._hooks_agree(probe, returned)
         self.layers = len(returned) - 1
         self.states = self.layers + 2
         self.width = int(returned[0].shape[-1])
-        self.final_norm: bool | None = None
-        if self.hooked:
-            last: dict[int, torch.Tensor] = {}
-            self._read_hooked(probe, lambda number, z: last.__setitem__(number, z.clone()))
-            self.final_norm = not torch.equal(last[self.layers], last[self.layers + 1])
+        read = self._read_probe(probe)
+        self.hooked = all(i in read and torch.equal(read[i], z) for i, z in enumerate(returned))
+        self.final_norm = not torch.equal(read[self.layers], read[self.layers + 1]) if self.hooked else None
 
     def read(self, ids: torch.Tensor, visit: Visit) -> None:
         """ids (batch, tokens)."""
@@ -63,11 +60,8 @@ class StateReader:
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _vocabulary(self) -> int:
-        return int(self.model.get_input_embeddings().weight.shape[0])
-
     def _inputs(self, ids: torch.Tensor) -> dict[str, Any]:
-        ids = ids.to(self.model.get_input_embeddings().weight.device)
+        ids = ids.to(self.embedding.weight.device)
         inputs: dict[str, Any] = {"input_ids": ids}
         if "use_cache" in inspect.signature(self.model.forward).parameters:
             inputs["use_cache"] = False
@@ -82,37 +76,22 @@ class StateReader:
     def _returned(self, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
         with torch.inference_mode():
             out = self.model(**self._inputs(ids), output_hidden_states=True, return_dict=True)
-        name = "decoder_hidden_states" if self.stack == "decoder" else "hidden_states"
-        found = getattr(out, name, None)
-        if not found:
+        states = getattr(out, "decoder_hidden_states" if self.stack == "decoder" else "hidden_states", None)
+        if not states:
             raise ValueError(
                 f"a model must return hidden states, {type(self.model).__name__} does not: it cannot be measured."
             )
-        return tuple(found)
+        return tuple(states)
 
-    def _find_blocks(self) -> nn.ModuleList | None:
-        """The shallowest list of modules that is as long as the stack is deep."""
-        root = self.model.get_decoder() if self.stack == "decoder" else self.model
-        config = self.model.config
-        names = ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers", "decoder_layers", "encoder_layers")
-        depths = {getattr(config, name, None) for name in names} - {None}
-        lists = [
-            (n.count("."), m) for n, m in root.named_modules() if isinstance(m, nn.ModuleList) and len(m) in depths
-        ]
-        return min(lists, key=lambda pair: pair[0])[1] if lists else None
-
-    def _hooks_agree(self, probe: torch.Tensor, returned: tuple[torch.Tensor, ...]) -> bool:
-        if self.blocks is None or len(self.blocks) != len(returned) - 1:
-            return False
-        seen: dict[int, torch.Tensor] = {}
-        try:
-            self._read_hooked(probe, lambda number, z: seen.__setitem__(number, z.clone()))
-        except (TypeError, AttributeError, IndexError):
-            return False
-        return all(i in seen and torch.equal(seen[i], z) for i, z in enumerate(returned))
+    def _read_probe(self, probe: torch.Tensor) -> dict[int, torch.Tensor]:
+        """What the hooks read; nothing where they do not fit the blocks."""
+        read: dict[int, torch.Tensor] = {}
+        if len(self.blocks) == self.layers:
+            with contextlib.suppress(TypeError, AttributeError, IndexError, KeyError):
+                self._read_hooked(probe, lambda number, z: read.__setitem__(number, z.clone()))
+        return read
 
     def _read_hooked(self, ids: torch.Tensor, visit: Visit) -> None:
-        assert self.blocks is not None
         layers = len(self.blocks)
 
         def entering(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -134,3 +113,19 @@ class StateReader:
             for handle in handles:
                 handle.remove()
         visit(layers, out.last_hidden_state)
+
+
+def _token_embedding(model: Any) -> Any:
+    """The table of token vectors, which only a transformers model that reads token ids has."""
+    if not hasattr(model, "config") or not hasattr(model, "get_input_embeddings"):
+        reason = "is no transformers model"
+    else:
+        with contextlib.suppress(NotImplementedError):
+            embedding = model.get_input_embeddings()
+            if getattr(embedding, "weight", None) is not None and embedding.weight.ndim == 2:
+                return embedding
+        reason = "does not read token ids"
+    raise TypeError(
+        f"measure needs a transformers model that reads token ids; {type(model).__name__} {reason}: collect its hidden "
+        "states z (windows, tokens, width) and give each to decondense.meter.statistics.window_statistics(z)."
+    )

@@ -24,7 +24,7 @@ __all__ = ["bench_folder", "evaluate_folder", "pack", "paired_outcomes", "unpack
 def bench_folder(given: str | None, data: str | None = None) -> str | None:
     """Where benchmark files lie: what was given, $DECONDENSE_BENCH, or the folder `bench` of the texts; "hub" where
     that can be reached; else None."""
-    from ..models import hub_reachable
+    from ..hub import hub_reachable
 
     texts = data or os.environ.get("DECONDENSE_DATA")
     for place in (given, os.environ.get("DECONDENSE_BENCH")):

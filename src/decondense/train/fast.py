@@ -20,13 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["compile_blocks", "eager", "fuse_head", "repeated_blocks"]
+from ..stack import repeated_blocks
 
-
-def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """The modules of the longest list of alike modules: the blocks of the stack."""
-    lists = [list(m) for m in model.modules() if isinstance(m, nn.ModuleList) and len({type(x) for x in m}) == 1]
-    return max(lists, key=len, default=[])
+__all__ = ["compile_blocks", "eager", "fuse_head"]
 
 
 def compile_blocks(model: nn.Module) -> int:

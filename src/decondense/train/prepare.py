@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from .. import text
-from ..models import hub_reachable, pick_device
+from ..hub import hub_reachable
+from ..models import pick_device
 from ..weights_cache import cache_dir, quiet_loading
 from ..windows import draw_windows
 from .blocks import Blocks, join
