@@ -90,7 +90,10 @@ TEXTS: dict[str, NamedText] = {
         local=("fineweb-edu/{split}.jsonl", "text/fineweb-edu.jsonl"),
         stream=True,
     ),
-    "novels": NamedText(hub=None, split="valid", local=("novels/{split}.jsonl",)),
+    **{
+        name: NamedText(hub=None, split="valid", local=(f"{name}/{{split}}.jsonl",))
+        for name in ("novels", "encyclopedia", "reviews", "abstracts")
+    },
     "pydoc": NamedText(hub=None, split="all", local=()),
 }
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from decondense.train import load_recipe, recipe_from, train, with_settings
-from decondense.train.recipe import count
+from decondense.train.sections import count
 from train.runs import content, tiny
 
 RECIPES = sorted((Path(__file__).resolve().parents[2] / "recipes").glob("*.yaml"))

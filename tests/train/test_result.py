@@ -237,17 +237,6 @@ def test_several_passes_over_a_short_text_are_mentioned(tmp_path):
     assert said == ["the text has 19 blocks: the run goes over it 1.68 times"]
 
 
-def test_a_text_that_the_tokens_do_not_reach_is_mentioned(tmp_path):
-    first, second = tmp_path / "a.txt", tmp_path / "b.txt"
-    first.write_text("a few words " * 600)
-    second.write_text("other words " * 600)
-    said: list[str] = []
-    recipe = tiny(f"data={{text: [{first}, {second}], tokens: 1024, held_out_tokens: 96, context: 32}}")
-    run = train(recipe, tmp_path / "run", cache=tmp_path, say=said.append)
-    assert [t["name"] for t in run.record["text"]] == [str(first)]
-    assert said == [f"1,024 tokens are filled before {second}, which this run does not read"]
-
-
 @pytest.mark.parametrize(("steps", "number", "at"), [(10, 2, [5, 10]), (3, 5, [1, 2, 3]), (1, 4, [1]), (1526, 5,
     [305, 610, 916, 1221, 1526]), (7, 0, [])])  # fmt: skip
 def test_milestones(steps, number, at):

@@ -86,6 +86,7 @@ TINY_SHORT: Recipe = {
 
 _TEXTS: Recipe = {
     "text": ["novels:train", "wikitext-2:train"],
+    "order": "sequential",
     "held_out": ["novels:valid", "wikitext-2:valid"],
     "held_out_tokens": 262_144,
     "context": 1024,

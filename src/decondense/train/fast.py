@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -23,6 +23,8 @@ from torch.nn import functional as F
 from ..stack import repeated_blocks
 
 __all__ = ["compile_blocks", "eager", "fuse_head"]
+
+Terms = Callable[[Tensor, Tensor, Tensor], dict[str, Tensor]]
 
 
 def compile_blocks(model: nn.Module) -> int:
@@ -40,15 +42,27 @@ def head_loss(hidden: Tensor, weight: Tensor, labels: Tensor, items: Tensor) -> 
     return F.cross_entropy(logits, labels[:, 1:].flatten(), reduction="sum", ignore_index=-100) / items
 
 
-def fuse_head(model: Any, *, compiled: bool = True) -> bool:
-    """Give a causal language model the fused head; says whether it fits this model. In eval() nothing changes."""
+def head_terms(hidden: Tensor, weight: Tensor, labels: Tensor, items: Tensor, terms: Terms) -> dict[str, Tensor]:
+    """`head_loss` under "loss", and what `terms` makes of the same logits."""
+    logits = F.linear(hidden[:, :-1].flatten(0, 1), weight).float()
+    target = labels[:, 1:].flatten()
+    loss = F.cross_entropy(logits, target, reduction="sum", ignore_index=-100) / items
+    return {"loss": loss, **terms(logits, target, items)}
+
+
+def fuse_head(model: Any, *, compiled: bool = True, terms: Terms | None = None) -> bool:
+    """Give a causal language model the fused head; says whether it fits this model. In eval() nothing changes.
+
+    terms  of (logits, labels, items): what else is computed of the logits and returned beside the loss
+    """
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if not isinstance(head, nn.Linear) or head.bias is not None or model.base_model is model:
         return False
     if not _reproduces(model, head):
         return False
     # One shape in a whole run; left to itself the compiler would make a slower kernel for any shape.
-    function = torch.compile(head_loss, dynamic=False) if compiled else head_loss
+    function: Any = head_loss if terms is None else functools.partial(head_terms, terms=terms)
+    function = torch.compile(function, dynamic=False) if compiled else function
     own = model.forward
 
     @functools.wraps(own)
@@ -60,7 +74,7 @@ def fuse_head(model: Any, *, compiled: bool = True) -> bool:
             items = (labels[:, 1:] != -100).sum()
         hidden = model.base_model(**kwargs).last_hidden_state
         loss = function(hidden, head.weight, labels, torch.as_tensor(items, device=hidden.device))
-        return {"loss": loss}
+        return loss if isinstance(loss, dict) else {"loss": loss}
 
     model.forward = forward
     return True

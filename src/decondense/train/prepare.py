@@ -11,15 +11,18 @@ from typing import Any
 import torch
 
 from .. import text
-from ..hub import hub_reachable
 from ..models import pick_device
 from ..weights_cache import cache_dir, quiet_loading
 from ..windows import draw_windows
-from .blocks import Blocks, join
+from .blocks import Blocks
+from .controls import Centre, dropout_keys, logit_terms
 from .distillation import check_teacher, same_tokens
 from .folder import process_count
+from .held_out import Document, documents_in
+from .mixture import blocks_of
 from .recipe import Recipe
-from .token_files import prepare as tokenise
+from .sections import TrainedTokenizer
+from .tokenizer import open_tokenizer
 
 __all__ = ["Prepared", "prepare"]
 
@@ -33,8 +36,10 @@ class Prepared:
     source: dict[str, Any]
     blocks: Blocks
     held_out: Blocks
+    documents: list[Document]
     window_text: str
     teacher: Any
+    centre: Centre | None
     device: torch.device
     bf16: bool
     micro_batch: int
@@ -44,8 +49,9 @@ class Prepared:
 def prepare(recipe: Recipe, folder: Path, cache: str | os.PathLike[str] | None, preparing: Any = None) -> Prepared:
     device = _device(recipe)
     bf16 = _bf16(recipe, device)
+    where = Path(cache) if cache is not None else cache_dir() / "tokens"
     with quiet_loading():
-        model, tokenizer, source = _model(recipe, device)
+        model, tokenizer, source = _model(recipe, device, where)
     limit = getattr(model.config, "max_position_embeddings", None) or getattr(model.config, "n_positions", None)
     if limit is not None and recipe.data.context > limit:
         raise ValueError(
@@ -55,12 +61,15 @@ def prepare(recipe: Recipe, folder: Path, cache: str | os.PathLike[str] | None, 
     _check_processes(recipe)
     _check_disk(folder, model, recipe)
     teacher = _teacher(recipe, model, tokenizer, device)
-    where = Path(cache) if cache is not None else cache_dir() / "tokens"
-    blocks, held_out = _blocks(recipe, tokenizer, where, preparing)
+    blocks, held_out, texts = blocks_of(recipe, tokenizer, where, preparing)
     _check_tokenizer(model, tokenizer, blocks, held_out)
     words = _window_text(recipe, tokenizer, held_out)
+    centre = _centre(recipe, model)
     speed = _make_fast(recipe, model, device)
-    return Prepared(model, tokenizer, source, blocks, held_out, words, teacher, device, bf16, micro, speed)
+    documents = documents_in(texts, recipe.data)
+    return Prepared(
+        model, tokenizer, source, blocks, held_out, documents, words, teacher, centre, device, bf16, micro, speed
+    )
 
 
 def _device(recipe: Recipe) -> torch.device:
@@ -90,7 +99,7 @@ def _bf16(recipe: Recipe, device: torch.device) -> bool:
     return bf16
 
 
-def _model(recipe: Recipe, device: torch.device) -> tuple[Any, Any, dict[str, Any]]:
+def _model(recipe: Recipe, device: torch.device, cache: Path) -> tuple[Any, Any, dict[str, Any]]:
     """(model in train mode on the device, tokenizer, what it is in words)."""
     import transformers
 
@@ -98,11 +107,18 @@ def _model(recipe: Recipe, device: torch.device) -> tuple[Any, Any, dict[str, An
 
     wanted, seed = recipe.model, recipe.train.seed
     options: dict[str, Any] = {} if wanted.attention is None else {"attn_implementation": wanted.attention}
+    own = None if wanted.tokenizer is None else open_tokenizer(wanted.tokenizer, recipe.data, cache)
+    changes = dict(wanted.config)
+    if isinstance(wanted.tokenizer, TrainedTokenizer):
+        end = own.eos_token_id
+        changes = {"vocab_size": len(own), "bos_token_id": end, "eos_token_id": end} | changes
+    dropout = recipe.baselines.dropout
     if wanted.architecture is not None:
-        assert wanted.tokenizer is not None
-        tokenizer = _tokenizer(wanted.tokenizer)
+        tokenizer = own
         try:
-            config = transformers.AutoConfig.for_model(wanted.architecture, **wanted.config)
+            config = transformers.AutoConfig.for_model(wanted.architecture, **changes)
+            if dropout is not None:
+                config.update(dict.fromkeys(dropout_keys(config), dropout))
             torch.manual_seed(seed)
             model = transformers.AutoModelForCausalLM.from_config(config, **options)
         except Exception as error:  # every configuration has errors of its own; the user needs one sentence
@@ -114,18 +130,22 @@ def _model(recipe: Recipe, device: torch.device) -> tuple[Any, Any, dict[str, An
     else:
         assert wanted.name is not None
         resolved = models.resolve(wanted.name, revision=wanted.revision)
+        if dropout is not None:
+            remote = {"revision": wanted.revision, "trust_remote_code": wanted.trust_remote_code}
+            config = transformers.AutoConfig.from_pretrained(resolved.location, **remote)
+            changes |= dict.fromkeys(dropout_keys(config), dropout)
         model, tokenizer = models.load(
             resolved, dtype="float32", device="cpu", init=wanted.init, seed=seed,
-            trust_remote_code=wanted.trust_remote_code, config_changes=wanted.config or None, **options,
+            trust_remote_code=wanted.trust_remote_code, config_changes=changes or None, **options,
         )  # fmt: skip
-        if wanted.tokenizer is not None:
-            own, tokenizer = tokenizer, _tokenizer(wanted.tokenizer)
+        if own is not None:
             if not wanted.init and not same_tokens(own, tokenizer):
                 raise ValueError(
                     f"model.tokenizer must split text as the trained weights of {resolved.name!r} know it, got "
                     f"{wanted.tokenizer!r}, which splits it otherwise: leave it out, or set model.init to true for "
                     "fresh weights."
                 )
+            tokenizer = own
         source = {"name": resolved.name, "source": resolved.description + (", fresh weights" if wanted.init else "")}
     if not hasattr(model, "lm_head") and model.get_output_embeddings() is None:
         raise ValueError(f"train needs a causal language model, got {type(model).__name__}: choose another model.")
@@ -145,23 +165,6 @@ def _model(recipe: Recipe, device: torch.device) -> tuple[Any, Any, dict[str, An
     return model.train(), tokenizer, source
 
 
-def _tokenizer(name: str) -> Any:
-    """The tokenizer of a model, or "bytes": one token per byte of UTF-8, which needs no file."""
-    if name == "bytes":
-        from transformers import ByT5Tokenizer
-
-        return ByT5Tokenizer()
-    from ..models import load_tokenizer, resolve
-
-    try:
-        return load_tokenizer(resolve(name))
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(
-            f"model.tokenizer must be bytes or a model whose tokenizer can be had here, got {name!r}: "
-            f"{' '.join(str(error).split()).rstrip('.')}."
-        ) from None
-
-
 def _teacher(recipe: Recipe, model: Any, tokenizer: Any, device: torch.device) -> Any:
     wanted = recipe.baselines.distillation
     if wanted is None:
@@ -171,42 +174,6 @@ def _teacher(recipe: Recipe, model: Any, tokenizer: Any, device: torch.device) -
     teacher, its_tokenizer = load(wanted.teacher, revision=wanted.revision, device=device, dtype="float32")
     check_teacher(model, teacher, (tokenizer, its_tokenizer), recipe.data.context)
     return teacher.requires_grad_(False)
-
-
-def _blocks(recipe: Recipe, tokenizer: Any, cache: Path, preparing: Any) -> tuple[Blocks, Blocks]:
-    """Training and held-out blocks; without a held-out text, the end of the text is held out."""
-    data = recipe.data
-    aside = -(-data.held_out_tokens // data.context)
-    options: dict[str, Any] = {"context": data.context, "cache": cache, "data": data.folder}
-    wanted = recipe.steps * recipe.step_tokens
-    names = [_training_split(name, data.folder) for name in ([data.text] if isinstance(data.text, str) else data.text)]
-    if data.held_out is not None:
-        blocks = tokenise(names, tokenizer, tokens=wanted, progress=preparing, **options)
-        others = [data.held_out] if isinstance(data.held_out, str) else data.held_out
-        share = -(-aside // len(others))  # every held-out text has its say
-        parts = [tokenise(name, tokenizer, tokens=share * data.context, **options) for name in others]
-        return blocks, join([part.part(0, min(len(part), share)) for part in parts])
-    blocks = tokenise(names, tokenizer, tokens=wanted + aside * data.context, progress=preparing, **options)
-    if len(blocks) < aside + 1:
-        raise ValueError(
-            f"the text must fill {aside + 1} blocks of {data.context} tokens, {aside} of them held out, it fills "
-            f"{len(blocks)}: give more text, name data.held_out, or lower data.held_out_tokens."
-        )
-    return blocks.part(0, len(blocks) - aside), blocks.part(len(blocks) - aside, len(blocks))
-
-
-def _training_split(name: str, folder: str | None) -> str:
-    """A named text without a split is its train split here; what it stands for elsewhere is there to be measured on."""
-    entry = text.TEXTS.get(name)
-    if entry is None or name == "pydoc" or entry.split == "train":
-        return name
-    found = text._local_file(entry, "train", folder) or text._packaged_file(entry, "train")
-    if found is None and not (entry.hub is not None and hub_reachable()):
-        raise ValueError(
-            f"text {name!r} has no train split here: set DECONDENSE_DATA to a folder that has it, or name a split to "
-            f"train on, like {name}:{entry.split}."
-        )
-    return f"{name}:train"
 
 
 def _check_tokenizer(model: Any, tokenizer: Any, *texts: Blocks) -> None:
@@ -295,6 +262,14 @@ def _micro_batch(recipe: Recipe, model: Any, device: torch.device) -> int:
     return max(d for d in range(1, share + 1) if share % d == 0 and (d <= fits or d == 1))
 
 
+def _centre(recipe: Recipe, model: Any) -> Centre | None:
+    if not recipe.baselines.centre_last:
+        return None
+    if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
+        raise ValueError("baselines.centre_last keeps its mean on every process: it does not go with FSDP.")
+    return Centre(model)
+
+
 def _make_fast(recipe: Recipe, model: Any, device: torch.device) -> dict[str, bool]:
     """Compiled blocks and the fused head, on a GPU unless the recipe says otherwise."""
     from .fast import compile_blocks, fuse_head
@@ -306,7 +281,8 @@ def _make_fast(recipe: Recipe, model: Any, device: torch.device) -> dict[str, bo
         fused = False  # distillation needs the logits, and adapters wrap the model
     done = {"compiled": bool(compiled), "fused_loss": False}
     if fused:
-        done["fused_loss"] = fuse_head(model, compiled=bool(compiled))
+        terms = logit_terms if recipe.baselines.on_logits else None
+        done["fused_loss"] = fuse_head(model, compiled=bool(compiled), terms=terms)
         if not done["fused_loss"] and recipe.train.fused_loss is True:
             raise ValueError(f"train.fused_loss does not reproduce the loss of {type(model).__name__}: set it to auto.")
     if compiled:

@@ -25,15 +25,24 @@ HISTORY = (
     "mean_cosine",
     "penalty_weight",
     "penalty_agreement",
+    "z_loss",
+    "label_smoothing",
     "learning_rate",
     "grad_norm",
 )
 
 
 def record_of(
-    recipe: Recipe, folder: Path, prepared: Prepared, trainer: Any, clock: Any, command: str
+    recipe: Recipe,
+    folder: Path,
+    prepared: Prepared,
+    trainer: Any,
+    clock: Any,
+    command: str,
+    documents: dict[str, Any],
 ) -> dict[str, Any]:
-    """The content of result.json. `tokens` are counted in whole blocks; a figure that was not finite is null."""
+    """The content of result.json; `documents` is what `held_out.document_losses` returned. `tokens` are counted in
+    whole blocks; a figure that was not finite is null."""
     per_step = recipe.step_tokens
 
     def at(step: int) -> dict[str, int]:
@@ -56,6 +65,7 @@ def record_of(
         "tokens": recipe.steps * per_step,
         "history": history,
         "held_out": held_out,
+        **documents,
         "snapshots": [at(step) | {"file": files[step]} for step in sorted(files)],
         "skipped_steps": trainer.skipped,
         "seconds": round(trainer.seconds, 2),

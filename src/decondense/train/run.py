@@ -105,7 +105,10 @@ def _carry_out(
             finally:
                 if trainer.handle is not None:
                     trainer.handle.remove()
-            record = record_of(recipe, folder, prepared, trainer, clock, command)
+            documents = _document_losses(recipe, prepared, trainer)
+            record = record_of(recipe, folder, prepared, trainer, clock, command, documents)
+            if prepared.centre is not None:
+                prepared.centre.fold()
             save_model(trainer, folder, record, prepared.tokenizer)
             if first_process():
                 write_result(folder, record, draw=draw)
@@ -133,8 +136,6 @@ def _trainer(
     passes = len(order) / len(prepared.blocks)
     if passes > 1:
         say(f"the text has {len(prepared.blocks)} blocks: the run goes over it {passes:.2f} times")
-    if unread := _unread(recipe, prepared):
-        say(f"{recipe.data.tokens:,} tokens are filled before {' and '.join(unread)}, which this run does not read")
     try:
         trainer = Trainer(
             recipe=recipe,
@@ -163,11 +164,13 @@ def _trainer(
     trainer.add_callback(seen)
     if show is not None and first_process():
         trainer.add_callback(Shown(show, clock, recipe.step_tokens, seen))
-    trainer.handle = _attach(recipe, trainer)
+    if prepared.centre is not None:
+        trainer.add_callback(prepared.centre)
+    trainer.attach(_regularized(recipe, trainer))
     return trainer
 
 
-def _attach(recipe: Recipe, trainer: Any) -> Any:
+def _regularized(recipe: Recipe, trainer: Any) -> Any:
     loss = recipe.loss
     if loss.name == "none":
         return None
@@ -179,11 +182,17 @@ def _attach(recipe: Recipe, trainer: Any) -> Any:
         loss.name,
         weight=loss.weight,
         layers=loss.layers,
-        schedule=loss.schedule,
+        schedule=_release(recipe) if loss.schedule == "release" else loss.schedule,
         ramp_steps=loss.ramp_steps,
         check_every=loss.check_every,
         **options,
     )
+
+
+def _release(recipe: Recipe) -> Callable[[int], float]:
+    """Factor of the weight at a step: 1, and from `release_at` of the run on a line that reaches 0 at its end."""
+    steps, begin_at = recipe.steps, recipe.loss.release_at * recipe.steps
+    return lambda step: min(1.0, max(0.0, (steps - step) / (steps - begin_at)))
 
 
 def _arguments(recipe: Recipe, folder: Path, prepared: Prepared, *, start: bool) -> Any:
@@ -246,11 +255,15 @@ def _keep_float32(accelerator: Any) -> None:
         plugin.mixed_precision_policy = policy
 
 
-def _unread(recipe: Recipe, prepared: Prepared) -> list[str]:
-    """Texts are read in the order in which they are named, until the tokens are enough."""
-    names = [recipe.data.text] if isinstance(recipe.data.text, str) else recipe.data.text
-    read = {entry["name"] for entry in prepared.blocks.texts}
-    return [name for name in names if not read & {name, f"{name}:train"}]
+def _document_losses(recipe: Recipe, prepared: Prepared, trainer: Any) -> dict[str, Any]:
+    """Loss by held-out document; nothing where no held-out text is named."""
+    from .held_out import document_losses, frequency_deciles
+
+    if not prepared.documents:
+        return {}
+    words = prepared.model.get_input_embeddings().weight.shape[0]
+    deciles = frequency_deciles(prepared.blocks.tokens, words)
+    return document_losses(trainer.model_wrapped, prepared.documents, recipe.data.context, deciles)
 
 
 @contextlib.contextmanager

@@ -4,8 +4,10 @@ KEY.tokens    the ids of all documents, one after the other, each followed by th
 KEY.starts    where each document begins (int64)
 KEY.json      how long both are and what went in; written last, so what has it is whole
 
-KEY stands for the texts, the tokenizer and the budget. Whoever comes first holds a lock on the key and does the work;
-the other processes of a run, and other runs on the same text, wait for the lock and find the files.
+KEY stands for the content: texts by their names and the sha256 of their files, the tokenizer by its rules, and the
+budget. Neither folders nor times are part of it, so a cache that is copied to another machine together with its texts
+is found there. Whoever comes first holds a lock on the key and does the work; the other processes of a run, and other
+runs on the same text, wait for the lock and find the files.
 """
 
 from __future__ import annotations
@@ -18,23 +20,25 @@ import json
 import os
 import platform
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..text import TEXTS, iterate_documents
+from .. import text
 from .blocks import Blocks
 
-__all__ = ["articles", "prepare", "separator_of"]
+__all__ = ["alone", "articles", "documents_of", "fingerprint", "prepare", "separator_of"]
 
-VERSION = 2  # of the files' content
+VERSION = 3  # of the files' content
 PIECE = 1 << 20  # characters; a longer document is tokenised in pieces of whole lines, or it would fill the memory
 BATCH = 4 << 20  # characters of documents tokenised in one call, so that all cores have something to do
 HEADING = re.compile(r" = [^=\s].* = \s*")
 
 Progress = Callable[[int, int], None]
+Opened = tuple[np.ndarray, np.ndarray, list[dict[str, Any]]]  # tokens, starts, about the texts
 
 
 def prepare(
@@ -44,38 +48,46 @@ def prepare(
     context: int,
     tokens: int,
     cache: Path,
+    documents: int = 0,
+    whole: bool = False,
     data: str | None = None,
     progress: Progress | None = None,
 ) -> Blocks:
-    """Blocks of `context` tokens of as much of the texts as `tokens` asks for (all of it, when there is less)."""
+    """Blocks of `context` tokens of as much of the texts as `tokens` asks for (all of it, when there is less).
+
+    documents  read on until there are so many of them
+    whole      a text that ends within the budget is filed without it, so that runs with other budgets find it
+    """
     names = [texts] if isinstance(texts, str) else list(texts)
     kind = np.dtype(np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
-    key = _key(names, tokenizer, tokens, data)
-    found = _open(cache, key, kind)
-    if found is None:
+    budget = [tokens, documents]
+    keys = [_key(names, tokenizer, wanted, cache, data) for wanted in ([None, budget] if whole else [budget])]
+    opened = _first(cache, keys, kind)
+    if opened is None:
         with _writable(cache):
             cache.mkdir(parents=True, exist_ok=True)
-        with _alone(cache, key) as prefix:
-            found = _open(cache, key, kind)  # another process may have been here before us
-            if found is None:
-                _tokenise(names, tokenizer, tokens, cache, key, kind, data, progress, prefix)
-                found = _open(cache, key, kind)
-    assert found is not None
-    ids, starts, used = found
+        with alone(cache, keys[0]) as prefix:
+            opened = _first(cache, keys, kind)  # another process may have been here before us
+            if opened is None:
+                _tokenise(names, tokenizer, budget, cache, keys, kind, data, progress, prefix)
+                opened = _first(cache, keys, kind)
+    assert opened is not None
+    ids, starts, used = opened
     if len(ids) < context:
         raise ValueError(
             f"the text must fill one block of {context} tokens, {', '.join(names)} has {len(ids)} in all: "
             "give more text or a shorter data.context."
         )
-    return Blocks(ids, starts, context, used)
+    # The files may have been made from the same text under another path.
+    return Blocks(ids, starts, context, [{"name": names[entry.pop("number")], **entry} for entry in used])
 
 
 def separator_of(tokenizer: Any) -> int:
     """The token between documents."""
     for name in ("eos_token_id", "sep_token_id", "bos_token_id"):
-        found = getattr(tokenizer, name, None)
-        if found is not None:
-            return int(found)
+        token = getattr(tokenizer, name, None)
+        if token is not None:
+            return int(token)
     raise ValueError("the tokenizer must have an end-of-text token to put between documents: set its eos_token.")
 
 
@@ -102,43 +114,49 @@ def articles(pieces: Iterable[str]) -> Iterator[str]:
 # ---- the work ----------------------------------------------------------------------------------------------------
 
 
+def documents_of(name: str, data: str | None) -> tuple[str, Iterator[str]]:
+    """(where a text comes from, its documents one by one)."""
+    source, stream = text.iterate_documents(name, data=data)
+    return source, articles(stream) if name.startswith("wikitext-") else stream
+
+
 def _tokenise(
     names: list[str],
     tokenizer: Any,
-    tokens: int,
+    budget: list[int],
     cache: Path,
-    key: str,
+    keys: list[str],
     kind: np.dtype[Any],
     data: str | None,
     progress: Progress | None,
     prefix: str,
 ) -> None:
-    separator = separator_of(tokenizer)
+    separator, (tokens, least) = separator_of(tokenizer), budget
     begun = {ending: cache / f"{prefix}.{ending}" for ending in ("tokens", "starts", "json")}
-    used, written, number = [], 0, 0
+    used, written, number, ended = [], 0, 0, True
     try:
         with begun["tokens"].open("wb") as ids_file, begun["starts"].open("wb") as starts_file:
-            for name in names:
-                if written >= tokens:
+            for index, name in enumerate(names):
+                if written >= tokens and number >= least:
+                    ended = False
                     break
-                digest, documents = hashlib.sha256(), 0
-                source, stream = iterate_documents(name, data=data)
-                if name.startswith("wikitext-"):
-                    stream = articles(stream)
+                digest, first, low = hashlib.sha256(), number, written
+                source, stream = documents_of(name, data)
                 for ids, document in _tokenised(stream, tokenizer):
-                    if written >= tokens:
+                    if written >= tokens and number >= least:
+                        ended = False
                         break
                     digest.update(document.encode("utf-8", "surrogatepass"))
                     with _writable(cache):
                         starts_file.write(np.int64(written).tobytes())
                         ids_file.write(np.asarray([*ids, separator], dtype=kind).tobytes())
-                    documents += 1
+                    number += 1
                     written += len(ids) + 1
                     if progress is not None:
                         progress(min(written, tokens), tokens)
-                if documents:
-                    used.append({"name": name, "source": source, "documents": documents, "sha256": digest.hexdigest()})
-                    number += documents
+                if number > first:
+                    entry = {"number": index, "source": source, "documents": number - first, "tokens": written - low}
+                    used.append(entry | {"sha256": digest.hexdigest()})
             with _writable(cache):
                 for file in (ids_file, starts_file):
                     file.flush()
@@ -146,14 +164,18 @@ def _tokenise(
         with _writable(cache):
             begun["json"].write_text(json.dumps({"length": written, "documents": number, "texts": used}))
             for ending, path in begun.items():  # the record comes last
-                path.replace(cache / f"{key}.{ending}")
+                path.replace(cache / f"{keys[0 if ended else -1]}.{ending}")
     except BaseException:
         for path in begun.values():
             path.unlink(missing_ok=True)
         raise
 
 
-def _open(cache: Path, key: str, kind: np.dtype[Any]) -> tuple[np.ndarray, np.ndarray, list[dict[str, Any]]] | None:
+def _first(cache: Path, keys: list[str], kind: np.dtype[Any]) -> Opened | None:
+    return next((opened for key in keys if (opened := _open(cache, key, kind)) is not None), None)
+
+
+def _open(cache: Path, key: str, kind: np.dtype[Any]) -> Opened | None:
     """What lies there, or None when it is missing or damaged (it is made again then)."""
     try:
         record = json.loads((cache / f"{key}.json").read_text())
@@ -203,32 +225,52 @@ def _pieces(document: str) -> Iterator[str]:
         start = end
 
 
-def _key(names: list[str], tokenizer: Any, tokens: int, data: str | None) -> str:
-    """A name for the content: texts by name, files by their size and time of change, the tokenizer by what it does."""
-    folder = data if data is not None else os.environ.get("DECONDENSE_DATA", "")
-    files = [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in _files(names, folder)]
+def _key(names: list[str], tokenizer: Any, budget: list[int] | None, cache: Path, data: str | None) -> str:
+    """A name for the content of the token files."""
     probe = tokenizer("The key, 1234: naïve — \n\n def f(x):", add_special_tokens=False)["input_ids"]
     backend = getattr(tokenizer, "backend_tokenizer", None)
     rules = "" if backend is None else hashlib.sha256(backend.to_str().encode()).hexdigest()
-    what = [VERSION, names, files, folder, tokens, len(tokenizer), probe, rules, separator_of(tokenizer)]
+    what = [VERSION, fingerprint(names, cache, data), budget, len(tokenizer), probe, rules, separator_of(tokenizer)]
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:20]
 
 
-def _files(names: list[str], folder: str) -> Iterator[Path]:
-    """The local files behind the texts."""
+def fingerprint(names: list[str], cache: Path, data: str | None) -> list[Any]:
+    """What tells these texts from others: named ones by name, local files by name and sha256."""
+    prints: list[Any] = []
     for name in names:
-        entry = TEXTS.get(name.partition(":")[0])
-        if entry is not None:
-            roots = [Path(folder).expanduser() / pattern for pattern in entry.local] if folder else []
-            candidates = [p for root in roots for p in root.parent.glob(root.name.replace("{split}", "*") + "*")]
+        title, _, split = name.partition(":")
+        entry = text.TEXTS.get(title)
+        if title == "pydoc":
+            prints.append([name, *sys.version_info[:2]])
+        elif entry is not None:
+            split = split or entry.split
+            file = text._local_file(entry, split, data) or text._packaged_file(entry, split)
+            prints.append([name, None if file is None else _sha256(file, cache)])
         else:
             path = Path(name).expanduser()
-            candidates = list(path.iterdir()) if path.is_dir() else [path]
-        yield from sorted(p for p in candidates if p.is_file())
+            files = sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]
+            prints.append([[file.name, _sha256(file, cache)] for file in files if file.is_file()])
+    return prints
+
+
+def _sha256(file: Path, cache: Path) -> str:
+    """Of a file's content; remembered in the cache for as long as its size and time of change stay as they are."""
+    state = file.stat()
+    where = [str(file.resolve()), state.st_size, state.st_mtime_ns]
+    note = cache / f".{hashlib.sha256(json.dumps(where).encode()).hexdigest()[:20]}.sha256"
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if re.fullmatch("[0-9a-f]{64}", known := note.read_text()):
+            return known
+    with file.open("rb") as handle:
+        digest = hashlib.file_digest(handle, "sha256").hexdigest()
+    with contextlib.suppress(OSError):  # a cache that cannot be written is reported where it is needed
+        cache.mkdir(parents=True, exist_ok=True)
+        note.write_text(digest)
+    return digest
 
 
 @contextlib.contextmanager
-def _alone(cache: Path, key: str) -> Iterator[str]:
+def alone(cache: Path, key: str) -> Iterator[str]:
     """One process at a time; gives the name under which to begin, which a killed process's successor takes over.
 
     On a file system without locks everyone works under a name of their own, and the last one's files stay.

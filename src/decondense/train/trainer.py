@@ -1,8 +1,9 @@
-"""transformers' Trainer with the four things it has no option for. The training loop is Trainer's own.
+"""transformers' Trainer with the five things it has no option for. The training loop is Trainer's own.
 
 * a loss or gradient that is not finite stops the run (or skips the step) before the optimiser sees it;
 * input embeddings may have a learning rate of their own (active forgetting);
 * a teacher's predictions may be part of the loss (distillation);
+* terms on the logits may be added to it (`controls.py`), and are logged beside it;
 * checkpoints get a completion marker, and only a marked one is resumed from (`checkpoints.py`).
 """
 
@@ -21,6 +22,7 @@ from transformers import TrainerCallback
 from .active_forgetting import embedding_learning_rate
 from .blocks import Order
 from .checkpoints import last_complete_checkpoint, mark, marked
+from .controls import logit_terms
 from .distillation import share_loss
 from .recipe import Recipe
 
@@ -45,7 +47,9 @@ class Trainer(transformers.Trainer):
         self._begun, self._seconds_before = time.monotonic(), 0.0
         self._bad: Tensor | None = None
         self._norm: Any = None
-        self._before_step: tuple[Tensor, dict[str, Tensor]] | None = None
+        self._before_step: tuple[Tensor, dict[str, Tensor], dict[str, Tensor]] | None = None
+        self._sums: dict[str, Tensor] = {}  # of the terms on the logits, since the last line of the log
+        self._added: Tensor | None = None
         self._logged_step = self._skipped_since = 0
         clip = self.accelerator.clip_grad_norm_
 
@@ -135,9 +139,12 @@ class Trainer(transformers.Trainer):
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         distillation = self.recipe.baselines.distillation
-        if self.teacher is None or distillation is None or not model.training:
+        if not model.training or (self.teacher is None and not self.recipe.baselines.on_logits):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        if self.teacher is None or distillation is None:
+            self._look_at_logits(loss.detach(), outputs, inputs["labels"], num_items_in_batch)
+            return (loss, outputs) if return_outputs else loss
         items = num_items_in_batch
         if items is not None and self.args.average_tokens_across_devices:
             items = items / self.accelerator.num_processes  # as Trainer multiplies the task loss
@@ -146,6 +153,38 @@ class Trainer(transformers.Trainer):
             temperature=distillation.temperature, share=distillation.share,
         )  # fmt: skip
         return (loss, outputs) if return_outputs else loss
+
+    def attach(self, handle: Any) -> None:
+        """Take the handle of `regularize` on this trainer, or None, and put the terms on the logits around it, so that
+        the task loss it sees and logs is the plain cross-entropy."""
+        self.handle = handle
+        inner = self.compute_loss
+
+        def with_terms(*args: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+            loss, outputs = inner(*args, return_outputs=True, **kwargs)
+            added, self._added = self._added, None
+            loss = loss if added is None else loss + added
+            return (loss, outputs) if return_outputs else loss
+
+        if self.recipe.baselines.on_logits:
+            self.compute_loss = with_terms  # type: ignore[method-assign]
+
+    def _look_at_logits(self, loss: Tensor, outputs: Any, labels: Tensor, items: Tensor | int | None) -> None:
+        """Sets what is to be added to the loss, divided as the loss is, and notes the parts for the log."""
+        by_items = items is not None and self.model_accepts_loss_kwargs
+        if "logits" in outputs:
+            logits, target = outputs["logits"][:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten()
+            count: Any = items if by_items else (target != -100).sum()
+            terms = logit_terms(logits, target, count)
+        else:
+            terms = outputs  # the fused head's
+        weights = self.recipe.baselines.on_logits
+        scale = self.accelerator.num_processes if by_items and self.args.average_tokens_across_devices else 1
+        chosen = {name: terms[name] * scale for name in weights}
+        self._added = torch.stack([weight * chosen[name] for name, weight in weights.items()]).sum()
+        share = 1.0 if by_items else 1 / self.args.gradient_accumulation_steps  # else Trainer divides later
+        for name, value in {"task_loss": loss, **chosen}.items():
+            self._sums[name] = self._sums.get(name, torch.zeros_like(loss)) + value.detach() * share
 
     def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """The held-out loss is a mean over tokens. Trainer takes the mean over blocks of the means of the batches,
@@ -169,10 +208,8 @@ class Trainer(transformers.Trainer):
     def _remember(self) -> None:
         """At the beginning of a step: the sums of the log, should the step be skipped."""
         if self.recipe.train.on_nan == "skip":
-            self._before_step = (
-                self._tr_loss.clone(),
-                dict(self.handle.engine.sums) if self.handle is not None else {},
-            )
+            handles = dict(self.handle.engine.sums) if self.handle is not None else {}
+            self._before_step = (self._tr_loss.clone(), handles, dict(self._sums))
 
     def _look(self) -> None:
         """Before the optimiser's step: is everything finite? The answer is the same on every process."""
@@ -200,13 +237,17 @@ class Trainer(transformers.Trainer):
             self._tr_loss.copy_(self._before_step[0])
             if self.handle is not None:
                 self.handle.engine.sums = dict(self._before_step[1])
+            self._sums = dict(self._before_step[2])
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Losses are means over the steps since the last line: those that were skipped do not count."""
         if "loss" in logs:
             steps = self.state.global_step - self._logged_step
             counted = steps - self._skipped_since
-            for name in ("loss", "task_loss", "penalty"):
+            for name, value in self._sums.items():
+                logs.setdefault(name, float(self.accelerator.gather(value.reshape(1)).mean()) / max(1, steps))
+            self._sums = {}
+            for name in ("loss", "task_loss", "penalty", *self.recipe.baselines.on_logits):
                 if name in logs and self._skipped_since:
                     logs[name] = logs[name] * steps / counted if counted else math.nan
             self._logged_step, self._skipped_since = self.state.global_step, 0

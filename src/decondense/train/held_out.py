@@ -1,0 +1,123 @@
+"""The held-out loss by text and by document, and where in the vocabulary and in the block it arises.
+
+One pass at the end of training. A document is cut into pieces of `context` tokens that know nothing of each other (nor
+of other documents): the first token of a piece is not predicted, every other one is, the separator that ends the
+document included. The loss is the plain cross-entropy in nats per predicted token, whatever was trained on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from .blocks import Blocks
+from .fast import eager
+from .sections import Data
+
+__all__ = ["Document", "document_losses", "documents_in", "frequency_deciles"]
+
+BLOCKS = 16  # that a document is cut to unless the recipe says otherwise
+TOKENS = 8192  # per forward pass: all logits of a pass exist in float32
+DECILES, OCTILES = 10, 8
+
+
+@dataclass(frozen=True)
+class Document:
+    text: str
+    number: int
+    tokens: np.ndarray
+
+
+def documents_in(texts: list[Blocks], data: Data) -> list[Document]:
+    """The first `held_out_documents` documents of each text, each cut to `held_out_document_tokens`."""
+    limit = data.held_out_document_tokens or BLOCKS * data.context
+    documents = []
+    for blocks in texts:
+        ends = [*blocks.starts[1:], len(blocks.tokens)]
+        for number, (low, high) in enumerate(zip(blocks.starts[: data.held_out_documents], ends)):
+            ids = np.asarray(blocks.tokens[low : min(high, low + limit)], dtype=np.int64)
+            documents.append(Document(blocks.texts[0]["name"], number, ids))
+    return documents
+
+
+def frequency_deciles(tokens: np.ndarray, vocabulary: int) -> np.ndarray:
+    """(vocabulary,): token → 0 … 9. Tokens in order of their number in `tokens`, the most frequent first, in ten groups
+    that each hold a tenth of all occurrences, as nearly as whole tokens can; one that never occurs is in the last."""
+    counts = np.zeros(vocabulary, np.int64)
+    for low in range(0, len(tokens), 1 << 24):
+        counts += np.bincount(tokens[low : low + (1 << 24)], minlength=vocabulary)[:vocabulary]
+    order = np.argsort(-counts, kind="stable")
+    middle = np.cumsum(counts[order]) - counts[order] / 2
+    deciles = np.empty(vocabulary, np.int64)
+    deciles[order] = np.minimum(DECILES - 1, middle * DECILES // max(1, counts.sum()))
+    return deciles
+
+
+def document_losses(model: Any, documents: list[Document], context: int, deciles: np.ndarray) -> dict[str, Any]:
+    """What result.json keeps: `held_out_documents`, `held_out_texts` and `held_out_by`."""
+    device = next(model.parameters()).device
+    sums, counts = torch.zeros(2, len(documents), dtype=torch.float64, device=device)
+    by = {"frequency": torch.zeros(2, DECILES, dtype=torch.float64, device=device),
+          "position": torch.zeros(2, OCTILES, dtype=torch.float64, device=device)}  # fmt: skip
+    group = torch.from_numpy(deciles).to(device)
+    octile = (torch.arange(context, device=device) * OCTILES // context)[1:]
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), eager(model):
+            for of, ids, length in _batches(documents, context):
+                of, ids, length = of.to(device), ids.to(device), length.to(device)
+                logits = model(input_ids=ids, use_cache=False)["logits"][:, :-1].float()
+                target = ids[:, 1:]
+                predicted = torch.arange(1, ids.shape[1], device=device) < length[:, None]
+                loss = F.cross_entropy(logits.transpose(1, 2), target, reduction="none")[predicted].double()
+                ones = torch.ones_like(loss)
+                where = of[:, None].expand_as(target)[predicted]
+                sums.index_add_(0, where, loss)
+                counts.index_add_(0, where, ones)
+                places = {"frequency": group[target[predicted]],
+                          "position": octile[: ids.shape[1] - 1].expand_as(target)[predicted]}  # fmt: skip
+                for name, bins in places.items():
+                    by[name].index_add_(1, bins, torch.stack([loss, ones]))
+    finally:
+        model.train(training)
+    totals: dict[str, list[float]] = {}
+    rows = []
+    for document, loss, count in zip(documents, sums.tolist(), counts.tolist()):
+        if count:
+            rows.append({"text": document.text, "document": document.number, "tokens": int(count),
+                         "loss": loss / count})  # fmt: skip
+            total = totals.setdefault(document.text, [0.0, 0.0])
+            totals[document.text] = [total[0] + loss, total[1] + count]
+    return {
+        "held_out_documents": rows,
+        "held_out_texts": {name: loss / count for name, (loss, count) in totals.items()},
+        "held_out_by": {
+            name: [{"tokens": int(n), "loss": s / n if n else None} for s, n in zip(*pair.tolist())]
+            for name, pair in by.items()
+        },
+    }
+
+
+def _batches(documents: list[Document], context: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """(document of each row, ids padded on the right, lengths): pieces of like length together, since padding is work.
+    A causal model does not see what comes after, so padding needs no mask."""
+    pieces = [
+        (number, document.tokens[low : low + context])
+        for number, document in enumerate(documents)
+        for low in range(0, len(document.tokens), context)
+    ]
+    pieces = sorted((p for p in pieces if len(p[1]) > 1), key=lambda p: -len(p[1]))
+    while pieces:
+        longest = len(pieces[0][1])
+        some, pieces = pieces[: max(1, TOKENS // longest)], pieces[max(1, TOKENS // longest) :]
+        ids = np.zeros((len(some), longest), np.int64)
+        for row, (_, piece) in enumerate(some):
+            ids[row, : len(piece)] = piece
+        lengths = torch.tensor([len(piece) for _, piece in some])
+        yield torch.tensor([number for number, _ in some]), torch.from_numpy(ids), lengths

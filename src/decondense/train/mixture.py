@@ -1,0 +1,120 @@
+"""Which blocks of which texts a run sees, and what is held out of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import text
+from ..models import hub_reachable
+from .blocks import Blocks, join
+from .recipe import Recipe
+from .sections import shares_of
+from .token_files import prepare
+
+__all__ = ["allot", "blocks_of"]
+
+WHOLE = 1 << 27  # tokens: a local text of a mixture is tokenised up to here, so that runs of all budgets share the file
+
+
+def blocks_of(recipe: Recipe, tokenizer: Any, cache: Path, progress: Any) -> tuple[Blocks, Blocks, list[Blocks]]:
+    """(training blocks, held-out blocks, the held-out texts one by one).
+
+    Without a held-out text the end of every text is held out, and the list is empty.
+    """
+    data = recipe.data
+    options: dict[str, Any] = {"context": data.context, "cache": cache, "data": data.folder}
+    aside = -(-data.held_out_tokens // data.context)
+    needed = recipe.steps * recipe.batch_blocks + (aside if data.held_out is None else 0)
+    shares = {_training_split(name, data.folder): share for name, share in shares_of(data.text).items()}
+    if len(shares) == 1 or data.order == "sequential":
+        parts = [prepare(list(shares), tokenizer, tokens=needed * data.context, progress=progress, **options)]
+        portions = _portions([1.0], aside)
+    else:
+        tokens = {name: max(needed * data.context, WHOLE if _on_disk(name, data.folder) else 0) for name in shares}
+        whole = [prepare(name, tokenizer, tokens=tokens[name], whole=True, progress=progress, **options)
+                 for name in shares]  # fmt: skip
+        counts = allot(needed, list(shares.values()), [len(blocks) for blocks in whole])
+        parts = [_cut(blocks, 0, count) for blocks, count in zip(whole, counts)]
+        portions = _portions(shares.values(), aside)
+    if data.held_out is not None:
+        others = shares_of(data.held_out)
+        portions = _portions(others.values(), aside)
+        texts = [
+            prepare(name, tokenizer, tokens=portion * data.context, documents=data.held_out_documents, **options)
+            for name, portion in zip(others, portions)
+        ]
+        held_out = [t.part(0, min(len(t), portion)) for t, portion in zip(texts, portions)]
+        return join(parts) if len(parts) > 1 else parts[0], join(held_out), texts
+    for part, portion in zip(parts, portions):
+        if len(part) < portion + 1:
+            named = "the text" if len(parts) == 1 else part.texts[0]["name"]
+            raise ValueError(
+                f"{named} must fill {portion + 1} blocks of {data.context} tokens, {portion} of them held out, it "
+                f"fills {len(part)}: give more text, name data.held_out, or lower data.held_out_tokens."
+            )
+    ends = [len(part) - portion for part, portion in zip(parts, portions)]
+    kept = [_cut(part, 0, end) for part, end in zip(parts, ends)]
+    held_out = [_cut(part, end, len(part)) for part, end in zip(parts, ends)]
+    return (join(kept), join(held_out), []) if len(parts) > 1 else (kept[0], held_out[0], [])
+
+
+def allot(total: int, shares: Sequence[float], limits: Sequence[int]) -> list[int]:
+    """Whole numbers near total · share that add up to `total`, none above its limit: who has less gives all, and the
+    others fill up by their shares. Where all limits together are less than `total`, the limits."""
+    counts, left, open_ = list(limits), min(total, sum(limits)), list(range(len(limits)))
+    while True:
+        among = sum(shares[i] for i in open_)
+        asked = {i: left * shares[i] / among for i in open_}
+        full = [i for i in open_ if asked[i] >= limits[i]]
+        left -= sum(limits[i] for i in full)
+        open_ = [i for i in open_ if i not in full]
+        if not full or not open_:
+            break
+    by_remainder = sorted(open_, key=lambda i: math.floor(asked[i]) - asked[i])
+    over = left - sum(math.floor(asked[i]) for i in open_)
+    for rank, i in enumerate(by_remainder):
+        counts[i] = math.floor(asked[i]) + (rank < over)
+    return counts
+
+
+def _portions(shares: Any, blocks: int) -> list[int]:
+    """Blocks of each share, rounded up, so that every text has its say."""
+    return [math.ceil(round(share * blocks, 6)) for share in shares]
+
+
+def _cut(blocks: Blocks, first: int, last: int) -> Blocks:
+    """A part that knows how much of its text it is; of several texts read in a row it is not known."""
+    part = blocks.part(first, last)
+    if len(part.texts) > 1:
+        return part
+    size = {"documents": int(np.unique(part.starts).size), "tokens": len(part) * part.context}
+    return replace(part, texts=[entry | size for entry in part.texts])
+
+
+def _training_split(name: str, folder: str | None) -> str:
+    """A named text without a split is its train split here; what it stands for elsewhere is there to be measured on."""
+    entry = text.TEXTS.get(name)
+    if entry is None or name == "pydoc" or entry.split == "train":
+        return name
+    if not _on_disk(f"{name}:train", folder) and not (entry.hub is not None and hub_reachable()):
+        raise ValueError(
+            f"text {name!r} has no train split here: set DECONDENSE_DATA to a folder that has it, or name a split to "
+            f"train on, like {name}:{entry.split}."
+        )
+    return f"{name}:train"
+
+
+def _on_disk(name: str, folder: str | None) -> bool:
+    """Whether a text is a file here; else it comes over the network as it is read."""
+    title, _, split = name.partition(":")
+    entry = text.TEXTS.get(title)
+    if entry is None or title == "pydoc":
+        return True
+    split = split or entry.split
+    return (text._local_file(entry, split, folder) or text._packaged_file(entry, split)) is not None

@@ -1,0 +1,261 @@
+"""The sections of a recipe: every key with its default, and which of them contradict each other."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+__all__ = ["Baselines", "Data", "Loss", "Model", "Part", "Snapshots", "Train", "TrainedTokenizer", "count", "shares_of"]
+
+SUFFIXES = {"k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
+
+
+def count(value: Any) -> int:
+    """A number of tokens: 2000000, "2M", "131_072", "1.5B"."""
+    if isinstance(value, bool):
+        raise ValueError("a number of tokens must be like 2000000 or 2M, got a truth value")
+    if isinstance(value, int):
+        number = value
+    else:
+        text = str(value).strip().lower().replace("_", "").replace(",", "")
+        factor = SUFFIXES.get(text[-1:], 1)
+        try:
+            number = round(float(text[:-1] if factor > 1 else text) * factor)
+        except (ValueError, OverflowError):
+            raise ValueError(f"a number of tokens must be like 2000000, 2M or 1.5B, got {value!r}") from None
+    if number < 1:
+        raise ValueError(f"a number of tokens must be at least 1, got {value!r}")
+    return number
+
+
+Count = Annotated[int, BeforeValidator(count)]
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", validate_default=True)
+
+
+class Lora(Part):
+    """Low-rank adapters instead of all weights; the paper's optional setting."""
+
+    r: int = Field(16, ge=1)
+    alpha: int = Field(32, ge=1)
+    dropout: float = Field(0.05, ge=0, lt=1)
+    target_modules: list[str] | Literal["all-linear"] = "all-linear"
+
+
+class TrainedTokenizer(Part):
+    """A byte-level BPE of `train` tokens, learnt from the recipe's own texts; see `train.tokenizer`."""
+
+    train: Count = Field(ge=257)
+    characters: Count = 20_000_000  # that it learns from, shared among the texts as the tokens are
+
+
+class Model(Part):
+    """What is trained: a model by name (see `decondense.models`), or an architecture from scratch."""
+
+    name: str | None = None
+    revision: str | None = None
+    init: bool = False  # the architecture of `name` with fresh weights
+    architecture: str | None = None  # a transformers model type (gpt2, llama, qwen3) instead of a name
+    config: dict[str, Any] = {}  # values of its configuration; only for fresh weights
+    tokenizer: str | TrainedTokenizer | None = None  # a model's, "bytes", or {train: 8192}; with `architecture` a must
+    attention: str | None = None  # transformers' attn_implementation; default: its own choice
+    lora: Lora | None = None
+    trust_remote_code: bool = False
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Model:
+        if (self.name is None) == (self.architecture is None):
+            raise ValueError("give either name or architecture, got " + ("neither" if self.name is None else "both"))
+        if self.architecture is not None and self.tokenizer is None:
+            raise ValueError(
+                "an architecture from scratch needs tokenizer, the name of a model whose tokenizer it uses"
+            )
+        of_a_name = [key for key in ("revision", "init", "trust_remote_code") if getattr(self, key)]
+        if self.architecture is not None and of_a_name:
+            raise ValueError(
+                f"{of_a_name[0]} goes with name, got it with architecture, which is from scratch already: leave it out"
+            )
+        if self.config and self.architecture is None and not self.init:
+            raise ValueError("config changes the architecture, so trained weights do not fit it: set init to true")
+        if self.lora is not None and self.fresh:
+            raise ValueError("lora adapts trained weights: leave it out when training from scratch")
+        if isinstance(self.tokenizer, TrainedTokenizer) and not self.fresh:
+            raise ValueError("trained weights know their own tokenizer: leave tokenizer out, or set init to true")
+        return self
+
+    @property
+    def fresh(self) -> bool:
+        """Whether training starts from random weights."""
+        return self.init or self.architecture is not None
+
+
+Texts = str | list[str] | dict[str, float]  # one, several in equal shares, or name → share
+
+
+class Data(Part):
+    """What it is trained on; texts are named as in `decondense.text`."""
+
+    text: Texts = "wikitext-2:train"
+    order: Literal["mixed", "sequential"] = "mixed"  # sequential: one after the other until `tokens` is reached
+    held_out: Texts | None = None  # for the held-out losses and the snapshots; default: the end of the text
+    folder: str | None = None  # of named texts; default $DECONDENSE_DATA
+    tokens: Count = 2_000_000
+    held_out_tokens: Count = 65_536
+    held_out_documents: int = Field(20, ge=0)  # of each text in `held_out`, for the loss per document
+    held_out_document_tokens: Count | None = None  # that a document is cut to; default: 16 blocks
+    context: int = Field(1024, ge=8)
+    boundaries: Literal["separator", "isolated"] = "separator"  # isolated: no attention or pair across documents
+
+    @model_validator(mode="after")
+    def _shares(self) -> Data:
+        for key in ("text", "held_out"):
+            shares = shares_of(getattr(self, key) or "")
+            if not shares or not all(0 < share < float("inf") for share in shares.values()):
+                raise ValueError(f"{key} must name at least one text, each with a share above 0, got {shares}")
+        if self.order == "sequential" and isinstance(self.text, dict):
+            raise ValueError("texts that are read one after the other have no shares: give text as a list")
+        return self
+
+
+def shares_of(texts: Texts) -> dict[str, float]:
+    """Every text with its share of the tokens; a list means equal shares. The shares add up to 1."""
+    names = [texts] if isinstance(texts, str) else texts
+    given = dict(names) if isinstance(names, dict) else dict.fromkeys(names, 1.0)
+    return {name: share / sum(given.values()) for name, share in given.items()}
+
+
+class Loss(Part):
+    """What is added to the task loss; the options of `decondense.regularize`."""
+
+    name: str = "none"
+    weight: float = 0.1
+    layers: str | list[int] = "all"
+    preset: str | None = None
+    schedule: Literal["constant", "linear", "cosine", "release"] = "constant"
+    ramp_steps: int | None = None
+    release_at: float = Field(0.6, ge=0, lt=1)  # with release: the share of the run after which the weight falls to 0
+    check_every: int | None = None
+    options: dict[str, Any] = {}  # of the loss itself: estimator, tau, clamp, …
+
+    @model_validator(mode="after")
+    def _known(self) -> Loss:
+        import torch
+
+        from ..handle import Term
+        from ..losses.presets import get
+
+        if self.name == "none":
+            for key, field in type(self).model_fields.items():
+                if key == "name" or key not in self.model_fields_set:
+                    continue
+                # A recipe that is printed in full has every key; where no name is given, the loss was forgotten.
+                if "name" not in self.model_fields_set or getattr(self, key) != field.default:
+                    raise ValueError(
+                        f"{key} does nothing with loss none: name a loss, like dispersion, or leave it out"
+                    )
+            return self
+        if self.schedule in ("constant", "release") and self.ramp_steps is not None:
+            raise ValueError(
+                f"ramp_steps goes with schedule linear or cosine, got {self.ramp_steps} with {self.schedule}: choose "
+                "one of those, or leave it out"
+            )
+        if self.schedule != "release" and self.release_at != type(self).model_fields["release_at"].default:
+            raise ValueError(f"release_at goes with schedule release, got it with {self.schedule}: choose release")
+        try:
+            loss = get(self.name, preset=self.preset, **self.options)
+            loss(torch.linspace(-1, 1, 32).view(1, 4, 8))  # a wrong value of an option shows when it is used
+            Term(
+                loss=loss,
+                weight=self.weight,
+                layers=self.layers,
+                schedule="constant" if self.schedule == "release" else self.schedule,
+                ramp_steps=self.ramp_steps,
+                check_every=self.check_every,
+            )
+        except TypeError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+
+class ActiveForgetting(Part):
+    """Input embeddings drawn anew every so many steps; see `train.active_forgetting`."""
+
+    every: int = Field(1000, ge=1)
+    learning_rate: float = Field(5e-5, gt=0)
+    warmup: float = Field(0.08, ge=0, lt=1)
+    std: float = Field(0.02, gt=0)
+
+
+class Distillation(Part):
+    """A teacher's softened predictions as a second target; see `train.distillation`."""
+
+    teacher: str
+    revision: str | None = None
+    temperature: float = Field(2.0, gt=0)
+    share: float = Field(0.5, gt=0, le=1)  # of the distillation term; the task loss has the rest
+
+
+class Baselines(Part):
+    """What the loss is compared with: the paper's baselines and controls (`train.controls`), all off by default."""
+
+    noisy_embedding: float | None = Field(None, gt=0)  # NEFTune's α; the paper: 1
+    active_forgetting: ActiveForgetting | None = None
+    distillation: Distillation | None = None
+    dropout: float | None = Field(None, ge=0, lt=1)  # all dropout keys of the architecture; fresh weights only
+    z_loss: float | None = Field(None, gt=0)  # weight of the mean squared log-partition function
+    label_smoothing: float | None = Field(None, gt=0, lt=1)
+    centre_last: bool = False  # a running mean of the last hidden state is subtracted before the head
+
+    @property
+    def on_logits(self) -> dict[str, float]:
+        """Terms that are added to the cross-entropy, with their weights."""
+        weights = {"z_loss": self.z_loss, "label_smoothing": self.label_smoothing}
+        return {name: weight for name, weight in weights.items() if weight is not None}
+
+
+class Train(Part):
+    seed: int = Field(0, ge=0)
+    batch_tokens: Count = 131_072  # per optimiser step, over all processes
+    micro_batch: int | None = Field(None, ge=1)  # blocks per forward pass and process; default: what fits
+    learning_rate: float = Field(5e-5, gt=0)
+    scale_learning_rate: bool = False  # × √(number of processes), as the paper
+    schedule: Literal["cosine", "linear", "constant", "constant_with_warmup"] = "cosine"
+    warmup: float = Field(0.2, ge=0, lt=1)
+    weight_decay: float = Field(0.1, ge=0)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.95, ge=0, lt=1)
+    clip: float = Field(1.0, ge=0)
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    checkpointing: bool = False
+    compile: Literal["auto"] | bool = "auto"
+    fused_loss: Literal["auto"] | bool = "auto"
+    device: str | None = None
+    report_to: list[str] = []
+    log_every: int = Field(10, ge=1)
+    checkpoints: int = Field(4, ge=0)  # over the whole run, the last one at its end; 0: none, so no resuming
+    keep: int = Field(2, ge=2)  # two, so that one is whole while the next is being written
+    on_nan: Literal["stop", "skip"] = "stop"
+
+    @model_validator(mode="after")
+    def _constant(self) -> Train:
+        """Trainer's constant schedule has no warm-up, whatever it is told."""
+        if self.schedule == "constant":
+            if self.warmup and "warmup" in self.model_fields_set:
+                raise ValueError(
+                    f"schedule constant has no warm-up, got warmup {self.warmup:g}: set it to 0, or schedule to "
+                    "constant_with_warmup"
+                )
+            self.warmup = 0.0
+        return self
+
+
+class Snapshots(Part):
+    """The meter on a few fixed held-out windows: at step 0, `count` times on the way, the last one at the end."""
+
+    count: int = Field(4, ge=0)
+    windows: int = Field(8, ge=1)
+    tokens: int = Field(512, ge=2)
+    bootstrap: int = Field(200, ge=1)

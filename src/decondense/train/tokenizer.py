@@ -1,0 +1,86 @@
+"""The tokenizer of a run: that of a model, bytes, or one that is learnt from the recipe's own texts.
+
+A learnt one is a byte-level BPE (the `tokenizers` library) with ``<|endoftext|>`` as its only special token. It sees
+the beginning of every text, as many characters of each as its share says, and lies in the cache of the token files
+under the sha256 of what it was learnt from, so that all runs on the same texts share it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .sections import Data, TrainedTokenizer, shares_of
+from .token_files import alone, documents_of, fingerprint
+
+__all__ = ["open_tokenizer", "train_bpe"]
+
+END = "<|endoftext|>"
+VERSION = 1
+
+
+def open_tokenizer(wanted: str | TrainedTokenizer, data: Data, cache: Path) -> Any:
+    """What `model.tokenizer` names."""
+    if isinstance(wanted, TrainedTokenizer):
+        return _learnt(wanted, data, cache)
+    if wanted == "bytes":
+        from transformers import ByT5Tokenizer
+
+        return ByT5Tokenizer()
+    from ..models import load_tokenizer, resolve
+
+    try:
+        return load_tokenizer(resolve(wanted))
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"model.tokenizer must be bytes, {{train: 8192}} or a model whose tokenizer can be had here, got "
+            f"{wanted!r}: {' '.join(str(error).split()).rstrip('.')}."
+        ) from None
+
+
+def train_bpe(documents: Iterator[str], size: int) -> Any:
+    """A byte-level BPE of at most `size` tokens; less where the text has no more pairs to merge."""
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    bpe = tokenizers.Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    options = {"vocab_size": size, "special_tokens": [END], "initial_alphabet": alphabet, "show_progress": False}
+    bpe.train_from_iterator(documents, trainers.BpeTrainer(**options))
+    return bpe
+
+
+def _learnt(wanted: TrainedTokenizer, data: Data, cache: Path) -> Any:
+    import tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    shares = shares_of(data.text)
+    what = [VERSION, fingerprint(list(shares), cache, data.folder), list(shares.values()), wanted.model_dump()]
+    key = f"bpe-{hashlib.sha256(json.dumps(what).encode()).hexdigest()[:20]}"
+    file = cache / f"{key}.json"
+    if not file.is_file():
+        cache.mkdir(parents=True, exist_ok=True)
+        with alone(cache, key) as prefix:
+            if not file.is_file():
+                bpe = train_bpe(_beginnings(shares, wanted.characters, data.folder), wanted.train)
+                temporary = cache / f"{prefix}.json"
+                temporary.write_text(bpe.to_str())
+                temporary.replace(file)
+    bpe = tokenizers.Tokenizer.from_file(str(file))
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=END, bos_token=END)
+
+
+def _beginnings(shares: dict[str, float], characters: int, folder: str | None) -> Iterator[str]:
+    """The first documents of every text, the last one cut where the text's share of the characters ends."""
+    for name, share in shares.items():
+        left = round(share * characters)
+        for document in documents_of(name, folder)[1]:
+            yield document[:left]
+            left -= len(document)
+            if left <= 0:
+                break

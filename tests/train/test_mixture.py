@@ -1,0 +1,123 @@
+"""Texts in shares: how many blocks of each a run sees, what is held out of them, and where their files are found."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from decondense.train import token_files, train
+from decondense.train.mixture import allot
+from decondense.train.sections import shares_of
+from train.runs import tiny
+
+
+def write(path: Path, word: str, documents: int, ending: str = "") -> str:
+    """`documents` documents of 63 bytes and their separator: two blocks of 32 tokens each."""
+    lines = "".join(json.dumps({"text": (word * 63)[:63]}) + "\n" for _ in range(documents))
+    path = path.with_name(path.name + ending)
+    path.write_bytes(lzma.compress(lines.encode()) if ending else lines.encode())
+    return str(path)
+
+
+@given(
+    shares=st.lists(st.floats(0.01, 1), min_size=1, max_size=6),
+    data=st.data(),
+    total=st.integers(0, 500),
+)
+def test_allotted_blocks_add_up_and_follow_the_shares(shares, data, total):
+    limits = data.draw(st.lists(st.integers(0, 200), min_size=len(shares), max_size=len(shares)))
+    counts = allot(total, shares, limits)
+    assert sum(counts) == min(total, sum(limits))
+    assert all(0 <= count <= limit for count, limit in zip(counts, limits))
+    # one level of filling for all that are not used up, and who is used up would have had more at that level
+    free = [count / share for count, share, limit in zip(counts, shares, limits) if count < limit]
+    rounding = 1 / min(shares)
+    for count, share, limit in zip(counts, shares, limits):
+        if free and count < limit:
+            assert abs(count / share - free[0]) <= 2 * rounding
+        elif free:
+            assert count / share <= max(free) + 2 * rounding
+
+
+def test_allotted_by_hand():
+    assert allot(40, [1, 1, 1, 1], [100, 100, 100, 4]) == [12, 12, 12, 4]
+    assert allot(10, [0.7, 0.3], [100, 100]) == [7, 3]
+    assert allot(100, [0.5, 0.5], [10, 20]) == [10, 20]
+    assert shares_of(["a", "b"]) == {"a": 0.5, "b": 0.5}
+    assert shares_of({"a": 3, "b": 1}) == {"a": 0.75, "b": 0.25}
+
+
+def test_every_text_has_its_share_and_a_short_one_gives_all_it_has(tmp_path, cache):
+    """40 blocks by shares 2 : 1 : 1, the last text has 4 blocks: the others fill up, 24 and 12."""
+    names = [write(tmp_path / "long.jsonl", "a", 30), write(tmp_path / "other.jsonl", "b", 30, ".xz")]
+    names.append(write(tmp_path / "short.jsonl", "c", 2))
+    held_out = write(tmp_path / "held.jsonl", "d", 3)
+    recipe = tiny(
+        f"data={{text: {{{names[0]}: 2, {names[1]}: 1, {names[2]}: 1}}, held_out: [{held_out}], tokens: 1280, "
+        "held_out_tokens: 96, context: 32}",
+    )
+    seen: list[int] = []
+    record = train(recipe, tmp_path / "run", cache=cache, show=lambda step, figures: seen.append(step)).record
+    assert [(t["name"], t["documents"], t["tokens"]) for t in record["text"]] == [
+        (names[0], 12, 768), (names[1], 6, 384), (names[2], 2, 128),
+    ]  # fmt: skip
+    assert record["blocks"] == 40
+    assert record["recipe"]["data"]["text"] == {names[0]: 2, names[1]: 1, names[2]: 1}
+
+
+def test_a_list_means_equal_shares_and_the_end_of_each_is_held_out(tmp_path, cache):
+    names = [write(tmp_path / "one.jsonl", "a", 30), write(tmp_path / "two.jsonl", "b", 30)]
+    data = f"text: [{', '.join(names)}], tokens: 1024, held_out_tokens: 256, context: 32"
+    record = train(tiny(f"data={{{data}}}"), tmp_path / "run", cache=cache).record
+    assert [t["tokens"] for t in record["text"]] == [512, 512]
+    assert [(t["name"], t["tokens"]) for t in record["held_out_text"]] == [(name, 128) for name in names]
+    assert "held_out_documents" not in record
+    record = train(tiny(f"data={{{data}, order: sequential}}"), tmp_path / "old", cache=cache).record
+    assert [t["name"] for t in record["text"]] == names[:1]
+
+
+def test_mixed_texts_need_blocks_to_hold_out(tmp_path, cache):
+    names = [write(tmp_path / "one.jsonl", "a", 30), write(tmp_path / "two.jsonl", "b", 1)]
+    data = f"text: [{', '.join(names)}], tokens: 1024, held_out_tokens: 256, context: 32"
+    with pytest.raises(ValueError, match=r"two.jsonl must fill 5 blocks of 32 tokens, 4 of them held out, it fills 2"):
+        train(tiny(f"data={{{data}}}"), tmp_path / "run", cache=cache)
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        ("text: {a: 0}", "text must name at least one text, each with a share above 0"),
+        ("text: []", "text must name at least one text"),
+        ("text: pydoc, held_out: {a: -1}", "held_out must name at least one text"),
+        ("text: {a: 1}, order: sequential", "have no shares: give text as a list"),
+    ],
+)
+def test_shares_that_are_none(data, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        tiny(f"data={{{data}}}")
+
+
+def test_a_copied_cache_is_found_with_its_texts(tmp_path, monkeypatch):
+    """Another machine has other folders and other times; budgets of runs do not matter either where a text ends."""
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    for word in "ab":
+        write(tmp_path / "here" / f"{word}.jsonl", word, 30)
+        write(tmp_path / "there" / f"{word}.jsonl", word, 30)
+        (tmp_path / "there" / f"{word}.jsonl").touch()
+
+    def recipe(folder: str, tokens: int):
+        texts = ", ".join(str(tmp_path / folder / f"{word}.jsonl") for word in "ab")
+        return tiny(f"data={{text: [{texts}], tokens: {tokens}, held_out_tokens: 256, context: 32}}")
+
+    train(recipe("here", 1024), tmp_path / "first", cache=tmp_path / "cache")
+    shutil.copytree(tmp_path / "cache", tmp_path / "copy")
+    monkeypatch.setattr(token_files, "_tokenise", lambda *a: pytest.fail("the text was tokenised again"))
+    record = train(recipe("there", 512), tmp_path / "second", cache=tmp_path / "copy").record
+    assert [t["name"] for t in record["text"]] == [str(tmp_path / "there" / f"{word}.jsonl") for word in "ab"]

@@ -1,0 +1,62 @@
+"""A tokenizer that is learnt from the recipe's own text."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import transformers
+
+from decondense.train import tokenizer, train
+from train.runs import tiny
+
+BPE = ["model.tokenizer={train: 300, characters: 20K}", "model.config.vocab_size=null"]
+
+
+def recipe(*settings: str, config: dict | None = None):
+    from decondense.train import recipe_from
+    from train.runs import content
+
+    small = content("model.tokenizer={train: 300, characters: 20K}", *settings)
+    small["model"]["config"].pop("vocab_size")
+    small["model"]["config"] |= config or {}
+    return recipe_from(small)
+
+
+def test_it_is_learnt_once_saved_with_the_model_and_fits_the_architecture(tmp_path, cache, monkeypatch):
+    run = train(recipe(), tmp_path / "run", cache=cache)
+    saved = transformers.AutoTokenizer.from_pretrained(run.folder / "model")
+    assert (len(saved), saved.eos_token, saved.eos_token_id) == (300, "<|endoftext|>", 0)
+    config = json.loads((run.folder / "model" / "config.json").read_text())
+    assert (config["vocab_size"], config["eos_token_id"]) == (300, 0)
+    words = "Übung: def f(x):\n\n    return x  # naïve\t"
+    assert saved.decode(saved(words)["input_ids"]) == words
+    assert len(saved("the the the the")["input_ids"]) < 15  # merges, not bytes
+
+    monkeypatch.setattr(tokenizer, "train_bpe", lambda *a: pytest.fail("learnt again"))
+    again = train(recipe("train.seed=2"), tmp_path / "again", cache=cache)
+    assert transformers.AutoTokenizer.from_pretrained(again.folder / "model").get_vocab() == saved.get_vocab()
+
+
+def test_every_text_teaches_its_share(tmp_path):
+    texts = {}
+    for word in "xyz":
+        path = tmp_path / f"{word}.jsonl"
+        path.write_text("".join(json.dumps({"text": word * 50}) + "\n" for _ in range(40)))
+        texts[str(path)] = {"x": 0.5, "y": 0.25, "z": 0.25}[word]
+    beginnings = "".join(tokenizer._beginnings(texts, 1000, None))
+    assert [beginnings.count(word) for word in "xyz"] == [500, 250, 250]
+
+
+def test_a_vocabulary_that_is_given_stays(tmp_path, cache):
+    run = train(recipe(config={"vocab_size": 512}), tmp_path / "run", cache=cache)
+    assert json.loads((run.folder / "model" / "config.json").read_text())["vocab_size"] == 512
+    assert np.isfinite(run.held_out_loss)
+
+
+def test_trained_weights_know_their_own(tmp_path):
+    with pytest.raises(ValueError, match="trained weights know their own tokenizer"):
+        tiny("model={name: gpt2, tokenizer: {train: 8192}}")
+    with pytest.raises(ValueError, match="greater than or equal to 257"):
+        tiny("model.tokenizer={train: 100}")
