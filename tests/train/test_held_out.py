@@ -47,7 +47,7 @@ def test_against_a_loop_in_float64(architecture, tmp_path, cache):
     frequency = [[0.0, 0] for _ in range(10)]
     training = train_tokens(run.record, cache)
     deciles = frequency_deciles(training, model.config.vocab_size)
-    for key, name in names.items():
+    for name in names.values():
         texts = [json.loads(line)["text"] for line in Path(name).read_text().splitlines()][:4]
         for number, document in enumerate(texts):
             tokens = ([ord(c) + 3 for c in document] + [1])[:100]

@@ -100,7 +100,7 @@ def test_mixed_texts_need_blocks_to_hold_out(tmp_path, cache):
 )
 def test_shares_that_are_none(data, sentence):
     with pytest.raises(ValueError, match=sentence):
-        tiny(f"data={{{data}}}")
+        tiny(f"data={{{data}, context: 32}}")
 
 
 def test_a_copied_cache_is_found_with_its_texts(tmp_path, monkeypatch):

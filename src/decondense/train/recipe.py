@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -137,11 +138,14 @@ def recipe_from(content: dict[str, Any], name: str = "recipe") -> Recipe:
 
 
 def _sentence(error: ValidationError, name: str) -> str:
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
+    errors = error.errors()
+    # Where a value may be of several kinds every kind has an error: the one that came farthest is meant.
+    first = max((e for e in errors if e["loc"][:2] == errors[0]["loc"][:2]), key=lambda e: len(e["loc"]))
+    place = [part for part in first["loc"] if not (part in ("str", "bool", "int") or re.search("[[A-Z]", str(part)))]
+    where = ".".join(map(str, place))
     if first["type"] == "extra_forbidden":
-        known = _keys_at(first["loc"][:-1])
-        close = difflib.get_close_matches(str(first["loc"][-1]), known, n=1, cutoff=0.4) or _anywhere(first["loc"][-1])
+        known = _keys_at(place[:-1])
+        close = difflib.get_close_matches(str(place[-1]), known, n=1, cutoff=0.4) or _anywhere(place[-1])
         hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}."
         return f"{name}: {where!r} is no key of a recipe: {hint}"
     if first["type"] == "missing":

@@ -112,9 +112,10 @@ class Data(Part):
     @model_validator(mode="after")
     def _shares(self) -> Data:
         for key in ("text", "held_out"):
-            shares = shares_of(getattr(self, key) or "")
-            if not shares or not all(0 < share < float("inf") for share in shares.values()):
-                raise ValueError(f"{key} must name at least one text, each with a share above 0, got {shares}")
+            texts = getattr(self, key)
+            shares = list(texts.values()) if isinstance(texts, dict) else []
+            if texts in ([], {}, "") or not all(0 < share < float("inf") for share in shares):
+                raise ValueError(f"{key} must name at least one text, each with a share above 0, got {texts}")
         if self.order == "sequential" and isinstance(self.text, dict):
             raise ValueError("texts that are read one after the other have no shares: give text as a list")
         return self
