@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .. import text
-from ..models import hub_reachable
+from ..hub import hub_reachable
 from .blocks import Blocks, join
 from .recipe import Recipe
 from .sections import shares_of
