@@ -121,3 +121,8 @@ def test_a_copied_cache_is_found_with_its_texts(tmp_path, monkeypatch):
     monkeypatch.setattr(token_files, "_tokenise", lambda *a: pytest.fail("the text was tokenised again"))
     record = train(recipe("there", 512), tmp_path / "second", cache=tmp_path / "copy").record
     assert [t["name"] for t in record["text"]] == [str(tmp_path / "there" / f"{word}.jsonl") for word in "ab"]
+
+
+def test_equal_mappings_are_the_same_run():
+    one, other = {"text": {"b": 1, "a": 3}}, {"text": {"a": 3, "b": 1}}
+    assert list(shares_of(one["text"]).items()) == list(shares_of(other["text"]).items()) == [("a", 0.75), ("b", 0.25)]

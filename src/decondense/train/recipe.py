@@ -7,6 +7,7 @@ contradict each other. `--set train.seed=2` on the command line overrides one ke
 
 from __future__ import annotations
 
+import copy
 import difflib
 import os
 import re
@@ -92,7 +93,7 @@ def with_settings(content: dict[str, Any], settings: Sequence[str]) -> dict[str,
     Another loss has other options: with a new `loss.name` those of the old one go, so that `loss.name=none` is enough.
     A setting for a loss that is not named is an error.
     """
-    content = yaml.safe_load(yaml.safe_dump(content))  # a deep copy
+    content = copy.deepcopy(content)
     pairs = [_setting(setting) for setting in settings]
     loss = content.get("loss")
     if isinstance(loss, dict) and any(key == "loss.name" and value != loss.get("name") for key, value in pairs):

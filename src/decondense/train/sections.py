@@ -122,9 +122,12 @@ class Data(Part):
 
 
 def shares_of(texts: Texts) -> dict[str, float]:
-    """Every text with its share of the tokens; a list means equal shares. The shares add up to 1."""
+    """Every text with its share of the tokens; a list means equal shares. The shares add up to 1.
+
+    A mapping has no order: equal ones must mean the same run, so its texts are sorted by name.
+    """
     names = [texts] if isinstance(texts, str) else texts
-    given = dict(names) if isinstance(names, dict) else dict.fromkeys(names, 1.0)
+    given = dict(sorted(names.items())) if isinstance(names, dict) else dict.fromkeys(names, 1.0)
     return {name: share / sum(given.values()) for name, share in given.items()}
 
 
