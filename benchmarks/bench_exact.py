@@ -62,7 +62,7 @@ def by_kernel(z: torch.Tensor, autocast: bool):
     def call() -> torch.Tensor:
         with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
             _, saved = pairwise.forward(z, None, tau=TAU, clamp=CLAMP, eps=EPS)
-        return pairwise.backward(z, None, saved, upstream, eps=EPS, consume=True)
+        return pairwise.backward(z, None, saved, upstream, eps=EPS)
 
     return call
 

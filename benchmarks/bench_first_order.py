@@ -23,17 +23,17 @@ LENGTHS = [16384, 32768, 65536, 131072]
 
 def kernels(z: torch.Tensor, part: str = "both") -> Callable[[], torch.Tensor]:
     coefficient = torch.ones(len(z), device=z.device)
-    _, kept = first_order.mean_cosine(z, None)
+    _, kept = first_order.forward(z, None)
 
     def forward() -> torch.Tensor:
-        return first_order.mean_cosine(z, None)[0]
+        return first_order.forward(z, None)[0]
 
     def backward() -> torch.Tensor:
-        return first_order.mean_cosine_backward(z, None, kept, coefficient)
+        return first_order.backward(z, None, kept, coefficient)
 
     def both() -> torch.Tensor:
-        _, saved = first_order.mean_cosine(z, None)
-        return first_order.mean_cosine_backward(z, None, saved, coefficient)
+        _, saved = first_order.forward(z, None)
+        return first_order.backward(z, None, saved, coefficient)
 
     return {"forward": forward, "backward": backward, "both": both}[part]
 

@@ -68,6 +68,13 @@ def agreement_cloud() -> str:
     return markdown(["cloud (512 tokens)", "mean cosine", "τ", *names], lines, "agreement_cloud", rows)
 
 
+def losses() -> str:
+    """Every registered loss."""
+    from decondense.losses.registry import table
+
+    return table()
+
+
 def losses_cpu() -> str:
     """Value and gradient on a CPU."""
     rows = read("losses_cpu")
@@ -180,6 +187,7 @@ def rate(value: str) -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "losses": losses,
     "throughput": throughput,
     "profile_train_step": profile_train_step,
     "train_step_short": train_step_short,

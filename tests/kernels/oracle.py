@@ -42,7 +42,6 @@ def pairwise(
     margin=0.5,
     eps=1e-2,
     diagonal=False,
-    normalize=True,
 ):
     """z (B, N, F) → values (B,), gradients (B, N, F) of each value, numpy float64."""
     z = z.detach().to(torch.float64).cpu().numpy()
@@ -55,7 +54,7 @@ def pairwise(
         if n < 2:
             continue
         norm = {i: math.sqrt(float(z[b, i] @ z[b, i])) for i in tokens}
-        u = {i: z[b, i] / (norm[i] + eps) if normalize else z[b, i] for i in tokens}
+        u = {i: z[b, i] / (norm[i] + eps) for i in tokens}
         pairs = [(i, j) for i in tokens for j in tokens if diagonal or i != j]
         terms = {(i, j): curve(float(u[i] @ u[j]), **options) for i, j in pairs}
         if curve_name.startswith("dispersion"):
@@ -71,47 +70,10 @@ def pairwise(
             g[i] = g[i] + w * u[j]
             g[j] = g[j] + w * u[i]
         for i in tokens:
-            if not normalize:
-                grads[b, i] = g[i]
-                continue
             grads[b, i] = g[i] / (norm[i] + eps)
             if norm[i] > 0:
                 grads[b, i] -= z[b, i] * float(g[i] @ z[b, i]) / (norm[i] * (norm[i] + eps) ** 2)
     return values, grads
-
-
-def sums(z, mask=None, *, eps=1e-2):
-    """T (B, F), Q (B,), n (B,), norms (B, N) with −1 where masked."""
-    z = z.detach().to(torch.float64).cpu().numpy()
-    keep = np.ones(z.shape[:2], bool) if mask is None else mask.cpu().numpy()
-    total, square = np.zeros((len(z), z.shape[2])), np.zeros(len(z))
-    count, norms = np.zeros(len(z)), -np.ones(z.shape[:2])
-    for b in range(len(z)):
-        for i in range(z.shape[1]):
-            if keep[b, i]:
-                norms[b, i] = math.sqrt(float(z[b, i] @ z[b, i]))
-                u = z[b, i] / (norms[b, i] + eps)
-                total[b] += u
-                square[b] += float(u @ u)
-                count[b] += 1
-    return total, square, count, norms
-
-
-def first_order_gradient(z, mask, coefficient, *, eps=1e-2):
-    """Gradient of Σ_b coefficient_b/2 (‖T‖² − Q) by the product rule, token by token."""
-    total, _, _, norms = sums(z, mask, eps=eps)
-    z = z.detach().to(torch.float64).cpu().numpy()
-    grad = np.zeros(z.shape)
-    for b in range(len(z)):
-        for i in range(z.shape[1]):
-            if norms[b, i] < 0:
-                continue
-            r = norms[b, i] + eps
-            g = float(coefficient[b]) * (total[b] - z[b, i] / r)
-            grad[b, i] = g / r
-            if norms[b, i] > 0:
-                grad[b, i] -= z[b, i] * float(g @ z[b, i]) / (norms[b, i] * r**2)
-    return grad
 
 
 def two_moments(z, mask, first, second, *, eps=1e-2):
@@ -155,11 +117,10 @@ def eager_moments(z, mask=None, *, eps=1e-2):
 
 
 def eager(z, mask=None, *, curve_name="dispersion", tau=1.0, clamp=0.1, hard_clamp=False, margin=0.5, eps=1e-2,
-          diagonal=False, normalize=True):  # fmt: skip
+          diagonal=False):  # fmt: skip
     """The formula in torch: matrix product in z's dtype, the rest in float32; values (B,) with autograd."""
     wide = z.float()
-    u = wide / (wide.norm(dim=-1, keepdim=True) + eps) if normalize else wide
-    u = u.to(z.dtype)
+    u = (wide / (wide.norm(dim=-1, keepdim=True) + eps)).to(z.dtype)
     c = (u @ u.transpose(1, 2)).float()
     limit = 1 - clamp
     inside = c.clamp(-limit, limit)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from decondense import losses
+from decondense import kernels, losses
+from decondense.losses.options import fused
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CASES = {
@@ -17,6 +20,9 @@ CASES = {
     "sampled": (losses.dispersion, {"estimator": "sampled", "max_tokens": 40}),
     "orthogonalization": (losses.orthogonalization, {"margin": 0.4}),
     "orthogonalization, cosine": (losses.orthogonalization, {"distance": "cosine", "diagonal": True}),
+    "uniformity": (losses.uniformity, {"t": 2.0}),
+    "sharp uniformity": (losses.uniformity, {"t": 15.0}),
+    "cosreg": (losses.cosreg, {}),
 }
 
 
@@ -37,10 +43,11 @@ def test_kernels_and_torch_agree(case, masked):
     z = cloud()
     mask = torch.ones(3, 37, dtype=torch.bool, device=DEVICE)
     mask[1, 20:] = False
-    mask[2, 1:] = False
-    a, b = (loss(z, mask if masked else None, backend=backend, **options) for backend in ("triton", "torch"))
+    mask[2, 1:] = False  # one token: zero, whatever constant the value carries
+    mask = mask if masked else None
+    a, b = (loss(z, mask, backend=backend, reduction="none", **options) for backend in ("triton", "torch"))
     torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
-    found, expected = (torch.autograd.grad(3 * x, z)[0] for x in (a, b))
+    found, expected = (torch.autograd.grad(3 * x.sum(), z)[0] for x in (a, b))
     assert (found - expected).norm() <= 1e-5 * expected.norm() + 1e-9
 
 
@@ -64,3 +71,13 @@ def test_many_layers_at_once():
 def test_a_kernel_that_cannot_run():
     with pytest.raises(ValueError, match="backend='triton' needs CUDA"):
         losses.dispersion(torch.randn(1, 4, 3, dtype=torch.float64), backend="triton")
+
+
+def test_states_wider_than_a_program_stay_with_torch(monkeypatch):
+    """ "auto" must not choose a kernel that refuses them."""
+    monkeypatch.setattr(kernels, "available", lambda device: True)
+    for width, expected in ((kernels.MAX_WIDTH, True), (kernels.MAX_WIDTH + 1, False)):
+        z = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32, shape=(1, 2, width))
+        assert fused(z, "auto") is expected
+    with pytest.raises(ValueError, match=r"width ≤ 16384.*width 16385"):
+        fused(z, "triton")

@@ -9,7 +9,7 @@ import oracle
 import pytest
 import torch
 
-from decondense.kernels import pairwise, rows
+from decondense.kernels import MAX_WIDTH, pairwise
 from decondense.kernels.curves import CURVES
 
 CUDA = torch.cuda.is_available()
@@ -65,9 +65,6 @@ def assert_as_good_as_eager(z, mask=None, **options):
 @pytest.mark.parametrize("curve", list(CURVES))
 def test_value_and_gradient(curve, dtype, device):
     z = cloud(2, 45, 40).to(dtype).to(device)
-    if curve == "decorrelation":
-        z = (z.float() / z.float().norm(dim=-1, keepdim=True)).to(dtype)
-        assert_as_good_as_eager(z, curve=curve, normalize=False)
     assert_as_good_as_eager(z, curve=curve)
 
 
@@ -189,43 +186,6 @@ def test_upstream_gradient_and_no_side_effect(device):
     torch.testing.assert_close(pairwise.backward(z, None, saved, torch.ones(3, device=device)), ones)
 
 
-def test_consuming_the_saved_tensors(device):
-    z = cloud(2, 20, 16).to(device)
-    ones = torch.ones(2, device=device)
-    _, saved = pairwise.forward(z, None)
-    expected = pairwise.backward(z, None, saved, ones)
-    got = pairwise.backward(z, None, saved, ones, consume=True)
-    assert torch.equal(got, expected)
-    assert got.data_ptr() == saved[-1].data_ptr()
-
-
-class Loss(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, z):
-        value, saved = pairwise.forward(z, None)
-        ctx.save_for_backward(z, *saved)
-        return value
-
-    @staticmethod
-    def backward(ctx, upstream):
-        z, *saved = ctx.saved_tensors
-        return pairwise.backward(z, None, tuple(saved), upstream)
-
-
-def test_autograd_decides_whether_to_consume(device):
-    """A retained graph can be walked twice; one that is freed gives its memory to the gradient."""
-    z = cloud(2, 20, 16).to(device).requires_grad_()
-    value = Loss.apply(z).sum()
-    first = torch.autograd.grad(value, z, retain_graph=True)[0]
-    second = torch.autograd.grad(value, z, retain_graph=True)[0]
-    assert torch.equal(first, second)
-    stored = value.grad_fn.next_functions[0][0].saved_tensors[-1].data_ptr()
-    third = torch.autograd.grad(value, z)[0]
-    assert torch.equal(first, third)
-    assert first.data_ptr() != stored
-    assert third.data_ptr() == stored
-
-
 def test_strided_inputs(device):
     base = cloud(2, 12, 48).to(device)
     for z in (base[:, ::2], base[:, :, 8:24], base[:, :, ::2], base.transpose(0, 1)):
@@ -321,8 +281,8 @@ def test_masked_autocast(device):
 
 def test_same_bits_every_time(device):
     z = cloud(2, 100, 48).to(device)
-    value, grad = run(z, deterministic=True)
-    again, again_grad = run(z, deterministic=True)
+    value, grad = run(z)
+    again, again_grad = run(z)
     assert torch.equal(value, again)
     assert torch.equal(grad, again_grad)
 
@@ -340,7 +300,7 @@ def test_bad_arguments_say_what_to_do(device):
     with pytest.raises(ValueError, match="bfloat16, float16 or float32"):
         pairwise.forward(z.double(), None)
     with pytest.raises(ValueError, match="widths up to"):
-        pairwise.forward(z.new_zeros(1, 2, rows.MAX_WIDTH + 1), None)
+        pairwise.forward(z.new_zeros(1, 2, MAX_WIDTH + 1), None)
 
 
 @pytest.mark.skipif(not CUDA, reason="needs a GPU: the interpreter is too slow for full tiles")

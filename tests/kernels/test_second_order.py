@@ -20,9 +20,9 @@ def upstream(batch, device):
     return torch.stack([torch.linspace(0.5, -1.5, batch), torch.linspace(2.0, 1.0, batch)]).to(device)
 
 
-def run(z, mask=None, *, eps=1e-2, addend=None):
+def run(z, mask=None, *, eps=1e-2):
     moments, saved = second_order.forward(z, mask, eps=eps)
-    grad = second_order.backward(z, mask, saved, upstream(len(z), z.device), eps=eps, addend=addend)
+    grad = second_order.backward(z, mask, saved, upstream(len(z), z.device), eps=eps)
     return moments, grad
 
 
@@ -88,16 +88,6 @@ def test_ragged_mask(width, dtype, device):
 
 
 @pytest.mark.parametrize("width", [8, 30])
-def test_an_addend_is_added(width, device):
-    """Also where a token is masked or a sequence has no pair, and whatever its strides."""
-    z = cloud(3, 20, width).to(device)
-    mask = (torch.arange(20)[None, :] < torch.tensor([20, 9, 1])[:, None]).to(device)
-    addend = torch.randn(3, 1, width, generator=torch.Generator().manual_seed(0)).to(device).expand(3, 20, width)
-    plain = run(z, mask)[1]
-    assert torch.equal(run(z, mask, addend=addend)[1], plain + addend)
-
-
-@pytest.mark.parametrize("width", [8, 30])
 @pytest.mark.parametrize("eps", [1e-2, 0.0])
 def test_zero_vectors(width, eps, device):
     z = cloud(1, 20, width).to(device)
@@ -142,16 +132,11 @@ def test_upstream_of_one_moment_alone(device):
 
 
 @pytest.mark.parametrize("width", [8, 30])
-def test_values_alone_and_saved_memory(width, device):
+def test_values_alone(width, device):
     z = cloud(2, 20, width).to(device)
     alone, nothing = second_order.forward(z, need_grad=False)
-    got, saved = second_order.forward(z)
     assert nothing == ()
-    torch.testing.assert_close(alone, got)
-    expected = second_order.backward(z, None, saved, upstream(2, device))
-    written = second_order.backward(z, None, saved, upstream(2, device), consume=True)
-    assert torch.equal(written, expected)
-    assert written.data_ptr() == saved[-1].data_ptr()
+    torch.testing.assert_close(alone, second_order.forward(z)[0])
 
 
 def test_float16_stays_in_range(device):

@@ -201,3 +201,18 @@ def test_gradcheck_of_the_others(name):
     z = cloud((2, 5, 6), cone=0.3).requires_grad_()
     options = {"clamp": 0.01} if name == "orthogonalization" else {}
     assert torch.autograd.gradcheck(lambda x: losses.LOSSES[name](x, **options), (z,))
+
+
+@pytest.mark.parametrize("condensed", [0.0, 5.0])
+@pytest.mark.parametrize("tau", [1.0, 0.3])
+def test_algorithm_1_as_the_paper_writes_it(tau, condensed):
+    """The ten lines of algorithm_1.py, the loops, and the preset, in float64; strongly condensed, the clamp bites."""
+    g = torch.Generator().manual_seed(3)
+    z = (torch.randn(2, 9, 5, generator=g, dtype=torch.float64) + condensed).requires_grad_()
+    written = losses.algorithm_1(z, tau=tau)
+    loops = reference.over_batch(reference.dispersion, z, tau=tau, clamp=0.01, hard=True) + 0.01
+    preset = losses.get("dispersion", preset="paper", tau=tau)(z)
+    expected = torch.autograd.grad(loops, z)[0]
+    for value in (written, preset):
+        torch.testing.assert_close(value, loops, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(torch.autograd.grad(value, z)[0], expected, rtol=1e-10, atol=1e-13)

@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["available"]
+__all__ = ["MAX_WIDTH", "MIN_TAU", "available"]
+
+# Below this temperature exp(1/τ) leaves the range of float32; the kernels keep no running maximum.
+MIN_TAU = 0.025
+# A row of z must fit into the registers of one program.
+MAX_WIDTH = 16384
 
 
 def available(device: torch.device | str) -> bool:

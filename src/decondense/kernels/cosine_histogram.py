@@ -16,7 +16,8 @@ import triton
 import triton.language as tl
 
 from decondense.kernels import rows
-from decondense.kernels.launch import INTERPRET, launch
+from decondense.kernels.rows import INTERPRET
+from decondense.kernels.tiles import below_diagonal
 
 
 @triton.jit
@@ -26,11 +27,7 @@ def _histogram_kernel(
 ):  # fmt: skip
     tile = tl.program_id(0)
     b = tl.program_id(1)
-    # tile = i(i+1)/2 + j with j ≤ i; the root may be off by one in float32
-    i = ((tl.sqrt(8.0 * tile.to(tl.float32) + 1.0) - 1.0) * 0.5).to(tl.int32)
-    i = tl.where(i * (i + 1) // 2 > tile, i - 1, i)
-    i = tl.where((i + 1) * (i + 2) // 2 <= tile, i + 1, i)
-    j = tile - i * (i + 1) // 2
+    i, j = below_diagonal(tile)
     row = i * TILE + tl.arange(0, TILE)
     column = j * TILE + tl.arange(0, TILE)
     row_valid = row < tokens
@@ -55,9 +52,9 @@ def _histogram_kernel(
     pair = row_valid[:, None] & column_valid[None, :] & (row[:, None] > column[None, :]) & (c == c)
     position = tl.where(pair, (c + 1.0) * (0.5 * bins), 0.0)
     index = tl.minimum(tl.maximum(position, 0.0).to(tl.int32), bins - 1)
-    found = tl.histogram(tl.reshape(index, (TILE * TILE,)), BINS, mask=tl.reshape(pair, (TILE * TILE,)))
+    inside = tl.histogram(tl.reshape(index, (TILE * TILE,)), BINS, mask=tl.reshape(pair, (TILE * TILE,)))
     bin_ = tl.arange(0, BINS)
-    tl.atomic_add(counts + b.to(tl.int64) * bins + bin_, found.to(tl.int64), mask=bin_ < bins)
+    tl.atomic_add(counts + b.to(tl.int64) * bins + bin_, inside.to(tl.int64), mask=bin_ < bins)
 
 
 @torch.no_grad()
@@ -74,10 +71,10 @@ def cosine_histogram(u: torch.Tensor, mask: torch.Tensor | None = None, *, bins:
     size = 32 if INTERPRET else 64
     high = triton.cdiv(tokens, size)
     if batch and high:
-        cast = INTERPRET and u.dtype == torch.bfloat16
-        launch(
-            _histogram_kernel, (high * (high + 1) // 2, batch),
-            (u, mask, counts), (tokens, width, bins, u.stride(0), u.stride(1)),
-            (mask is not None, cast, max(2, triton.next_power_of_2(bins)), size, 32),
-        )  # fmt: skip
+        with torch.cuda.device_of(u):
+            _histogram_kernel[high * (high + 1) // 2, batch](
+                u, mask, counts, tokens, width, bins, u.stride(0), u.stride(1),
+                HAS_MASK=mask is not None, CAST=INTERPRET and u.dtype == torch.bfloat16,
+                BINS=max(2, triton.next_power_of_2(bins)), TILE=size, DEPTH=32,
+            )  # fmt: skip
     return counts

@@ -38,8 +38,6 @@ CURVES = {
     "orthogonalization_cosine": 3,
     "decorrelation": 4,
 }
-# Below, exp(1/τ) leaves the range of float32.
-MIN_TAU = 0.025
 # Nearer to 1 a float32 cosine cannot be.
 MIN_CLAMP = 2.0**-23
 

@@ -24,7 +24,7 @@ The deviations are stored as  D_ij = (s_ij − w) a_i a_j: symmetric, so a tile 
 once and written twice, and (D z)_i = a_i Σ_j (s_ij − w) u_j is the remainder G_i that `rows.project` adds.
 
 Launches: statistics and their reduction; then per chunk of sequences the tile kernel and one batched product by
-cuBLAS; then one that finishes the sums.  Backward: one row-wise kernel, which writes over G when it can.  D lives
+cuBLAS; then one that finishes the sums.  Backward: one row-wise kernel.  D lives
 in a buffer reused by every chunk, at most `BUFFER_SHARE` of the bytes of z (or `SMALL_BUFFER`); when a whole
 sequence does not fit, the chunk is a block of rows of one sequence and both triangles are computed.  The sum of
 the terms is kept per tile and added in a fixed order: no atomics, the same bits every time.
@@ -44,9 +44,9 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
-from decondense.kernels import rows
-from decondense.kernels.curves import CURVES, MIN_CLAMP, MIN_TAU, gain
-from decondense.kernels.launch import INTERPRET, launch
+from decondense.kernels import MIN_TAU, rows
+from decondense.kernels.curves import CURVES, MIN_CLAMP, gain
+from decondense.kernels.rows import INTERPRET
 from decondense.kernels.tiles import finish_kernel, product_kernel, tile_kernel
 
 SMALL_BUFFER = 8 << 20
@@ -170,14 +170,11 @@ def _multiply(
     width = x.shape[2]
     if norms is not None:
         t = gram_tile(weights.element_size(), dot, x.device)
-        launch(
-            product_kernel,
-            (triton.cdiv(count_rows, t.rows) * triton.cdiv(width, t.columns), sequences),
-            (weights, x, norms, out),
-            (first_row, count_rows, tokens, width, weights.stride(0), weights.stride(1),
-             x.stride(0), x.stride(1), out.stride(0), sequence, first_x),
-            (dot, INTERPRET or weights.dtype != x.dtype, t.rows, t.columns, t.depth),
-            warps=t.warps, stages=t.stages,
+        product_kernel[triton.cdiv(count_rows, t.rows) * triton.cdiv(width, t.columns), sequences](
+            weights, x, norms, out, first_row, count_rows, tokens, width, weights.stride(0), weights.stride(1),
+            x.stride(0), x.stride(1), out.stride(0), sequence, first_x,
+            PRECISION=dot, CAST=INTERPRET or weights.dtype != x.dtype,
+            ROWS=t.rows, COLUMNS=t.columns, DEPTH=t.depth, num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
         return
     x = x[sequence - first_x : sequence - first_x + sequences]
@@ -196,39 +193,6 @@ def _multiply(
     target.copy_(partial.sum(0))
 
 
-@torch.no_grad()
-def forward(
-    z: torch.Tensor,
-    mask: torch.Tensor | None = None,
-    *,
-    curve: str = "dispersion",
-    tau: float = 1.0,
-    clamp: float = 0.1,
-    hard_clamp: bool = False,
-    margin: float = 0.5,
-    eps: float = 1e-2,
-    diagonal: bool = False,
-    normalize: bool = True,
-    need_grad: bool = True,
-    deterministic: bool = False,
-) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-    """The loss of every sequence of z (B, N, F) → (value (B,) float32, what `backward` needs).
-
-    mask (B, N) bool marks the tokens that count.  A sequence with fewer than two has the value 0.
-    `normalize=False` takes u = z (decorrelation of embeddings the caller standardised).
-    `need_grad=False` skips the second product; the saved tuple is then empty.
-    `deterministic` is accepted for the interface: the kernels have no atomics and are always deterministic.
-    """
-    del deterministic
-    found = sums(
-        z, mask, curve=curve, tau=tau, clamp=clamp, hard_clamp=hard_clamp, margin=margin, eps=eps, diagonal=diagonal,
-        normalize=normalize, need_grad=need_grad,
-    )  # fmt: skip
-    if found.remainder is None:
-        return found.value, ()
-    return found.value, (found.norms, found.total, found.coefficient, found.slope, found.remainder)
-
-
 class Sums(NamedTuple):
     """What one pass over the Gram matrix gives; float32 but for the remainder."""
 
@@ -242,29 +206,35 @@ class Sums(NamedTuple):
 
 def sums(
     z: torch.Tensor,
-    mask: torch.Tensor | None,
+    mask: torch.Tensor | None = None,
     *,
-    curve: str,
-    eps: float,
+    curve: str = "dispersion",
     tau: float = 1.0,
     clamp: float = 0.1,
     hard_clamp: bool = False,
     margin: float = 0.5,
+    eps: float = 1e-2,
     diagonal: bool = False,
-    normalize: bool = True,
     need_grad: bool = True,
 ) -> Sums:
-    """`forward` with its results by name."""
+    """The loss of every sequence of z (B, N, F), and what its gradient is made of.
+
+    mask (B, N) bool marks the tokens that count.  A sequence with fewer than two has the value 0.
+    `need_grad=False` skips the second product: there is no remainder then.
+    """
     rate = _rate(curve, tau, clamp)
     z, mask = rows.check(z, mask)
     batch, tokens, width = z.shape
     how = _precision(z)
-    found = rows.statistics(z, mask, eps=eps, normalize=normalize, copy=how.copy)
-    x = z if found.copy is None else found.copy
-    masked = mask is not None and found.copy is None  # x may hold anything where the mask is false
+    of_rows = rows.statistics(z, mask, eps=eps, copy=how.copy)
+    x = z if of_rows.copy is None else of_rows.copy
+    masked = mask is not None and of_rows.copy is None  # x may hold anything where the mask is false
     limit = 1.0 - max(clamp, MIN_CLAMP)
-    parts = found.length.shape[1]
-    shared = (parts, triton.next_power_of_2(max(1, parts)), CURVES[curve], hard_clamp, diagonal)
+    parts = of_rows.length.shape[1]
+    shared = {
+        "LENGTH_PARTS": parts, "LENGTH_BLOCK": triton.next_power_of_2(max(1, parts)), "CURVE": CURVES[curve],
+        "HARD": hard_clamp, "SELF": diagonal,
+    }  # fmt: skip
 
     at_once = Plan(batch, tokens, False)
     buffer = remainder = clean = None
@@ -288,14 +258,7 @@ def sums(
     # a block holds a whole number of tile rows, the last one apart: tiles are numbered block after block
     tiles = across * (across + 1) // 2 if triangle else across * triton.cdiv(tokens, t.rows)
     partial = torch.empty((batch, tiles), dtype=torch.float32, device=z.device)
-    norms = found.norms if masked or z.dtype == torch.float16 else None
-    fine = x.dtype == torch.float32
-    cast = INTERPRET and x.dtype == torch.bfloat16
-    constants = (
-        *shared, normalize, triangle, mask is not None, width % t.depth == 0, need_grad, fine,
-        not INTERPRET, how.dot, cast, t.rows, t.columns, t.depth,
-    )  # fmt: skip
-
+    norms = of_rows.norms if masked or z.dtype == torch.float16 else None
     for sequence in range(0, batch, max(sequences, 1)):
         some = min(sequences, batch - sequence)
         chunk, first_x = x, 0
@@ -306,12 +269,14 @@ def sums(
         for first in range(0, tokens, max(high, 1)):
             end = min(first + high, tokens)
             here = tiles if triangle else across * triton.cdiv(end - first, t.rows)
-            launch(
-                tile_kernel, (here, some),
-                (chunk, found.norms, found.length, found.square, found.number, buffer, partial),
-                (tokens, width, chunk.stride(0), chunk.stride(1), sequence, first_x, first, end, stride_b, stride_n,
-                 tiles, across * (first // t.rows), eps, rate, limit, margin),
-                constants, warps=t.warps, stages=t.stages,
+            tile_kernel[here, some](
+                chunk, of_rows.norms, of_rows.length, of_rows.square, of_rows.number, buffer, partial,
+                tokens, width, chunk.stride(0), chunk.stride(1), sequence, first_x, first, end, stride_b, stride_n,
+                tiles, across * (first // t.rows), eps, rate, limit, margin,
+                **shared, TRIANGLE=triangle, MASKED=mask is not None, EVEN=width % t.depth == 0, GRAD=need_grad,
+                FINE=x.dtype == torch.float32, FAST=not INTERPRET, PRECISION=how.dot,
+                CAST=INTERPRET and x.dtype == torch.bfloat16,
+                ROWS=t.rows, COLUMNS=t.columns, DEPTH=t.depth, num_warps=t.warps, num_stages=t.stages,
             )  # fmt: skip
             if buffer is not None and remainder is not None:
                 _multiply(
@@ -321,13 +286,22 @@ def sums(
 
     value, coefficient, slope = torch.empty((3, batch), dtype=torch.float32, device=z.device).unbind()
     if batch:
-        launch(
-            finish_kernel, (batch, 1),
-            (partial, found.length, found.square, found.number, value, coefficient, slope),
-            (tiles, rate, limit, margin, gain(curve, tau)),
-            (*shared, 1024),
+        finish_kernel[(batch,)](
+            partial, of_rows.length, of_rows.square, of_rows.number, value, coefficient, slope,
+            tiles, rate, limit, margin, gain(curve, tau), **shared, BLOCK=1024,
         )  # fmt: skip
-    return Sums(value, coefficient, slope, found.norms, found.total, remainder)
+    return Sums(value, coefficient, slope, of_rows.norms, of_rows.total, remainder)
+
+
+@torch.no_grad()
+def forward(
+    z: torch.Tensor, mask: torch.Tensor | None = None, *, need_grad: bool = True, **options: Any
+) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    """`sums` → the values (B,) float32, and what `backward` needs: nothing without `need_grad`."""
+    result = sums(z, mask, need_grad=need_grad, **options)
+    if result.remainder is None:
+        return result.value, ()
+    return result.value, (result.norms, result.total, result.coefficient, result.slope, result.remainder)
 
 
 @torch.no_grad()
@@ -339,40 +313,14 @@ def backward(
     *,
     eps: float = 1e-2,
     diagonal: bool = False,
-    normalize: bool = True,
-    consume: bool | None = None,
-    addend: torch.Tensor | None = None,
     **options: Any,
 ) -> torch.Tensor:
-    """∂(Σ_b upstream_b L_b)/∂z (B, N, F) in z's dtype, plus the addend if given; upstream (B,) float32.
+    """∂(Σ_b upstream_b L_b)/∂z (B, N, F) in z's dtype; upstream (B,) float32.
 
-    `saved` comes from `forward` on the same z, mask and options; of these only eps, diagonal and normalize matter
-    here.  `consume=True` writes the gradient over the remainder in `saved` where the dtypes agree, which saves its
-    bytes; `saved` is then spent.  By default autograd decides: yes in a backward pass that frees its graph, no
-    where the graph is retained or there is none.
+    `saved` comes from `forward` on the same z, mask and options; of these only eps and diagonal matter here.
     """
-    del options
     z, _ = rows.check(z, mask)
     norms, total, coefficient, slope, remainder = saved
-    if consume is None:
-        consume = not graph_is_kept()
     return rows.project(
-        z,
-        norms,
-        total,
-        coefficient,
-        eps=eps,
-        normalize=normalize,
-        count_self=diagonal,
-        remainder=remainder,
-        anchor=slope,
-        upstream=upstream.to(torch.float32).contiguous(),
-        addend=addend,
-        out=remainder if consume and remainder.dtype == z.dtype else None,
+        z, norms, total, coefficient, upstream, eps=eps, count_self=diagonal, remainder=remainder, anchor=slope
     )
-
-
-def graph_is_kept() -> bool:
-    """Whether the backward pass under way may be repeated; yes when there is none or torch does not say."""
-    ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
-    return True if ask is None else bool(ask())

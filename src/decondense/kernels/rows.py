@@ -19,24 +19,23 @@ because ∂u/∂z = a (I − u zᵀ/‖z‖).  The gradient it is given has two 
     g_i = k (w (T − u_i) + G_i / a_i),
 
 the first order one (w a scalar per sequence) and, for the exact losses, a stored remainder G whose rows
-already carry the factor a_i.  A zero vector has z/‖z‖ = 0 here, as torch's norm has at zero.  An addend, the
-gradient that z has from elsewhere, is added before the one write.
+already carry the factor a_i.  A zero vector has z/‖z‖ = 0 here, as torch's norm has at zero.
 
 A masked token is marked by the norm −1; its z is never loaded, so NaN there cannot leak.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from decondense.kernels.launch import INTERPRET, launch
+from decondense.kernels import MAX_WIDTH
 
-MAX_WIDTH = 16384
+# Whether Triton's interpreter runs the kernels, on a CPU: chosen when Triton is imported.
+INTERPRET: bool = triton.knobs.runtime.interpret
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 # Elements of z a warp holds at a time; a program reads at least this many and a whole row (measured: smaller
@@ -51,7 +50,7 @@ REDUCE_WIDTH, REDUCE_PARTS = 32, 128
 
 
 class Statistics(NamedTuple):
-    """What one read of z gives; float32 throughout. B counts the sequences of all layers, one layer after another."""
+    """What one read of z gives; float32 throughout."""
 
     total: torch.Tensor  # (B, F)  T
     square: torch.Tensor  # (B,)   Q
@@ -106,7 +105,7 @@ def through_unit(g, x, norm, scale, inside):
 def _statistics_kernel(
     z, mask, norms, copy, totals, squares, counts, fourths,
     tokens, width, stride_b, stride_n, rows_per_program, eps,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, HAS_MASK: tl.constexpr, NORMALIZE: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, HAS_MASK: tl.constexpr,
     COPY: tl.constexpr, UNIT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     part = tl.program_id(0)
@@ -130,10 +129,7 @@ def _statistics_kernel(
         x = tl.load(source, mask=valid[:, None] & inside[None, :], other=0.0)
         x = x.to(tl.float32)
         norm = tl.sqrt(tl.sum(x * x, axis=1))
-        if NORMALIZE:
-            scale = tl.where(valid, inverse(norm + eps), 0.0)
-        else:
-            scale = tl.full((ROWS,), 1.0, dtype=tl.float32)
+        scale = tl.where(valid, inverse(norm + eps), 0.0)
         u = x * scale[:, None]
         if COPY:
             target = copy + (b.to(tl.int64) * tokens + rows)[:, None] * width + columns[None, :]
@@ -204,10 +200,9 @@ def _mean_cosine_kernel(
 
 @triton.jit
 def _project_kernel(
-    z, norms, total, remainder, anchor, coefficient, upstream, addend, grad,
+    z, norms, total, remainder, anchor, coefficient, upstream, grad,
     tokens, width, stride_b, stride_n, eps,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, NORMALIZE: tl.constexpr, REMAINDER: tl.constexpr,
-    SELF: tl.constexpr, UPSTREAM: tl.constexpr, ADD: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, REMAINDER: tl.constexpr, SELF: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(1)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -221,28 +216,19 @@ def _project_kernel(
     where = (b.to(tl.int64) * tokens + rows)[:, None] * width + columns[None, :]
     x = tl.load(source, mask=some, other=0.0).to(tl.float32)
     t = tl.load(total + b.to(tl.int64) * width + columns, mask=inside, other=0.0)
-    if NORMALIZE:
-        scale = inverse(norm + eps)
-    else:
-        scale = tl.full((ROWS,), 1.0, dtype=tl.float32)
+    scale = inverse(norm + eps)
     # a_i g_i, up to the factor k
     if SELF:
         g = scale[:, None] * t[None, :]
     else:
         g = scale[:, None] * (t[None, :] - x * scale[:, None])
-    k = tl.load(coefficient + b)
-    if UPSTREAM:
-        k *= tl.load(upstream + b)
+    k = tl.load(coefficient + b) * tl.load(upstream + b)
     if REMAINDER:
         g = g * tl.load(anchor + b) + tl.load(remainder + where, mask=some, other=0.0).to(tl.float32)
-    if NORMALIZE:
-        g = through_unit(g, x, norm, scale, inside)
+    g = through_unit(g, x, norm, scale, inside)
     k = tl.where(masked, 0.0, k)[:, None]
     g = tl.where(k == 0.0, 0.0, g * k)
-    here = present[:, None] & inside[None, :]
-    if ADD:
-        g += tl.load(addend + where, mask=here, other=0.0).to(tl.float32)
-    tl.store(grad + where, g.to(grad.dtype.element_ty), mask=here)
+    tl.store(grad + where, g.to(grad.dtype.element_ty), mask=present[:, None] & inside[None, :])
 
 
 def row_tile(width: int, elements: int = PROJECT_TILE) -> tuple[int, int, int]:
@@ -252,68 +238,53 @@ def row_tile(width: int, elements: int = PROJECT_TILE) -> tuple[int, int, int]:
 
 
 def statistics(
-    z: torch.Tensor | Sequence[torch.Tensor],
+    z: torch.Tensor,
     mask: torch.Tensor | None,
     *,
     eps: float,
-    normalize: bool = True,
     copy: torch.dtype | None = None,
     unit: bool = False,
 ) -> Statistics:
-    """One read of z (B, N, F): norms, T, Q, n, ‖T‖², and on request a copy of z (`unit`: of u) in another dtype.
-
-    z may be the states of several layers, of one shape and under one mask: one launch reads each of them, one more
-    adds up the sums of all.
-    """
-    states = [z] if isinstance(z, torch.Tensor) else list(z)
-    layers, (batch, tokens, width) = len(states), states[0].shape
+    """One read of z (B, N, F): norms, T, Q, n, ‖T‖², and on request a copy of z (`unit`: of u) in another dtype."""
+    batch, tokens, width = z.shape
     rows, padded, warps = row_tile(width, STATISTICS_TILE)
     per_program = rows * max(1, triton.cdiv(tokens, rows * max(1, PROGRAMS // max(batch, 1))))
     parts = triton.cdiv(tokens, per_program)
     blocks = triton.cdiv(width, REDUCE_WIDTH)
     # one allocation for all the small results
-    new, many = states[0].new_empty, layers * batch
-    sizes = (many * width, many, many, many * tokens, many * blocks)
-    total, square, count, norms, length = new(sum(sizes), dtype=torch.float32).split(sizes)
-    scratch = new(many * parts * (width + 2), dtype=torch.float32)
-    sums = scratch.split((many * parts * width, many * parts, many * parts))
-    copied = None if copy is None else new((many, tokens, width), dtype=copy)
-    fourth = new((many, parts), dtype=torch.float32) if unit else None
-    found = Statistics(
-        total.view(many, width), square, count, norms.view(many, tokens), length.view(many, blocks), copied, fourth
-    )
-    if states[0].numel() == 0:
+    sizes = (batch * width, batch, batch, batch * tokens, batch * blocks)
+    total, square, count, norms, length = z.new_empty(sum(sizes), dtype=torch.float32).split(sizes)
+    scratch = z.new_empty(batch * parts * (width + 2), dtype=torch.float32)
+    totals, squares, counts = scratch.split((batch * parts * width, batch * parts, batch * parts))
+    copied = None if copy is None else z.new_empty((batch, tokens, width), dtype=copy)
+    fourth = z.new_empty((batch, parts), dtype=torch.float32) if unit else None
+    if z.numel() == 0:
         for part in (total, square, count, length):
             part.zero_()
-        return found
-    constants = (rows, padded, mask is not None, normalize, copy is not None, unit, STATISTICS_STAGES)
-    for k, one in enumerate(states):
-        totals, squares, counts = (part.view(layers, -1)[k] for part in sums)
-        launch(
-            _statistics_kernel, (parts, batch),
-            (one, mask, norms.view(layers, -1)[k], None if copied is None else copied[k * batch :],
-             totals, squares, counts, None if fourth is None else fourth[k * batch :]),
-            (tokens, width, one.stride(0), one.stride(1), per_program, eps),
-            constants, warps=warps,
+    else:
+        _statistics_kernel[parts, batch](
+            z, mask, norms, copied, totals, squares, counts, fourth,
+            tokens, width, z.stride(0), z.stride(1), per_program, eps,
+            ROWS=rows, WIDTH=padded, HAS_MASK=mask is not None, COPY=copied is not None, UNIT=unit,
+            STAGES=STATISTICS_STAGES, num_warps=warps,
         )  # fmt: skip
-    launch(
-        _reduce_kernel, (blocks, many),
-        (*sums, total, square, count, length), (parts, width),
-        (REDUCE_WIDTH, REDUCE_PARTS),
-    )  # fmt: skip
-    return found
+        _reduce_kernel[blocks, batch](
+            totals, squares, counts, total, square, count, length, parts, width,
+            BLOCK=REDUCE_WIDTH, PARTS=REDUCE_PARTS,
+        )  # fmt: skip
+    norms, length = norms.view(batch, tokens), length.view(batch, blocks)
+    return Statistics(total.view(batch, width), square, count, norms, length, copied, fourth)
 
 
-def mean_cosine(found: Statistics) -> tuple[torch.Tensor, torch.Tensor]:
+def mean_cosine(sums: Statistics) -> tuple[torch.Tensor, torch.Tensor]:
     """c̄ = (‖T‖² − Q)/(n(n−1)) and 2/(n(n−1)), each (B,); zeros for fewer than two tokens."""
-    batch, parts = found.length.shape
-    mean, coefficient = torch.empty((2, batch), dtype=torch.float32, device=found.length.device).unbind()
+    batch, parts = sums.length.shape
+    mean, coefficient = torch.empty((2, batch), dtype=torch.float32, device=sums.length.device).unbind()
     if batch:
         rows = 16
-        launch(
-            _mean_cosine_kernel, (triton.cdiv(batch, rows), 1),
-            (found.length, found.square, found.number, mean, coefficient), (batch, parts),
-            (rows, triton.next_power_of_2(parts)),
+        _mean_cosine_kernel[(triton.cdiv(batch, rows),)](
+            sums.length, sums.square, sums.number, mean, coefficient, batch, parts,
+            ROWS=rows, PARTS=triton.next_power_of_2(parts),
         )  # fmt: skip
     return mean, coefficient
 
@@ -323,37 +294,25 @@ def project(
     norms: torch.Tensor,
     total: torch.Tensor,
     coefficient: torch.Tensor,
+    upstream: torch.Tensor,
     *,
     eps: float,
-    normalize: bool = True,
     count_self: bool = False,
     remainder: torch.Tensor | None = None,
     anchor: torch.Tensor | None = None,
-    upstream: torch.Tensor | None = None,
-    addend: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """k (w (T − u_i) + G_i/a_i) through u, plus the addend: one read of z (of G, of the addend), one write.
+    """k (w (T − u_i) + G_i/a_i) through u: one read of z (and of G), one write.
 
-    k is `coefficient` (B,), times `upstream` (B,) if given; w is `anchor` (B,) beside a remainder G (B, N, F), else 1.
-    `count_self` keeps the token itself: T instead of T − u_i.  `out` may be G: a program has read its rows whole
-    before it writes them.
+    k is `coefficient` (B,) times `upstream` (B,); w is `anchor` (B,) beside a remainder G (B, N, F), else 1.
+    `count_self` keeps the token itself: T instead of T − u_i.
     """
     batch, tokens, width = z.shape
-    grad = torch.empty(z.shape, dtype=z.dtype, device=z.device) if out is None else out
-    if z.numel() == 0:
-        return grad
-    rows, padded, warps = row_tile(width)
-    launch(
-        _project_kernel, (triton.cdiv(tokens, rows), batch),
-        (z, norms, total, remainder, anchor, coefficient, upstream, contiguous(addend), grad),
-        (tokens, width, z.stride(0), z.stride(1), eps),
-        (rows, padded, normalize, remainder is not None, count_self, upstream is not None, addend is not None),
-        warps=warps,
-    )  # fmt: skip
+    grad = torch.empty(z.shape, dtype=z.dtype, device=z.device)
+    if z.numel():
+        rows, padded, warps = row_tile(width)
+        _project_kernel[triton.cdiv(tokens, rows), batch](
+            z, norms, total, remainder, anchor, coefficient, upstream.to(torch.float32).contiguous(), grad,
+            tokens, width, z.stride(0), z.stride(1), eps,
+            ROWS=rows, WIDTH=padded, REMAINDER=remainder is not None, SELF=count_self, num_warps=warps,
+        )  # fmt: skip
     return grad
-
-
-def contiguous(addend: torch.Tensor | None) -> torch.Tensor | None:
-    """The gradient from elsewhere as the kernels read it: it may come expanded from a sum."""
-    return None if addend is None else addend.contiguous()

@@ -23,8 +23,7 @@ are of order one at any length (float16 would leave its range with K itself, and
 
 Launches: statistics, which write U in the dtype of the products in the same read of z, and their reduction; the tiles
 of C, lower triangle only, each written twice, with the sum of the squares of K; C U by cuBLAS; one kernel for the
-moments.  Backward: one row-wise kernel that puts g_i together and takes it through the normalisation (and adds the
-gradient that z has from elsewhere, if given).
+moments.  Backward: one row-wise kernel that puts g_i together and takes it through the normalisation.
 
 Where N ≤ F the smaller Gram matrix is UUᵀ, and Σ c_ij² is the `decorrelation` curve of `pairwise.py`, whose weights
 are anchored at the mean cosine: its remainder is G_i = a_i Σ_{j≠i} (c_ij − m₁) u_j, hence
@@ -39,8 +38,7 @@ import triton
 import triton.language as tl
 
 from decondense.kernels import pairwise, rows
-from decondense.kernels.launch import INTERPRET, launch
-from decondense.kernels.rows import inverse, through_unit
+from decondense.kernels.rows import INTERPRET, inverse, through_unit
 from decondense.kernels.tiles import below_diagonal
 
 # At most: with more, two programs of the scatter kernel do not fit into the shared memory of one multiprocessor, and
@@ -125,9 +123,9 @@ def _moments_kernel(
 
 @triton.jit
 def _gradient_kernel(
-    z, norms, total, remainder, coefficient, scalar, upstream, addend, grad,
+    z, norms, total, remainder, coefficient, scalar, upstream, grad,
     batch, tokens, width, stride_b, stride_n, eps,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, PAIRS: tl.constexpr, ADD: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """g_i through the normalisation. PAIRS: the remainder is that of `pairwise`, and `scalar` m₁ instead of n."""
     b = tl.program_id(1)
@@ -160,10 +158,7 @@ def _gradient_kernel(
     g = through_unit(g, x, norm, scale, inside)
     weight = tl.where(masked, 0.0, tl.abs(w) + tl.abs(k))[:, None]
     g = tl.where(weight == 0.0, 0.0, g)
-    here = present[:, None] & inside[None, :]
-    if ADD:
-        g += tl.load(addend + where, mask=here, other=0.0).to(tl.float32)
-    tl.store(grad + where, g.to(grad.dtype.element_ty), mask=here)
+    tl.store(grad + where, g.to(grad.dtype.element_ty), mask=present[:, None] & inside[None, :])
 
 
 def _operand(z: torch.Tensor) -> torch.dtype:
@@ -190,8 +185,8 @@ def forward(
     z, mask = rows.check(z, mask)
     batch, tokens, width = z.shape
     operand = _operand(z)
-    found = rows.statistics(z, mask, eps=eps, copy=operand, unit=True)
-    u, fourth = found.copy, found.fourth
+    sums = rows.statistics(z, mask, eps=eps, copy=operand, unit=True)
+    u, fourth = sums.copy, sums.fourth
     assert u is not None
     assert fourth is not None
     dot = "tf32" if operand != torch.float32 or (z.is_cuda and torch.backends.cuda.matmul.allow_tf32) else "ieee"
@@ -204,25 +199,23 @@ def forward(
     scatter = torch.empty((batch, width, width), dtype=operand, device=z.device) if need_grad else None
     remainder = None
     if batch:
-        launch(
-            _scatter_kernel, (tiles, batch),
-            (u, found.total, found.number, scatter, partial), (tokens, width),
-            (tokens % t.depth == 0 and width % t.rows == 0, need_grad, dot, INTERPRET and operand == torch.bfloat16,
-             t.rows, t.depth),
-            warps=t.warps, stages=min(t.stages, STAGES),
+        _scatter_kernel[tiles, batch](
+            u, sums.total, sums.number, scatter, partial, tokens, width,
+            EVEN=tokens % t.depth == 0 and width % t.rows == 0, GRAD=need_grad, PRECISION=dot,
+            CAST=INTERPRET and operand == torch.bfloat16, SIDE=t.rows, DEPTH=t.depth,
+            num_warps=t.warps, num_stages=min(t.stages, STAGES),
         )  # fmt: skip
     if scatter is not None:
         remainder = torch.empty((batch, tokens, width), dtype=operand, device=z.device)
         torch.bmm(u, scatter, out=remainder)  # `out` keeps autocast away
     if batch:
-        launch(
-            _moments_kernel, (batch, 1),
-            (partial, fourth, found.length, found.square, found.number, moments, coefficient),
-            (batch, tiles, fourth.shape[1], found.length.shape[1]), (256,),
+        _moments_kernel[(batch,)](
+            partial, fourth, sums.length, sums.square, sums.number, moments, coefficient,
+            batch, tiles, fourth.shape[1], sums.length.shape[1], BLOCK=256,
         )  # fmt: skip
     if remainder is None:
         return moments, ()
-    return moments, (found.norms, found.total, coefficient, found.number, remainder)
+    return moments, (sums.norms, sums.total, coefficient, sums.number, remainder)
 
 
 @torch.no_grad()
@@ -233,31 +226,17 @@ def backward(
     upstream: torch.Tensor,
     *,
     eps: float = 1e-2,
-    addend: torch.Tensor | None = None,
-    consume: bool | None = None,
 ) -> torch.Tensor:
-    """∂(Σ_b upstream_0b m₁_b + upstream_1b m₂_b)/∂z (B, N, F) in z's dtype, plus the addend; upstream (2, B) float32.
-
-    `consume` as in `pairwise.backward`: the gradient may be written over the saved remainder.
-    """
+    """∂(Σ_b upstream_0b m₁_b + upstream_1b m₂_b)/∂z (B, N, F) in z's dtype; upstream (2, B) float32."""
     z, _ = rows.check(z, mask)
     norms, total, coefficient, scalar, remainder = saved
     batch, tokens, width = z.shape
-    if consume is None:
-        consume = not pairwise.graph_is_kept()
-    if consume and remainder.dtype == z.dtype:
-        grad = remainder
-    else:
-        grad = torch.empty((batch, tokens, width), dtype=z.dtype, device=z.device)
-    if z.numel() == 0:
-        return grad
-    high, padded, warps = rows.row_tile(width)
-    launch(
-        _gradient_kernel, (triton.cdiv(tokens, high), batch),
-        (z, norms, total, remainder, coefficient, scalar, upstream.to(torch.float32).contiguous(),
-         rows.contiguous(addend), grad),
-        (batch, tokens, width, z.stride(0), z.stride(1), eps),
-        (high, padded, tokens <= width, addend is not None),
-        warps=warps,
-    )  # fmt: skip
+    grad = torch.empty((batch, tokens, width), dtype=z.dtype, device=z.device)
+    if z.numel():
+        high, padded, warps = rows.row_tile(width)
+        _gradient_kernel[triton.cdiv(tokens, high), batch](
+            z, norms, total, remainder, coefficient, scalar, upstream.to(torch.float32).contiguous(), grad,
+            batch, tokens, width, z.stride(0), z.stride(1), eps,
+            ROWS=high, WIDTH=padded, PAIRS=tokens <= width, num_warps=warps,
+        )  # fmt: skip
     return grad

@@ -30,7 +30,7 @@ def tile_kernel(
     tokens, width, stride_b, stride_n, first_sequence, first_x, first_row, end_row, stride_wb,
     stride_wn, tiles, first_partial, eps, rate, limit, margin,
     LENGTH_PARTS: tl.constexpr, LENGTH_BLOCK: tl.constexpr, CURVE: tl.constexpr, HARD: tl.constexpr,
-    SELF: tl.constexpr, NORMALIZE: tl.constexpr, TRIANGLE: tl.constexpr, MASKED: tl.constexpr,
+    SELF: tl.constexpr, TRIANGLE: tl.constexpr, MASKED: tl.constexpr,
     EVEN: tl.constexpr, GRAD: tl.constexpr, FINE: tl.constexpr, FAST: tl.constexpr,
     PRECISION: tl.constexpr, CAST: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
@@ -78,16 +78,11 @@ def tile_kernel(
             q = q.to(tl.float32)
         product = tl.dot(p, q, product, input_precision=PRECISION)
 
-    if NORMALIZE:
-        scale = inverse(row_norm + eps)[:, None] * inverse(column_norm + eps)[None, :]
-        c = product * scale
-    else:
-        c = product
+    scale = inverse(row_norm + eps)[:, None] * inverse(column_norm + eps)[None, :]
+    c = product * scale
     shift, slope_there = anchor(length, square, count, b, rate, limit, margin, LENGTH_PARTS, LENGTH_BLOCK, CURVE, HARD)
     term, d = term_and_slope(c, shift, rate, limit, margin, CURVE, HARD, FINE, FAST)
-    d -= slope_there
-    if NORMALIZE:
-        d *= scale
+    d = (d - slope_there) * scale
     # most tiles lie wholly inside the sequence and off its diagonal: nothing there is to be dropped
     partly = (top + ROWS > end_row) | (side + COLUMNS > tokens)
     if not SELF:

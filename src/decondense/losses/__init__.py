@@ -1,41 +1,56 @@
 """The losses: plain functions of z (batch, tokens, width), and `get` for the same as modules with presets.
 
-`LOSSES` are the paper's, `RIVALS` those of the literature with the same aim, `FUNCTIONS` all of them by name.
+Every file here is imported, and with it every loss registered: a new loss is a new file (`registry.py`).
+`registered()` tells of all of them; `LOSSES` are the paper's, `RIVALS` those of the literature with the same aim.
 """
 
-from .barlow_twins import barlow_twins
-from .cosreg import cosreg
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any
+
+from .algorithm_1 import algorithm_1
 from .covariance import pooled_covariance
-from .decorrelation import decorrelation
-from .dispersion import dispersion
-from .i_star import i_star
-from .koleo import koleo
-from .l2_repel import l2_repel
 from .moments import mean_cosine
-from .orthogonalization import orthogonalization
-from .perplexity_entropy import perplexity_entropy
-from .presets import FUNCTIONS, LOSSES, PRESETS, RIVALS, Loss, get
-from .uniformity import uniformity
-from .vicreg import vicreg
+from .presets import Loss, get
+from .registry import register, registered
+
+if TYPE_CHECKING:  # for editors and type checkers, which do not run the loop below
+    from .barlow_twins import barlow_twins as barlow_twins
+    from .cosreg import cosreg as cosreg
+    from .decorrelation import decorrelation as decorrelation
+    from .dispersion import dispersion as dispersion
+    from .i_star import i_star as i_star
+    from .koleo import koleo as koleo
+    from .l2_repel import l2_repel as l2_repel
+    from .orthogonalization import orthogonalization as orthogonalization
+    from .perplexity_entropy import perplexity_entropy as perplexity_entropy
+    from .uniformity import uniformity as uniformity
+    from .vicreg import vicreg as vicreg
+
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")
+# A file and its loss have the same name: the function is what `losses.NAME` means.
+globals().update({name: entry.function for name, entry in registered().items()})
+
+LOSSES = {name: entry.function for name, entry in registered().items() if entry.source != "rival"}
+RIVALS = {name: entry.function for name, entry in registered("rival").items()}
 
 __all__ = [
-    "FUNCTIONS",
     "LOSSES",
-    "PRESETS",
     "RIVALS",
     "Loss",
-    "barlow_twins",
-    "cosreg",
-    "decorrelation",
-    "dispersion",
+    "algorithm_1",
     "get",
-    "i_star",
-    "koleo",
-    "l2_repel",
     "mean_cosine",
-    "orthogonalization",
-    "perplexity_entropy",
     "pooled_covariance",
-    "uniformity",
-    "vicreg",
+    "register",
+    "registered",
+    *registered(),
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """A loss that was registered by a module outside this package."""
+    if name in registered():
+        return registered()[name].function
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

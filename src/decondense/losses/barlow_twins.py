@@ -13,8 +13,14 @@ from __future__ import annotations
 from torch import Tensor
 
 from .decorrelation import decorrelation
+from .registry import register
 
 
+@register(
+    "squared correlations of the features",
+    source="rival",
+    reference="Zbontar et al. 2021, arXiv 2103.03230",
+)
 def barlow_twins(
     z: Tensor,
     mask: Tensor | None = None,

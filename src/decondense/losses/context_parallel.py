@@ -17,9 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .. import geometry
 from .moments import MeanCosine
-from .pairs import CosinePairs, full_precision, storage, tiles
+from .pairs import CosinePairs, tiles
 
 
 @dataclass(frozen=True)
@@ -47,32 +46,18 @@ class RingPairs(CosinePairs):
 
     group: Any = None
 
-    def forward(self, z: Tensor, mask: Tensor | None, need_gradient: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
-        dtype = z.dtype
-        with full_precision(z.device):
-            z, weight, n = geometry.keep(z, mask)
-            u, r = geometry.unit(z, self.eps)
-            if weight is None:
-                weight = u.new_ones(u.shape[:2])
-            total, gradient = self._ring(u, weight, need_gradient)
-            packed = torch.stack([total, n])
-            dist.all_reduce(packed, group=self.group)
-            total, n = packed
-            count = geometry.pair_count(n, diagonal=self.diagonal)
-            mean = total / count
-            value = geometry.enough(n, torch.log(mean) if self.log else mean)
-            if gradient is None:
-                return value, ()
-            scale = geometry.enough(n, 2 / (total if self.log else count))
-            gradient = geometry.unit_gradient(u, r, gradient, self.eps)
-            return value, (storage(gradient.mul_(scale[:, None, None]), dtype),)
+    def summed(self, total: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
+        packed = torch.stack([total, n])
+        dist.all_reduce(packed, group=self.group)
+        return packed[0], packed[1]
 
-    def _ring(self, u: Tensor, weight: Tensor, need_gradient: bool) -> tuple[Tensor, Tensor | None]:
+    def _sum(self, u: Tensor, weight: Tensor | None, need_gradient: bool) -> tuple[Tensor, Tensor | None]:
         """Σ_ij f(c_ij) and Σ_j f'(c_ij) u_j for the rows of this rank against the columns of every rank."""
+        weight = u.new_ones(u.shape[:2]) if weight is None else weight
         ranks, rank = dist.get_world_size(self.group), dist.get_rank(self.group)
-        to = dist.get_global_rank(self.group, (rank + 1) % ranks) if self.group is not None else (rank + 1) % ranks
-        source = (rank - 1) % ranks
-        source = dist.get_global_rank(self.group, source) if self.group is not None else source
+        to, source = (rank + 1) % ranks, (rank - 1) % ranks
+        if self.group is not None:
+            to, source = dist.get_global_rank(self.group, to), dist.get_global_rank(self.group, source)
         gradient = torch.zeros_like(u) if need_gradient else None
         parts = []
         block = torch.cat([u, weight.unsqueeze(-1)], -1).contiguous()  # the mask travels as one more feature

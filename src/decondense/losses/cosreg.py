@@ -14,8 +14,15 @@ from torch import Tensor
 from .. import geometry
 from .moments import mean_cosine
 from .options import finish
+from .registry import register
 
 
+@register(
+    "mean cosine of the pairs",
+    source="rival",
+    reference="Gao et al. 2019, arXiv 1907.12009",
+    aliases=("cos_reg",),
+)
 def cosreg(z: Tensor, mask: Tensor | None = None, *, backend: str = "auto", reduction: str = "mean") -> Tensor:
     """Mean cosine of hidden states z (batch, tokens, width): a scalar in [−1, 1], or (batch,) unreduced.
 

@@ -21,9 +21,20 @@ from torch import Tensor
 from .. import geometry
 from .moments import two_moments
 from .options import check_choice, finish
-from .sampling import sample
+from .registry import register
+from .sampling import RELEASED_SAMPLE, sample
 
 
+@register(
+    "squared correlations off the diagonal, of tokens or of features",
+    source="paper",
+    reference="Liu et al. 2026",
+    presets={
+        "paper": {"axis": "feature", "pairs": "sum"},
+        "released": {"axis": "token", **RELEASED_SAMPLE},
+        "disperse": {"axis": "feature", "pairs": "sum", "diagonal": True},
+    },
+)
 def decorrelation(
     z: Tensor,
     mask: Tensor | None = None,

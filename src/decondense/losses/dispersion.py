@@ -3,8 +3,8 @@
     u_i = z_i/(‖z_i‖ + ε),  c_ij = u_i·u_j,  D_ij = arccos(c_ij)/π ∈ [0, 1]
     L = log ( 1/(n(n−1)) Σ_{i≠j} exp(−D_ij/τ) ),   averaged over the sequences
 
-Identical tokens give 0, orthogonal ones −1/(2τ): lower is more dispersed. Source: Liu et al. 2026,
-arXiv 2602.00217, Algorithm 1.
+Identical tokens give 0, orthogonal ones −1/(2τ): lower is more dispersed. Source: Liu et al. 2026, arXiv 2602.00217;
+`algorithm_1.py` has the paper's own formula in ten lines.
 
 Four estimators of the same quantity, with f(c) = exp(−arccos(c)/(πτ)):
 
@@ -27,15 +27,38 @@ import torch
 from torch import Tensor
 
 from .. import geometry
-from . import layers, moments, pairs
+from . import moments, pairs
 from .options import check_choice, finish, fused
-from .sampling import sample
+from .registry import register
+from .sampling import RELEASED_SAMPLE, sample
 
 ESTIMATORS = ("exact", "first_order", "second_order", "sampled")
 DISTANCES = ("angular", "cosine")
-TOGETHER = ("exact", "first_order", "second_order")  # those that `dispersion_layers` knows
 
 
+def over_layers(
+    states: Sequence[Tensor], masks: Sequence[Tensor | None], **options: Any
+) -> tuple[Tensor, Tensor | None]:
+    """`dispersion` of many layers: values and mean cosines, each (layers, batch); no cosines from exact pairs.
+
+    The curve is applied to all layers together: on a GPU its dozen of tiny operations would otherwise cost more
+    than the sums over the tokens.
+    """
+    return Dispersion(**options).values(states, masks)
+
+
+@register(
+    "log of a mean over the pairs of exp(−angular distance/τ)",
+    source="paper",
+    reference="Liu et al. 2026, equation 2",
+    presets={
+        "paper": {"hard_clamp": True, "clamp": 0.01, "eps": 0.01, "constant": 0.01},
+        "released": {"clamp": 0.25, "eps": 0.01, "constant": 0.01, **RELEASED_SAMPLE},
+        "disperse": {"distance": "cosine", "diagonal": True, "eps": 0.0},
+    },
+    aliases=("angular_spread", "angular"),
+    layers=over_layers,
+)
 def dispersion(
     z: Tensor,
     mask: Tensor | None = None,
@@ -78,125 +101,23 @@ def dispersion(
     process_group  z holds this rank's part of sequences that are split over the ranks of the group, in equal parts;
                 the value is that of the whole sequence (`losses/context_parallel.py`).
     """
-    mask = geometry.check_states(z, mask)
-    geometry.check_positive("tau", tau)
-    geometry.check_clamp(clamp)
-    check_choice("estimator", estimator, ESTIMATORS)
-    check_choice("distance", distance, DISTANCES)
-    if diagonal and estimator in ("first_order", "second_order"):
-        raise ValueError(
-            f"diagonal=True needs an estimator that visits pairs, got {estimator!r}: use estimator='exact'."
-        )
-    if process_group is not None and (estimator not in ("exact", "first_order") or max_tokens is not None):
-        raise ValueError(
-            f"process_group needs estimator='exact' or 'first_order' on all tokens, got {estimator!r}: "
-            "second order and sampling do not cross ranks."
-        )
-    if estimator == "sampled" and max_tokens is None:
-        max_tokens = 256
-    if max_tokens is not None:
-        z, mask = sample(z, mask, max_tokens, shared=shared_sample, generator=generator)
-    logit = Logit(tau=tau, clamp=clamp, hard_clamp=hard_clamp, distance=distance)
-    if process_group is not None:
-        return finish(
-            _across_ranks(z, mask, logit, eps, estimator, diagonal, process_group) + constant, None, reduction
-        )
-    if estimator == "first_order":
-        value = logit.first_order(moments.mean_cosine(z, mask, eps=eps, backend=backend))
-    elif estimator == "second_order":
-        value = logit.second_order(*moments.two_moments(z, mask, eps=eps, backend=backend))
-    else:
-        value = pairs.apply(_exact(logit, eps, diagonal, fused(z, backend, tau=tau)), z, mask)
-    return finish(value + constant if constant else value, mask, reduction)
-
-
-def dispersion_layers(
-    states: Sequence[Tensor],
-    masks: Sequence[Tensor | None],
-    *,
-    tau: float = 1.0,
-    clamp: float = 0.1,
-    eps: float = 1e-2,
-    hard_clamp: bool = False,
-    distance: str = "angular",
-    constant: float = 0.0,
-    backend: str = "auto",
-    estimator: str = "exact",
-) -> tuple[Tensor, Tensor | None]:
-    """`dispersion` of many layers at once: values and mean cosines, each (layers, batch).
-
-    The curve is applied to all layers together: on a GPU its dozen of tiny operations would otherwise cost more
-    than the sums over the tokens. The exact loss does not know the mean cosine: None.
-    """
-    geometry.check_positive("tau", tau)
-    geometry.check_clamp(clamp)
-    check_choice("estimator", estimator, TOGETHER)
-    check_choice("distance", distance, DISTANCES)
-    logit = Logit(tau=tau, clamp=clamp, hard_clamp=hard_clamp, distance=distance)
-    masks = [geometry.check_states(z, mask) for z, mask in zip(states, masks)]
-    mean = None
-    if estimator == "first_order":
-        mean = _over(states, masks, layers.MeanCosines(eps), moments.MeanCosine(eps), backend)
-        value = logit.first_order(mean)
-    elif estimator == "second_order":
-        if fused(states[0], backend) and layers.alike(states):
-            mean, square = layers.apply(layers.TwoMoments(eps), states, masks[0]).unbind(1)
-        else:
-            found = [moments.two_moments(z, mask, eps=eps, backend=backend) for z, mask in zip(states, masks)]
-            mean, square = (_stack(part) for part in zip(*found))
-        value = logit.second_order(mean, square)
-    else:
-        kernel, plain = (_exact(logit, eps, False, use) for use in (True, False))
-        assert isinstance(kernel, pairs.FusedPairs)
-        value = _over(states, masks, layers.Pairs(kernel), plain, backend, tau=tau)
-    return finish(value + constant if constant else value, masks[0], "none"), mean
-
-
-def _over(
-    states: Sequence[Tensor],
-    masks: Sequence[Tensor | None],
-    kernel: layers.Routine,
-    plain: pairs.Routine,
-    backend: str,
-    *,
-    tau: float = 1.0,
-) -> Tensor:
-    """(layers, batch): all layers through the kernels at once, or each by itself."""
-    use = [fused(z, backend, tau=tau) for z in states]
-    if all(use) and layers.alike(states):
-        return layers.apply(kernel, states, masks[0])
-    each = zip(states, masks, use)
-    return _stack([layers.apply(kernel, [z], m)[0] if u else pairs.apply(plain, z, m) for z, m, u in each])
-
-
-def _stack(values: Sequence[Tensor]) -> Tensor:
-    """(layers, batch) on the device of the first layer."""
-    return torch.stack([value.to(values[0].device) for value in values])
-
-
-def _exact(logit: Logit, eps: float, diagonal: bool, kernel: bool) -> pairs.Routine:
-    if kernel:
-        curve = "dispersion" if logit.distance == "angular" else "dispersion_cosine"
-        return pairs.FusedPairs(
-            curve=curve,
-            tau=logit.tau,
-            clamp=logit.clamp,
-            hard_clamp=logit.hard_clamp,
-            eps=eps,
-            diagonal=diagonal,
-        )
-    return pairs.CosinePairs(curve=logit, log=True, eps=eps, diagonal=diagonal)
-
-
-def _across_ranks(
-    z: Tensor, mask: Tensor | None, logit: Logit, eps: float, estimator: str, diagonal: bool, group: Any
-) -> Tensor:
-    from .context_parallel import RingPairs, SharedMeanCosine
-
-    if estimator == "first_order":
-        mean, n = pairs.apply(SharedMeanCosine(eps, group), z, mask)
-        return geometry.enough(n.detach(), logit.first_order(mean))
-    return pairs.apply(RingPairs(curve=logit, log=True, eps=eps, diagonal=diagonal, group=group), z, mask)
+    loss = Dispersion(
+        tau=tau,
+        clamp=clamp,
+        hard_clamp=hard_clamp,
+        distance=distance,
+        eps=eps,
+        estimator=estimator,
+        diagonal=diagonal,
+        constant=constant,
+        max_tokens=max_tokens,
+        shared_sample=shared_sample,
+        generator=generator,
+        backend=backend,
+        process_group=process_group,
+    )
+    values, _ = loss.values([z], [mask])
+    return finish(values[0], None, reduction)
 
 
 @dataclass(frozen=True)
@@ -265,3 +186,97 @@ class Logit:
 
     def _flattened(self, slope: Tensor, mean: Tensor) -> Tensor:
         return slope.masked_fill(geometry.outside(mean, self.clamp), 0) if self.hard_clamp else slope
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dispersion(Logit):
+    """The options of `dispersion`, checked, and its values for many layers."""
+
+    eps: float = 1e-2
+    estimator: str = "exact"
+    diagonal: bool = False
+    constant: float = 0.0
+    max_tokens: int | None = None
+    shared_sample: bool = False
+    generator: torch.Generator | None = None
+    backend: str = "auto"
+    process_group: Any = None
+
+    def __post_init__(self) -> None:
+        geometry.check_positive("tau", self.tau)
+        geometry.check_clamp(self.clamp)
+        check_choice("estimator", self.estimator, ESTIMATORS)
+        check_choice("distance", self.distance, DISTANCES)
+        if self.diagonal and self.estimator in ("first_order", "second_order"):
+            raise ValueError(
+                f"diagonal=True needs an estimator that visits pairs, got {self.estimator!r}: use estimator='exact'."
+            )
+        if self.process_group is not None and (
+            self.estimator not in ("exact", "first_order") or self.max_tokens is not None
+        ):
+            raise ValueError(
+                f"process_group needs estimator='exact' or 'first_order' on all tokens, got {self.estimator!r}: "
+                "second order and sampling do not cross ranks."
+            )
+
+    def values(self, states: Sequence[Tensor], masks: Sequence[Tensor | None]) -> tuple[Tensor, Tensor | None]:
+        """(layers, batch), and the mean cosines where the estimator knows them; on the device of the first layer."""
+        masks = [geometry.check_states(z, mask) for z, mask in zip(states, masks)]
+        most = 256 if self.estimator == "sampled" and self.max_tokens is None else self.max_tokens
+        if most is not None:
+            drawn = [
+                sample(z, mask, most, shared=self.shared_sample, generator=self.generator)
+                for z, mask in zip(states, masks)
+            ]
+            states, masks = [z for z, _ in drawn], [mask for _, mask in drawn]
+        layers = list(zip(states, masks))
+        mean: Tensor | None = None
+        if self.process_group is not None:
+            value = _stack([self._across_ranks(z, mask) for z, mask in layers])
+            return value + self.constant, None
+        if self.estimator == "first_order":
+            mean = _stack([moments.mean_cosine(z, mask, eps=self.eps, backend=self.backend) for z, mask in layers])
+            value = self.first_order(mean)
+        elif self.estimator == "second_order":
+            both = [moments.two_moments(z, mask, eps=self.eps, backend=self.backend) for z, mask in layers]
+            mean, square = (_stack(part) for part in zip(*both))
+            value = self.second_order(mean, square)
+        else:
+            value = _stack([pairs.apply(self._exact(z), z, mask) for z, mask in layers])
+        value = value + self.constant if self.constant else value
+        return _without_lone_tokens(value, masks), mean
+
+    def _exact(self, z: Tensor) -> pairs.Routine:
+        if not fused(z, self.backend, tau=self.tau):
+            return pairs.CosinePairs(curve=self, log=True, eps=self.eps, diagonal=self.diagonal)
+        return pairs.Kernel(
+            "pairwise",
+            curve="dispersion" if self.distance == "angular" else "dispersion_cosine",
+            tau=self.tau,
+            clamp=self.clamp,
+            hard_clamp=self.hard_clamp,
+            eps=self.eps,
+            diagonal=self.diagonal,
+        )
+
+    def _across_ranks(self, z: Tensor, mask: Tensor | None) -> Tensor:
+        from .context_parallel import RingPairs, SharedMeanCosine
+
+        if self.estimator == "first_order":
+            mean, n = pairs.apply(SharedMeanCosine(self.eps, self.process_group), z, mask)
+            return geometry.enough(n.detach(), self.first_order(mean))
+        ring = RingPairs(curve=self, log=True, eps=self.eps, diagonal=self.diagonal, group=self.process_group)
+        return pairs.apply(ring, z, mask)
+
+
+def _stack(values: Sequence[Tensor]) -> Tensor:
+    """(layers, batch) on the device of the first layer."""
+    return torch.stack([value.to(values[0].device) for value in values])
+
+
+def _without_lone_tokens(values: Tensor, masks: Sequence[Tensor | None]) -> Tensor:
+    """values (layers, batch), 0 for sequences with fewer than two tokens that count; most layers share a mask."""
+    several = {id(mask): (mask.sum(1) >= 2).to(values.device) for mask in masks if mask is not None}
+    if not several:
+        return values
+    return torch.where(torch.stack([several[id(mask)] for mask in masks]), values, 0)

@@ -25,8 +25,15 @@ from .. import geometry
 from .covariance import off_diagonal_power
 from .options import finish
 from .pairs import full_precision
+from .registry import register
 
 
+@register(
+    "one minus the isotropy of the cloud, IsoScore*",
+    source="rival",
+    reference="Rudman & Eickhoff 2023, arXiv 2305.19358",
+    aliases=("istar",),
+)
 def i_star(
     z: Tensor,
     mask: Tensor | None = None,

@@ -19,9 +19,15 @@ from torch import Tensor
 from .. import geometry
 from .options import finish
 from .pairs import Stored, apply, full_precision, storage, tiles
+from .registry import register
 from .sampling import sample
 
 
+@register(
+    "log distance of every token to its nearest neighbour on the sphere",
+    source="rival",
+    reference="Sablayrolles et al. 2019, arXiv 1806.03198",
+)
 def koleo(
     z: Tensor,
     mask: Tensor | None = None,

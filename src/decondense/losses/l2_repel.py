@@ -18,9 +18,20 @@ from torch import Tensor
 from .. import geometry
 from .options import check_choice, finish
 from .pairs import Stored, apply, full_precision, storage, tiles
-from .sampling import sample
+from .registry import register
+from .sampling import RELEASED_SAMPLE, sample
 
 
+@register(
+    "log of a mean over the pairs of exp(−squared distance/τ), and a weight on the norm",
+    source="paper",
+    reference="Liu et al. 2026",
+    presets={
+        "paper": {"pairs": "sum", "norm": "sum", "norm_weight": 0.1},
+        "released": {"diagonal": True, "constant": 0.01, "norm_weight": 0.1, **RELEASED_SAMPLE},
+        "disperse": {"diagonal": True, "norm_weight": 0.0},
+    },
+)
 def l2_repel(
     z: Tensor,
     mask: Tensor | None = None,

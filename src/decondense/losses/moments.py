@@ -7,23 +7,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import geometry
-from . import layers
 from .options import fused
-from .pairs import apply, full_precision
+from .pairs import Kernel, apply, full_precision
 
 
 def mean_cosine(z: Tensor, mask: Tensor | None = None, *, eps: float = 0.0, backend: str = "auto") -> Tensor:
     """c̄ (batch,): the mean cosine over the pairs i ≠ j of each sequence, 0 for fewer than two tokens."""
     mask = geometry.check_states(z, mask)
-    if fused(z, backend):
-        return layers.apply(layers.MeanCosines(eps), [z], mask)[0]
-    return apply(MeanCosine(eps), z, mask)
+    return apply(Kernel("first_order", eps=eps) if fused(z, backend) else MeanCosine(eps), z, mask)
+
+
+def two_moments(
+    z: Tensor, mask: Tensor | None = None, *, eps: float = 0.0, backend: str = "auto"
+) -> tuple[Tensor, Tensor]:
+    """The means of c_ij and of c_ij² over the pairs i ≠ j, each (batch,); 0 for fewer than two tokens."""
+    first, second = apply(Kernel("second_order", eps=eps) if fused(z, backend) else TwoMoments(eps), z, mask)
+    return first, second
 
 
 @dataclass(frozen=True)
@@ -64,51 +68,38 @@ class MeanCosine:
         return scale if weight is None else scale * weight.unsqueeze(-1)
 
 
-def two_moments(
-    z: Tensor, mask: Tensor | None = None, *, eps: float = 0.0, backend: str = "auto"
-) -> tuple[Tensor, Tensor]:
-    """The means of c_ij and of c_ij² over the pairs i ≠ j, each (batch,); 0 for fewer than two tokens."""
-    if fused(z, backend):
-        first, second = layers.apply(layers.TwoMoments(eps), [z], mask)[0]
-        return first, second
-    return _TwoMoments.apply(z, mask, eps)
+@dataclass(frozen=True)
+class TwoMoments:
+    """With K = UᵀU:  ∂ Σ c_ij² /∂u_i = 4 (K u_i − ‖u_i‖² u_i); with the smaller UUᵀ where N < F.
 
+    Its value is (2, batch).
+    """
 
-class _TwoMoments(torch.autograd.Function):
-    """With K = UᵀU:  ∂ Σ c_ij² /∂u_i = 4 (K u_i − ‖u_i‖² u_i); with the smaller UUᵀ where N < F."""
+    eps: float
 
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, mask: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    def forward(self, z: Tensor, mask: Tensor | None, need_gradient: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
         with full_precision(z.device):
             full, _, n = geometry.keep(z, mask)
-            u, r = geometry.unit(full, eps)
+            u, r = geometry.unit(full, self.eps)
             gram = u.mT @ u if u.shape[1] > u.shape[2] else u @ u.mT
             s = u.sum(1, keepdim=True)
             length = u.square().sum(-1)
             count = geometry.pair_count(n)
             first = (s.square().sum((1, 2)) - length.sum(1)) / count
             second = (gram.square().sum((1, 2)) - length.square().sum(1)) / count
-        ctx.save_for_backward(z, mask, gram, s, r, n)
-        ctx.eps = eps
-        return geometry.enough(n, first), geometry.enough(n, second)
+        return geometry.enough(n, torch.stack([first, second])), (gram, s, r, n)
 
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, first: Tensor, second: Tensor) -> tuple[Tensor, None, None]:
-        z, mask, gram, s, r, n = ctx.saved_tensors
+    def backward(self, z: Tensor, mask: Tensor | None, saved: tuple[Tensor, ...], upstream: Tensor) -> Tensor:
+        gram, s, r, n = saved
         with full_precision(z.device):
             full, _, _ = geometry.keep(z, mask)
-            u = full * geometry.inverse(r + ctx.eps)
+            u = full * geometry.inverse(r + self.eps)
             product = u @ gram if u.shape[1] > u.shape[2] else gram @ u
             length = u.square().sum(-1, keepdim=True)
-            a, b = _coefficients(first, second, n)
+            # g_i = a (s − u_i) + b (K u_i − ‖u_i‖² u_i)
+            count = geometry.pair_count(n)
+            a, b = geometry.enough(n, 2 * upstream[0] / count), geometry.enough(n, 4 * upstream[1] / count)
             g = a[:, None, None] * (s - u) + b[:, None, None] * (product - length * u)
             if mask is not None:
                 g = g * mask.unsqueeze(-1)
-            return geometry.unit_gradient(u, r, g, ctx.eps).to(z.dtype), None, None
-
-
-def _coefficients(first: Tensor, second: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
-    """g_i = a (s − u_i) + b (K u_i − ‖u_i‖² u_i), from the upstream gradients of the two means."""
-    count = geometry.pair_count(n)
-    return geometry.enough(n, 2 * first / count), geometry.enough(n, 4 * second / count)
+            return geometry.unit_gradient(u, r, g, self.eps).to(z.dtype)

@@ -22,23 +22,23 @@ def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
 
 
 BACKENDS = ("auto", "torch", "triton")
-# Below this the kernels, which keep no running maximum, would leave the range of float32.
-SMALLEST_FUSED_TAU = 0.025
 
 
 def fused(z: Tensor, backend: str, *, tau: float = 1.0) -> bool:
     """Whether a Triton kernel computes this: on CUDA by itself, elsewhere only when told so ("triton").
 
-    float64 and very small temperatures stay with torch.
+    float64, very small temperatures and very wide states stay with torch.
     """
     check_choice("backend", backend, BACKENDS)
     if backend == "torch" or (backend == "auto" and z.device.type != "cuda"):
         return False
-    fits = z.dtype != torch.float64 and tau >= SMALLEST_FUSED_TAU and kernels.available(z.device)
+    fits = z.dtype != torch.float64 and tau >= kernels.MIN_TAU and z.shape[-1] <= kernels.MAX_WIDTH
+    fits = fits and kernels.available(z.device)
     if backend == "triton" and not fits:
         raise ValueError(
-            "backend='triton' needs CUDA and Triton, float16, bfloat16 or float32 states and "
-            f"tau ≥ {SMALLEST_FUSED_TAU}, got {z.device.type}, {z.dtype} and {tau}: use backend='auto'."
+            f"backend='triton' needs CUDA and Triton, float16, bfloat16 or float32 states of width ≤ "
+            f"{kernels.MAX_WIDTH} and tau ≥ {kernels.MIN_TAU}, got {z.device.type}, {z.dtype}, width {z.shape[-1]} and "
+            f"{tau}: use backend='auto'."
         )
     return fits
 

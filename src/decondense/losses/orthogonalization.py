@@ -16,9 +16,20 @@ from .. import geometry
 from . import pairs
 from .dispersion import DISTANCES
 from .options import check_choice, finish, fused
-from .sampling import sample
+from .registry import register
+from .sampling import RELEASED_SAMPLE, sample
 
 
+@register(
+    "squared gap to a right angle of the pairs that are closer",
+    source="paper",
+    reference="Liu et al. 2026",
+    presets={
+        "paper": {"hard_clamp": True, "clamp": 0.01, "eps": 0.01},
+        "released": {"clamp": 0.25, "eps": 0.01, **RELEASED_SAMPLE},
+        "disperse": {"distance": "cosine", "diagonal": True, "eps": 0.0},
+    },
+)
 def orthogonalization(
     z: Tensor,
     mask: Tensor | None = None,
@@ -48,8 +59,8 @@ def orthogonalization(
     routine: pairs.Routine
     if fused(z, backend):
         curve = "orthogonalization" if distance == "angular" else "orthogonalization_cosine"
-        routine = pairs.FusedPairs(
-            curve=curve, margin=margin, clamp=clamp, hard_clamp=hard_clamp, eps=eps, diagonal=diagonal
+        routine = pairs.Kernel(
+            "pairwise", curve=curve, margin=margin, clamp=clamp, hard_clamp=hard_clamp, eps=eps, diagonal=diagonal
         )
     else:
         hinge = Hinge(margin=margin, clamp=clamp, hard_clamp=hard_clamp, distance=distance)

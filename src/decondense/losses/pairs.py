@@ -12,7 +12,8 @@ above the diagonal are visited; each serves its mirror image as well.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Protocol
 
 import torch
@@ -32,7 +33,8 @@ class Routine(Protocol):
 class _Apply(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, z: Tensor, mask: Tensor | None, routine: Routine) -> Tensor:
-        value, saved = routine.forward(z, mask, ctx.needs_input_grad[0])
+        with torch.cuda.device_of(z):  # a kernel is launched on the current device
+            value, saved = routine.forward(z, mask, ctx.needs_input_grad[0])
         ctx.save_for_backward(z, mask, *saved)
         ctx.routine = routine
         return value
@@ -98,6 +100,7 @@ class CosinePairs(Stored):
             z, weight, n = geometry.keep(z, mask)
             u, r = geometry.unit(z, self.eps)
             total, gradient = self._sum(u, weight, need_gradient)
+            total, n = self.summed(total, n)
             count = geometry.pair_count(n, diagonal=self.diagonal)
             mean = total / count
             value = geometry.enough(n, torch.log(mean) if self.log else mean)
@@ -106,6 +109,10 @@ class CosinePairs(Stored):
             scale = geometry.enough(n, 2 / (total if self.log else count))
             gradient = geometry.unit_gradient(u, r, gradient, self.eps)
             return value, (storage(gradient.mul_(scale[:, None, None]), dtype),)
+
+    def summed(self, total: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
+        """Σ f and n over the whole sequence: here they are complete already."""
+        return total, n
 
     def _sum(self, u: Tensor, weight: Tensor | None, need_gradient: bool) -> tuple[Tensor, Tensor | None]:
         """Σ f(c_ij) (batch,) and Σ_j f'(c_ij) u_j (batch, tokens, width)."""
@@ -133,26 +140,16 @@ class CosinePairs(Stored):
         return torch.cat(groups), gradient
 
 
-@dataclass(frozen=True)
-class FusedPairs:
-    """`CosinePairs` on a GPU: the Triton kernel of `kernels.pairwise`, which knows its curves by name."""
+class Kernel:
+    """A routine in Triton: the module `kernels.name`, with its options."""
 
-    curve: str
-    eps: float
-    tau: float = 1.0
-    clamp: float = 0.1
-    margin: float = 0.5
-    hard_clamp: bool = False
-    diagonal: bool = False
+    def __init__(self, name: str, **options: Any) -> None:
+        self.module, self.options = import_module(f"decondense.kernels.{name}"), options
 
     def forward(self, z: Tensor, mask: Tensor | None, need_gradient: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
-        from ..kernels import pairwise
+        value, saved = self.module.forward(z, mask, need_grad=need_gradient, **self.options)
+        return value, saved
 
-        return pairwise.forward(z, mask, need_grad=need_gradient, **asdict(self))
-
-    def backward(
-        self, z: Tensor, mask: Tensor | None, saved: tuple[Tensor, ...], upstream: Tensor, addend: Tensor | None = None
-    ) -> Tensor:
-        from ..kernels import pairwise
-
-        return pairwise.backward(z, mask, saved, upstream, addend=addend, **asdict(self))
+    def backward(self, z: Tensor, mask: Tensor | None, saved: tuple[Tensor, ...], upstream: Tensor) -> Tensor:
+        gradient: Tensor = self.module.backward(z, mask, saved, upstream, **self.options)
+        return gradient

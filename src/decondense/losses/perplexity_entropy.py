@@ -16,9 +16,16 @@ from torch import Tensor
 from .. import geometry
 from .options import finish
 from .pairs import Stored, apply, full_precision, storage, tiles
-from .sampling import sample
+from .registry import register
+from .sampling import RELEASED_SAMPLE, sample
 
 
+@register(
+    "entropy of every token's softmax over its neighbours",
+    source="released",
+    reference="Liu et al. 2026",
+    presets={"released": {"eps": 0.01, **RELEASED_SAMPLE}},
+)
 def perplexity_entropy(
     z: Tensor,
     mask: Tensor | None = None,

@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+# The released code takes 256 tokens, one permutation for the whole batch, in every loss.
+RELEASED_SAMPLE = {"max_tokens": 256, "shared_sample": True}
+
 
 def sample(
     z: Tensor,

@@ -18,12 +18,18 @@ from torch import Tensor
 from .. import geometry
 from . import pairs
 from .options import finish, fused
+from .registry import register
 from .sampling import sample
 
 # exp(−4t), an antipodal pair, is still a normal float32 there.
 LARGEST_T = 20.0
 
 
+@register(
+    "log of a mean over the pairs of a Gaussian potential on the sphere",
+    source="rival",
+    reference="Wang & Isola 2020, arXiv 2005.10242",
+)
 def uniformity(
     z: Tensor,
     mask: Tensor | None = None,
@@ -50,7 +56,7 @@ def uniformity(
         z, mask = sample(z, mask, max_tokens, shared=shared_sample, generator=generator)
     tau = 1 / (2 * t)
     if fused(z, backend, tau=tau):
-        value = pairs.apply(pairs.FusedPairs(curve="dispersion_cosine", tau=tau, eps=0.0), z, mask) - 2 * t
+        value = pairs.apply(pairs.Kernel("pairwise", curve="dispersion_cosine", tau=tau, eps=0.0), z, mask) - 2 * t
     else:
         value = pairs.apply(pairs.CosinePairs(curve=Potential(t), log=True, eps=0.0), z, mask)
     return finish(value, mask, reduction)

@@ -19,8 +19,14 @@ from torch import Tensor
 from .. import geometry
 from .covariance import off_diagonal_power
 from .options import finish
+from .registry import register
 
 
+@register(
+    "spread of every feature, and covariance of every two",
+    source="rival",
+    reference="Bardes, Ponce & LeCun 2022, arXiv 2105.04906",
+)
 def vicreg(
     z: Tensor,
     mask: Tensor | None = None,
