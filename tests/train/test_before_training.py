@@ -24,7 +24,7 @@ BROKEN = {
         ["model.config.vocab_size=100"],
         r"the tokenizer must match the model: it makes token \d+, the model",
     ),
-    "no tokenizer": (["model.tokenizer=no-such-model"], r"model.tokenizer must be bytes, .* or a model whose tokenizer"),
+    "no tokenizer": (["model.tokenizer=no-such-model"], r"model.tokenizer must be bytes, .* or a model whose tok"),
     "architecture": (["model.architecture=lama"], r"model.architecture must be a causal model type .* got 'lama'"),
     "config": (
         ["model.config.num_attention_heads=3"],

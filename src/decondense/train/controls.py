@@ -57,13 +57,14 @@ class Centre(TrainerCallback):
 
     def __init__(self, model: Any) -> None:
         self.norm: Any = final_norm(model)
-        if getattr(self.norm, "bias", None) is None:
+        bias: Any = getattr(self.norm, "bias", None)
+        if bias is None:
             raise ValueError(
                 f"baselines.centre_last needs a final norm with a bias to keep the mean in, and that of "
                 f"{type(model).__name__} ({type(self.norm).__name__}) has none: choose another architecture, like gpt2."
             )
         # A buffer, so that checkpoints keep it.
-        self.norm.register_buffer("running_mean", torch.zeros_like(self.norm.bias, dtype=torch.float32))
+        self.norm.register_buffer("running_mean", torch.zeros_like(bias, dtype=torch.float32))
         self._sum: Tensor | None = None
         self._count = 0
         self._hook = self.norm.register_forward_hook(self._centred)

@@ -107,7 +107,7 @@ def _model(recipe: Recipe, device: torch.device, cache: Path) -> tuple[Any, Any,
 
     wanted, seed = recipe.model, recipe.train.seed
     options: dict[str, Any] = {} if wanted.attention is None else {"attn_implementation": wanted.attention}
-    own = None if wanted.tokenizer is None else open_tokenizer(wanted.tokenizer, recipe.data, cache)
+    own: Any = None if wanted.tokenizer is None else open_tokenizer(wanted.tokenizer, recipe.data, cache)
     changes = dict(wanted.config)
     if isinstance(wanted.tokenizer, TrainedTokenizer):
         end = own.eos_token_id

@@ -49,9 +49,13 @@ def train_bpe(documents: Iterator[str], size: int) -> Any:
     bpe = tokenizers.Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    options = {"vocab_size": size, "special_tokens": [END], "initial_alphabet": alphabet, "show_progress": False}
-    bpe.train_from_iterator(documents, trainers.BpeTrainer(**options))
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=[END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(documents, trainer)
     return bpe
 
 

@@ -158,7 +158,7 @@ class Trainer(transformers.Trainer):
         """Take the handle of `regularize` on this trainer, or None, and put the terms on the logits around it, so that
         the task loss it sees and logs is the plain cross-entropy."""
         self.handle = handle
-        inner = self.compute_loss
+        inner: Any = self.compute_loss
 
         def with_terms(*args: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
             loss, outputs = inner(*args, return_outputs=True, **kwargs)
