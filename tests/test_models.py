@@ -215,3 +215,51 @@ def test_a_model_too_large_for_memory_is_offloaded_and_measured(shared, tmp_path
     assert "disk" in model.hf_device_map.values()
     spread, whole = measure((model, tokenizer), **options), measure(folder, device="cpu", **options)
     assert spread.mean_cosine.tolist() == whole.mean_cosine.tolist()
+
+
+def test_gguf_files_that_differ_in_the_middle_are_two_models(tmp_path, cache):
+    """Same size, same beginning and end: a fine-tune of the middle layers."""
+    one = tiny_gguf.write(tmp_path / "tiny.gguf")
+    first = resolve(one).location
+    weight = load(one, device="cpu")[0].get_parameter("model.layers.1.mlp.up_proj.weight").detach()
+    raw = one.read_bytes()
+    at = raw.index(weight.numpy().tobytes())
+    (tmp_path / "other").mkdir()
+    two = tmp_path / "other" / "tiny.gguf"
+    two.write_bytes(raw[:at] + (2 * weight).numpy().tobytes() + raw[at + weight.nbytes :])
+    assert resolve(two).location != first
+    found = load(two, device="cpu")[0].get_parameter("model.layers.1.mlp.up_proj.weight")
+    assert torch.equal(found, 2 * weight)
+    two.replace(one)  # the same name and size, another content
+    assert resolve(one).location != first
+
+
+def test_a_damaged_cache_is_made_again(tmp_path, cache):
+    path = tiny_gguf.write(tmp_path / "tiny.gguf")
+    folder = Path(resolve(path).location)
+    (folder / "model.safetensors").write_bytes(b"half")
+    assert load(path, device="cpu")[0].config.num_hidden_layers == 2
+    mark = folder / weights_cache.MARK
+    mark.write_text(mark.read_text().replace('"content": "', '"content": "0'))
+    (folder / "left").write_text("of another model")
+    resolve(path)
+    assert not (folder / "left").exists()
+
+
+def test_folders_around_a_model(tmp_path, shared):
+    run = tmp_path / "seed-1"
+    shutil.copytree(shared / "models" / "stories260K", run / "model")
+    assert resolve(run) == Source(str(run), "folder", str(run / "model"), "seed-1")
+    assert resolve(run / "model").description == "seed-1"
+    with pytest.raises(FileNotFoundError, match=r"give one of those inside it, .*seed-1/model\."):
+        resolve(tmp_path)
+    (run / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
+    (run / "model").rename(run / "other")
+    with pytest.raises(ValueError, match=r"a LoRA adapter of 'org/base' and no model: merge them with peft"):
+        resolve(run)
+
+
+def test_near_misses_of_names():
+    with pytest.raises(ValueError, match="no model 'smolm2-135m': did you mean 'smollm2-135m'"):
+        resolve("smolm2-135m")
+    assert resolve("gpt2").kind == "hub"

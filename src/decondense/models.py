@@ -11,6 +11,7 @@ says ``trust_remote_code=True``.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 import platform
 from collections.abc import Iterator
@@ -19,7 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import hub
+from .files import read_json
 from .weights_cache import BUNDLED, bundled_folder, convert_gguf, quiet_loading
+from .words import nearest
 
 if TYPE_CHECKING:
     import torch
@@ -60,14 +63,19 @@ def resolve(name: str | os.PathLike[str], *, revision: str | None = None) -> Sou
         return Source(text, "gguf", str(convert_gguf(path, path.stem)), f"{path.stem}, dequantised GGUF")
     if path.is_dir():
         _refuse_revision(text, revision)
-        _check_folder(path)
-        return Source(text, "folder", str(path), path.resolve().name)
+        folder = path if (path / "config.json").exists() or not (path / "model").is_dir() else path / "model"
+        _check_folder(folder)
+        # "model" is what every run folder calls its own: the run's name tells it from others.
+        named = folder.resolve().parent if folder.name == "model" else folder.resolve()
+        return Source(text, "folder", str(folder), named.name)
     if path.is_absolute() or text.startswith((".", "~")) or text.lower().endswith(".gguf") or text.count("/") > 1:
         raise FileNotFoundError(f"no model at {text!r}: the path does not exist.")
     if not text.strip() or any(c.isspace() for c in text):
         raise ValueError(
             f"a model must be a hub id, a folder, a GGUF file or one of {', '.join(BUNDLED)}, got {text!r}."
         )
+    if "/" not in text and difflib.get_close_matches(text.lower(), BUNDLED, n=1, cutoff=0.8):
+        raise ValueError(f"no model {text!r}: {nearest(text.lower(), BUNDLED)}")
     return Source(text, "hub", text, text if revision is None else f"{text}@{revision}", revision)
 
 
@@ -214,8 +222,19 @@ def _refuse_revision(name: str, revision: str | None) -> None:
 
 
 def _check_folder(path: Path) -> None:
+    adapter = path / "adapter_config.json"
+    if adapter.exists():
+        base = read_json(adapter).get("base_model_name_or_path")
+        raise ValueError(
+            f"{str(path)!r} holds a LoRA adapter of {base!r} and no model: merge them with peft, "
+            "AutoPeftModelForCausalLM.from_pretrained(folder).merge_and_unload().save_pretrained(other), and name that."
+        )
     if not (path / "config.json").exists():
-        raise FileNotFoundError(f"a model folder must hold config.json, {str(path)!r} does not: give another folder.")
+        inside = sorted(str(p.parent) for p in path.glob("*/config.json")) or sorted(
+            str(p.parent) for p in path.glob("*/*/config.json")
+        )
+        remedy = f"give one of those inside it, {', '.join(inside[:3])}." if inside else "give another folder."
+        raise FileNotFoundError(f"a model folder must hold config.json, {str(path)!r} does not: {remedy}")
     if not list(path.glob("*.safetensors")):
         pickles = [p.name for p in (*path.glob("*.bin"), *path.glob("*.pt"))]
         why = f", only {pickles[0]} (pickle, which is never read)" if pickles else ""

@@ -18,9 +18,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from .files import finite, pretty_json, read_json, write_text
 
@@ -53,6 +53,13 @@ class Damaged(ValueError):
 
 class Part(BaseModel):
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    # For readers that still ask by key; goes with the last of them.
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.model_fields_set
 
 
 class Record(Part):
@@ -110,12 +117,18 @@ class MeasuredText(Part):
 
 
 class Histogram(Part):
-    """`counts` (states, bins) of cosines from `low` to `high`."""
+    """`counts` (states, bins) of cosines from `low` to `high`, an empty bin 0."""
 
     low: float
     high: float
     bins: int = Field(ge=1)
-    counts: list[list[float]]
+    counts: list[list[Annotated[int, Field(ge=0)]]]
+
+    @model_validator(mode="after")
+    def _rows(self) -> Histogram:
+        if any(len(row) != self.bins for row in self.counts):
+            raise ValueError(f"every row of counts must have {self.bins} bins")
+        return self
 
 
 class State(Part):
@@ -155,6 +168,15 @@ class Measurement(Record):
     released_histogram: Histogram | None = None
     per_window: PerWindow
     windows: list[dict[str, int]]
+
+    @model_validator(mode="after")
+    def _states(self) -> Measurement:
+        least = self.model.layers + 1
+        tables = [self.states, self.histogram.counts, *self.per_window.mean_cosine]
+        tables += [self.released_histogram.counts] if self.released_histogram is not None else []
+        if any(len(table) < least for table in tables) or not self.per_window.mean_cosine:
+            raise ValueError(f"{self.model.layers} layers have {least} states: states, counts or per_window have fewer")
+        return self
 
 
 class Snapshot(Part):
@@ -469,7 +491,7 @@ def parse(content: Any, name: str = "result.json", folder: Path | None = None) -
         return BY_SCHEMA[schema].model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
+        where = ".".join(map(str, first["loc"])) or "content"
         raise Damaged(
             f"{name} is damaged: {where}: {first['msg'].lower()}, which the schema {schema!r} does not allow; make the "
             "result again, or leave it out."

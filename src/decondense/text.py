@@ -4,27 +4,31 @@ A text is a list of documents. It is named by
 
 * one of ``TEXTS`` (``"wikitext-2"``, or with a split, ``"wikitext-2:train"``): looked for in a local folder
   (the one given, else ``$DECONDENSE_DATA``), then in an installed package that carries it, then on the hub;
-* a file (.txt, .jsonl, .json, .parquet, each also .gz or .xz), a folder of such files, or ``"-"`` for stdin;
-* a list of strings;
+* a file (.txt, .jsonl, .json, .csv, .tsv, .parquet, each also .gz or .xz), a folder of such files, or ``"-"`` for
+  stdin;
+* strings in a list or an iterator, or rows with a column of them: a pandas frame, a dataset;
 * ``"pydoc"``: the language reference inside every CPython, the text of last resort. It is never put in the
   place of another text in silence.
 """
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import importlib.metadata
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from . import hub
-from .text_files import read_documents
+from .text_files import read_documents, row_documents
+from .words import nearest
 
 __all__ = ["TEXTS", "NamedText", "Text", "available", "iterate_documents", "open_text"]
 
@@ -98,6 +102,9 @@ TEXTS: dict[str, NamedText] = {
 }
 
 
+SPLITS = ("train", "validation", "valid", "dev", "test")
+
+
 @dataclass(frozen=True)
 class Text:
     """Documents, and where they came from."""
@@ -123,50 +130,65 @@ class Text:
 
 
 def open_text(
-    text: str | os.PathLike[str] | Sequence[str] | Text,
+    text: str | os.PathLike[str] | Iterable[Any] | Text,
     *,
     data: str | os.PathLike[str] | None = None,
-    characters: int | None = None,
+    column: str | None = None,
+    characters: int = 20_000_000,
 ) -> Text:
-    """Open a text by name, file, folder, ``"-"`` or list of strings.
+    """Open a text by name, file, folder or ``"-"``, or take strings or a table in memory.
 
     Args:
         data: folder to look for named texts in; default ``$DECONDENSE_DATA``.
-        characters: how much of a very large text on the hub to stream; default 20 million characters.
+        column: where the documents of a table or of JSON lines are; default "text" and the like.
+        characters: how much of a very large text on the hub, or of an iterator, to read.
     """
     if isinstance(text, Text):
         return _checked(text)
-    if isinstance(text, (list, tuple)):
-        if not all(isinstance(d, str) for d in text):
-            raise TypeError("a text given as a list must hold strings only: join or decode the items first.")
-        return _checked(Text("list", "list in memory", tuple(text)))
     if not isinstance(text, (str, os.PathLike)):
-        raise TypeError(f"text must be a name, a file or a list of strings, got {type(text).__name__}.")
+        return _checked(_in_memory(text, column, characters))
     spec = os.fspath(text)
     if spec == "-":
         return _checked(Text("stdin", "stdin", (sys.stdin.read(),)))
     name, _, split = spec.partition(":")
     if name in TEXTS:
-        return _checked(_open_named(name, split or TEXTS[name].split, data, characters or 20_000_000))
+        return _checked(_open_named(name, split or TEXTS[name].split, data, characters))
     path = Path(spec).expanduser()
     if path.exists():
-        return _checked(Text(path.name, path.name, tuple(read_documents(path))))
+        return _checked(Text(path.name, path.name, tuple(read_documents(path, column=column))))
     if os.sep in spec or path.suffix:
         raise FileNotFoundError(f"no text at {spec!r}: the file does not exist.")
-    raise ValueError(f"text must be a file or one of {', '.join(TEXTS)}, got {spec!r}.")
+    raise ValueError(f"text must be a file or one of {', '.join(TEXTS)}, got {spec!r}: {nearest(name, TEXTS)}")
+
+
+def _in_memory(text: Any, column: str | None, characters: int) -> Text:
+    """Strings, or rows: a list, an iterator, a pandas frame, a dataset."""
+    kind = type(text).__name__
+    if isinstance(text, dict):
+        raise TypeError(f"text must be one table or list, got {kind} of {', '.join(map(str, text))}: pass one of them.")
+    if not isinstance(text, Iterable):
+        raise TypeError(f"text must be a name, a file, strings or a table, got {kind}.")
+    rows = text.to_dict("records") if hasattr(text, "to_dict") and hasattr(text, "columns") else text
+    documents, seen = [], 0
+    for document in row_documents(rows, column, where=f"the {kind}"):
+        documents.append(document)
+        seen += len(document)
+        if isinstance(text, Iterator) and seen >= characters:
+            break
+    return Text("list" if kind == "tuple" else kind, f"{kind} in memory", tuple(documents))
 
 
 def available(data: str | os.PathLike[str] | None = None) -> dict[str, str | None]:
     """For every named text, where it can be had without a network ("folder", "package") or ``None``."""
-    found: dict[str, str | None] = {}
+    places: dict[str, str | None] = {}
     for name, entry in TEXTS.items():
         if name == "pydoc":
-            found[name] = "python itself"
+            places[name] = "python itself"
         elif _local_file(entry, entry.split, data) is not None:
-            found[name] = "folder"
+            places[name] = "folder"
         else:
-            found[name] = "package" if _packaged_file(entry, entry.split) is not None else None
-    return found
+            places[name] = "package" if _packaged_file(entry, entry.split) is not None else None
+    return places
 
 
 def _checked(text: Text) -> Text:
@@ -178,6 +200,8 @@ def _checked(text: Text) -> Text:
 def _open_named(name: str, split: str, data: str | os.PathLike[str] | None, characters: int) -> Text:
     entry = TEXTS[name]
     label = f"{name}:{split}"
+    if split not in SPLITS and difflib.get_close_matches(split, SPLITS, n=1, cutoff=0.7):
+        raise ValueError(f"text {name!r} has no split {split!r}: {nearest(split, SPLITS)}")
     if name == "pydoc":
         from pydoc_data.topics import topics
 

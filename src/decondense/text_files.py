@@ -1,74 +1,118 @@
-"""Documents out of files: .txt, .jsonl, .json, .parquet, each also .gz or .xz, or a folder of them."""
+"""Documents out of files and tables: .txt, .jsonl, .json, .csv, .tsv, .parquet, each also .gz or .xz, a folder of them,
+or rows in memory."""
 
 from __future__ import annotations
 
+import codecs
+import csv
 import gzip
 import io
 import json
 import lzma
+import warnings
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["read_documents"]
+from .words import nearest
+
+__all__ = ["read_documents", "row_documents"]
 
 FIELDS = ("text", "content", "context", "long_answer")
-READABLE = {"", ".txt", ".raw", ".md", ".tokens", ".jsonl", ".json", ".parquet"}
+TABLES = {".csv": ",", ".tsv": "\t"}
+READABLE = {"", ".txt", ".raw", ".md", ".tokens", ".jsonl", ".json", ".parquet", *TABLES}
+LARGEST = 1 << 30  # bytes of a file, unpacked: a few kilobytes of .xz may hold more than any memory
 
 
-def read_documents(path: Path) -> list[str]:
+def read_documents(path: Path, *, column: str | None = None) -> list[str]:
+    """``column``: the field of a row that is the document; default the first of ``FIELDS`` that it has."""
     if path.is_dir():
         files = sorted(p for p in path.iterdir() if p.is_file() and _ending(p) in READABLE - {""})
         if not files:
             raise FileNotFoundError(f"the folder {str(path)!r} must hold .txt, .jsonl or .parquet files: it has none.")
-        return [document for file in files for document in read_documents(file)]
+        return [document for file in files for document in read_documents(file, column=column)]
     ending = _ending(path)
     if ending not in READABLE:
         raise ValueError(
-            f"a text file must be .txt, .jsonl, .json or .parquet (also .gz, .xz), got {path.name!r}: convert it."
+            "a text file must be .txt, .jsonl, .json, .csv, .tsv or .parquet (also .gz, .xz), "
+            f"got {path.name!r}: convert it."
         )
     try:
-        blob = _decompress(path)
+        blob = _unpacked(path)
         if ending == ".parquet":
-            return _parquet(blob, path)
-        content = blob.decode("utf-8")
-        if ending == ".jsonl":
-            return [_pick(json.loads(line), path) for line in content.split("\n") if line.strip()]
-        if ending == ".json":
-            return _json_documents(json.loads(content), path)
-    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            return [d for d in row_documents(_parquet(blob, path, column), column, where=repr(str(path))) if d]
+        if ending in (".jsonl", ".json"):
+            content = blob.decode("utf-8-sig")
+            lines = content.split("\n") if ending == ".jsonl" else [content]
+            rows = [json.loads(line) for line in lines if line.strip()]
+            return list(row_documents(rows if ending == ".jsonl" else _rows(rows), column, where=repr(str(path))))
+        content = _decoded(blob, path)
+    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, UnicodeError, json.JSONDecodeError) as error:
         raise ValueError(
             f"{str(path)!r} could not be read as {ending or 'text'} in UTF-8: {error}; the file is damaged."
         ) from error
+    if ending in TABLES:
+        csv.field_size_limit(LARGEST)  # a document is longer than the 128 kB that a cell may have
+        table = csv.DictReader(io.StringIO(content, newline=""), delimiter=TABLES[ending])
+        return list(row_documents(table, column, where=repr(str(path))))
     return [content]
+
+
+def row_documents(rows: Iterable[Any], column: str | None = None, *, where: str) -> Iterator[str]:
+    """The documents of rows: strings, or dictionaries with the field ``column``, where None is no document."""
+    for row in rows:
+        fields = [column] if column is not None else [name for name in FIELDS if isinstance(row, dict) and name in row]
+        if isinstance(row, str) and column is None:
+            document = row
+        elif isinstance(row, dict) and fields and (row.get(fields[0]) is None or isinstance(row.get(fields[0]), str)):
+            if fields[0] not in row:
+                raise ValueError(f"{where} has no column {column!r}: {nearest(str(column), map(str, row))}")
+            document = row[fields[0]]
+        else:
+            has = f"the columns {', '.join(map(str, row))}" if isinstance(row, dict) else type(row).__name__
+            raise ValueError(
+                f"every row of {where} must be a string or have one of the fields {', '.join(FIELDS)}, got {has}: name "
+                "the column that holds the text (--column, column=)."
+            )
+        if document is not None:
+            yield document
 
 
 def _ending(path: Path) -> str:
     return Path(path.stem).suffix.lower() if path.suffix.lower() in (".gz", ".xz") else path.suffix.lower()
 
 
-def _decompress(path: Path) -> bytes:
-    raw = path.read_bytes()
-    if path.suffix.lower() == ".gz":
-        return gzip.decompress(raw)
-    return lzma.decompress(raw) if path.suffix.lower() == ".xz" else raw
+def _unpacked(path: Path) -> bytes:
+    opener: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix.lower(), open)
+    with opener(path, "rb") as file:
+        blob = file.read(LARGEST + 1)
+    if len(blob) > LARGEST:
+        raise ValueError(f"a text file must hold at most 1 GiB, {str(path)!r} holds more: split it into a folder.")
+    return blob
 
 
-def _pick(row: Any, path: Path) -> str:
-    if isinstance(row, str):
-        return row
-    for name in FIELDS:
-        if isinstance(row, dict) and isinstance(row.get(name), str):
-            return row[name]
-    raise ValueError(f"every line of {str(path)!r} must be a string or have one of the fields {', '.join(FIELDS)}.")
+def _decoded(blob: bytes, path: Path) -> str:
+    """UTF-8, UTF-16 where the file begins by saying so, else Latin-1 as Windows has it, which is said aloud."""
+    if blob.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return blob.decode("utf-16")
+    try:
+        return blob.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        if b"\0" in blob:  # no text at all
+            raise
+        warnings.warn(f"{path.name} is not UTF-8: read as Latin-1 (Windows-1252).", stacklevel=2)
+        return blob.decode("cp1252")
 
 
-def _json_documents(content: Any, path: Path) -> list[str]:
-    if isinstance(content, dict) and isinstance(content.get("data"), list):  # SQuAD's own layout
-        return [p["context"] for article in content["data"] for p in article.get("paragraphs", [])]
-    return [_pick(row, path) for row in (content if isinstance(content, list) else [content])]
+def _rows(content: list[Any]) -> list[Any]:
+    """Of a .json file: a list, one row, or SQuAD's own layout."""
+    (whole,) = content or [[]]
+    if isinstance(whole, dict) and isinstance(whole.get("data"), list):
+        return [paragraph for article in whole["data"] for paragraph in article.get("paragraphs", [])]
+    return whole if isinstance(whole, list) else [whole]
 
 
-def _parquet(blob: bytes, path: Path) -> list[str]:
+def _parquet(blob: bytes, path: Path, column: str | None) -> list[Any]:
     import pyarrow
     import pyarrow.parquet
 
@@ -76,7 +120,5 @@ def _parquet(blob: bytes, path: Path) -> list[str]:
         table = pyarrow.parquet.read_table(io.BytesIO(blob))
     except pyarrow.ArrowException as error:
         raise ValueError(f"{str(path)!r} could not be read as parquet: the file is damaged.") from error
-    for name in FIELDS:
-        if name in table.column_names:
-            return [d for d in table.column(name).to_pylist() if d]
-    raise ValueError(f"{str(path)!r} must have one of the columns {', '.join(FIELDS)}, got {table.column_names}.")
+    chosen = [name for name in ([column] if column else FIELDS) if name in table.column_names][:1]
+    return table.select(chosen).to_pylist() if chosen else table.slice(0, 1).to_pylist()

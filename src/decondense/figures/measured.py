@@ -82,7 +82,7 @@ class Geometry:
             raise ValueError("the released view was not measured: ask for it with released=True (--released).")
         return self._density(self.record.released_histogram.counts)
 
-    def _density(self, counts: list[list[float]]) -> np.ndarray:
+    def _density(self, counts: Sequence[Sequence[float]]) -> np.ndarray:
         table = np.array(counts[: self.layers + 1], dtype=np.float64)
         return table / np.maximum(1, table.sum(-1, keepdims=True)) * (table.shape[-1] / 2)
 

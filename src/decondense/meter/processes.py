@@ -5,22 +5,20 @@ from __future__ import annotations
 import os
 from typing import TypeVar
 
-__all__ = ["gather", "local_device", "place"]
+__all__ = ["gather", "join_group", "local_device"]
 
 T = TypeVar("T")
 
 
-def place() -> tuple[int, int]:
-    """(rank, number of processes); (0, 1) outside a launcher. Joins the process group on the first call."""
+def join_group() -> tuple[int, int]:
+    """Join the processes of a launcher, if there is one: (rank, number of processes), (0, 1) without."""
     import torch.distributed as dist
 
-    if not dist.is_available():
+    launched = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if not dist.is_available() or not (dist.is_initialized() or launched):
         return 0, 1
     if not dist.is_initialized():
-        if int(os.environ.get("WORLD_SIZE", "1")) < 2:
-            return 0, 1
-        # Only small Python objects travel, so gloo serves on every device.
-        dist.init_process_group("gloo")
+        dist.init_process_group("gloo")  # only small Python objects travel, so gloo serves on every device
     return dist.get_rank(), dist.get_world_size()
 
 

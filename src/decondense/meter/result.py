@@ -1,53 +1,35 @@
-"""The result of a measurement: a view on the dictionary that ``result.json`` holds. No torch here."""
+"""The result of a measurement: a view on its record, and how it is made out of a tally. No torch here."""
 
 from __future__ import annotations
 
-import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..files import write_text
+from ..figures.measured import Geometry, histogram_quantiles
+from ..records import Measurement, Record, parse, read
+from ..words import several
 from .tally import Tally
 from .trend import bootstrap_trend, verdict
 
-__all__ = ["BINS", "QUANTILES", "SCHEMA", "Condensation", "build", "load"]
+__all__ = ["BINS", "Condensation", "build", "load"]
 
-SCHEMA = "decondense.condensation/1"
 BINS = 128
-QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-CURVES = ("all", "blocks", "all_before_norm", "blocks_before_norm")
 
 
-class Condensation:
+class Condensation(Geometry):
     """How condensed a model is. Arrays have one entry per hidden state, 0 (embedding layer) … L; the last one is
-    after the final norm, as the model returns it. ``before_norm`` has the same numbers for it before the norm."""
+    after the final norm, as the model returns it. ``before_norm`` has the same numbers for it before the norm.
+    ``record`` is all of it, as ``result.json`` holds it."""
 
-    def __init__(self, record: dict[str, Any]) -> None:
-        if record.get("schema") != SCHEMA:
-            raise ValueError(f"a result must have the schema {SCHEMA!r}, got {record.get('schema')!r}.")
-        self.record = record
-
-    # -- numbers ---------------------------------------------------------------------------------------------
-
-    @property
-    def layers(self) -> int:
-        """L, the number of blocks."""
-        return int(self.record["model"]["layers"])
-
-    def values(self, name: str) -> np.ndarray:
-        """(L+1,) of any statistic in ``result.json``'s states, by name."""
-        states = self.record["states"][: self.layers + 1]
-        if name not in states[0]:
-            known = [k for k, v in states[0].items() if isinstance(v, float)]
-            raise ValueError(f"{name!r} must be one of {', '.join(known)}: was --spectral left out?")
-        return np.array([s[name] for s in states], dtype=np.float64)
-
-    @property
-    def mean_cosine(self) -> np.ndarray:
-        return self.values("mean_cosine")
+    def __init__(self, record: Measurement | Mapping[str, Any]) -> None:
+        whole = record if isinstance(record, Record) else parse(record, "the record of a measurement")
+        if not isinstance(whole, Measurement):
+            raise ValueError(f"a Condensation must have the record of a measurement, got that of a {whole.kind}.")
+        super().__init__(whole)
 
     @property
     def mean_cosine_all(self) -> np.ndarray:
@@ -58,60 +40,6 @@ class Condensation:
         return self.values("std")
 
     @property
-    def quantiles(self) -> np.ndarray:
-        """(L+1, 5): 5, 25, 50, 75 and 95 % of the pooled cosines."""
-        return np.array([s["quantiles"] for s in self.record["states"][: self.layers + 1]])
-
-    @property
-    def before_norm(self) -> dict[str, Any] | None:
-        """The last block's output before the final norm; ``None`` where the model does not give it away."""
-        states = self.record["states"]
-        return states[self.layers + 1] if len(states) > self.layers + 1 else None
-
-    @property
-    def histogram(self) -> np.ndarray:
-        """(L+1, 128) density over [−1, 1] of the cosines of all windows together: each row integrates to 1."""
-        return _density(np.array(self.record["histogram"]["counts"][: self.layers + 1]))
-
-    @property
-    def released_histogram(self) -> np.ndarray:
-        """(L+1, 128), matrices averaged over windows first and binned then, diagonal counted: how the published
-        figures were made."""
-        if "released_histogram" not in self.record:
-            raise ValueError("the released view was not measured: ask for it with released=True (--released).")
-        return _density(np.array(self.record["released_histogram"]["counts"][: self.layers + 1]))
-
-    @property
-    def per_window(self) -> np.ndarray:
-        """(windows, L+1) mean cosine of each window: what the intervals are resampled from."""
-        return np.array(self.record["per_window"]["mean_cosine"])[:, : self.layers + 1]
-
-    def trend(self, name: str, *, states: str = "all") -> float:
-        """``name``: spearman, kendall, slope or last; ``states``: "all" (L+1), "blocks" (L), or either with
-        "_before_norm"."""
-        value = self._trend(name, states)["value"]
-        return float("nan") if value is None else float(value)
-
-    def interval(self, name: str, *, states: str = "all") -> tuple[float, float]:
-        """The 95 % interval of a trend statistic, from a bootstrap over windows."""
-        entry = self._trend(name, states)
-        if entry["low"] is None or entry["high"] is None:
-            return (float("nan"), float("nan"))
-        return float(entry["low"]), float(entry["high"])
-
-    def _trend(self, name: str, states: str) -> dict[str, float | None]:
-        table = self.record["trend"]
-        if states not in table:
-            raise ValueError(f"states must be one of {', '.join(table)}, got {states!r}.")
-        if name not in table[states]:
-            raise ValueError(f"name must be one of {', '.join(table[states])}, got {name!r}.")
-        return table[states][name]
-
-    @property
-    def spearman(self) -> float:
-        return self.trend("spearman")
-
-    @property
     def kendall(self) -> float:
         return self.trend("kendall")
 
@@ -119,67 +47,52 @@ class Condensation:
     def slope(self) -> float:
         return self.trend("slope")
 
-    # -- words and files -------------------------------------------------------------------------------------
-
-    @property
-    def label(self) -> str:
-        """What tables and figures call it."""
-        model = self.record["model"]
-        return str(model["description"]) + (", freshly initialised" if model["init"] else "")
-
-    @property
-    def text(self) -> str:
-        return str(self.record["text"]["name"])
-
     @property
     def complete(self) -> bool:
-        return bool(self.record["complete"])
+        return self.record.complete
 
     @property
     def verdict(self) -> str:
-        return str(self.record["verdict"])
+        return self.record.verdict
 
     @property
     def notes(self) -> list[str]:
-        return list(self.record["notes"])
+        return list(self.record.notes)
 
     def __repr__(self) -> str:
-        done = self.record["windows_done"]
-        return f"Condensation({self.label}, {self.text}, {done} windows; {self.verdict})"
+        return f"Condensation({self.label}, {self.text}, {self.record.windows_done} windows; {self.verdict})"
 
     def to_json(self) -> str:
-        """The same numbers give the same bytes: sorted by the order of insertion, shortest floats, no times."""
-        return _dump(self.record)
+        """The content of ``result.json``. The same numbers give the same bytes: no times, floats in their shortest
+        form."""
+        return self.record.to_json()
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write ``path``, or ``path/result.json`` if it is a folder; to a temporary name first, then renamed."""
-        target = Path(path)
-        if target.is_dir():
-            target = target / "result.json"
-        write_text(target, self.to_json())
-        return target
+        return self.record.save(path)
 
     def plot(self, path: str | os.PathLike[str], *, view: str = "pooled") -> Path:
-        """Draw the heatmap; a CSV with its numbers is written beside it."""
+        """Draw the heatmap into a file, or as heatmap.png into a folder; a CSV with its numbers is written beside it.
+        Folders are made. ``view``: pooled, released."""
         from ..figures.measurements import heatmap
 
-        return heatmap(self, path, view=view)
+        return heatmap(self, figure_file(path, "heatmap.png"), view=view)
 
 
-def load(path: str | os.PathLike[str]) -> Condensation:
-    """Read a saved result: the JSON file, or the folder that holds ``result.json``."""
+def figure_file(path: str | os.PathLike[str], name: str) -> Path:
+    """``path``, or ``path/name`` if it is a folder (it exists, or has no ending), which is made."""
     target = Path(path)
-    if target.is_dir():
-        target = target / "result.json"
-    try:
-        record = json.loads(target.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise FileNotFoundError(f"no result at {str(path)!r}: give result.json or the folder that holds it.") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{str(target)!r} must be a saved result in JSON, but cannot be read: {error}.") from error
-    if not isinstance(record, dict):
-        raise ValueError(f"{str(target)!r} must be a saved result with the schema {SCHEMA!r}.")
-    return Condensation(record)
+    if target.is_dir() or not target.suffix:
+        target = target / name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target
+
+
+def load(path: str | os.PathLike[str]) -> Any:
+    """Read a saved result: the JSON file, or the folder that holds ``result.json``. A measurement is a
+    ``Condensation``; any other kind is its class in ``decondense.records``."""
+    record = read(path)
+    return Condensation(record) if isinstance(record, Measurement) else record
 
 
 def build(
@@ -200,7 +113,7 @@ def build(
     trend = _trends(table, layers, known, settings)
     states = [_state(i, layers, final_norm, means, tally) for i in range(known)]
     record: dict[str, Any] = {
-        "schema": SCHEMA,
+        "schema": Measurement.reads[0],
         "model": model,
         "text": text,
         "settings": settings,
@@ -209,19 +122,14 @@ def build(
         "windows_done": len(tally.windows),
         "final_norm": final_norm,
         "verdict": verdict(trend),
-        "notes": _notes(means, layers, final_norm, int(model["width"])),
+        "notes": _notes(means, layers, final_norm, int(model["width"])) + _cautions(len(tally.windows), settings),
         "trend": trend,
         "states": states,
-        "histogram": {"low": -1.0, "high": 1.0, "bins": BINS, "counts": _coarse(tally.counts[:known]).tolist()},
+        "histogram": _histogram(tally.counts[:known].reshape(known, BINS, -1).sum(-1)),
     }
     if tally.matrices is not None:
         averaged = tally.matrices[:known] / len(tally.windows)
-        record["released_histogram"] = {
-            "low": -1.0,
-            "high": 1.0,
-            "bins": BINS,
-            "counts": [_released_counts(m).tolist() for m in averaged],
-        }
+        record["released_histogram"] = _histogram(np.stack([_released_counts(m) for m in averaged]))
     record["per_window"] = {"window": tally.windows, "mean_cosine": table[:, :known].tolist()}
     record["windows"] = [{"window": w, **origins[w]} for w in tally.windows]
     return Condensation(record)
@@ -248,22 +156,9 @@ def _state(i: int, layers: int, final_norm: bool | None, means: dict[str, np.nda
             state["std"] = float(np.sqrt(max(0.0, variance)))
         elif not column.startswith("apart_"):
             state[column] = float(means[column][i])
-    state["quantiles"] = histogram_quantiles(tally.counts[i], QUANTILES)
+    state["quantiles"] = histogram_quantiles(tally.counts[i])
     state["by_distance"] = [float(means[c][i]) for c in tally.columns if c.startswith("apart_")]
     return state
-
-
-def histogram_quantiles(counts: np.ndarray, levels: tuple[float, ...]) -> list[float]:
-    """Quantiles of a histogram over [−1, 1], linear inside a bin: off by at most the width of one bin."""
-    edges = np.linspace(-1, 1, len(counts) + 1)
-    cumulative = np.concatenate([[0], np.cumsum(counts)]).astype(np.float64)
-    total = cumulative[-1]
-    result = []
-    for level in levels:
-        at = int(np.clip(np.searchsorted(cumulative, level * total, side="left") - 1, 0, len(counts) - 1))
-        inside = (level * total - cumulative[at]) / max(1.0, float(counts[at]))
-        result.append(float(edges[at] + np.clip(inside, 0, 1) * (edges[at + 1] - edges[at])))
-    return result
 
 
 def _notes(means: dict[str, np.ndarray], layers: int, final_norm: bool | None, width: int) -> list[str]:
@@ -284,6 +179,16 @@ def _notes(means: dict[str, np.ndarray], layers: int, final_norm: bool | None, w
     return notes
 
 
+def _cautions(windows: int, settings: dict[str, Any]) -> list[str]:
+    notes = []
+    if 1 < windows < 10:
+        notes.append(f"an interval from {several(windows, 'window')} is too narrow: measure at least 10.")
+    if settings["tokens"] < 16:
+        pairs = settings["tokens"] * (settings["tokens"] - 1) // 2
+        notes.append(f"a window of {settings['tokens']} tokens has {several(pairs, 'pair')}: take longer ones.")
+    return notes
+
+
 def _ranges(numbers: list[int]) -> str:
     parts: list[list[int]] = []
     for n in numbers:
@@ -294,8 +199,8 @@ def _ranges(numbers: list[int]) -> str:
     return ", ".join(str(p[0]) if len(p) == 1 else f"{p[0]}–{p[-1]}" for p in parts)
 
 
-def _coarse(counts: np.ndarray) -> np.ndarray:
-    return counts.reshape(len(counts), BINS, -1).sum(-1)
+def _histogram(counts: np.ndarray) -> dict[str, Any]:
+    return {"low": -1.0, "high": 1.0, "bins": BINS, "counts": counts.tolist()}
 
 
 def _released_counts(upper: np.ndarray) -> np.ndarray:
@@ -305,20 +210,3 @@ def _released_counts(upper: np.ndarray) -> np.ndarray:
     counts = 2 * np.histogram(pairs, bins=BINS, range=(-1, 1))[0]
     counts[-1] += n  # the diagonal
     return counts
-
-
-def _density(counts: np.ndarray) -> np.ndarray:
-    total = counts.sum(-1, keepdims=True)
-    return counts / np.maximum(1, total) * (counts.shape[-1] / 2)
-
-
-def _dump(record: dict[str, Any]) -> str:
-    """JSON with one key per line at the top two levels and numbers of a list on one line: small and diffable."""
-    lines = []
-    for key, value in record.items():
-        if isinstance(value, list) and value and isinstance(value[0], (dict, list)):
-            body = "[\n  " + ",\n  ".join(json.dumps(v, ensure_ascii=False) for v in value) + "\n ]"
-        else:
-            body = json.dumps(value, ensure_ascii=False)
-        lines.append(f" {json.dumps(key)}: {body}")
-    return "{\n" + ",\n".join(lines) + "\n}\n"

@@ -6,18 +6,19 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..files import versions
 from .result import Condensation, build
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from .. import models
     from .states import StateReader
-    from .statistics import WindowStatistics
     from .tally import Tally
 
 __all__ = ["Interrupted", "measure"]
@@ -36,7 +37,7 @@ class Interrupted(KeyboardInterrupt):
 def measure(
     model: str | os.PathLike[str] | tuple[Any, Any],
     *,
-    text: str | os.PathLike[str] | Sequence[str] = "wikitext-2",
+    text: str | os.PathLike[str] | Iterable[Any] = "wikitext-2",
     windows: int = 100,
     tokens: int = 512,
     seed: int = 0,
@@ -49,6 +50,7 @@ def measure(
     device: str | torch.device | None = None,
     trust_remote_code: bool = False,
     data: str | os.PathLike[str] | None = None,
+    column: str | None = None,
     batch: int = 4,
     last: int = 3,
     bootstrap: int = 2000,
@@ -61,7 +63,7 @@ def measure(
 
     Args:
         model: hub id, folder, GGUF file, bundled name, or ``(model, tokenizer)`` in memory.
-        text: a named text, a file, ``"-"`` for stdin, or a list of strings; see ``decondense.text``.
+        text: a named text, a file, ``"-"`` for stdin, strings, or a table; see ``decondense.text``.
         windows, tokens, seed: how many windows, their exact length, and the seed of their places. The seed also
             drives the bootstrap and, with ``init``, the fresh weights.
         spectral: also effective rank, share of the top singular value, distance to rank one, HFC/LFC ratio,
@@ -72,6 +74,7 @@ def measure(
         init: measure the same architecture, freshly initialised.
         dtype, device, revision, trust_remote_code: see ``decondense.models.load``.
         data: folder of named texts; default ``$DECONDENSE_DATA``.
+        column: where the documents of a table or of JSON lines are; default "text" and the like.
         batch: windows per forward pass.
         last: how many last states the ``last`` statistic averages.
         bootstrap: resamplings of the windows for the 95 % intervals.
@@ -82,31 +85,18 @@ def measure(
     Started by torchrun or ``accelerate launch``, the windows are split over the processes and every process
     returns the whole result.
     """
-    from .. import models
     from ..text import open_text
     from ..windows import draw_windows
     from . import processes
     from .states import StateReader
 
-    _check(batch=batch, last=last, bootstrap=bootstrap)
-    rank, world = processes.place()
-    opened = open_text(text, data=data)
-    if isinstance(model, tuple):
-        if len(model) != 2:
-            raise TypeError(f"a model in memory must be a pair (model, tokenizer), got {len(model)} items.")
-        network, tokenizer = model
-        source = models.Source(type(network).__name__, "memory", "", label or type(network).__name__)
-    else:
-        source = models.resolve(model, revision=revision)
-        network, tokenizer = models.load(
-            source,
-            dtype=dtype,
-            device=device if device is not None else processes.local_device(),
-            init=init,
-            seed=seed,
-            head=False,
-            trust_remote_code=trust_remote_code,
-        )
+    for name, value in (("batch", batch), ("last", last), ("bootstrap", bootstrap)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
+    rank, world = processes.join_group()
+    opened = open_text(text, data=data, column=column)
+    loading = {"dtype": dtype, "device": device, "init": init, "seed": seed, "trust_remote_code": trust_remote_code}
+    source, network, tokenizer = _open_model(model, label, revision, loading)
     _check_length(network, tokens)
     drawn = draw_windows(opened, tokenizer, windows=windows, tokens=tokens, seed=seed)
     training = network.training
@@ -147,7 +137,7 @@ def measure(
         key = hashlib.sha256(json.dumps([identity, about_text["sha256"], settings]).encode()).hexdigest()
         folder = None if partial is None else Path(partial)
         store = None if folder is None else folder / f"partial-{rank}.npz"
-        done = _resume(folder, key) if resume else None
+        before = _resume(folder, key) if resume else None
 
         def finish(tally: Tally) -> Condensation:
             return build(
@@ -157,29 +147,47 @@ def measure(
                 settings=settings,
                 origins=drawn.origins,
                 final_norm=reader.final_norm,
-                versions=_versions(),
+                versions=versions("decondense", "torch", "transformers", "numpy"),
             )
 
         tally = _empty(reader, settings)
-        skip = set(done.rows) if done is not None else set()
-        if done is not None and rank == 0:
-            tally.merge(done)
-        batches = [list(range(i, min(i + batch, windows))) for i in range(0, windows, batch)]
-        mine = [b for b in batches[rank::world] if not skip.issuperset(b)]
-        mine = [[w for w in b if w not in skip] for b in mine]
+        skip = set(before.rows) if before is not None else set()
+        if before is not None and rank == 0:
+            tally.merge(before)
+        batches = [[w for w in range(i, min(i + batch, windows)) if w not in skip] for i in range(0, windows, batch)]
+        mine = [b for b in batches[rank::world] if b]
         try:
             _run(reader, drawn.ids, mine, tally, settings, progress, len(skip), key, store)
         except KeyboardInterrupt:
             if store is not None and tally.rows:
                 tally.save(store, key)
             raise Interrupted(finish(tally) if tally.rows else None) from None
-        everyone = processes.gather(tally)
-        whole = everyone[0]
-        for other in everyone[1:]:
-            whole.merge(other)
-        return finish(whole)
+        first, *others = processes.gather(tally)
+        for other in others:
+            first.merge(other)
+        return finish(first)
     finally:
         network.train(training)
+
+
+def _open_model(
+    model: Any, label: str | None, revision: str | None, loading: dict[str, Any]
+) -> tuple[models.Source, Any, Any]:
+    """(where it comes from, model, tokenizer)"""
+    from .. import models
+    from .processes import local_device
+
+    if isinstance(model, (str, os.PathLike)):
+        source = models.resolve(model, revision=revision)
+        loading = loading if loading["device"] is not None else loading | {"device": local_device()}
+        return source, *models.load(source, head=False, **loading)
+    if not isinstance(model, (tuple, list)) or len(model) != 2:
+        what = f"{len(model)} items" if isinstance(model, (tuple, list)) else type(model).__name__
+        raise TypeError(
+            f"model must be a name, a path or a pair (model, tokenizer), got {what}: call measure((model, tokenizer))."
+        )
+    network, tokenizer = model
+    return models.Source(type(network).__name__, "memory", "", label or type(network).__name__), network, tokenizer
 
 
 def _run(
@@ -216,6 +224,9 @@ def _batch(reader: StateReader, ids: torch.Tensor, windows: list[int], settings:
     import numpy as np
     import torch
 
+    from .spectrum import spectral_statistics
+    from .statistics import window_statistics
+
     tally = _empty(reader, settings)
     rows = {w: np.full((reader.states, len(tally.columns)), np.nan) for w in windows}
     last, before = reader.layers, reader.layers + 1
@@ -229,9 +240,14 @@ def _batch(reader: StateReader, ids: torch.Tensor, windows: list[int], settings:
                 f"NaN or infinity: measure with dtype float32 instead of {str(z.dtype).removeprefix('torch.')}."
             )
         matrix = None if tally.matrices is None else torch.from_numpy(tally.matrices[number])
-        found = _look(z, matrix, spectral=settings["spectral"])
-        tally.counts[number] += found.counts.numpy()
-        for window, values in zip(windows, found.scalars.numpy()):
+        # All windows go through each operation together: dozens of small ones per window, or one thread per window,
+        # cost a CPU half as much again.
+        statistics = window_statistics(z, matrix=matrix)
+        scalars = statistics.scalars
+        if settings["spectral"]:
+            scalars = torch.cat([scalars, torch.stack([spectral_statistics(cloud) for cloud in z])], 1)
+        tally.counts[number] += statistics.counts.numpy()
+        for window, values in zip(windows, scalars.numpy()):
             rows[window][number] = values
 
     reader.read(ids, visit)
@@ -243,21 +259,6 @@ def _batch(reader: StateReader, ids: torch.Tensor, windows: list[int], settings:
             tally.matrices[last] = tally.matrices[before]
     tally.rows.update(rows)
     return tally
-
-
-def _look(z: torch.Tensor, matrix: torch.Tensor | None, *, spectral: bool) -> WindowStatistics:
-    """The statistics of a batch z (windows, tokens, width). All windows go through each operation together: dozens of
-    small ones per window, or one thread per window, cost a CPU half as much again."""
-    import torch
-
-    from .spectrum import spectral_statistics
-    from .statistics import WindowStatistics, window_statistics
-
-    found = window_statistics(z, matrix=matrix)
-    if spectral:
-        spectra = torch.stack([spectral_statistics(cloud) for cloud in z])
-        found = WindowStatistics(torch.cat([found.scalars, spectra], 1), found.counts)
-    return found
 
 
 def _empty(reader: StateReader, settings: dict[str, Any]) -> Tally:
@@ -288,15 +289,3 @@ def _resume(folder: Path | None, key: str) -> Tally | None:
         part = Tally.open(path, key)
         whole = part if whole is None else whole.merge(part)
     return whole
-
-
-def _check(**least_one: int) -> None:
-    for name, value in least_one.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
-
-
-def _versions() -> dict[str, str]:
-    import importlib.metadata
-
-    return {name: importlib.metadata.version(name) for name in ("decondense", "torch", "transformers", "numpy")}

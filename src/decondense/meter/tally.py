@@ -7,12 +7,12 @@ the same), and for every window one row of scalars (kept by window number: again
 
 from __future__ import annotations
 
-import os
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+
+from ..files import atomic
 
 __all__ = ["Tally"]
 
@@ -59,7 +59,7 @@ class Tally:
         return np.stack([self.rows[w][:, at] for w in self.windows])
 
     def save(self, path: Path, key: str) -> None:
-        """Write to a temporary name beside ``path`` and rename; ``key`` names the measurement it belongs to."""
+        """``key`` names the measurement it belongs to."""
         arrays = {
             "key": np.array(key),
             "columns": np.array(self.columns),
@@ -69,14 +69,8 @@ class Tally:
         }
         if self.matrices is not None:
             arrays["matrices"] = self.matrices
-        handle, name = tempfile.mkstemp(prefix=".partial-", suffix=".npz", dir=path.parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                np.savez(file, **arrays)  # type: ignore[arg-type]
-            os.replace(name, path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        with atomic(path) as temporary:
+            np.savez(temporary, **arrays)  # type: ignore[arg-type]
 
     @classmethod
     def open(cls, path: Path, key: str) -> Tally:

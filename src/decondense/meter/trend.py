@@ -15,6 +15,8 @@ from __future__ import annotations
 import numpy as np
 from scipy.stats import rankdata
 
+from ..words import span
+
 __all__ = ["STATISTICS", "bootstrap_trend", "curve_statistics", "verdict"]
 
 STATISTICS = ("spearman", "kendall", "slope", "last")
@@ -85,10 +87,7 @@ def _word(entry: dict[str, float | None]) -> str:
 
 
 def _interval(entry: dict[str, float | None]) -> str:
-    value, low, high = entry["value"], entry["low"], entry["high"]
-    if value is None:
-        return "undefined"
-    return f"{value:.2f}" + ("" if low is None or high is None else f" [{low:.2f}, {high:.2f}]")
+    return "undefined" if entry["value"] is None else span(entry["value"], entry["low"], entry["high"])
 
 
 def _number(value: float) -> float | None:
