@@ -143,6 +143,12 @@ class State(Part):
     quantiles: list[float]
     by_distance: list[Number]
 
+    def row(self) -> dict[str, Any]:
+        """A row of a table: quantile_5 … quantile_95 and distance_1, distance_2, distance_4 … stand beside the rest."""
+        plain = self.model_dump(exclude={"quantiles", "by_distance"})
+        plain |= {f"quantile_{q}": value for q, value in zip((5, 25, 50, 75, 95), self.quantiles)}
+        return plain | {f"distance_{2**k}": value for k, value in enumerate(self.by_distance)}
+
 
 class PerWindow(Part):
     window: list[int]

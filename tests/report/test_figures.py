@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 import csv
 import subprocess
 import sys
@@ -78,8 +77,7 @@ def test_released_view_and_unknown_view(tmp_path):
     heatmap(fake(), tmp_path / "r.png", view="released")
     with pytest.raises(ValueError, match="view must be pooled or released"):
         heatmap(fake(), tmp_path / "r.png", view="other")
-    record = copy.deepcopy(fake().record)
-    del record["released_histogram"]
+    record = fake().record.model_copy(update={"released_histogram": None})
     with pytest.raises(ValueError, match="ask for it with released=True"):
         heatmap(Condensation(record), tmp_path / "r.png", view="released")
 

@@ -156,13 +156,7 @@ def write_files(folder: Path, model: str, options: dict[str, Any], result: Any, 
         folder / "config.yaml", yaml.safe_dump({"command": "measure", "model": model, **options}, sort_keys=False)
     )
     write_text(folder / "run.json", run_record(seconds, options["device"]))
-    rows = []
-    for state in result.record["states"]:
-        flat = {k: v for k, v in state.items() if not isinstance(v, list)}
-        flat |= {f"quantile_{q}": v for q, v in zip((5, 25, 50, 75, 95), state["quantiles"])}
-        flat |= {f"distance_{2**k}": v for k, v in enumerate(state["by_distance"])}
-        rows.append(flat)
-    write_csv(folder / "states.csv", rows)
+    write_csv(folder / "states.csv", [state.row() for state in result.record.states])
     result.plot(folder / "heatmap.png")
     if result.record["settings"]["released"]:
         result.plot(folder / "heatmap_released.png", view="released")

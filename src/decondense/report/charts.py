@@ -301,11 +301,9 @@ def states_table(result: Condensation) -> Table:
     rows: list[list[Any]] = []
     columns: list[str] = []
     for number, state in enumerate(result.record["states"]):
-        flat = {k: v for k, v in state.items() if not isinstance(v, list)}
+        flat = state.row()
         inside = low is not None and high is not None and number <= result.layers
         flat |= {"mean_low": low[number] if inside else None, "mean_high": high[number] if inside else None}  # type: ignore[index]
-        flat |= {f"quantile_{q}": v for q, v in zip((5, 25, 50, 75, 95), state["quantiles"])}
-        flat |= {f"distance_{2**k}": v for k, v in enumerate(state["by_distance"])}
         columns = columns or list(flat)
         rows.append([flat[c] if isinstance(flat[c], str) else shorts([flat[c]])[0] for c in columns])
     return Table("Every hidden state", columns, rows, folded=True)

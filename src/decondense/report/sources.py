@@ -21,6 +21,7 @@ SCHEMAS = {
     "decondense.significance/1": "significance",
     "decondense.train/1": "training",
     "decondense.comparison/1": "comparison",
+    "decondense.condensation/2": "measurement",
     "decondense.condensation/1": "measurement",
     "decondense.evaluation/1": "evaluation",
 }

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..meter.result import QUANTILES, histogram_quantiles
+from ..figures.measured import QUANTILES, histogram_quantiles
 from .section import short
 from .sources import BROKEN, Source, read_json
 
