@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .meter.run import measure
     from .regularizer import regularize
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["Condensation", "Handle", "compare", "load", "losses", "measure", "regularize"]
 
 # Imported when somebody asks for them: torch takes seconds, which `decondense --help` need not, and the meter brings

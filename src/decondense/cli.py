@@ -18,6 +18,7 @@ from .commands.measure import measure
 from .commands.report import report
 from .commands.study import study
 from .commands.train import train
+from .needs import MissingExtra
 
 __all__ = ["app", "main"]
 
@@ -45,7 +46,7 @@ def main(arguments: list[str] | None = None) -> None:
         app(arguments, prog_name="decondense")
     except KeyboardInterrupt:
         sys.exit(130)
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, OSError, MissingExtra) as error:
         if os.environ.get("DECONDENSE_TRACEBACK"):
             raise
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)

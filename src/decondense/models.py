@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import hub
 from .files import read_json
+from .needs import need
 from .weights_cache import BUNDLED, bundled_folder, convert_gguf, quiet_loading
 from .words import nearest
 
@@ -111,6 +112,8 @@ def load(
 
     source = name if isinstance(name, Source) else resolve(name, revision=revision)
     spread = device == "auto"
+    if spread:
+        need("train", 'device="auto"')
     target = None if spread else pick_device(device)
     precision = _dtype(dtype, "cpu" if target is None else target.type)
     common = {**_hub_options(source), "trust_remote_code": trust_remote_code}

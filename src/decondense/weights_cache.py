@@ -22,6 +22,7 @@ from typing import Any
 
 from .files import read_json, write_text
 from .hub import first_line
+from .needs import need
 
 __all__ = ["BUNDLED", "Bundled", "available", "bundled_folder", "cache_dir", "convert_gguf", "quiet_loading"]
 
@@ -186,6 +187,7 @@ def convert_gguf(path: Path, stem: str, *, content: str | None = None) -> Path:
     target, ready = _converted(stem, content)
     if ready:
         return target
+    need("gguf", f"reading {path.name}")
     shutil.rmtree(target, ignore_errors=True)  # of another content, or not whole
     work = Path(tempfile.mkdtemp(prefix=".converting-", dir=_writable_cache()))
     try:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..needs import need
 from .items import SCHEMA, Item, item_hash, summarise
 from .tasks import Benchmark, build, data_files, names_of, quiet, templates_compiled_once
 from .unfinished import Parts
@@ -61,6 +62,7 @@ def evaluate(
     Returns:
         (record, items): the content of ``result.json`` and the rows of ``items.parquet``.
     """
+    need("evaluate", "evaluation")
     if selected_by not in SELECTIONS:
         raise ValueError(
             f"selected_by must be one of {', '.join(SELECTIONS)}, got {selected_by!r}: a checkpoint that was chosen by "

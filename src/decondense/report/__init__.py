@@ -1,1 +1,5 @@
 """Figures and tables from result files. Nothing here imports torch."""
+
+from ..needs import need
+
+need("page", "`decondense report`")

@@ -12,6 +12,7 @@ import torch
 
 from .. import text
 from ..models import pick_device
+from ..needs import need
 from ..weights_cache import cache_dir, quiet_loading
 from ..windows import draw_windows
 from .blocks import Blocks
@@ -152,6 +153,7 @@ def _model(recipe: Recipe, device: torch.device, cache: Path) -> tuple[Any, Any,
     model = model.to(device)
     source["parameters"] = sum(p.numel() for p in model.parameters())
     if wanted.lora is not None:
+        need("peft", "a recipe with LoRA")
         from peft import LoraConfig, get_peft_model
 
         lora = wanted.lora

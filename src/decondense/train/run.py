@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..needs import need
 from ..regularizer import regularize
 from ..weights_cache import quiet_loading
 from .blocks import Order
@@ -59,6 +60,7 @@ def train(
     say        called with a sentence when something is worth knowing
     draw       also write the figures; a study that keeps the numbers only does without
     """
+    need("train", "training")
     target = Path(folder)
     say = say or (lambda sentence: None)
     with owned(target):

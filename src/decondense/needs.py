@@ -1,0 +1,27 @@
+"""The extras of this package: which modules each brings, and the sentence for one that is missing."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+__all__ = ["EXTRAS", "MissingExtra", "need"]
+
+# Extra of pyproject.toml -> what it is asked for, as it is imported.
+EXTRAS = {
+    "train": ("accelerate",),
+    "evaluate": ("lm_eval", "accelerate", "peft"),
+    "page": ("plotly", "jinja2"),
+    "gguf": ("gguf",),
+    "peft": ("peft",),
+}
+
+
+class MissingExtra(ImportError):
+    """Something was asked for whose packages are not installed; the message is the sentence for the user."""
+
+
+def need(extra: str, purpose: str) -> None:
+    """Raise `MissingExtra` unless all packages of `extra` are installed; `purpose` begins the sentence."""
+    missing = [name.replace("_", "-") for name in EXTRAS[extra] if find_spec(name) is None]
+    if missing:
+        raise MissingExtra(f"{purpose} needs {' and '.join(missing)}: pip install 'decondense[{extra}]'")
