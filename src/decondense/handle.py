@@ -94,10 +94,11 @@ class Term:
         labels: Tensor | None = None,
         items: Tensor | int | None = None,
     ) -> dict[str, Tensor]:
-        """The penalty of one call: {"penalty": scalar, "per_layer": (layers,), "mean_cosine": (layers,)}.
+        """The penalty of one call: {"penalty", "share": scalars, "per_layer", "mean_cosine": (layers,)}.
 
         labels (batch, tokens), as counted, and items = their number in the whole optimiser step: a sequence then
-        weighs its labels' share of the items. Without items the sequences of the batch weigh the same.
+        weighs its labels' share of the items, and `penalty` is the call's part of that of the step. `share` is the sum
+        of the weights, `per_layer` a mean over the call alone. Without items the sequences of the batch weigh the same.
         """
         states, mask, labels = self.sequences(capture, first, labels)
         values, cosines = self.loss.over_layers(states, mask)
@@ -107,7 +108,8 @@ class Term:
             counted = (labels != -100).reshape(len(labels), -1).sum(1)  # one label per token, or per sequence
             share = counted.to(values) / torch.as_tensor(items).to(values)
         per_layer = (values * share).sum(1)  # not a matrix product: autocast would make that bfloat16
-        result = {"penalty": per_layer.mean(), "per_layer": per_layer.detach()}
+        part = share.sum() if items is not None and labels is not None else share.new_ones(())
+        result = {"penalty": per_layer.mean(), "per_layer": per_layer.detach() / _or_one(part), "share": part}
         if cosines is not None:
             result["mean_cosine"] = cosines.detach().mean(1)
         return result
@@ -173,13 +175,17 @@ class Engine(Protocol):
 class Handle:
     """A loss attached to an engine. Also a context manager; `remove()` takes everything off again.
 
-    last       the latest training call: task_loss, penalty (before the weight), weight, per_layer and, where the
-               estimator gives it for nothing, mean_cosine; tensors, so that reading them is what waits for a GPU
+    The model can be pickled and saved while it is attached; what is loaded has no loss attached.
+
+    last       the latest training call, as means over it: task_loss, penalty (before the weight), weight, per_layer
+               and, where the estimator gives it for nothing, mean_cosine; tensors, so that reading them is what waits
+               for a GPU. Under accumulation the loss of a call is share · (task_loss + weight · penalty)
     step       the optimiser steps done so far, which drive the schedule; set it when a loop of your own is resumed
+    reads      the hidden states, or modules, that the loss is computed from
     agreement  the latest result of check_every, a cosine per layer; `calls` counts the calls between two checks
     """
 
-    def __init__(self, engine: Engine, term: Term, modules: Sequence[str] | None = None) -> None:
+    def __init__(self, engine: Engine, term: Term, modules: str | Sequence[str] | None = None) -> None:
         if engine.model in _attached:
             raise RuntimeError(
                 f"this {type(engine.model).__name__} already has a loss attached: call remove() on its handle first."
@@ -190,11 +196,13 @@ class Handle:
         self.agreement: Tensor | None = None
         self.captures: list[hs.Capture] = []
         self.reader, states = hs.reader_of(self.model, modules)
-        if states is not None:
-            hs.select(term.layers, states, self.reader.first)  # an impossible choice is refused here and now
+        # An impossible choice of layers is refused here and now.
+        chosen = [] if states is None else hs.select(term.layers, states, self.reader.first)
+        self.reads = [self.reader.name(i) for i in chosen]
+        self.given, self.reached = 0, False
         # One graph break at the end of a compiled model, instead of several in the losses. Wrapped here and not where
         # it is defined, because that would import the compiler together with this package.
-        self.take = torch.compiler.disable(self.take)  # type: ignore[method-assign]
+        self.give = torch.compiler.disable(self.give)  # type: ignore[method-assign]
         self.undo = ExitStack()
         self.attached = True
         engine.attach(self)
@@ -220,7 +228,10 @@ class Handle:
                 "penalty() needs a training call without a loss just before it, got none: call the model in train() "
                 "with gradients on; a loss from labels, and that of a trainer, contains the penalty already."
             )
-        return self.weight * self.take()
+        return self.give()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.term.loss}, weight={self.weight:g}, reads {', '.join(self.reads)})"
 
     def remove(self) -> None:
         """Take the loss off. The model is as it was before; calling this twice does no harm."""
@@ -255,15 +266,34 @@ class Handle:
         first = self.reader.first
         parts = [self.term.penalty(c, first, labels=labels, items=items) for c in captures]
         mean = {key: torch.stack([p[key] for p in parts]).mean(0) for key in parts[0]}
-        penalty = mean.pop("penalty") * scale
-        mean["per_layer"] = mean["per_layer"] * scale
-        self.last = {**mean, "penalty": penalty.detach(), "weight": self.weight}
+        penalty, share = mean["penalty"] * scale, mean["share"] * scale
+        self.last = {**mean, "penalty": penalty.detach() / _or_one(share), "share": share, "weight": self.weight}
         if self.term.check_every and self.calls % self.term.check_every == 0:
             self.agreement = self.term.agreement(captures[0], first)
         if self.agreement is not None:
             self.last["agreement"] = self.agreement
         self.calls += 1
         return penalty
+
+    def give(self, labels: Tensor | None = None, items: Tensor | int | None = None) -> Tensor:
+        """weight · penalty of the captured call. `given` counts those, `reached` says that a backward pass came by."""
+        term = self.weight * self.take(labels, items)
+        if term.requires_grad:
+            self.given += 1
+            term.register_hook(self._reach)
+        return term
+
+    def _reach(self, gradient: Tensor) -> None:
+        self.reached = True
+
+    def task_loss(self, loss: Tensor) -> None:
+        """Note the loss to which the penalty that was just taken is added, on the same scale."""
+        self.last["task_loss"] = loss.detach() / _or_one(self.last["share"]).to(loss.device)
+
+
+def _or_one(share: Tensor) -> Tensor:
+    """A divisor: a call without a label has a share of 0, and losses of 0."""
+    return torch.where(share == 0, 1, share)
 
 
 class OwnLoop:
@@ -274,18 +304,17 @@ class OwnLoop:
         self.step = 0
         self._call: tuple[Tensor | None, Tensor | int | None] = (None, None)
         self._inside = False
+        self._modes: set[bool] = set()  # of the calls with gradients so far: training or not
+        self._owner = False  # whether an optimiser that holds the model's own parameters has been seen
 
     def attach(self, handle: Handle) -> None:
         self._handle = handle
         # The model's own pre-hook comes first and its own forward hook last, whatever the reader hangs between.
-        enter = self.model.register_forward_pre_hook(self._enter, with_kwargs=True)
+        enter = self.model.register_forward_pre_hook(hs.Hook(self._enter), with_kwargs=True)
         handle.undo.callback(enter.remove)
         handle.read(self._wanted)
-        handle.undo.callback(self.model.register_forward_hook(self._leave, with_kwargs=True).remove)
-        handle.undo.callback(_count_steps(self).remove)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> OwnLoop:
-        return self
+        handle.undo.callback(self.model.register_forward_hook(hs.Hook(self._leave), with_kwargs=True).remove)
+        handle.undo.callback(_listen(self).remove)
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if getattr(module, "_is_replica", False):
@@ -293,6 +322,8 @@ class OwnLoop:
         if self._inside:  # the last call raised an error: its states belong to no loss
             self._handle.captures.clear()
         self._inside = True
+        if torch.is_grad_enabled():
+            self._modes.add(module.training)
         labels = kwargs.get("shift_labels")
         if labels is None:
             labels = hs.argument(module.forward, args, kwargs, "labels")
@@ -321,29 +352,50 @@ class OwnLoop:
         task = _loss_of(out, labels is not None)
         if task is None:
             return None
-        total = task + (handle.weight * handle.take(labels, items)).to(task.device)
-        handle.last["task_loss"] = task.detach()
+        total = task + handle.give(labels, items).to(task.device)
+        handle.task_loss(task)
         if isinstance(out, tuple):
             return (total, *out[1:])
         out["loss"] = total
         return out
 
+    def stepped(self, optimiser: torch.optim.Optimizer) -> None:
+        """After the step of any optimiser: a training step of the model, if a backward pass has reached the penalty.
 
-def _count_steps(loop: OwnLoop) -> Any:
-    """Count the steps of any optimiser that holds the model: the clock of the schedule.
+        So two optimisers over one model count once, and so does one over copies of its weights. Where an optimiser
+        holds the model itself, others do not count. A loss that nobody uses is an error here, in the first step.
+        """
+        handle = self._handle
+        mine = {id(p) for p in self.model.parameters()}
+        own = any(id(p) in mine for group in optimiser.param_groups for p in group["params"])
+        self._owner |= own
+        if self._owner and not own:
+            return
+        if handle.reached:
+            self.step += 1
+        elif own and (handle.given or handle.captures):
+            raise RuntimeError(
+                "weight · penalty must be part of the loss that is differentiated, but no backward pass has reached it "
+                "before this optimiser step: the loop does not use the loss that the model returns. With a trainer use "
+                "dc.regularize(trainer, …); in a loop of your own add handle.penalty() after a call without labels."
+            )
+        elif own and self._modes == {False}:
+            raise RuntimeError(
+                "the model must be in training mode for its loss to be added, but every call before this optimiser "
+                "step was made in eval mode, in which from_pretrained returns a model: call model.train(), or "
+                "handle.remove()."
+            )
+        handle.given, handle.reached = 0, False
 
-    Forward passes are not steps (gradient accumulation), so the optimiser itself is listened to. The hook is
-    global and must not keep the model alive, hence the weak reference.
-    """
+
+def _listen(loop: OwnLoop) -> Any:
+    """Tell the loop of every optimiser step. The hook is global and must not keep the model alive."""
     reference = weakref.ref(loop)
 
     def stepped(optimiser: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         loop = reference()
-        if loop is None:
-            return
-        mine = {id(p) for p in loop.model.parameters()}
-        if any(id(p) in mine for group in optimiser.param_groups for p in group["params"]):
-            loop.step += 1
+        if loop is not None:
+            loop.stepped(optimiser)
 
     return register_optimizer_step_post_hook(stepped)
 

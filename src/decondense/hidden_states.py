@@ -32,10 +32,39 @@ class Capture:
     position_ids: Tensor | None = None
 
 
+class Hook:
+    """A hook that a pickle leaves behind: what `torch.save` writes is the model without the loss.
+
+    A deep copy (an average of the weights, say) keeps it, and answers to the same handle.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any) -> Any:
+        return self.function(*args)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Hook, (_nothing,)
+
+
+def _nothing(*args: Any) -> None:
+    """What is left of a hook in a model that was loaded from a file."""
+
+
 class Reader(Protocol):
-    """Delivers a `Capture` for every training call. `first` is the index of the first layer that "all" means."""
+    """Delivers a `Capture` for every training call.
+
+    first  the index of the first layer that "all" means
+    name   what hidden state i is called
+    """
 
     first: int
+
+    def name(self, i: int) -> str: ...
 
     def attach(self, before: Callable[[], bool], after: Callable[[Capture], None]) -> list[Any]: ...
 
@@ -59,6 +88,9 @@ class StackReader:
         self.stack = stack
         self._wanted: Any = None
         self._inputs: tuple[Tensor | None, Tensor | None] | None = None
+
+    def name(self, i: int) -> str:
+        return f"hidden state {i} of {type(self.stack).__name__}"
 
     def attach(self, before: Callable[[], bool], after: Callable[[Capture], None]) -> list[Any]:
         def ask(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -94,27 +126,39 @@ class StackReader:
             return type(out)(**rest)
 
         return [
-            self.stack.register_forward_pre_hook(ask, with_kwargs=True),
-            self.stack.register_forward_hook(take, with_kwargs=True),
+            self.stack.register_forward_pre_hook(Hook(ask), with_kwargs=True),
+            self.stack.register_forward_hook(Hook(take), with_kwargs=True),
         ]
 
 
 class ModuleReader:
-    """The outputs of named submodules, for any `nn.Module`."""
+    """The outputs of named submodules, for any `nn.Module`.
+
+    A pattern is matched level by level: `h.*` are the modules right below `h`, not what is inside them.
+    """
 
     first = 0
 
-    def __init__(self, model: nn.Module, patterns: Sequence[str]) -> None:
+    def __init__(self, model: nn.Module, patterns: str | Sequence[str]) -> None:
         self.model = model
-        names = [n for n, _ in model.named_modules() if any(fnmatch.fnmatchcase(n, p) for p in patterns)]
-        if not names:
-            known = ", ".join([n for n, _ in model.named_modules() if n][:8])
+        patterns = [patterns] if isinstance(patterns, str) else list(patterns)
+        modules = {name: module for name, module in model.named_modules() if name}
+        self.names = [name for name in modules if any(_matches(name, pattern) for pattern in patterns)]
+        if not self.names:
             raise ValueError(
-                f"modules must name layers of {type(model).__name__}, but {list(patterns)} matches none: "
-                f"patterns are matched against names such as {known}."
+                f"modules must name layers of {type(model).__name__}, but {patterns} matches none: patterns are "
+                f"matched, level by level, against names such as {', '.join(list(modules)[:8])}."
             )
-        self.names = names
+        for name in self.names:
+            if isinstance(modules[name], nn.ModuleList | nn.ModuleDict):
+                raise ValueError(
+                    f"modules must name layers that are called, got {name!r}, a {type(modules[name]).__name__}: "
+                    f"name what is in it, '{name}.*'."
+                )
         self._outputs: dict[str, Tensor] | None = None
+
+    def name(self, i: int) -> str:
+        return self.names[i]
 
     def attach(self, before: Callable[[], bool], after: Callable[[Capture], None]) -> list[Any]:
         def start(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -133,7 +177,13 @@ class ModuleReader:
             outputs, self._outputs = self._outputs, None
             if outputs is None:
                 return
-            states = [outputs[name] for name in self.names if name in outputs]
+            missing = [name for name in self.names if name not in outputs]
+            if missing:
+                raise RuntimeError(
+                    f"modules must name layers that run in every training call, but {', '.join(missing)} did not: "
+                    "leave them out."
+                )
+            states = [outputs[name] for name in self.names]
             for name, state in outputs.items():
                 if not isinstance(state, Tensor) or state.ndim != 3:
                     came = tuple(state.shape) if isinstance(state, Tensor) else type(state).__name__
@@ -149,11 +199,16 @@ class ModuleReader:
             mask = argument(module.forward, args, kwargs, "attention_mask")
             after(Capture(states, mask, argument(module.forward, args, kwargs, "position_ids")))
 
-        handles: list[Any] = [self.model.register_forward_pre_hook(start, with_kwargs=True)]
+        handles: list[Any] = [self.model.register_forward_pre_hook(Hook(start), with_kwargs=True)]
         modules = dict(self.model.named_modules())
-        handles += [modules[name].register_forward_hook(record(name)) for name in self.names]
-        handles.append(self.model.register_forward_hook(end, with_kwargs=True))
+        handles += [modules[name].register_forward_hook(Hook(record(name))) for name in self.names]
+        handles.append(self.model.register_forward_hook(Hook(end), with_kwargs=True))
         return handles
+
+
+def _matches(name: str, pattern: str) -> bool:
+    levels, wanted = name.split("."), pattern.split(".")
+    return len(levels) == len(wanted) and all(map(fnmatch.fnmatchcase, levels, wanted))
 
 
 def shifted(labels: Tensor) -> Tensor:
@@ -166,7 +221,7 @@ def unwrap_peft(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def reader_of(model: nn.Module, modules: Sequence[str] | None) -> tuple[Reader, int | None]:
+def reader_of(model: nn.Module, modules: str | Sequence[str] | None) -> tuple[Reader, int | None]:
     """The reader for a model, and the number of states it will deliver where that is known beforehand."""
     if modules is not None:
         reader = ModuleReader(model, modules)

@@ -30,7 +30,7 @@ def regularize(
     ramp_steps: int | None = None,
     release_at: int | None = None,
     segments: str | None = "auto",
-    modules: Sequence[str] | None = None,
+    modules: str | Sequence[str] | None = None,
     check_every: int | None = None,
     **options: Any,
 ) -> Handle:
@@ -48,7 +48,8 @@ def regularize(
                  from the optimiser step to a factor of the weight.
     segments     "position_ids": a packed row is cut into documents where its position ids restart; "auto": so
                  where no attention mask came; None: a row is a sequence.
-    modules      patterns of submodule names whose outputs (batch, tokens, width) are read instead.
+    modules      a pattern, or several, of submodule names whose outputs (batch, tokens, width) are read instead,
+                 matched level by level: "blocks.*" are the modules in `blocks`. `handle.reads` lists what is read.
     check_every  every so many training calls, compare the estimator's gradient with the exact one on the first
                  sequence of the batch: `handle.last["agreement"]`, a cosine per layer, kept until the next check.
     """

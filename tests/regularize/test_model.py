@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import pickle
 import weakref
 
 import pytest
@@ -252,6 +253,20 @@ def test_copies_of_the_model():
     assert torch.equal(twin(input_ids=ids, labels=ids).loss, plain)
 
 
+def test_an_attached_model_can_be_pickled_and_saved(tmp_path):
+    """What is loaded is the model without the loss; the one in memory keeps it."""
+    model, ids = llama().train(), tokens()
+    plain = model(input_ids=ids, labels=ids).loss
+    with dc.regularize(model, weight=0.5):
+        torch.save(model, tmp_path / "model.pt")
+        loaded = [pickle.loads(pickle.dumps(model)), torch.load(tmp_path / "model.pt", weights_only=False)]
+        for other in loaded:
+            assert torch.equal(other(input_ids=ids, labels=ids).loss, plain)
+        assert not torch.equal(model(input_ids=ids, labels=ids).loss, plain)
+    with dc.regularize(Plain().train(), modules="blocks.*") as handle:
+        pickle.dumps(handle.model)
+
+
 def test_replicas_of_data_parallel_are_refused():
     model, ids = llama().train(), tokens()
     with dc.regularize(model):
@@ -272,7 +287,8 @@ def test_one_label_per_sequence():
         parts = []
         for i in range(4):
             model(input_ids=ids[i : i + 1], labels=labels[i : i + 1], num_items_in_batch=4)
-            parts.append(handle.last["penalty"])
+            assert handle.last["share"] == 0.25
+            parts.append(handle.last["penalty"] * handle.last["share"])
         torch.testing.assert_close(torch.stack(parts).sum(), whole)
 
 
@@ -337,12 +353,81 @@ def test_any_module_by_the_names_of_its_layers():
         model(ids, mask)
     with pytest.raises(ValueError, match=r"matches none.*embed"):
         dc.regularize(model, modules=["layers.*"])
+    with pytest.raises(ValueError, match=r"got 'blocks', a ModuleList: name what is in it, 'blocks\.\*'"):
+        dc.regularize(model, modules=["blocks"])
     model.checkpoint = None
     with (
         dc.regularize(model, modules=["flat"]),
         pytest.raises(TypeError, match=r"output of flat.*got \(4, 8\)"),
     ):
         model(ids)
+
+
+def test_patterns_match_whole_levels():
+    """`blocks.*` are three blocks, not what is in them; a string is one pattern."""
+    model, ids = Plain().train(), tokens()
+    for modules in ("blocks.*", ["blocks.*"], ["blocks.0", "blocks.[12]"]):
+        with dc.regularize(model, modules=modules, layers=[0, 2]) as handle:
+            assert handle.reads == ["blocks.0", "blocks.2"]
+            assert "blocks.0, blocks.2" in repr(handle)
+            model(ids)
+            handle.penalty()
+    with dc.regularize(llama(), layers="last") as handle:
+        assert handle.reads == ["hidden state 3 of LlamaModel"]
+    model.skipped = nn.Linear(8, 8)
+    with (
+        dc.regularize(model, modules=["blocks.*", "skipped"]),
+        pytest.raises(RuntimeError, match="but skipped did not"),
+    ):
+        model(ids)
+
+
+def test_a_loss_that_nobody_differentiates_is_an_error():
+    """As in trainers that compute a loss of their own from the model's output."""
+    model, ids = llama().train(), tokens()
+    optimiser = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for labels in (ids, None):  # with labels the term is in out.loss; without, it waits for penalty()
+        with dc.regularize(model) as handle:
+            model(input_ids=ids, labels=labels).logits.mean().backward()
+            with pytest.raises(RuntimeError, match=r"no backward pass has reached it.*dc\.regularize\(trainer"):
+                optimiser.step()
+            assert handle.step == 0
+
+
+def test_a_model_in_eval_mode_is_an_error_at_the_first_step():
+    model, ids = llama().eval(), tokens()
+    optimiser = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with dc.regularize(model) as handle:
+        model(input_ids=ids, labels=ids).loss.backward()
+        with pytest.raises(RuntimeError, match=r"eval mode.*call model\.train\(\)"):
+            optimiser.step()
+        assert handle.step == 0
+        model.train()
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimiser.step()
+        model.eval()
+        model(input_ids=ids, labels=ids).loss.backward()  # between two steps: somebody evaluates
+        optimiser.step()
+        assert handle.step == 1
+
+
+def test_a_step_is_one_of_the_model():
+    """Two optimisers over its parameters count once; one over copies of them counts, too."""
+    model, ids = llama().train(), tokens()
+    matrices = [p for p in model.parameters() if p.ndim == 2]
+    rest = [p for p in model.parameters() if p.ndim != 2]
+    copies = [p.detach().clone().requires_grad_() for p in model.parameters()]
+    for optimisers in (
+        [torch.optim.AdamW(rest), torch.optim.SGD(matrices, lr=1e-3)],
+        [torch.optim.SGD(copies, lr=1e-3)],
+    ):
+        with dc.regularize(model, schedule="linear", ramp_steps=4) as handle:
+            for _ in range(3):
+                model(input_ids=ids, labels=ids).loss.backward()
+                for optimiser in optimisers:
+                    optimiser.step()
+            assert handle.step == 3
+            assert handle.weight == pytest.approx(0.075)
 
 
 def test_schedule_counts_optimiser_steps():

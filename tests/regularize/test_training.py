@@ -241,6 +241,52 @@ def test_trainer_logs_both_terms(tmp_path):
     )
 
 
+@pytest.mark.parametrize("schedule", ["linear", "release"])
+def test_every_line_of_the_log_adds_up(tmp_path, schedule):
+    """loss = task_loss + penalty_weight · penalty while the weight changes, also under accumulation."""
+    options = {"release_at": 2} if schedule == "release" else {}
+    for every in (1, 3):
+        args = arguments(
+            tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=2, max_steps=6, logging_steps=every
+        )
+        trainer = Trainer(model=llama(), args=args, train_dataset=Rows(True, 24))
+        with dc.regularize(trainer, weight=5.0, schedule=schedule, ramp_steps=4, **options) as handle:
+            trainer.train()
+            assert handle.step == 6
+            with pytest.raises(AttributeError, match="global_step"):
+                handle.step = 3
+        rows = [row for row in trainer.state.log_history if "loss" in row]
+        assert len(rows) == 6 // every
+        for row in rows:
+            assert row["loss"] == pytest.approx(row["task_loss"] + row["penalty_weight"] * row["penalty"], rel=1e-4)
+        if every == 1:
+            assert [row["penalty_weight"] for row in rows] == [handle.term.weight_at(step) for step in range(6)]
+
+
+def test_what_a_trainer_tells_is_of_the_call(tmp_path):
+    """Not of the call's share of the step: the penalty beside its mean cosine, on one scale."""
+    args = arguments(tmp_path, per_device_train_batch_size=1, gradient_accumulation_steps=8, max_steps=1)
+    trainer, seen = Trainer(model=llama(), args=args, train_dataset=Rows(False)), []
+    with dc.regularize(trainer, weight=0.5) as handle:
+        compute = trainer.compute_loss
+        trainer.compute_loss = lambda *a, **k: seen.append((compute(*a, **k), dict(handle.last))) or seen[-1][0]
+        trainer.train()
+    for loss, last in seen:
+        expected = -torch.arccos(last["mean_cosine"]) / torch.pi
+        torch.testing.assert_close(last["per_layer"], expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(last["penalty"], expected.mean(), rtol=1e-5, atol=1e-5)
+        assert last["share"] == pytest.approx(1 / 8)
+        torch.testing.assert_close(loss.detach(), last["share"] * (last["task_loss"] + 0.5 * last["penalty"]))
+
+
+@pytest.mark.parametrize(("method", "name"), [("get_cp_size", "context"), ("get_sp_size", "sequence")])
+def test_split_sequences_are_refused(tmp_path, monkeypatch, method, name):
+    trainer = Trainer(model=llama(), args=arguments(tmp_path), train_dataset=Rows(False))
+    monkeypatch.setattr(trainer, method, lambda: 2)
+    with pytest.raises(ValueError, match=f"got {name} parallelism over 2 processes"):
+        dc.regularize(trainer)
+
+
 @pytest.mark.parametrize("option", ["label smoothing", "compute_loss_func"])
 def test_trainer_with_a_loss_of_its_own(tmp_path, option):
     """Losses that never read out.loss: the term is added all the same, and accumulation stays exact."""

@@ -29,7 +29,7 @@ def texts(rows: int = 32) -> Dataset:
     return Dataset.from_dict({"text": [" ".join(f"w{i}" for i in row) for row in draw]})
 
 
-def trained(tmp_path, weight, micro=8, **options):
+def trained(tmp_path, weight, micro=8, attach=lambda trainer, weight: dc.regularize(trainer, weight=weight), **options):
     model = llama()
     config = SFTConfig(
         output_dir=str(tmp_path),
@@ -55,7 +55,7 @@ def trained(tmp_path, weight, micro=8, **options):
         model=model, args=config, train_dataset=texts(), eval_dataset=texts(8), processing_class=tokenizer()
     )
     before = trainer.evaluate()["eval_loss"]
-    with dc.regularize(trainer, weight=weight):
+    with attach(trainer, weight):
         assert trainer.evaluate()["eval_loss"] == pytest.approx(before, rel=1e-6)
         trainer.train()
     return {n: p.detach().clone() for n, p in model.named_parameters()}, trainer.state.log_history
@@ -81,6 +81,12 @@ def test_accumulation(tmp_path, packing):
     whole, _ = trained(tmp_path, 20.0, micro=8, **packing)
     parts, _ = trained(tmp_path, 20.0, micro=1, **packing)
     assert_same(whole, parts, 1e-5)
+
+
+def test_a_loss_on_the_model_is_refused_in_the_first_step(tmp_path):
+    """SFTTrainer would train without it, and `handle.last` would look right."""
+    with pytest.raises(RuntimeError, match=r"no backward pass has reached it.*dc\.regularize\(trainer"):
+        trained(tmp_path, 1.0, attach=lambda trainer, weight: dc.regularize(trainer.model, weight=weight))
 
 
 def test_tensorboard(tmp_path, monkeypatch):

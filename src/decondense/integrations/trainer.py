@@ -33,9 +33,17 @@ class TrainerEngine:
                 "trainer must hold its model, got one with model_init, which makes a new one in train(): "
                 "pass model=… to the trainer."
             )
+        for name, ranks in inside.sequence_shards(trainer).items():
+            if ranks > 1:
+                raise ValueError(
+                    f"trainer must give whole sequences to compute_loss, got {name} parallelism over {ranks} "
+                    "processes, whose penalty would be that of a shard: switch it off, or use "
+                    "losses.dispersion(process_group=…) in a loss of your own."
+                )
         self.trainer, self.model = trainer, trainer.model
         self.sums: dict[str, Tensor] = {}
         self.logged_step = -1
+        self._weights: set[float] = set()  # those of the steps since the last line
         self._wants_cosine = True
         self._collecting = False
 
@@ -108,13 +116,15 @@ class TrainerEngine:
         capture = handle.captures[0]
         weight = handle.weight
         penalty = handle.take(labels, items if by_items else None, scale)
-        handle.last["task_loss"] = loss.detach()
+        handle.task_loss(loss)
         if "mean_cosine" not in handle.last and self._wants_cosine:
             self._wants_cosine = False
             handle.last["mean_cosine"] = self._cosine(capture)
         logged = 1.0 if whole else 1 / inside.accumulation_steps(self.trainer)
         self._note("task_loss", loss.detach() * logged)
         self._note("penalty", penalty.detach() * logged)
+        self._note("weighted_penalty", weight * penalty.detach() * logged)
+        self._weights.add(weight)
         if "mean_cosine" in handle.last:
             self._note("mean_cosine", handle.last["mean_cosine"].mean())
             self._note("mean_cosine_calls", torch.ones((), device=penalty.device))
@@ -142,13 +152,23 @@ class TrainerEngine:
             logs["task_loss"], logs["penalty"] = sums["task_loss"] / steps, sums["penalty"] / steps
             if "mean_cosine" in sums:
                 logs["mean_cosine"] = sums["mean_cosine"] / calls
-            logs["penalty_weight"] = self._handle.weight
+            logs["penalty_weight"] = self._line_weight(sums)
             if self._handle.agreement is not None:
                 logs["penalty_agreement"] = float(self._handle.agreement.min())
             self.sums.clear()
+            self._weights.clear()
             self.logged_step = self.step
             self._wants_cosine = True
         self._log(logs, *args, **kwargs)
+
+    def _line_weight(self, sums: dict[str, float]) -> float:
+        """The weight of the line's steps, so that loss = task_loss + penalty_weight · penalty.
+
+        Where it changes from step to step: its mean, in which a step counts by its penalty.
+        """
+        if len(self._weights) == 1 or sums["penalty"] == 0:
+            return max(self._weights, default=self._handle.weight)
+        return sums["weighted_penalty"] / sums["penalty"]
 
     def _everywhere(self, value: Tensor) -> float:
         """The mean over the processes, as the trainer does with its own loss."""
