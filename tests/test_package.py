@@ -40,7 +40,7 @@ KNOWN = {
     "figures.measurements imports meter.result",
 }
 CIRCLES = {
-    "studies.training", "studies.reuse", "commands.measure", "commands.compare", "meter.compare", "meter.run",
+    "commands.measure", "commands.compare", "meter.compare", "meter.run",
     "meter.result", "figures.measurements",
 }  # fmt: skip
 RANK = {name: number for number, line in enumerate(ORDER) for name in line.split()}

@@ -82,11 +82,12 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path.name} is not valid JSON: {error}.") from error
 
 
-def pretty_json(record: Mapping[str, Any]) -> str:
-    """JSON with a key per line at the top, and the members of a list of lists or sections a line each."""
+def pretty_json(record: Mapping[str, Any], *, tight: bool = False) -> str:
+    """JSON with a key per line at the top, and the members of a list of lists or sections a line each; `tight`: without
+    spaces inside the lines."""
 
     def line(value: Any) -> str:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":") if tight else None)
 
     lines = []
     for key, value in record.items():

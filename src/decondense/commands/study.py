@@ -10,22 +10,27 @@ import typer
 from .terminal import err, out, output_folder, writing
 
 Name = Annotated[str, typer.Argument(help="`list`, or the name of a study")]
-Scale = Annotated[str, typer.Option(help="smoke (CPU, seconds), gpu (one GPU, pieces of minutes) or paper")]
+Scale = Annotated[str, typer.Option(help="smoke (CPU, seconds), gpu (one GPU, runs of minutes) or paper")]
 Out = Annotated[Path | None, typer.Option("--out", help="result folder; default studies/NAME-SCALE")]
-Pieces = Annotated[str | None, typer.Option("--piece", help="numbers or names of the pieces to run, with commas")]
+Pieces = Annotated[
+    str | None,
+    typer.Option("--piece", help="numbers or names of the runs to make, with commas; *-seed-2 for all of a seed"),
+]
 Seeds = Annotated[str | None, typer.Option(help="training seeds, with commas; default those of the scale")]
 Set = Annotated[
     list[str] | None, typer.Option("--set", help="change one setting: base.data.tokens=5M; may be repeated")
 ]
-Merge = Annotated[bool, typer.Option("--merge", help="run nothing: compute the result from the piece files")]
+Merge = Annotated[bool, typer.Option("--merge", help="run nothing: compute the result from the runs that are there")]
 From = Annotated[
-    list[Path] | None, typer.Option("--from", help="with --merge: also take pieces from this folder or file")
+    list[Path] | None,
+    typer.Option("--from", help="with --merge: also take the runs below this folder that belong; repeatable"),
 ]
 Reuse = Annotated[
-    list[Path] | None, typer.Option(help="take runs of the same recipe and seed from this study folder; repeatable")
+    list[Path] | None,
+    typer.Option(help="take over runs of the same recipe and seed that lie below this folder; repeatable"),
 ]
 Shared = Annotated[
-    bool, typer.Option("--shared-device", help="other pieces run on this device at the same time: keep no times")
+    bool, typer.Option("--shared-device", help="other runs are made on this device at the same time: keep no times")
 ]
 Bench = Annotated[Path | None, typer.Option(help="folder of benchmark files; default $DECONDENSE_BENCH, else the hub")]
 
@@ -44,10 +49,10 @@ def study(
     data: Annotated[Path | None, typer.Option(help="folder of named texts; default $DECONDENSE_DATA")] = None,
     bench: Bench = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, …; default the best there is")] = None,
-    plan: Annotated[bool, typer.Option("--plan", help="print the pieces and stop")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="print the runs and stop")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON and nothing else")] = False,
 ) -> None:
-    """Put a claim of the paper to the test, piece by piece, and say reproduced, not reproduced or undecided."""
+    """Put a claim of the paper to the test, run by run, and say reproduced, not reproduced or undecided."""
     from .. import studies
 
     if name == "list":
@@ -60,17 +65,18 @@ def study(
         )
     chosen = studies.settings_of(wanted, scale, settings or [], _numbers(seeds))
     if plan:
-        if settings and wanted.check is not None:
+        if settings:
             wanted.check(chosen)
         _show_plan(wanted, chosen, None if piece is None else _words(piece))
         return
     if sources and not merge:
-        raise ValueError("--from takes piece files from elsewhere and goes with --merge: add it.")
+        raise ValueError("--from takes runs from elsewhere and goes with --merge: add it.")
     with output_folder(out_dir if out_dir is not None else Path("studies") / f"{name}-{scale}") as folder:
         if merge:
-            studies.collect(wanted, scale, folder, sources or [])
+            if sources:
+                studies.collect(wanted, scale, folder, sources, say=_say(as_json))
             with writing(folder):
-                record = studies.merge(wanted, scale, folder)
+                record = studies.conclude(wanted, scale, folder)
         else:
             record = studies.run(
                 wanted,
@@ -127,7 +133,7 @@ def _show_list(as_json: bool) -> None:
                 "question": s.question,
                 "criterion": s.criterion,
                 "scales": {
-                    scale: {"runs": x["about"], "cost": x["cost"], "pieces": [p.name for p in s.plan(dict(x))]}
+                    scale: {"runs": x["about"], "cost": x["cost"], "pieces": [p.name for p in s.plan(x)]}
                     for scale, x in s.scales.items()
                 },
             }
@@ -138,43 +144,41 @@ def _show_list(as_json: bool) -> None:
     for s in studies.STUDIES.values():
         out.print(f"[bold]{s.name}[/bold]  {s.claim}: {s.question}")
         for scale, x in s.scales.items():
-            pieces = len(s.plan(dict(x)))
+            runs = len(s.plan(x))
             out.print(f"  {scale:<6} {x['about']}", markup=False)
-            out.print(f"         {pieces} piece{'s' * (pieces != 1)}; {x['cost']}", style="dim", markup=False)
+            out.print(f"         {runs} run{'s' * (runs != 1)}; {x['cost']}", style="dim", markup=False)
 
 
 def _show_plan(wanted: Any, settings: dict[str, Any], pieces: list[str] | None) -> None:
-    from ..studies.pieces import select
+    from ..studies.core import select
 
     plan = wanted.plan(settings)
     for piece in select(wanted, plan, pieces):
-        out.print(f"{plan.index(piece) + 1:>3}  {piece.name:<24} {piece.words}", markup=False)
+        out.print(f"{plan.index(piece) + 1:>3}  {piece.name:<32} {piece.words}", markup=False)
 
 
-def _show(record: dict[str, Any], folder: Path, as_json: bool) -> None:
+def _show(record: Any, folder: Path, as_json: bool) -> None:
     if as_json:
-        import json
-
-        print(json.dumps(record, indent=1, ensure_ascii=False))
+        print(record.to_json(), end="")
         return
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    columns = record["table"]["columns"][:6]
+    columns = record.table.columns[:6]
     for column in columns:
         words = column in ("arm", "model", "text", "task", "run", "family", "checkpoint")
         table.add_column(column.replace("_", " "), justify="left" if words else "right", no_wrap=True)
-    rows = record["table"]["rows"]
+    rows = record.table.rows
     for row in rows[:40]:
         table.add_row(*(Text(_cell(value)) for value in row[: len(columns)]))
     if rows:
         out.print(table)
     if len(rows) > 40:
         out.print(f"… {len(rows) - 40} more rows in table.csv", style="dim")
-    out.print(f"criterion: {record['criterion']}", style="dim", markup=False)
-    out.print(record["sentence"], style="bold", markup=False)
-    out.print(f"written: {folder}/result.json, table.csv" + ", figure.png" * bool(record["figures"]), markup=False)
+    out.print(f"criterion: {record.criterion}", style="dim", markup=False)
+    out.print(record.sentence, style="bold", markup=False)
+    out.print(f"written: {folder}/result.json, table.csv" + ", figure.png" * bool(record.figures), markup=False)
 
 
 def _cell(value: Any) -> str:

@@ -1,38 +1,29 @@
-"""Every claim of the paper as one command: `decondense study NAME`. One file per claim."""
+"""Every claim of the paper as one command: `decondense study NAME`. One file per claim, and its scales in scales/.
+
+A module of this package that defines STUDY is a study; nothing else registers it.
+"""
 
 from __future__ import annotations
 
-import difflib
+import importlib
+import pkgutil
 
-from . import (
-    arch,
-    benchmarks,
-    counteract,
-    distill,
-    dose,
-    estimators,
-    hyper,
-    init,
-    size,
-    text,
-    theory,
-    variants,
-    width,
-)
-from .merging import collect, merge
-from .pieces import run
-from .study import SCALES, Study, settings_of
+from ..words import nearest
+from .core import Study, collect, conclude, run, settings_of
+from .settings import SCALES
 
-__all__ = ["SCALES", "STUDIES", "Study", "collect", "find", "merge", "run", "settings_of"]
+__all__ = ["SCALES", "STUDIES", "Study", "collect", "conclude", "find", "run", "settings_of"]
 
-_FILES = (size, text, width, arch, init, distill, counteract, benchmarks, variants, hyper, dose, estimators, theory)
-STUDIES: dict[str, Study] = {file.STUDY.name: file.STUDY for file in _FILES}
+_MODULES = [importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
+_STUDIES: list[Study] = [module.STUDY for module in _MODULES if hasattr(module, "STUDY")]
+# the numbered claims of the paper in their order, then the other questions
+STUDIES = {s.name: s for s in sorted(_STUDIES, key=lambda s: (not s.claim[1:].isdigit(), s.claim, s.name))}
 
 
 def find(name: str) -> Study:
     """The study of a name; for a name that does not exist an error with the nearest one."""
     if name not in STUDIES:
-        close = difflib.get_close_matches(name, STUDIES, n=1, cutoff=0.4)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise ValueError(f"there is no study {name!r}: {hint}The studies are {', '.join(STUDIES)}.")
+        close = nearest(name, STUDIES)
+        hint = f"{close} The studies" if close.startswith("did") else "the studies"
+        raise ValueError(f"there is no study {name!r}: {hint} are {', '.join(STUDIES)}.")
     return STUDIES[name]

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from ..stats.verdicts import UNDECIDED, Decision, decide, from_interval
-from . import scales, training
+from .arms import checking
+from .core import Conclusion, Study
 from .outcomes import paired_outcomes
-from .study import Conclusion, NotRun, Piece, Settings, Study, Workshop
-from .training import Runs, cosine, held_out, joined
+from .runs import Runs, cosine, held_out
+from .settings import Settings
 
 CRITERION = (
     "Average over tasks, dispersion minus cross-entropy, is above 0: 95 % interval of `decondense significance`, "
@@ -28,23 +29,16 @@ PLAIN, TREATED = "cross-entropy", "dispersion"
 PUBLISHED_GAIN = 0.55  # points
 
 
-def work(piece: Piece, settings: Settings, shop: Workshop) -> dict[str, Any]:
-    if shop.bench is None:  # before anything is trained for nothing
-        raise NotRun("there are no benchmark files here: give their folder with --bench or DECONDENSE_BENCH.")
-    return training.work(piece, settings, shop)
-
-
 def check(settings: Settings) -> None:
     if not settings["tasks"]:
         raise ValueError("the study is about benchmarks, got an empty list of tasks: name one, like tasks=[piqa].")
-    training.checking(PLAIN, TREATED)(settings)
+    checking(PLAIN, TREATED)(settings)
 
 
-def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
+def conclude(runs: Runs, settings: Settings) -> Conclusion:
     from ..stats.significance import analyse
 
-    runs = Runs(pieces, list(settings["arms"]))
-    base, treated = (list(runs.table.get(arm, {}).values()) for arm in (PLAIN, TREATED))
+    base, treated = (list(runs.outcomes.get(arm, {}).values()) for arm in (PLAIN, TREATED))
     seeds = min(len(base), len(treated))
     tasks: dict[str, Any] = {"tasks": [], "macro": None}
     likelihood = tasks
@@ -98,10 +92,10 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
         "published_gain": PUBLISHED_GAIN,
         "runs": {
             arm: {
-                str(s): {"held_out_loss": held_out(r), "mean_cosine": cosine(r), **r.get("scores", {})}
-                for s, r in t.items()
+                str(seed): {"held_out_loss": held_out(run), "mean_cosine": cosine(run)} | runs.scores(arm).get(seed, {})
+                for seed, run in seeds_of.items()
             }
-            for arm, t in runs.table.items()
+            for arm, seeds_of in runs.table.items()
         },
     }
     return Conclusion(decision.verdict, sentence, columns, rows, estimate, draw if tasks["macro"] else None)
@@ -124,52 +118,11 @@ def _points(macro: dict[str, Any] | None) -> str:
     return f"{middle} points [{low}, {high}]"
 
 
-_ARMS = {PLAIN: {}, TREATED: scales.DISPERSION}
 STUDY = Study(
     name="benchmarks",
     claim="C7",
     question="Do the ten benchmarks improve when mid-training has the dispersion loss?",
     criterion=CRITERION,
-    scales={
-        "smoke": {
-            "about": "a Llama of 6 layers and width 32 with and without the loss, 1 seed, 8 items of piqa and arc_easy",
-            "cost": "15 s of a CPU core",
-            "base": joined(
-                scales.TINY_LLAMA, {"model": {"config": {"max_position_embeddings": 512}}, "data": {"tokens": 1024}}
-            ),
-            "arms": _ARMS,
-            "seeds": [1],
-            "tasks": ["piqa", "arc_easy"],
-            "limit": 8,
-            "shots": "zero",
-        },
-        "gpu": {
-            "about": "SmolLM2-135M on 20M tokens with and without the loss, 3 seeds, all items of the ten tasks",
-            "cost": "6 pieces of about 2 minutes on an H200: training of 20M tokens and a minute of evaluation each",
-            "base": scales.LONG,
-            "heatmaps": "all",
-            "arms": {PLAIN: {}, TREATED: scales.FIRST_ORDER},
-            "seeds": scales.SEEDS,
-            "tasks": ["paper"],
-            "limit": None,
-            "shots": "gpt2",
-            "dtype": "bfloat16",
-            "arms_per_piece": 1,
-        },
-        "paper": {
-            "about": "GPT2 on 200M tokens of wikitext-103 with and without the loss, 3 seeds, all items of ten tasks",
-            "cost": "6 trainings of 200M tokens with evaluation, about 6 × 20 minutes on an H200",
-            "base": scales.PUBLISHED_MIDTRAIN,
-            "arms": _ARMS,
-            "seeds": scales.SEEDS,
-            "tasks": ["paper"],
-            "limit": None,
-            "shots": "gpt2",
-            "arms_per_piece": 1,
-        },
-    },
-    plan=training.plan,
-    work=work,
     conclude=conclude,
     check=check,
 )

@@ -12,27 +12,17 @@ minus at λ = 0 is below 0; and the slope of held-out loss over all doses, one l
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..stats.verdicts import combine, decide, signed
-from . import scales, training
-from .study import Conclusion, Settings, Study
-from .training import Metric, Runs, cosine, held_out, joined, spearman
-
-DOSES = [-1.0, -0.3, -0.1, 0.0, 0.1, 0.3, 1.0]
-
-
-def name(dose: float) -> str:
-    return f"λ {signed(dose, 2).rstrip('0').rstrip('.')}" if dose else "λ 0"
-
-
-def arms(doses: Sequence[float]) -> dict[str, Any]:
-    """λ = 0 is cross-entropy alone."""
-    return {name(d): joined(scales.FIRST_ORDER, {"loss": {"weight": d}}) if d else {} for d in doses}
+from ..stats.verdicts import combine, decide
+from .arms import check as check_arms
+from .core import Conclusion, Study
+from .runs import Metric, Runs, cosine, held_out, spearman
+from .settings import Settings, joined, read_scales
 
 
 def by_dose(settings: Settings) -> dict[float, str]:
@@ -48,7 +38,7 @@ def _dose(settings: Settings, arm: str) -> float:
 
 def check(settings: Settings) -> None:
     """The doses that the criterion compares are there, each once."""
-    training.check(settings)
+    check_arms(settings)
     doses = by_dose(settings)
     listed = ", ".join(f"{_dose(settings, arm):g}" for arm in settings["arms"])
     if len(doses) < len(settings["arms"]):
@@ -71,16 +61,15 @@ def criterion_of(settings: Settings) -> str:
     )
 
 
-def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
+def conclude(runs: Runs, settings: Settings) -> Conclusion:
     arm_of = by_dose(settings)
     doses = list(arm_of)
-    runs = Runs(pieces, list(settings["arms"]))
     zero = arm_of[0.0]
     against = {d: decide(runs.differences(arm_of[d], zero, held_out), claim="less") for d in doses if d}
     slope = decide(_slopes(runs, arm_of), claim="less")
     verdict = combine([against[settings["dose"]], slope])
-    scored = [d for d in doses if any("scores" in r for r in runs.table.get(arm_of[d], {}).values())]
-    tasks = list(dict.fromkeys(t for arm in runs.table.values() for r in arm.values() for t in r.get("scores", {})))
+    scored = [d for d in doses if runs.scores(arm_of[d])]
+    tasks = list(dict.fromkeys(t for d in scored for scores in runs.scores(arm_of[d]).values() for t in scores))
     columns, rows = runs.rows(tasks)
     best = min((d for d in doses if arm_of[d] in runs), key=lambda d: runs.mean(arm_of[d], held_out), default=0.0)
     sentence = (
@@ -100,8 +89,7 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
             return {"title": title, "y": y, "series": {"": (shown, values)}, **common, **more}
 
         def change(doses: list[float], metric: Metric) -> list[list[float]]:
-            found = [runs.differences(arm_of[d], zero, metric) for d in doses]
-            return [[v for v in values if math.isfinite(v)] for values in found]
+            return [_known(runs.differences(arm_of[d], zero, metric)) for d in doses]
 
         title, unit = "held-out loss minus that of λ = 0", "nats per token"
         panels = [panel(title, unit, here, change(here, held_out), line=0.0)]
@@ -113,7 +101,15 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
         )
         task = next((t for t in tasks if not t.endswith("perplexity")), None)
         if task is not None:
-            points = change(scored, lambda r: 100 * r.get("scores", {}).get(task, math.nan))
+            at_zero = runs.scores(zero)
+            points = [
+                [
+                    100 * (scores[task] - at_zero[seed][task])
+                    for seed, scores in runs.scores(arm_of[d]).items()
+                    if seed in at_zero
+                ]
+                for d in scored
+            ]
             panels.append(panel(f"{task} minus that of λ = 0", "accuracy, points", scored, points, line=0.0))
         return curves(panels, path, note="dots: training seeds; bars: 95 % intervals over them")
 
@@ -139,8 +135,12 @@ def _slopes(runs: Runs, arm_of: Mapping[float, str]) -> list[float]:
 
 
 def _mean_score(runs: Runs, arm: str, task: str) -> float | None:
-    values = [r["scores"][task] for r in runs.table[arm].values() if task in r.get("scores", {})]
+    values = [scores[task] for scores in runs.scores(arm).values() if task in scores]
     return float(np.mean(values)) if values else None
+
+
+def _known(values: list[float]) -> list[float]:
+    return [value for value in values if math.isfinite(value)]
 
 
 def _plain(dose: float) -> str:
@@ -154,53 +154,12 @@ def _at(runs: Runs, arm_of: Mapping[float, str], metric: Metric, form: str) -> s
     return ", ".join(parts) or "unknown"
 
 
-_SMALL = [-1.0, 0.0, 1.0]
-_FULL: Settings = {"base": {}, "arms": arms(DOSES), "dose": 0.1}
 STUDY = Study(
     name="dose",
     claim="causality",
     question="Does language modelling improve when the geometry is dispersed, and suffer when it is condensed?",
-    criterion=criterion_of(_FULL),
+    criterion=criterion_of(read_scales("dose")["gpu"]),
     criterion_of=criterion_of,
-    scales={
-        "smoke": {
-            "about": "a Llama of 2 layers and width 32 at λ = −1, 0, 1, 3 seeds, 4 steps",
-            "cost": "15 s of a CPU core",
-            "base": scales.TINY_SHORT,
-            "arms": arms(_SMALL),
-            "dose": 1.0,
-            "seeds": scales.SEEDS,
-        },
-        "gpu": {
-            "about": "SmolLM2-135M, 7 doses λ = −1 … 1, 3 seeds, 10M tokens of novels; held-out loss, LAMBADA",
-            "cost": "6 pieces of about 4 minutes on an H200",
-            "base": scales.MIDTRAIN,
-            "arms": arms(DOSES),
-            "dose": 0.1,
-            "seeds": scales.SEEDS,
-            "arms_per_piece": 4,
-            "tasks": ["lambada_openai"],
-            "limit": None,
-            "tasks_needed": False,
-            "shots": "zero",
-            "dtype": "bfloat16",
-        },
-        "paper": {
-            "about": "GPT2 on 200M tokens of wikitext-103 at 7 doses, 3 seeds, all ten tasks",
-            "cost": "21 trainings of 200M tokens with evaluation, about 21 × 20 minutes on an H200",
-            "base": scales.PUBLISHED_MIDTRAIN,
-            "arms": arms(DOSES),
-            "dose": 0.1,
-            "seeds": scales.SEEDS,
-            "arms_per_piece": 1,
-            "tasks": ["paper"],
-            "limit": None,
-            "tasks_needed": False,
-            "shots": "gpt2",
-        },
-    },
-    plan=training.plan,
-    work=training.work,
     conclude=conclude,
     check=check,
 )

@@ -8,12 +8,12 @@ seeds; all three must be. The difference in mean cosine and the tokens per secon
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from ..stats.verdicts import combine, equivalent, interval, signed
-from . import scales, training
-from .study import Conclusion, Settings, Study
-from .training import Runs, cosine, held_out, joined, speed
+from .arms import checking
+from .core import Conclusion, Study
+from .runs import Runs, cosine, held_out, speed
+from .settings import Settings
 
 MARGIN = 0.005
 NONE, EXACT = "cross-entropy", "exact"
@@ -33,21 +33,10 @@ def check(settings: Settings) -> None:
         raise ValueError(
             f"margin must be above 0, in nats per token, got {settings['margin']}: the default is {MARGIN}."
         )
-    training.checking(EXACT, *OTHERS)(settings)
+    checking(EXACT, *OTHERS)(settings)
 
 
-def arms(sample: int) -> dict[str, Any]:
-    return {
-        NONE: {},
-        EXACT: scales.DISPERSION,
-        "first order": scales.FIRST_ORDER,
-        "second order": joined(scales.DISPERSION, {"loss": {"options": {"estimator": "second_order"}}}),
-        "sampled": joined(scales.DISPERSION, {"loss": {"options": {"estimator": "sampled", "max_tokens": sample}}}),
-    }
-
-
-def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
-    runs = Runs(pieces, list(settings["arms"]))
+def conclude(runs: Runs, settings: Settings) -> Conclusion:
     same = {arm: equivalent(runs.differences(arm, EXACT, held_out), margin=settings["margin"]) for arm in OTHERS}
     geometry = {arm: interval(d) for arm in (NONE, *OTHERS) if (d := runs.differences(arm, EXACT, cosine))}
     cost = {arm: _overhead(runs, arm) for arm in runs.arms if arm != NONE}
@@ -101,36 +90,8 @@ STUDY = Study(
     name="estimators",
     claim="ours",
     question="Do the cheap estimators train the same model as the exact loss, and at what cost?",
+    timed=True,
     criterion=criterion_of({"margin": MARGIN}),
-    scales={
-        "smoke": {
-            "about": "a Llama of 2 layers and width 32, five arms, 1 seed, 4 steps",
-            "cost": "12 s of a CPU core",
-            "base": scales.TINY_SHORT,
-            "arms": arms(16),
-            "margin": MARGIN,
-            "seeds": [1],
-        },
-        "gpu": {
-            "about": "SmolLM2-135M, cross-entropy and the four estimators, 3 seeds, 10M tokens of novels each",
-            "cost": "3 pieces of about 5 minutes on an H200",
-            "base": scales.MIDTRAIN,
-            "arms": arms(256),
-            "margin": MARGIN,
-            "seeds": scales.SEEDS,
-        },
-        "paper": {
-            "about": "GPT2 on 200M tokens of wikitext-103, cross-entropy and the four estimators, 3 seeds",
-            "cost": "15 trainings of 200M tokens, about 15 × 15 minutes on an H200",
-            "base": scales.PUBLISHED_MIDTRAIN,
-            "arms": arms(256),
-            "margin": MARGIN,
-            "seeds": scales.SEEDS,
-            "arms_per_piece": 1,
-        },
-    },
-    plan=training.plan,
-    work=training.work,
     conclude=conclude,
     check=check,
     criterion_of=criterion_of,

@@ -8,12 +8,12 @@ by the number of cells, as any of them might be. The other choices are told, and
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from ..stats.verdicts import NOT, REPRODUCED, UNDECIDED, decide
-from . import scales, training
-from .study import Conclusion, Settings, Study
-from .training import Runs, cosine, held_out, joined
+from .arms import checking
+from .core import Conclusion, Study
+from .runs import Runs, cosine, held_out
+from .settings import Settings
 
 CRITERION = (
     "Held-out loss at λ = 0.1, τ = 1 minus that of every other cell of the paper's grid is below 0 (95 % "
@@ -28,21 +28,7 @@ def cell(weight: float, tau: float) -> str:
     return f"λ {weight:g}, τ {tau:g}"
 
 
-def arms(sizes: tuple[int, int], ramp: int) -> dict[str, Any]:
-    def with_loss(**changes: Any) -> dict[str, Any]:
-        return joined(scales.DISPERSION, {"loss": changes})
-
-    found: dict[str, Any] = {"cross-entropy": {}, CENTRE: scales.DISPERSION}
-    found |= {cell(w, t): with_loss(weight=w, options={"tau": t}) for w, t in GRID}
-    found |= {f"layers: {x.replace('_', ' ')}": with_loss(layers=x) for x in ("last", "early_half", "late_half")}
-    found |= {f"clamp {x:g}": with_loss(options={"clamp": x}) for x in (0.01, 0.25)}
-    found |= {f"{n} sampled tokens": with_loss(options={"estimator": "sampled", "max_tokens": n}) for n in sizes}
-    found |= {f"weight rises, {x}": with_loss(schedule=x, ramp_steps=ramp) for x in ("linear", "cosine")}
-    return found
-
-
-def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
-    runs = Runs(pieces, list(settings["arms"]))
+def conclude(runs: Runs, settings: Settings) -> Conclusion:
     others = [cell(w, t) for w, t in GRID]
     beats = {arm: decide(runs.differences(CENTRE, arm, held_out), claim="less") for arm in others}
     strict = {
@@ -94,33 +80,6 @@ STUDY = Study(
     claim="λ, τ table",
     question="Is λ = 0.1, τ = 1 the best of the paper's grid, and do layers, clamp, sample size or schedule matter?",
     criterion=CRITERION,
-    scales={
-        "smoke": {
-            "about": "a Llama of 2 layers and width 32, all 17 arms, 1 seed, 2 steps",
-            "cost": "15 s of a CPU core",
-            "base": joined(scales.TINY_SHORT, {"data": {"tokens": 512}}),
-            "arms": arms((8, 16), 2),
-            "seeds": [1],
-        },
-        "gpu": {
-            "about": "SmolLM2-135M, all 17 arms, 3 seeds, 10M tokens of novels each",
-            "cost": "9 pieces of about 5 minutes on an H200",
-            "base": scales.MIDTRAIN,
-            "arms": arms((64, 256), 150),
-            "seeds": scales.SEEDS,
-            "arms_per_piece": 6,
-        },
-        "paper": {
-            "about": "GPT2 on 200M tokens of wikitext-103, all 17 arms, 3 seeds",
-            "cost": "51 trainings of 200M tokens, about 51 × 15 minutes on an H200",
-            "base": scales.PUBLISHED_MIDTRAIN,
-            "arms": arms((64, 256), 763),
-            "seeds": scales.SEEDS,
-            "arms_per_piece": 1,
-        },
-    },
-    plan=training.plan,
-    work=training.work,
     conclude=conclude,
-    check=training.checking(CENTRE, *(cell(w, t) for w, t in GRID)),
+    check=checking(CENTRE, *(cell(w, t) for w, t in GRID)),
 )

@@ -1,8 +1,7 @@
 """Benchmarks inside a study: the outcome of every item, small enough to keep, and paired again afterwards.
 
-Kept per task: `correct` (a string of 0 and 1, or numbers where the task is graded), `log_share` (log-likelihood of
-what is right, as float16 in base64) and `items`, a hash over the prompts in their order. Runs are compared only where
-that hash is the same, so the i-th outcome is about the same prompt in all of them.
+Runs are compared only where the hash over the prompts is the same, so the i-th outcome is about the same prompt in all
+of them.
 """
 
 from __future__ import annotations
@@ -16,9 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from .study import NotRun, Settings, Workshop
+from ..records import Outcomes, TaskOutcomes
+from .settings import Settings
 
 __all__ = ["bench_folder", "evaluate_folder", "pack", "paired_outcomes", "unpack"]
+
+OF_TASKS = ("tasks", "shots", "limit", "dtype")  # settings that outcomes depend on
 
 
 def bench_folder(given: str | None, data: str | None = None) -> str | None:
@@ -37,24 +39,20 @@ def bench_folder(given: str | None, data: str | None = None) -> str | None:
     return "hub" if hub_reachable() else None
 
 
-def evaluate_folder(model: Path, settings: Settings, seed: int, shop: Workshop) -> dict[str, Any]:
-    """Score the model in a folder on the tasks of the settings: {"scores": task → accuracy, "outcomes": …}."""
-    if shop.bench is None:
-        if settings.get("tasks_needed", True):
-            raise NotRun("there are no benchmark files here: give their folder with --bench or DECONDENSE_BENCH.")
-        return {}
+def evaluate_folder(model: Path, settings: Settings, seed: int, *, bench: str, device: str | None) -> Outcomes:
+    """Score the model in a folder on the tasks of the settings."""
     from ..evaluate.harness import evaluate
     from ..models import pick_device
 
-    half = pick_device(shop.device).type == "cuda"  # a CPU without bfloat16 takes minutes for a sentence
+    half = pick_device(device).type == "cuda"  # a CPU without bfloat16 takes minutes for a sentence
     record, items = evaluate(
         str(model),
         tasks=settings["tasks"],
-        data=None if shop.bench == "hub" else shop.bench,
+        data=None if bench == "hub" else bench,
         shots=settings.get("shots", "gpt2"),
         limit=settings.get("limit"),
         dtype=settings.get("dtype") if half else None,
-        device=shop.device,
+        device=device,
         training_seed=seed,
     )
     scores = {task: round(entry["acc"], 6) for task, entry in record["tasks"].items()}
@@ -62,62 +60,63 @@ def evaluate_folder(model: Path, settings: Settings, seed: int, shop: Workshop) 
     by_task: dict[str, list[dict[str, Any]]] = {}
     for item in items:
         by_task.setdefault(item["task"], []).append(item)
-    return {
-        "scores": scores | perplexity,
-        "outcomes": {task: pack(rows) for task, rows in by_task.items()},
-        "weights": record["model"]["weights"],
-        "dtype": record["model"]["dtype"],
-    }
+    return Outcomes(
+        schema=Outcomes.reads[0],
+        scores=scores | perplexity,
+        outcomes={task: pack(rows) for task, rows in by_task.items()},
+        weights=record["model"]["weights"],
+        dtype=record["model"]["dtype"],
+        settings={key: settings.get(key) for key in OF_TASKS},
+    )
 
 
-def pack(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def pack(items: Sequence[Mapping[str, Any]]) -> TaskOutcomes:
     """The items of one task, in the order of the evaluation."""
     from ..stats.significance import _log_share
 
     order = hashlib.sha256("\n".join(f"{i['subtask']} {i['item']}" for i in items).encode()).hexdigest()[:16]
     correct = [float(i["correct"]) for i in items]
     plain = all(c in (0.0, 1.0) for c in correct)
-    packed: dict[str, Any] = {
-        "n": len(items),
-        "items": order,
-        "correct": "".join(str(int(c)) for c in correct) if plain else [round(c, 5) for c in correct],
-    }
+    packed = TaskOutcomes(
+        n=len(items),
+        items=order,
+        correct="".join(str(int(c)) for c in correct) if plain else [round(c, 5) for c in correct],
+    )
     if all(i["loglikelihoods"] and i["gold"] for i in items):
         shares = np.array([_log_share(dict(i)) for i in items], dtype="<f2")
-        packed["log_share"] = base64.b64encode(shares.tobytes()).decode("ascii")
+        packed.log_share = base64.b64encode(shares.tobytes()).decode("ascii")
     return packed
 
 
-def unpack(packed: Mapping[str, Any], kind: str = "correct") -> np.ndarray:
-    """(items,) of what counted as right, or of the log-likelihood of what is right."""
+def unpack(packed: TaskOutcomes, kind: str = "correct") -> np.ndarray:
+    """(items,) of what counted as right, or of the log-likelihood of what is right ("log_share")."""
     if kind == "log_share":
-        return np.frombuffer(base64.b64decode(packed["log_share"]), dtype="<f2").astype(np.float64)
-    correct = packed["correct"]
-    values = [int(c) for c in correct] if isinstance(correct, str) else correct
-    return np.array(values, dtype=np.float64)
+        return np.frombuffer(base64.b64decode(packed.log_share or ""), dtype="<f2").astype(np.float64)
+    return np.array([float(c) for c in packed.correct])
 
 
 def paired_outcomes(
-    base: Sequence[Mapping[str, Any]], treated: Sequence[Mapping[str, Any]], *, kind: str = "correct"
+    base: Sequence[Outcomes], treated: Sequence[Outcomes], *, kind: str = "correct"
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """task → (base, treated), each (seeds, items), as `evaluate.significance.analyse` takes them.
+    """task → (base, treated), each (seeds, items), as `stats.significance.analyse` takes them.
 
-    base, treated: runs with "outcomes". `kind`: "correct", or "log_share" for the tasks that have it. Copies of one
-    model are refused, and so are different items.
+    `kind`: "correct", or "log_share" for the tasks that have it. Copies of one model are refused, and so are different
+    items.
     """
     for arm in (base, treated):
-        weights = [run["weights"] for run in arm]
-        if len(set(weights)) < len(weights):
+        if len({run.weights for run in arm}) < len(arm):
             raise ValueError("two seeds of one arm have the same weights: a copy is not another seed; leave it out.")
     runs = [*base, *treated]
-    tasks = [t for t in runs[0]["outcomes"] if all(kind in run["outcomes"].get(t, {}) for run in runs)]
     result = {}
-    for task in tasks:
-        if len({run["outcomes"][task]["items"] for run in runs}) > 1:
+    for task in runs[0].outcomes:
+        packed = [run.outcomes.get(task) for run in runs]
+        if any(one is None or getattr(one, kind) is None for one in packed):
+            continue
+        if len({one.items for one in packed if one is not None}) > 1:
             raise ValueError(
-                f"the runs must have the same items of {task!r}, but they differ: evaluate all pieces with the same "
+                f"the runs must have the same items of {task!r}, but they differ: evaluate all runs with the same "
                 "benchmark files."
             )
-        arms = [np.array([unpack(run["outcomes"][task], kind) for run in arm]) for arm in (base, treated)]
+        arms = [np.array([unpack(run.outcomes[task], kind) for run in arm]) for arm in (base, treated)]
         result[task] = (arms[0], arms[1])
     return result

@@ -14,7 +14,9 @@ import numpy as np
 
 from .. import theory
 from ..stats.verdicts import NOT, REPRODUCED
-from .study import Conclusion, Piece, Settings, Study, Workshop
+from .core import Conclusion, Study
+from .runs import Runs
+from .settings import Settings
 
 CRITERION = (
     "E.1 holds, E.2 holds, and both of its published bounds hold on the whole grid of lengths and paddings. This "
@@ -22,11 +24,8 @@ CRITERION = (
 )
 
 
-def plan(settings: Settings) -> list[Piece]:
-    return [Piece("grid", f"{len(settings['paddings'])} paddings × {settings['lengths']} lengths", {"grid": True})]
-
-
-def work(piece: Piece, settings: Settings, shop: Workshop) -> dict[str, Any]:
+def on_grid(settings: Settings) -> dict[str, Any]:
+    """Every proposition on the grid of the settings, and E.2 by simulation."""
     rng = np.random.default_rng(0)
     worst = 0.0
     for times in (2, 3, 7):  # E.1
@@ -59,16 +58,16 @@ def work(piece: Piece, settings: Settings, shop: Workshop) -> dict[str, Any]:
     return {"repetition_error": worst, "simulated": simulated, "grid": rows, "crossings": crossings}
 
 
-def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
-    piece = pieces[0]
-    grid = piece["grid"]
+def conclude(runs: Runs, settings: Settings) -> Conclusion:
+    numbers = on_grid(settings)
+    grid = numbers["grid"]
     slack = 1 + 2 * theory.ACCURACY  # what the quadrature promises
     fails = {
         "lower": sum(row["alpha"] * slack < row["lower"] for row in grid),
         **{name: sum(row["alpha"] > row[name] * slack for row in grid) for name in ("published", "simple", "sharp")},
     }
-    off = max(abs(s["mean"] - s["formula"]) / s["error"] for s in piece["simulated"])
-    repetition, product = piece["repetition_error"] < 1e-12, off < 4
+    off = max(abs(s["mean"] - s["formula"]) / s["error"] for s in numbers["simulated"])
+    repetition, product = numbers["repetition_error"] < 1e-12, off < 4
     verdict = REPRODUCED if repetition and product and not fails["lower"] and not fails["published"] else NOT
     held = {name: len(grid) - count for name, count in fails.items()}
     sentence = (
@@ -87,7 +86,7 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
         path.with_suffix(".csv").unlink()  # table.csv has the numbers
         return path
 
-    estimate = {"cases": len(grid), "fails": fails, "crossings": piece["crossings"], "simulation_deviation": off}
+    estimate = {"cases": len(grid), "fails": fails, "crossings": numbers["crossings"], "simulation_deviation": off}
     return Conclusion(verdict, sentence, columns, rows, estimate, draw)
 
 
@@ -110,37 +109,11 @@ def check(settings: Settings) -> None:
             raise ValueError(f"{key} must be at least {least}, got {lowest}: choose a larger number.")
 
 
-_FULL = {
-    "paddings": [3, 4, 8, 16, 64, 256, 832, 1024, 4096, 16384],
-    "lengths": 41,
-    "simulated": [4, 64, 832],
-    "draws": 200_000,
-    "points": 121,
-}
 STUDY = Study(
     name="theory",
     claim="Appendix E",
     question="Do E.1, E.2 and the bounds given with it hold?",
     criterion=CRITERION,
-    scales={
-        "smoke": {
-            "about": "3 paddings × 10 lengths, simulation of 5,000 draws",
-            "cost": "5 s of a CPU core",
-            "paddings": [3, 64, 832],
-            "lengths": 9,
-            "simulated": [4, 64],
-            "draws": 5_000,
-            "points": 41,
-        },
-        "gpu": {
-            "about": "10 paddings × 42 lengths, simulation of 200,000 draws",
-            "cost": "10 s of a CPU core, no GPU",
-            **_FULL,
-        },
-        "paper": {"about": "the same as gpu", "cost": "10 s of a CPU core", **_FULL},
-    },
-    plan=plan,
-    work=work,
     conclude=conclude,
     check=check,
     toy=False,

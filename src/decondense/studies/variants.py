@@ -13,12 +13,12 @@ cross-entropy.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from ..stats.verdicts import combine, decide, interval
-from . import scales, training
-from .study import Conclusion, Settings, Study
-from .training import Runs, cosine, held_out, joined, speed
+from .arms import checking, recipe_of
+from .core import Conclusion, Study
+from .runs import Runs, cosine, held_out, speed
+from .settings import Settings
 
 CRITERION = (
     "Held-out loss at matched cost of dispersion minus that of decorrelation, ℓ2-repel and orthogonalization is "
@@ -30,27 +30,14 @@ RIVALS = ("uniformity", "vicreg", "barlow_twins", "koleo", "cosreg", "i_star")
 GROUPS = {"paper": 0, "ancestor": 3, "baseline": 2, "rival": 1}
 
 
-def arms(tokens: int, forget_every: int) -> dict[str, Any]:
-    """Every variant with λ = 0.1, as in the paper."""
-    found: dict[str, Any] = {
-        PLAIN: {},
-        LONGER: {"data": {"tokens": round(1.1 * tokens)}},
-        OURS: scales.DISPERSION,
-        "dispersion, first order": scales.FIRST_ORDER,
-        "dispersion, released": {"loss": {"name": "dispersion", "preset": "released", "options": {"clamp": 0.1}}},
-        **{name: {"loss": {"name": name}} for name in PAPER},
-        "perplexity_entropy": {"loss": {"name": "perplexity_entropy", "preset": "released"}},
-        **{f"{name}, ancestor": {"loss": {"name": name, "preset": "disperse"}} for name in (OURS, *PAPER)},
-        "noisy embedding": {"baselines": {"noisy_embedding": 1.0}},
-        "active forgetting": {"baselines": {"active_forgetting": {"every": forget_every}}},
-        **{name: {"loss": {"name": name}} for name in RIVALS},
-    }
-    return found
+def arms(named: Settings) -> Settings:
+    """The arms of the file, and one for every other loss."""
+    return named | {name: {"loss": {"name": name}} for name in RIVALS}
 
 
 def check(settings: Settings) -> None:
-    training.checking(PLAIN, LONGER, OURS, *PAPER)(settings)
-    plain, longer = (training.recipe_of(settings, arm, 0).steps for arm in (PLAIN, LONGER))
+    checking(PLAIN, LONGER, OURS, *PAPER)(settings)
+    plain, longer = (recipe_of(settings, arm, 0).steps for arm in (PLAIN, LONGER))
     if longer <= plain:  # what more tokens buy is read off the two
         raise ValueError(
             f"the arm {LONGER!r} must train for more steps than {PLAIN!r}, got {longer} and {plain}: change both with "
@@ -58,8 +45,7 @@ def check(settings: Settings) -> None:
         )
 
 
-def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
-    runs = Runs(pieces, list(settings["arms"]))
+def conclude(runs: Runs, settings: Settings) -> Conclusion:
     matched = {arm: _matched(runs, arm) for arm in runs.arms if arm != LONGER}
     ours = matched.get(OURS, {})
     contrasts = {
@@ -102,7 +88,7 @@ def _cost(runs: Runs, arm: str, seed: int) -> float | None:
     """Time per token against cross-entropy of the same seed."""
     plain = runs.table.get(PLAIN, {}).get(seed)
     run = runs.table[arm][seed]
-    if plain is None or not plain["tokens_per_second"] or not run["tokens_per_second"]:
+    if plain is None or not plain.tokens_per_second or not run.tokens_per_second:
         return None
     return speed(plain) / speed(run)
 
@@ -116,7 +102,7 @@ def _matched(runs: Runs, arm: str) -> dict[int, float]:
         cost = 1.0 if arm == PLAIN else _cost(runs, arm, seed)
         if plain is None or longer is None or cost is None:
             continue
-        factor = longer["tokens"] / plain["tokens"]
+        factor = (longer.tokens or 0) / (plain.tokens or 1)
         gained = (held_out(longer) - held_out(plain)) / (factor - 1)
         result[seed] = held_out(run) - (held_out(plain) + max(0.0, cost - 1) * gained)
     return result
@@ -135,33 +121,8 @@ STUDY = Study(
     claim="table of variants",
     question="Which loss does most for its cost: the paper's four, their ancestors, the baselines, or the rivals?",
     criterion=CRITERION,
-    scales={
-        "smoke": {
-            "about": "a Llama of 2 layers and width 32, all 21 arms, 1 seed, 2 steps",
-            "cost": "15 s of a CPU core",
-            "base": joined(scales.TINY_SHORT, {"data": {"tokens": 512}}),
-            "arms": arms(512, 2),
-            "seeds": [1],
-        },
-        "gpu": {
-            "about": "SmolLM2-135M, all 21 arms with λ = 0.1, 3 seeds, 10M tokens of novels each",
-            "cost": "9 pieces of about 7 minutes on an H200",
-            "base": scales.MIDTRAIN,
-            "arms": arms(300 * scales.STEP, 100),
-            "seeds": scales.SEEDS,
-            "arms_per_piece": 7,
-        },
-        "paper": {
-            "about": "GPT2 on 200M tokens of wikitext-103, all 21 arms, 3 seeds",
-            "cost": "63 trainings of 200M tokens, about 63 × 15 minutes on an H200",
-            "base": scales.PUBLISHED_MIDTRAIN,
-            "arms": arms(200_000_000, 1000),
-            "seeds": scales.SEEDS,
-            "arms_per_piece": 1,
-        },
-    },
-    plan=training.plan,
-    work=training.work,
+    timed=True,
+    arms=arms,
     conclude=conclude,
     check=check,
 )

@@ -7,14 +7,14 @@ part of the criterion: the same difference in mean cosine. A trend can rise from
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..stats.verdicts import NOT, REPRODUCED, Decision, decide, interval, signed
-from . import scales, training
-from .study import Conclusion, Settings, Study
-from .training import Runs, cosine, held_out, joined, last, spearman
+from .arms import check as check_arms
+from .core import Conclusion, Study
+from .runs import Runs, cosine, held_out, last, spearman
+from .settings import Settings
 
 CRITERION = (
     "Spearman at the end of training, narrowest minus widest MLP, is above 0: 95 % interval over training seeds, "
@@ -22,13 +22,9 @@ CRITERION = (
 )
 
 
-def arms(widths: Sequence[int]) -> dict[str, Any]:
-    return {f"MLP width {w}": {"model": {"config": {"n_inner": w}}} for w in widths}
-
-
 def check(settings: Settings) -> None:
     """Arms are put in order by their width, so each must say its own."""
-    training.check(settings)
+    check_arms(settings)
     widths = {arm: _width(content) for arm, content in settings["arms"].items()}
     for arm, width in widths.items():
         if not isinstance(width, int):
@@ -52,8 +48,7 @@ def _told_otherwise(trend: Decision, level: Decision) -> str:
     return ""
 
 
-def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
-    runs = Runs(pieces, list(settings["arms"]))
+def conclude(runs: Runs, settings: Settings) -> Conclusion:
     by_width = sorted(settings["arms"], key=lambda arm: _width(settings["arms"][arm]))
     narrow, wide = by_width[0], by_width[-1]
     difference = decide(runs.differences(narrow, wide, spearman), claim="greater")
@@ -72,7 +67,7 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
     def draw(path: Path) -> Path:
         from ..figures.studies import heat_row
 
-        panels = [(arm, runs.first(arm)["snapshots"][-1]) for arm in runs.arms]
+        panels = [(arm, runs.of(arm)[0].snapshots[-1]) for arm in runs.arms]
         shown = {"Spearman": spearman, "mean cosine, all blocks": cosine, "mean cosine, last 3 states": last}
         points = {
             f"{what}\nat the end": [(arm.removeprefix("MLP width "), runs.values(arm, metric)) for arm in runs.arms]
@@ -94,41 +89,11 @@ def conclude(pieces: list[dict[str, Any]], settings: Settings) -> Conclusion:
     )
 
 
-_WIDTHS = [64, 256, 1024, 4096]
 STUDY = Study(
     name="width",
     claim="C3",
     question="Do models that differ in nothing but MLP width condense more when they are narrower?",
     criterion=CRITERION,
-    scales={
-        "smoke": {
-            "about": "a GPT2 of 4 layers and width 32, MLP 8 and 256, 3 seeds, 8 steps",
-            "cost": "15 s of a CPU core",
-            "base": joined(scales.TINY_GPT2, {"model": {"config": {"n_layer": 4}}}),
-            "arms": arms([8, 256]),
-            "seeds": scales.SEEDS,
-            "heatmaps": "last",
-        },
-        "gpu": {
-            "about": "a GPT2 of 12 layers and width 512, MLP 64 … 4096, 3 seeds, 16M tokens of novels each",
-            "cost": "3 pieces of about 5 minutes on an H200",
-            "base": scales.SCRATCH,
-            "arms": arms(_WIDTHS),
-            "seeds": scales.SEEDS,
-            "heatmaps": "all",
-        },
-        "paper": {
-            "about": "the published four GPT2s of width 768, MLP 64 … 4096, 3 seeds, 1B tokens of fineweb-edu each",
-            "cost": "12 trainings of 1B tokens, about 12 × 1 hour on an H200",
-            "base": joined(scales.PUBLISHED_SCRATCH, {"snapshots": {"count": 4}}),
-            "arms": arms(_WIDTHS),
-            "seeds": scales.SEEDS,
-            "heatmaps": "last",
-            "arms_per_piece": 1,
-        },
-    },
-    plan=training.plan,
-    work=training.work,
     conclude=conclude,
     check=check,
 )

@@ -1,0 +1,243 @@
+"""The runs of a study: read from their folders, told apart from those that do not belong, and put in a table.
+
+DIR/runs/NAME/result.json     a training (`records.Training`, its history thinned) or a measurement (`records.Measured`)
+DIR/runs/NAME/outcomes.json   what its final weights did on benchmarks (`records.Outcomes`), where the study asks
+
+A run belongs to a study when its recipe is that of an arm, or its config that of a measurement, whoever made it and
+whatever its folder is called: a folder of `decondense train` counts too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..files import safe_name
+from ..records import Measured, Outcomes, Training, read
+from .arms import essence, recipe_of
+from .outcomes import OF_TASKS
+from .settings import Settings
+
+__all__ = [
+    "Members",
+    "Metric",
+    "Planned",
+    "Run",
+    "Runs",
+    "cosine",
+    "held_out",
+    "last",
+    "read_run",
+    "rounded",
+    "spearman",
+    "speed",
+]
+
+
+class Planned(NamedTuple):
+    """A run to make: arm and seed of a training, or the config of a measurement. `words` say it to people."""
+
+    name: str
+    words: str
+    arm: str | None = None
+    seed: int | None = None
+    config: dict[str, Any] | None = None
+
+
+class Run(NamedTuple):
+    """A finished run: the name of its folder, its record, and what it did on benchmarks."""
+
+    name: str
+    record: Training | Measured
+    outcomes: Outcomes | None = None
+
+
+def read_run(path: Path) -> Run | None:
+    """The run in a folder; None where there is none that is finished."""
+    if not (path / "result.json").is_file():
+        return None
+    record = read(path)
+    if not isinstance(record, (Training, Measured)) or (isinstance(record, Training) and not record.finished):
+        return None
+    beside = read(path / "outcomes.json") if (path / "outcomes.json").is_file() else None
+    return Run(path.name, record, beside if isinstance(beside, Outcomes) else None)
+
+
+class Members:
+    """Which runs belong to a study with these settings."""
+
+    def __init__(self, plan: Sequence[Planned], settings: Settings) -> None:
+        trained = "seeds" in settings
+        self.arms = {arm: essence(_recipe(settings, arm)) for arm in settings.get("arms", ()) if trained}
+        self.configs = [planned.config for planned in plan if planned.config is not None]
+        self.of_tasks = {key: settings.get(key) for key in OF_TASKS}
+
+    def take(self, run: Run) -> tuple[Run | None, str]:
+        """The run under the name that the study has for it, with its arm; or None and the reason."""
+        if isinstance(run.record, Measured):
+            if run.record.config in self.configs:
+                return run._replace(name=measured_name(run.record.config)), ""
+            asked = ", ".join(f"{key} {value}" for key, value in run.record.config.items())
+            return None, f"the study does not measure {asked}"
+        content = essence(run.record.recipe)
+        equal = [arm for arm, wanted in self.arms.items() if wanted == content]
+        if not equal:
+            return None, self._difference(run.record, content)
+        outcomes = run.outcomes
+        if outcomes is not None and any(outcomes.settings.get(key) != value for key, value in self.of_tasks.items()):
+            return None, "its benchmarks were run with other settings"
+        arm = str(run.record.arm) if run.record.arm in equal else equal[0]
+        record = run.record.model_copy(update={"arm": arm})
+        return Run(trained_name(arm, seed_of(record)), record, outcomes), ""
+
+    def _difference(self, record: Training, content: Mapping[str, Any]) -> str:
+        """The first key in which it differs from its arm, or from the arm that is nearest to it."""
+        if not self.arms:
+            return "the study trains nothing"
+
+        def differing(arm: str) -> list[str]:
+            wanted = self.arms[arm]
+            return sorted(k for k in wanted.keys() | content.keys() if wanted.get(k) != content.get(k))
+
+        nearest = min(self.arms, key=lambda arm: len(differing(arm)))
+        arm = str(record.arm) if record.arm in self.arms else nearest
+        key = differing(arm)[0]
+        return f"{key} is {content.get(key)!r} in it and {self.arms[arm].get(key)!r} in the arm {arm!r} here"
+
+
+def _recipe(settings: Settings, arm: str) -> dict[str, Any]:
+    return recipe_of(settings, arm, 0).model_dump(mode="json")
+
+
+def trained_name(arm: str, seed: int) -> str:
+    return f"{safe_name(arm)}-seed-{seed}"
+
+
+def measured_name(config: Mapping[str, Any]) -> str:
+    return safe_name(f"{config['model']}-{config.get('revision') or config['text']}")
+
+
+def seed_of(record: Training) -> int:
+    return int(record.recipe["train"]["seed"])
+
+
+# ---- numbers of a training ---------------------------------------------------------------------------------------
+
+Metric = Callable[[Training], float]
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def held_out(run: Training) -> float:
+    """Held-out loss at the end, nats per token."""
+    return _number(run.held_out[-1].loss)
+
+
+def cosine(run: Training, at: int = -1) -> float:
+    """Mean cosine of the block outputs, which are what the losses act on, at a snapshot; default the last."""
+    return run.snapshots[at].blocks
+
+
+def spearman(run: Training, at: int = -1) -> float:
+    """Spearman of mean cosine with depth, over all states, at a snapshot; NaN where it is not defined."""
+    return _number(run.snapshots[at].spearman)
+
+
+def last(run: Training, at: int = -1) -> float:
+    """Mean cosine of the last three states."""
+    return _number(run.snapshots[at].last)
+
+
+def speed(run: Training) -> float:
+    return _number(run.tokens_per_second)
+
+
+def rounded(value: Any, digits: int = 6) -> Any:
+    """Floats with so many significant digits, NaN and infinity as None: small files, and valid JSON."""
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: rounded(inner, digits) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [rounded(inner, digits) for inner in value]
+    return value
+
+
+class Runs:
+    """The runs of a study. `table` is arm → seed → training, `outcomes` the same for benchmarks, `measured` the
+    measurements in the order in which the settings name them."""
+
+    def __init__(self, runs: Iterable[Run], arms: Sequence[str] = (), configs: Sequence[Any] = ()) -> None:
+        self.table: dict[str, dict[int, Training]] = {arm: {} for arm in arms}
+        self.outcomes: dict[str, dict[int, Outcomes]] = {arm: {} for arm in arms}
+        self.measured = []
+        names: dict[tuple[str, int], str] = {}
+        for run in runs:
+            if isinstance(run.record, Measured):
+                self.measured.append(run.record)
+                continue
+            arm, seed = str(run.record.arm), seed_of(run.record)
+            if seed in self.table[arm]:
+                raise ValueError(
+                    f"seed {seed} of {arm!r} is in two runs, {names[arm, seed]} and {run.name}: a copy is not another "
+                    "seed; keep one."
+                )
+            names[arm, seed] = run.name
+            self.table[arm][seed] = run.record
+            if run.outcomes is not None:
+                self.outcomes[arm][seed] = run.outcomes
+        order = list(configs)
+        self.measured.sort(key=lambda record: order.index(record.config) if record.config in order else len(order))
+        self.table = {arm: dict(sorted(seeds.items())) for arm, seeds in self.table.items() if seeds}
+        self.outcomes = {arm: dict(sorted(self.outcomes[arm].items())) for arm in self.table}
+
+    @property
+    def arms(self) -> list[str]:
+        return list(self.table)
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted({seed for seeds in self.table.values() for seed in seeds})
+
+    def __contains__(self, arm: str) -> bool:
+        return arm in self.table
+
+    def of(self, arm: str) -> list[Training]:
+        """The trainings of an arm, by seed; none where it was not run."""
+        return list(self.table.get(arm, {}).values())
+
+    def values(self, arm: str, metric: Metric) -> list[float]:
+        return [metric(run) for run in self.of(arm)]
+
+    def mean(self, arm: str, metric: Metric) -> float:
+        values = self.values(arm, metric)
+        return float(np.mean(values)) if values else math.nan
+
+    def differences(self, arm: str, other: str, metric: Metric) -> list[float]:
+        """`arm` − `other`, seed by seed, for the seeds that both have."""
+        first, second = self.table.get(arm, {}), self.table.get(other, {})
+        return [metric(first[seed]) - metric(second[seed]) for seed in first if seed in second]
+
+    def scores(self, arm: str) -> dict[int, dict[str, float]]:
+        """seed → task → accuracy."""
+        return {seed: outcomes.scores for seed, outcomes in self.outcomes.get(arm, {}).items()}
+
+    def rows(self, tasks: Sequence[str] = ()) -> tuple[list[str], list[list[Any]]]:
+        """One row per training: what every study that trains tells."""
+        columns = ["arm", "seed", "held_out_loss", "mean_cosine", "spearman", "mean_cosine_start", "spearman_start"]
+        columns += ["parameters", "tokens", "tokens_per_second", "skipped_steps", *tasks]
+        rows: list[list[Any]] = []
+        for arm, seeds in self.table.items():
+            for seed, run in seeds.items():
+                skipped = run.skipped_steps if isinstance(run.skipped_steps, int) else len(run.skipped_steps)
+                geometry = [cosine(run), spearman(run), cosine(run, 0), spearman(run, 0)]
+                row = [arm, seed, held_out(run), *geometry, run.model.parameters, run.tokens, run.tokens_per_second]
+                scores = self.scores(arm).get(seed, {})
+                rows.append([*row, skipped, *(scores.get(task) for task in tasks)])
+        return columns, rows

@@ -1,0 +1,262 @@
+"""The settings of a study: those of its scale (scales/NAME.yaml), changes put in, and all of it of the right form.
+
+Settings are data and nothing else. `base` is a recipe, `arms` name → what is different from it, `seeds` the training
+seeds, `heatmaps` ("all", "last", "none") the snapshots whose histogram is kept, `tasks` with `shots`, `limit` and
+`dtype` the benchmarks after training, `teacher` a recipe that is trained first and takes the place of the word
+"teacher" in an arm. "about" and "cost" of a scale are for people.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from typing import Annotated, Any, Literal, NamedTuple
+
+import yaml
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+
+from ..words import nearest
+
+__all__ = ["SCALES", "Settings", "command_of", "joined", "read_scales", "settings_from"]
+
+SCALES = ("smoke", "gpu", "paper")
+Settings = dict[str, Any]
+
+
+def joined(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Settings:
+    """`base` with `changes` put in, section by section; None takes a section out."""
+    result = copy.deepcopy(dict(base))
+    for key, value in changes.items():
+        if isinstance(value, Mapping) and isinstance(result.get(key), Mapping):
+            result[key] = joined(result[key], value)
+        elif value is None:
+            result.pop(key, None)
+        else:
+            result[key] = copy.deepcopy(value)
+    return result
+
+
+# ---- scales ------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _file(name: str) -> Settings:
+    return yaml.safe_load((resources.files(__package__) / "scales" / f"{name}.yaml").read_text(encoding="utf-8"))
+
+
+def read_scales(name: str) -> dict[str, Settings]:
+    """smoke, gpu and paper of scales/NAME.yaml, with every `from: RECIPE` resolved."""
+    return {scale: _resolved(_file(name)[scale]) for scale in SCALES}
+
+
+def _resolved(tree: Any) -> Any:
+    if isinstance(tree, list):
+        return [_resolved(part) for part in tree]
+    if not isinstance(tree, dict):
+        return tree
+    inner = {key: _resolved(value) for key, value in tree.items() if key != "from"}
+    return joined(_resolved(_file("recipes")[tree["from"]]), inner) if "from" in tree else inner
+
+
+def settings_from(
+    default: Settings, where: str, changes: Sequence[str] = (), seeds: Sequence[int] | None = None
+) -> Settings:
+    """The default of a scale, with "key.key=value" changes and other seeds put in; `where` names it in sentences."""
+    settings = copy.deepcopy(default)
+    if seeds is not None:
+        if "seeds" not in settings:
+            raise ValueError(f"{where} trains nothing: leave --seeds out.")
+        if not FORMS["seeds"].holds(list(seeds)):
+            given = ", ".join(map(str, seeds)) or "none"
+            raise ValueError(f"--seeds must be different whole numbers from 0 on, like 1,2,3, got {given}.")
+        settings["seeds"] = list(seeds)
+    for change in changes:
+        _put(settings, change, where)
+    _check_form(settings, default, where)
+    return settings
+
+
+def _put(settings: Settings, change: str, where: str) -> None:
+    """ "a.b=value" into the settings, the value read as YAML. The order of what is there stays: arms have one."""
+    key, separator, value = change.partition("=")
+    path = _path(settings, key.strip())
+    if not separator or not all(path):
+        raise ValueError(f"a setting must be key=value, e.g. base.data.tokens=5M, got {change!r}.")
+    if path[0] == "arms_per_piece":
+        raise ValueError("'arms_per_piece' is gone, every arm of a seed is a run of its own now: leave it out.")
+    if path[0] not in settings:
+        raise ValueError(f"{key.strip()!r} is no setting of {where}: {nearest(path[0], settings, cutoff=0.6)}")
+    here = settings
+    for part in path[:-1]:
+        if here.get(part) is None:
+            here[part] = {}
+        here = here[part]
+        if not isinstance(here, dict):
+            raise ValueError(f"setting {key.strip()!r} goes into {part!r}, which is a value and not a section.")
+    here[path[-1]] = _value(value, change)
+
+
+def _path(settings: Settings, key: str) -> list[str]:
+    """The keys in "a.b.c". Names of arms have dots in them, so the longest key that is there is taken first."""
+    parts: list[str] = []
+    here: Any = settings
+    rest: str | None = key
+    while rest is not None:
+        known = [k for k in here if rest == k or rest.startswith(f"{k}.")] if isinstance(here, dict) else []
+        part = max(known, key=len, default=rest.partition(".")[0])
+        parts.append(part)
+        rest = rest[len(part) + 1 :] if len(rest) > len(part) else None
+        here = here.get(part) if isinstance(here, dict) else None
+    return parts
+
+
+def _value(text: str, change: str) -> Any:
+    """JSON, as the command in a result has it, else YAML, which takes 1e-5 for a word. What JSON cannot hold could not
+    be written beside the result."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise ValueError(f"the value of setting {change!r} must be YAML: quote it.") from None
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"the value of setting {change!r} must be text, a finite number, true, false, null, a list or a section: "
+            "quote it to make it text."
+        ) from None
+
+
+# ---- forms: a slip is one sentence before anything runs ----------------------------------------------------------
+
+
+class Form(NamedTuple):
+    """What a value must be, in words and as a type; `remedy` where the default of the scale would not help."""
+
+    words: str
+    type: Any
+    remedy: str = ""
+
+    def holds(self, value: Any) -> bool:
+        try:
+            TypeAdapter(self.type, config=ConfigDict(strict=True)).validate_python(value)
+        except ValidationError:
+            return False
+        return True
+
+
+def _different(values: list[Any]) -> list[Any]:
+    if any(one in values[:place] for place, one in enumerate(values)):
+        raise ValueError("one of them is there twice")
+    return values
+
+
+Section = dict[str, Any]
+Whole = Annotated[int, Field(ge=1)]
+Name = Annotated[str, Field(pattern=r"\S")]
+Names = Annotated[list[Name], Field(min_length=1), AfterValidator(_different)]
+_LISTS = "a section of lists of different names"
+_DEFAULTS = (  # by the kind of the default: whole numbers count something, so they begin at 1
+    (bool, Form("true or false", bool)),
+    (int, Form("a whole number of at least 1", Whole)),
+    (float, Form("a number", Annotated[float, Field(allow_inf_nan=False)])),
+    (dict, Form("a section", Section, "name a key inside it, as in base.data.tokens=5M")),
+    (str, Form("text", Name)),
+)
+_NUMBERS = Form(
+    "a list of different whole numbers of at least 1",
+    Annotated[list[Whole], Field(min_length=1), AfterValidator(_different)],
+)
+_NAMES = Form("a list of different names", Names)
+FORMS = {  # what the kind of the default does not say
+    "seeds": Form(
+        "a list of different whole numbers from 0 on",
+        Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1), AfterValidator(_different)],
+        "write it like [1, 2, 3]",
+    ),
+    "arms": Form("a section with a section for each arm", dict[str, Section], "write it like arms.NAME={}"),
+    "families": Form(_LISTS, dict[str, Names], "write it like families.NAME=[org/small, org/large]"),
+    "checkpoints": Form(_LISTS, dict[str, Names], "write it like checkpoints.MODEL=[step0, main]"),
+    "pairs": Form(
+        "a list of different pairs of names",
+        Annotated[
+            list[Annotated[list[Name], Field(min_length=2, max_length=2)]],
+            Field(min_length=1),
+            AfterValidator(_different),
+        ],
+        "write it like [[original, distilled]]",
+    ),
+    "tasks": Form(
+        "a list of different names", Annotated[list[Name], AfterValidator(_different)], "write it like [piqa, arc_easy]"
+    ),
+    "heatmaps": Form("all, last or none", Literal["all", "last", "none"]),
+    "limit": Form("a whole number of at least 1, or null for all items", Whole | None),
+    "shots": Form(
+        "gpt2, qwen3, zero or a whole number", Literal["gpt2", "qwen3", "zero"] | Annotated[int, Field(ge=0)]
+    ),
+    "dtype": Form("the name of a precision, or null", Name | None),
+}
+
+
+def _check_form(settings: Settings, default: Settings, where: str) -> None:
+    """Raises ValueError for the first setting that is of another kind than the default, or than its own rule says."""
+    for key, value in settings.items():
+        form = FORMS.get(key) or _form_of(default.get(key))
+        if not form.holds(value):
+            remedy = form.remedy or f"the default is {_short(default.get(key))}"
+            raise ValueError(f"setting {key!r} of {where} must be {form.words}, got {_short(value)}: {remedy}.")
+    if "arms" in settings and not settings["arms"] and not settings.get("families"):
+        raise ValueError(
+            f"setting 'arms' of {where} must name at least one arm, got {{}}: leave it out for all of them."
+        )
+
+
+def _form_of(default: Any) -> Form:
+    if isinstance(default, list):
+        return _NUMBERS if default and isinstance(default[0], int) else _NAMES
+    return next((form for kind, form in _DEFAULTS if isinstance(default, kind)), _DEFAULTS[-1][1])
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+# ---- the command that gives the same settings --------------------------------------------------------------------
+
+
+def command_of(study: str, scale: str, default: Settings, settings: Settings) -> str:
+    """The command that would run it all: flags only for what is not the default of the scale."""
+    parts = ["decondense", "study", study, "--scale", scale]
+    if settings.get("seeds") not in (None, default.get("seeds")):
+        parts += ["--seeds", ",".join(map(str, settings["seeds"]))]
+    now = {key: value for key, value in settings.items() if key != "seeds"}
+    changes = _changes({key: value for key, value in default.items() if key in now}, now) or {}
+    for key, value in changes.items():
+        parts += ["--set", f"{key}={json.dumps(value, ensure_ascii=False)}"]
+    return shlex.join(parts)
+
+
+def _changes(before: Settings, now: Settings, path: str = "") -> Settings | None:
+    """Key → value for `--set`, as small as can be. None: --set cannot take a key out, nor begin one with a dot or an
+    equals sign in it, so the section above must be given whole."""
+    if before.keys() - now.keys():
+        return None
+    changes: Settings = {}
+    for key, value in now.items():
+        if key in before and before[key] == value:
+            continue
+        if not key or "=" in key or key != key.strip() or ("." in key and key not in before):
+            return None
+        inner = None
+        if isinstance(value, dict) and value and isinstance(before.get(key, {}), (dict, type(None))):
+            hidden = any(other.startswith(f"{key}.") for other in before)  # a longer name would be taken first
+            inner = None if hidden else _changes(before.get(key) or {}, value, f"{path}{key}.")
+        changes |= {f"{path}{key}": value} if inner is None else inner
+    return changes

@@ -1,0 +1,345 @@
+"""Making the runs of a study: a training by `train`, in a run folder that is resumed where it was interrupted; a
+measurement by the meter. What is kept is DIR/runs/NAME, which appears whole when the run is done; until then it lies in
+DIR/.work/NAME, with its weights, which never stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..files import InUse, locked, pretty_json, safe_name, versions, write_text
+from ..records import Measured, Measurement, Snapshot, Training, find, in_short, read
+from ..words import round_to
+from .arms import TEACHER, fingerprint, recipe_of, teacher_recipe
+from .outcomes import evaluate_folder
+from .runs import Members, Planned, Run, cosine, held_out, read_run, rounded, seed_of, spearman
+from .settings import Settings
+
+__all__ = ["NotRun", "Workshop", "in_small", "known_runs", "make", "part_of", "save_run"]
+
+POINTS = 60  # of a kept history
+EVERY = 30.0  # seconds between two words about a training that goes on
+
+
+class NotRun(Exception):
+    """What a study needs is not here; its verdict is "undecided: not run" with this reason."""
+
+
+@dataclass
+class Workshop:
+    """What a run has at hand: the study's folder and settings, where data lies, and whom to tell."""
+
+    folder: Path
+    settings: Settings
+    data: str | None = None  # folder of named texts
+    bench: str | None = None  # folder of benchmark files
+    device: str | None = None
+    say: Callable[[str], None] = field(default=lambda sentence: None)
+    times: bool = True  # False: seconds and speeds are not kept, so that the same runs are the same bytes
+    known: Mapping[str, list[tuple[str, Path]]] = field(default_factory=dict)  # runs of other folders
+
+    @property
+    def heatmaps(self) -> str:
+        return str(self.settings.get("heatmaps", "none"))
+
+    @property
+    def work(self) -> Path:
+        return self.folder / ".work"
+
+
+def make(planned: Planned, shop: Workshop, members: Members) -> None:
+    """Make a run and put it into DIR/runs, or take over an equal one that is known."""
+    with _owned(shop, planned.name):
+        shop.say(f"{planned.name}: {planned.words}")
+        if planned.config is not None:
+            run = Run(planned.name, _measured(planned.config, shop))
+        else:
+            run = _taken_over(planned, shop, members) or _trained(planned, shop)
+        if isinstance(run.record, Training):
+            shop.say(f"  {_in_words(run.record)}")
+        if not shop.times:
+            run = run._replace(record=run.record.model_copy(update=_without_times(run.record)))
+        save_run(run, shop.folder / "runs")
+        shutil.rmtree(shop.work / planned.name, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _owned(shop: Workshop, name: str) -> Iterator[None]:
+    """One process per run. The lock goes when the process ends, however it ends."""
+    shop.work.mkdir(parents=True, exist_ok=True)
+    try:
+        with locked(shop.work / f"{name}.lock"):
+            yield
+    except InUse:
+        raise ValueError(
+            f"the run {name!r} is being made by another process: choose another with --piece, or wait for it."
+        ) from None
+    finally:
+        with contextlib.suppress(OSError):
+            shop.work.rmdir()
+
+
+def save_run(run: Run, folder: Path) -> None:
+    """Write `folder`/NAME, whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    ready = folder / f".{run.name}"
+    shutil.rmtree(ready, ignore_errors=True)
+    ready.mkdir()
+    for file, record in (("result.json", run.record), ("outcomes.json", run.outcomes)):
+        if record is not None:
+            content = record.model_dump(mode="json", by_alias=True, exclude_unset=True)
+            exact = {key: content[key] for key in ("recipe", "config") if key in content}
+            write_text(ready / file, pretty_json(round_to(content) | exact, tight=True))
+    ready.replace(folder / run.name)
+
+
+# ---- trainings ---------------------------------------------------------------------------------------------------
+
+
+def _trained(planned: Planned, shop: Workshop) -> Run:
+    arm, seed, settings = str(planned.arm), int(planned.seed or 0), shop.settings
+    if settings.get("tasks") and shop.bench is None and settings.get("tasks_needed", True):
+        raise NotRun("there are no benchmark files here: give their folder with --bench or DECONDENSE_BENCH.")
+    recipe = recipe_of(settings, arm, seed)
+    plain = recipe.model_dump(mode="json")  # as the study asks for it: without the folders of this machine
+    distillation = recipe.baselines.distillation
+    if distillation is not None and distillation.teacher.startswith(f"{TEACHER} "):
+        teacher = shop.work / f"{TEACHER}-seed-{seed}"
+        distillation.teacher = str(_carry_out(teacher_recipe(settings, seed), teacher, shop) / "model")
+    folder = _carry_out(recipe, shop.work / planned.name, shop)
+    record = read(folder)
+    assert isinstance(record, Training), record.kind
+    record = in_small(record, folder, arm=arm, recipe=plain, heatmaps=shop.heatmaps)
+    outcomes = None
+    if settings.get("tasks") and shop.bench is not None:
+        outcomes = evaluate_folder(folder / "model", settings, seed, bench=shop.bench, device=shop.device)
+        _free_memory()
+    return Run(planned.name, record, outcomes)
+
+
+def _carry_out(recipe: Any, folder: Path, shop: Workshop) -> Path:
+    """Train into the folder; what an interrupted process has left there of the same recipe is gone on with."""
+    from ..train.folder import check_recipe
+    from ..train.run import train
+    from ..train.watch import in_words
+
+    def step(number: int, now: dict[str, float]) -> None:
+        shop.say(f"  {recipe.name}: step {number}/{recipe.steps}  {in_words(now, 80)}")
+
+    recipe.data.folder = recipe.data.folder or shop.data
+    recipe.train.device = recipe.train.device or shop.device
+    try:
+        begun = check_recipe(folder, recipe, resume=True)
+    except ValueError:  # begun with other settings
+        begun = False
+        shutil.rmtree(folder)
+    train(
+        recipe,
+        folder,
+        resume=begun,
+        say=lambda sentence: shop.say(f"  {sentence}"),
+        show=_now_and_then(step),
+        preparing=_now_and_then(lambda done, of: shop.say(f"  tokenised {done:,} of {of:,} tokens")),
+        draw=False,  # the figures of a run folder would be thrown away with it
+    )
+    _free_memory()
+    return folder
+
+
+def _now_and_then(tell: Callable[..., None]) -> Callable[..., None]:
+    """`tell`, but not more often than every half minute, and not in the first."""
+    last = time.monotonic()
+
+    def maybe(*values: Any) -> None:
+        nonlocal last
+        if time.monotonic() - last >= EVERY:
+            last = time.monotonic()
+            tell(*values)
+
+    return maybe
+
+
+def _free_memory() -> None:
+    """Trainer and model refer to each other in circles: the next run needs the GPU memory they hold. What torch and
+    transformers have imported is set aside, as Trainer collects garbage in every training, and looking through it
+    takes longer than a small training."""
+    import torch
+
+    if torch.cuda.is_available():
+        gc.collect()
+        torch.compiler.reset()  # else the tenth run meets the limit of recompilations and is slower than the first
+        torch.cuda.empty_cache()
+    elif not gc.get_freeze_count():
+        gc.collect()
+        gc.freeze()
+
+
+def _in_words(run: Training) -> str:
+    words = f"{run.arm}: held-out loss {held_out(run):.4f}"
+    if run.snapshots:
+        words += f", mean cosine {cosine(run):.3f}, Spearman {spearman(run):+.2f}"
+    if run.tokens_per_second:
+        words += f", {run.tokens_per_second:,.0f} tokens/s"
+    if run.skipped_steps:
+        words += f", {run.skipped_steps} steps skipped because their loss was not finite"
+    return words + (f" (from {run.origin})" if run.origin else "")
+
+
+# ---- what is kept ------------------------------------------------------------------------------------------------
+
+
+def in_small(
+    record: Training, folder: Path, *, arm: str, recipe: dict[str, Any], heatmaps: str, origin: str | None = None
+) -> Training:
+    """A run as a study keeps it: at most about 60 points of its history, histograms only of the snapshots that are
+    drawn, numbers of six digits, and no path of this machine. What is small already stays as it is."""
+    history = record.history
+    chosen = history if len(history) <= POINTS + 1 else history[:: -(-len(history) // POINTS)]
+    if chosen and chosen[-1] is not history[-1]:
+        chosen = [*chosen, history[-1]]
+    shots = [
+        _shot(shot, folder, drawn=heatmaps == "all" or (heatmaps == "last" and shot is record.snapshots[-1]))
+        for shot in record.snapshots
+    ]
+    content = record.model_copy(update={"history": chosen, "snapshots": shots}).model_dump(
+        mode="json", by_alias=True, exclude_unset=True, exclude={"command"}
+    )
+    skipped = record.skipped_steps if isinstance(record.skipped_steps, int) else len(record.skipped_steps)
+    packages = versions("decondense", "numpy", "scipy") | record.versions if origin is None else record.versions
+    content = rounded(content) | {"schema": Training.reads[0], "arm": arm, "recipe": recipe}
+    content |= {"skipped_steps": skipped, "versions": packages}
+    return Training.model_validate(content if origin is None else content | {"origin": origin})
+
+
+def _shot(shot: Snapshot, folder: Path, *, drawn: bool) -> Snapshot:
+    density = shot.histogram if drawn else None
+    if drawn and density is None and shot.file is not None:
+        whole = read(folder / shot.file)
+        assert isinstance(whole, Measurement), whole.kind
+        density = in_short(whole, histogram=True).histogram
+    content = shot.model_dump(exclude_unset=True, exclude={"file", "histogram"})
+    return Snapshot(**content) if density is None else Snapshot(**content, histogram=density)
+
+
+def _without_times(record: Training | Measured) -> dict[str, Any]:
+    return {key: None for key in ("seconds", "tokens_per_second") if key in record.model_fields_set}
+
+
+# ---- runs that are there already ---------------------------------------------------------------------------------
+
+
+def known_runs(places: list[Path]) -> dict[str, list[tuple[str, Path]]]:
+    """Fingerprint of the recipe → (name to show, run folder), of every training in and below the places."""
+    from ..files import read_json
+
+    known: dict[str, list[tuple[str, Path]]] = {}
+    for place in places:
+        before = len(known)
+        for path, name in find([place]):
+            content = read_json(path)
+            if isinstance(content, dict) and content.get("schema") in Training.reads and content.get("finished"):
+                known.setdefault(fingerprint(content["recipe"]), []).append((name, path.parent))
+        if len(known) == before:
+            raise FileNotFoundError(
+                f"no training runs at {str(place)!r}: give folders that `decondense study` or `decondense train` wrote."
+            )
+    return known
+
+
+def _taken_over(planned: Planned, shop: Workshop, members: Members) -> Run | None:
+    """An equal run of another study or of `decondense train`, with what this study asks for; None where none is."""
+    recipe = recipe_of(shop.settings, str(planned.arm), int(planned.seed or 0)).model_dump(mode="json")
+    for name, folder in shop.known.get(fingerprint(recipe), ()) if shop.known else ():
+        run = read_run(folder)
+        if run is None or not isinstance(run.record, Training) or seed_of(run.record) != planned.seed:
+            continue
+        record, outcomes = run.record, run.outcomes
+        if not shop.settings.get("tasks"):
+            outcomes = None
+        elif members.take(run)[0] is None or (outcomes is None and shop.settings.get("tasks_needed", True)):
+            continue
+        origin = record.origin or name
+        small = in_small(record, folder, arm=str(planned.arm), recipe=recipe, heatmaps=shop.heatmaps, origin=origin)
+        drawn = {"all": small.snapshots, "last": small.snapshots[-1:], "none": []}[shop.heatmaps]
+        if any(shot.histogram is None for shot in drawn):
+            continue
+        # a speed is compared with that of other arms on the same machine at the same time, and this is neither
+        small = small.model_copy(update=_without_times(small))
+        return Run(planned.name, small, outcomes)
+    return None
+
+
+# ---- measurements ------------------------------------------------------------------------------------------------
+
+
+def _measured(config: dict[str, Any], shop: Workshop) -> Measured:
+    """The meter on one model and one text. A model that is the name of an arm is trained first."""
+    from ..meter.run import measure
+    from ..models import hardware, pick_device
+
+    model, arms = config["model"], shop.settings.get("arms") or {}
+    source = model
+    if model in arms:
+        folder = shop.work / safe_name(model)
+        source = str(_carry_out(recipe_of(shop.settings, model, 1), folder, shop) / "model")
+    result = measure(
+        source,
+        text=_documents(config["text"], shop.data),
+        windows=config["windows"],
+        tokens=config["tokens"],
+        bootstrap=config["bootstrap"],
+        revision=config.get("revision"),
+        device=shop.device,
+        data=shop.data,
+    )
+    whole = Measurement.model_validate(result.record)
+    part = part_of(config["text"]) is not None
+    shot = in_short(
+        whole,
+        histogram=True,
+        model=model if model in arms else result.label,
+        parameters=whole.model.parameters,
+        text=config["text"] if part else whole.text.name,
+        text_source=whole.text.source,
+        text_sha256=whole.text.sha256,
+        # over windows: says how well this model on this text is known, and decides nothing
+        window_interval=result.interval("spearman"),
+    )
+    return Measured(
+        schema=Measured.reads[0],
+        measurement=Snapshot(**rounded(shot.model_dump(exclude_unset=True))),
+        config=config,
+        hardware=hardware(pick_device(shop.device)),
+        versions=versions("decondense", "numpy", "scipy", "torch", "transformers"),
+    )
+
+
+def part_of(name: str) -> tuple[int, int] | None:
+    """(2, 4) of "pydoc 2/4", None of a whole text."""
+    if " " not in name:
+        return None
+    match = re.fullmatch(r"\S+ ([1-9]\d*)/([1-9]\d*)", name)
+    if match is None or int(match[1]) > int(match[2]):
+        raise ValueError(f"a text must be NAME or a part of one like 'pydoc 2/4', got {name!r}: count from 1/4 to 4/4.")
+    return int(match[1]), int(match[2])
+
+
+def _documents(name: str, data: str | None) -> Any:
+    """A text by name; "pydoc 2/4" is the second quarter of the documents of pydoc."""
+    part = part_of(name)
+    if part is None:
+        return name
+    from ..text import open_text
+
+    which, of = part
+    documents = open_text(name.partition(" ")[0], data=data).documents
+    size = len(documents) // of
+    return list(documents[(which - 1) * size : which * size])
