@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import typer
+from decondense.studies.study import PIECE_SCHEMA, compact
+from decondense.studies.training import snapshot
 from typer.testing import CliRunner
 
 from decondense.commands.report import report
@@ -20,8 +22,6 @@ from decondense.meter.compare import Comparison
 from decondense.meter.result import Condensation, build
 from decondense.meter.tally import Tally
 from decondense.stats.significance import significance
-from decondense.studies.study import PIECE_SCHEMA, compact
-from decondense.studies.training import snapshot
 
 HOSTILE = "<script>alert(1)</script></script><img src=x onerror=alert(2)>\"'&amp;%{x}"
 COLUMNS = (

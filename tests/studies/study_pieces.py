@@ -6,7 +6,6 @@ import base64
 from typing import Any
 
 import numpy as np
-
 from decondense.studies.study import PIECE_SCHEMA, Study, compact, comparable
 
 STATES = 7

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
+from decondense.studies.study import settings_of
 
 from decondense import studies
 from decondense.studies import arch, training
-from decondense.studies.study import settings_of
 
 
 def build(name, scale, arm, device="meta"):

@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 import pytest
+from decondense.studies.study import settings_of
 from study_pieces import of_seeds, outcomes, piece, run, snapshot
 
 from decondense import studies
 from decondense.studies import dose, variants
 from decondense.studies import outcomes as kept
-from decondense.studies.study import settings_of
 
 
 def noise(arm: str, seed: int, size: float = 0.001) -> float:

@@ -8,12 +8,12 @@ import os
 import shutil
 
 import pytest
+from decondense.studies.study import Conclusion, NotRun, Piece, Study, rounded, safe_name, settings_of
 from study_pieces import of_seeds, run, write
 
 from decondense import studies
 from decondense.stats.verdicts import decide
 from decondense.studies import merging, pieces
-from decondense.studies.study import Conclusion, NotRun, Piece, Study, rounded, safe_name, settings_of
 
 FILES = ("result.json", "config.yaml", "table.csv", "figure.png")
 

@@ -6,11 +6,11 @@ import json
 
 import numpy as np
 import pytest
+from decondense.studies.study import settings_of
 from study_pieces import of_seeds, outcomes, run, write
 
 from decondense import studies
 from decondense.studies import pieces, reuse, training
-from decondense.studies.study import settings_of
 
 STUDIES = studies.STUDIES
 

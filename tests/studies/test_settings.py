@@ -6,12 +6,12 @@ import json
 import shlex
 
 import pytest
+from decondense.studies.merging import _command
+from decondense.studies.study import comparable, safe_name, settings_of
 from study_pieces import of_seeds, run, write
 
 from decondense import studies
 from decondense.studies import training
-from decondense.studies.merging import _command
-from decondense.studies.study import comparable, safe_name, settings_of
 
 NAMES = [
     "size", "text", "width", "arch", "init", "distill", "counteract", "benchmarks", "variants", "hyper", "dose",
