@@ -345,11 +345,21 @@ class EvaluatedTask(Part):
     graded: bool = False
 
 
+class EvaluatedModel(Part):
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+    name: str
+    description: str
+    parameters: int
+    dtype: str
+    device: str | None = None
+
+
 class Evaluation(Record):
     kind = "evaluation"
     reads = ("decondense.evaluation/1",)
 
-    model: Section
+    model: EvaluatedModel
     settings: Section
     data: str
     checkpoint: Section
@@ -437,6 +447,32 @@ class Significance(Record):
 # ---- comparison and study ----------------------------------------------------------------------------------------
 
 
+class Compared(Part):
+    """A result of a comparison. The same statistics of the blocks alone, with `_blocks` in their names, stand beside
+    these."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+    model: str
+    revision: str | None
+    text: str
+    parameters: int
+    layers: int
+    windows: int
+    spearman: Number
+    spearman_low: Number
+    spearman_high: Number
+    kendall: Number
+    kendall_low: Number
+    kendall_high: Number
+    slope: Number
+    slope_low: Number
+    slope_high: Number
+    last: Number
+    last_low: Number
+    last_high: Number
+
+
 class Comparison(Record):
     kind = "comparison"
     reads = ("decondense.comparison/1",)
@@ -444,12 +480,24 @@ class Comparison(Record):
     axis: str
     paired: bool
     verdict: str
-    rows: list[Section] = Field(min_length=1)
+    rows: list[Compared] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _pairs(self) -> Comparison:
+        if self.paired and len(self.rows) % 2:
+            raise ValueError(f"pairs need an even number of rows, got {len(self.rows)}")
+        return self
 
 
 class Table(Part):
     columns: list[str]
     rows: list[list[Any]]
+
+    @model_validator(mode="after")
+    def _width(self) -> Table:
+        if any(len(row) != len(self.columns) for row in self.rows):
+            raise ValueError(f"every row must have {len(self.columns)} values, as there are columns")
+        return self
 
 
 class Study(Record):

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from decondense.figures.heat_scale import cut_at, top_of
+from decondense.report.charts import style
 
 from decondense.commands.terminal import bar
-from decondense.figures.heat_scale import cut_at, top_of
 from decondense.figures.measurements import heatmap, heatmaps, trend_plot
 from decondense.files import write_csv
 from decondense.meter.compare import Comparison
 from decondense.meter.result import Condensation, build
 from decondense.meter.tally import Tally
-from decondense.report.charts import style
 
 COLUMNS = (
     "mean_cosine", "mean_cosine_all", "mean_square_cosine", "mean_direction_norm", "token_norm",
@@ -158,9 +158,9 @@ def test_series_can_be_told_apart():
 
 def test_training_runs_have_the_colours_of_all_series(tmp_path, monkeypatch):
     """Of eight runs none is black, as the axes are, or too pale to see on white."""
+    from decondense.figures.palette import PALETTE
     from matplotlib.axes import Axes
 
-    from decondense.figures.palette import PALETTE
     from decondense.figures.training import training_figure
 
     drawn, plot = [], Axes.plot

@@ -8,13 +8,13 @@ import re
 
 import numpy as np
 import pytest
+from decondense.report.study_charts import FRAMES, HEATMAPS
 from decondense.studies.merging import merge
 from decondense.studies.study import settings_of
 from page_results import HOSTILE, kept, kept_run, write_piece, write_pieces, write_study
 from studies.study_pieces import of_seeds, outcomes, run, write
 
 from decondense.report.page import collect, page_data, render
-from decondense.report.study_charts import FRAMES, HEATMAPS
 from decondense.studies import STUDIES
 
 ARMS = ("cross-entropy", "dispersion")

@@ -65,13 +65,15 @@ def _write_page(folders: list[Path], target: Path, *, title: str | None, as_json
 def _write_table(folders: list[Path], readme: Path | None, *, show: bool) -> None:
     from ..files import write_text
     from ..report.results_table import insert_table, results_table
+    from ..studies import STUDIES
 
     if show:
         text, skipped = results_table(folders)
         print(text, end="")
         _tell(skipped)
     if readme is not None:
-        text, skipped = insert_table(readme, folders)
+        known = [(study.name, study.claim, study.question) for study in STUDIES.values()]
+        text, skipped = insert_table(readme, folders, known=known)
         with writing(readme.parent):
             write_text(readme, text)
         if not show:

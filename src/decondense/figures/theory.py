@@ -12,14 +12,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
-from ..files import write_csv
 from ..theory import GPT2_PADDING, Curves, curves
-from .measurements import _save
-from .palette import PALETTE
+from .chart import PALETTE, Axis, Box, Chart, Frame, Remark, Rule, Series
+from .draw import Strip, draw
 
-__all__ = ["theory_figure"]
+__all__ = ["theory_charts", "theory_figure"]
 
 BLUE, RED, GREEN, PINK, *_ = PALETTE
 GREY = "#666666"
@@ -28,55 +25,46 @@ GREY = "#666666"
 def theory_figure(path: str | os.PathLike[str], *, m: int = GPT2_PADDING, points: int = 121) -> Path:
     """Draw α(r, m) and its bounds to `path` (.png, .svg or .pdf), with a CSV of the numbers beside it."""
     data = curves(m, points=points)
-    figure = Figure(figsize=(9.6, 4.2), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    _excess(left, data)
-    _padding(right, data)
-    for axis in (left, right):
-        axis.axvspan(data.r[0], data.crossing, color=RED, alpha=0.08, lw=0)
-        axis.set_xlim(data.r[0], data.r[-1])
-        axis.set_xlabel(f"length r of the vector before padding by {m} normals")
-    target = Path(path)
-    write_csv(target.with_suffix(".csv"), _rows(data))
-    return _save(figure, target)
+    return draw([Strip([theory_charts(data)], (9.6, 4.2))], path, rows=_rows(data))
 
 
-def _excess(axis: Any, data: Curves) -> None:
-    """100 (x/lower − 1) for α and the upper bounds."""
-    drawn = [
-        (data.simple, GREY, "--", "simple upper bound, m − 2"),
-        (data.sharp, PINK, "--", "sharp upper bound, κ"),
-        (data.alpha, BLUE, "-", "α"),
-        (data.published, RED, "--", "published upper bound, m − 1"),
+def theory_charts(data: Curves) -> list[Chart]:
+    """100 (x/lower − 1) for α and the upper bounds; and k − m against r for α, and the level of every bound."""
+    r = data.r.tolist()
+    drawn = (
+        (data.simple, GREY, "dash", "simple upper bound, m − 2"),
+        (data.sharp, PINK, "dash", "sharp upper bound, κ"),
+        (data.alpha, BLUE, "solid", "α"),
+        (data.published, RED, "dash", "published upper bound, m − 1"),
+    )
+    excess: list[Any] = [
+        Series(r, 100 * (values / data.lower - 1), name, colour, dash, width=2.8)
+        for values, colour, dash, name in drawn
     ]
-    for values, colour, style, words in drawn:
-        axis.semilogx(data.r, 100 * (values / data.lower - 1), color=colour, ls=style, lw=1.8, label=words)
-    axis.set_ylabel("above the lower bound r/√(r² + m), %")
-    axis.set_title("shaded: α exceeds the published bound", fontsize=10, loc="left")
-    axis.legend(loc="upper right", fontsize=8, framealpha=0.9)
-
-
-def _padding(axis: Any, data: Curves) -> None:
-    """k − m against r for α, and the level of every bound."""
     short = data.m - data.kappa
-    lines = [
+    levels = (
         (0.0, GREEN, "lower bound, k = m", "left"),
         (-1.0, RED, "published upper bound, k = m − 1", "right"),
         (-short, PINK, f"sharp upper bound, k = κ = m − {short:.4f}", "right"),
         (-2.0, GREY, "simple upper bound, k = m − 2", "right"),
+    )
+    padding: list[Any] = [
+        Series(r, data.effective - data.m, "α", BLUE, "solid", width=3),
+        Series([data.crossing], [-1.0], colour=RED, symbol="circle", size=9),
     ]
-    for level, colour, words, side in lines:
-        axis.axhline(level, color=colour, lw=1.2, ls="--")
-        where, place = (data.r[0], (4, 3)) if side == "left" else (data.r[-1], (-4, 3))
-        style = {"textcoords": "offset points", "fontsize": 8, "color": colour, "ha": side, "va": "bottom"}
-        axis.annotate(words, (where, level), place, **style)
-    axis.semilogx(data.r, data.effective - data.m, color=BLUE, lw=2)
-    axis.plot(data.crossing, -1.0, "o", color=RED, ms=6, zorder=5)
-    style = {"textcoords": "offset points", "fontsize": 9, "color": RED, "ha": "right"}
-    axis.annotate(f"r = {data.crossing:.2f}", (data.crossing, -1.0), (-7, 4), **style)
-    axis.set_ylim(-2.25, 0.25)
-    axis.set_ylabel(f"k − m, m = {data.m}")
-    axis.set_title("α = r/√(r² + k): padding by m is worth k coordinates", fontsize=10, loc="left")
+    remarks = [Remark(f"r = {data.crossing:.2f}", data.crossing, -1.0, RED, (-7, 4), "right")]
+    for level, colour, words, side in levels:
+        end, shift = (r[0], 4) if side == "left" else (r[-1], -4)
+        remarks.append(Remark(words, end, level, colour, (shift, 3), side))
+    x = Axis(f"length r of the vector before padding by {data.m} normals", (r[0], r[-1]), scale="log", grid=False)
+    shaded = [Box((r[0], data.crossing), colour=RED, opacity=0.08)]
+    y = Axis("above the lower bound r/√(r² + m), %", grid=False)
+    title = "shaded: α exceeds the published bound"
+    left = Chart(title, x, y, [Frame(excess)], boxes=shaded, legend="upper right")
+    rules = [Rule(level, "y", colour, "dash", 1.8) for level, colour, _, _ in levels]
+    y = Axis(f"k − m, m = {data.m}", (-2.25, 0.25), grid=False)
+    title = "α = r/√(r² + k): padding by m is worth k coordinates"
+    return [left, Chart(title, x, y, [Frame(padding)], rules, shaded, remarks)]
 
 
 def _rows(data: Curves) -> list[dict[str, float]]:

@@ -1,63 +1,110 @@
-"""Figures of training runs: task loss, penalty and held-out loss against tokens. Reads records, knows no torch."""
+"""Charts of training runs: task loss, held-out loss, penalty and mean cosine against tokens or steps."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .palette import PALETTE
+from ..records import HeldOut, Step, Training
+from .chart import Axis, Chart, Frame, Series, look
+from .draw import Strip, draw
 
-__all__ = ["training_figure"]
+__all__ = ["Curve", "curve_charts", "over", "training_figure"]
 
-
-def training_figure(runs: Sequence[tuple[str, dict[str, Any]]], path: Path) -> Path:
-    """`runs`: (name, record of a training run). One panel each for the task loss, the held-out loss and, where any run
-    has one, the penalty. The losses are shown up to where the runs began: one that fell apart leaves the picture, and
-    the legend has its last value."""
-    from matplotlib.figure import Figure
-
-    with_penalty = any("penalty" in entry for _, record in runs for entry in record["history"])
-    panels = ["task loss", "held-out loss"] + ["penalty"] * with_penalty
-    figure = Figure(figsize=(3.6 * len(panels), 3.2), layout="constrained")
-    for axes, panel in zip(figure.subplots(1, len(panels)), panels):
-        for number, (name, record) in enumerate(runs):
-            x, y = _series(record, panel)
-            if x:
-                style = {"marker": "o", "markersize": 3.5} if panel == "held-out loss" else {"alpha": 0.85}
-                axes.plot(
-                    x, y, label=f"{name}: {y[-1]:.4f}", color=PALETTE[number % len(PALETTE)], linewidth=1.4, **style
-                )
-        if panel != "penalty":
-            starts = [y[0] for _, record in runs for y in [_series(record, panel)[1]] if y]
-            low = min(v for _, record in runs for v in _series(record, panel)[1])
-            if starts and max(starts) > low:
-                axes.set_ylim(low - 0.05 * (max(starts) - low), max(starts) + 0.1 * (max(starts) - low))
-        axes.set_title(panel, fontsize=10)
-        axes.set_xlabel("tokens")
-        axes.xaxis.set_major_formatter(_tokens)
-        axes.tick_params(labelsize=8)
-        axes.spines[["top", "right"]].set_visible(False)
-        if panel == "held-out loss" and len(runs) > 1:
-            axes.legend(fontsize=7, frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=160)
-    return path
+PARTS = (
+    ("Task loss while training", "task_loss", "task loss, nats per token"),
+    ("Held-out loss", "held_out", "held-out loss, nats per token"),
+    ("Penalty", "penalty", "penalty"),
+    ("Mean cosine while training", "mean_cosine", "mean cosine"),
+)
 
 
-def _series(record: dict[str, Any], panel: str) -> tuple[list[float], list[float]]:
-    if panel == "held-out loss":
-        pairs = [(e["tokens"], e["loss"]) for e in record["held_out"]]
-    elif panel == "penalty":
-        pairs = [(e["tokens"], e["penalty"]) for e in record["history"] if "penalty" in e]
-    else:
-        pairs = [(e["tokens"], e.get("task_loss", e["loss"])) for e in record["history"]]
-    pairs = [(x, y) for x, y in pairs if y is not None]  # null: it was not finite
-    return [p[0] for p in pairs], [p[1] for p in pairs]
+@dataclass
+class Curve:
+    """A run: seeds of an arm share its `number`, and so colour, dash and the entry of the legend."""
+
+    label: str
+    arm: str
+    number: int
+    history: Sequence[Step]
+    held_out: Sequence[HeldOut]
+
+    def points(self, name: str) -> tuple[list[int], list[int], list[float | None]]:
+        """Steps, tokens and values; where the task loss is not kept apart, the loss is the task loss."""
+        rows: Sequence[Any] = self.held_out if name == "held_out" else self.history
+        values = [row.loss if name == "held_out" else getattr(row, name) for row in rows]
+        if name == "task_loss":
+            values = [row.loss if value is None else value for row, value in zip(rows, values)]
+        return [row.step for row in rows], [row.tokens for row in rows], values
 
 
-def _tokens(value: float, _position: int) -> str:
-    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= size:
-            return f"{value / size:g}{unit}"
-    return f"{value:g}"
+def over(
+    title: str, y: str, curves: Sequence[tuple[Any, Sequence[Any], Sequence[Any], Sequence[Any]]], unit: str, *,
+    marked: bool = False, height: int = 340,
+) -> Chart | None:  # fmt: skip
+    """A line for each run that has values, (run, x, values, steps): runs have `label`, `arm` and `number`."""
+    marks: list[Any] = []
+    hover = "step {of:,}\n{x:.3s} tokens\n{y:.4f}" if unit == "tokens" else unit + " {x:,}\n{y:.4f}"
+    for run, x, values, steps in curves:
+        if any(value is not None for value in values):
+            style = look(run.number) if marked else look(run.number) | {"symbol": None}
+            of = steps if unit == "tokens" else None
+            words = {"label": run.label, "group": str(run.number), "of": of, "hover": "{label}\n" + hover}
+            marks.append(Series(x, values, run.arm, **style, width=1.6, **words))
+    if not marks:
+        return None
+    value = y.split(",")[0].replace(" ", "_").replace("-", "_").lower()
+    columns = {"label": "run", **({"of": "step"} if unit == "tokens" else {}), "x": unit, "y": value}
+    legend = "best" if len({run.number for run, *_ in curves}) > 1 else ""
+    axis = Axis(unit, amounts=unit == "tokens")
+    return Chart(title, axis, Axis(y), [Frame(marks)], legend=legend, height=height, columns=columns)
+
+
+def curve_charts(runs: Sequence[Curve], *, unit: str = "tokens", **options: Any) -> list[Chart]:
+    """A chart for each of the losses that any run has."""
+    charts = []
+    for title, name, words in PARTS:
+        curves = []
+        for run in runs:
+            steps, tokens, values = run.points(name)
+            curves.append((run, tokens if unit == "tokens" else steps, values, steps))
+        charts.append(over(title, words, curves, unit, marked=name == "held_out", **options))
+    return [chart for chart in charts if chart is not None]
+
+
+def training_figure(runs: Sequence[tuple[str, Training | Mapping[str, Any]]], path: Path) -> Path:
+    """`runs`: (name, record of a training run). A panel each for the task loss, the held-out loss and, where any run
+    has one, the penalty. A loss that fell apart leaves the picture, and the legend has its last value."""
+    curves = []
+    for number, (name, record) in enumerate(runs):
+        content = record if isinstance(record, Mapping) else vars(record)
+        history = [Step.model_validate(row) for row in content["history"]]
+        curves.append(Curve(name, name, number, history, [HeldOut.model_validate(row) for row in content["held_out"]]))
+    charts = [chart for chart in curve_charts(curves) if chart.title != "Mean cosine while training"]
+    for chart in charts:
+        held_out = chart.title == "Held-out loss"
+        chart.title, chart.y.title, chart.legend = (
+            chart.y.title.split(",")[0],
+            "",
+            "best" if held_out and len(runs) > 1 else "",
+        )
+        lines = [mark for mark in chart.frames[0].marks if isinstance(mark, Series)]
+        for line in lines:
+            last = next(value for value in reversed(line.y) if value is not None)
+            line.name = f"{line.label}: {last:.4f}"
+        if chart.title != "penalty":
+            chart.y.range = _without_collapse([[v for v in line.y if v is not None] for line in lines])
+    return draw([Strip([charts], (3.6 * len(charts), 3.2))], path)
+
+
+def _without_collapse(lines: Sequence[Sequence[float]]) -> tuple[float, float] | None:
+    """Every value; but a run that ends above where all began, and far above all that the others show, would flatten
+    them: it leaves the picture."""
+    low, high = min(map(min, lines)), max(map(max, lines))
+    starts = [line[0] for line in lines]
+    others = [max(line) for line in lines if line[-1] <= max(starts)]
+    top = max(others + starts) if others else high
+    high = top if high > top + 3 * (top - low) else high
+    return (low - 0.05 * (high - low), high + 0.05 * (high - low)) if high > low else None

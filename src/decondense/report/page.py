@@ -3,7 +3,7 @@
 plotly.js and the page's own script are inlined (the first as text, which the second starts when a chart is to be
 drawn); nothing is fetched, and the content policy forbids it. Only these two scripts may run: the policy names them by
 hash, so text that got into the page by mistake would stay text. Every string is escaped by jinja2; inside the JSON,
-``<``, ``>`` and ``&`` are written as escapes, so that no name can end the script element.
+`<`, `>` and `&` are written as escapes, so that no name can end the script element.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,31 +21,28 @@ from typing import Any
 import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from ..files import write_text
-from .runs import Run, read_run, training
-from .section import Chart, Section, Table, slug
-from .sections import comparison, evaluation, measurement, significance, study
-from .sources import BROKEN, KINDS, Skipped, Source, find
+from ..figures.chart import Chart
+from ..files import finite, write_text
+from ..records import Comparison, Measurement, Study, Training
+from ..words import list_of, slug
+from . import plotly
+from .runs import Run, group_of, read_run, training
+from .section import Section, Skipped, Source, Table, read_sources
+from .sections import comparison, evaluation, measurement, significance
+from .studies import study
 
 __all__ = ["Report", "collect", "page_data", "render", "report"]
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
-TITLES = {
-    "study": "Studies",
-    "significance": "Significance",
-    "training": "Training",
-    "comparison": "Comparisons",
-    "measurement": "Measurements",
-    "evaluation": "Evaluations",
+KINDS = {
+    "study": ("Studies", "study", "studies"),
+    "significance": ("Significance", "test of significance", "tests of significance"),
+    "training": ("Training", "training run", "training runs"),
+    "comparison": ("Comparisons", "comparison", "comparisons"),
+    "measurement": ("Measurements", "measurement", "measurements"),
+    "evaluation": ("Evaluations", "evaluation", "evaluations"),
 }
-COUNTED = {
-    "study": ("study", "studies"),
-    "significance": ("test of significance", "tests of significance"),
-    "training": ("training run", "training runs"),
-    "comparison": ("comparison", "comparisons"),
-    "measurement": ("measurement", "measurements"),
-    "evaluation": ("evaluation", "evaluations"),
-}
+"""Title, and how one and several are called, in the order of the page: conclusions stand before what they rest on."""
 
 
 @dataclass
@@ -65,37 +62,35 @@ class Report:
 def report(
     places: Sequence[str | os.PathLike[str]], target: str | os.PathLike[str], *, title: str | None = None
 ) -> Report:
-    """Write the page for every result in and below ``places`` to ``target``; see ``collect`` and ``render``."""
+    """Write the page for every result in and below `places` to `target`; see `collect` and `render`."""
     content = collect(places)
     write_text(Path(target), render(content, title=title))
     return content
 
 
 def collect(places: Sequence[str | os.PathLike[str]]) -> Report:
-    """Read results and make sections out of them. Raises ``ValueError`` when there is no result to show."""
-    sources, skipped = find(places)
+    """Read results and make sections out of them. Raises `ValueError` when there is no result to show. A file that does
+    not fit its schema is skipped, with the reason; whatever else goes wrong is a bug, and is raised."""
+    sources, skipped = read_sources(places)
+    studies = {source.path.resolve().parent / "runs" for source in sources if isinstance(source.record, Study)}
+    sources = [source for source in sources if source.path.resolve().parent.parent not in studies]
     by_kind: dict[str, list[Section]] = {kind: [] for kind in KINDS}
     counts = dict.fromkeys(KINDS, 0)
-    runs: dict[tuple[str, str], list[Run]] = {}
-    shown: list[Source] = []
-    for source in sorted(sources, key=lambda s: s.kind == "comparison"):  # comparisons draw what was shown before
-        try:
-            if source.kind == "training":
-                run = read_run(source)
-                runs.setdefault(run.group, []).append(run)
-            elif source.kind == "comparison":
-                by_kind["comparison"].append(comparison(source, _below(source, shown)))
-            else:
-                by_kind[source.kind].append(_SIMPLE[source.kind](source))
-            shown.append(source)
-            counts[source.kind] += 1
-        except BROKEN as error:
-            skipped.append(Skipped(source.folder, _complaint(source, error)))
-    for group in runs.values():
-        made, broken = _side_by_side(group)
-        by_kind["training"] += made
-        counts["training"] -= len(broken)
-        skipped += broken
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for source in sources:
+        record, kind = source.record, source.record.kind
+        if isinstance(record, Training):
+            groups.setdefault(group_of(record), []).append(read_run(source))
+        elif isinstance(record, Comparison):
+            by_kind[kind].append(comparison(source, _below(source, sources)))
+        elif kind in _SIMPLE:
+            by_kind[kind].append(_SIMPLE[kind](source))
+        else:
+            why = f"{source.path.name} is part of a study: give the folder of the whole study."
+            skipped.append(Skipped(source.folder, why))
+            continue
+        counts[kind] += 1
+    by_kind["training"] = [training(runs) for runs in groups.values()]
     by_kind["study"].sort(key=lambda section: section.title)
     sections = [section for kind in KINDS for section in by_kind[kind]]
     if not sections:
@@ -110,34 +105,19 @@ def collect(places: Sequence[str | os.PathLike[str]]) -> Report:
     return Report(sections, skipped, {kind: n for kind, n in counts.items() if n})
 
 
-_SIMPLE = {"study": study, "significance": significance, "measurement": measurement, "evaluation": evaluation}
+_SIMPLE: dict[str, Callable[[Any], Section]] = {
+    "study": study,
+    "significance": significance,
+    "measurement": measurement,
+    "evaluation": evaluation,
+}
 
 
-def _side_by_side(runs: list[Run]) -> tuple[list[Section], list[Skipped]]:
-    """The section of a group of runs; if it cannot be made, of those that can be shown each by itself."""
-    try:
-        return [training(runs)], []
-    except BROKEN as error:
-        if len(runs) == 1:
-            return [], [Skipped(runs[0].source.folder, _complaint(runs[0].source, error))]
-    broken = [skip for run in runs for skip in _side_by_side([run])[1]]
-    lost = {skip.folder for skip in broken}
-    good = [run for run in runs if run.source.folder not in lost]
-    return ([training(good)] if good and broken else []), broken
-
-
-def _below(source: Source, sources: Sequence[Source]) -> list[Source]:
-    """The measurements that ``compare`` kept in its own folder."""
+def _below(source: Source[Any], sources: Sequence[Source[Any]]) -> list[Source[Any]]:
+    """The measurements that `compare` kept in its own folder."""
     kept = source.path.resolve().parent / "results"
-    return [s for s in sources if s.kind == "measurement" and s.path.resolve().parent.parent == kept]
-
-
-def _complaint(source: Source, error: Exception) -> str:
-    """Which file, what is wrong and what to do. Snapshots and pieces that cannot be read are notes of their section, so
-    what ends a section is in result.json; what Python says of it names no place in the file and helps nobody."""
-    needs = f"the schema {source.record['schema']!r} needs"
-    what = f"it lacks {error}, which {needs}" if isinstance(error, KeyError) else f"a value in it is not what {needs}"
-    return f"{source.path.name} is damaged: {what}; make the result again, or leave the folder out."
+    inside = [other for other in sources if other.path.resolve().parent.parent == kept]
+    return [other for other in inside if isinstance(other.record, Measurement)]
 
 
 # -- the data inside the page --------------------------------------------------------------------------------
@@ -169,28 +149,10 @@ class Pool:
 
 def to_json(value: Any) -> str:
     """JSON that may stand in a script element: no character in it can begin a tag."""
-    body = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    for old, new in (
-        ("<", "\\u003c"),
-        (">", "\\u003e"),
-        ("&", "\\u0026"),
-        ("\u2028", "\\u2028"),
-        ("\u2029", "\\u2029"),
-    ):
-        body = body.replace(old, new)
+    body = json.dumps(finite(value), default=str, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for letter in "<>&\u2028\u2029":
+        body = body.replace(letter, f"\\u{ord(letter):04x}")
     return body
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return None
-    if isinstance(value, dict):
-        return {str(key): _finite(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(inner) for inner in value]
-    if value is None or isinstance(value, (str, int, float, bool)):
-        return value
-    return str(value)
 
 
 def _chart_data(chart: Chart, file: str, pool: Pool) -> dict[str, Any]:
@@ -198,11 +160,11 @@ def _chart_data(chart: Chart, file: str, pool: Pool) -> dict[str, Any]:
         "title": chart.title,
         "file": file,
         "height": chart.height,
-        "layout": chart.layout,
-        "columns": chart.columns,
-        "table": None if chart.table is None else _table_data(chart.table, pool),
+        "layout": plotly.layout(chart),
+        "columns": plotly.columns(chart),
+        "table": None if chart.rows is None else _table_data(Table.of(chart.title, chart.rows), pool),
         "frames": [
-            {"view": f.view, "step": f.step, "caption": f.caption, "data": [pool.pack(trace) for trace in f.data]}
+            {"view": f.view, "step": f.step, "caption": f.caption, "data": [pool.pack(t) for t in plotly.traces(f)]}
             for f in chart.frames
         ],
     }
@@ -263,8 +225,8 @@ def render(content: Report, *, title: str | None = None) -> str:
     page = environment.get_template("page.html").render(
         title=title or "Embedding condensation: results",
         report=content,
-        groups=[(TITLES[kind], [s for s in content.sections if s.kind == kind]) for kind in KINDS],
-        counts=_counts(content.counts),
+        groups=[(words[0], [s for s in content.sections if s.kind == kind]) for kind, words in KINDS.items()],
+        counts=list_of(f"{n} {KINDS[kind][1 if n == 1 else 2]}" for kind, n in content.counts.items()),
         hardware=_hardware(content),
         style=(TEMPLATES / "style.css").read_text(encoding="utf-8"),
         policy=_policy(library, script),
@@ -286,11 +248,6 @@ def _policy(*scripts: str) -> str:
     )
 
 
-def _counts(counts: dict[str, int]) -> str:
-    words = [f"{n} {COUNTED[kind][n > 1]}" for kind, n in counts.items()]
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-
-
 def _hardware(content: Report) -> str:
     """Which machines, and for how many results nobody wrote that down."""
     unknown = sum(1 for s in content.sections for o in s.origins if not o.hardware)
@@ -301,4 +258,4 @@ def _hardware(content: Report) -> str:
 
 
 def _yaml(value: Any) -> str:
-    return yaml.safe_dump(_finite(value), sort_keys=False, allow_unicode=True, width=100)
+    return yaml.safe_dump(json.loads(to_json(value)), sort_keys=False, allow_unicode=True, width=100)

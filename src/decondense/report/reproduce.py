@@ -2,51 +2,44 @@
 
 from __future__ import annotations
 
-import inspect
 import shlex
 from typing import Any
+
+from ..records import Evaluation, Measurement, Significance
 
 __all__ = ["evaluate_command", "measure_command", "significance_command"]
 
 
-def measure_command(record: dict[str, Any], config: dict[str, Any] | None) -> str:
-    """From ``config.yaml`` where it is, else from the settings inside the result."""
+def measure_command(record: Measurement, config: dict[str, Any] | None) -> str:
+    """From config.yaml where it is, else from the settings inside the result."""
     if config is not None and config.get("command") == "measure" and "model" in config:
         return _line("measure", config["model"], _options(config))
-    model, settings = record["model"], dict(record["settings"])
-    options = {"text": record["text"]["name"], **settings}
-    options |= {"init": model.get("init"), "revision": model.get("revision"), "dtype": model.get("dtype")}
-    return _line("measure", model["name"], options)
+    model = record.model
+    options = {"text": record.text.name, **record.settings}
+    return _line(
+        "measure", model.name, options | {"init": model.init, "revision": model.revision, "dtype": model.dtype}
+    )
 
 
-def evaluate_command(record: dict[str, Any], config: dict[str, Any] | None) -> str:
+def evaluate_command(record: Evaluation, config: dict[str, Any] | None) -> str:
     if config is not None and config.get("command") == "evaluate" and "model" in config:
         options = _options(config)
         options["tasks"] = options.get("tasks") or "none"
         return _line("evaluate", config["model"], options)
-    settings = record["settings"]
-    options = {"tasks": settings["tasks"] or "none", "shots": settings["shots"], "limit": settings["limit"]}
-    options |= {"text": settings.get("texts") or None, "seed": settings["seed"], "dtype": record["model"].get("dtype")}
-    return _line("evaluate", record["model"]["name"], options)
+    settings, model = record.settings, record.model
+    options = {"tasks": settings.get("tasks") or "none", "shots": settings.get("shots"), "limit": settings.get("limit")}
+    options |= {"text": settings.get("texts") or None, "seed": settings.get("seed"), "dtype": model.dtype}
+    return _line("evaluate", model.name, options)
 
 
-def significance_command(record: dict[str, Any]) -> str:
-    base, treated = ([shlex.quote(str(run["run"])) for run in record[arm]] for arm in ("base", "treated"))
-    flags = [*(["--paired"] if record.get("paired") else []), "--alpha", str(record["alpha"])]
-    flags += ["--power", str(record["power"]), *_comparison_flags(record.get("settings", {}))]
-    return " ".join(["decondense significance", *flags, *base, "--", *treated])
-
-
-def _comparison_flags(settings: dict[str, Any]) -> list[str]:
-    """What differs from the defaults; older results did not record these settings."""
-    from ..stats.significance import significance
-
-    defaults = {key: option.default for key, option in inspect.signature(significance).parameters.items()}
-    flags = ["--common"] if settings.get("common") else []
+def significance_command(record: Significance) -> str:
+    base, treated = ([shlex.quote(str(run.get("run"))) for run in arm] for arm in (record.base, record.treated))
+    flags = [*(["--paired"] if record.paired else []), "--alpha", str(record.alpha), "--power", str(record.power)]
+    flags += ["--common"] if record.settings.get("common") else []
     for key in ("bootstrap", "permutations", "seed"):
-        if settings.get(key, defaults[key]) != defaults[key]:
-            flags += [f"--{key}", str(settings[key])]
-    return flags
+        if key in record.settings:  # older results did not record them
+            flags += [f"--{key}", str(record.settings[key])]
+    return " ".join(["decondense significance", *flags, *base, "--", *treated])
 
 
 def _options(config: dict[str, Any]) -> dict[str, Any]:

@@ -10,23 +10,24 @@ import html
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from .sections import sentence_of
-from .sources import Skipped, Source, find
+from ..records import Study
+from .section import Skipped, Source, read_sources
+from .studies import sentence_of
 
 __all__ = ["BEGIN", "END", "insert_table", "results_table", "verdicts_table"]
 
 BEGIN, END = "<!-- results -->", "<!-- end results -->"
 COLUMNS = ("study", "claim", "verdict", "sentence", "hardware", "folder")
-NEEDED = ("study", "claim", "verdict", "sentence")
+Known = Sequence[tuple[str, str, str]]
+"""Name, claim and question of every study there is."""
 
 
 def results_table(
     places: Sequence[str | os.PathLike[str]], *, base: str | os.PathLike[str] | None = None
 ) -> tuple[str, list[Skipped]]:
-    """One line per study in and below ``places``, in the order of claim and name; folders near ``base``
-    (default the current folder) are links.
+    """One line per study in and below `places`, in the order of claim and name; folders near `base` (default the
+    current folder) are links.
 
     Returns:
         the table, and what was left out with the reason.
@@ -36,60 +37,36 @@ def results_table(
     rows = []
     for source in studies:
         record = source.record
-        hardware = record.get("hardware") or "–"
-        words = (record["study"], record["claim"], record["verdict"], sentence_of(record), hardware)
+        words = (record.study, record.claim, record.verdict, sentence_of(record), record.hardware or "–")
         rows.append([*(_cell(word) for word in words), _link(source, root, source.folder)])
     return _markdown(COLUMNS, rows), skipped
 
 
 def verdicts_table(
-    places: Sequence[str | os.PathLike[str]], *, base: str | os.PathLike[str] | None = None
+    places: Sequence[str | os.PathLike[str]], *, known: Known, base: str | os.PathLike[str] | None = None
 ) -> tuple[str, list[Skipped]]:
-    """One line per study that the package knows: its question, and the verdict of each result in ``places``."""
-    from ..studies import STUDIES
-
-    found, skipped = _studies(places)
+    """One line per study that is known: its question, and the verdict of each result in `places`."""
+    studies, skipped = _studies(places)
     root = Path(base if base is not None else ".").resolve()
     rows = []
-    for study in STUDIES.values():
-        here = [source for source in found if source.record["study"] == study.name]
+    for name, claim, question in known:
+        here = [source for source in studies if source.record.study == name]
         for source in here:
-            name = _link(source, root, study.name)
-            rows.append([name, _cell(study.claim), _cell(study.question), _cell(source.record["verdict"])])
+            rows.append([_link(source, root, name), _cell(claim), _cell(question), _cell(source.record.verdict)])
         if not here:
-            rows.append([study.name, _cell(study.claim), _cell(study.question), "undecided: not run"])
+            rows.append([name, _cell(claim), _cell(question), "undecided: not run"])
     return _markdown(("study", "claim", "question", "verdict"), rows), skipped
 
 
-TABLES = {"results": results_table, "verdicts": verdicts_table}
-
-
-def _studies(places: Sequence[str | os.PathLike[str]]) -> tuple[list[Source], list[Skipped]]:
-    sources, skipped = find(places)
-    studies = []
-    for source in sources:
-        if source.kind != "study":
-            continue
-        wrong = _wrong(source.record)
-        if wrong:
-            skipped.append(Skipped(source.folder, f"result.json {wrong}; make the result again, or leave it out."))
-        else:
-            studies.append(source)
+def _studies(places: Sequence[str | os.PathLike[str]]) -> tuple[list[Source[Study]], list[Skipped]]:
+    sources, skipped = read_sources(places)
+    studies = [source for source in sources if isinstance(source.record, Study)]
     if not studies:
         listed = ", ".join(repr(str(place)) for place in places)
         why = "".join(f" Skipped {s.folder}: {s.reason}" for s in skipped[:3])
         raise ValueError(f"no study in {listed}: give folders that `decondense study` wrote.{why}")
-    studies.sort(key=lambda s: (str(s.record["claim"]), str(s.record["study"]), s.folder))
+    studies.sort(key=lambda source: (source.record.claim, source.record.study, source.folder))
     return studies, skipped
-
-
-def _wrong(record: dict[str, Any]) -> str:
-    """What of a study's words is missing or no text, "" where all are."""
-    lacking = [key for key in NEEDED if key not in record]
-    if lacking:
-        return f"lacks {', '.join(lacking)}"
-    odd = [key for key in NEEDED if not isinstance(record[key], str) or not record[key].strip()]
-    return f"must have text as {', '.join(odd)}, got {', '.join(repr(record[k])[:40] for k in odd)}" if odd else ""
 
 
 def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -102,8 +79,8 @@ def _cell(value: object) -> str:
     return html.escape(" ".join(str(value).split()), quote=False).replace("|", "\\|")
 
 
-def _link(source: Source, root: Path, words: str) -> str:
-    """A link to the folder where it lies in ``root`` or beside it."""
+def _link(source: Source[Study], root: Path, words: str) -> str:
+    """A link to the folder where it lies in `root` or beside it."""
     folder = source.path.resolve().parent
     place = Path(os.path.relpath(folder, root)).as_posix()
     if place.count("..") > 1:
@@ -111,20 +88,27 @@ def _link(source: Source, root: Path, words: str) -> str:
     return f"[{_cell(words)}]({place.replace(' ', '%20').replace('(', '%28').replace(')', '%29')})"
 
 
-def insert_table(file: str | os.PathLike[str], places: Sequence[str | os.PathLike[str]]) -> tuple[str, list[Skipped]]:
-    """The content of ``file`` with the tables between their markers, and what was left out. Writes nothing."""
+def insert_table(
+    file: str | os.PathLike[str], places: Sequence[str | os.PathLike[str]], *, known: Known = ()
+) -> tuple[str, list[Skipped]]:
+    """The content of `file` with the tables between their markers, and what was left out. Writes nothing. `known` are
+    the studies that the short table names."""
     path = Path(file)
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise FileNotFoundError(f"no file at {str(file)!r}: --readme names a file that exists.") from None
     skipped: list[Skipped] = []
-    asked = [name for name in TABLES if f"<!-- {name} -->" in text or f"<!-- end {name} -->" in text]
+    asked = [name for name in ("results", "verdicts") if f"<!-- {name} -->" in text or f"<!-- end {name} -->" in text]
     for name in asked or ["results"]:
         begin, end = f"<!-- {name} -->", f"<!-- end {name} -->"
         if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
             raise ValueError(f"{str(file)!r} must hold {begin} and, after it, {end}, once each: add both lines.")
-        table, skipped = TABLES[name](places, base=path.resolve().parent)
+        near = path.resolve().parent
+        if name == "results":
+            table, skipped = results_table(places, base=near)
+        else:
+            table, skipped = verdicts_table(places, known=known, base=near)
         head, rest = text.split(begin)
         text = f"{head}{begin}\n{table}{end}{rest.split(end)[1]}"
     return text, skipped

@@ -2,34 +2,71 @@
 
 from __future__ import annotations
 
-import math
+import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import yaml
+
+from ..figures.chart import Chart
+from ..files import read_json
+from ..records import Damaged, Record, find, read
+from ..words import cell, round_to
+
+__all__ = ["Origin", "Panel", "Picture", "Section", "Skipped", "Source", "Table", "read_sources"]
 
 _FIGURES = re.compile(r"(?:[\d\s.,+\-−–\[\]%→±<e]|to|[kMB])*")
+R = TypeVar("R", bound=Record, covariant=True)
 
-__all__ = [
-    "Chart",
-    "Frame",
-    "Origin",
-    "Panel",
-    "Picture",
-    "Section",
-    "Table",
-    "amount",
-    "cell",
-    "short",
-    "slug",
-    "span",
-]
+
+@dataclass(frozen=True)
+class Source(Generic[R]):
+    """A result on disk: `folder` is the name to show (the folder that was asked for and the path below it); `config`
+    and `run` are what config.yaml and run.json beside it say, if they are there."""
+
+    folder: str
+    path: Path
+    record: R
+    config: dict[str, Any] | None = None
+    run: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Skipped:
+    folder: str
+    reason: str
+
+
+def read_sources(places: Sequence[str | os.PathLike[str]]) -> tuple[list[Source[Any]], list[Skipped]]:
+    """Every result in and below the places, and what could not be read, with the reason."""
+    sources, skipped = [], []
+    for path, folder in find(places):
+        try:
+            record = read(path)
+        except (Damaged, OSError) as error:
+            skipped.append(Skipped(folder, " ".join(str(error).replace(str(path), path.name).split())))
+            continue
+        config, run = _beside(path.parent / "config.yaml"), _beside(path.parent / "run.json")
+        sources.append(Source(folder, path, record, config, run))
+    return sources, skipped
+
+
+def _beside(path: Path) -> dict[str, Any] | None:
+    """What lies beside a result helps, but a result stands without it."""
+    try:
+        value = yaml.safe_load(path.read_text(encoding="utf-8")) if path.suffix == ".yaml" else read_json(path)
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 @dataclass
 class Table:
-    """``rows`` go into the CSV; ``shown`` is the same in words for people (by default made from ``rows``)."""
+    """`rows` go into the CSV; `shown` is the same in words for people (by default made from `rows`)."""
 
     title: str
     columns: list[str]
@@ -38,6 +75,12 @@ class Table:
     heads: list[str] | None = None
     folded: bool = False
     note: str = ""
+
+    @classmethod
+    def of(cls, title: str, rows: Sequence[Mapping[str, Any]], **more: Any) -> Table:
+        """Rows by name; the names of the first are the columns."""
+        columns = list(rows[0]) if rows else []
+        return cls(title, columns, [[round_to(row.get(name)) for name in columns] for row in rows], **more)
 
     @cached_property
     def cells(self) -> list[list[str]]:
@@ -55,31 +98,8 @@ class Table:
 
 
 @dataclass
-class Frame:
-    """One state of a chart: the traces for a view (pooled, released) at a step."""
-
-    data: list[dict[str, Any]]
-    view: str = ""
-    step: int | None = None
-    caption: str = ""
-
-
-@dataclass
-class Chart:
-    title: str
-    layout: dict[str, Any]
-    frames: list[Frame]
-    height: int = 380
-    note: str = ""
-    table: Table | None = None
-    columns: dict[str, str] | None = None
-    """Where the numbers of the CSV come from: ``table``, or fields of the traces and the names of their ``columns``;
-    a heatmap is its own table."""
-
-
-@dataclass
 class Panel:
-    """Charts that are looked at together, with the controls they share: ``views`` (radio buttons) and ``steps``
+    """Charts that are looked at together, with the controls they share: `views` (radio buttons) and `steps`
     (a slider of that name; pairs of step and label)."""
 
     charts: list[Chart]
@@ -134,69 +154,3 @@ class Section:
             return self.verdict.split("; ")
         head, dot, rest = self.verdict.partition(". ")
         return [head + ".", rest] if dot else [self.verdict]
-
-
-# -- numbers and words ---------------------------------------------------------------------------------------
-
-
-def short(value: Any, digits: int = 6) -> float | int | None:
-    """A number with ``digits`` significant digits; what is not finite becomes ``None``, which JSON can say."""
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, int):
-        return value
-    number = float(value)
-    if not math.isfinite(number):
-        return None
-    number = float(f"{number:.{digits}g}")
-    return int(number) if number == int(number) and abs(number) < 1e15 else number
-
-
-def shorts(values: Iterable[Any], digits: int = 6) -> list[Any]:
-    return [short(value, digits) for value in values]
-
-
-def cell(value: Any) -> str:
-    """A value in a table for people: four significant digits, a true minus sign."""
-    if value is None:
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}".replace("-", "−")
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            return "–"
-        text = f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
-        return text.replace("-", "−")
-    if isinstance(value, (list, tuple)):
-        return ", ".join(cell(v) for v in value)
-    return str(value)
-
-
-def span(value: Any, low: Any, high: Any, digits: int = 2) -> str:
-    """ "0.82 [0.80, 0.83]"."""
-    if value is None:
-        return "–"
-    text = f"{value:.{digits}f}"
-    if low is not None and high is not None:
-        text += f" [{low:.{digits}f}, {high:.{digits}f}]"
-    return text.replace("-", "−")
-
-
-def amount(number: float) -> str:
-    """135M, 1.5B, 32.8k."""
-    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(number) >= size:
-            return f"{number / size:.3g}{unit}"
-    return f"{number:.0f}"
-
-
-def slug(*words: str) -> str:
-    """A file name out of words: letters, digits and dashes only."""
-    name = "-".join(re.sub(r"[^A-Za-z0-9]+", "-", word).strip("-") for word in words)
-    return re.sub(r"-+", "-", name).strip("-")[:80].lower() or "result"
-
-
-def same(values: Sequence[Any]) -> bool:
-    return all(value == values[0] for value in values)

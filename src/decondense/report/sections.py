@@ -1,26 +1,27 @@
-"""From a result to its section of the page, one function per kind. Training runs have a file of their own."""
+"""From a result to its section of the page, one function per kind. Training runs and studies have own files."""
 
 from __future__ import annotations
 
-import base64
 import shlex
-from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
-from ..meter.result import Condensation
-from ..stats.tables import p_value, points
-from .charts import VIEWS, depth_curve, heat_frames, heatmap, scale_of, states_table, trend_charts
-from .effects import effect_table, forest, scores
+import numpy as np
+
+from ..figures.chart import FAINT, PALETTE, Axis, Band, Chart, Frame, Rule, Series
+from ..figures.forest import forest_chart
+from ..figures.measured import Geometry
+from ..figures.measurements import trend_charts
+from ..records import Comparison, Evaluation, Measurement, Significance
+from ..stats.intervals import student
+from ..words import cell, duration, p_value, points, round_to, several, span
+from .panels import Shot, heat_panel
 from .reproduce import evaluate_command, measure_command, significance_command
-from .section import Origin, Panel, Picture, Section, Table, cell, short, span
-from .sources import Source
-from .study_charts import benchmark_rows, study_panels
+from .section import Origin, Panel, Section, Source, Table
 
-__all__ = ["comparison", "evaluation", "measurement", "origin_of", "sentence_of", "significance", "study"]
+__all__ = ["comparison", "difference_table", "evaluation", "measurement", "origin_of", "significance"]
 
-POWER = 0.8
-"""At which studies state the smallest effect, as ``decondense significance`` does."""
 GLOSS = {
     "condensing": "The deeper the layer, the more alike the directions of the tokens of one text.",
     "dispersing": "The deeper the layer, the further apart the directions of the tokens of one text.",
@@ -39,193 +40,268 @@ CURVES = {
 }
 
 
-def measurement(source: Source) -> Section:
-    result = Condensation(source.record)
-    views = views_of([result])
-    floor, top = scale_of([result])
-    frames = heat_frames(result, top=top)
-    chart = heatmap("Density of cosines at every layer", frames, [result], floor=floor)
-    chart.note = "Orange: mean; dotted: 5 and 95 % of the cosines. Densities above the scale have its last colour."
-    if not views:
-        chart.note += " The released view was not measured (option --released)."
+STATISTICS = ("spearman", "kendall", "slope", "last")
+
+
+def measurement(source: Source[Measurement]) -> Section:
     record = source.record
-    model, settings = record["model"], record["settings"]
+    result = Geometry(record)
+    panel = heat_panel([("Density of cosines at every layer", [Shot(result)])])
+    (chart,) = panel.charts
+    for frame in chart.frames:
+        frame.caption = ""  # the verdict says it
+    chart.note = "Orange: mean; dotted: 5 and 95 % of the cosines. Densities above the scale have its last colour."
+    if not panel.views:
+        chart.note += " The released view was not measured (option --released)."
+    model, settings = record.model, record.settings
     facts = [
-        (
-            "model",
-            f"{model['parameters']:,} parameters, {model['layers']} layers, width {model['width']}, {model['dtype']}",
-        ),
-        ("text", f"{record['text']['name']} ({record['text']['source']})"),
-        ("windows", f"{record['windows_done']} × {settings['tokens']} tokens"),
+        ("model", f"{model.parameters:,} parameters, {model.layers} layers, width {model.width}, {model.dtype}"),
+        ("text", f"{record.text.name} ({record.text.source})"),
+        ("windows", f"{record.windows_done} × {settings['tokens']} tokens"),
     ]
-    notes = result.notes
-    if not result.complete:
-        notes = [f"incomplete: {record['windows_done']} of {settings['windows']} windows were measured.", *notes]
+    notes = list(record.notes)
+    if not record.complete:
+        notes.insert(0, f"incomplete: {record.windows_done} of {settings['windows']} windows were measured.")
     parts = ("model", "text", "settings", "versions", "final_norm", "complete", "windows_done")
-    config: dict[str, Any] = {"config.yaml": source.config} if source.config else {}
-    config |= {key: record[key] for key in parts if key in record}
+    command = measure_command(record, source.config)
+    curve = depth_curve(result)
+    states = Table.of("Every hidden state", curve.rows or [], folded=True)
     return Section(
         "measurement",
         f"{result.label} on {result.text}",
-        result.verdict,
-        [origin_of(source, config, measure_command(record, source.config), facts)],
-        gloss=GLOSS.get(result.verdict.split(":")[0], ""),
+        record.verdict,
+        [origin_of(source, _configuration(source, *parts), command, facts)],
+        gloss=GLOSS.get(record.verdict.split(":")[0], ""),
         notes=notes,
-        panels=[Panel([chart], views=views), Panel([depth_curve(result)])],
-        tables=[_trend_table(record), states_table(result)],
+        panels=[panel, Panel([curve])],
+        tables=[_trend_table(record), states],
     )
 
 
-def views_of(results: Sequence[Condensation]) -> list[tuple[str, str]]:
-    """Both views, if any of the results has the released one; else no choice."""
-    return list(VIEWS) if any("released_histogram" in result.record for result in results) else []
-
-
-def _trend_table(record: dict[str, Any]) -> Table:
-    names = ("spearman", "kendall", "slope", "last")
+def _trend_table(record: Measurement) -> Table:
     rows, shown = [], []
-    for curve, trend in record["trend"].items():
+    for curve, trend in record.trend.items():
         words = CURVES.get(curve, curve)
-        rows.append([words, *(short(trend[n][part]) for n in names for part in ("value", "low", "high"))])
-        shown.append([words, *(span(trend[n]["value"], trend[n]["low"], trend[n]["high"]) for n in names)])
-    columns = ["states", *(n if part == "value" else f"{n}_{part}" for n in names for part in ("value", "low", "high"))]
-    note = TREND_NOTE.format(last=record["settings"]["last"])
-    return Table("Trend over depth", columns, rows, shown, ["states", *(n.capitalize() for n in names)], note=note)
+        row: dict[str, Any] = {"states": words}
+        for name in STATISTICS:
+            entry = trend[name]
+            row |= {name: entry.value, f"{name}_low": entry.low, f"{name}_high": entry.high}
+        rows.append(row)
+        shown.append([words, *(span(trend[n].value, trend[n].low, trend[n].high) for n in STATISTICS)])
+    note = TREND_NOTE.format(last=record.settings["last"])
+    heads = ["states", *(name.capitalize() for name in STATISTICS)]
+    return Table.of("Trend over depth", rows, shown=shown, heads=heads, note=note)
 
 
-def comparison(source: Source, below: Sequence[Source] = ()) -> Section:
-    """``below``: the measurements in folders below this one, drawn side by side on one scale."""
+def depth_curve(result: Geometry) -> Chart:
+    """Mean cosine against layer: its 95 % interval over windows, the range of the cosines, and the mean without the
+    3 strongest dimensions."""
+    layers, mean, quantiles = result.layers, result.mean_cosine, result.quantiles
+    split = layers if result.final_norm else layers + 1
+    x = list(range(split))
+    _, half = student(result.per_window)
+    low, high = mean - half, mean + half
+    known = len(result.per_window) > 1
+    bare = np.minimum(result.values("mean_cosine_without_variance3"), result.values("mean_cosine_without_cosine3"))
+    words = [f"mean {span(m, *((a, b) if known else (None, None)), 3)}" for m, a, b in zip(mean, low, high)]
+    marks: list[Any] = [
+        Band(x, quantiles[:split, 0], quantiles[:split, 4], "5–95 % of the cosines", FAINT, 0.18),
+        *([Band(x, low[:split], high[:split], "95 % interval of the mean", PALETTE[0], 0.35)] if known else []),
+    ]
+    lines = (
+        (mean, words, "mean", {"dash": "solid", "width": 2.5}),
+        (
+            bare,
+            [f"without 3 dimensions {span(value, None, None, 3)}" for value in bare],
+            "mean without the 3 strongest dimensions",
+            {"dash": "dash", "colour": PALETTE[1]},
+        ),
+    )
+    for values, said, name, style in lines:
+        marks.append(Series(x, values[:split], name, of=said[:split], hover="layer {x}\n{of}", **style))
+    if result.final_norm:
+        ends = [(mean[layers], words[layers].removeprefix("mean "), "after the final norm", False)]
+        before = result.before_norm
+        if before is not None:
+            ends.append((before.mean_cosine, span(before.mean_cosine, None, None, 3), "the same before it", True))
+        for value, said, name, hollow in ends:
+            style = {"symbol": "circle", "size": 9, "hollow": hollow, "hover": "layer {x}\n{of}"}
+            marks.append(Series([layers], [value], name, of=[f"{name}: {said}"], **style))
+    axis = Axis("layer (0 = embedding)", (-0.5, layers + 0.5))
+    chart = Chart("Mean cosine over depth", axis, Axis("cosine of two tokens"), [Frame(marks)], height=400)
+    chart.rows = _state_rows(result, low, high)
+    return chart
+
+
+def _state_rows(result: Geometry, low: np.ndarray, high: np.ndarray) -> list[dict[str, Any]]:
+    """Every number of every hidden state."""
+    rows = []
+    ends = (("mean_low", low), ("mean_high", high))
+    for number, state in enumerate(result.record.states):
+        inside = number <= result.layers
+        rows.append(state.row() | {end: values[number] if inside else None for end, values in ends})
+    return rows
+
+
+def comparison(source: Source[Comparison], below: Sequence[Source[Measurement]] = ()) -> Section:
+    """`below`: the measurements in folders below this one, drawn side by side on one scale."""
     record = source.record
-    rows = record["rows"]
+    rows = [row.model_dump() for row in record.rows]
     names = ["model", "revision", "text", "parameters", "layers", "windows"]
-    names = [n for n in names if any(row[n] is not None for row in rows)]
-    figures = ["spearman", "kendall", "slope", "last"]
-    columns = list(rows[0])
-    whole = [[v if isinstance(v := row[c], (str, bool)) else short(v) for c in columns] for row in rows]
+    names = [name for name in names if any(row[name] is not None for row in rows)]
     shown = [
-        [cell(row[n]) if row[n] is not None else "" for n in names]
-        + [span(row[f], row[f"{f}_low"], row[f"{f}_high"]) for f in figures]
+        [cell(row[name]) if row[name] is not None else "" for name in names]
+        + [span(row[f], row[f"{f}_low"], row[f"{f}_high"]) for f in STATISTICS]
         for row in rows
     ]
-    table = Table("All results", columns, whole, shown, [*names, *(f.capitalize() for f in figures)])
-    table.note = "In brackets: 95 % intervals from a bootstrap over windows."
-    charts = trend_charts(rows, axis=record["axis"], paired=record["paired"], table=table)
+    heads = [*names, *(name.capitalize() for name in STATISTICS)]
+    note = "In brackets: 95 % intervals from a bootstrap over windows."
+    charts = trend_charts(rows, axis=record.axis, paired=record.paired)
+    for chart in charts:
+        chart.rows = rows
     panels = [Panel(charts, note="Lines: 95 % intervals. Above zero: condensing with depth; below: dispersing.")]
-    results = [Condensation(s.record) for s in below]
-    if results:
-        floor, top = scale_of(results)
-        heat = []
-        for result in results:
-            frames = heat_frames(result, top=top, caption=result.verdict)
-            heat.append(heatmap(f"{result.label} on {result.text}", frames, [result], small=True, floor=floor))
-        panels.append(Panel(heat, "Side by side, on one scale", views=views_of(results), small=True))
     command = None
     if below:
-        flag = " --paired" if record["paired"] else ""
-        folders = " ".join(shlex.quote(s.folder) for s in below)
+        results = [Geometry(one.record) for one in below]
+        heat = heat_panel([(f"{r.label} on {r.text}", [Shot(r)]) for r in results], "Side by side, on one scale")
+        heat.small = True
+        for chart, result in zip(heat.charts, results):
+            for frame in chart.frames:
+                frame.caption = result.record.verdict
+        panels.append(heat)
+        flag = " --paired" if record.paired else ""
+        folders = " ".join(shlex.quote(one.folder) for one in below)
         command = f"decondense compare{flag} {folders} --out {shlex.quote(source.folder)}"
-    config: dict[str, Any] = {"config.yaml": source.config} if source.config else {}
-    config |= {"axis": record["axis"], "paired": record["paired"]}
-    config["results"] = [{n: row[n] for n in names} for row in rows]
+    config = _configuration(source, "axis", "paired") | {"results": [{n: row[n] for n in names} for row in rows]}
     origin = origin_of(source, config, command)
     if command is None:
         origin.remark = "The command was not recorded; the table names the models, texts and numbers of windows."
-    what = {"size": "by size", "checkpoint": "by checkpoint", "text": "by text"}.get(record["axis"], "side by side")
-    title = f"{len(rows)} results {'in pairs' if record['paired'] else what}"
-    return Section("comparison", title, record["verdict"], [origin], panels=panels, tables=[table])
+    what = {"size": "by size", "checkpoint": "by checkpoint", "text": "by text"}.get(record.axis, "side by side")
+    title = f"{len(rows)} results {'in pairs' if record.paired else what}"
+    table = Table.of("All results", rows, shown=shown, heads=heads, note=note)
+    return Section("comparison", title, record.verdict, [origin], panels=panels, tables=[table])
 
 
-def evaluation(source: Source) -> Section:
+def evaluation(source: Source[Evaluation]) -> Section:
     record = source.record
-    model, tasks = record["model"], record["tasks"]
-    panels, tables = [], []
-    parts = []
+    model, tasks = record.model, record.tasks
+    panels, tables, parts = [], [], []
     if tasks:
-        chart = scores(tasks, record["macro_average"])
-        panels.append(Panel([chart]))
-        if chart.table is not None:
-            tables.append(chart.table)
-        parts.append(
-            f"average accuracy over {len(tasks)} task{'s' * (len(tasks) > 1)}: {100 * record['macro_average']:.2f} %"
-        )
-    if record["texts"]:
+        panels.append(Panel([scores(record)]))
+        tables.append(_score_table(record))
+        if record.macro_average is not None:
+            parts.append(f"average accuracy over {several(len(tasks), 'task')}: {points(record.macro_average)} %")
+    if record.texts:
         columns = ["tokens", "window_tokens", "token_perplexity", "word_perplexity", "bits_per_byte"]
-        rows = [[name, *(short(row.get(c)) for c in columns)] for name, row in record["texts"].items()]
-        tables.append(Table("Texts", ["text", *columns], rows, heads=["text", *(c.replace("_", " ") for c in columns)]))
-        parts += [f"{name}: {row['bits_per_byte']:.4f} bits per byte" for name, row in record["texts"].items()]
-    facts = [
-        (
-            "model",
-            f"{model['parameters']:,} parameters, {model['dtype']}, on {model.get('device', 'an unknown device')}",
-        )
-    ]
-    checkpoint = record.get("checkpoint") or {}
-    if checkpoint.get("training_seed") is not None:
-        facts.append(("training seed", str(checkpoint["training_seed"])))
-    parts_of_config = ("model", "settings", "data", "checkpoint", "versions")
-    config: dict[str, Any] = {"config.yaml": source.config} if source.config else {}
-    config |= {key: record[key] for key in parts_of_config if key in record}
-    if record["settings"].get("limit"):
-        note = f"only the first {record['settings']['limit']} items of every task were taken: for trying out."
-        notes = [note, *record["notes"]]
-    else:
-        notes = list(record["notes"])
+        rows = [{"text": name} | {c: row.get(c) for c in columns} for name, row in record.texts.items()]
+        tables.append(Table.of("Texts", rows, heads=["text", *(c.replace("_", " ") for c in columns)]))
+        parts += [f"{name}: {row['bits_per_byte']:.4f} bits per byte" for name, row in record.texts.items()]
+    device = model.device
+    where = device or "an unknown device"
+    facts = [("model", f"{model.parameters:,} parameters, {model.dtype}, on {where}")]
+    if record.checkpoint.get("training_seed") is not None:
+        facts.append(("training seed", str(record.checkpoint["training_seed"])))
+    config = _configuration(source, "model", "settings", "data", "checkpoint", "versions")
+    notes = list(record.notes)
+    limit = record.settings.get("limit")
+    if limit:
+        notes.insert(0, f"only the first {limit} items of every task were taken: for trying out.")
     origin = origin_of(source, config, evaluate_command(record, source.config), facts)
-    if origin.hardware is None and model.get("device"):
-        origin.hardware = f"{model['device']} (kind not recorded)"
+    if origin.hardware is None and device:
+        origin.hardware = f"{device} (kind not recorded)"
     return Section(
-        "evaluation", str(model["description"]), "; ".join(parts) or "nothing was scored", [origin], notes=notes,
+        "evaluation", model.description, "; ".join(parts) or "nothing was scored", [origin], notes=notes,
         panels=panels, tables=tables,
     )  # fmt: skip
 
 
-def significance(source: Source) -> Section:
+def scores(record: Evaluation) -> Chart:
+    """Accuracy of each task with its 95 % interval over items, the average as a line."""
+    tasks, average = record.tasks, record.macro_average
+    places = list(range(len(tasks), 0, -1))
+    values = [100 * task.acc for task in tasks.values()]
+    reach = [0.0 if task.stderr is None else 196 * task.stderr for task in tasks.values()]
+    words = [
+        f"{name}\n{value:.2f}" + (f" ± {half:.2f}" if half else "") + f"\n{task.items:,} items"
+        for (name, task), value, half in zip(tasks.items(), values, reach)
+    ]
+    low, high = ([v + sign * half for v, half in zip(values, reach)] for sign in (-1, 1))
+    style = {"symbol": "circle", "size": 10, "across": True, "of": words, "hover": "{of}"}
+    marks: list[Any] = [Series(values, places, "accuracy, 95 % over items", low=low, high=high, **style)]
+    y = Axis(ticks=list(zip(places, tasks)), range=(0.4, len(tasks) + 0.6), grid=False)
+    note = "Lines: 95 % interval over items." + ("" if average is None else " Dashed: the average over tasks.")
+    height = 120 + 30 * len(tasks)
+    chart = Chart("Accuracy of each task", Axis("accuracy, %"), y, [Frame(marks)], height=height, note=note)
+    chart.rules = [] if average is None else [Rule(100 * average, dash="dash", width=1.5)]
+    chart.rows = _score_rows(record)
+    return chart
+
+
+def _score_rows(record: Evaluation) -> list[dict[str, Any]]:
+    columns = ("items", "shots", "acc", "stderr", "acc_norm", "ece", "perplexity")
+    tasks = {name: task.model_dump() for name, task in record.tasks.items()}
+    return [{"task": name} | {c: round_to(task.get(c)) for c in columns} for name, task in tasks.items()]
+
+
+def _score_table(record: Evaluation) -> Table:
+    def words(column: str, value: Any) -> str:
+        if value is not None and column in ("acc", "stderr", "acc_norm"):
+            return points(value)
+        return f"{value:.3f}" if value is not None and column == "ece" else cell(value)
+
+    rows = _score_rows(record)
+    shown = [[words(column, value) for column, value in row.items()] for row in rows]
+    heads = ["task", "items", "shots", "accuracy, %", "± (items)", "normalised, %", "ECE", "perplexity"]
+    return Table.of("Scores", rows, shown=shown, heads=heads)
+
+
+def significance(source: Source[Significance]) -> Section:
     record = source.record
     panels, tables = [], []
     for title, part, scale, unit in (
         ("Benchmarks: treated − base", record, 100.0, "points"),
-        ("Log-likelihood of the right answers", record.get("likelihood"), 1.0, "nats per item"),
+        ("Log-likelihood of the right answers", record.likelihood, 1.0, "nats per item"),
     ):
-        if not part or not part["tasks"]:
+        if part is None or not part.tasks:
             continue
-        rows = [*part["tasks"]]
-        if part["macro"] is not None and len(rows) > 1:
-            rows.append({**part["macro"], "task": "average"})
-        chart = forest(title, rows, scale=scale, unit=unit, power=record["power"])
+        rows = [task.model_dump() for task in part.tasks]
+        if part.macro is not None and len(rows) > 1:
+            rows.append(part.macro.model_dump() | {"task": "average"})
+        chart = forest_chart(title, rows, scale=scale, unit=unit, power=record.power)
+        table = effect_table(title, rows) if part is record.likelihood else difference_table(rows)
+        chart.rows = [dict(zip(table.columns, row)) for row in table.rows]
         panels.append(Panel([chart]))
-        if part is record:
-            tables.append(_difference_table(rows))
-        else:
-            tables.append(effect_table(title, rows))
-    arms = Table(
-        "Runs",
-        ["arm", "run", "model", "weights", "training_seed", "selected_by", "step"],
-        [
-            [arm, *(run.get(key) for key in ("run", "model", "weights", "training_seed", "selected_by", "step"))]
-            for arm in ("base", "treated")
-            for run in record[arm]
-        ],
-        heads=["arm", "run", "model", "weights", "training seed", "selected by", "step"],
-        folded=True,
-    )
-    keys = ("base", "treated", "seeds", "paired", "claim", "alpha", "power")
-    config: dict[str, Any] = {"config.yaml": source.config} if source.config else {}
-    config |= {key: record[key] for key in keys if key in record}
+        tables.append(table)
+    keys = ("run", "model", "weights", "training_seed", "selected_by", "step")
+    runs = [
+        {"arm": arm} | {key: run.get(key) for key in keys}
+        for arm in ("base", "treated")
+        for run in getattr(record, arm)
+    ]
+    arms = Table.of("Runs", runs, heads=["arm", *(key.replace("_", " ") for key in keys)], folded=True)
+    config = _configuration(source, "base", "treated", "seeds", "paired", "claim", "alpha", "power")
     origin = origin_of(source, config, significance_command(record))
     origin.remark = "Runs are named by their folder; write the path to each where they lie."
-    words = (
-        "two checkpoints"
-        if record["claim"] == "checkpoints"
-        else "{} base and {} treated seeds".format(*record["seeds"])
-    )
+    base, treated = record.seeds
+    words = "two checkpoints" if record.claim == "checkpoints" else f"{base} base and {treated} treated seeds"
     title = f"Treated against base: {words} ({PurePosixPath(source.folder).name})"
     return Section(
-        "significance", title, record["verdict"], [origin], notes=list(record["notes"]), panels=panels,
-        tables=[*tables, arms],
-    )  # fmt: skip
+        "significance", title, record.verdict, [origin], notes=list(record.notes), panels=panels, tables=[*tables, arms]
+    )
 
 
-def _difference_table(rows: Sequence[dict[str, Any]]) -> Table:
+EFFECTS = (
+    "task", "items", "base", "treated", "difference", "low", "high", "test", "p", "p_holm", "significant",
+    "smallest_effect", "seed_sd", "item_se",
+)  # fmt: skip
+
+
+def effect_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Fractions (or nats), not points, six digits."""
+    return Table.of(title, [{name: row.get(name) for name in EFFECTS} for row in rows], folded=True)
+
+
+def difference_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     table = effect_table("Differences", rows)
     table.heads = [
         "task",
@@ -259,84 +335,27 @@ def _difference_table(rows: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def study(source: Source) -> Section:
-    record = source.record
-    if not all(isinstance(record[key], str) for key in ("claim", "question", "verdict", "sentence")):
-        raise TypeError("the words of a study must be text")
-    table = record.get("table") or {"columns": [], "rows": []}
-    tables = []
-    panels, notes = study_panels(source)
-    if table["columns"]:
-        numbers = Table("Numbers", [str(c) for c in table["columns"]], [list(row) for row in table["rows"]])
-        rows, contrast = benchmark_rows(record)
-        if rows:
-            chart = forest(f"Benchmarks: {contrast}", rows, scale=100.0, unit="points", power=POWER, contrast=contrast)
-            panels.insert(0, Panel([chart]))
-            if len(rows) == len(numbers.rows):
-                words = _difference_table(rows)
-                numbers.shown, numbers.heads, numbers.note = words.shown, words.heads, words.note
-        tables.append(numbers)
-    pictures = []
-    for name in record.get("figures") or ():
-        try:
-            data = _png(source.path.parent, str(name))
-            alt = f"Figure of the study {record['study']}: {record['sentence']}"
-            pictures.append(Picture(str(name), alt, data))
-        except (ValueError, OSError) as error:
-            notes.append(f"figure {name}: {error}")
-    facts = [("claim", str(record["claim"])), ("scale", str(record["scale"]))]
-    if record.get("criterion"):
-        facts.append(("criterion", str(record["criterion"])))
-    config: dict[str, Any] = {"study": record["study"], "scale": record["scale"], "config": record.get("config") or {}}
-    config |= {key: record[key] for key in ("estimate", "versions") if record.get(key)}
-    if record.get("pieces"):
-        config["pieces"] = record["pieces"]
-        facts.append(("pieces", str(len(record["pieces"]))))
-    origin = origin_of(source, config, str(record["command"]), facts)
-    return Section(
-        "study", f"{record['claim']} · {record['study']} ({record['scale']} scale)", sentence_of(record), [origin],
-        badge=str(record["verdict"]), gloss=str(record["question"]), notes=notes, panels=panels,
-        tables=tables, pictures=pictures,
-    )  # fmt: skip
-
-
-def sentence_of(record: dict[str, Any]) -> str:
-    """The sentence without the verdict in front, which stands beside it anyway."""
-    verdict, sentence = str(record["verdict"]), str(record["sentence"])
-    rest = sentence.removeprefix(f"{verdict}:").strip()
-    return rest if sentence.startswith(f"{verdict}:") and rest else sentence
-
-
-def _png(folder: Path, name: str) -> str:
-    """A PNG inside the result folder, in base64; nothing from elsewhere is taken in."""
-    path = (folder / name).resolve()
-    if not path.is_relative_to(folder.resolve()):
-        raise ValueError("lies outside the result folder and is not shown.")
-    if not path.is_file():
-        raise ValueError("does not exist.")
-    data = path.read_bytes()
-    if not data.startswith(b"\x89PNG\r\n\x1a\n"):
-        raise ValueError("is not a PNG file and is not shown.")
-    return base64.b64encode(data).decode("ascii")
+def _configuration(source: Source[Any], *parts: str) -> dict[str, Any]:
+    """What config.yaml says, and these parts of the record."""
+    content = source.record.model_dump(include=set(parts), exclude_unset=True)
+    return {
+        **({"config.yaml": source.config} if source.config else {}),
+        **{key: content[key] for key in parts if key in content},
+    }
 
 
 def origin_of(
-    source: Source, config: dict[str, Any], command: str | None, facts: Sequence[tuple[str, str]] = ()
-) -> Origin:
+    source: Source[Any], config: dict[str, Any], command: str | None, facts: Sequence[tuple[str, str]] = (), *,
+    seconds: float | None = None,
+) -> Origin:  # fmt: skip
     record, run = source.record, source.run or {}
-    hardware = record.get("hardware") or run.get("hardware")
+    hardware = getattr(record, "hardware", None) or run.get("hardware")
     hardware = None if hardware == "none" else hardware  # a study that was not run
-    found = list(facts)
-    seconds = record.get("seconds", run.get("seconds"))
-    if isinstance(seconds, (int, float)) and not isinstance(seconds, bool):
-        found.append(("time", _duration(float(seconds))))
-    versions = record.get("versions")
-    if isinstance(versions, dict) and versions:
-        found.append(("versions", ", ".join(f"{name} {version}" for name, version in versions.items())))
-    return Origin(source.folder, config, command, hardware=None if hardware is None else str(hardware), facts=found)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    known = list(facts)
+    seconds = seconds if seconds is not None else run.get("seconds")
+    if isinstance(seconds, (int, float)):
+        known.append(("time", duration(float(seconds))))
+    versions = getattr(record, "versions", None)
+    if versions:
+        known.append(("versions", ", ".join(f"{name} {version}" for name, version in versions.items())))
+    return Origin(source.folder, config, command, hardware=None if hardware is None else str(hardware), facts=known)

@@ -1,0 +1,209 @@
+"""What a chart shows, said once: `draw` makes a file of it with matplotlib, the page shows the same with plotly.
+
+Colours are Okabe and Ito's, told apart without red-green vision on white and on dark, and two more; every series has a
+dash and a symbol of its own too, so that nothing is said by hue alone. INK, FAINT and PAPER are the colours of the
+text, of faint lines and of the ground, whatever these are where the chart is drawn. Sizes and widths are in pixels of
+the page.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..stats.intervals import student
+from ..words import span
+
+__all__ = [
+    "FAINT",
+    "INK",
+    "PALETTE",
+    "PAPER",
+    "Axis",
+    "Band",
+    "Box",
+    "Chart",
+    "Frame",
+    "Heat",
+    "Remark",
+    "Rule",
+    "Series",
+    "dots",
+    "look",
+    "with_intervals",
+]
+
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999933", "#888888")
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross")
+INK, FAINT, PAPER = "ink", "faint", "paper"
+
+
+def look(number: int) -> dict[str, str]:
+    """Colour, dash and symbol of the n-th series: no two alike among the first 48."""
+    turn = number % len(PALETTE) + number // len(PALETTE)
+    names = {"dash": DASHES[turn % len(DASHES)], "symbol": SYMBOLS[turn % len(SYMBOLS)]}
+    return {"colour": PALETTE[number % len(PALETTE)], **names}
+
+
+@dataclass
+class Axis:
+    """`scale`: linear, log or symlog; `ticks`: (place, label); `amounts`: labels like 10M."""
+
+    title: str = ""
+    range: tuple[float, float] | None = None
+    scale: str = "linear"
+    ticks: Sequence[tuple[float, str]] | None = None
+    grid: bool = True
+    amounts: bool = False
+
+
+@dataclass
+class Heat:
+    """Density (states, bins) of cosines −1 … 1, a column at each of `x`; the colours end at `top`."""
+
+    x: Sequence[float]
+    density: np.ndarray
+    top: float
+
+
+@dataclass
+class Series:
+    """Points, joined where there is a `dash`, marked where there is a `symbol` (one, or one for each), with an interval
+    each where there are `low` and `high`: along y, or along x where it is `across`. `name` stands in the legend, once
+    for all of a `group`; `label` says which run it is. `hover` is what a point says: lines with {label}, {x}, {y} and
+    {of}, which is what else is known of every point (its step, or words)."""
+
+    x: Sequence[Any]
+    y: Sequence[Any]
+    name: str = ""
+    colour: str = PALETTE[0]
+    dash: str | None = None
+    symbol: str | Sequence[str] | None = None
+    size: float | Sequence[float] = 7
+    width: float = 2
+    low: Sequence[Any] | None = None
+    high: Sequence[Any] | None = None
+    across: bool = False
+    hollow: bool = False
+    halo: bool = False
+    group: str = ""
+    label: str = ""
+    of: Sequence[Any] | None = None
+    hover: str = ""
+
+
+@dataclass
+class Band:
+    """The area between two curves."""
+
+    x: Sequence[float]
+    low: Sequence[Any]
+    high: Sequence[Any]
+    name: str
+    colour: str
+    opacity: float
+
+
+@dataclass
+class Rule:
+    """A straight line across the chart where `axis` is `at`."""
+
+    at: float
+    axis: str = "x"
+    colour: str = FAINT
+    dash: str = "solid"
+    width: float = 1.2
+
+
+@dataclass
+class Box:
+    """A shaded area; without `y` from the bottom to the top."""
+
+    x: tuple[float, float]
+    y: tuple[float, float] | None = None
+    colour: str = FAINT
+    opacity: float = 0.15
+
+
+@dataclass
+class Remark:
+    """Words beside a point, `shift` points away from it."""
+
+    words: str
+    x: float
+    y: float
+    colour: str = FAINT
+    shift: tuple[float, float] = (4, 3)
+    align: str = "left"
+
+
+@dataclass
+class Frame:
+    """One state of a chart: what is drawn for a view (pooled, released) at a step."""
+
+    marks: list[Heat | Series | Band]
+    view: str = ""
+    step: int | None = None
+    caption: str = ""
+
+
+@dataclass
+class Chart:
+    """A file shows the last of the `frames`. `right` is a column of words at the right edge, which the page has in
+    `hover`; `rows` are the numbers for a CSV, or `columns` names those in the series: field (label, of, x, y) → name. A
+    heatmap is its own table."""
+
+    title: str
+    x: Axis
+    y: Axis
+    frames: list[Frame]
+    rules: Sequence[Rule] = ()
+    boxes: Sequence[Box] = ()
+    remarks: Sequence[Remark] = ()
+    right: Sequence[tuple[float, str]] = ()
+    right_title: str = ""
+    legend: str = ""  # where it stands in a file: a place as matplotlib calls them; "" for no legend
+    height: int = 380
+    note: str = ""
+    rows: Sequence[Mapping[str, Any]] | None = None
+    columns: dict[str, str] = field(default_factory=dict)
+
+
+def dots(
+    x: Sequence[float], values: Sequence[Sequence[Any]], *, colour: str = PALETTE[0], name: str = "",
+    joined: bool = False, level: float = 0.95, across: bool = False,
+) -> list[Series]:  # fmt: skip
+    """At every `x` its values as small open dots, and their mean with Student's interval where there are several;
+    `across`: values along the x axis, places along the y axis."""
+    known = [[v for v in some if v is not None and math.isfinite(v)] for some in values]
+    places = [place for place, some in zip(x, known) for _ in some]
+    singles = [v for some in known for v in some]
+    several = [(place, *student(some, level)) for place, some in zip(x, known) if len(some) > 1]
+    at, mean = [s[0] for s in several], [float(s[1]) for s in several]
+    low, high = [float(s[1] - s[2]) for s in several], [float(s[1] + s[2]) for s in several]
+    series = []
+    if joined:
+        means = [float(np.mean(some)) if some else math.nan for some in known]
+        series.append(Series(list(x), means, name, colour, dash="solid", width=1.7))
+    series.append(Series(at, mean, colour=colour, symbol="square", size=8, low=low, high=high, across=across))
+    series.append(Series(places, singles, colour=colour, symbol="circle", size=6, hollow=True, across=across))
+    for one in series if across else ():
+        one.x, one.y = one.y, one.x
+    return series
+
+
+def with_intervals(
+    x: Sequence[Any], rows: Sequence[Mapping[str, Any]], value: str, *, text: Sequence[str], number: int, joined: bool,
+    **more: Any,
+) -> Series:  # fmt: skip
+    """Values with their intervals: rows hold `value`, `value`_low and `value`_high; `text` says what each is."""
+    ends = [(row[value], row.get(f"{value}_low"), row.get(f"{value}_high")) for row in rows]
+    words = [f"{what}\n{span(*three)}" for what, three in zip(text, ends)]
+    style = look(number) if joined else look(number) | {"dash": None}
+    values, low, high = ([three[i] for three in ends] for i in range(3))
+    return Series(x, values, **style, size=9, low=low, high=high, of=words, hover="{of}", **more)

@@ -1,0 +1,206 @@
+"""Charts as files, with matplotlib: written to a temporary name and renamed; the same numbers give the same bytes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import FuncFormatter
+
+from ..files import atomic, write_csv
+from ..words import amount
+from .chart import FAINT, INK, PAPER, Axis, Band, Chart, Heat, Series
+
+__all__ = ["Strip", "draw"]
+
+MAP = "viridis"
+COLOURS = {INK: "black", FAINT: "#777777", PAPER: "white"}
+DASH = {
+    "solid": "-",
+    "dash": "--",
+    "dot": ":",
+    "dashdot": "-.",
+    "longdash": (0, (8, 3)),
+    "longdashdot": (0, (8, 2, 1, 2)),
+}
+SYMBOL = {"circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "x": "x", "cross": "P"}
+KINDS = ("png", "svg", "pdf")
+POINTS = 0.62  # of a pixel of the page
+
+
+@dataclass
+class Strip:
+    """Rows of charts with common words on their left and below, in all `size` inches; `shared`: with common axes."""
+
+    rows: Sequence[Sequence[Chart]]
+    size: tuple[float, float]
+    x: str = ""
+    y: str = ""
+    shared: bool = False
+
+
+def draw(
+    strips: Sequence[Strip], path: str | os.PathLike[str], *, rows: Iterable[Mapping[str, Any]] | None = None
+) -> Path:
+    """Strips below each other to a .png, .svg or .pdf; its folder is made. `rows` go into a CSV beside it."""
+    target = Path(path)
+    kind = target.suffix.lstrip(".").lower() or "png"
+    if kind not in KINDS:
+        raise ValueError(f"a figure must be .png, .svg or .pdf, got {target.name!r}.")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    heights = [strip.size[1] for strip in strips]
+    whole = Figure(figsize=(max(strip.size[0] for strip in strips), sum(heights)), layout="constrained")
+    parts: Any = [whole] if len(strips) == 1 else whole.subfigures(len(strips), 1, height_ratios=heights)
+    for part, strip in zip(parts, strips):
+        _strip(part, strip)
+    if rows is not None:
+        write_csv(target.with_suffix(".csv"), rows)
+    FigureCanvasAgg(whole)
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {"Software": None})
+    with atomic(target) as temporary, matplotlib.rc_context({"svg.hashsalt": "decondense"}):  # else names are random
+        whole.savefig(temporary, dpi=160, format=kind, metadata=metadata)
+    return target
+
+
+def _strip(part: Any, strip: Strip) -> None:
+    columns = max(map(len, strip.rows))
+    axes = part.subplots(len(strip.rows), columns, sharex=strip.shared, sharey=strip.shared, squeeze=False)
+    heats: list[Heat] = []
+    image = None
+    for line, charts in zip(axes, strip.rows):
+        for axis, chart in zip(line, charts):
+            for mark in chart.frames[-1].marks:
+                if isinstance(mark, Heat):
+                    heats.append(mark)
+                    image = _heat(axis, mark)
+                elif isinstance(mark, Band):
+                    axis.fill_between(mark.x, mark.low, mark.high, color=mark.colour, alpha=mark.opacity, lw=0)
+                else:
+                    _series(axis, mark)
+            _chart(axis, chart, 8 if strip.shared or columns > 2 else 9)
+        for axis in line[len(charts) :]:
+            axis.set_visible(False)
+    if strip.x:
+        part.supxlabel(strip.x, fontsize=8)
+    if strip.y:
+        part.supylabel(strip.y, fontsize=8)
+    if heats:
+        top = heats[0].top
+        cut = any(heat.density.max() > top for heat in heats)
+        bar = part.colorbar(image, ax=list(axes.flat), extend="max" if cut else "neither", pad=0.02, shrink=0.9)
+        bar.set_label("density of cosines" + (f" (cut at {top:g})" if cut else ""), fontsize=8)
+        bar.ax.tick_params(labelsize=7)
+
+
+def _chart(axis: Any, chart: Chart, size: int) -> None:
+    for box in chart.boxes:
+        if box.y is None:
+            axis.axvspan(*box.x, color=_colour(box.colour), alpha=box.opacity, lw=0)
+        else:
+            corner, extent = (box.x[0], box.y[0]), (box.x[1] - box.x[0], box.y[1] - box.y[0])
+            axis.add_patch(Rectangle(corner, *extent, color=_colour(box.colour), alpha=box.opacity, lw=0, zorder=0))
+    for rule in chart.rules:
+        line = axis.axvline if rule.axis == "x" else axis.axhline
+        line(rule.at, color=_colour(rule.colour), lw=POINTS * rule.width, ls=DASH[rule.dash], zorder=1)
+    for remark in chart.remarks:
+        axis.annotate(
+            remark.words, (remark.x, remark.y), remark.shift, textcoords="offset points", fontsize=8,
+            color=_colour(remark.colour), ha=remark.align, va="bottom" if remark.shift[1] > 0 else "top",
+        )  # fmt: skip
+    for place, words in chart.right:
+        axis.text(1.02, place, words, transform=axis.get_yaxis_transform(), va="center", fontsize=8, color="#444444")
+    if chart.right_title:
+        axis.set_title(chart.right_title, fontsize=8, loc="right")
+    axis.set_title(chart.title, fontsize=size + 1, loc="left")
+    axis.tick_params(labelsize=size - 1)
+    _axis(axis, "x", chart.x, size)
+    _axis(axis, "y", chart.y, size)
+    axis.set_axisbelow(True)
+    if not isinstance(chart.frames[-1].marks[0], Heat):
+        axis.spines[["top", "right"]].set_visible(False)
+    if chart.legend and axis.get_legend_handles_labels()[0]:
+        axis.legend(loc=chart.legend, fontsize=size - 1, framealpha=0.9)
+
+
+def _axis(axis: Any, side: str, described: Axis, size: int) -> None:
+    put = {
+        name: getattr(axis, name.format(side)) for name in ("set_{}label", "set_{}scale", "set_{}ticks", "set_{}lim")
+    }
+    put["set_{}label"](described.title, fontsize=size)
+    if described.scale != "linear":
+        put["set_{}scale"](described.scale, **({"linthresh": 0.1} if described.scale == "symlog" else {}))
+    if described.ticks is not None:
+        labels = [label for _, label in described.ticks]
+        slanted = side == "x" and len(labels) * max(map(len, labels), default=0) > 44
+        slant = {"rotation": 30, "ha": "right"} if slanted else {}
+        put["set_{}ticks"]([place for place, _ in described.ticks], labels, fontsize=8, **slant)
+        axis.minorticks_off()
+    elif described.amounts:
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: amount(value)))
+    if described.range is not None:
+        put["set_{}lim"](*described.range)
+    elif side == "x":
+        axis.margins(x=0.08)
+    if described.grid:
+        axis.grid(axis=side, color="#dddddd", lw=0.7)
+
+
+def _heat(axis: Any, heat: Heat) -> Any:
+    width = heat.x[1] - heat.x[0]
+    axis.set_facecolor(matplotlib.colormaps[MAP](0.0))
+    return axis.imshow(
+        np.minimum(heat.density, heat.top).T, origin="lower", aspect="auto", cmap=MAP, vmin=0, vmax=heat.top,
+        extent=(heat.x[0] - width / 2, heat.x[-1] + width / 2, -1, 1), interpolation="nearest",
+    )  # fmt: skip
+
+
+def _series(axis: Any, series: Series) -> None:
+    x, y = (np.array(values, dtype=float) for values in (series.x, series.y))  # None is NaN, a gap
+    colour = _colour(series.colour)
+    if series.low is not None and series.high is not None:
+        along = x if series.across else y
+        ends = [np.array(end, dtype=float) for end in (series.low, series.high)]
+        reach = np.nan_to_num(np.stack([along - ends[0], ends[1] - along])).clip(0)
+        axis.errorbar(
+            x,
+            y,
+            **{"xerr" if series.across else "yerr": reach},
+            fmt="none",
+            ecolor=colour,
+            elinewidth=1.3,
+            capsize=0 if series.across else 3,
+        )
+    style: dict[str, Any] = {
+        "color": colour,
+        "ls": DASH[series.dash] if series.dash else "",
+        "lw": POINTS * series.width,
+    }
+    style |= {"mfc": "white" if series.hollow else colour, "mec": "white" if series.halo else colour}
+    style |= {"path_effects": [withStroke(linewidth=3, foreground="white")]} if series.halo and series.dash else {}
+    sizes = series.size if isinstance(series.size, Sequence) else [series.size]
+    symbols = [series.symbol] if series.symbol is None or isinstance(series.symbol, str) else series.symbol
+    alike = len(sizes) == len(symbols) == 1
+    for k in range(1 if alike else len(x)):
+        some = slice(None) if alike else slice(k, k + 1)
+        own = {"marker": SYMBOL.get(symbols[k % len(symbols)] or "", ""), "ms": POINTS * sizes[k % len(sizes)]}
+        axis.plot(
+            x[some],
+            y[some],
+            label=series.name if k == 0 and series.name else None,
+            zorder=4 if not series.dash else 3,
+            **style,
+            **own,
+        )
+
+
+def _colour(name: str) -> str:
+    return COLOURS.get(name, name)

@@ -1,0 +1,246 @@
+"""Panels of runs and measurements, the same for training runs and for the runs of a study."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..figures.chart import INK, Axis, Chart, Frame, Rule, Series, look, with_intervals
+from ..figures.measured import Geometry, Short, known
+from ..figures.measurements import density_of, floor_of, heat_chart, heat_frame, top_of
+from ..figures.training import Curve, curve_charts
+from ..records import Training
+from ..words import amount, round_to, span
+from .section import Panel
+
+__all__ = ["Line", "Shot", "curve_panel", "depth_panel", "heat_panel", "trend_panel", "views_of"]
+
+VIEWS = [("pooled", "pooled: all pairs of all windows"), ("released", "released: matrices averaged first")]
+SPEARMAN = ("spearman", "Spearman of mean cosine with depth", lambda shot: shot.result.spearman)
+BLOCKS = ("mean_cosine", "mean cosine of all blocks", lambda shot: shot.blocks)
+
+
+@dataclass
+class Shot:
+    """A measurement of a run: whole, or what a study keeps of it. `name` is that of a checkpoint."""
+
+    result: Short
+    step: int | None = None
+    tokens: int | None = None
+    name: str = ""
+
+    @property
+    def mean_cosine(self) -> np.ndarray:
+        return np.array(self.result.mean_cosine, dtype=float)  # null is NaN, a gap in the curve
+
+    @property
+    def blocks(self) -> float:
+        """Mean cosine over all blocks: what the losses act on."""
+        return float(self.mean_cosine[1:].mean())
+
+    @property
+    def when(self) -> str:
+        return "" if self.step is None else self.name or f"step {self.step:,}"
+
+    @property
+    def on_slider(self) -> str:
+        """A step is the same for all runs; a checkpoint has another name in every model."""
+        if self.name:
+            return f"checkpoint {(self.step or 0) + 1}"
+        return f"step {self.step or 0:,}" + ("" if self.tokens is None else f" · {amount(self.tokens)} tokens")
+
+    @property
+    def caption(self) -> str:
+        low, high = self.interval("spearman")
+        rho = f"Spearman {span(round_to(self.result.spearman), low, high)}"
+        return f"{self.when}: {rho}" if self.when else rho
+
+    def interval(self, name: str) -> tuple[Any, Any]:
+        """Over windows, where it is known."""
+        return tuple(round_to(self.result.interval(name))) if isinstance(self.result, Geometry) else (None, None)  # type: ignore[return-value]
+
+
+@dataclass
+class Line:
+    """A run, or a model that was measured: `arm` is shared with other seeds, `label` is its own, `number` that of the
+    arm."""
+
+    arm: str
+    label: str = ""
+    number: int = 0
+    shots: list[Shot] = field(default_factory=list)
+    record: Training | None = None
+
+    @property
+    def drawable(self) -> list[Shot]:
+        return [shot for shot in self.shots if shot.result.histogram is not None]
+
+
+def numbered(lines: Sequence[Line]) -> dict[str, list[Line]]:
+    """The lines by arm, each with the number of its arm."""
+    arms: dict[str, list[Line]] = {}
+    for line in lines:
+        arms.setdefault(line.arm, []).append(line)
+    for number, members in enumerate(arms.values()):
+        for line in members:
+            line.number = number
+    return arms
+
+
+def views_of(results: Sequence[Short]) -> list[tuple[str, str]]:
+    """Both views, if any of the results has the released one; else no choice."""
+    return list(VIEWS) if any("released" in _measured_views(result) for result in results) else []
+
+
+def _measured_views(result: Short) -> list[str]:
+    released = isinstance(result, Geometry) and result.record.released_histogram is not None
+    return ["pooled", "released"] if released else ["pooled"]
+
+
+def heat_panel(
+    rows: Sequence[tuple[str, Sequence[Shot]]], title: str = "", note: str = "", *, y: str = "", **more: Any
+) -> Panel:
+    """A heatmap per row on one scale, and one slider for all: each shows its last state up to that step. Without `y`
+    they are small."""
+    results = [shot.result for _, row in rows for shot in row]
+    floor = floor_of([density_of(r, view) for r in results for view in _measured_views(r)])
+    top = top_of([density_of(r) for r in results])
+    charts = []
+    labels: dict[int, str] = {}
+    for name, row in rows:
+        frames = []
+        for shot in row:
+            if shot.step is not None:
+                labels[shot.step] = shot.on_slider
+            for view in _measured_views(shot.result):
+                frames.append(heat_frame(shot.result, top=top, view=view, step=shot.step, caption=shot.caption))
+        large = y or ("cosine of two tokens" if len(rows) == 1 else "")
+        charts.append(heat_chart(name, frames, [shot.result for shot in row], floor=floor, y=large))
+    return Panel(charts, title, note, views_of(results), sorted(labels.items()), small=len(rows) > 1, **more)
+
+
+def curve_panel(lines: Sequence[Line], title: str, note: str, *, unit: str) -> Panel | None:
+    """The losses of every run."""
+    trained = [(line, line.record) for line in lines if line.record is not None]
+    runs = [Curve(line.label, line.arm, line.number, record.history, record.held_out) for line, record in trained]
+    charts = curve_charts(runs, unit=unit, height=_height(340, len({line.number for line, _ in trained})))
+    return Panel(charts, title, note) if charts else None
+
+
+def trend_panel(
+    lines: Sequence[Line], parts: Sequence[tuple[str, str, Callable[[Shot], Any]]], title: str, note: str, *, unit: str
+) -> Panel | None:
+    """A statistic at the snapshots of every run that has several, with its interval over windows where it is known."""
+    shown = [line for line in lines if len(line.shots) > 1]
+    charts = []
+    for name, words, value in parts:
+        marks: list[Any] = []
+        rows: list[dict[str, Any]] = []
+        for line in shown:
+            own = []
+            for shot in line.shots:
+                low, high = shot.interval(name) if name in ("spearman", "last") else (None, None)
+                three = {name: round_to(value(shot)), f"{name}_low": low, f"{name}_high": high}
+                own.append({"run": line.label, "step": shot.step, "tokens": shot.tokens} | three)
+            rows += own
+            x = [shot.tokens if unit == "tokens" else shot.step for shot in line.shots]
+            text = [f"{line.label}, {shot.when}" for shot in line.shots]
+            more = {"name": line.arm, "group": str(line.number), "label": line.label}
+            if any(row[name] is not None for row in own):
+                marks.append(with_intervals(x, own, name, text=text, number=line.number, joined=True, **more))
+        if marks:
+            height = _height(340, len({line.number for line in shown}))
+            chart = Chart(words[0].upper() + words[1:], Axis(unit), Axis(words), [Frame(marks)], height=height)
+            chart.rows = [{k: v for k, v in row.items() if any(r[k] is not None for r in rows)} for row in rows]
+            charts.append(chart)
+    return Panel(charts, title, note) if charts else None
+
+
+def _height(least: int, entries: int) -> int:
+    """A legend may take half of a chart, and an entry 20 pixels of it."""
+    return max(least, 20 + 40 * entries)
+
+
+# ---- over depth ----
+
+
+def depth_panel(lines: Sequence[Line]) -> Panel | None:
+    """Mean cosine over depth before and after, and what training changed of it."""
+    arms = numbered([line for line in lines if line.shots])
+    if not arms:
+        return None
+    every = [line for members in arms.values() for line in members]
+    trained = {arm: [line for line in members if len(line.shots) > 1] for arm, members in arms.items()}
+    relative = len({len(line.shots[-1].mean_cosine) for line in every}) > 1
+    axis = Axis("depth: layer / number of layers" if relative else "layer (0 = embedding)")
+    starts = {arm: _mean([line.shots[0] for line in members]) for arm, members in trained.items() if members}
+    common = len(starts) > 1 and len({mean.round(4).tobytes() for mean in starts.values()}) == 1
+    marks: list[Any] = []
+    for arm, members in arms.items():
+        number, normed = members[0].number, bool(members[0].shots[-1].result.final_norm)
+        style = {"number": number, "normed": normed, "relative": relative, "hover": "mean cosine {y:.3f}"}
+        if arm in starts and (not common or not marks):
+            words, shade = ("before, all arms", INK) if common else (f"{arm}, before", "")
+            marks += _over_depth(starts[arm], words, **style, dash="dot", width=1.4, shade=shade)
+        words = f"{arm}, after" if trained[arm] else arm
+        marks += _over_depth(_mean([line.shots[-1] for line in members]), words, **style)
+    height = _height(380, len({mark.name for mark in marks}))
+    chart = Chart("Mean cosine over depth", axis, Axis("mean cosine of two tokens"), [Frame(marks)], height=height)
+    chart.rows = [
+        {"run": line.label, "when": shot.when, "layer": layer, "mean_cosine": round_to(value)}
+        for line in every
+        for shot in (line.shots[:1] + line.shots[-1:] if len(line.shots) > 1 else line.shots)
+        for layer, value in enumerate(shot.mean_cosine)
+    ]
+    if any(len(members) > 1 for members in arms.values()):
+        chart.note = "Means over the seeds of an arm."
+    change = _change([line for members in trained.values() for line in members], axis, height, relative)
+    note = "The single marker at the right is the last state, after the final norm."
+    normed = any(line.shots[-1].result.final_norm for line in every)
+    return Panel([chart, *([change] if change else [])], "Over depth", note if normed else "")
+
+
+def _change(trained: Sequence[Line], axis: Axis, height: int, relative: bool) -> Chart | None:
+    """After minus before, where the curves themselves lie over each other."""
+    marks: list[Any] = []
+    rows = []
+    for line in trained:
+        before, after = line.shots[0].mean_cosine, line.shots[-1].mean_cosine
+        if len(before) == len(after):
+            normed = bool(line.shots[-1].result.final_norm)
+            style = {"number": line.number, "normed": normed, "relative": relative, "hover": "{y:+.4f}"}
+            marks += _over_depth(after - before, line.arm, label=line.label, **style)
+            changes = enumerate(round_to((after - before).tolist()))
+            rows += [{"run": line.label, "layer": layer, "change_of_mean_cosine": value} for layer, value in changes]
+    if not marks:
+        return None
+    note = "After minus before: below 0 a layer is less condensed than it was. One line for each run."
+    value = Axis("change of mean cosine")
+    rules = [Rule(0, "y", INK)]
+    return Chart("What training changed", axis, value, [Frame(marks)], rules, height=height, note=note, rows=rows)
+
+
+def _mean(shots: Sequence[Shot]) -> np.ndarray:
+    """The mean over seeds, of those that are as deep as the first."""
+    curves = [shot.mean_cosine for shot in shots]
+    return np.mean([curve for curve in curves if len(curve) == len(curves[0])], axis=0)
+
+
+def _over_depth(
+    values: np.ndarray, name: str, *, number: int, normed: bool, relative: bool, hover: str, label: str = "",
+    dash: str = "", width: float = 1.6, shade: str = "",
+) -> list[Series]:  # fmt: skip
+    """Values against layers. The last state has another normalisation where there is a final norm: the line stops
+    before it, and it is a marker by itself."""
+    layers = list(range(len(values)))
+    x = [layer / layers[-1] for layer in layers] if relative else layers
+    y = [known(value) for value in values]
+    style = look(number) | ({"colour": shade} if shade else {}) | ({"dash": dash} if dash else {})
+    more = {"group": f"{number} {name}", "label": label or name, "hover": "{label}\nlayer {of}\n" + hover}
+    split = len(values) - 1 if normed else len(values)
+    line = Series(x[:split], y[:split], name, **(style | {"symbol": None}), width=width, of=layers[:split], **more)
+    end = Series(x[split:], y[split:], name, **(style | {"dash": None}), size=8, of=layers[split:], **more)
+    return [line, end] if normed else [line]

@@ -1,0 +1,220 @@
+"""The section of a study: verdict, table, forest plot of benchmarks, and charts of the runs it rests on."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ..figures.forest import forest_chart
+from ..records import Damaged, Measured, Study, Training, read
+from .panels import BLOCKS, SPEARMAN, Line, Shot, curve_panel, depth_panel, heat_panel, numbered, trend_panel
+from .section import Panel, Picture, Section, Source, Table
+from .sections import difference_table, origin_of
+
+__all__ = ["sentence_of", "study"]
+
+HEATMAPS = 6
+"""So many runs at most are drawn as heatmaps."""
+FRAMES = 24
+"""So many heatmaps a study has in all, over runs and steps: they are most of the page's size."""
+ALPHA, POWER = 0.05, 0.8
+"""At which studies state significance and the smallest effect, as `decondense significance` does."""
+T = TypeVar("T")
+
+
+def study(source: Source[Study]) -> Section:
+    record = source.record
+    lines, notes = read_lines(source)
+    panels = _panels(lines)
+    tables = []
+    if record.table.columns:
+        numbers = Table("Numbers", record.table.columns, record.table.rows)
+        rows, contrast = benchmark_rows(record)
+        if rows:
+            panels.insert(0, Panel([forest_chart(f"Benchmarks: {contrast}", rows, power=POWER, contrast=contrast)]))
+            if len(rows) == len(numbers.rows):
+                words = difference_table(rows)
+                numbers.shown, numbers.heads, numbers.note = words.shown, words.heads, words.note
+        tables.append(numbers)
+    pictures = []
+    for name in record.figures:
+        try:
+            alt = f"Figure of the study {record.study}: {record.sentence}"
+            pictures.append(Picture(name, alt, _png(source.path.parent, name)))
+        except (Damaged, OSError) as error:
+            notes.append(f"figure {name}: {error}")
+    facts = [("claim", record.claim), ("scale", record.scale), ("criterion", record.criterion)]
+    if record.runs:
+        facts.append(("runs", str(len(record.runs))))
+    config: dict[str, Any] = {"study": record.study, "scale": record.scale, "config": record.config}
+    config |= {key: value for key in ("estimate", "versions", "runs") if (value := getattr(record, key))}
+    title = f"{record.claim} · {record.study} ({record.scale} scale)"
+    return Section(
+        "study", title, sentence_of(record), [origin_of(source, config, record.command, facts)], badge=record.verdict,
+        gloss=record.question, notes=notes, panels=panels, tables=tables, pictures=pictures,
+    )  # fmt: skip
+
+
+def sentence_of(record: Study) -> str:
+    """The sentence without the verdict in front, which stands beside it anyway."""
+    rest = record.sentence.removeprefix(f"{record.verdict}:").strip()
+    return rest or record.sentence
+
+
+def _png(folder: Path, name: str) -> str:
+    """A PNG inside the result folder, in base64; nothing from elsewhere is taken in."""
+    path = (folder / name).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        raise Damaged("lies outside the result folder and is not shown.")
+    if not path.is_file():
+        raise Damaged("does not exist.")
+    data = path.read_bytes()
+    if not data.startswith(b"\x89PNG\r\n\x1a\n"):
+        raise Damaged("is not a PNG file and is not shown.")
+    return base64.b64encode(data).decode("ascii")
+
+
+# ---- the runs it rests on ----
+
+
+def read_lines(source: Source[Study]) -> tuple[list[Line], list[str]]:
+    """The runs and measurements of a study in the order in which its settings name them, then by seed; and a note for
+    every one that could not be read."""
+    root = source.path.parent.resolve() / "runs"
+    lines: list[tuple[str, int, Line]] = []
+    measured: list[Measured] = []
+    notes: list[str] = []
+    missing = 0
+    for name in source.record.runs:
+        try:
+            path = (root / name / "result.json").resolve()
+            if not path.is_relative_to(root):
+                raise Damaged("it lies outside the result folder.")
+            run = read(path)
+            if isinstance(run, Training):
+                seed = run.recipe.get("train", {}).get("seed")
+                arm = run.arm or name
+                label = arm if seed is None else f"{arm}, seed {seed}"
+                shots = [Shot(s, s.step, s.tokens) for s in run.snapshots if s.step is not None]
+                shots.sort(key=lambda shot: shot.step or 0)
+                lines.append((arm, seed or 0, Line(arm, label, shots=shots, record=run)))
+            elif isinstance(run, Measured):
+                measured.append(run)
+            else:
+                raise Damaged(f"it is a {run.kind}, and no run.")
+        except FileNotFoundError:
+            missing += 1
+        except (Damaged, OSError, ValueError) as error:  # ValueError: a name that no file can have
+            notes.append(f"the run {name} could not be read and is not in the charts: {error}")
+    lines += _measured(measured)
+    if missing and lines:
+        notes.append(f"{missing} of {len(source.record.runs)} runs are not there: the charts are without them.")
+    order = {name: number for number, name in reversed(list(enumerate(_strings(source.record.config))))}
+    lines.sort(key=lambda entry: (order.get(entry[0], len(order)), entry[1]))
+    return [line for _, _, line in lines], notes
+
+
+def _measured(records: Sequence[Measured]) -> list[tuple[str, int, Line]]:
+    """Models, texts where they differ, or the checkpoints of a model as one line; with the key in the settings."""
+    texts = {record.config.get("text") for record in records}
+    models = {record.config.get("model") for record in records}
+    lines: dict[str, tuple[str, int, Line]] = {}
+    for record in records:
+        config = {key: str(value) for key, value in record.config.items()}
+        model = config.get("model", "")
+        name = (record.measurement.model or model) + (", distilled" if record.config.get("taught") else "")
+        if "revision" in config:  # one of a row of checkpoints
+            shot = Shot(record.measurement, int(config.get("place", 0)), name=config["revision"])
+            lines.setdefault(model, (model, 0, Line(model, model)))[2].shots.append(shot)
+            continue
+        key = model
+        if len(texts) > 1:
+            key = config.get("text", "")
+            name = f"{model} on {key}" if len(models) > 1 else key
+        lines[f"{model} {key}"] = (key, 0, Line(name, name, shots=[Shot(record.measurement)]))
+    for _, _, line in lines.values():
+        line.shots.sort(key=lambda shot: shot.step or 0)
+    return list(lines.values())
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Every name in the settings, in order."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield str(key)
+            yield from _strings(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _strings(inner)
+
+
+# ---- charts ----
+
+
+def _panels(lines: Sequence[Line]) -> list[Panel]:
+    arms = numbered(lines)
+    unit = "checkpoint" if any(shot.name for line in lines for shot in line.shots) else "step"
+    note = (
+        "Measured on held-out text. One line for each run; seeds of one arm share colour and dash. The axes are cut to "
+        "what changed."
+    )
+    losses = "One line for each arm and seed. Only arms with an added loss have a penalty."
+    panels = (
+        _heat(arms),
+        depth_panel(lines),
+        trend_panel(lines, (BLOCKS, SPEARMAN), "Condensation over training", note, unit=unit),
+        curve_panel(lines, "Training curves", losses, unit="step"),
+    )
+    return [panel for panel in panels if panel is not None]
+
+
+def _spread(items: Sequence[T], count: int) -> list[T]:
+    """At most so many of them, the first and the last among them, the others evenly between."""
+    if len(items) <= count:
+        return list(items)
+    return [items[i] for i in sorted({round(k * (len(items) - 1) / (count - 1)) for k in range(count)})]
+
+
+def _heat(arms: dict[str, list[Line]]) -> Panel | None:
+    """A heatmap per arm, of its first seed; not all arms where there are many, nor all steps."""
+    firsts = [members[0] for members in arms.values() if members[0].drawable]
+    if not firsts:
+        return None
+    shown = _spread(firsts, HEATMAPS)
+    rows = [(line.label, _spread(line.drawable, max(2, FRAMES // len(shown)))) for line in shown]
+    notes = []
+    if len(shown) < len(firsts):
+        notes.append(f"{len(shown)} of {len(firsts)} are drawn.")
+    if any(len(members) > 1 for members in arms.values()):
+        notes.append("The first seed of each arm.")
+    windows = {shot.result.windows for _, row in rows for shot in row}  # type: ignore[attr-defined]
+    if len(windows) == 1:
+        notes.append(f"The meter on {windows.pop()} windows.")
+    notes.append("Orange: mean; dotted: 5 and 95 %. One colour scale for all; what is above it has its last colour.")
+    title = "Geometry before, during and after" if any(len(row) > 1 for _, row in rows) else "Geometry"
+    named = any(shot.name for _, row in rows for shot in row)
+    return heat_panel(rows, title, " ".join(notes), slider="Checkpoint" if named else "Training step")
+
+
+def benchmark_rows(record: Study) -> tuple[list[dict[str, Any]], str]:
+    """The rows of a table of differences between two arms, as the forest plot takes them, and which arms; none if it is
+    another table. Single seeds come from the estimate, whose runs are base and treated arm."""
+    runs, macro = record.estimate.get("runs"), record.estimate.get("macro")
+    needed = {"task", "items", "base", "treated", "difference", "low", "high", "p"}
+    if not needed <= set(record.table.columns) or not isinstance(runs, dict) or len(runs) != 2:
+        return [], ""
+    base, treated = runs
+    rows = []
+    for values in record.table.rows:
+        row = {"p_holm": None, "smallest_effect": None} | dict(zip(record.table.columns, values))
+        if row["task"] == "average":
+            seeds = macro["treated_seeds"] if macro else []
+        else:
+            seeds = [scores[row["task"]] for scores in runs[treated].values() if row["task"] in scores]
+        p = row["p"] if row["p_holm"] is None else row["p_holm"]
+        rows.append(row | {"significant": p <= ALPHA, "treated_seeds": seeds})
+    return rows, f"{treated} − {base}"
