@@ -1,10 +1,9 @@
 """A loss attached to something that trains: the term itself, the handle on it, and what an engine must provide.
 
 `Term` is what is added, and knows nothing of models. `Handle` is what `regularize` returns. An `Engine` is the place
-where a loss is computed: `OwnLoop` here, for loops that use the model's own loss, and one file in `integrations/` for
-every other. How the sequences of a batch are weighted decides whether gradient accumulation stays exact: where the
-number of items of the whole optimiser step is known (`num_items_in_batch`, as the transformers Trainer passes it), a
-sequence counts by its share of them, else the sequences of the batch have equal weight.
+where a loss is computed: one file in `integrations/` for each. How the sequences of a batch are weighted decides whether
+gradient accumulation stays exact: where the number of items of the whole optimiser step is known (`num_items_in_batch`,
+as the transformers Trainer passes it), a sequence counts by its share of them, else the sequences have equal weight.
 """
 
 from __future__ import annotations
@@ -18,10 +17,8 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from . import hidden_states as hs
-from .insides.transformers import is_encoder_decoder, shifts_labels
 from .losses.options import check_choice
 from .losses.presets import Loss
 
@@ -294,116 +291,3 @@ class Handle:
 def _or_one(share: Tensor) -> Tensor:
     """A divisor: a call without a label has a share of 0, and losses of 0."""
     return torch.where(share == 0, 1, share)
-
-
-class OwnLoop:
-    """The engine of a loop that uses the model's own loss: the `loss` in a training call's output grows."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.step = 0
-        self._call: tuple[Tensor | None, Tensor | int | None] = (None, None)
-        self._inside = False
-        self._modes: set[bool] = set()  # of the calls with gradients so far: training or not
-        self._owner = False  # whether an optimiser that holds the model's own parameters has been seen
-
-    def attach(self, handle: Handle) -> None:
-        self._handle = handle
-        # The model's own pre-hook comes first and its own forward hook last, whatever the reader hangs between.
-        enter = self.model.register_forward_pre_hook(hs.Hook(self._enter), with_kwargs=True)
-        handle.undo.callback(enter.remove)
-        handle.read(self._wanted)
-        handle.undo.callback(self.model.register_forward_hook(hs.Hook(self._leave), with_kwargs=True).remove)
-        handle.undo.callback(_listen(self).remove)
-
-    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if getattr(module, "_is_replica", False):
-            raise RuntimeError("nn.DataParallel runs its replicas side by side, which a handle cannot: use DDP.")
-        if self._inside:  # the last call raised an error: its states belong to no loss
-            self._handle.captures.clear()
-        self._inside = True
-        if torch.is_grad_enabled():
-            self._modes.add(module.training)
-        labels = kwargs.get("shift_labels")
-        if labels is None:
-            labels = hs.argument(module.forward, args, kwargs, "labels")
-            if labels is not None and shifts_labels(hs.unwrap_peft(module)):
-                labels = hs.shifted(labels)
-        self._call = (labels, kwargs.get("num_items_in_batch"))
-
-    def _wanted(self) -> bool:
-        if self._handle.captures:
-            raise RuntimeError(
-                "the penalty of the last training call was never added: that call returned no loss. Pass labels, "
-                "or add handle.penalty() to your own loss before the next call, or attach to the trainer with "
-                "regularize(trainer, …)."
-            )
-        return True
-
-    def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
-        handle, self._inside = self._handle, False
-        (labels, items), self._call = self._call, (None, None)
-        if not handle.captures:
-            return None
-        (capture,) = handle.captures
-        if capture.attention_mask is None and labels is not None and is_encoder_decoder(module):
-            # Targets are padded with −100, and the decoder sees them shifted: no label, no token.
-            capture.attention_mask = labels != -100
-        task = _loss_of(out, labels is not None)
-        if task is None:
-            return None
-        total = task + handle.give(labels, items).to(task.device)
-        handle.task_loss(task)
-        if isinstance(out, tuple):
-            return (total, *out[1:])
-        out["loss"] = total
-        return out
-
-    def stepped(self, optimiser: torch.optim.Optimizer) -> None:
-        """After the step of any optimiser: a training step of the model, if a backward pass has reached the penalty.
-
-        So two optimisers over one model count once, and so does one over copies of its weights. Where an optimiser
-        holds the model itself, others do not count. A loss that nobody uses is an error here, in the first step.
-        """
-        handle = self._handle
-        mine = {id(p) for p in self.model.parameters()}
-        own = any(id(p) in mine for group in optimiser.param_groups for p in group["params"])
-        self._owner |= own
-        if self._owner and not own:
-            return
-        if handle.reached:
-            self.step += 1
-        elif own and (handle.given or handle.captures):
-            raise RuntimeError(
-                "weight · penalty must be part of the loss that is differentiated, but no backward pass has reached it "
-                "before this optimiser step: the loop does not use the loss that the model returns. With a trainer use "
-                "dc.regularize(trainer, …); in a loop of your own add handle.penalty() after a call without labels."
-            )
-        elif own and self._modes == {False}:
-            raise RuntimeError(
-                "the model must be in training mode for its loss to be added, but every call before this optimiser "
-                "step was made in eval mode, in which from_pretrained returns a model: call model.train(), or "
-                "handle.remove()."
-            )
-        handle.given, handle.reached = 0, False
-
-
-def _listen(loop: OwnLoop) -> Any:
-    """Tell the loop of every optimiser step. The hook is global and must not keep the model alive."""
-    reference = weakref.ref(loop)
-
-    def stepped(optimiser: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        loop = reference()
-        if loop is not None:
-            loop.stepped(optimiser)
-
-    return register_optimizer_step_post_hook(stepped)
-
-
-def _loss_of(out: Any, labels: bool) -> Tensor | None:
-    """The loss in a model's output: a key of a ModelOutput or dict, or the first of a tuple when labels were given."""
-    if isinstance(out, dict):
-        return out.get("loss")
-    if isinstance(out, tuple) and labels and isinstance(out[0], Tensor) and out[0].ndim == 0:
-        return out[0]
-    return None

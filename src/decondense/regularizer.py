@@ -14,7 +14,8 @@ from typing import Any
 from torch import nn
 
 from . import hidden_states as hs
-from .handle import Engine, Handle, OwnLoop, Schedule, Term
+from .handle import Engine, Handle, Schedule, Term
+from .integrations.own_loop import OwnLoop
 from .losses.presets import Loss, get
 
 __all__ = ["Handle", "Term", "regularize"]

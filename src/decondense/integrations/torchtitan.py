@@ -23,7 +23,6 @@ docs/scale.md says what of this has been run, where, and what has not.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -35,13 +34,13 @@ from torch.distributed.tensor import DTensor, Partial
 
 from .. import hidden_states as hs
 from ..handle import Term
+from ..insides.torchtitan import configurations
 from ..losses.presets import get
 
 try:
     import spmd_types as spmd
     import torchtitan.trainer as titan
     from torchtitan.distributed.utils import dist_sum_tensor
-    from torchtitan.models import _supported_models
     from torchtitan.tools.logging import logger
 except ImportError as error:
     raise ImportError(
@@ -311,9 +310,6 @@ def _layers(text: str) -> hs.Layers:
 
 def __getattr__(name: str) -> Any:
     """The configurations of torchtitan's models under their own names, for `--module … --config NAME`."""
-    for family in () if name.startswith("_") else sorted(_supported_models):
-        if name.startswith(family):
-            found = getattr(importlib.import_module(f"torchtitan.models.{family}.config_registry"), name, None)
-            if callable(found):
-                return lambda: regularized(found())
+    for configuration in () if name.startswith("_") else configurations(name):
+        return lambda: regularized(configuration())
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
