@@ -1,7 +1,7 @@
 """A loss attached to something that trains: the term itself, the handle on it, and what an engine must provide.
 
 `Term` is what is added, and knows nothing of models. `Handle` is what `regularize` returns. An `Engine` is the place
-where a loss is computed: one file in `integrations/` for each. How the sequences of a batch are weighted decides whether
+where a loss is computed: one file in `integrations/` for each. How the sequences of a batch are weighted decides if
 gradient accumulation stays exact: where the number of items of the whole optimiser step is known (`num_items_in_batch`,
 as the transformers Trainer passes it), a sequence counts by its share of them, else the sequences have equal weight.
 """
