@@ -1,0 +1,113 @@
+"""The screen's choice and the confirmation's intervals, on runs made by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from decondense.records import Training
+from decondense.studies import find, settings_of
+from decondense.studies.pretrain import outcomes, tokens_saved
+from decondense.studies.runs import Run, Runs
+from decondense.studies.screen import by_document
+from decondense.words import amount
+
+
+def training(arm: str, seed: int, losses: dict[str, list[float]], cosine: float = 0.5) -> Run:
+    documents = [
+        {"text": text, "document": i, "tokens": 10, "loss": loss}
+        for text, values in losses.items()
+        for i, loss in enumerate(values)
+    ]
+    shot = dict.fromkeys(("spearman", "spearman_blocks", "kendall", "slope", "last"), 0.5)
+    shot |= {"mean_cosine": [0.1, cosine, cosine], "windows": 4, "final_norm": True, "step": 4, "tokens": 1024}
+    record = Training.model_validate(
+        {
+            "schema": "decondense.train/2", "finished": True, "recipe": {"train": {"seed": seed}}, "steps": 4,
+            "model": {"name": "m", "parameters": 10}, "history": [], "snapshots": [shot], "skipped_steps": [],
+            "held_out": [{"step": 4, "tokens": 1024, "loss": 3.0}], "held_out_documents": documents,
+            "hardware": "a machine", "versions": {}, "arm": arm,
+        }
+    )  # fmt: skip
+    return Run(f"{arm}-{seed}", record)
+
+
+def test_texts_weigh_the_same_whatever_they_are_long():
+    run = training("a", 1, {"one": [1.0, 2.0, 3.0], "two": [6.0]}).record
+    assert by_document(run) == pytest.approx((2.0 + 6.0) / 2)
+    pairs = outcomes([run], [training("b", 1, {"one": [1.0, 2.0, 2.5], "two": [5.0]}).record])
+    assert [float((t - b).mean()) for b, t in pairs] == pytest.approx([-0.5 / 3, -1.0])
+    with pytest.raises(ValueError, match="the same held-out documents"):
+        outcomes([run], [training("b", 1, {"one": [1.0]}).record])
+
+
+def test_tokens_saved_is_read_off_the_baselines_own_curve():
+    budgets, losses = [10.0, 20.0, 40.0], [4.0, 3.5, 3.25]
+    assert tokens_saved(budgets, losses, 20.0, 3.5) == pytest.approx(0.0)
+    assert tokens_saved(budgets, losses, 10.0, 3.5) == pytest.approx(0.5)  # the baseline needs twice as many
+    assert tokens_saved(budgets, losses, 20.0, 3.375) == pytest.approx(1 - 1 / math.sqrt(2))
+    assert tokens_saved(budgets, losses, 40.0, 3.0) == pytest.approx(0.5)  # beyond the end, as before it
+    assert tokens_saved(budgets, losses, 10.0, 4.5) == pytest.approx(-1.0)  # worse: half would have done
+    assert math.isnan(tokens_saved([10.0], [4.0], 10.0, 3.9))
+    assert math.isnan(tokens_saved(budgets, [3.0, 3.5, 3.2], 10.0, 3.1))  # no curve that falls
+
+
+def confirmed(gain: dict[str, float], *, noise: float = 0.002, seeds: int = 5) -> Any:
+    """The study over runs whose loss falls with the budget, and by `gain` (budget → nats) with the loss attached."""
+    study = find("pretrain")
+    settings = settings_of(study, "smoke", seeds=list(range(1, seeds + 1)))
+    rng = np.random.default_rng(0)
+    runs = []
+    documents = rng.normal(0, 0.3, (2, 30))
+    for seed in settings["seeds"]:
+        shift = rng.normal(0, 0.01)  # of the seed, in all arms
+        for arm in settings["arms"]:
+            loss, _, budget = arm.split(" · ")
+            level = 4.0 + shift - 0.1 * (budget != amount(1024)) - (gain[budget] if loss != "cross-entropy" else 0.0)
+            noisy = level + documents + rng.normal(0, noise, documents.shape) + rng.normal(0, noise)
+            runs.append(training(arm, seed, {"one": noisy[0].tolist(), "two": noisy[1].tolist()}))
+    return study.conclude(Runs(runs, list(settings["arms"])), settings)
+
+
+@pytest.mark.parametrize(
+    ("gain", "verdict"),
+    [
+        ({"1.02k": 0.05, "2.05k": 0.03}, "reproduced"),
+        ({"1.02k": 0.05, "2.05k": 0.0}, "not reproduced"),  # a head start that is gone at the end
+        ({"1.02k": 0.0, "2.05k": -0.05}, "not reproduced"),
+        ({"1.02k": 0.0, "2.05k": 0.005}, "undecided"),  # at the smallest effect that matters
+    ],
+)
+def test_the_largest_budget_decides(gain, verdict):
+    end = confirmed(gain)
+    assert end.verdict == verdict
+    first, last = ({**dict(zip(end.columns, row))} for row in end.rows)
+    assert first["difference"] == pytest.approx(-gain["1.02k"], abs=0.004)
+    assert last["low"] < -gain["2.05k"] < last["high"]
+    assert last["tokens_saved"] == pytest.approx(1 - 2 ** (-gain["2.05k"] / 0.1), abs=0.03)
+
+
+def test_two_seeds_that_agree_decide_nothing():
+    assert confirmed({"1.02k": 0.05, "2.05k": 0.05}, seeds=2).verdict == "undecided"
+
+
+def test_the_screen_takes_the_best_rate_of_the_best_arms_and_no_control():
+    study = find("screen")
+    settings = settings_of(study, "gpu")
+    base = {"cross-entropy @ 0.001": 4.10, "cross-entropy @ 0.002": 4.05, "cross-entropy @ 0.003": 4.20}
+    others = {
+        "decorrelation last 1 @ 0.002": 4.01, "decorrelation last 1 @ 0.003": 4.30,
+        "decorrelation last 3 @ 0.003": 4.02,  # a second weight of the same
+        "z-loss 1e-3 @ 0.002": 4.00,  # a control
+        "koleo last 1 @ 0.002": 4.03, "dispersion all 0.1 @ 0.002": 4.07,
+    }  # fmt: skip
+    runs = [training(arm, 1, {"one": [loss], "two": [loss]}) for arm, loss in (base | others).items()]
+    end = study.conclude(Runs(runs, list(settings["arms"])), settings)
+    assert end.verdict == "undecided"
+    assert end.estimate["chosen"] == ["decorrelation last 1 @ 0.002", "koleo last 1 @ 0.002"]
+    assert end.estimate["cross_entropy"] == pytest.approx(4.05)
+    row = next(r for r in end.rows if r[0] == "decorrelation last 1 @ 0.003")
+    assert row[3] == pytest.approx(0.10)  # against cross-entropy at the same rate
