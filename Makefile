@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test slow lint format bench wheel clean
+.PHONY: demo test slow lint format bench docs wheel clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -41,8 +41,11 @@ format: $(VENV)/.installed
 bench: $(VENV)/.installed  ## what this machine can run; results go to benchmarks/results
 	$(BIN)/python benchmarks/run_all.py
 
+docs: $(VENV)/.installed  ## the documentation site into site/; a link that leads nowhere is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 wheel: $(VENV)/.installed
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf build dist demo-out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist site demo-out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -214,5 +214,5 @@ def test_one_version_and_one_address():
     assert f"\nversion: {decondense.__version__}\n" in citation
     assert f"\n## [{decondense.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     address = PROJECT["urls"]["Repository"]
-    for name in ("CITATION.cff", "CHANGELOG.md"):
+    for name in ("CITATION.cff", "CHANGELOG.md", "mkdocs.yml", "examples/first_look.ipynb"):
         assert address in (ROOT / name).read_text(encoding="utf-8"), name
