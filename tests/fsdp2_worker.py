@@ -21,7 +21,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 import decondense as dc
-from decondense.train.run import _keep_float32
+from decondense.insides.accelerate import keep_float32
 
 STEPS, ROWS = 3, 8
 
@@ -73,7 +73,7 @@ def policies() -> dict[str, MixedPrecisionPolicy]:
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
     plugin.set_mixed_precision("bf16")
     found = {"accelerate": plugin.mixed_precision_policy}
-    _keep_float32(SimpleNamespace(state=SimpleNamespace(fsdp_plugin=plugin)))
+    keep_float32(SimpleNamespace(is_fsdp2=True, state=SimpleNamespace(fsdp_plugin=plugin)))
     return found | {"ours": plugin.mixed_precision_policy}
 
 

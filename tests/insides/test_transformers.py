@@ -43,6 +43,8 @@ GONE = {
     "get_tp_size": lambda t: inside.loss_copies(t),
     "get_cp_size": lambda t: inside.sequence_shards(t),
     "get_sp_size": lambda t: inside.sequence_shards(t),
+    "_tr_loss": lambda t: inside.loss_sum(t),
+    "_n_gpu": lambda t: inside.use_one_gpu(t),
 }
 
 

@@ -32,7 +32,7 @@ BROKEN = {
     ),
     "device": (["train.device=cuda:7"], r"device must be one that this machine has, got 'cuda:7'"),
     "layers": (["loss={name: dispersion, layers: [9]}"], r"layers must lie in 0 … 2"),
-    "report": (["train.report_to=[nothing]"], r"nothing is not supported"),
+    "report": (["train.report_to=[nothing]"], r"train.report_to must name what is installed \(.*\), got 'nothing'"),
 }
 
 
@@ -71,6 +71,7 @@ def test_a_disk_that_becomes_full(tmp_path, cache, monkeypatch):
             train(tiny("train.checkpoints=2"), tmp_path / "run", cache=cache)
 
     def torn(*args, **kwargs):
+        patched.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=4096))
         raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 5312 vs 5204")
 
     import torch

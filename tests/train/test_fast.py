@@ -11,8 +11,9 @@ import transformers
 from regularize.models import bert, gpt2, llama, qwen3, tokens
 
 import decondense as dc
+from decondense.insides.torch import eager
 from decondense.train import train
-from decondense.train.fast import compile_blocks, eager, fuse_head, head_loss
+from decondense.train.fast import compile_blocks, fuse_head, head_loss
 from train.runs import result, tiny, weights
 
 

@@ -42,7 +42,7 @@ def test_record(finished):
     run, recipe, _ = finished
     record = result(run.folder)
     assert record == run.record
-    assert record["schema"] == "decondense.train/1"
+    assert record["schema"] == "decondense.train/2"
     assert (record["steps"], record["tokens"]) == (10, 960)  # 900 tokens in steps of 96
     assert record["recipe"] == recipe.model_dump(mode="json")
     assert yaml.safe_load((run.folder / "recipe.yaml").read_text()) == record["recipe"]
@@ -196,7 +196,7 @@ def test_what_is_not_installed_is_said(tmp_path, cache, monkeypatch):
     from transformers.integrations import integration_utils
 
     monkeypatch.setattr(integration_utils, "is_tensorboard_available", lambda: False)
-    with pytest.raises(ValueError, match=r"train.report_to must name what is installed: TensorBoardCallback requires"):
+    with pytest.raises(ValueError, match=r"train.report_to must name what is installed \(.*\), got 'tensorboard'"):
         train(tiny("train.report_to=[tensorboard]"), tmp_path / "run", cache=cache)
     assert not (tmp_path / "run").exists()
 

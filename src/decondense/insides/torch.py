@@ -1,10 +1,15 @@
-"""Insides of torch."""
+"""Insides of torch: replicas, compiled modules set aside for a while, and errors that have no type of their own."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
-from . import Moved
+import torch
+from torch import nn
+
+from . import Moved, attribute
 
 
 def is_replica(module: Any) -> bool:
@@ -12,3 +17,30 @@ def is_replica(module: Any) -> bool:
     if not hasattr(type(module), "_replicate_for_data_parallel"):
         raise Moved("torch", "nn.Module._replicate_for_data_parallel", "replicas of nn.DataParallel must be refused")
     return "_is_replica" in vars(module)
+
+
+@contextlib.contextmanager
+def eager(model: nn.Module) -> Iterator[None]:
+    """Modules that `nn.Module.compile` has compiled run as they are written: a look at the model in between is not
+    worth a compilation, and no public call takes one off and puts it back."""
+    why = "compiled blocks must be set aside while a model is measured"
+    compiled = {m: attribute(m, "_compiled_call_impl", library="torch", why=why) for m in model.modules()}
+    for module in compiled:
+        module._compiled_call_impl = None
+    try:
+        yield
+    finally:
+        for module, call in compiled.items():
+            module._compiled_call_impl = call
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    """A GPU's memory has an error of its own, that of the machine has only a sentence."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+
+
+def lost_process(error: RuntimeError) -> bool:
+    """Whether another process is gone. NCCL's errors have a type, those of gloo only the sentence of the connection."""
+    gloo = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo", "Gloo")
+    known = isinstance(error, torch.distributed.DistError) if torch.distributed.is_available() else False
+    return known or any(sentence in str(error) for sentence in gloo)

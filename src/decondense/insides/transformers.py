@@ -59,5 +59,17 @@ def sequence_shards(trainer: Any) -> dict[str, int]:
     return {"context": _of(trainer, "get_cp_size", why)(), "sequence": _of(trainer, "get_sp_size", why)()}
 
 
+def loss_sum(trainer: Any) -> Any:
+    """The sum of the losses since the last line of the log. A step that is skipped must be taken out of it again."""
+    return _of(trainer, "_tr_loss", "a skipped step must not count in the log")
+
+
+def use_one_gpu(arguments: Any) -> None:
+    """One process, one GPU: with several in sight Trainer would split every batch over copies of the model."""
+    why = "Trainer must not split a batch over several GPUs of one process"
+    attribute(arguments, "_n_gpu", library="transformers", why=why)
+    arguments._n_gpu = min(1, arguments.n_gpu)
+
+
 def _of(trainer: Any, name: str, why: str) -> Any:
     return attribute(trainer, name, library="transformers", why=why)

@@ -11,9 +11,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from torch.nn import functional as F
 
 from ..stack import repeated_blocks
 
-__all__ = ["compile_blocks", "eager", "fuse_head"]
+__all__ = ["compile_blocks", "fuse_head"]
 
 Terms = Callable[[Tensor, Tensor, Tensor], dict[str, Tensor]]
 
@@ -104,16 +103,3 @@ def _reproduces(model: Any, head: nn.Linear) -> bool:
         hook.remove()
         model.train(training)
     return True
-
-
-@contextlib.contextmanager
-def eager(model: nn.Module) -> Iterator[None]:
-    """Compiled blocks run as they are written: a look at the model in between is not worth a compilation."""
-    kept = {m: m._compiled_call_impl for m in model.modules() if m._compiled_call_impl is not None}
-    for m in kept:
-        m._compiled_call_impl = None
-    try:
-        yield
-    finally:
-        for m, compiled in kept.items():
-            m._compiled_call_impl = compiled

@@ -11,22 +11,26 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
+from safetensors import SafetensorError
 
-from ..files import write_text
+from ..files import InUse, flat, locked, os_reason, write_text
+from ..records import read
 from .recipe import Recipe, recipe_from
 
 __all__ = ["begin", "check_recipe", "finished", "first_process", "owned", "process_count"]
 
 # A resumed run may change these: they say how fast and where, or how much is told, not what is computed.
 FREE = ("micro_batch", "device", "report_to", "on_nan", "keep", "compile", "fused_loss", "checkpointing")
+
+LITTLE = 1 << 20  # bytes: a disk with less than this left is full
 
 
 def first_process() -> bool:
@@ -40,62 +44,39 @@ def process_count() -> int:
 
 @contextlib.contextmanager
 def owned(folder: Path) -> Iterator[None]:
-    """Nobody else works in the folder meanwhile. The system drops the lock when the process ends, however it ends.
-
-    Folders that were made for this and stayed empty are removed again.
-    """
+    """Nobody else works in the folder meanwhile. Folders that were made for this and stayed empty are removed again."""
     if not first_process():
         yield
         return
     made = [p for p in (folder, *folder.parents) if not p.exists()]
-    lock = folder / ".lock"
-    try:
+    with contextlib.ExitStack() as undo:
+        for path in reversed((folder / "checkpoints", *made)):
+            undo.callback(_remove_if_empty, path)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            handle = _locked(lock)
-        except OSError as error:
-            raise OSError(
-                f"the run folder {str(folder)!r} must be writable: {(error.strerror or str(error)).lower()}; "
-                "choose another with --out."
-            ) from None
-        if handle is None:
+            undo.enter_context(locked(folder / ".lock"))
+        except InUse:
             raise ValueError(
                 f"the run folder {str(folder)!r} is in use by another process: wait for it, or choose another with "
                 "--out."
-            )
-        with handle:
-            try:
-                yield
-            finally:
-                lock.unlink(missing_ok=True)
-    finally:
-        for path in (folder / "checkpoints", *made):  # nothing came of it
-            with contextlib.suppress(OSError):
-                path.rmdir()
+            ) from None
+        except OSError as error:
+            raise OSError(
+                f"the run folder {str(folder)!r} must be writable: {os_reason(error)}; choose another with --out."
+            ) from None
+        yield
 
 
-def _locked(lock: Path) -> Any:
-    """The open lock file, or None when another process holds it."""
-    while True:
-        handle = lock.open("w")
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            handle.close()
-            return None
-        except OSError:
-            return handle  # a file system without locks
-        # The last owner may have removed the file between our opening and our locking it.
-        with contextlib.suppress(FileNotFoundError):
-            if os.fstat(handle.fileno()).st_ino == lock.stat().st_ino:
-                return handle
-        handle.close()
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def finished(folder: Path) -> dict[str, Any] | None:
     """The record of a run that came to its end."""
-    file = folder / "result.json"
-    return json.loads(file.read_text()) if file.is_file() else None
+    if not (folder / "result.json").is_file():
+        return None
+    return json.loads(read(folder).to_json())
 
 
 def check_recipe(folder: Path, recipe: Recipe, *, resume: bool) -> bool:
@@ -114,7 +95,7 @@ def check_recipe(folder: Path, recipe: Recipe, *, resume: bool) -> bool:
     content = yaml.safe_load(file.read_text())
     with contextlib.suppress(ValueError):  # written by an older version, it lacks what has come since
         content = recipe_from(content).model_dump(mode="json")
-    before, now = _flat(content), _flat(recipe.model_dump(mode="json"))
+    before, now = flat(content), flat(recipe.model_dump(mode="json"))
     for key in sorted(before.keys() | now.keys()):
         if before.get(key) != now.get(key) and key.removeprefix("train.") not in FREE:
             raise ValueError(
@@ -124,12 +105,6 @@ def check_recipe(folder: Path, recipe: Recipe, *, resume: bool) -> bool:
     return True
 
 
-def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(tree, dict) or not tree:
-        return {prefix.rstrip("."): tree}
-    return {k: v for key, value in tree.items() for k, v in _flat(value, f"{prefix}{key}.").items()}
-
-
 @contextlib.contextmanager
 def begin(folder: Path, recipe: Recipe) -> Iterator[None]:
     """The recipe is written when training begins, and a disk that becomes full is one sentence."""
@@ -137,17 +112,11 @@ def begin(folder: Path, recipe: Recipe) -> Iterator[None]:
         if first_process():
             write_text(folder / "recipe.yaml", recipe.to_yaml())
         yield
-    except Exception as error:
-        if not _disk_full(error):
+    except (OSError, RuntimeError, SafetensorError) as error:
+        # safetensors and torch.save have sentences of their own for it: the disk itself is asked
+        full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+        if not full and shutil.disk_usage(folder).free > LITTLE:
             raise
         raise OSError(
             f"the disk became full while writing into {str(folder)!r}: free some space and repeat with --resume."
-        ) from None
-
-
-def _disk_full(error: BaseException) -> bool:
-    """safetensors and torch.save have their own words for it."""
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return True
-    words = ("No space left", "os error 28", "code: 28", "PytorchStreamWriter failed", "inline_container.cc")
-    return any(word in str(error) for word in words)
+        ) from error

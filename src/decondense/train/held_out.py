@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from ..insides.torch import eager
 from .blocks import Blocks
-from .fast import eager
 from .sections import Data
 
 __all__ = ["Document", "document_losses", "documents_in", "frequency_deciles"]

@@ -48,6 +48,7 @@ class Prepared:
 
 
 def prepare(recipe: Recipe, folder: Path, cache: str | os.PathLike[str] | None, preparing: Any = None) -> Prepared:
+    _check_reports(recipe.train.report_to)
     device = _device(recipe)
     bf16 = _bf16(recipe, device)
     where = Path(cache) if cache is not None else cache_dir() / "tokens"
@@ -71,6 +72,18 @@ def prepare(recipe: Recipe, folder: Path, cache: str | os.PathLike[str] | None, 
     return Prepared(
         model, tokenizer, source, blocks, held_out, documents, words, teacher, centre, device, bf16, micro, speed
     )
+
+
+def _check_reports(wanted: list[str]) -> None:
+    from transformers.integrations import get_available_reporting_integrations
+
+    installed = get_available_reporting_integrations()
+    for name in wanted:
+        if name not in (*installed, "all", "none"):
+            raise ValueError(
+                f"train.report_to must name what is installed ({', '.join(installed) or 'nothing'}), got {name!r}: "
+                "install it, or leave it out."
+            )
 
 
 def _device(recipe: Recipe) -> torch.device:

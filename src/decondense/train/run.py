@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import math
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..insides.torch import lost_process, out_of_memory
+from ..insides.transformers import use_one_gpu
 from ..needs import need
 from ..regularizer import regularize
 from ..weights_cache import quiet_loading
+from .active_forgetting import Forgetting
 from .blocks import Order
 from .checkpoints import last_complete_checkpoint, where_it_goes_on
 from .folder import begin, check_recipe, finished, first_process, owned, process_count
+from .held_out import document_losses, frequency_deciles
 from .prepare import Prepared, prepare
 from .recipe import Recipe
 from .result import record_of, save_model, write_result
 
 __all__ = ["Run", "train"]
+
+Show = Callable[[int, dict[str, float]], None]
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,7 @@ def train(
     resume: bool = False,
     command: str = "",
     cache: str | os.PathLike[str] | None = None,
-    show: Callable[[int, dict[str, float]], None] | None = None,
+    show: Show | None = None,
     preparing: Callable[[int, int], None] | None = None,
     say: Callable[[str], None] | None = None,
     draw: bool = True,
@@ -69,103 +76,83 @@ def train(
             check_recipe(target, recipe, resume=True)
             say(f"this run is finished: {target / 'result.json'}")
             return Run(target, record)
-        held = check_recipe(target, recipe, resume=resume)
+        begun = check_recipe(target, recipe, resume=resume)
         checkpoint = None
         if resume:
             checkpoint = last_complete_checkpoint(target / "checkpoints", remove_others=first_process())
-            start = "there is no complete checkpoint" if held else f"there is no run in {str(target)!r} yet"
+            start = "there is no complete checkpoint" if begun else f"there is no run in {str(target)!r} yet"
             say(f"resuming from {checkpoint.name}" if checkpoint else f"{start}: starting from step 0")
         prepared = prepare(recipe, target, cache, preparing)
-        run = _carry_out(recipe, target, prepared, checkpoint, command=command, show=show, say=say, draw=draw)
+        with quiet_loading(), _fast_matmul(prepared):
+            trainer = _trainer(recipe, target, prepared, show, say, start=checkpoint is None)
+            with begin(target, recipe):
+                record = _carry_out(recipe, target, prepared, trainer, checkpoint, command, draw=draw)
         if prepared.device.type == "cuda":
-            del prepared
+            del prepared, trainer
             gc.collect()  # trainer, model and callbacks hold each other, and the GPU's memory with them
-        return run
+        return Run(target, record)
 
 
 def _carry_out(
-    recipe: Recipe,
-    folder: Path,
-    prepared: Prepared,
-    checkpoint: Path | None,
-    *,
-    command: str,
-    show: Callable[[int, dict[str, float]], None] | None,
-    say: Callable[[str], None],
-    draw: bool,
-) -> Run:
-    from .watch import Clock
-
-    clock = Clock()
-    with quiet_loading(), _fast_matmul(prepared):
-        trainer = _trainer(recipe, folder, prepared, clock, show, say, start=checkpoint is None)
-        with begin(folder, recipe):
-            trainer.begin(checkpoint)
-            try:
-                with _in_words(recipe, folder, prepared):
-                    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-            finally:
-                if trainer.handle is not None:
-                    trainer.handle.remove()
-            documents = _document_losses(recipe, prepared, trainer)
-            record = record_of(recipe, folder, prepared, trainer, clock, command, documents)
-            if prepared.centre is not None:
-                prepared.centre.fold()
-            save_model(trainer, folder, record, prepared.tokenizer)
-            if first_process():
-                write_result(folder, record, draw=draw)
-    return Run(folder, record)
+    recipe: Recipe, folder: Path, prepared: Prepared, trainer: Any, checkpoint: Path | None, command: str, *, draw: bool
+) -> dict[str, Any]:
+    trainer.begin(checkpoint)
+    try:
+        with _one_sentence(recipe, folder, prepared):
+            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    finally:
+        if trainer.handle is not None:
+            trainer.handle.remove()
+    losses: dict[str, Any] = {}
+    if prepared.documents:
+        words = prepared.model.get_input_embeddings().weight.shape[0]
+        deciles = frequency_deciles(prepared.blocks.tokens, words)
+        losses = document_losses(trainer.model_wrapped, prepared.documents, recipe.data.context, deciles)
+    record = record_of(recipe, folder, prepared, trainer, command, losses)
+    if prepared.centre is not None:
+        prepared.centre.fold()
+    save_model(trainer, folder, record, prepared.tokenizer)
+    if first_process():
+        write_result(folder, record, draw=draw)
+    return json.loads(record.to_json())
 
 
 def _trainer(
-    recipe: Recipe,
-    folder: Path,
-    prepared: Prepared,
-    clock: Any,
-    show: Callable[[int, dict[str, float]], None] | None,
-    say: Callable[[str], None],
-    *,
-    start: bool,
+    recipe: Recipe, folder: Path, prepared: Prepared, show: Show | None, say: Callable[[str], None], *, start: bool
 ) -> Any:
     """transformers' Trainer with everything attached that the recipe asks for."""
     import transformers
 
     from .trainer import Trainer
-    from .watch import Milestones, Shown
+    from .watch import Clock, Milestones, Shown
 
     isolated = recipe.data.boundaries == "isolated"
     order = Order(prepared.blocks, recipe.steps * recipe.batch_blocks, seed=recipe.train.seed, isolated=isolated)
     passes = len(order) / len(prepared.blocks)
     if passes > 1:
         say(f"the text has {len(prepared.blocks)} blocks: the run goes over it {passes:.2f} times")
-    try:
-        trainer = Trainer(
-            recipe=recipe,
-            teacher=prepared.teacher,
-            model=prepared.model,
-            args=_arguments(recipe, folder / "checkpoints", prepared, start=start),
-            train_dataset=order,
-            eval_dataset=Order(prepared.held_out, len(prepared.held_out), seed=None, isolated=isolated),
-            processing_class=prepared.tokenizer,
-            data_collator=transformers.default_data_collator,
-        )
-    except (RuntimeError, ImportError) as error:
-        if "Callback requires" not in str(error):
-            raise
-        raise ValueError(f"train.report_to must name what is installed: {str(error).splitlines()[0]}") from None
-    _keep_float32(trainer.accelerator)
+    clock = Clock()
+    trainer = Trainer(
+        recipe=recipe,
+        teacher=prepared.teacher,
+        clock=clock,
+        model=prepared.model,
+        args=_arguments(recipe, folder / "checkpoints", prepared, start=start),
+        train_dataset=order,
+        eval_dataset=Order(prepared.held_out, len(prepared.held_out), seed=None, isolated=isolated),
+        processing_class=prepared.tokenizer,
+        data_collator=transformers.default_data_collator,
+    )
     for silent in (transformers.trainer_callback.PrinterCallback, transformers.trainer_callback.ProgressCallback):
         trainer.remove_callback(silent)
     trainer.add_callback(clock)  # before those that take time of their own
-    if recipe.baselines.active_forgetting is not None:
-        from .active_forgetting import Forgetting
-
-        forgetting = recipe.baselines.active_forgetting
+    forgetting = recipe.baselines.active_forgetting
+    if forgetting is not None:
         trainer.add_callback(Forgetting(every=forgetting.every, std=forgetting.std, seed=recipe.train.seed))
-    seen = Milestones(recipe, folder / "snapshots", prepared.window_text, prepared.tokenizer)
-    trainer.add_callback(seen)
+    milestones = Milestones(recipe, folder / "snapshots", prepared.window_text, prepared.tokenizer)
+    trainer.add_callback(milestones)
     if show is not None and first_process():
-        trainer.add_callback(Shown(show, clock, recipe.step_tokens, seen))
+        trainer.add_callback(Shown(show, clock, recipe.step_tokens, milestones))
     if prepared.centre is not None:
         trainer.add_callback(prepared.centre)
     trainer.attach(_regularized(recipe, trainer))
@@ -176,25 +163,13 @@ def _regularized(recipe: Recipe, trainer: Any) -> Any:
     loss = recipe.loss
     if loss.name == "none":
         return None
-    options = dict(loss.options)
+    options = loss.model_dump(exclude={"name", "options", "preset", "release_at"}) | loss.options
     if loss.preset is not None:
         options["preset"] = loss.preset
-    return regularize(
-        trainer,
-        loss.name,
-        weight=loss.weight,
-        layers=loss.layers,
-        schedule=_release(recipe) if loss.schedule == "release" else loss.schedule,
-        ramp_steps=loss.ramp_steps,
-        check_every=loss.check_every,
-        **options,
-    )
-
-
-def _release(recipe: Recipe) -> Callable[[int], float]:
-    """Factor of the weight at a step: 1, and from `release_at` of the run on a line that reaches 0 at its end."""
-    steps, begin_at = recipe.steps, recipe.loss.release_at * recipe.steps
-    return lambda step: min(1.0, max(0.0, (steps - step) / (steps - begin_at)))
+    if loss.schedule == "release":
+        options["release_at"] = round(loss.release_at * recipe.steps)
+        options["ramp_steps"] = recipe.steps - options["release_at"]
+    return regularize(trainer, loss.name, **options)
 
 
 def _arguments(recipe: Recipe, folder: Path, prepared: Prepared, *, start: bool) -> Any:
@@ -243,29 +218,8 @@ def _arguments(recipe: Recipe, folder: Path, prepared: Prepared, *, start: bool)
         ddp_find_unused_parameters=False,
         dataloader_pin_memory=prepared.device.type == "cuda",
     )
-    # One process, one GPU: with several in sight Trainer would split every batch over copies of the model.
-    arguments._n_gpu = min(1, arguments.n_gpu)
+    use_one_gpu(arguments)
     return arguments
-
-
-def _keep_float32(accelerator: Any) -> None:
-    """accelerate's policy for FSDP2 in bf16 also rounds what the model returns, its loss included, to 1/64, and adds up
-    the gradients of the processes in bf16. Both stay in float32, as they do without sharding."""
-    plugin = getattr(accelerator.state, "fsdp_plugin", None)
-    if plugin is not None and plugin.fsdp_version == 2 and plugin.mixed_precision_policy is not None:
-        policy = replace(plugin.mixed_precision_policy, reduce_dtype=torch.float32, output_dtype=None)
-        plugin.mixed_precision_policy = policy
-
-
-def _document_losses(recipe: Recipe, prepared: Prepared, trainer: Any) -> dict[str, Any]:
-    """Loss by held-out document; nothing where no held-out text is named."""
-    from .held_out import document_losses, frequency_deciles
-
-    if not prepared.documents:
-        return {}
-    words = prepared.model.get_input_embeddings().weight.shape[0]
-    deciles = frequency_deciles(prepared.blocks.tokens, words)
-    return document_losses(trainer.model_wrapped, prepared.documents, recipe.data.context, deciles)
 
 
 @contextlib.contextmanager
@@ -281,15 +235,14 @@ def _fast_matmul(prepared: Prepared) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _in_words(recipe: Recipe, folder: Path, prepared: Prepared) -> Iterator[None]:
+def _one_sentence(recipe: Recipe, folder: Path, prepared: Prepared) -> Iterator[None]:
     """What can only go wrong on the way: memory that is not enough, and another process that died, which is seen here
     as a broken connection."""
     try:
         yield
     except RuntimeError as error:
-        said = str(error)
         where = where_it_goes_on(folder / "checkpoints")
-        if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in said:
+        if out_of_memory(error):
             micro = prepared.micro_batch
             smaller = max((d for d in range(1, micro) if micro % d == 0), default=None)
             remedy = "train.checkpointing=true" if smaller is None else f"train.micro_batch={smaller}"
@@ -297,10 +250,9 @@ def _in_words(recipe: Recipe, folder: Path, prepared: Prepared) -> Iterator[None
                 f"the memory of {prepared.device} must hold train.micro_batch = {micro} blocks of "
                 f"{recipe.data.context} tokens, but it does not: add --resume --set {remedy}, which {where}."
             ) from None
-        lost = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "Gloo", "gloo")
-        if process_count() == 1 or not any(words in said for words in lost):
+        if process_count() == 1 or not lost_process(error):
             raise
         raise OSError(
-            f"another process of this run has died ({said.splitlines()[0][:120]}): the same command with --resume, on "
-            f"as many processes or another number, {where}."
+            f"another process of this run has died ({str(error).splitlines()[0][:120]}): the same command with "
+            f"--resume, on as many processes or another number, {where}."
         ) from None

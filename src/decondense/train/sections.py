@@ -171,14 +171,8 @@ class Loss(Part):
         try:
             loss = get(self.name, preset=self.preset, **self.options)
             loss(torch.linspace(-1, 1, 32).view(1, 4, 8))  # a wrong value of an option shows when it is used
-            Term(
-                loss=loss,
-                weight=self.weight,
-                layers=self.layers,
-                schedule="constant" if self.schedule == "release" else self.schedule,
-                ramp_steps=self.ramp_steps,
-                check_every=self.check_every,
-            )
+            release = {"schedule": "constant"} if self.schedule == "release" else {}  # its steps are not known yet
+            Term(loss=loss, **self.model_dump(exclude={"name", "options", "preset", "release_at"}) | release)
         except TypeError as error:
             raise ValueError(str(error)) from None
         return self

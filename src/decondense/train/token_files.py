@@ -13,12 +13,9 @@ runs on the same text, wait for the lock and find the files.
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import hashlib
 import json
 import os
-import platform
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -28,9 +25,10 @@ from typing import Any
 import numpy as np
 
 from .. import text
+from ..files import locked, os_reason
 from .blocks import Blocks
 
-__all__ = ["alone", "articles", "documents_of", "fingerprint", "prepare", "separator_of"]
+__all__ = ["articles", "cached", "documents_of", "fingerprint", "prepare", "separator_of"]
 
 VERSION = 3  # of the files' content
 PIECE = 1 << 20  # characters; a longer document is tokenised in pieces of whole lines, or it would fill the memory
@@ -60,19 +58,14 @@ def prepare(
     """
     names = [texts] if isinstance(texts, str) else list(texts)
     kind = np.dtype(np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
-    budget = [tokens, documents]
+    budget = (tokens, documents)
     keys = [_key(names, tokenizer, wanted, cache, data) for wanted in ([None, budget] if whole else [budget])]
-    opened = _first(cache, keys, kind)
-    if opened is None:
-        with _writable(cache):
-            cache.mkdir(parents=True, exist_ok=True)
-        with alone(cache, keys[0]) as prefix:
-            opened = _first(cache, keys, kind)  # another process may have been here before us
-            if opened is None:
-                _tokenise(names, tokenizer, budget, cache, keys, kind, data, progress, prefix)
-                opened = _first(cache, keys, kind)
-    assert opened is not None
-    ids, starts, used = opened
+    ids, starts, used = cached(
+        cache,
+        keys[0],
+        lambda: _open(cache, keys, kind),
+        lambda: _tokenise(names, tokenizer, budget, cache, keys, kind, data, progress),
+    )
     if len(ids) < context:
         raise ValueError(
             f"the text must fill one block of {context} tokens, {', '.join(names)} has {len(ids)} in all: "
@@ -80,6 +73,20 @@ def prepare(
         )
     # The files may have been made from the same text under another path.
     return Blocks(ids, starts, context, [{"name": names[entry.pop("number")], **entry} for entry in used])
+
+
+def cached(cache: Path, key: str, opened: Callable[[], Any], make: Callable[[], None]) -> Any:
+    """What `opened` returns, made first if that is None: by one process, while the others wait for it."""
+    result = opened()
+    if result is None:
+        with _writable(cache):
+            cache.mkdir(parents=True, exist_ok=True)
+        with locked(cache / f".{key}.lock", wait=True):
+            result = opened()
+            if result is None:
+                make()
+                result = opened()
+    return result
 
 
 def separator_of(tokenizer: Any) -> int:
@@ -111,52 +118,48 @@ def articles(pieces: Iterable[str]) -> Iterator[str]:
     yield "".join([*article, candidate])
 
 
-# ---- the work ----------------------------------------------------------------------------------------------------
-
-
 def documents_of(name: str, data: str | None) -> tuple[str, Iterator[str]]:
     """(where a text comes from, its documents one by one)."""
     source, stream = text.iterate_documents(name, data=data)
     return source, articles(stream) if name.startswith("wikitext-") else stream
 
 
+# ---- the work ----------------------------------------------------------------------------------------------------
+
+
 def _tokenise(
     names: list[str],
     tokenizer: Any,
-    budget: list[int],
+    budget: tuple[int, int],
     cache: Path,
     keys: list[str],
     kind: np.dtype[Any],
     data: str | None,
     progress: Progress | None,
-    prefix: str,
 ) -> None:
     separator, (tokens, least) = separator_of(tokenizer), budget
-    begun = {ending: cache / f"{prefix}.{ending}" for ending in ("tokens", "starts", "json")}
-    used, written, number, ended = [], 0, 0, True
+    begun = {ending: cache / f".{keys[0]}.{ending}" for ending in ("tokens", "starts", "json")}
+    used: list[dict[str, Any]] = []
+    digest, written, number, ended = hashlib.sha256(), 0, 0, True
     try:
         with begun["tokens"].open("wb") as ids_file, begun["starts"].open("wb") as starts_file:
-            for index, name in enumerate(names):
+            for index, ids, document, source in _stream(names, tokenizer, data):
+                if not used or used[-1]["number"] != index:
+                    used.append({"number": index, "source": source, "documents": 0, "tokens": 0})
+                    digest = hashlib.sha256()
+                with _writable(cache):
+                    starts_file.write(np.int64(written).tobytes())
+                    ids_file.write(np.asarray([*ids, separator], dtype=kind).tobytes())
+                digest.update(document.encode("utf-8", "surrogatepass"))
+                used[-1]["sha256"] = digest.hexdigest()
+                used[-1]["documents"] += 1
+                used[-1]["tokens"] += len(ids) + 1
+                number, written = number + 1, written + len(ids) + 1
+                if progress is not None:
+                    progress(min(written, tokens), tokens)
                 if written >= tokens and number >= least:
                     ended = False
                     break
-                digest, first, low = hashlib.sha256(), number, written
-                source, stream = documents_of(name, data)
-                for ids, document in _tokenised(stream, tokenizer):
-                    if written >= tokens and number >= least:
-                        ended = False
-                        break
-                    digest.update(document.encode("utf-8", "surrogatepass"))
-                    with _writable(cache):
-                        starts_file.write(np.int64(written).tobytes())
-                        ids_file.write(np.asarray([*ids, separator], dtype=kind).tobytes())
-                    number += 1
-                    written += len(ids) + 1
-                    if progress is not None:
-                        progress(min(written, tokens), tokens)
-                if number > first:
-                    entry = {"number": index, "source": source, "documents": number - first, "tokens": written - low}
-                    used.append(entry | {"sha256": digest.hexdigest()})
             with _writable(cache):
                 for file in (ids_file, starts_file):
                     file.flush()
@@ -165,36 +168,42 @@ def _tokenise(
             begun["json"].write_text(json.dumps({"length": written, "documents": number, "texts": used}))
             for ending, path in begun.items():  # the record comes last
                 path.replace(cache / f"{keys[0 if ended else -1]}.{ending}")
-    except BaseException:
+    finally:
         for path in begun.values():
             path.unlink(missing_ok=True)
-        raise
 
 
-def _first(cache: Path, keys: list[str], kind: np.dtype[Any]) -> Opened | None:
-    return next((opened for key in keys if (opened := _open(cache, key, kind)) is not None), None)
+def _open(cache: Path, keys: list[str], kind: np.dtype[Any]) -> Opened | None:
+    """What lies under the first key that is there, or None when all are missing or damaged (it is made again then)."""
+    for key in keys:
+        try:
+            record = json.loads((cache / f"{key}.json").read_text())
+            sizes = [(cache / f"{key}.{ending}").stat().st_size for ending in ("tokens", "starts")]
+            if sizes != [record["length"] * kind.itemsize, record["documents"] * 8]:
+                continue
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if not record["length"]:
+            return np.zeros(0, kind), np.zeros(0, np.int64), record["texts"]
+        ids = np.memmap(cache / f"{key}.tokens", dtype=kind, mode="r")
+        return ids, np.memmap(cache / f"{key}.starts", dtype=np.int64, mode="r"), record["texts"]
+    return None
 
 
-def _open(cache: Path, key: str, kind: np.dtype[Any]) -> Opened | None:
-    """What lies there, or None when it is missing or damaged (it is made again then)."""
-    try:
-        record = json.loads((cache / f"{key}.json").read_text())
-        sizes = [(cache / f"{key}.{ending}").stat().st_size for ending in ("tokens", "starts")]
-        if sizes != [record["length"] * kind.itemsize, record["documents"] * 8]:
-            return None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    if not record["length"]:
-        return np.zeros(0, kind), np.zeros(0, np.int64), record["texts"]
-    ids = np.memmap(cache / f"{key}.tokens", dtype=kind, mode="r")
-    starts = np.memmap(cache / f"{key}.starts", dtype=np.int64, mode="r")
-    return ids, starts, record["texts"]
+def _stream(names: list[str], tokenizer: Any, data: str | None) -> Iterator[tuple[int, list[int], str, str]]:
+    """(number of the text, token ids, document, source) of every document of the texts, one text after the other."""
+    for index, name in enumerate(names):
+        source, documents = documents_of(name, data)
+        for ids, document in _tokenised(documents, tokenizer):
+            yield index, ids, document, source
 
 
 def _tokenised(documents: Iterable[str], tokenizer: Any) -> Iterator[tuple[list[int], str]]:
     """Token ids of each document; a few at a time, so that a fast tokenizer has something to share out."""
 
     def ids_of(texts: list[str]) -> list[list[int]]:
+        if not texts:
+            return []
         return tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
 
     batch: list[str] = []
@@ -202,18 +211,15 @@ def _tokenised(documents: Iterable[str], tokenizer: Any) -> Iterator[tuple[list[
     for document in documents:
         if not document.strip():
             continue
-        if len(document) > PIECE:
-            yield from zip(ids_of(batch) if batch else [], batch)
-            batch, size = [], 0
-            yield [i for piece in _pieces(document) for i in ids_of([piece])[0]], document
-            continue
-        batch.append(document)
-        size += len(document)
-        if size >= BATCH:
+        if len(document) <= PIECE:
+            batch.append(document)
+            size += len(document)
+        if len(document) > PIECE or size >= BATCH:
             yield from zip(ids_of(batch), batch)
             batch, size = [], 0
-    if batch:
-        yield from zip(ids_of(batch), batch)
+        if len(document) > PIECE:
+            yield [i for piece in _pieces(document) for i in ids_of([piece])[0]], document
+    yield from zip(ids_of(batch), batch)
 
 
 def _pieces(document: str) -> Iterator[str]:
@@ -225,7 +231,7 @@ def _pieces(document: str) -> Iterator[str]:
         start = end
 
 
-def _key(names: list[str], tokenizer: Any, budget: list[int] | None, cache: Path, data: str | None) -> str:
+def _key(names: list[str], tokenizer: Any, budget: tuple[int, int] | None, cache: Path, data: str | None) -> str:
     """A name for the content of the token files."""
     probe = tokenizer("The key, 1234: naïve — \n\n def f(x):", add_special_tokens=False)["input_ids"]
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -270,29 +276,11 @@ def _sha256(file: Path, cache: Path) -> str:
 
 
 @contextlib.contextmanager
-def alone(cache: Path, key: str) -> Iterator[str]:
-    """One process at a time; gives the name under which to begin, which a killed process's successor takes over.
-
-    On a file system without locks everyone works under a name of their own, and the last one's files stay.
-    """
-    with _writable(cache):
-        handle = (cache / f".{key}.lock").open("w")
-    with handle:
-        prefix = f".{key}"
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        except OSError:
-            prefix = f".{key}.{platform.node()}.{os.getpid()}"
-        yield prefix
-
-
-@contextlib.contextmanager
 def _writable(cache: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = "the disk is full" if error.errno == errno.ENOSPC else (error.strerror or str(error)).lower()
         raise OSError(
-            f"the tokenised text could not be written into {str(cache)!r}: {reason}; free some space, or set "
+            f"the tokenised text could not be written into {str(cache)!r}: {os_reason(error)}; free some space, or set "
             "DECONDENSE_CACHE to another folder."
         ) from None

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ..files import write_text
 from .sections import Data, TrainedTokenizer, shares_of
-from .token_files import alone, documents_of, fingerprint
+from .token_files import cached, documents_of, fingerprint
 
 __all__ = ["open_tokenizer", "train_bpe"]
 
@@ -67,15 +68,14 @@ def _learnt(wanted: TrainedTokenizer, data: Data, cache: Path) -> Any:
     what = [VERSION, fingerprint(list(shares), cache, data.folder), list(shares.values()), wanted.model_dump()]
     key = f"bpe-{hashlib.sha256(json.dumps(what).encode()).hexdigest()[:20]}"
     file = cache / f"{key}.json"
-    if not file.is_file():
-        cache.mkdir(parents=True, exist_ok=True)
-        with alone(cache, key) as prefix:
-            if not file.is_file():
-                bpe = train_bpe(_beginnings(shares, wanted.characters, data.folder), wanted.train)
-                temporary = cache / f"{prefix}.json"
-                temporary.write_text(bpe.to_str())
-                temporary.replace(file)
-    bpe = tokenizers.Tokenizer.from_file(str(file))
+
+    def opened() -> Any:
+        return tokenizers.Tokenizer.from_file(str(file)) if file.is_file() else None
+
+    def learn() -> None:
+        write_text(file, train_bpe(_beginnings(shares, wanted.characters, data.folder), wanted.train).to_str())
+
+    bpe = cached(cache, key, opened, learn)
     return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=END, bos_token=END)
 
 

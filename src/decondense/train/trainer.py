@@ -19,6 +19,8 @@ import transformers
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
+from ..insides.accelerate import keep_float32, watch_gradient_norm
+from ..insides.transformers import loss_copies, loss_sum, scaled_for_accumulation
 from .active_forgetting import embedding_learning_rate
 from .blocks import Order
 from .checkpoints import last_complete_checkpoint, mark, marked
@@ -38,9 +40,9 @@ class NotFinite(ValueError):
 class Trainer(transformers.Trainer):
     """`handle`: what `regularize` returned for this trainer, if anything. `skipped`: the steps left out, from 1."""
 
-    def __init__(self, *, recipe: Recipe, teacher: nn.Module | None = None, **options: Any) -> None:
+    def __init__(self, *, recipe: Recipe, clock: Any, teacher: nn.Module | None = None, **options: Any) -> None:
         super().__init__(**options)
-        self.recipe, self.teacher = recipe, teacher
+        self.recipe, self.teacher, self.clock = recipe, teacher, clock
         self.folder = Path(str(self.args.output_dir))
         self.handle: Any = None
         self.skipped: list[int] = []
@@ -51,13 +53,8 @@ class Trainer(transformers.Trainer):
         self._sums: dict[str, Tensor] = {}  # of the terms on the logits, since the last line of the log
         self._added: Tensor | None = None
         self._logged_step = self._skipped_since = 0
-        clip = self.accelerator.clip_grad_norm_
-
-        def remember(*args: Any, **kwargs: Any) -> Any:
-            self._norm = clip(*args, **kwargs)
-            return self._norm
-
-        self.accelerator.clip_grad_norm_ = remember
+        watch_gradient_norm(self.accelerator, lambda norm: setattr(self, "_norm", norm))
+        keep_float32(self.accelerator)
         self.add_callback(_Guard(self))
         self.add_callback(_Marker(self))
 
@@ -171,7 +168,7 @@ class Trainer(transformers.Trainer):
 
     def _look_at_logits(self, loss: Tensor, outputs: Any, labels: Tensor, items: Tensor | int | None) -> None:
         """Sets what is to be added to the loss, divided as the loss is, and notes the parts for the log."""
-        by_items = items is not None and self.model_accepts_loss_kwargs
+        by_items = items is not None and scaled_for_accumulation(self, items)
         if "logits" in outputs:
             logits, target = outputs["logits"][:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten()
             count: Any = items if by_items else (target != -100).sum()
@@ -179,7 +176,7 @@ class Trainer(transformers.Trainer):
         else:
             terms = outputs  # the fused head's
         weights = self.recipe.baselines.on_logits
-        scale = self.accelerator.num_processes if by_items and self.args.average_tokens_across_devices else 1
+        scale = loss_copies(self) if by_items else 1
         chosen = {name: terms[name] * scale for name in weights}
         self._added = torch.stack([weight * chosen[name] for name, weight in weights.items()]).sum()
         share = 1.0 if by_items else 1 / self.args.gradient_accumulation_steps  # else Trainer divides later
@@ -209,7 +206,7 @@ class Trainer(transformers.Trainer):
         """At the beginning of a step: the sums of the log, should the step be skipped."""
         if self.recipe.train.on_nan == "skip":
             handles = dict(self.handle.engine.sums) if self.handle is not None else {}
-            self._before_step = (self._tr_loss.clone(), handles, dict(self._sums))
+            self._before_step = (loss_sum(self).clone(), handles, dict(self._sums))
 
     def _look(self) -> None:
         """Before the optimiser's step: is everything finite? The answer is the same on every process."""
@@ -234,7 +231,7 @@ class Trainer(transformers.Trainer):
         for p in self.model_wrapped.parameters():
             p.grad = None  # AdamW leaves a parameter without gradient as it is
         if self._before_step is not None:  # else the NaN would hide the other losses of the line
-            self._tr_loss.copy_(self._before_step[0])
+            loss_sum(self).copy_(self._before_step[0])
             if self.handle is not None:
                 self.handle.engine.sums = dict(self._before_step[1])
             self._sums = dict(self._before_step[2])

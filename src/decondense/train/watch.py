@@ -13,7 +13,7 @@ from torch import nn
 from transformers import TrainerCallback
 from transformers.modeling_outputs import BaseModelOutput
 
-from .fast import eager
+from ..insides.torch import eager
 from .recipe import Recipe
 
 __all__ = ["Clock", "Milestones", "Shown", "in_words", "milestones", "snapshot"]
