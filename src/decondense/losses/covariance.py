@@ -49,7 +49,7 @@ class _OffDiagonal:
                 gram = x.mT @ x
                 gram.diagonal(dim1=-2, dim2=-1).zero_()  # before squaring: a feature may outweigh all others
                 return gram.square().sum((1, 2)), (gram,)
-            # One feature may outweigh all others and leave few digits to the difference: take more where they are cheap.
+            # One feature may outweigh all others and leave few digits to the difference: take more, where cheap.
             wide = x.double() if x.device.type == "cpu" else x
             gram = wide @ wide.mT
             power = gram.square().sum((1, 2)) - wide.square().sum(1).square().sum(1)
