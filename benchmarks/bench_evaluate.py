@@ -82,17 +82,18 @@ def compare(options: Any, pair: Any, name: str) -> harness.Row:
     from decondense.evaluate import harness as own
     from decondense.evaluate import tasks as catalogue
     from decondense.evaluate.scorer import Scorer
+    from decondense.insides.lm_eval import quiet
 
     def build() -> Any:
         return catalogue.build([name], data=options.data, shots=options.shots)[0]
 
     def ours(benchmark: Any) -> Any:
-        with catalogue.quiet():
+        with quiet():
             scorer = Scorer(*pair)
         return own._run(benchmark, scorer, options.limit, None)
 
     def theirs(benchmark: Any, size: int) -> Any:
-        with catalogue.quiet():
+        with quiet():
             lm = HFLM(pretrained=pair[0], tokenizer=pair[1], batch_size=size, softmax_dtype="float32")
             plain = lm.loglikelihood
             lm.loglikelihood = lambda requests: plain(requests, disable_tqdm=True)  # type: ignore[method-assign]

@@ -32,10 +32,12 @@ from typing import Any
 import harness
 import numpy as np
 from scipy import stats
+from simulated_runs import Truth, simulate
 
 from decondense.stats.bootstrap import hierarchical_bootstrap
-from decondense.stats.paired_tests import Crossed, checkpoint_average, crossed, crossed_macro, holm, mcnemar
-from decondense.stats.simulate import Truth, simulate
+from decondense.stats.checkpoints import checkpoint_average, mcnemar
+from decondense.stats.crossed import Crossed, crossed, crossed_macro
+from decondense.stats.significance import holm
 
 COLUMNS = ("truth", "seeds", "seed_sd", "effect", "pairs", "tasks", "average", "pooled", "satterthwaite")
 COLUMNS += ("coverage", "bootstrap_coverage", "stated_power")

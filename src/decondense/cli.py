@@ -13,9 +13,10 @@ import typer
 
 from .commands.compare import compare
 from .commands.doctor import doctor
-from .commands.evaluate import SeparatorCommand, evaluate, significance
+from .commands.evaluate import evaluate
 from .commands.measure import measure
 from .commands.report import report
+from .commands.significance import SeparatorCommand, significance
 from .commands.study import study
 from .commands.train import train
 from .needs import MissingExtra

@@ -25,6 +25,7 @@ __all__ = [
     "os_reason",
     "pretty_json",
     "read_json",
+    "replaced",
     "safe_name",
     "table_csv",
     "versions",
@@ -46,6 +47,19 @@ def atomic(target: Path) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def replaced(folder: Path, *, stale: Iterable[str] = ()) -> Iterator[Path]:
+    """An empty folder to write a whole result into; its files take their places in `folder` when the block ends without
+    an error. result.json goes first and comes last, so that a result never stands beside files of another one, and a
+    disk that fills leaves what was there. `stale`: files of an earlier result that this one may not have."""
+    with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as name:
+        yield Path(name)
+        for old in ("result.json", *stale):
+            (folder / old).unlink(missing_ok=True)
+        for file in sorted(Path(name).iterdir(), key=lambda path: path.name == "result.json"):
+            file.replace(folder / file.name)
 
 
 def write_text(target: Path, content: str) -> None:

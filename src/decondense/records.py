@@ -44,9 +44,6 @@ __all__ = [
 ]
 
 Number = float | None
-Density = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=0, lt=2**53)]  # what a browser can hold too
-Words = Annotated[str, Field(pattern=r"\S")]  # not empty
 Section = dict[str, Any]
 
 
@@ -192,8 +189,8 @@ class Snapshot(Part):
     """A measurement in short, as a training run or a study keeps it: `mean_cosine` (states,), the trends over depth,
     and, where a heatmap will be drawn, `histogram` (states, bins), a density over [−1, 1]."""
 
-    step: Count | None = None
-    tokens: Count | None = None
+    step: int | None = None
+    tokens: int | None = None
     file: str | None = None  # of the whole measurement, relative to the record's folder
     mean_cosine: list[Number] = Field(min_length=2)
     spearman: Number
@@ -201,24 +198,15 @@ class Snapshot(Part):
     kendall: Number
     slope: Number
     last: Number
-    windows: Count
+    windows: int
     final_norm: bool
-    histogram: list[list[Density]] | None = None
+    histogram: list[list[float]] | None = None
     window_interval: tuple[Number, Number] | None = None  # of spearman, over windows
     model: str | None = None
     parameters: int | None = None
     text: str | None = None
     text_source: str | None = None
     text_sha256: str | None = None
-
-    @model_validator(mode="after")
-    def _states(self) -> Snapshot:
-        rows = self.histogram
-        if rows is not None and (len(rows) != len(self.mean_cosine) or len(set(map(len, rows))) != 1 or not rows[0]):
-            raise ValueError(
-                f"histogram must have {len(self.mean_cosine)} rows of one length, as mean_cosine has states"
-            )
-        return self
 
     @property
     def blocks(self) -> float:
@@ -273,8 +261,8 @@ class Step(Part):
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
-    step: Count
-    tokens: Count
+    step: int
+    tokens: int
     loss: Number = None
     task_loss: Number = None
     penalty: Number = None
@@ -286,8 +274,8 @@ class Step(Part):
 
 
 class HeldOut(Part):
-    step: Count
-    tokens: Count
+    step: int
+    tokens: int
     loss: Number
 
 
@@ -355,16 +343,34 @@ class EvaluatedTask(Part):
     acc: float
     stderr: Number
     graded: bool = False
+    perplexity: Number = None
 
 
 class EvaluatedModel(Part):
+    """`weights` is a fingerprint: a copy has the same, another training seed has not."""
+
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
     name: str
     description: str
+    weights: str
     parameters: int
     dtype: str
     device: str | None = None
+
+
+class Checkpoint(Part):
+    """Of which training run and step the weights are, and how they were chosen. `place` is a hash of the run's path,
+    `folder` the name inside it; evaluations of before have neither."""
+
+    selected_by: str
+    step: int | None = None
+    steps: int | None = None
+    final: bool | None = None
+    run: str | None = None
+    place: str | None = None
+    folder: str | None = None
+    training_seed: int | None = None
 
 
 class Evaluation(Record):
@@ -374,7 +380,7 @@ class Evaluation(Record):
     model: EvaluatedModel
     settings: Section
     data: str
-    checkpoint: Section
+    checkpoint: Checkpoint
     tasks: dict[str, EvaluatedTask]
     macro_average: Number
     texts: dict[str, Section]
@@ -404,7 +410,8 @@ class Outcomes(Record):
 
 
 class Difference(Part):
-    """treated − base on one task, or on their average."""
+    """treated − base on one task, or on their average. More where it applies: `gained` and `lost` items, the `pairs` of
+    seeds, `se`, `seed_se`, `item_se`, `seed_sd`, `df`, `bootstrap`."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
@@ -421,6 +428,7 @@ class Difference(Part):
     significant: bool
     smallest_effect: Number = None
     p_holm: Number = None
+    seed_sd: Number = None
 
 
 class TaskDifference(Difference):
@@ -518,13 +526,13 @@ class Study(Record):
     kind = "study"
     reads = ("decondense.study/2", "decondense.study/1")
 
-    study: Words
-    claim: Words
+    study: str
+    claim: str
     question: str
     criterion: str
     scale: str
-    verdict: Words
-    sentence: Words
+    verdict: str
+    sentence: str
     command: str
     hardware: str
     table: Table

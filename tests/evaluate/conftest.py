@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from by_hand import make_item
+from by_hand import write_run
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -38,26 +37,4 @@ def pair(stories) -> tuple[Any, Any]:
 @pytest.fixture
 def make_run(tmp_path):
     """make_run(name, {task: outcomes}, weights=…, checkpoint=…, settings=…) → folder."""
-    from decondense.evaluate.items import SCHEMA, write_items
-
-    def make(name: str, outcomes: dict[str, Any], **changes: Any) -> Path:
-        folder = tmp_path / name
-        folder.mkdir()
-        items = [
-            row if isinstance(row, dict) else make_item(task, n, row)
-            for task, rows in outcomes.items()
-            for n, row in enumerate(rows)
-        ]
-        write_items(folder / "items.parquet", items)
-        checkpoint = {"selected_by": "final", "step": None, "steps": None, "final": None, "training_seed": None}
-        record = {
-            "schema": SCHEMA,
-            "model": {"name": name, "description": name, "weights": changes.get("weights", name)},
-            "settings": {"shots": "gpt2", "limit": None, "seed": 1234} | changes.get("settings", {}),
-            "checkpoint": checkpoint | changes.get("checkpoint", {}),
-        }
-        record["model"] |= changes.get("model", {})
-        (folder / "result.json").write_text(json.dumps(record))
-        return folder
-
-    return make
+    return lambda name, outcomes, **changes: write_run(tmp_path / name, outcomes, **changes)

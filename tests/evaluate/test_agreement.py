@@ -12,6 +12,7 @@ import pytest
 from decondense.evaluate import tasks
 from decondense.evaluate.harness import evaluate
 from decondense.evaluate.items import item_hash
+from decondense.insides.lm_eval import quiet
 
 LIMIT = 12
 
@@ -53,11 +54,9 @@ def test_three_tasks_equal_lm_evals_command_line(command_line, bench, stories):
             ):
                 assert value == pytest.approx(float(their_value), abs=2e-4)
                 assert greedy == (str(their_greedy) == "True")
-        assert record["tasks"][name]["acc"] == pytest.approx(sum(float(b["acc"]) for b in theirs) / LIMIT)
+        assert record.tasks[name].acc == pytest.approx(sum(float(b["acc"]) for b in theirs) / LIMIT)
     perplexity = [float(b["perplexity"]) for b in command_line["lambada_openai"]]
-    assert record["tasks"]["lambada_openai"]["perplexity"] == pytest.approx(
-        math.exp(-sum(perplexity) / LIMIT), rel=1e-4
-    )
+    assert record.tasks["lambada_openai"].perplexity == pytest.approx(math.exp(-sum(perplexity) / LIMIT), rel=1e-4)
 
 
 @pytest.mark.slow
@@ -85,7 +84,7 @@ def test_the_others_equal_lm_evals_evaluator(names, limit, bench, pair):
     from lm_eval.models.huggingface import HFLM
 
     _, items = evaluate(pair, tasks=names, data=bench, limit=limit)
-    with tasks.quiet():
+    with quiet():
         lm = HFLM(pretrained=pair[0], tokenizer=pair[1], batch_size=8)
         for benchmark in tasks.build(names, data=bench, shots="gpt2"):
             theirs = lm_evaluate(lm=lm, task_dict={"tasks": benchmark.tasks}, limit=limit, bootstrap_iters=0)
@@ -105,10 +104,10 @@ def test_mmlu_equals_lm_evals_group(bench, pair):
     from lm_eval.models.huggingface import HFLM
 
     record, items = evaluate(pair, tasks=["mmlu"], data=bench, limit=2)
-    with tasks.quiet():
+    with quiet():
         lm = HFLM(pretrained=pair[0], tokenizer=pair[1], batch_size=16)
         (mmlu,) = tasks.build(["mmlu"], data=bench, shots="gpt2")
         theirs = lm_evaluate(lm=lm, task_dict={"tasks": mmlu.tasks}, limit=2, bootstrap_iters=0)
     rows = [row for name in mmlu.tasks for row in theirs["samples"][name]]
     assert [a["correct"] for a in items] == [b["acc"] for b in rows]
-    assert record["tasks"]["mmlu"]["acc"] == pytest.approx(sum(b["acc"] for b in rows) / len(rows))
+    assert record.tasks["mmlu"].acc == pytest.approx(sum(b["acc"] for b in rows) / len(rows))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from by_hand import brute_force
 from lm_eval.models.huggingface import HFLM
 
 from decondense.evaluate.scorer import Journal, Scorer
-from decondense.evaluate.tasks import quiet
+from decondense.insides.lm_eval import quiet
 
 PAIRS = [
     ("Once upon a time", " there was a little girl"),
@@ -84,12 +85,12 @@ def test_batches_keep_to_the_budget(scorer):
 def test_long_prompts_are_cut_on_the_left_and_counted(pair):
     with quiet():
         scorer = Scorer(*pair)
-    ask(scorer, PAIRS)
+    requests = [SimpleNamespace(args=pair, task_name="t", doc_id=number) for number, pair in enumerate(PAIRS)]
+    assert scorer.loglikelihood(requests) == ask(scorer, PAIRS)
     context, continuation = scorer.encode_pairs(PAIRS)[-1]
     lost = len(context) + len(continuation) - 513
     assert lost > 0
-    assert (scorer.cut.requests, scorer.cut.most_tokens) == (1, lost)
-    assert scorer.cut.tokens == [0] * 7 + [lost]
+    assert scorer.cut == {("t", 7): lost}
     with pytest.raises(ValueError, match=r"must fit the context of 512 tokens, got \d+ tokens"):
         ask(scorer, [("a", "word " * 600)])
     with pytest.raises(ValueError, match="at least one token"):

@@ -190,24 +190,3 @@ def test_other_formats(tmp_path):
     pyarrow.parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     assert tasks.read_rows(tmp_path / "a.json") == rows
     assert tasks.read_rows(tmp_path / "a.parquet") == rows
-
-
-def test_a_template_is_compiled_once(monkeypatch):
-    import jinja2
-    from lm_eval.utils import apply_template
-
-    compiled = []
-    own = jinja2.Environment.from_string
-
-    def counted(self, source, *args, **kwargs):
-        compiled.append(source)
-        return own(self, source, *args, **kwargs)
-
-    monkeypatch.setattr(jinja2.Environment, "from_string", counted)
-    with tasks.templates_compiled_once():
-        rendered = [apply_template("{{a}}: {{b}}", {"a": i, "b": "ä"}) for i in range(3)]
-        assert apply_template("{{a}}", {"a": 1}) == "1"
-    assert rendered == ["0: ä", "1: ä", "2: ä"]
-    assert compiled == ["{{a}}: {{b}}", "{{a}}"]
-    apply_template("{{a}}", {"a": 1})
-    assert len(compiled) == 3, "outside, lm-eval is as it was"

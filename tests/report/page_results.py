@@ -12,18 +12,18 @@ from typing import Any
 
 import numpy as np
 import typer
+from decondense.studies.study import PIECE_SCHEMA, compact
+from decondense.studies.training import snapshot
 from typer.testing import CliRunner
 
 from decondense.commands.report import report
-from decondense.evaluate.items import Run, summarise
+from decondense.evaluate.items import EvaluatedRun, summarise
 from decondense.meter.compare import Comparison
 from decondense.meter.result import Condensation, build
 from decondense.meter.tally import Tally
-from decondense.records import in_short
-from decondense.report.plotly import traces
+from decondense.records import Evaluation
 from decondense.stats.significance import significance
 
-__all__ = ["traces"]
 HOSTILE = "<script>alert(1)</script></script><img src=x onerror=alert(2)>\"'&amp;%{x}"
 COLUMNS = (
     "mean_cosine", "mean_cosine_all", "mean_square_cosine", "mean_direction_norm", "token_norm",
@@ -118,10 +118,10 @@ def write_run(
         fall = (0.01 + 0.45 * weight / (weight + 0.1)) * (1 - np.exp(-s / 80))
         result = condensation(layers=layers, start=0.15, end=0.65 - fall, seed=seed, name=name, released=released)
         result.save(folder / file)
-        entries.append(in_short(result.record, histogram=True, step=s, tokens=s * 32768, file=file).model_dump())
+        entries.append({"step": s, "tokens": s * 32768, "file": file})
     loss = {"name": "dispersion" if weight else "none", "weight": weight, "estimator": "first_order", "layers": "all"}
     record = {
-        "schema": "decondense.train/2",
+        "schema": "decondense.train/1",
         "finished": finished,
         "command": f"decondense train --model {name} --text {text} --tokens 10M --weight {weight} --seed {seed}",
         "recipe": {
@@ -133,11 +133,9 @@ def write_run(
         },
         "model": {"name": name, "source": "bundled", "parameters": 134_515_008},
         "text": [{"name": text, "source": "data folder", "documents": 90, "sha256": "ab" * 32}],
-        "steps": steps,
         "history": history,
         "held_out": held,
         "snapshots": entries,
-        "skipped_steps": [],
         "tokens_per_second": 285_000.0,
         "seconds": 34.5,
         "hardware": "NVIDIA H200",
@@ -147,7 +145,7 @@ def write_run(
     return record
 
 
-def _evaluation(name: str, seed: int, bonus: float) -> Run:
+def _evaluation(name: str, seed: int, bonus: float) -> EvaluatedRun:
     rng = np.random.default_rng(0)
     own = np.random.default_rng(seed)
     items: dict[str, list[dict]] = {}
@@ -181,12 +179,12 @@ def _evaluation(name: str, seed: int, bonus: float) -> Run:
         "notes": [],
         "versions": {"decondense": "0.1.0"},
     }  # fmt: skip
-    return Run(name, record, items)
+    return EvaluatedRun(name, Evaluation.model_validate(record), items)
 
 
 def write_evaluation(folder: Path, *, name="smollm2-135m") -> dict:
     folder.mkdir(parents=True, exist_ok=True)
-    record = _evaluation(name, 1, 0.0).record
+    record = json.loads(_evaluation(name, 1, 0.0).record.to_json())
     (folder / "result.json").write_text(json.dumps(record))
     return record
 
@@ -195,7 +193,7 @@ def write_significance(folder: Path, *, seeds=3, bonus=0.02, name="run") -> dict
     folder.mkdir(parents=True, exist_ok=True)
     base = [_evaluation(f"{name}-base-{s}", s, 0.0) for s in range(seeds)]
     treated = [_evaluation(f"{name}-treated-{s}", 50 + s, bonus) for s in range(seeds)]
-    record = significance(base, treated, bootstrap=200)
+    record = json.loads(significance(base, treated, bootstrap=200).to_json())
     (folder / "result.json").write_text(json.dumps(record))
     return record
 
@@ -215,7 +213,7 @@ def write_study(folder: Path, *, study="width", claim="C3", verdict="reproduced"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "figure.png").write_bytes(png())
     record = {
-        "schema": "decondense.study/2",
+        "schema": "decondense.study/1",
         "study": study,
         "claim": claim,
         "criterion": "the slope of Spearman over log width is negative, 95 % interval over training seeds",
@@ -228,78 +226,64 @@ def write_study(folder: Path, *, study="width", claim="C3", verdict="reproduced"
         "table": {"columns": ["width", "seed", "spearman"], "rows": [[64, 1, 0.78], [1024, 1, -0.36], [1024, 2, None]]},
         "figures": ["figure.png"],
         "config": {"widths": [64, 1024], "steps": 700},
-        "runs": [],
-        "estimate": {},
-        "versions": {"decondense": "0.2.0"},
+        "pieces": ["seed-1", "seed-2"],
     } | changes
     (folder / "result.json").write_text(json.dumps(record))
     return record
 
 
 @cache
-def _short(layers: int) -> dict[str, Any]:
-    return in_short(condensation(layers=layers, released=False, windows=2).record, histogram=True).model_dump()
+def _kept(layers: int) -> dict[str, Any]:
+    return snapshot(condensation(layers=layers, released=False, windows=2), histogram=True)
 
 
-def short(rng: np.random.Generator, *, layers=6, **more) -> dict[str, Any]:
+def kept(rng: np.random.Generator, *, layers=6, **more) -> dict[str, Any]:
     """What a study keeps of a measurement, another at every call."""
-    base = _short(layers)
+    base = _kept(layers)
     noise = 1 + 0.1 * rng.normal(size=(layers + 1, 64)).clip(-2, 2)
     means = np.array(base["mean_cosine"]) + 0.02 * rng.normal(size=layers + 1)
     numbers = {"mean_cosine": means.round(6).tolist(), "spearman": round(float(rng.uniform(-1, 1)), 4)}
     return base | numbers | {"histogram": (np.array(base["histogram"]) * noise).round(2).tolist()} | more
 
 
-def write_json(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "result.json").write_text(json.dumps(content))
-    return content
-
-
-def study_run(
-    rng: np.random.Generator, arm: str, seed: int, *, steps: Sequence[int] = (0, 50, 100), penalty=True, layers=6
-) -> dict[str, Any]:
-    """A run folder of a study, which keeps no weights and thins the history."""
-    names = ("task_loss", "penalty", "mean_cosine") if penalty else ("task_loss",)
-    at = range(1, 60, 2)
+def kept_run(rng: np.random.Generator, *, steps: Sequence[int] = (0, 50, 100), penalty=True, layers=6) -> dict:
+    """What a study keeps of a training run."""
+    at = list(range(1, 60, 2))
+    curves: dict[str, list[Any]] = {"step": at, "task_loss": (3 + rng.random(30)).round(5).tolist()}
+    if penalty:
+        curves |= {name: rng.random(30).round(5).tolist() for name in ("penalty", "mean_cosine")}
     return {
-        "schema": "decondense.train/2", "finished": True, "arm": arm, "recipe": {"train": {"seed": seed}},
-        "model": {"name": "m", "parameters": 1000}, "steps": steps[-1], "tokens": 100 * steps[-1],
-        "history": [
-            {"step": s, "tokens": 100 * s, "loss": 3.0, **{n: round(3 * float(rng.random()), 5) for n in names}}
-            for s in at
-        ],
-        "held_out": [{"step": s, "tokens": 100 * s, "loss": round(3 + float(rng.random()), 5)} for s in steps],
-        "snapshots": [short(rng, layers=layers, step=s, tokens=100 * s) for s in steps],
-        "skipped_steps": 0, "seconds": 9.0, "tokens_per_second": 1e5, "hardware": "x", "versions": {},
+        "parameters": 1000, "steps": steps[-1], "tokens": 100 * steps[-1], "tokens_per_second": 1e5, "seconds": 9.0,
+        "held_out": [[step, round(3 + float(rng.random()), 5)] for step in steps], "curves": curves,
+        "snapshots": [kept(rng, layers=layers, step=step, tokens=100 * step) for step in steps], "skipped_steps": 0,
     }  # fmt: skip
 
 
-def measured(content: dict[str, Any], **config: Any) -> dict[str, Any]:
-    """A measurement of a study."""
-    base = {"schema": "decondense.measured/1", "hardware": "x", "versions": {}}
-    return base | {"measurement": content, "config": config}
+def write_piece(folder: Path, name: str, **content: Any) -> dict:
+    record = {"schema": PIECE_SCHEMA, "study": "s", "scale": "gpu", "piece": name, "settings": {}, **content}
+    (folder / "pieces").mkdir(parents=True, exist_ok=True)
+    (folder / "pieces" / f"{name}.json").write_text(compact(record), encoding="utf-8")
+    return record
 
 
-def write_runs(
+def write_pieces(
     folder: Path, arms: Sequence[str] = ("cross-entropy", "dispersion"), seeds: Sequence[int] = (1, 2), **options
-) -> dict[str, dict[str, Any]]:
-    """A run of every arm and seed, which the study in the folder names; the first arm has no penalty."""
+) -> list[dict]:
+    """One piece per seed with a run of every arm; the first arm has no penalty."""
     rng = np.random.default_rng(zlib.crc32(folder.name.encode()))
-    runs = {}
-    for number, arm in enumerate(arms):
-        for seed in seeds:
-            name = f"arm{number}-seed-{seed}"
-            runs[name] = write_json(folder / "runs" / name, study_run(rng, arm, seed, penalty=number > 0, **options))
-    study = json.loads((folder / "result.json").read_text())
-    write_json(folder, study | {"runs": list(runs)})
-    return runs
+    return [
+        write_piece(
+            folder, f"seed-{seed}", what={"seed": seed, "arms": list(arms)},
+            runs={arm: kept_run(rng, penalty=arm != arms[0], **options) for arm in arms},
+        )
+        for seed in seeds
+    ]  # fmt: skip
 
 
 def write_everything(root: Path) -> Path:
     """One folder with a result of every kind, and four training runs of two arms."""
     write_study(root / "studies" / "width")
-    write_runs(root / "studies" / "width", ("MLP 64", "MLP 1024"))
+    write_pieces(root / "studies" / "width", ("MLP 64", "MLP 1024"))
     write_study(
         root / "studies" / "benchmarks", study="benchmarks", claim="C7", verdict="undecided",
         question="Do benchmarks gain?",

@@ -17,7 +17,19 @@ from rich.table import Table
 if TYPE_CHECKING:
     from ..meter.result import Condensation
 
-__all__ = ["bar", "err", "is_main", "out", "output_folder", "progress_bar", "run_record", "state_table", "writing"]
+__all__ = [
+    "bar",
+    "default_folder",
+    "err",
+    "fresh_folder",
+    "is_main",
+    "out",
+    "output_folder",
+    "progress_bar",
+    "run_record",
+    "state_table",
+    "writing",
+]
 
 out = Console(soft_wrap=True, highlight=False)
 err = Console(stderr=True, soft_wrap=True, highlight=False)
@@ -50,6 +62,39 @@ def output_folder(path: Path) -> Iterator[Path]:
         raise
 
 
+def default_folder(kind: str, model: str) -> Path:
+    """KIND/runs-a-model for runs/a/model: the model's own path, so that two models do not share a folder."""
+    from ..files import safe_name
+
+    path = Path(model.rstrip("/") or "/")
+    if path.exists():
+        path = path.resolve()
+        path = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) and path != Path.cwd() else path
+    return Path(kind) / safe_name("-".join(part for part in path.parts if part != path.anchor).removesuffix(".gguf"))
+
+
+@contextlib.contextmanager
+def fresh_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
+    """`output_folder` for a new result: one that is there is never replaced without `force`, and nobody else works in
+    the folder meanwhile."""
+    from ..files import InUse, locked
+
+    if (path / "result.json").exists() and not force:
+        raise ValueError(
+            f"{str(path)!r} already holds a result: choose another folder with --out, or replace it with --force."
+        )
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(output_folder(path))
+        if is_main():
+            try:
+                stack.enter_context(locked(path / ".lock"))
+            except InUse:
+                raise ValueError(
+                    f"the folder {str(path)!r} is in use by another process: wait for it, or choose another with --out."
+                ) from None
+        yield path
+
+
 @contextlib.contextmanager
 def writing(folder: Path) -> Iterator[None]:
     """A full disk in the middle of writing is one sentence too; every file appears whole or not at all."""
@@ -78,7 +123,7 @@ def _reason(error: OSError) -> str:
 
 @contextlib.contextmanager
 def progress_bar(label: str, *, quiet: bool) -> Iterator[Any]:
-    """A callback (done, total) that drives a bar on stderr."""
+    """A callback (done, total, what) that drives a bar on stderr; another `what` than before starts the bar anew."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -91,10 +136,20 @@ def progress_bar(label: str, *, quiet: bool) -> Iterator[Any]:
     if quiet or not is_main():
         yield None
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    what_column = TextColumn("{task.description}", markup=False)  # names of tasks and files are no markup
+    columns = (what_column, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=err, transient=True) as bar:
         task = bar.add_task(label, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        current = label
+
+        def move(done: int, total: int, what: str = label) -> None:
+            nonlocal current
+            if what != current:
+                current = what
+                bar.reset(task, description=what)
+            bar.update(task, completed=done, total=total)
+
+        yield move
 
 
 def state_table(result: Condensation) -> Table:

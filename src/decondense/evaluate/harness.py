@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -10,9 +9,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..files import versions
+from ..insides import lm_eval as inside
 from ..needs import need
-from .items import SCHEMA, Item, item_hash, summarise
-from .tasks import Benchmark, build, data_files, names_of, quiet, templates_compiled_once
+from ..records import Evaluation
+from .items import Item, item_hash, summarise
+from .tasks import Benchmark, bench_folder, build, data_files, names_of
 from .unfinished import Parts
 
 __all__ = ["evaluate"]
@@ -42,13 +44,13 @@ def evaluate(
     trust_remote_code: bool = False,
     partial: Path | None = None,
     progress: Progress | None = None,
-) -> tuple[dict[str, Any], list[Item]]:
+) -> tuple[Evaluation, list[Item]]:
     """Score a model on benchmarks and texts.
 
     Args:
         model: anything ``decondense.models.load`` takes, or a pair (model, tokenizer) in memory.
         tasks: "paper" (the ten), or names of lm-eval tasks, as a list or with commas; "" for none.
-        data: folder with local files (see ``tasks.build``); default the datasets hub.
+        data: folder with local files (see ``tasks.build``), or "hub"; default $DECONDENSE_BENCH, else the hub.
         shots: "gpt2", "qwen3", "zero" or a number.
         limit: the first N items of every task only (of every subtask for mmlu, as in lm-eval). For trying out.
         text: names or files of texts for perplexity and bits per byte.
@@ -72,8 +74,10 @@ def evaluate(
         raise ValueError(f"limit must be at least 1 item, got {limit}: leave it out to take all items.")
     texts = [text] if isinstance(text, str) else list(text or ())
     names = names_of(tasks) if tasks or not texts else []
-    opened = _open_texts(texts, data)
-    benchmarks = build(names, data=data, shots=shots, seed=seed, started=_started(progress))
+    folder = bench_folder(data) if names or data else None
+    opened = _open_texts(texts, folder)
+    started = None if progress is None else (lambda name: progress(f"reading {name}", 0, 1))
+    benchmarks = build(names, data=folder or "hub", shots=shots, seed=seed, started=started)
     weights, tokenizer, about = _load(
         model, revision=revision, dtype=dtype, device=device, init=init, seed=seed, trust_remote_code=trust_remote_code
     )
@@ -88,9 +92,9 @@ def evaluate(
         "batch_tokens": scorer.batch_tokens,
         "context": scorer.max_length,
     }
-    versions = _versions()
+    packages = versions("decondense", "lm_eval", "torch", "transformers", "datasets")
     lasting = {key: value for key, value in settings.items() if key != "tasks"}
-    parts = Parts(partial, {"model": about, "settings": lasting, "lm_eval": versions["lm_eval"]})
+    parts = Parts(partial, {"model": about, "settings": lasting, "lm_eval": packages["lm_eval"]})
     scorer.journal = parts.journal()
     items: list[Item] = []
     notes: list[str] = []
@@ -116,32 +120,23 @@ def evaluate(
         items += rows
         prose[source.name] = figures
     record = {
-        "schema": SCHEMA,
+        "schema": Evaluation.reads[0],
         "model": about,
         "settings": settings,
-        "data": "hub" if data is None or str(data) == "hub" else "folder",
+        "data": "hub" if folder is None else "folder",
         "checkpoint": _checkpoint(about, selected_by) | {"training_seed": training_seed},
         "tasks": table,
-        "macro_average": _macro(table),
+        "macro_average": sum(entry["acc"] for entry in table.values()) / len(table) if table else None,
         "texts": prose,
         "notes": notes,
-        "versions": versions,
+        "versions": packages,
     }
-    return record, items
+    return Evaluation.model_validate(record), items
 
 
-def _macro(table: dict[str, Any]) -> float | None:
-    return sum(entry["acc"] for entry in table.values()) / len(table) if table else None
-
-
-def _started(progress: Progress | None) -> Callable[[str], None] | None:
-    return None if progress is None else (lambda name: progress(f"reading {name}", 0, 1))
-
-
-def _open_texts(texts: Sequence[str], data: str | Path | None) -> list[Any]:
+def _open_texts(texts: Sequence[str], folder: Path | None) -> list[Any]:
     from ..text import TEXTS, open_text
 
-    folder = None if data is None or str(data) == "hub" else Path(data)
     opened = []
     for name in texts:
         # --data names the folder of the benchmarks; named texts may lie in it or beside it.
@@ -167,12 +162,8 @@ def _load(model: Any, **options: Any) -> tuple[Any, Any, dict[str, Any]]:
         if len(model) != 2:
             raise TypeError(f"a model in memory must be a pair (model, tokenizer), got {len(model)} things.")
         weights, tokenizer = model
-        about: dict[str, Any] = {
-            "name": "in memory",
-            "description": type(weights).__name__,
-            "kind": "memory",
-            "revision": None,
-        }
+        about: dict[str, Any] = {"name": "in memory", "description": type(weights).__name__, "kind": "memory"}
+        about["revision"] = None
     else:
         source = models.resolve(model, revision=options["revision"])
         if source.kind == "folder" and not _has_tokenizer(Path(source.location)):
@@ -180,20 +171,9 @@ def _load(model: Any, **options: Any) -> tuple[Any, Any, dict[str, Any]]:
                 f"the model {str(model)!r} has no tokenizer, and benchmarks are text: save one into its folder with "
                 "tokenizer.save_pretrained."
             )
-        weights, tokenizer = models.load(
-            source,
-            dtype=options["dtype"],
-            device=options["device"],
-            init=options["init"],
-            seed=options["seed"],
-            trust_remote_code=options["trust_remote_code"],
-        )
-        about = {
-            "name": source.name,
-            "description": source.description,
-            "kind": source.kind,
-            "revision": source.revision,
-        }
+        how = {key: options[key] for key in ("dtype", "device", "init", "seed", "trust_remote_code")}
+        weights, tokenizer = models.load(source, **how)
+        about = {key: getattr(source, key) for key in ("name", "description", "kind", "revision")}
         about |= _training_run(Path(source.location)) if source.kind == "folder" else {}
     if tokenizer is None:
         raise ValueError("the model has no tokenizer, and benchmarks are text: give (model, tokenizer).")
@@ -236,16 +216,16 @@ def _training_run(folder: Path) -> dict[str, Any]:
     whole = folder.resolve()
     inside = whole.name.startswith("checkpoint-") or whole.name == "model"  # as `decondense train` lays them out
     run = whole.parent if inside else whole
-    found: dict[str, Any] = {
+    about: dict[str, Any] = {
         "training_run": run.name,
         "training_place": hashlib.sha256(os.fsencode(run)).hexdigest()[:16],
         "training_folder": whole.name if inside else "",
     }
     try:
         state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
-        return found | {"step": int(state["global_step"]), "steps": int(state["max_steps"])}
+        return about | {"step": int(state["global_step"]), "steps": int(state["max_steps"])}
     except (OSError, KeyError, TypeError, ValueError):
-        return found
+        return about
 
 
 def _checkpoint(about: dict[str, Any], selected_by: str) -> dict[str, Any]:
@@ -262,7 +242,7 @@ def _scorer(
 
     if batch_tokens is not None and batch_tokens < 1:
         raise ValueError(f"batch_tokens must be at least 1, got {batch_tokens}: leave it out for the default.")
-    with quiet():
+    with inside.quiet():
         scorer = Scorer(weights, tokenizer, batch_tokens=batch_tokens, max_length=max_length)
     about["context"] = scorer.max_length
     return scorer
@@ -271,14 +251,14 @@ def _scorer(
 # -- one benchmark -------------------------------------------------------------------------------------------
 
 
-@templates_compiled_once()
+@inside.templates_compiled_once()
 def _run(benchmark: Benchmark, scorer: Any, limit: int | None, progress: Progress | None) -> list[Item]:
     from lm_eval.evaluator import evaluate as lm_evaluate
 
     if progress is not None:
         progress(f"preparing {benchmark.name}", 0, 1)
         scorer.progress = lambda done, total: progress(benchmark.name, done, total)
-    with quiet():
+    with inside.quiet():
         results = lm_evaluate(
             lm=scorer,
             task_dict={"tasks": benchmark.tasks, "groups": {}},
@@ -286,52 +266,41 @@ def _run(benchmark: Benchmark, scorer: Any, limit: int | None, progress: Progres
             bootstrap_iters=0,
             log_samples=True,
         )
-    # requests reach the scorer in the order of the tasks and, in a task, of the items and their choices
-    cut = iter(scorer.cut.tokens)
     items = []
     for subtask, task in benchmark.tasks.items():
-        lost: dict[int, int] = {}
-        for instance in task.instances:
-            if instance.request_type == "loglikelihood":
-                lost[instance.doc_id] = max(lost.get(instance.doc_id, 0), next(cut))
         first = results["samples"][subtask][0]["filter"]
         for sample in results["samples"][subtask]:
             if sample["filter"] == first:
-                items.append(_item(benchmark.name, subtask, task, sample, lost.get(sample["doc_id"], 0)))
-        task._instances = None  # the prompts of a task are the largest thing here
+                items.append(
+                    _item(benchmark.name, subtask, task, sample, scorer.cut.get((subtask, sample["doc_id"]), 0))
+                )
+        inside.forget_prompts(task)
     return items
 
 
 def _item(name: str, subtask: str, task: Any, sample: dict[str, Any], cut: int) -> Item:
-    item: Item = {
+    answers, kind = sample["filtered_resps"], task.OUTPUT_TYPE
+    scored = kind in ("multiple_choice", "loglikelihood")
+    prediction, gold = str(answers[0]), None
+    if kind == "multiple_choice":
+        prediction, gold = str(max(range(len(answers)), key=lambda i: answers[i][0])), _gold(task, sample)
+    elif kind == "loglikelihood":
+        prediction, gold = str(int(answers[0][1])), [0]
+    return {
         "task": name,
         "subtask": subtask,
         "doc_id": sample["doc_id"],
         "item": item_hash(sample["arguments"], sample["target"]),
+        "prediction": prediction,
         "target": str(sample["target"]),
-        "prediction": None,
-        "gold": None,
+        "gold": gold,
         "correct": _score(task, sample),
         "acc_norm": None if sample.get("acc_norm") is None else float(sample["acc_norm"]),
-        "loglikelihoods": None,
-        "greedy": None,
-        "units": None,
+        "loglikelihoods": [float(value) for value, _ in answers] if scored else None,
+        "greedy": [bool(greedy) for _, greedy in answers] if scored else None,
+        "units": [len(pair[1].encode()) for pair in sample["arguments"]] if scored else None,
         "cut": cut,
     }
-    answers = sample["filtered_resps"]
-    if task.OUTPUT_TYPE in ("multiple_choice", "loglikelihood"):
-        item["loglikelihoods"] = [float(value) for value, _ in answers]
-        item["greedy"] = [bool(greedy) for _, greedy in answers]
-        item["units"] = [len(pair[1].encode()) for pair in sample["arguments"]]
-    if task.OUTPUT_TYPE == "multiple_choice":
-        item["prediction"] = str(max(range(len(answers)), key=lambda i: answers[i][0]))
-        item["gold"] = _gold(task, sample)
-    elif task.OUTPUT_TYPE == "loglikelihood":
-        item["prediction"] = str(int(answers[0][1]))
-        item["gold"] = [0]
-    else:
-        item["prediction"] = str(answers[0])
-    return item
 
 
 def _score(task: Any, sample: dict[str, Any]) -> float:
@@ -372,14 +341,3 @@ def _notes(benchmark: Benchmark, scores: dict[str, Any], context: int) -> list[s
             "end of the prompt and the answer are whole."
         )
     return notes
-
-
-def _versions() -> dict[str, str]:
-    import importlib.metadata
-
-    names = ("decondense", "lm_eval", "torch", "transformers", "datasets")
-    found = {}
-    for name in names:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found

@@ -1,47 +1,60 @@
-"""Every item's outcome: the table ``items.parquet``, and what is computed from it. No torch here.
-
-One row per item: ``task`` (as the user named it), ``subtask`` (lm-eval's name; differs for groups such as mmlu),
-``doc_id``, ``item`` (a hash of the whole prompt, the choices and the target, so that two runs pair only what was
-asked in the same words), ``prediction``, ``target``, ``gold`` (indices of the right choices), ``correct`` (0 or 1, or
-between for graded tasks), ``acc_norm``, ``loglikelihoods`` of the choices, ``greedy``, ``units`` (bytes of the choices;
-tokens of a window of text), ``cut`` (tokens lost on the left because the prompt was longer than the context).
-"""
+"""Every item's outcome: the table ``items.parquet``, and what is computed from it. No torch here."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
-__all__ = ["COLUMNS", "Run", "calibration", "item_hash", "load_run", "read_items", "summarise", "write_items"]
+from ..files import atomic
+from ..records import Damaged, Evaluation, read
 
-SCHEMA = "decondense.evaluation/1"
+__all__ = [
+    "COLUMNS",
+    "TEXT",
+    "EvaluatedRun",
+    "Item",
+    "calibration",
+    "item_hash",
+    "load_run",
+    "log_share",
+    "read_items",
+    "summarise",
+    "write_items",
+]
+
 TEXT = "text:"
 """Prefix of the task name of rows that are windows of a text and not items of a benchmark."""
-COLUMNS = (
-    ("task", "string"),
-    ("subtask", "string"),
-    ("doc_id", "int32"),
-    ("item", "string"),
-    ("prediction", "string"),
-    ("target", "string"),
-    ("gold", "list<int32>"),
-    ("correct", "float64"),
-    ("acc_norm", "float64"),
-    ("loglikelihoods", "list<float64>"),
-    ("greedy", "list<bool>"),
-    ("units", "list<int32>"),
-    ("cut", "int32"),
-)
-Item = dict[str, Any]
+
+
+class Item(TypedDict):
+    """A row of the table."""
+
+    task: str  # as the user named it
+    subtask: str  # lm-eval's name; differs for groups such as mmlu
+    doc_id: int
+    item: str  # a hash of prompt, choices and target: two runs pair only what was asked in the same words
+    prediction: str | None
+    target: str | None
+    gold: list[int] | None  # indices of the right choices
+    correct: float  # 0 or 1, or between for graded tasks
+    acc_norm: float | None
+    loglikelihoods: list[float] | None  # of the choices
+    greedy: list[bool] | None
+    units: list[int] | None  # bytes of the choices; tokens of a window of text
+    cut: int  # tokens lost on the left because the prompt was longer than the context
+
+
+COLUMNS = {"task": "string", "subtask": "string", "doc_id": "int32", "item": "string", "prediction": "string"}
+COLUMNS |= {"target": "string", "gold": "list int32", "correct": "double", "acc_norm": "double"}
+COLUMNS |= {"loglikelihoods": "list double", "greedy": "list bool", "units": "list int32", "cut": "int32"}
+"""Names and arrow types, in the order of the file."""
 
 
 def item_hash(arguments: Any, target: Any) -> str:
@@ -50,30 +63,19 @@ def item_hash(arguments: Any, target: Any) -> str:
     return hashlib.sha256(body.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def _schema() -> Any:
-    import pyarrow as pa
-
-    kinds = {"string": pa.string(), "int32": pa.int32(), "float64": pa.float64()}
-    kinds |= {"list<int32>": pa.list_(pa.int32()), "list<float64>": pa.list_(pa.float64())}
-    kinds["list<bool>"] = pa.list_(pa.bool_())
-    return pa.schema([(name, kinds[kind]) for name, kind in COLUMNS])
-
-
 def write_items(path: Path, items: Sequence[Item]) -> None:
-    """Write to a temporary name and rename. The same items give the same bytes."""
+    """Whole or not at all. The same items give the same bytes."""
     import pyarrow as pa
     import pyarrow.parquet
 
-    table = pa.Table.from_pylist(list(items), schema=_schema())
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    os.close(handle)
-    try:
-        pyarrow.parquet.write_table(table, name, compression="zstd", row_group_size=1 << 16)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    def arrow(kind: str) -> Any:
+        inner = pa.type_for_alias(kind.removeprefix("list "))
+        return pa.list_(inner) if kind.startswith("list ") else inner
+
+    schema = pa.schema([(name, arrow(kind)) for name, kind in COLUMNS.items()])
+    table = pa.Table.from_pylist(list(items), schema=schema)
+    with atomic(path) as temporary:
+        pyarrow.parquet.write_table(table, temporary, compression="zstd", row_group_size=1 << 16)
 
 
 def read_items(path: Path) -> list[Item]:
@@ -85,10 +87,10 @@ def read_items(path: Path) -> list[Item]:
     except FileNotFoundError:
         raise FileNotFoundError(f"no items at {str(path)!r}: give a folder that `decondense evaluate` wrote.") from None
     except (pyarrow.ArrowException, OSError) as error:
-        raise ValueError(f"{str(path)!r} could not be read as items: {str(error).splitlines()[0]}.") from error
-    missing = [name for name, _ in COLUMNS if name not in table.column_names]
+        raise Damaged(f"{str(path)!r} could not be read as items: {str(error).splitlines()[0]}.") from error
+    missing = [name for name in COLUMNS if name not in table.column_names]
     if missing:
-        raise ValueError(f"{str(path)!r} must have the columns of an evaluation, but lacks {', '.join(missing)}.")
+        raise Damaged(f"{str(path)!r} must have the columns of an evaluation, but lacks {', '.join(missing)}.")
     return table.to_pylist()
 
 
@@ -96,11 +98,11 @@ def read_items(path: Path) -> list[Item]:
 
 
 @dataclass
-class Run:
+class EvaluatedRun:
     """A finished evaluation: its record (``result.json``) and its items, by task in the order of the file."""
 
     path: str
-    record: dict[str, Any]
+    record: Evaluation
     items: dict[str, list[Item]] = field(repr=False)
 
     @property
@@ -108,31 +110,36 @@ class Run:
         return Path(self.path).name or self.path
 
 
-def load_run(path: str | Path) -> Run:
+def load_run(path: str | Path) -> EvaluatedRun:
     """Read a folder that ``decondense evaluate`` wrote."""
     folder = Path(path)
     if not folder.is_dir():
         raise FileNotFoundError(f"no run at {str(path)!r}: give a folder that `decondense evaluate` wrote.")
-    record_file = folder / "result.json"
-    if not record_file.exists():
+    if not (folder / "result.json").exists():
         unfinished = (folder / "partial").exists()
         remedy = "it is unfinished: repeat its command" if unfinished else "give another folder"
         raise FileNotFoundError(f"the run {str(path)!r} must hold result.json and items.parquet: {remedy}.")
-    try:
-        record = json.loads(record_file.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{str(record_file)!r} could not be read as JSON: {error}.") from error
-    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
-        raise ValueError(
-            f"{str(record_file)!r} must be an evaluation with the schema {SCHEMA!r}: it is something else."
-        )
+    record = read(folder)
+    if not isinstance(record, Evaluation):
+        raise ValueError(f"{str(folder / 'result.json')!r} must be an evaluation, got a {record.kind}: give another.")
     items: dict[str, list[Item]] = {}
     for item in read_items(folder / "items.parquet"):
         items.setdefault(item["task"], []).append(item)
-    return Run(str(path), record, items)
+    return EvaluatedRun(str(path), record, items)
 
 
 # -- numbers from items --------------------------------------------------------------------------------------
+
+
+def log_share(item: Item) -> float:
+    """With choices, the log of the softmax share of the right ones; with a single continuation its log-likelihood; for
+    a window of text its log-likelihood per token. In nats."""
+    values = np.array(item["loglikelihoods"], dtype=np.float64)
+    if item["task"].startswith(TEXT):
+        return float(values[0]) / (item["units"] or [1])[0]
+    if len(values) == 1:
+        return float(values[0])
+    return float(np.logaddexp.reduce(values[item["gold"]]) - np.logaddexp.reduce(values))
 
 
 def summarise(items: Sequence[Item]) -> dict[str, Any]:
@@ -146,11 +153,11 @@ def summarise(items: Sequence[Item]) -> dict[str, Any]:
         "stderr": float(correct.std(ddof=1) / math.sqrt(n)) if n > 1 else None,
         "graded": bool(np.any((correct != 0) & (correct != 1))),
     }
-    norm = [item["acc_norm"] for item in items]
-    if all(value is not None for value in norm):
+    norm = [item["acc_norm"] for item in items if item["acc_norm"] is not None]
+    if len(norm) == n:
         result["acc_norm"] = float(np.mean(norm))
     if all(len(item["loglikelihoods"] or ()) == 1 for item in items):
-        result["perplexity"] = float(np.exp(-np.mean([item["loglikelihoods"][0] for item in items])))
+        result["perplexity"] = float(np.exp(-np.mean([item["loglikelihoods"] for item in items])))
     error = calibration(items)
     if error is not None:
         result["ece"] = error["ece"]
@@ -181,17 +188,12 @@ def calibration(items: Sequence[Item], *, bins: int = 15) -> dict[str, Any] | No
         hit.append(float(int(values.argmax()) in item["gold"]))
     if not confidence:
         return None
-    place = np.minimum((np.array(confidence) * bins).astype(int), bins - 1)
-    table = []
-    for b in range(bins):
-        inside = place == b
-        if inside.any():
-            table.append(
-                {
-                    "items": int(inside.sum()),
-                    "confidence": float(np.mean(np.array(confidence)[inside])),
-                    "accuracy": float(np.mean(np.array(hit)[inside])),
-                }
-            )
+    confidences, hits = np.array(confidence), np.array(hit)
+    place = np.minimum((confidences * bins).astype(int), bins - 1)
+    table = [
+        {"items": int(np.sum(place == b)), "confidence": float(np.mean(confidences[place == b])),
+         "accuracy": float(np.mean(hits[place == b]))}
+        for b in range(bins) if np.any(place == b)
+    ]  # fmt: skip
     ece = sum(row["items"] * abs(row["accuracy"] - row["confidence"]) for row in table) / len(confidence)
     return {"ece": float(ece), "bins": table}

@@ -39,42 +39,26 @@ def score_text(
     """
     whole = text.joined
     name = f"{TEXT}{text.name}"
-    before = scorer._max_length
-    if tokens is not None:
-        if not 2 <= tokens <= scorer.max_length:
-            raise ValueError(
-                f"text_tokens must be between 2 and the model's context of {scorer.max_length}, got {tokens}."
-            )
-        scorer._max_length = tokens
-    try:
-        if progress is not None:
-            progress(f"reading {text.name}", 0, 1)
-            scorer.progress = lambda done, total: progress(text.name, done, total)
-        windows = scorer.rolling_windows(whole)
-        length = scorer.max_length
-        answers = scorer._loglikelihood_tokens([(None, context, scored) for context, scored in windows])
-    finally:
-        scorer._max_length = before
+    length = scorer.max_length if tokens is None else tokens
+    if not 2 <= length <= scorer.max_length:
+        raise ValueError(f"text_tokens must be between 2 and the model's context of {scorer.max_length}, got {tokens}.")
+    if progress is not None:
+        progress(f"reading {text.name}", 0, 1)
+        scorer.progress = lambda done, total: progress(text.name, done, total)
+    windows = scorer.rolling_windows(whole, length)
+    answers = scorer._loglikelihood_tokens([(None, context, scored) for context, scored in windows])
     total = sum(value for value, _ in answers)
     count = sum(len(scored) for _, scored in windows)
     words = len(re.split(r"\s+", whole))
     size = len(whole.encode("utf-8"))
-    items = []
-    for number, ((context, scored), (value, _)) in enumerate(zip(windows, answers)):
-        asked = hashlib.sha256(repr((context, scored)).encode()).hexdigest()[:16]
-        items.append(
-            dict.fromkeys(("prediction", "target", "gold", "acc_norm", "greedy"))
-            | {
-                "task": name,
-                "subtask": name,
-                "doc_id": number,
-                "item": asked,
-                "correct": value / len(scored),
-                "loglikelihoods": [value],
-                "units": [len(scored)],
-                "cut": 0,
-            }
+    items = [
+        Item(
+            task=name, subtask=name, doc_id=number, item=hashlib.sha256(repr(window).encode()).hexdigest()[:16],
+            prediction=None, target=None, gold=None, correct=value / len(window[1]), acc_norm=None,
+            loglikelihoods=[value], greedy=None, units=[len(window[1])], cut=0,
         )
+        for number, (window, (value, _)) in enumerate(zip(windows, answers))
+    ]  # fmt: skip
     figures = {
         "source": text.source,
         "sha256": text.sha256,

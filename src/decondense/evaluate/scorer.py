@@ -21,16 +21,17 @@ import json
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from lm_eval.models.huggingface import HFLM
-from lm_eval.models.utils import _add_special_kwargs, has_bos_prefix
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-__all__ = ["Cut", "Journal", "Scorer"]
+from ..insides.lm_eval import check_model_class
+
+__all__ = ["Journal", "Scorer"]
 
 Answer = tuple[float, bool]
 Request = tuple[Any, list[int], list[int]]
@@ -38,15 +39,6 @@ Request = tuple[Any, list[int], list[int]]
 
 _HEADS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 """Models whose output head was checked before, and the head, or ``None`` where the short way is wrong."""
-
-
-@dataclass
-class Cut:
-    """How many requests were longer than the context, and the most tokens that one of them lost."""
-
-    requests: int = 0
-    most_tokens: int = 0
-    tokens: list[int] = field(default_factory=list)  # per request of the last call, in its order
 
 
 class Journal:
@@ -94,6 +86,8 @@ class Scorer(HFLM):
             thread.
         progress: called with (requests done, requests in all).
         journal: where finished batches are kept.
+
+    ``cut`` has, for every (task, doc_id) with a prompt longer than the context, the most tokens that were lost.
     """
 
     def __init__(
@@ -107,13 +101,14 @@ class Scorer(HFLM):
         progress: Callable[[int, int], None] | None = None,
         journal: Journal | None = None,
     ) -> None:
+        check_model_class(HFLM)
         super().__init__(pretrained=model, tokenizer=tokenizer, batch_size=8, max_length=max_length)
         threads = torch.get_num_threads() if self.device.type == "cpu" else 0
         self.batch_tokens = batch_tokens or 256 * threads or 65_536
         self.scored_tokens = scored_tokens or 128 * threads or 16_384
         self.progress = progress
         self.journal = journal
-        self.cut = Cut()
+        self.cut: dict[tuple[str, int], int] = {}
         accepted = inspect.signature(getattr(model, "forward", model.__call__)).parameters
         self._options = {"use_cache": False} if "use_cache" in accepted else {}
         self._head: Any = None
@@ -127,9 +122,10 @@ class Scorer(HFLM):
         """``tok_encode`` of every string, in one call per kind of string."""
         if not strings:
             return []
-        options = _add_special_kwargs(special, self.add_bos_token)
+        wanted = self.add_bos_token if special is None else special
+        options = {} if wanted is None else {"add_special_tokens": wanted}
         bos = self.tokenizer.decode(self.prefix_token_id)
-        prefixed = [special is None and has_bos_prefix(s, bos) for s in strings]
+        prefixed = [special is None and s.startswith(bos) for s in strings]
         result: list[list[int]] = [[] for _ in strings]
         for flag in (False, True):
             where = [i for i, p in enumerate(prefixed) if p is flag]
@@ -172,28 +168,37 @@ class Scorer(HFLM):
             return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
         pairs = [request.args for request in requests]
         encoded = self.encode_pairs(pairs)
-        for request, (_, continuation) in zip(requests, encoded):
+        for request, (context, continuation) in zip(requests, encoded):
             self._check_length(request, len(continuation))
+            lost = self._lost(context, continuation)
+            if lost:
+                item = (request.task_name, request.doc_id)
+                self.cut[item] = max(self.cut.get(item, 0), lost)
         return self._loglikelihood_tokens([(pair, *tokens) for pair, tokens in zip(pairs, encoded)])
 
     def _check_length(self, request: Any, tokens: int) -> None:
         """Here the task and the item of a request are known; ``_rows`` sees its tokens only."""
         if 0 < tokens <= self.max_length:
             return
-        kept = "" if self.journal is None else "; finished tasks are kept in partial/ and not scored again"
+        saved = "" if self.journal is None else "; finished tasks are kept in partial/ and not scored again"
         raise ValueError(
             f"a continuation must have 1 to {self.max_length} tokens, the context of the model, got {tokens} in item "
             f"{request.doc_id} of task {request.task_name!r}: leave the task out with --tasks, or take a model with a "
-            f"longer context{kept}."
+            f"longer context{saved}."
         )
 
-    def rolling_windows(self, text: str) -> list[tuple[list[int], list[int]]]:
-        """(context, continuation) tokens of the disjoint windows that lm-eval cuts a text into: every token of the
-        text is scored once, the first one after the prefix token, the first of a later window after one token."""
+    def _lost(self, context: list[int], continuation: list[int]) -> int:
+        """Tokens on the left for which the context has no room."""
+        return max(0, len(context) + len(continuation) - (self.max_length + 1))
+
+    def rolling_windows(self, text: str, tokens: int | None = None) -> list[tuple[list[int], list[int]]]:
+        """(context, continuation) tokens of the disjoint windows of at most ``tokens`` (default the context) that
+        lm-eval cuts a text into: every token of the text is scored once, the first one after the prefix token, the
+        first of a later window after one token."""
         windows = get_rolling_token_windows(
             token_list=self.encode_many([text])[0],
             prefix_token=self.prefix_token_id,
-            max_seq_len=self.max_length,
+            max_seq_len=tokens or self.max_length,
             context_len=1,
         )
         return [make_disjoint_window(window) for window in windows]
@@ -239,7 +244,6 @@ class Scorer(HFLM):
     def _rows(self, requests: Sequence[Request]) -> list[_Row]:
         """Requests that share all tokens but the last one share a row. Longest first; equal lengths in the order of
         their tokens, so that the order does not depend on where a request came from."""
-        self.cut.tokens = [0] * len(requests)
         rows: dict[tuple[int, ...], _Row] = {}
         for index, (_, context, continuation) in enumerate(requests):
             if not continuation:
@@ -251,13 +255,7 @@ class Scorer(HFLM):
                     f"a continuation must fit the context of {self.max_length} tokens, got {len(continuation)} tokens: "
                     "take a model with a longer context."
                 )
-            whole = context + continuation
-            lost = max(0, len(whole) - (self.max_length + 1))
-            if lost:
-                self.cut.requests += 1
-                self.cut.most_tokens = max(self.cut.most_tokens, lost)
-                self.cut.tokens[index] = lost
-            tokens = whole[lost:-1]
+            tokens = (context + continuation)[self._lost(context, continuation) : -1]
             row = rows.setdefault(tuple(tokens), _Row(tokens, 0, []))
             row.scored = max(row.scored, len(continuation))
             row.members.append((index, continuation))
@@ -363,9 +361,9 @@ class Scorer(HFLM):
         expected = self.model(probe, **self._options).logits[0, -1:]
         self._head = head
         try:
-            found = self._logits(probe, last)
+            short = self._logits(probe, last)
         except (RuntimeError, IndexError, ValueError):
-            found = None
-        if found is None or found.shape != expected.shape or not torch.allclose(found, expected, rtol=1e-2, atol=1e-2):
+            short = None
+        if short is None or short.shape != expected.shape or not torch.allclose(short, expected, rtol=1e-2, atol=1e-2):
             self._head = None
         _HEADS[self.model] = self._head

@@ -1,18 +1,14 @@
-"""Names of lm-eval's tasks: where each stands, and which tasks a group or a tag means.
-
-lm-eval reads all of its 14,000 task files to know a name, a quarter of a minute; here only the folders that have it.
-"""
+"""Names of lm-eval's tasks: what the user may say, and which tasks a group or a tag means."""
 
 from __future__ import annotations
 
 import difflib
-import functools
-import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-__all__ = ["PAPER", "index_of", "leaves_of"]
+from ..insides import lm_eval as inside
+
+__all__ = ["PAPER", "index_of", "leaves_of", "names_of"]
 
 PAPER = (
     "anli_r2",
@@ -29,61 +25,50 @@ PAPER = (
 """The ten benchmarks of the paper, in its order."""
 FOLDERS = {"anli_r2": "anli", "lambada_openai": "lambada", "truthfulqa_mc2": "truthfulqa", "arc_easy": "arc"}
 FOLDERS |= {"arc_challenge": "arc", "mmlu": "mmlu/default"}
-NAME = re.compile(r"""^["']?(?:task|group|tag)["']?\s*:\s*["']?([\w.-]+)["']?\s*(?:#.*)?$""", re.MULTILINE)
-TAGS = re.compile(r"""^["']?tag["']?\s*:[ \t]*\n((?:\s*-\s*[\w.-]+[ \t]*\n)+)""", re.MULTILINE)
+
+
+def names_of(tasks: str | Sequence[str]) -> list[str]:
+    """ "paper" or "piqa,arc_easy" or a list, as a list without repetitions; a name that lm-eval does not have is
+    refused with the nearest ones."""
+    given = tasks.split(",") if isinstance(tasks, str) else list(tasks)
+    names: list[str] = []
+    for name in (n.strip() for n in given):
+        names += [n for n in (PAPER if name == "paper" else (name,)) if n]
+    if not names:
+        raise ValueError(f"tasks must be 'paper' or names of lm-eval tasks, got {tasks!r}: name at least one.")
+    for name in names:
+        if name not in PAPER and name not in inside.homes():
+            raise _unknown(name, [*inside.homes()])
+    return list(dict.fromkeys(names))
+
+
+def _unknown(name: str, known: Sequence[str]) -> ValueError:
+    near = difflib.get_close_matches(name, ["paper", *PAPER, *known], n=4, cutoff=0.5)
+    hint = f"the nearest names are {', '.join(dict.fromkeys(near))}" if near else "no name is near"
+    return ValueError(f"task {name!r} must be 'paper' or a task that lm-eval knows: {hint}.")
 
 
 def index_of(names: Sequence[str]) -> dict[str, Any]:
-    """The part of lm-eval's index of tasks that holds ``names``. All of its 14,000 names take a quarter of a minute to
-    read; the folders of the wanted ones take a second."""
-    import lm_eval.tasks
-    from lm_eval.tasks import TaskManager
-
-    root = Path(lm_eval.tasks.__file__).parent
+    """The part of lm-eval's index of tasks that holds ``names``: the folders of the wanted ones take a second, where
+    the whole takes a quarter of a minute. A tag's tasks may lie in several folders, of which lm-eval would keep the
+    last one only; a name in an included file may belong to any; a group may have members elsewhere: then the whole."""
     if all(name in PAPER for name in names):
-        folders = [root / FOLDERS.get(name, name) for name in names]
+        folders = [inside.tasks_folder() / FOLDERS.get(name, name) for name in names]
     else:
-        homes = _homes(root)
-        if any(len(homes.get(name, ())) != 1 for name in names):
-            return _whole_index(names)  # of several folders lm-eval would keep a tag's tasks in the last one only
+        homes = inside.homes()
+        if any(len(homes.get(name, ())) != 1 or inside.tasks_folder() in homes[name] for name in names):
+            return _whole_index(names)
         folders = [folder for name in names for folder in homes[name]]
-    paths = list(dict.fromkeys(str(folder) for folder in folders))
-    index = TaskManager(include_path=paths, include_defaults=False).task_index
-    if not all(name in index and _known(name, index) for name in names):
-        return _whole_index(names)  # a group with members in other folders
-    return index
+    index = inside.index(folders)
+    return index if all(name in index and _known(name, index) for name in names) else _whole_index(names)
 
 
 def _whole_index(names: Sequence[str]) -> dict[str, Any]:
-    """All of lm-eval's index: it also knows the names that a file takes from another one by ``include``."""
-    index = _all_tasks()
+    index = inside.index()
     for name in names:
         if name not in index:
-            near = difflib.get_close_matches(name, [*PAPER, *index], n=4, cutoff=0.5)
-            hint = f"the nearest names are {', '.join(dict.fromkeys(near))}" if near else "no name is near"
-            raise ValueError(f"task {name!r} must be 'paper' or a task that lm-eval knows: {hint}.")
+            raise _unknown(name, [*index])
     return index
-
-
-@functools.cache
-def _all_tasks() -> dict[str, Any]:
-    from lm_eval.tasks import TaskManager
-
-    return TaskManager().task_index
-
-
-def _homes(root: Path) -> dict[str, set[Path]]:
-    """Every task, group and tag that a YAML file under ``root`` names, with its folders, without parsing the files. The
-    tasks that carry a tag may lie in several."""
-    homes: dict[str, set[Path]] = {}
-    for file in sorted(root.glob("**/*.yaml")):
-        folder = root / file.relative_to(root).parts[0]
-        body = file.read_text(encoding="utf-8", errors="replace")
-        names = [match[1] for match in NAME.finditer(body)]
-        names += [word for block in TAGS.finditer(body) for word in re.findall(r"-\s*([\w.-]+)", block[1])]
-        for name in names:
-            homes.setdefault(name, set()).add(folder)
-    return homes
 
 
 def _known(name: str, index: dict[str, Any]) -> bool:
@@ -101,18 +86,17 @@ def leaves_of(name: str, index: dict[str, Any]) -> list[str]:
     if kind == "TAG":
         members: list[str] = sorted(entry.tags)
     elif kind == "GROUP":
-        listed = entry.cfg["task"]
-        if any(not isinstance(member, str) for member in listed):
-            raise ValueError(_inline(name, listed))
-        members = listed
+        members = entry.cfg["task"]
+        if any(not isinstance(member, str) for member in members):
+            raise ValueError(_inline(name, members))
     else:
         return [name]
     return list(dict.fromkeys(leaf for member in members for leaf in leaves_of(member, index)))
 
 
-def _inline(name: str, listed: Sequence[Any]) -> str:
-    words = [str(member.get("task")) if isinstance(member, dict) else member for member in listed]
-    known = [word for word in words if word in _all_tasks()]
+def _inline(name: str, members: Sequence[Any]) -> str:
+    listed = [str(member.get("task")) if isinstance(member, dict) else member for member in members]
+    known = [task for task in listed if task in inside.homes()]
     such = f", such as {', '.join(known[:3])}" if known else ""
     return (
         f"task {name!r} is a group that defines or changes its members in its own file, which is not supported: name "

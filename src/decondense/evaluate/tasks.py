@@ -8,31 +8,21 @@ left out, and ``Benchmark.fewshot_source`` says so.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import gzip
 import json
-import logging
 import lzma
+import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .task_names import PAPER, index_of, leaves_of
+from ..hub import first_line, hub_reachable
+from ..insides import lm_eval as inside
+from .task_names import PAPER, index_of, leaves_of, names_of
 
-__all__ = [
-    "FEWSHOT",
-    "PAPER",
-    "Benchmark",
-    "build",
-    "names_of",
-    "quiet",
-    "read_rows",
-    "shots_for",
-    "templates_compiled_once",
-]
+__all__ = ["FEWSHOT", "PAPER", "Benchmark", "bench_folder", "build", "data_files", "names_of", "read_rows", "shots_for"]
 
 FEWSHOT = ("arc_easy", "arc_challenge", "medmcqa", "mmlu")
 """Those of the ten that the paper runs with examples: 1 for GPT2, 5 for Qwen3; the other six have none."""
@@ -50,17 +40,6 @@ class Benchmark:
     shots: int
     source: str
     fewshot_source: str
-
-
-def names_of(tasks: str | Sequence[str]) -> list[str]:
-    """ "paper" or "piqa,arc_easy" or a list, as a list without repetitions."""
-    given = tasks.split(",") if isinstance(tasks, str) else list(tasks)
-    names: list[str] = []
-    for name in (n.strip() for n in given):
-        names += [n for n in (PAPER if name == "paper" else (name,)) if n]
-    if not names:
-        raise ValueError(f"tasks must be 'paper' or names of lm-eval tasks, got {tasks!r}: name at least one.")
-    return list(dict.fromkeys(names))
 
 
 def shots_for(name: str, shots: str | int) -> int | None:
@@ -91,15 +70,15 @@ def build(
     """Build every benchmark, or say in one sentence which cannot be built and why.
 
     Args:
-        data: folder with ``NAME/SPLIT.jsonl`` (also .json, .parquet, .gz, .xz) in the hub's field names; ``None`` or
-            "hub" takes the datasets hub.
+        data: folder with ``NAME/SPLIT.jsonl`` (also .json, .parquet, .gz, .xz) in the hub's field names, or "hub"; see
+            ``bench_folder``.
         shots: "gpt2", "qwen3", "zero" or a number.
         seed: the order in which few-shot examples are drawn; 1234 is lm-eval's own default.
         started: called with each name before it is built.
     """
-    folder = _data_folder(data)
+    folder = bench_folder(data)
     wanted = {name: shots_for(name, shots) for name in names}
-    with quiet():
+    with inside.quiet():
         index = index_of(names)
         benchmarks = []
         for name in names:
@@ -114,49 +93,18 @@ def build(
     return benchmarks
 
 
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """lm-eval logs and draws bars of its own for every task: keep them out of the way."""
-    import lm_eval.api.task as module
-
-    logger, bar = logging.getLogger("lm_eval"), module.tqdm
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    module.tqdm = lambda items, **_: items
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-        module.tqdm = bar
-
-
-@contextlib.contextmanager
-def templates_compiled_once() -> Iterator[None]:
-    """lm-eval compiles a task's Jinja template anew for every item that it renders, which takes longer than scoring a
-    small model on a GPU. Inside, each distinct template is compiled once; what it renders is the same."""
-    import lm_eval.utils
-
-    environment = lm_eval.utils.env
-    environment.from_string = functools.cache(environment.from_string)
-    try:
-        yield
-    finally:
-        del environment.from_string  # the attribute of this object; the class has its own
-
-
 # -- one task ------------------------------------------------------------------------------------------------
 
 
 def _task(name: str, leaf: str, index: dict[str, Any], folder: Path | None) -> Any:
     from lm_eval.api.task import ConfigurableTask
-    from lm_eval.tasks._yaml_loader import load_yaml
 
     entry = index[leaf]
     if entry.kind.name != "TASK":
         raise ValueError(
             f"task {leaf!r} is defined by a Python class, not in YAML, which is not supported: choose another task."
         )
-    config = dict(load_yaml(entry.yaml_path, resolve_func=True))
+    config = inside.definition(entry)
     if config.get("output_type") == "loglikelihood_rolling":
         raise ValueError(f"task {leaf!r} is a text without questions: score it as a text, with --text NAME or FILE.")
     for key in ("tag", "group", "task_list"):
@@ -164,8 +112,6 @@ def _task(name: str, leaf: str, index: dict[str, Any], folder: Path | None) -> A
     if folder is not None:
         config |= _local(name, leaf, config, folder)
     else:
-        from ..hub import hub_reachable
-
         if not hub_reachable():
             raise OSError(
                 f"the data of task {leaf!r} ({config.get('dataset_path')}) is on the datasets hub, which cannot be "
@@ -173,16 +119,12 @@ def _task(name: str, leaf: str, index: dict[str, Any], folder: Path | None) -> A
             )
     try:
         task = ConfigurableTask(config=config)
-    except (KeyError, OSError, ValueError, TypeError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    except Exception as error:  # rows without the fields of a template, or one of a dozen errors of the hub client
+        first = first_line(error).rstrip(".")
         where = f"the rows in {str(folder)!r}" if folder is not None else "the datasets hub"
         raise ValueError(f"task {leaf!r} could not be built from {where}: {type(error).__name__}, {first}.") from error
-    except Exception as error:  # a template that meets rows without its fields, or a dozen errors of the hub client
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise ValueError(f"task {leaf!r} could not be built: {type(error).__name__}, {first}.") from error
-    # lm-eval leaves the item itself out of the examples only when the few-shot split is the test split by name.
-    if _pool(task) == _evaluated(task):
-        task.config.test_split = task.fewshot_cfg.split = _evaluated(task)
+    if inside.few_shot_split(task) == _evaluated(task):
+        inside.leave_item_out(task, _evaluated(task))
     return task
 
 
@@ -203,11 +145,12 @@ def _set_shots(tasks: Any, wanted: int | None, seed: int) -> int:
 def _enough_examples(task: Any, number: int) -> None:
     if number == 0:
         return
-    available = len(list(task.sampler.df)) - (1 if _pool(task) == _evaluated(task) else 0)
+    pool = inside.few_shot_split(task)
+    available = inside.example_count(task) - (1 if pool == _evaluated(task) else 0)
     if number > available:
         raise ValueError(
-            f"shots must be at most {available} for task {task.config.task!r}, whose split {_pool(task)!r} holds no "
-            f"more examples, got {number}."
+            f"shots must be at most {available} for task {task.config.task!r}, whose split {pool!r} holds no more "
+            f"examples, got {number}."
         )
 
 
@@ -215,17 +158,8 @@ def _evaluated(task: Any) -> str:
     return task.config.test_split or task.config.validation_split
 
 
-def _pool(task: Any) -> str | None:
-    """The split that few-shot examples are drawn from, by lm-eval's rule; ``None`` where the task lists its own."""
-    if task.fewshot_cfg.split is not None:
-        return task.fewshot_cfg.split
-    if task.fewshot_cfg.samples is not None:
-        return None
-    return task.config.training_split or task.config.validation_split or task.config.test_split
-
-
 def _fewshot_source(task: Any) -> str:
-    pool = _pool(task)
+    pool = inside.few_shot_split(task)
     if pool is None:
         return "the task's own examples"
     if pool == _evaluated(task):
@@ -236,8 +170,11 @@ def _fewshot_source(task: Any) -> str:
 # -- local files ---------------------------------------------------------------------------------------------
 
 
-def _data_folder(data: str | Path | None) -> Path | None:
-    if data is None or str(data) == "hub":
+def bench_folder(data: str | Path | None) -> Path | None:
+    """The folder of benchmark files: what was given, else $DECONDENSE_BENCH; ``None`` for the hub, which "hub" asks for
+    by name."""
+    data = data or os.environ.get("DECONDENSE_BENCH")
+    if not data or str(data) == "hub":
         return None
     folder = Path(data).expanduser()
     if not folder.is_dir():
@@ -282,21 +219,13 @@ def _local(name: str, leaf: str, config: dict[str, Any], folder: Path) -> dict[s
 def _split_file(place: Path, leaf: str, split: str) -> Path | None:
     """``dev_r2`` of the task ``anli_r2`` may also be called ``dev``."""
     stems = [split]
-    for word in _suffixes(leaf):
-        if split.endswith(f"_{word}"):
-            stems.append(split.removesuffix(f"_{word}"))
-    for stem in stems:
-        for ending in ENDINGS:
-            for packed in ("", ".gz", ".xz"):
-                file = place / f"{stem}{ending}{packed}"
-                if file.is_file():
-                    return file
-    return None
-
-
-def _suffixes(leaf: str) -> list[str]:
-    words = leaf.split("_")
-    return ["_".join(words[n:]) for n in range(1, len(words))]
+    parts = leaf.split("_")
+    for number in range(1, len(parts)):
+        ending = "_" + "_".join(parts[number:])
+        if split.endswith(ending):
+            stems.append(split.removesuffix(ending))
+    files = (place / f"{stem}{kind}{packed}" for stem in stems for kind in ENDINGS for packed in ("", ".gz", ".xz"))
+    return next((file for file in files if file.is_file()), None)
 
 
 _ROWS: dict[tuple[str, int, int], list[dict[str, Any]]] = {}

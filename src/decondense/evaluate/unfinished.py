@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from ..files import write_text
 from .items import Item, read_items, write_items
 
 __all__ = ["Parts"]
@@ -22,8 +23,6 @@ class Parts:
         self.folder = folder
         if folder is None:
             return
-        from ..files import write_text
-
         stamp = json.dumps(settings, sort_keys=True, default=str)
         if folder.exists():
             file = folder / "settings.json"

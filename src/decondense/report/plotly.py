@@ -48,7 +48,7 @@ def layout(chart: Chart) -> dict[str, Any]:
         "xaxis": _axis(chart.x),
         "yaxis": _axis(chart.y),
         "shapes": _shapes(chart),
-        "showlegend": chart.height > 260 if heat else bool(chart.legend) or len(named) > 1,
+        "showlegend": chart.height > 260 if heat else len(named) > 1,
     }
     return described | ({"plot_bgcolor": VIRIDIS_ZERO} if heat else {})
 
@@ -89,8 +89,7 @@ def traces(frame: Frame) -> list[dict[str, Any]]:
             drawn += _band(mark)
         else:
             if mark.halo and mark.dash:
-                under = Series(mark.x, mark.y, colour="#ffffff", dash="solid", width=2 * mark.width)
-                drawn.append(_series(under) | {"showlegend": False})
+                drawn.append(_series(Series(mark.x, mark.y, colour="#ffffff", dash="solid", width=2 * mark.width)))
             shown = bool(mark.name) and mark.group not in groups
             drawn.append(_series(mark) | {"showlegend": shown})
             groups |= {mark.group} if mark.group else set()
@@ -178,7 +177,7 @@ def _hover(series: Series) -> dict[str, Any]:
 
 
 def _lines(text: str) -> str:
-    return "<br>".join(map(unfilled, text.split("\n")))
+    return "<br>".join(map(plain, text.split("\n")))
 
 
 def _numbers(values: Sequence[Any], digits: int = 6) -> list[Any]:

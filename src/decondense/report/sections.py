@@ -199,8 +199,8 @@ def evaluation(source: Source[Evaluation]) -> Section:
     device = model.device
     where = device or "an unknown device"
     facts = [("model", f"{model.parameters:,} parameters, {model.dtype}, on {where}")]
-    if record.checkpoint.get("training_seed") is not None:
-        facts.append(("training seed", str(record.checkpoint["training_seed"])))
+    if record.checkpoint.training_seed is not None:
+        facts.append(("training seed", str(record.checkpoint.training_seed)))
     config = _configuration(source, "model", "settings", "data", "checkpoint", "versions")
     notes = list(record.notes)
     limit = record.settings.get("limit")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from .paired_tests import Crossed
+from .crossed import Crossed
 
 __all__ = ["hierarchical_bootstrap"]
 

@@ -6,56 +6,55 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..evaluate.items import Item, Run
+from ..evaluate.items import EvaluatedRun, Item
 
 __all__ = ["check_runs", "match"]
 
 
-def check_runs(arms: list[list[Run]]) -> list[str]:
+def check_runs(arms: list[list[EvaluatedRun]]) -> list[str]:
     """Refuse checkpoints picked from the middle, several checkpoints of one training run, and copies."""
     notes = []
     for arm, runs in zip(("base", "treated"), arms):
+        seen: Counter[str] = Counter()
+        names: dict[str, str] = {}
+        folders: dict[str, list[str]] = {}
         for run in runs:
-            checkpoint = run.record["checkpoint"]
-            if checkpoint.get("final") is False and checkpoint["selected_by"] == "final":
+            checkpoint, weights = run.record.checkpoint, run.record.model.weights
+            if checkpoint.final is False and checkpoint.selected_by == "final":
                 raise ValueError(
-                    f"the {arm} run {run.label!r} is step {checkpoint['step']} of {checkpoint['steps']}, and nothing "
+                    f"the {arm} run {run.label!r} is step {checkpoint.step} of {checkpoint.steps}, and nothing "
                     "says how that checkpoint was chosen: compare the final one, or evaluate it with "
                     "--selected-by held-out-loss if that is the truth."
                 )
-            if checkpoint["selected_by"] != "final":
-                notes.append(f"{arm} run {run.label!r}: the checkpoint was chosen by {checkpoint['selected_by']}.")
-        weights = Counter(run.record["model"]["weights"] for run in runs)
-        for run in runs:
-            if weights[run.record["model"]["weights"]] > 1:
+            if checkpoint.selected_by != "final":
+                notes.append(f"{arm} run {run.label!r}: the checkpoint was chosen by {checkpoint.selected_by}.")
+            seen[weights] += 1
+            if seen[weights] > 1:
                 raise ValueError(
                     f"two {arm} runs have the same weights (one is {run.label!r}): a copy is not another seed; "
                     "leave it out."
                 )
-        folders: dict[str, list[str]] = {}
-        names: dict[str, str] = {}
-        for run in runs:
             place, folder = _training_run(run)
             folders.setdefault(place, []).append(folder)
-            names[place] = run.record["checkpoint"].get("run") or Path(place).name
+            names[place] = checkpoint.run or Path(place).name
         for place, inside in folders.items():
             if len(set(inside)) > 1:
                 raise ValueError(
                     f"{len(inside)} {arm} runs are checkpoints of one training run ({names[place]!r}): the unit is the "
                     "training seed; give its final checkpoint only."
                 )
-    if {r.record["model"]["weights"] for r in arms[0]} & {r.record["model"]["weights"] for r in arms[1]}:
+    if {r.record.model.weights for r in arms[0]} & {r.record.model.weights for r in arms[1]}:
         notes.append("a base and a treated run have the same weights.")
     return notes
 
 
-def _training_run(run: Run) -> tuple[str, str]:
+def _training_run(run: EvaluatedRun) -> tuple[str, str]:
     """(training run, folder in it): the same first and another second is another checkpoint of the same run. The same
     folder with other weights was trained anew. Evaluations that did not record it are judged by the path as typed."""
-    checkpoint = run.record["checkpoint"]
-    if checkpoint.get("place") is not None:
-        return checkpoint["place"], checkpoint["folder"]
-    typed = Path(run.record["model"]["name"])
+    checkpoint = run.record.checkpoint
+    if checkpoint.place is not None:
+        return checkpoint.place, checkpoint.folder or ""
+    typed = Path(run.record.model.name)
     return (str(typed.parent), typed.name) if typed.name.startswith("checkpoint-") else (str(typed), "")
 
 
@@ -70,7 +69,9 @@ def _keys(items: Sequence[Item]) -> list[tuple[str, str, int]]:
     return keys
 
 
-def match(arms: list[list[Run]], *, common: bool = False) -> tuple[dict[str, list[list[list[Item]]]], list[str]]:
+def match(
+    arms: list[list[EvaluatedRun]], *, common: bool = False
+) -> tuple[dict[str, list[list[list[Item]]]], list[str]]:
     """For every task the items of every run of both arms in one order, and notes about what had to be left out."""
     runs = [run for arm in arms for run in arm]
     tasks = list(dict.fromkeys(task for run in runs for task in run.items))
@@ -107,9 +108,9 @@ def match(arms: list[list[Run]], *, common: bool = False) -> tuple[dict[str, lis
     return matched, notes
 
 
-def _why_different(runs: Sequence[Run]) -> str:
+def _why_different(runs: Sequence[EvaluatedRun]) -> str:
     for key in ("shots", "limit", "seed", "text_tokens"):
-        values = list(dict.fromkeys(str(run.record["settings"].get(key)) for run in runs))
+        values = list(dict.fromkeys(str(run.record.settings.get(key)) for run in runs))
         if len(values) > 1:
             return f" ({key} is {' and '.join(values)})"
     return ""

@@ -15,30 +15,29 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from ..evaluate.items import TEXT, Item, Run, load_run
+from ..evaluate.items import TEXT, EvaluatedRun, Item, load_run, log_share
+from ..records import Significance
 from .bootstrap import hierarchical_bootstrap
-from .paired_tests import (
+from .checkpoints import (
     checkpoint_average,
-    crossed,
-    crossed_macro,
-    holm,
+    is_binary,
     mcnemar,
     paired_interval,
     permutation,
-    smallest_mcnemar_effect,
+    smallest_effect,
 )
+from .crossed import Crossed, crossed_macro
 from .pairing import check_runs, match
 from .tables import verdict
 
-__all__ = ["SCHEMA", "analyse", "significance"]
+__all__ = ["analyse", "holm", "ranks", "significance"]
 
-SCHEMA = "decondense.significance/1"
 Pair = tuple[np.ndarray, np.ndarray]
 
 
 def significance(
-    base: Sequence[str | Path | Run],
-    treated: Sequence[str | Path | Run],
+    base: Sequence[str | Path | EvaluatedRun],
+    treated: Sequence[str | Path | EvaluatedRun],
     *,
     paired: bool = False,
     common: bool = False,
@@ -47,7 +46,7 @@ def significance(
     bootstrap: int = 2000,
     permutations: int = 10_000,
     seed: int = 0,
-) -> dict[str, Any]:
+) -> Significance:
     """Compare evaluations of two ways of training.
 
     Args:
@@ -62,7 +61,7 @@ def significance(
         the content of ``result.json``.
     """
     _check_options(alpha, power, bootstrap, permutations)
-    arms = [[r if isinstance(r, Run) else load_run(r) for r in arm] for arm in (base, treated)]
+    arms = [[r if isinstance(r, EvaluatedRun) else load_run(r) for r in arm] for arm in (base, treated)]
     if not arms[0] or not arms[1]:
         raise ValueError("significance needs at least one base and one treated run: BASE… -- TREATED….")
     if paired and len(arms[0]) != len(arms[1]):
@@ -71,47 +70,44 @@ def significance(
             "--paired out."
         )
     notes = check_runs(arms)
-    matched, said = match(arms, common=common)
-    notes += said
+    matched, left_out = match(arms, common=common)
     accuracy, likelihood = _outcomes(matched)
     options: dict[str, Any] = {
-        "paired": paired,
-        "alpha": alpha,
-        "power": power,
-        "permutations": permutations,
-        "seed": seed,
-    }
-    record: dict[str, Any] = {
-        "schema": SCHEMA,
+        "paired": paired, "alpha": alpha, "power": power, "permutations": permutations, "seed": seed,
+    }  # fmt: skip
+    seeds = (len(arms[0]), len(arms[1]))
+    content: dict[str, Any] = {
+        "schema": Significance.reads[0],
         "base": [_describe(run) for run in arms[0]],
         "treated": [_describe(run) for run in arms[1]],
-        "seeds": [len(arms[0]), len(arms[1])],
+        "seeds": seeds,
         "paired": paired,
-        "claim": "checkpoints" if len(arms[0]) == len(arms[1]) == 1 else "training",
+        "claim": "checkpoints" if seeds == (1, 1) else "training",
         "alpha": alpha,
         "power": power,
         "settings": {"common": common, "bootstrap": bootstrap, "permutations": permutations, "seed": seed},
+        **analyse(accuracy, bootstrap=bootstrap, **options),
+        "likelihood": analyse(likelihood, bootstrap=0, **options) if likelihood else None,
+        "ranks": ranks(accuracy),
     }
-    record |= analyse(accuracy, bootstrap=bootstrap, **options)
-    record["likelihood"] = analyse(likelihood, bootstrap=0, **options) if likelihood else None
-    record["ranks"] = ranks(accuracy)
-    record["notes"] = notes + _seed_notes(record)
-    record["verdict"] = verdict(record)
+    content["notes"] = [*notes, *left_out, *_doubts(content["macro"], seeds)]
+    record = Significance.model_validate(content | {"verdict": ""})
+    record.verdict = verdict(record)
     return record
 
 
 # -- runs and items ------------------------------------------------------------------------------------------
 
 
-def _describe(run: Run) -> dict[str, Any]:
-    model, checkpoint = run.record["model"], run.record["checkpoint"]
+def _describe(run: EvaluatedRun) -> dict[str, Any]:
+    model, checkpoint = run.record.model, run.record.checkpoint
     return {
         "run": run.label,
-        "model": model["description"],
-        "weights": model["weights"],
-        "training_seed": checkpoint.get("training_seed"),
-        "selected_by": checkpoint["selected_by"],
-        "step": checkpoint.get("step"),
+        "model": model.description,
+        "weights": model.weights,
+        "training_seed": checkpoint.training_seed,
+        "selected_by": checkpoint.selected_by,
+        "step": checkpoint.step,
     }
 
 
@@ -120,36 +116,18 @@ def _outcomes(matched: dict[str, list[list[list[Item]]]]) -> tuple[dict[str, Pai
     accuracy: dict[str, Pair] = {}
     likelihood: dict[str, Pair] = {}
     for task, arms in matched.items():
-        if not task.startswith(TEXT):
-            accuracy[task] = (_table(arms[0], _correct), _table(arms[1], _correct))
-        if all(
-            item["loglikelihoods"] and (item["gold"] or task.startswith(TEXT))
-            for arm in arms
-            for r in arm
-            for item in r
-        ):
-            likelihood[task] = (_table(arms[0], _log_share), _table(arms[1], _log_share))
+        is_text = task.startswith(TEXT)
+        if not is_text:
+            accuracy[task] = _both(arms, lambda item: item["correct"])
+        items = (item for arm in arms for run in arm for item in run)
+        if all(item["loglikelihoods"] and (item["gold"] or is_text) for item in items):
+            likelihood[task] = _both(arms, log_share)
     return accuracy, likelihood
 
 
-def _table(runs: list[list[Item]], outcome: Any) -> np.ndarray:
-    return np.array([[outcome(item) for item in run] for run in runs], dtype=np.float64)
-
-
-def _correct(item: Item) -> float:
-    return float(item["correct"])
-
-
-def _log_share(item: Item) -> float:
-    """With choices, the log of the softmax share of the right ones; with a single continuation its log-likelihood; for
-    a window of text its log-likelihood per token. In nats."""
-    if item["task"].startswith(TEXT):
-        return float(item["loglikelihoods"][0]) / int(item["units"][0])
-    values = np.array(item["loglikelihoods"], dtype=np.float64)
-    if len(values) == 1:
-        return float(values[0])
-    right = values[item["gold"]]
-    return float(np.logaddexp.reduce(right) - np.logaddexp.reduce(values))
+def _both(arms: list[list[list[Item]]], outcome: Any) -> Pair:
+    base, treated = (np.array([[outcome(item) for item in run] for run in arm], dtype=np.float64) for arm in arms)
+    return base, treated
 
 
 # -- numbers -------------------------------------------------------------------------------------------------
@@ -165,34 +143,29 @@ def analyse(
     permutations: int = 10_000,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Tests for every task and for the average over tasks. ``outcomes``: task → (base, treated), each (seeds,
-    items)."""
+    """Tests for every task and for the average over tasks, as rows of ``records.Differences``. ``outcomes``: task →
+    (base, treated), each (seeds, items)."""
     _check_options(alpha, power, bootstrap, permutations)
     if not outcomes:
         return {"tasks": [], "macro": None}
+    pairs = list(outcomes.values())
+    counts = {len(arm) for pair in pairs for arm in pair}
     tasks = []
-    for name, (base, treated) in outcomes.items():
-        row = {
-            "task": name,
-            "items": base.shape[1],
-            "base": float(base.mean()),
-            "treated": float(treated.mean()),
-            "base_seeds": base.mean(1).tolist(),
-            "treated_seeds": treated.mean(1).tolist(),
-            "difference": float(treated.mean() - base.mean()),
-        }
-        one = len(base) == len(treated) == 1
-        test = _checkpoint_test if one else _training_test
-        row |= test(base, treated, paired, alpha / len(outcomes), power, permutations, seed)
-        if not one and len(base) == len(treated):
-            row["pairs"] = [_one_pair(b, t, permutations, seed) for b, t in zip(base, treated)]
-        tasks.append(row)
+    for name, pair in outcomes.items():
+        row, _ = _row([pair], paired, alpha / len(outcomes), power, permutations, seed)
+        if len(counts) == 1 and counts != {1}:
+            # the i-th two checkpoints against each other, items only: says nothing about another seed
+            row["pairs"] = [
+                {"difference": float(t.mean() - b.mean()), "p": _paired_test(b, t, permutations, seed)["p"]}
+                for b, t in zip(*pair)
+            ]
+        tasks.append({"task": name} | row)
     for row, adjusted in zip(tasks, holm([row["p"] for row in tasks])):
-        row["p_holm"] = adjusted
-        row["significant"] = adjusted <= alpha
-    macro = _macro(list(outcomes.values()), paired, alpha, power, bootstrap, seed)
-    if len(macro["base_seeds"]) == len(macro["treated_seeds"]) == 1:
-        macro |= _checkpoint_macro(list(outcomes.values()), tasks, alpha, permutations, seed)
+        row |= {"p_holm": adjusted, "significant": adjusted <= alpha}
+    macro, estimate = _row(pairs, paired, alpha, power, permutations, seed)
+    macro |= {"tasks": len(pairs), "significant": macro["p"] <= alpha}
+    if bootstrap and estimate.se > 0:
+        macro["bootstrap"] = hierarchical_bootstrap(pairs, estimate, paired=paired, samples=bootstrap, seed=seed)
     return {"tasks": tasks, "macro": macro}
 
 
@@ -210,143 +183,100 @@ def _check_options(alpha: float, power: float, bootstrap: int, permutations: int
         raise ValueError(f"permutations must be at least 1, got {permutations}: take 10000.")
 
 
-def _checkpoint_test(
-    base: np.ndarray, treated: np.ndarray, paired: bool, alpha: float, power: float, permutations: int, seed: int
-) -> dict[str, Any]:
-    first, second = base[0], treated[0]
-    low, high = paired_interval(first, second)
-    estimate = crossed(base, treated)
-    row: dict[str, Any] = {"low": _finite(low), "high": _finite(high), "item_se": estimate.se, "seed_sd": None}
-    if _binary(first) and _binary(second):
-        gained, lost = int(np.sum(second > first)), int(np.sum(second < first))
-        row |= {"test": "exact McNemar", "gained": gained, "lost": lost, "p": mcnemar(gained, lost)}
-        row["smallest_effect"] = smallest_mcnemar_effect(
-            len(first), (gained + lost) / len(first), alpha=alpha, power=power
-        )
-    else:
-        row |= {"test": "paired permutation", "p": permutation(second - first, samples=permutations, seed=seed)}
-        row["smallest_effect"] = estimate.minimal_effect(alpha=alpha, power=power)
-    return row
-
-
-def _training_test(
-    base: np.ndarray, treated: np.ndarray, paired: bool, alpha: float, power: float, permutations: int, seed: int
-) -> dict[str, Any]:
-    estimate = crossed(base, treated, paired=paired)
+def _row(
+    pairs: list[Pair], paired: bool, alpha: float, power: float, permutations: int, seed: int
+) -> tuple[dict[str, Any], Crossed]:
+    """treated − base on one task, or on the average over several."""
+    estimate = crossed_macro(pairs, paired=paired)
+    seeds = [np.mean([pair[arm].mean(1) for pair in pairs], axis=0) for arm in (0, 1)]
+    base, treated = (float(np.mean([pair[arm].mean() for pair in pairs])) for arm in (0, 1))
     low, high = estimate.interval()
-    return {
-        "low": _finite(low),
-        "high": _finite(high),
+    row: dict[str, Any] = {
+        "items": int(sum(b.shape[1] for b, _ in pairs)),
+        "base": base,
+        "treated": treated,
+        "base_seeds": seeds[0].tolist(),
+        "treated_seeds": seeds[1].tolist(),
+        "difference": treated - base,
         "test": "seeds × items",
         "p": estimate.p,
         "df": _finite(estimate.seed_df),
-        "seed_sd": _finite(estimate.seed_sd),
-        "seed_se": math.sqrt(max(0.0, estimate.seed_variance - estimate.noise)),
-        "item_se": math.sqrt(estimate.item_variance + estimate.noise),
-        "smallest_effect": estimate.minimal_effect(alpha=alpha, power=power),
-    }
-
-
-def _one_pair(base: np.ndarray, treated: np.ndarray, permutations: int, seed: int) -> dict[str, float]:
-    """The i-th two checkpoints against each other, items only: says nothing about another seed."""
-    difference = float(treated.mean() - base.mean())
-    if _binary(base) and _binary(treated):
-        return {"difference": difference, "p": mcnemar(int(np.sum(treated > base)), int(np.sum(treated < base)))}
-    return {"difference": difference, "p": permutation(treated - base, samples=permutations, seed=seed)}
-
-
-def _macro(outcomes: list[Pair], paired: bool, alpha: float, power: float, bootstrap: int, seed: int) -> dict[str, Any]:
-    estimate = crossed_macro(outcomes, paired=paired)
-    low, high = estimate.interval()
-    base = np.mean([b.mean(1) for b, _ in outcomes], axis=0)
-    treated = np.mean([t.mean(1) for _, t in outcomes], axis=0)
-    row: dict[str, Any] = {
-        "tasks": len(outcomes),
-        "items": int(sum(b.shape[1] for b, _ in outcomes)),
-        "base": float(base.mean()),
-        "treated": float(treated.mean()),
-        "base_seeds": base.tolist(),
-        "treated_seeds": treated.tolist(),
-        "difference": estimate.difference,
-        "low": _finite(low),
-        "high": _finite(high),
-        "p": estimate.p,
-        "test": "seeds × items",
-        "significant": estimate.p <= alpha,
         "se": estimate.se,
         "seed_sd": _finite(estimate.seed_sd),
         "seed_se": math.sqrt(max(0.0, estimate.seed_variance - estimate.noise)),
         "item_se": math.sqrt(estimate.item_variance + estimate.noise),
         "smallest_effect": estimate.minimal_effect(alpha=alpha, power=power),
     }
-    if bootstrap and estimate.se > 0:
-        row["bootstrap"] = hierarchical_bootstrap(outcomes, estimate, paired=paired, samples=bootstrap, seed=seed)
-    return row
+    if len(seeds[0]) == len(seeds[1]) == 1:
+        if len(pairs) == 1:
+            first, second = pairs[0][0][0], pairs[0][1][0]
+            row |= _paired_test(first, second, permutations, seed)
+            low, high = paired_interval(first, second)
+        else:
+            row["p"], low, high = checkpoint_average(pairs, samples=permutations, seed=seed)
+            row["test"] = "paired permutation"
+        # of graded outcomes the spread says what their few differing items alone cannot
+        exact = smallest_effect(pairs, alpha=alpha, power=power)
+        graded = not all(is_binary(*pair) for pair in pairs)
+        known = [effect for effect in ([exact, row["smallest_effect"]] if graded else [exact]) if effect is not None]
+        row["smallest_effect"] = max(known) if len(known) == 1 + graded else None
+    return row | {"low": _finite(low), "high": _finite(high)}, estimate
 
 
-def _checkpoint_macro(
-    outcomes: list[Pair], tasks: list[dict[str, Any]], alpha: float, permutations: int, seed: int
-) -> dict[str, Any]:
-    """What differs from ``_macro`` for two checkpoints. With one task it is that task's test."""
-    if len(tasks) == 1:
-        return {key: tasks[0][key] for key in ("test", "p", "low", "high", "smallest_effect", "significant")}
-    p, low, high = checkpoint_average(outcomes, samples=permutations, seed=seed)
-    found = {"test": "paired permutation", "p": p, "low": _finite(low), "high": _finite(high)}
-    return found | {"significant": p <= alpha}
+def _paired_test(base: np.ndarray, treated: np.ndarray, permutations: int, seed: int) -> dict[str, Any]:
+    """Of two checkpoints on the items of one task."""
+    if is_binary(base, treated):
+        gained, lost = int(np.sum(treated > base)), int(np.sum(treated < base))
+        return {"test": "exact McNemar", "gained": gained, "lost": lost, "p": mcnemar(gained, lost)}
+    return {"test": "paired permutation", "p": permutation(treated - base, samples=permutations, seed=seed)}
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's adjusted p-values: the i-th smallest of m is multiplied by m − i + 1, then made non-decreasing."""
+    p = np.asarray(p_values, dtype=np.float64)
+    order = np.argsort(p, kind="stable")
+    adjusted = np.empty_like(p)
+    adjusted[order] = np.maximum.accumulate(np.minimum(1.0, p[order] * np.arange(len(p), 0, -1)))
+    return [float(value) for value in adjusted]
 
 
 def ranks(outcomes: dict[str, Pair]) -> dict[str, Any]:
     """Every run's mean rank over tasks (1 is best, ties share), in the order of the runs, and on how many tasks the
     treated arm is ahead. The sign test takes the tasks as the sample; it is shown, not used for the verdict."""
-    table = []
-    size = 0
-    ahead = behind = 0
-    for first, second in outcomes.values():
-        size = len(first)
-        scores = np.concatenate([first.mean(1), second.mean(1)])
-        table.append(stats.rankdata(-scores.round(12)))
-        gap = round(float(second.mean() - first.mean()), 12)
-        ahead += gap > 0
-        behind += gap < 0
+    table = [stats.rankdata(-np.concatenate([b.mean(1), t.mean(1)]).round(12)) for b, t in outcomes.values()]
+    gaps = np.array([round(float(t.mean() - b.mean()), 12) for b, t in outcomes.values()])
     means = np.mean(table, axis=0).tolist() if table else []
+    size = len(next(iter(outcomes.values()))[0]) if outcomes else 0
+    ahead, behind = int(np.sum(gaps > 0)), int(np.sum(gaps < 0))
     return {
         "base": means[:size],
         "treated": means[size:],
-        "ahead": int(ahead),
-        "behind": int(behind),
-        "tied": len(table) - int(ahead) - int(behind),
-        "sign_test_p": mcnemar(int(ahead), int(behind)),
+        "ahead": ahead,
+        "behind": behind,
+        "tied": len(table) - ahead - behind,
+        "sign_test_p": mcnemar(ahead, behind),
     }
 
 
-def _seed_notes(record: dict[str, Any]) -> list[str]:
-    seeds = record["seeds"]
-    wide = (record["macro"] or {}).get("bootstrap")
-    if wide and record["macro"]["significant"] and wide["low"] <= 0 <= wide["high"]:
-        doubt = ["the hierarchical bootstrap of the average, which errs on the wide side, includes 0: take more seeds."]
-    else:
-        doubt = []
-    if record["claim"] == "checkpoints":
-        return [
-            *doubt,
+def _doubts(macro: dict[str, Any] | None, seeds: tuple[int, int]) -> list[str]:
+    notes = []
+    wide = (macro or {}).get("bootstrap")
+    if macro and wide and macro["significant"] and wide["low"] <= 0 <= wide["high"]:
+        notes.append(
+            "the hierarchical bootstrap of the average, which errs on the wide side, includes 0: take more seeds."
+        )
+    if seeds == (1, 1):
+        notes.append(
             "there is one seed in each arm: the tests compare these two checkpoints and say nothing about another "
-            "training seed; for a claim about the training, evaluate at least 3 seeds of each.",
-        ]
-    if min(seeds) == 1:
-        return [
-            *doubt,
-            "one arm has a single seed: it is given the other arm's seed variance, which cannot be checked.",
-        ]
-    if min(seeds) < 3:
-        return [
-            *doubt,
-            "there are only 2 seeds in an arm: their variance is hardly known, and the intervals are wide for it.",
-        ]
-    return doubt
-
-
-def _binary(values: np.ndarray) -> bool:
-    return bool(np.all((values == 0) | (values == 1)))
+            "training seed; for a claim about the training, evaluate at least 3 seeds of each."
+        )
+    elif min(seeds) == 1:
+        notes.append("one arm has a single seed: it is given the other arm's seed variance, which cannot be checked.")
+    elif min(seeds) < 3:
+        notes.append(
+            "there are only 2 seeds in an arm: their variance is hardly known, and the intervals are wide for it."
+        )
+    return notes
 
 
 def _finite(value: float) -> float | None:

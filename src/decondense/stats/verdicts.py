@@ -24,6 +24,9 @@ from typing import Any
 import numpy as np
 from scipy import special
 
+from ..words import several, signed
+from .intervals import student, t_quantile
+
 __all__ = [
     "Decision",
     "combine",
@@ -71,18 +74,14 @@ class Decision:
         percent = "" if self.level == 0.95 else f"{100 * self.level:.3g} % interval "
         return (
             f"{signed(self.estimate, digits)} {percent}[{signed(self.low, digits)}, {signed(self.high, digits)}] over "
-            f"{_several(self.n, self.unit)}"
+            f"{several(self.n, self.unit)}"
         )
 
 
 def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:
     """Mean and Student's interval: mean ± t_(n−1) · s/√n. With one value the ends are NaN."""
-    x = np.asarray(values, dtype=np.float64)
-    mean = float(x.mean())
-    if len(x) < 2:
-        return mean, math.nan, math.nan
-    half = _quantile(level, len(x) - 1) * float(x.std(ddof=1)) / math.sqrt(len(x))
-    return mean, mean - half, mean + half
+    mean, half = student(values, level)
+    return float(mean), float(mean - half), float(mean + half)
 
 
 def decide(
@@ -105,7 +104,7 @@ def decide(
         return missing
     mean, low, high = interval(values, level)
     if min(values) == max(values) and values[0] not in (0.0, bound):
-        same = f"all {_several(len(values), unit)} give the same number, and no spread to judge it by"
+        same = f"all {several(len(values), unit)} give the same number, and no spread to judge it by"
         return Decision(UNDECIDED, mean, None, None, len(values), unit, level, same)
     return from_interval(mean, low, high, n=len(values), claim=claim, smallest=smallest, level=level, unit=unit)
 
@@ -143,34 +142,28 @@ def from_interval(
 
 def equivalent(values: Sequence[float], *, margin: float, unit: str = "training seed", least: int = LEAST) -> Decision:
     """Is the mean within ±`margin` of 0? Two one-sided tests at 5 %."""
+    reasons = (f"lies inside ±{margin:g}", f"lies outside ±{margin:g}", f"crosses the margin of ±{margin:g}")
+    return _between(values, -margin, margin, reasons, unit, least)
+
+
+def not_below(values: Sequence[float], *, margin: float, unit: str = "training seed", least: int = LEAST) -> Decision:
+    """Is the mean above −`margin`? One test at 5 %: "not worse by more than the margin"."""
+    reasons = (f"lies above −{margin:g}", f"lies below −{margin:g}", f"crosses −{margin:g}")
+    return _between(values, -margin, math.inf, reasons, unit, least)
+
+
+def _between(
+    values: Sequence[float], bottom: float, top: float, reasons: tuple[str, str, str], unit: str, least: int
+) -> Decision:
+    """The 90 % interval inside the bounds, the 95 % interval outside, or neither."""
     missing = _missing(values, unit, 0.9, least)
     if missing is not None:
         return missing
     mean, low, high = interval(values, 0.9)
     _, outer_low, outer_high = interval(values, 0.95)
-    if -margin < low and high < margin:
-        verdict, reason = REPRODUCED, f"the interval lies inside ±{margin:g}"
-    elif outer_low > margin or outer_high < -margin:
-        verdict, reason = NOT, f"the interval lies outside ±{margin:g}"
-    else:
-        verdict, reason = UNDECIDED, f"the interval crosses the margin of ±{margin:g}"
-    return Decision(verdict, mean, low, high, len(values), unit, 0.9, reason)
-
-
-def not_below(values: Sequence[float], *, margin: float, unit: str = "training seed", least: int = LEAST) -> Decision:
-    """Is the mean above −`margin`? One test at 5 %: "not worse by more than the margin"."""
-    missing = _missing(values, unit, 0.9, least)
-    if missing is not None:
-        return missing
-    mean, low, high = interval(values, 0.9)
-    outer_high = interval(values, 0.95)[2]
-    if low > -margin:
-        verdict, reason = REPRODUCED, f"the interval lies above −{margin:g}"
-    elif outer_high < -margin:
-        verdict, reason = NOT, f"the interval lies below −{margin:g}"
-    else:
-        verdict, reason = UNDECIDED, f"the interval crosses −{margin:g}"
-    return Decision(verdict, mean, low, high, len(values), unit, 0.9, reason)
+    case = 0 if bottom < low and high < top else 1 if outer_low > top or outer_high < bottom else 2
+    verdict = (REPRODUCED, NOT, UNDECIDED)[case]
+    return Decision(verdict, mean, low, high, len(values), unit, 0.9, f"the interval {reasons[case]}")
 
 
 def slope(
@@ -189,11 +182,11 @@ def slope(
     """
     a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     names: list[object] = list(groups) if groups is not None else [0] * len(a)
-    kept = [i for i, g in enumerate(names) if names.count(g) > 1]
-    missing = _missing([float(b[i]) for i in kept], unit, level, 4)
+    usable = [i for i, g in enumerate(names) if names.count(g) > 1]
+    missing = _missing([float(b[i]) for i in usable], unit, level, 4)
     if missing is not None:
         return missing
-    a, b, names = a[kept], b[kept], [names[i] for i in kept]
+    a, b, names = a[usable], b[usable], [names[i] for i in usable]
     for g in dict.fromkeys(names):
         inside = np.array([n == g for n in names])
         a[inside] -= a[inside].mean()
@@ -201,11 +194,10 @@ def slope(
     spread = float(a @ a)
     df = len(a) - len(set(names)) - 1
     if spread == 0 or df < 2:
-        return Decision(
-            UNDECIDED, None, None, None, len(a), unit, level, f"the {unit}s do not differ enough for a slope"
-        )
+        reason = f"the {unit}s do not differ enough for a slope"
+        return Decision(UNDECIDED, None, None, None, len(a), unit, level, reason)
     estimate = float(a @ b) / spread
-    half = _quantile(level, df) * math.sqrt(float(((b - estimate * a) ** 2).sum()) / df / spread)
+    half = float(t_quantile(level, df)) * math.sqrt(float(((b - estimate * a) ** 2).sum()) / df / spread)
     return from_interval(
         estimate, estimate - half, estimate + half, n=len(a), claim=claim, level=level, unit=unit, least=4
     )
@@ -223,7 +215,7 @@ def steady(values: Sequence[float], *, margin: float, unit: str, least: int = LE
         return missing
     x = np.asarray(values, dtype=np.float64)
     n, mean, spread = len(x), float(x.mean()), float(x.std(ddof=1))
-    half = _quantile(0.95, n - 1) * spread * math.sqrt(1 + 1 / n)
+    half = float(t_quantile(0.95, n - 1)) * spread * math.sqrt(1 + 1 / n)
     low, high = mean - half, mean + half
     # s is itself uncertain: a true spread whose interval fits the margin is excluded when even the lower confidence
     # limit of the spread does not fit.
@@ -246,25 +238,10 @@ def combine(decisions: Sequence[Decision]) -> str:
     return REPRODUCED if verdicts and set(verdicts) == {REPRODUCED} else UNDECIDED
 
 
-def signed(value: float | None, digits: int = 3) -> str:
-    """With a sign, and a true minus."""
-    if value is None or not math.isfinite(value):
-        return "–"
-    return f"{value:+.{digits}f}".replace("-", "−")
-
-
-def _quantile(level: float, df: int) -> float:
-    """t such that a Student variable lies in ±t with probability `level`. (scipy.stats has it too, a hundred times
-    slower.)"""
-    return float(special.stdtrit(df, (1 + level) / 2))
-
-
 def _missing(values: Sequence[float], unit: str, level: float, least: int) -> Decision | None:
     if len(values) and not all(math.isfinite(v) for v in values):
-        wrong = sum(not math.isfinite(v) for v in values)
-        return Decision(
-            UNDECIDED, None, None, None, len(values), unit, level, f"{_several(wrong, unit)} without a value"
-        )
+        reason = f"{several(sum(not math.isfinite(v) for v in values), unit)} without a value"
+        return Decision(UNDECIDED, None, None, None, len(values), unit, level, reason)
     if len(values) < least:
         return _too_few(float(np.mean(values)) if len(values) else None, len(values), unit, level, least)
     return None
@@ -272,9 +249,5 @@ def _missing(values: Sequence[float], unit: str, level: float, least: int) -> De
 
 def _too_few(estimate: float | None, n: int, unit: str, level: float, least: int) -> Decision:
     finite = estimate if estimate is not None and math.isfinite(estimate) else None
-    reason = f"{n} of at least {_several(least, unit)}"
+    reason = f"{n} of at least {several(least, unit)}"
     return Decision(UNDECIDED, finite, None, None, n, unit, level, reason)
-
-
-def _several(n: int, unit: str) -> str:
-    return f"{n} {unit}" + ("" if n == 1 else "s")

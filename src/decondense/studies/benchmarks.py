@@ -110,7 +110,7 @@ def _decision(macro: dict[str, Any] | None, seeds: int) -> Decision:
 
 
 def _points(macro: dict[str, Any] | None) -> str:
-    from ..stats.tables import points
+    from ..words import points
 
     if macro is None:
         return "unknown"

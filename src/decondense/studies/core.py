@@ -272,11 +272,7 @@ def conclude(
     settings = settings or read_config(study, scale, folder) or settings_of(study, scale)
     plan = study.plan(settings)
     taken = _runs(folder, Members(plan, settings))
-    runs = Runs(
-        [one._replace(name=name) for name, one in taken.items()],
-        list(settings.get("arms", ())),
-        [p.config for p in plan if p.config is not None],
-    )
+    runs = Runs(taken.values(), list(settings.get("arms", ())), [p.config for p in plan if p.config is not None])
     used = settings | ({"seeds": runs.seeds} if runs.seeds else {})
     if taken or not plan:
         end = study.conclude(runs, used)

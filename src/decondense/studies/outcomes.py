@@ -9,12 +9,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from ..evaluate.items import Item, log_share
 from ..records import Outcomes, TaskOutcomes
 from .settings import Settings
 
@@ -48,32 +48,30 @@ def evaluate_folder(model: Path, settings: Settings, seed: int, *, bench: str, d
     record, items = evaluate(
         str(model),
         tasks=settings["tasks"],
-        data=None if bench == "hub" else bench,
+        data=bench,
         shots=settings.get("shots", "gpt2"),
         limit=settings.get("limit"),
         dtype=settings.get("dtype") if half else None,
         device=device,
         training_seed=seed,
     )
-    scores = {task: round(entry["acc"], 6) for task, entry in record["tasks"].items()}
-    perplexity = {f"{t} perplexity": round(e["perplexity"], 4) for t, e in record["tasks"].items() if "perplexity" in e}
-    by_task: dict[str, list[dict[str, Any]]] = {}
+    scores = {task: round(entry.acc, 6) for task, entry in record.tasks.items()}
+    perplexities = {task: entry.perplexity for task, entry in record.tasks.items() if entry.perplexity is not None}
+    by_task: dict[str, list[Item]] = {}
     for item in items:
         by_task.setdefault(item["task"], []).append(item)
     return Outcomes(
         schema=Outcomes.reads[0],
-        scores=scores | perplexity,
+        scores=scores | {f"{task} perplexity": round(value, 4) for task, value in perplexities.items()},
         outcomes={task: pack(rows) for task, rows in by_task.items()},
-        weights=record["model"]["weights"],
-        dtype=record["model"]["dtype"],
+        weights=record.model.weights,
+        dtype=record.model.dtype,
         settings={key: settings.get(key) for key in OF_TASKS},
     )
 
 
-def pack(items: Sequence[Mapping[str, Any]]) -> TaskOutcomes:
+def pack(items: Sequence[Item]) -> TaskOutcomes:
     """The items of one task, in the order of the evaluation."""
-    from ..stats.significance import _log_share
-
     order = hashlib.sha256("\n".join(f"{i['subtask']} {i['item']}" for i in items).encode()).hexdigest()[:16]
     correct = [float(i["correct"]) for i in items]
     plain = all(c in (0.0, 1.0) for c in correct)
@@ -83,7 +81,7 @@ def pack(items: Sequence[Mapping[str, Any]]) -> TaskOutcomes:
         correct="".join(str(int(c)) for c in correct) if plain else [round(c, 5) for c in correct],
     )
     if all(i["loglikelihoods"] and i["gold"] for i in items):
-        shares = np.array([_log_share(dict(i)) for i in items], dtype="<f2")
+        shares = np.array([log_share(i) for i in items], dtype="<f2")
         packed.log_share = base64.b64encode(shares.tobytes()).decode("ascii")
     return packed
 

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from ..records import Training
-from ..stats.paired_tests import crossed_macro, holm
+from ..stats.crossed import crossed_macro
+from ..stats.significance import holm
 from ..stats.verdicts import NOT, REPRODUCED, UNDECIDED, Decision, from_interval
 from ..words import amount, signed
 from .core import Conclusion, Study

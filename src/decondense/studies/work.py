@@ -242,13 +242,12 @@ def known_runs(places: list[Path]) -> dict[str, list[tuple[str, Path]]]:
 
     known: dict[str, list[tuple[str, Path]]] = {}
     for place in places:
-        trainings = 0
+        before = len(known)
         for path, name in find([place]):
             content = read_json(path)
             if isinstance(content, dict) and content.get("schema") in Training.reads and content.get("finished"):
                 known.setdefault(fingerprint(content["recipe"]), []).append((name, path.parent))
-                trainings += 1
-        if not trainings:
+        if len(known) == before:
             raise FileNotFoundError(
                 f"no training runs at {str(place)!r}: give folders that `decondense study` or `decondense train` wrote."
             )

@@ -1,0 +1,131 @@
+"""``decondense significance``: whether two ways of training differ."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from .terminal import fresh_folder, out, writing
+
+if TYPE_CHECKING:
+    from ..records import Significance
+
+__all__ = ["SeparatorCommand", "significance"]
+
+SEPARATOR, DIVIDER = "--", "\x1f"
+"""What the user writes between base and treated runs, and the word for it that no folder is called."""
+
+
+class SeparatorCommand(TyperCommand):
+    """Keep the first bare ``--`` as an argument: it divides base from treated runs, and options may follow it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if SEPARATOR in args:
+            at = args.index(SEPARATOR)
+            args = [*args[:at], DIVIDER, *args[at + 1 :]]
+        return super().parse_args(ctx, args)
+
+
+def significance(
+    runs: Annotated[list[str], typer.Argument(help="BASE… -- TREATED…: folders of `evaluate`, one per seed")],
+    paired: Annotated[bool, typer.Option("--paired", help="the i-th base and treated run share their seed")] = False,
+    common: Annotated[bool, typer.Option("--common", help="compare the items that all runs have")] = False,
+    alpha: Annotated[float, typer.Option(help="level of the tests")] = 0.05,
+    power: Annotated[float, typer.Option(help="power at which the smallest detectable effect is stated")] = 0.8,
+    bootstrap: Annotated[int, typer.Option(help="resamplings of items and seeds")] = 2000,
+    permutations: Annotated[int, typer.Option(help="permutations of items, where a test has no formula")] = 10_000,
+    seed: Annotated[int, typer.Option(help="bootstrap and permutations")] = 0,
+    out_dir: Annotated[Path | None, typer.Option("--out", help="output folder; default significance")] = None,
+    force: Annotated[bool, typer.Option("--force", help="replace a result in the output folder")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON and nothing else")] = False,
+) -> None:
+    """Say whether two ways of training differ: paired tests on the same items, with seeds, intervals and power."""
+    from ..figures.forest import forest
+    from ..files import replaced, write_text
+    from ..stats.significance import significance as compare
+    from ..stats.tables import csv_table, latex, markdown
+
+    base, treated = _divide(runs)
+    options: dict[str, Any] = {"paired": paired, "common": common, "alpha": alpha, "power": power}
+    options |= {"bootstrap": bootstrap, "permutations": permutations, "seed": seed}
+    with fresh_folder(out_dir if out_dir is not None else Path("significance"), force=force) as folder:
+        record = compare(base, treated, **options)
+        with writing(folder), replaced(folder, stale=("table.tex", "forest.png")) as place:
+            record.save(place)
+            write_text(place / "table.md", markdown(record))
+            write_text(place / "table.csv", csv_table(record))
+            if record.tasks:
+                write_text(place / "table.tex", latex(record))
+                forest(record, place / "forest.png")
+            written = ["result.json", "table.md", "table.csv", *(["table.tex", "forest.png"] if record.tasks else [])]
+    if as_json:
+        print(record.to_json(), end="")
+        return
+    _show(record)
+    out.print(f"written: {folder}/{', '.join(written)}", markup=False)
+
+
+def _divide(runs: list[str]) -> tuple[list[str], list[str]]:
+    if DIVIDER in runs:
+        at = runs.index(DIVIDER)
+        base, treated = runs[:at], runs[at + 1 :]
+    elif len(runs) == 2:
+        base, treated = runs[:1], runs[1:]
+    else:
+        raise ValueError(f"put -- between base and treated runs: BASE… -- TREATED…; got {len(runs)} runs without it.")
+    if not base or not treated:
+        raise ValueError("significance needs at least one base and one treated run: BASE… -- TREATED….")
+    return base, treated
+
+
+def _show(record: Significance) -> None:
+    from ..stats.tables import LIKELIHOOD, cells
+    from ..words import nats, points
+
+    if record.tasks:
+        _print_table(cells(record))
+        chance = f"{100 * record.power:.0f} %"
+        out.print(
+            f"could: the smallest true difference that would have been found with {chance} probability", style="dim"
+        )
+    if record.likelihood:
+        out.print(f"{LIKELIHOOD}:")
+        _print_table(cells(record.likelihood, nats), without=("items", "p", "could") if record.tasks else ())
+    if record.macro is not None and record.ranks is not None:
+        macro, ranks = record.macro.model_dump(), record.ranks
+        if macro["seed_sd"] is not None:
+            spread = "difference of a pair of seeds" if record.paired else "seed's average"
+            out.print(
+                f"standard error of the average: {points(macro['seed_se'])} points from seeds, "
+                f"{points(macro['item_se'])} from items; a {spread} spreads by {points(macro['seed_sd'])}"
+            )
+        if "bootstrap" in macro:
+            low, high = (points(macro["bootstrap"][key], sign=True) for key in ("low", "high"))
+            out.print(f"hierarchical bootstrap of the average: {low} to {high} points")
+        base, treated = (", ".join(f"{rank:.1f}" for rank in ranks[arm]) for arm in ("base", "treated"))
+        out.print(f"mean rank over tasks (1 is best): base {base}; treated {treated}")
+        out.print(
+            f"treated ahead on {ranks['ahead']} of {len(record.tasks)} tasks, behind on {ranks['behind']} "
+            f"(sign test p = {ranks['sign_test_p']:.2f})"
+        )
+    out.print(record.verdict, style="bold", markup=False)
+    for note in record.notes:
+        out.print(f"note: {note}", markup=False)
+
+
+def _print_table(rows: list[tuple[str, ...]], *, without: tuple[str, ...] = ()) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from ..stats.tables import SHORT
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    shown = [number for number, column in enumerate(SHORT) if column not in without]
+    for number in shown:
+        table.add_column(SHORT[number], justify="right" if number else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(row[number]) for number in shown))
+    out.print(table)

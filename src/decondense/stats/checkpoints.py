@@ -1,0 +1,167 @@
+"""One checkpoint against another: the items are the sample.
+
+Tests on paired outcomes, their intervals, and what they could have shown. Arrays only; docs/statistics.md, sections 2
+and 6, says which test is used when, and why.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from scipy import optimize, special, stats
+
+from .intervals import student
+
+__all__ = [
+    "average_interval",
+    "checkpoint_average",
+    "is_binary",
+    "mcnemar",
+    "mcnemar_power",
+    "paired_interval",
+    "permutation",
+    "smallest_effect",
+    "spread",
+]
+
+Pair = tuple[np.ndarray, np.ndarray]
+
+
+def mcnemar(gained: int, lost: int) -> float:
+    """Exact two-sided McNemar test: of the ``gained + lost`` items on which the two checkpoints differ, under the null
+    each goes either way with probability ½."""
+    if gained < 0 or lost < 0:
+        raise ValueError(f"gained and lost must be counts, got {gained} and {lost}.")
+    return float(stats.binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
+
+
+def permutation(differences: np.ndarray, *, samples: int = 10_000, seed: int = 0) -> float:
+    """Paired permutation test: under the null the two runs are exchangeable on every item, so the sign of each
+    difference is a coin. Two-sided on the mean; p = (1 + #{|mean of signed| ≥ |mean|}) / (1 + samples), never 0.
+    With at most 12 non-zero differences all sign patterns are tried and p is exact."""
+    values = np.asarray(differences, dtype=np.float64)
+    values = values[values != 0]
+    if len(values) < 2:  # one difference is as extreme with either sign
+        return 1.0
+    if len(values) <= 12:
+        exact = stats.permutation_test((values,), np.sum, permutation_type="samples", n_resamples=1 << len(values))
+        return float(exact.pvalue)
+    # scipy's draws take a minute for the items of mmlu: it permutes a pair of numbers where a bit is enough
+    observed = abs(values.sum()) - 1e-9 * np.abs(values).sum()
+    rng = np.random.default_rng(seed)
+    extreme, done = 0, 0
+    while done < samples:
+        rows = min(samples - done, max(1, 4_000_000 // len(values)))
+        bits = np.unpackbits(rng.integers(0, 256, size=(rows, -(-len(values) // 8)), dtype=np.uint8), axis=1)
+        sums = 2 * (bits[:, : len(values)] @ values) - values.sum()
+        extreme += int(np.sum(np.abs(sums) >= observed))
+        done += rows
+    return (1 + extreme) / (1 + samples)
+
+
+# -- intervals -----------------------------------------------------------------------------------------------
+
+
+def paired_interval(base: np.ndarray, treated: np.ndarray, *, level: float = 0.95) -> tuple[float, float]:
+    """Interval for the difference of two checkpoints over items. 0/1 outcomes: Bonett and Price's adjusted Wald
+    interval for paired proportions, which also behaves with few differing items; graded ones: Student's t, and NaN
+    where the differences have no spread to estimate it from."""
+    if is_binary(base, treated):
+        n = len(base) + 2
+        p, q = (float(np.sum(treated > base)) + 1) / n, (float(np.sum(treated < base)) + 1) / n
+        half = float(special.ndtri((1 + level) / 2)) * math.sqrt((p + q - (p - q) ** 2) / n)
+        return max(-1.0, p - q - half), min(1.0, p - q + half)
+    difference = np.asarray(treated, np.float64) - np.asarray(base, np.float64)
+    if spread(difference, float(max(np.max(np.abs(base)), np.max(np.abs(treated))))) == 0:
+        return math.nan, math.nan
+    mean, half = student(difference, level)
+    return float(mean - half), float(mean + half)
+
+
+def average_interval(differences: Sequence[float], intervals: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Interval for the mean of independent differences from the interval of each (Zou and Donner's MOVER): the
+    distances to the lower ends add in squares, and so do those to the upper ends. Of one difference it is its own."""
+    low = math.sqrt(sum((d - low) ** 2 for d, (low, _) in zip(differences, intervals)))
+    high = math.sqrt(sum((high - d) ** 2 for d, (_, high) in zip(differences, intervals)))
+    centre, count = float(np.sum(differences)), len(differences)
+    return (centre - low) / count, (centre + high) / count
+
+
+def checkpoint_average(tasks: Sequence[Pair], *, samples: int = 10_000, seed: int = 0) -> tuple[float, float, float]:
+    """p and interval of the mean over tasks of the difference of two checkpoints, each task (1, items) in both arms:
+    the permutation test on all items, each with the weight 1/n of its task, and ``average_interval``. A task with so
+    few items that they do not vary cannot make it look certain, as it would with a t test over items."""
+    weighted = np.concatenate([(treated[0] - base[0]) / base.shape[1] for base, treated in tasks])
+    differences = [float(treated.mean() - base.mean()) for base, treated in tasks]
+    low, high = average_interval(differences, [paired_interval(base[0], treated[0]) for base, treated in tasks])
+    return permutation(weighted, samples=samples, seed=seed), low, high
+
+
+# -- what could have been shown ------------------------------------------------------------------------------
+
+
+def mcnemar_power(items: int, discordant: float, effect: float, *, alpha: float = 0.05) -> float:
+    """Probability that the exact test rejects at ``alpha``.
+
+    ``discordant`` is the probability ψ that the checkpoints differ on an item, ``effect`` the difference δ of their
+    accuracies (|δ| ≤ ψ): the number of differing items is Bin(items, ψ), and each favours the better checkpoint with
+    probability (1 + δ/ψ)/2. The sum runs over all numbers of differing items within 10 standard deviations.
+    """
+    if discordant <= 0:
+        return 0.0
+    share = min(1.0, (1 + abs(effect) / discordant) / 2)
+    centre, width = items * discordant, math.sqrt(items * discordant * (1 - min(discordant, 1 - 1e-12))) + 1
+    numbers = np.arange(max(1, math.floor(centre - 10 * width)), min(items, math.ceil(centre + 10 * width)) + 1)
+    # largest count k with 2·P(X ≤ k) ≤ alpha; −1 where even 0 is not extreme enough
+    limit = stats.binom.ppf(alpha / 2, numbers, 0.5)
+    limit = np.where(2 * stats.binom.cdf(limit, numbers, 0.5) <= alpha, limit, limit - 1)
+    rejected = stats.binom.cdf(limit, numbers, share) + stats.binom.sf(numbers - limit - 1, numbers, share)
+    rejected = np.where(limit < 0, 0.0, rejected)
+    return float(np.sum(stats.binom.pmf(numbers, items, min(1.0, discordant)) * rejected))
+
+
+def smallest_effect(tasks: Sequence[Pair], *, alpha: float = 0.05, power: float = 0.8) -> float | None:
+    """The difference, the same on every task, that the test of two checkpoints finds with the given power; ``None``
+    where the items are too few for any, or no outcome differs and the size of a difference is unknown.
+
+    tasks: (base, treated), each (1, items). Only items that differ speak in the test, an item of task t with its
+    difference over T n_t. They count as so many items with differences of one size as have the same sum of absolute
+    values and the same sum of squares: with u_t = mean |d| and s_t = Σ d²/Σ |d| over the items of a task,
+
+        U = mean_t u_t,     differing items m = U² / [(1/T²) Σ_t s_t u_t/n_t],
+
+    and the power is that of McNemar's exact test on them. Of 0/1 outcomes of one task, or of tasks of one size, m is
+    the number of differing items itself and the test is this one. A difference δ above u_t needs more items to differ:
+    u_t is then δ. So the answer is never below what the exact test could reject at all."""
+    sizes = np.array([base.shape[1] for base, _ in tasks], dtype=np.float64)
+    total = int(sizes.sum())
+    gaps = [np.abs(treated - base) for base, treated in tasks]
+    mean_gap = np.array([gap.mean() for gap in gaps])
+    binary = [is_binary(base, treated) for base, treated in tasks]
+    unit = np.array([np.sum(g**2) / g.sum() if g.any() else 1.0 if b else math.nan for g, b in zip(gaps, binary)])
+    if np.all(np.isnan(unit)):
+        return None
+    unit = np.where(np.isnan(unit), np.nanmax(unit), unit)
+
+    def short(effect: float) -> float:
+        gap = np.maximum(mean_gap, effect)
+        if not gap.any():
+            return -power
+        differing = gap.mean() ** 2 / (np.sum(unit * gap / sizes) / len(tasks) ** 2)
+        share = min(1.0, differing / total)
+        return mcnemar_power(total, share, share * effect / gap.mean(), alpha=alpha) - power
+
+    # from here on all items differ
+    most = 1.0 if all(binary) else max(float(mean_gap.max()), total * float(np.sum(unit / sizes)) / len(tasks) ** 2)
+    return float(optimize.brentq(short, 0.0, most, xtol=1e-7)) if short(most) >= 0 else None
+
+
+def is_binary(*outcomes: np.ndarray) -> bool:
+    return all(bool(np.all((values == 0) | (values == 1))) for values in outcomes)
+
+
+def spread(values: np.ndarray, size: float) -> float:
+    """Unbiased variance; 0 where the values spread by no more than the rounding of outcomes of that size."""
+    return 0.0 if len(values) < 2 or np.ptp(values) <= 1e-12 * size else float(np.var(values, ddof=1))

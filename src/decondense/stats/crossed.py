@@ -1,0 +1,266 @@
+"""One way of training against another: training seeds and items are both samples, and crossed.
+
+Every run answers the same items, so a difference varies with the seeds of each arm, with the items, and with both
+together. ``crossed_macro`` has the model and the variance; docs/statistics.md, sections 3 and 6, the reasons.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import optimize, special, stats
+
+from .checkpoints import mcnemar, spread
+
+__all__ = ["Crossed", "crossed", "crossed_macro"]
+
+
+def _t_quantile(alpha: float, df: Any) -> Any:
+    """t_(1−α/2) of numbers or arrays, from the lower tail, where a small α keeps its digits."""
+    return -np.where(np.greater(df, 1e9), special.ndtri(alpha / 2), special.stdtrit(np.minimum(df, 1e9), alpha / 2))
+
+
+@dataclass(frozen=True)
+class Crossed:
+    """A difference with its uncertainty over seeds and items.
+
+    ``seeds`` holds what each arm adds to the variance of ``difference`` by the spread of its seeds (seed × item noise
+    included), with its degrees of freedom: two arms, or one entry for pairs and for a variance that a lone seed
+    borrows. ``item_variance`` (arm × item) is the other part. ``noise`` is the seed × item part inside the first;
+    ``seed_sd`` the spread of a seed's score beyond it, averaged over the arms (with paired seeds the spread of a
+    pair's difference). ``exact`` is the p-value where both parts are 0, so that there is nothing to measure the
+    difference by: see ``_without_variance``. No interval and no smallest effect can be stated there."""
+
+    difference: float
+    seeds: tuple[tuple[float, float], ...]
+    item_variance: float
+    item_df: float
+    noise: float
+    seed_sd: float
+    exact: float = 1.0
+
+    @property
+    def seed_variance(self) -> float:
+        return sum(variance for variance, _ in self.seeds)
+
+    @property
+    def seed_df(self) -> float:
+        """Welch's degrees of freedom."""
+        bottom = sum(variance**2 / df for variance, df in self.seeds)
+        return self.seed_variance**2 / bottom if bottom > 0 else math.inf
+
+    @property
+    def se(self) -> float:
+        return math.sqrt(self.seed_variance + self.item_variance)
+
+    @property
+    def df(self) -> float:
+        """Satterthwaite's degrees of freedom of the sum of the two parts; shown, but not what the test uses."""
+        bottom = self.seed_variance**2 / self.seed_df + self.item_variance**2 / self.item_df
+        return self.se**4 / bottom if bottom > 0 else math.inf
+
+    def critical(self, alpha: float = 0.05) -> float:
+        """Cochran and Cox: the t quantiles of the two parts, weighted by the parts. Satterthwaite's single t with
+        estimated degrees of freedom rejects too often here, because with three seeds a small seed variance makes the
+        standard error small and the degrees of freedom large at once."""
+        total = self.seed_variance + self.item_variance
+        if total == 0:
+            return float(_t_quantile(alpha, math.inf))
+        parts = ((self.seed_variance, self.seed_df), (self.item_variance, self.item_df))
+        return float(sum(part / total * _t_quantile(alpha, df) for part, df in parts if part > 0))
+
+    @property
+    def p(self) -> float:
+        """The level at which the test just rejects; never below 1e-15, where the quantiles end."""
+        if self.se == 0:
+            return self.exact
+        ratio = abs(self.difference) / self.se
+        if ratio < 1e-12:
+            return 1.0
+        if ratio >= self.critical(1e-15):
+            return 1e-15
+        return float(10 ** optimize.brentq(lambda e: self.critical(min(1 - 1e-15, 10**e)) - ratio, -15, 0, xtol=1e-10))
+
+    def interval(self, level: float = 0.95) -> tuple[float, float]:
+        if self.se == 0:
+            return math.nan, math.nan
+        half = self.critical(1 - level) * self.se
+        return self.difference - half, self.difference + half
+
+    def power(self, effect: float, *, alpha: float = 0.05) -> float:
+        """How often the test finds a true difference, if the variances are what they were estimated to be.
+
+        Another experiment would estimate V χ²_ν/ν for each arm's seeds and for the items. The test rejects when
+        |D| > t* √(sum of the estimates), D ~ N(effect, sum of the V): the mean of that probability over the
+        estimates, which are taken at equally likely values. t* moves with them, and so do Welch's degrees of freedom
+        in it; a noncentral t, which fixes both, promises more than the test keeps."""
+        return math.nan if self.se == 0 else self._power(effect, self._bounds(alpha))
+
+    def minimal_effect(self, *, alpha: float = 0.05, power: float = 0.8) -> float | None:
+        """The smallest true difference that is found with the given power; ``None`` without variance, and where the
+        seeds are too few for that level."""
+        if self.se == 0:
+            return None
+        bounds, high = self._bounds(alpha), self.se
+        while self._power(high, bounds) < power and high < 1e6 * self.se:
+            high *= 2
+        if self._power(high, bounds) < power:
+            return None
+        return float(optimize.brentq(lambda x: self._power(x, bounds) - power, 0.0, high, xtol=1e-6 * self.se))
+
+    def _power(self, effect: float, bounds: np.ndarray) -> float:
+        above, below = (abs(effect) - bounds) / self.se, (-abs(effect) - bounds) / self.se
+        return float(np.mean(special.ndtr(above) + special.ndtr(below)))
+
+    def _bounds(self, alpha: float) -> np.ndarray:
+        """How large a difference must be, for every combination of likely estimates of the variances."""
+        number = 400 if len(self.seeds) < 2 else 60
+        estimates = [_likely_values(variance, df, number) for variance, df in self.seeds]
+        items = _likely_values(self.item_variance, self.item_df, 40 if len(self.seeds) < 2 else 12)
+        *arms, items = np.meshgrid(*estimates, items, indexing="ij", sparse=True)
+        total = sum(arms, start=np.zeros(1))
+        bottom = sum((v**2 / df for v, (_, df) in zip(arms, self.seeds)), start=np.zeros(1))
+        with np.errstate(invalid="ignore"):
+            df = np.where(bottom > 0, total**2 / bottom, np.inf)
+        weighted = total * _t_quantile(alpha, df)
+        weighted = weighted + (items * _t_quantile(alpha, self.item_df) if self.item_variance > 0 else 0.0)
+        return weighted / np.sqrt(np.maximum(total + items, 1e-300))
+
+
+def _likely_values(variance: float, df: float, number: int) -> np.ndarray:
+    """``number`` equally likely values of an estimate of ``variance`` with ``df`` degrees of freedom."""
+    if variance <= 0 or df > 1e9:
+        return np.array([max(0.0, variance)])
+    middles = (np.arange(number) + 0.5) / number
+    return variance * stats.chi2.ppf(middles, df) / df
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What one task gives: seed means per arm, the variance over items of the difference of arm means, the seed × item
+    noise in it, and the same noise in one seed's mean; ``size``: of the largest outcome, to tell rounding from
+    spread; on how many items the treated arm's mean is the higher and the lower."""
+
+    seed_means: tuple[np.ndarray, ...]
+    items: int
+    item_variance: float
+    noise: float
+    noise_per_seed: float
+    difference: float
+    size: float
+    gained: int
+    lost: int
+
+
+def _parts(base: np.ndarray, treated: np.ndarray, paired: bool) -> _Parts:
+    base, treated = np.asarray(base, np.float64), np.asarray(treated, np.float64)
+    if base.ndim != 2 or treated.ndim != 2 or base.shape[1] != treated.shape[1]:
+        raise ValueError(f"outcomes must be (seeds, items) with the same items, got {base.shape} and {treated.shape}.")
+    if paired and len(base) != len(treated):
+        raise ValueError(
+            f"paired seeds need as many base as treated runs, got {len(base)} and {len(treated)}: leave pairing out."
+        )
+    n = base.shape[1]
+    arms = (treated - base,) if paired else (treated, base)
+    per_item = treated.mean(0) - base.mean(0)
+    noise, per_seed = 0.0, []
+    known = [_residual(arm) for arm in arms]
+    pooled = [k for k in known if k is not None]
+    for arm, residual in zip(arms, known):
+        # an arm of one seed borrows the other arm's noise
+        value = residual if residual is not None else (sum(pooled) / len(pooled) if pooled else 0.0)
+        noise += value / (n * len(arm))
+        per_seed.append(value / n)
+    size = float(max(np.max(np.abs(base)), np.max(np.abs(treated))))
+    return _Parts(
+        seed_means=tuple(arm.mean(1) for arm in arms),
+        items=n,
+        item_variance=spread(per_item, size) / n,
+        noise=noise,
+        noise_per_seed=float(np.mean(per_seed)),
+        difference=float(per_item.mean()),
+        size=size,
+        gained=int(np.sum(per_item > 1e-12 * size)),
+        lost=int(np.sum(per_item < -1e-12 * size)),
+    )
+
+
+def _without_variance(means: Sequence[np.ndarray], parts: Sequence[_Parts]) -> float:
+    """p where neither seeds nor items vary. Two exact tests, and the larger p: the sign test over the items that
+    differ, and the test that labels the seeds anew. As the seeds of an arm all score the same, only the labels as
+    they are and, with equally many in each arm, their exchange are as extreme; for pairs, all signs as they are or
+    all turned. One seed in each arm leaves the items."""
+    items = mcnemar(sum(part.gained for part in parts), sum(part.lost for part in parts))
+    if len(means) == 1:
+        seeds = 2 / 2 ** len(means[0])
+    else:
+        first, second = (len(m) for m in means)
+        seeds = (2 if first == second else 1) / math.comb(first + second, first)
+    return items if all(len(m) == 1 for m in means) else max(items, seeds)
+
+
+def _residual(arm: np.ndarray) -> float | None:
+    """Mean square of seed × item: what is left after seed means and item means."""
+    seeds, items = arm.shape
+    if seeds < 2 or items < 2:
+        return None
+    rest = arm - arm.mean(1, keepdims=True) - arm.mean(0, keepdims=True) + arm.mean()
+    return float(np.sum(rest**2) / ((seeds - 1) * (items - 1)))
+
+
+def crossed(base: np.ndarray, treated: np.ndarray, *, paired: bool = False) -> Crossed:
+    """Difference of two ways of training on one task; ``base`` (S_A, n) and ``treated`` (S_B, n) hold the outcomes
+    of every seed on the same n items. See ``crossed_macro``."""
+    return crossed_macro([(base, treated)], paired=paired)
+
+
+def crossed_macro(tasks: Sequence[tuple[np.ndarray, np.ndarray]], *, paired: bool = False) -> Crossed:
+    """Mean over tasks of treated − base, seeds and items both random and crossed.
+
+    An outcome is y = arm + item + arm×item + seed(arm) + seed×item, so with M_s a seed's mean over tasks
+
+        Var(difference) = Σ_arms σ²_seed/S + (1/T²) Σ_t [σ²_(arm×item)/n + Σ_arms σ²_(seed×item)/(n S)].
+
+    The variance of the M_s over seeds, divided by S, estimates the first and the last term together; the variance over
+    items of the difference of the arms' means, divided by n, the second and the last; the residual the last alone:
+
+        V = Σ_arms s²(M_s)/S + max(0, (1/T²) Σ_t [s²_items/n − residual/(n S)]).
+
+    The two parts of V have their own degrees of freedom: Welch's for the seeds of two arms, nearly the number of items
+    for the other. The test weights their t quantiles (``Crossed.critical``).
+
+    Seeds of the two arms are independent samples unless ``paired``. An arm with a single seed is given the other arm's
+    seed variance; with one seed in both there is none to estimate, and the items alone are the sample.
+    """
+    parts = [_parts(base, treated, paired) for base, treated in tasks]
+    count = len(parts)
+    means = [np.mean([part.seed_means[arm] for part in parts], axis=0) for arm in range(len(parts[0].seed_means))]
+    item_total = sum(part.item_variance for part in parts) / count**2
+    noise = sum(part.noise for part in parts) / count**2
+    per_seed = sum(part.noise_per_seed for part in parts) / count**2
+    size = max(part.size for part in parts)
+    variances = [spread(m, size) if len(m) > 1 else None for m in means]
+    known = [v for v in variances if v is not None]
+    difference = sum(part.difference for part in parts) / count
+    exact = _without_variance(means, parts) if abs(difference) > 1e-12 * size else 1.0
+    item_term = sum((part.item_variance / count**2) ** 2 / max(1, part.items - 1) for part in parts)
+    item_df = item_total**2 / item_term if item_term else math.inf
+    if not known:
+        return Crossed(difference, (), item_total, item_df, 0.0, math.nan, exact)
+    seeds = tuple((v / len(m), len(m) - 1.0) for m, v in zip(means, variances) if v is not None)
+    if len(known) < len(variances):
+        # one arm has a single seed: its variance is the other's, one and the same estimate used twice
+        seeds = ((known[0] + seeds[0][0], seeds[0][1]),)
+    return Crossed(
+        difference=difference,
+        seeds=seeds,
+        item_variance=max(0.0, item_total - noise),
+        item_df=item_df,
+        noise=min(noise, sum(variance for variance, _ in seeds)),
+        seed_sd=math.sqrt(max(0.0, float(np.mean(known)) - per_seed)),
+        exact=exact,
+    )

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from decondense.figures.heat_scale import cut_at, top_of
+from decondense.report.charts import style
+
+from decondense.commands.terminal import bar
+from decondense.figures.measurements import heatmap, heatmaps, trend_plot
+from decondense.files import write_csv
+from decondense.meter.compare import Comparison
+from decondense.meter.result import Condensation, build
+from decondense.meter.tally import Tally
+
+COLUMNS = (
+    "mean_cosine", "mean_cosine_all", "mean_square_cosine", "mean_direction_norm", "token_norm",
+    "mean_cosine_without_first", "top3_variance_share", "mean_cosine_without_variance3", "top3_cosine_share",
+    "mean_cosine_without_cosine3", "apart_0", "apart_1",
+)  # fmt: skip
+
+
+def fake(layers=4, *, parameters=1000, final_norm: bool | None = True, name="org/fake", slope=0.1, text="imdb:test"):
+    rng = np.random.default_rng(parameters)
+    tally = Tally.empty(layers + 2, COLUMNS, 1024, released_tokens=8)
+    for w in range(6):
+        row = rng.uniform(0.1, 0.2, size=(layers + 2, len(COLUMNS)))
+        row[:, 0] += slope * np.arange(layers + 2)
+        row[:, 2] = row[:, 0] ** 2 + 0.01
+        tally.rows[w] = row
+    tally.counts += rng.integers(0, 50, tally.counts.shape)
+    model = {
+        "name": name, "kind": "hub", "description": name, "revision": None, "init": False, "architecture": "X",
+        "stack": "only", "layers": layers, "width": 64, "parameters": parameters, "dtype": "float32",
+    }  # fmt: skip
+    settings = {"windows": 6, "tokens": 8, "seed": 0, "batch": 2, "last": 2, "bootstrap": 50, "released": True}
+    return build(
+        tally,
+        model=model,
+        text={"name": text, "source": "test", "sha256": ""},
+        settings=settings,
+        origins=[{"document": 0, "start": 0, "end": 1}] * 6,
+        final_norm=final_norm,
+        versions={},
+    )
+
+
+def read(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def is_png(path):
+    return path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.mark.parametrize("final_norm", [True, False, None])
+def test_heatmap_and_its_numbers(tmp_path, final_norm):
+    result = fake(final_norm=final_norm)
+    path = result.plot(tmp_path / "h.png")
+    assert is_png(path)
+    rows = read(tmp_path / "h.csv")
+    assert len(rows) == 5
+    density = [float(v) for k, v in rows[2].items() if k.lstrip("-").replace(".", "").isdigit()]
+    assert density == pytest.approx(result.histogram[2].tolist(), abs=1e-6)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["h.csv", "h.png"]
+    again = (tmp_path / "h.png").read_bytes()
+    heatmap(result, path)
+    assert path.read_bytes() == again
+
+
+def test_released_view_and_unknown_view(tmp_path):
+    heatmap(fake(), tmp_path / "r.png", view="released")
+    with pytest.raises(ValueError, match="view must be pooled or released"):
+        heatmap(fake(), tmp_path / "r.png", view="other")
+    record = fake().record.model_copy(update={"released_histogram": None})
+    with pytest.raises(ValueError, match="ask for it with released=True"):
+        heatmap(Condensation(record), tmp_path / "r.png", view="released")
+
+
+def test_other_formats(tmp_path):
+    assert heatmap(fake(), tmp_path / "h.svg").read_text().startswith("<?xml")
+    with pytest.raises(ValueError, match=r"must be \.png, \.svg or \.pdf"):
+        heatmap(fake(), tmp_path / "h.xyz")
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_family_pairs_and_rows_of_checkpoints(tmp_path):
+    family = [fake(parameters=10**k, layers=3 + k, name=f"org/m{k}", slope=0.3 / k) for k in (3, 5, 7)]
+    comparison = Comparison(family, "size")
+    heatmaps(family, tmp_path / "hm.png")
+    trend_plot(comparison, tmp_path / "t.png")
+    assert is_png(tmp_path / "hm.png")
+    assert [float(r["spearman"]) for r in read(tmp_path / "t.csv")] == [r.spearman for r in family]
+    pairs = Comparison([*family[:2], *family[1:]], "order", paired=True)
+    trend_plot(pairs, tmp_path / "p.png")
+    assert [r["pair"] for r in read(tmp_path / "p.csv")] == ["0", "0", "1", "1"]
+    assert "of 2 pairs" in pairs.verdict
+    assert pairs.positions()[0] == [0, 0, 1, 1]
+
+
+def test_a_full_disk_leaves_no_figure(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    def full(self, name, **options):
+        Path(name).write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Figure, "savefig", full)
+    with pytest.raises(OSError, match="No space"):
+        heatmap(fake(), tmp_path / "h.png")
+    assert [p.name for p in tmp_path.iterdir()] == ["h.csv"]
+
+
+def test_bars_and_csv(tmp_path):
+    assert bar(0.5, width=8) == "████"
+    assert bar(1.2, width=4) == "████"
+    assert bar(-0.1) == "◂"
+    assert bar(0) == ""
+    write_csv(tmp_path / "x.csv", [{"a": 1, "b": "x,y"}])
+    assert (tmp_path / "x.csv").read_text() == 'a,b\n1,"x,y"\n'
+
+
+def test_reports_import_no_torch():
+    code = (
+        "import sys, types; p = types.ModuleType('decondense'); import importlib.util as u; "
+        "p.__path__ = list(u.find_spec('decondense').submodule_search_locations); sys.modules['decondense'] = p; "
+        "import decondense.figures.measurements, decondense.report.page, decondense.meter.result; "
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+
+
+def test_one_narrow_picture_does_not_darken_the_others():
+    def peaked(height):
+        density = np.full((3, 64), 0.1)
+        density[:, 40] = height
+        return density
+
+    wide, narrow = [peaked(h) for h in (2.0, 2.5, 3.0)], peaked(9.0)
+    assert top_of([narrow]) == 9
+    assert cut_at([narrow], 9.0) == ""
+    assert top_of([*wide, narrow]) == 5  # 1.5 × 2.75, to the next whole number
+    assert cut_at([*wide, narrow], 5.0) == " (cut at 5)"
+    assert top_of([peaked(30.0)]) == 10  # as published
+
+
+def test_series_can_be_told_apart():
+    looks = [style(n) for n in range(48)]
+    assert len({(colour, dash) for colour, dash, _ in looks}) == 48
+    assert len({colour for colour, _, _ in looks[:8]}) == 8
+
+
+def test_training_runs_have_the_colours_of_all_series(tmp_path, monkeypatch):
+    """Of eight runs none is black, as the axes are, or too pale to see on white."""
+    from decondense.figures.palette import PALETTE
+    from matplotlib.axes import Axes
+
+    from decondense.figures.training import training_figure
+
+    drawn, plot = [], Axes.plot
+    monkeypatch.setattr(Axes, "plot", lambda *a, **k: drawn.append(k["color"]) or plot(*a, **k))
+    record = {
+        "history": [{"tokens": 1, "loss": 3.0}, {"tokens": 2, "loss": 2.0}],
+        "held_out": [{"tokens": 1, "loss": 3.0}, {"tokens": 2, "loss": 2.5}],
+    }
+    training_figure([(f"run {i}", record) for i in range(8)], tmp_path / "a.png")
+    assert drawn == [*PALETTE, *PALETTE]
