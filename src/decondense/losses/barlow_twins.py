@@ -16,11 +16,7 @@ from .decorrelation import decorrelation
 from .registry import register
 
 
-@register(
-    "squared correlations of the features",
-    source="rival",
-    reference="Zbontar et al. 2021, arXiv 2103.03230",
-)
+@register("squared correlations of the features", source="rival", reference="Zbontar et al. 2021, arXiv 2103.03230")
 def barlow_twins(
     z: Tensor,
     mask: Tensor | None = None,

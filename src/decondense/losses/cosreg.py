@@ -18,10 +18,7 @@ from .registry import register
 
 
 @register(
-    "mean cosine of the pairs",
-    source="rival",
-    reference="Gao et al. 2019, arXiv 1907.12009",
-    aliases=("cos_reg",),
+    "mean cosine of the pairs", source="rival", reference="Gao et al. 2019, arXiv 1907.12009", aliases=("cos_reg",)
 )
 def cosreg(z: Tensor, mask: Tensor | None = None, *, backend: str = "auto", reduction: str = "mean") -> Tensor:
     """Mean cosine of hidden states z (batch, tokens, width): a scalar in [−1, 1], or (batch,) unreduced.

@@ -55,8 +55,7 @@ def decorrelation(
     mask = geometry.check_states(z, mask)
     check_choice("axis", axis, ("token", "feature"))
     check_choice("pairs", pairs, ("mean", "sum"))
-    if max_tokens is not None:
-        z, mask = sample(z, mask, max_tokens, shared=shared_sample, generator=generator)
+    z, mask = sample(z, mask, max_tokens, shared=shared_sample, generator=generator)
     z, weight, n = geometry.keep(z, mask)
     if axis == "token":
         z = z - z.mean(-1, keepdim=True)

@@ -223,13 +223,9 @@ class Dispersion(Logit):
         """(layers, batch), and the mean cosines where the estimator knows them; on the device of the first layer."""
         masks = [geometry.check_states(z, mask) for z, mask in zip(states, masks)]
         most = 256 if self.estimator == "sampled" and self.max_tokens is None else self.max_tokens
-        if most is not None:
-            drawn = [
-                sample(z, mask, most, shared=self.shared_sample, generator=self.generator)
-                for z, mask in zip(states, masks)
-            ]
-            states, masks = [z for z, _ in drawn], [mask for _, mask in drawn]
-        layers = list(zip(states, masks))
+        layers = [
+            sample(z, mask, most, shared=self.shared_sample, generator=self.generator) for z, mask in zip(states, masks)
+        ]
         mean: Tensor | None = None
         if self.process_group is not None:
             value = _stack([self._across_ranks(z, mask) for z, mask in layers])
@@ -244,7 +240,7 @@ class Dispersion(Logit):
         else:
             value = _stack([pairs.apply(self._exact(z), z, mask) for z, mask in layers])
         value = value + self.constant if self.constant else value
-        return _without_lone_tokens(value, masks), mean
+        return _without_lone_tokens(value, [mask for _, mask in layers]), mean
 
     def _exact(self, z: Tensor) -> pairs.Routine:
         if not fused(z, self.backend, tau=self.tau):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .. import geometry
 from .options import finish
-from .pairs import Stored, apply, full_precision, storage, tiles
+from .pairs import Stored, apply, tiles
 from .registry import register
 from .sampling import sample
 
@@ -46,8 +46,7 @@ def koleo(
     """
     mask = geometry.check_states(z, mask)
     geometry.check_positive("eps", eps)
-    if max_tokens is not None:
-        z, mask = sample(z, mask, max_tokens, shared=shared_sample, generator=generator)
+    z, mask = sample(z, mask, max_tokens, shared=shared_sample, generator=generator)
     return finish(apply(_Nearest(eps), z, mask), mask, reduction)
 
 
@@ -63,23 +62,19 @@ class _Nearest(Stored):
 
     eps: float
 
-    def forward(self, z: Tensor, mask: Tensor | None, need_gradient: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
-        dtype = z.dtype
-        with full_precision(z.device):
-            z, weight, n = geometry.keep(z, mask)
-            u, r = geometry.unit(z, 0.0)
-            index = _nearest(geometry.centred(u, weight, n), weight).unsqueeze(-1).expand_as(u)
-            apart = u - u.gather(1, index)
-            distance = torch.linalg.vector_norm(apart, dim=-1)
-            share = (1 / n.clamp_min(1)).unsqueeze(1)
-            if weight is not None:
-                share = share * weight
-            value = geometry.enough(n, -(torch.log(distance + self.eps) * share).sum(1))
-            if not need_gradient:
-                return value, ()
-            push = apart * (-share * geometry.inverse(distance) / (distance + self.eps)).unsqueeze(-1)
-            gradient = push.scatter_add(1, index, -push)
-            return value, (storage(geometry.unit_gradient(u, r, gradient, 0.0), dtype),)
+    def sums(self, z: Tensor, weight: Tensor | None, n: Tensor, need_gradient: bool) -> tuple[Tensor, Tensor | None]:
+        u, r = geometry.unit(z, 0.0)
+        index = _nearest(geometry.centred(u, weight, n), weight).unsqueeze(-1).expand_as(u)
+        apart = u - u.gather(1, index)
+        distance = torch.linalg.vector_norm(apart, dim=-1)
+        share = (1 / n.clamp_min(1)).unsqueeze(1)
+        if weight is not None:
+            share = share * weight
+        value = geometry.enough(n, -(torch.log(distance + self.eps) * share).sum(1))
+        if not need_gradient:
+            return value, None
+        push = apart * (-share * geometry.inverse(distance) / (distance + self.eps)).unsqueeze(-1)
+        return value, geometry.unit_gradient(u, r, push.scatter_add(1, index, -push), 0.0)
 
 
 def _nearest(x: Tensor, weight: Tensor | None) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .. import geometry
 from .options import check_choice, finish
-from .pairs import Stored, apply, full_precision, storage, tiles
+from .pairs import Stored, apply, tiles
 from .registry import register
 from .sampling import RELEASED_SAMPLE, sample
 
@@ -58,8 +58,7 @@ def l2_repel(
     geometry.check_positive("tau", tau)
     check_choice("norm", norm, ("mean", "sum"))
     check_choice("pairs", pairs, ("mean", "sum"))
-    if max_tokens is not None:
-        z, mask = sample(z, mask, max_tokens, shared=shared_sample, generator=generator)
+    z, mask = sample(z, mask, max_tokens, shared=shared_sample, generator=generator)
     value = apply(_Repulsion(tau=tau, diagonal=diagonal), z, mask)
     full, _, n = geometry.keep(z, mask)
     if pairs == "mean":
@@ -82,40 +81,36 @@ class _Repulsion(Stored):
     tau: float
     diagonal: bool
 
-    def forward(self, z: Tensor, mask: Tensor | None, need_gradient: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
-        dtype = z.dtype
-        with full_precision(z.device):
-            z, weight, n = geometry.keep(z, mask)
-            z = geometry.centred(z, weight, n)
-            batch, tokens, _ = z.shape
-            peak = z.new_full((batch,), -torch.inf)
-            total, row, pull = z.new_zeros(batch), z.new_zeros(batch, tokens), torch.zeros_like(z)
-            for b, rows in tiles(batch, tokens, z.device):
-                width = rows.stop - rows.start
-                left, right = z[b, rows], z[b, rows.start :]
-                x = geometry.squared_distances(left, right).mul_(-1 / self.tau)
-                x.diagonal(dim1=-2, dim2=-1).fill_(0 if self.diagonal else -torch.inf)
-                if weight is not None:
-                    x.masked_fill_((weight[b, rows, None] * weight[b, None, rows.start :]) == 0, -torch.inf)
-                top = torch.maximum(peak[b], x.amax((-2, -1)))
-                level = torch.where(torch.isneginf(top), 0, top)
-                p = x.sub_(level[:, None, None]).exp_()
-                shrink = torch.exp(peak[b] - level)
-                total[b] = total[b] * shrink + 2 * p.sum((-2, -1)) - p[..., :width].sum((-2, -1))
-                peak[b] = top
-                if not need_gradient:
-                    continue
-                # A token neither repels itself, nor may its large weight drown the others in rounding.
-                p.diagonal(dim1=-2, dim2=-1).zero_()
-                row[b] *= shrink[:, None]
-                pull[b] *= shrink[:, None, None]
-                row[b, rows] += p.sum(-1)
-                row[b, rows.stop :] += p[..., width:].sum(-2)
-                pull[b, rows].baddbmm_(p, right)
-                pull[b, rows.stop :].baddbmm_(p[..., width:].mT, left)
-            value = geometry.enough(n, peak + torch.log(total))
+    def sums(self, z: Tensor, weight: Tensor | None, n: Tensor, need_gradient: bool) -> tuple[Tensor, Tensor | None]:
+        z = geometry.centred(z, weight, n)
+        batch, tokens, _ = z.shape
+        peak = z.new_full((batch,), -torch.inf)
+        total, row, pull = z.new_zeros(batch), z.new_zeros(batch, tokens), torch.zeros_like(z)
+        for b, rows in tiles(batch, tokens, z.device):
+            width = rows.stop - rows.start
+            left, right = z[b, rows], z[b, rows.start :]
+            x = geometry.squared_distances(left, right).mul_(-1 / self.tau)
+            x.diagonal(dim1=-2, dim2=-1).fill_(0 if self.diagonal else -torch.inf)
+            if weight is not None:
+                x.masked_fill_((weight[b, rows, None] * weight[b, None, rows.start :]) == 0, -torch.inf)
+            top = torch.maximum(peak[b], x.amax((-2, -1)))
+            level = torch.where(torch.isneginf(top), 0, top)
+            p = x.sub_(level[:, None, None]).exp_()
+            shrink = torch.exp(peak[b] - level)
+            total[b] = total[b] * shrink + 2 * p.sum((-2, -1)) - p[..., :width].sum((-2, -1))
+            peak[b] = top
             if not need_gradient:
-                return value, ()
-            scale = geometry.enough(n, -4 / (self.tau * total))
-            gradient = (row.unsqueeze(-1) * z - pull) * scale[:, None, None]
-            return value, (storage(gradient, dtype),)
+                continue
+            # A token neither repels itself, nor may its large weight drown the others in rounding.
+            p.diagonal(dim1=-2, dim2=-1).zero_()
+            row[b] *= shrink[:, None]
+            pull[b] *= shrink[:, None, None]
+            row[b, rows] += p.sum(-1)
+            row[b, rows.stop :] += p[..., width:].sum(-2)
+            pull[b, rows].baddbmm_(p, right)
+            pull[b, rows.stop :].baddbmm_(p[..., width:].mT, left)
+        value = geometry.enough(n, peak + torch.log(total))
+        if not need_gradient:
+            return value, None
+        scale = geometry.enough(n, -4 / (self.tau * total))
+        return value, (row.unsqueeze(-1) * z - pull) * scale[:, None, None]

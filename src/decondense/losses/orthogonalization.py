@@ -54,8 +54,7 @@ def orthogonalization(
     mask = geometry.check_states(z, mask)
     geometry.check_clamp(clamp)
     check_choice("distance", distance, DISTANCES)
-    if max_tokens is not None:
-        z, mask = sample(z, mask, max_tokens, shared=shared_sample, generator=generator)
+    z, mask = sample(z, mask, max_tokens, shared=shared_sample, generator=generator)
     routine: pairs.Routine
     if fused(z, backend):
         curve = "orthogonalization" if distance == "angular" else "orthogonalization_cosine"

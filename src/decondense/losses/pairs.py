@@ -52,16 +52,23 @@ def apply(routine: Routine, z: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class Stored:
-    """Routines whose forward pass leaves the finished gradient behind; the backward pass only scales it."""
+    """Routines that find the gradient beside the value; the backward pass only scales it."""
+
+    def sums(self, z: Tensor, weight: Tensor | None, n: Tensor, need_gradient: bool) -> tuple[Tensor, Tensor | None]:
+        """The values (batch,) and their gradient, for `geometry.keep`'s z, mask as numbers and n."""
+        raise NotImplementedError
+
+    def forward(self, z: Tensor, mask: Tensor | None, need_gradient: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
+        with full_precision(z.device):
+            value, gradient = self.sums(*geometry.keep(z, mask), need_gradient)
+        if gradient is None:
+            return value, ()
+        # It waits in the dtype of z, but not in float16, where unscaled gradients underflow.
+        return value, (gradient if z.dtype == torch.float16 else gradient.to(z.dtype),)
 
     def backward(self, z: Tensor, mask: Tensor | None, saved: tuple[Tensor, ...], upstream: Tensor) -> Tensor:
         (gradient,) = saved
         return (gradient * upstream[:, None, None]).to(z.dtype)
-
-
-def storage(gradient: Tensor, dtype: torch.dtype) -> Tensor:
-    """The dtype in which a gradient waits: that of z, but not float16, where unscaled gradients underflow."""
-    return gradient if dtype == torch.float16 else gradient.to(dtype)
 
 
 def full_precision(device: torch.device) -> torch.autocast:
@@ -94,21 +101,17 @@ class CosinePairs(Stored):
     eps: float
     diagonal: bool = False
 
-    def forward(self, z: Tensor, mask: Tensor | None, need_gradient: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
-        dtype = z.dtype
-        with full_precision(z.device):
-            z, weight, n = geometry.keep(z, mask)
-            u, r = geometry.unit(z, self.eps)
-            total, gradient = self._sum(u, weight, need_gradient)
-            total, n = self.summed(total, n)
-            count = geometry.pair_count(n, diagonal=self.diagonal)
-            mean = total / count
-            value = geometry.enough(n, torch.log(mean) if self.log else mean)
-            if gradient is None:
-                return value, ()
-            scale = geometry.enough(n, 2 / (total if self.log else count))
-            gradient = geometry.unit_gradient(u, r, gradient, self.eps)
-            return value, (storage(gradient.mul_(scale[:, None, None]), dtype),)
+    def sums(self, z: Tensor, weight: Tensor | None, n: Tensor, need_gradient: bool) -> tuple[Tensor, Tensor | None]:
+        u, r = geometry.unit(z, self.eps)
+        total, gradient = self._sum(u, weight, need_gradient)
+        total, n = self.summed(total, n)
+        count = geometry.pair_count(n, diagonal=self.diagonal)
+        mean = total / count
+        value = geometry.enough(n, torch.log(mean) if self.log else mean)
+        if gradient is None:
+            return value, None
+        scale = geometry.enough(n, 2 / (total if self.log else count))
+        return value, geometry.unit_gradient(u, r, gradient, self.eps).mul_(scale[:, None, None])
 
     def summed(self, total: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
         """Σ f and n over the whole sequence: here they are complete already."""

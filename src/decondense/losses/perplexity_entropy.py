@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .. import geometry
 from .options import finish
-from .pairs import Stored, apply, full_precision, storage, tiles
+from .pairs import Stored, apply, tiles
 from .registry import register
 from .sampling import RELEASED_SAMPLE, sample
 
@@ -45,8 +45,7 @@ def perplexity_entropy(
     mask = geometry.check_states(z, mask)
     geometry.check_positive("tau", tau)
     geometry.check_positive("eps", eps)
-    if max_tokens is not None:
-        z, mask = sample(z, mask, max_tokens, shared=shared_sample, generator=generator)
+    z, mask = sample(z, mask, max_tokens, shared=shared_sample, generator=generator)
     return finish(apply(_Neighbours(tau=tau, eps=eps), z, mask), mask, reduction)
 
 
@@ -62,31 +61,28 @@ class _Neighbours(Stored):
     tau: float
     eps: float
 
-    def forward(self, z: Tensor, mask: Tensor | None, need_gradient: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
-        dtype = z.dtype
-        with full_precision(z.device):
-            z, weight, n = geometry.keep(z, mask)
-            z = geometry.centred(z, weight, n)
-            value = z.new_zeros(z.shape[0])
-            gradient = torch.zeros_like(z)
-            for b, rows in tiles(z.shape[0], z.shape[1], z.device):
-                left, right, tokens = z[b, rows], z[b], n[b, None, None]
-                x = geometry.squared_distances(left, right).mul_(-1 / self.tau)
-                x.diagonal(offset=rows.start, dim1=-2, dim2=-1).fill_(-torch.inf)
-                if weight is not None:
-                    x.masked_fill_(weight[b, None, :] == 0, -torch.inf)
-                x = torch.where(tokens < 2, 0, x)  # nobody to compare with: avoid the softmax of nothing
-                p = torch.softmax(x, -1)
-                logarithm = torch.log2(p + self.eps)
-                share = 1 / tokens.clamp_min(1)
-                if weight is not None:
-                    share = share * weight[b, rows, None]
-                share = torch.where(tokens < 2, 0, share)
-                value[b] += (p * logarithm * share).sum((-2, -1))
-                if not need_gradient:
-                    continue
-                q = logarithm + p / (p + self.eps) / math.log(2)
-                a = p * (q - (p * q).sum(-1, keepdim=True)) * share * (-2 / self.tau)
-                gradient[b, rows] += a.sum(-1, keepdim=True) * left - a @ right
-                gradient[b] += a.sum(-2).unsqueeze(-1) * right - a.mT @ left
-            return value, (storage(gradient, dtype),) if need_gradient else ()
+    def sums(self, z: Tensor, weight: Tensor | None, n: Tensor, need_gradient: bool) -> tuple[Tensor, Tensor | None]:
+        z = geometry.centred(z, weight, n)
+        value = z.new_zeros(z.shape[0])
+        gradient = torch.zeros_like(z)
+        for b, rows in tiles(z.shape[0], z.shape[1], z.device):
+            left, right, tokens = z[b, rows], z[b], n[b, None, None]
+            x = geometry.squared_distances(left, right).mul_(-1 / self.tau)
+            x.diagonal(offset=rows.start, dim1=-2, dim2=-1).fill_(-torch.inf)
+            if weight is not None:
+                x.masked_fill_(weight[b, None, :] == 0, -torch.inf)
+            x = torch.where(tokens < 2, 0, x)  # nobody to compare with: avoid the softmax of nothing
+            p = torch.softmax(x, -1)
+            logarithm = torch.log2(p + self.eps)
+            share = 1 / tokens.clamp_min(1)
+            if weight is not None:
+                share = share * weight[b, rows, None]
+            share = torch.where(tokens < 2, 0, share)
+            value[b] += (p * logarithm * share).sum((-2, -1))
+            if not need_gradient:
+                continue
+            q = logarithm + p / (p + self.eps) / math.log(2)
+            a = p * (q - (p * q).sum(-1, keepdim=True)) * share * (-2 / self.tau)
+            gradient[b, rows] += a.sum(-1, keepdim=True) * left - a @ right
+            gradient[b] += a.sum(-2).unsqueeze(-1) * right - a.mT @ left
+        return value, gradient if need_gradient else None

@@ -51,7 +51,7 @@ class Loss(nn.Module):
         safe: dict[str, Any] = {"backend": "torch", "process_group": None, "generator": torch.Generator()}
         target = self.keywords.get("target")
         width = len(target) if isinstance(target, Tensor) else 8
-        z = torch.linspace(-1, 1, 4 * width, device="cpu").view(1, 4, width)
+        z = torch.linspace(-1, 1, 4 * width, dtype=torch.float32, device="cpu").view(1, 4, width)
         if isinstance(target, Tensor):
             safe["target"] = target.to(z)
         if self.keywords.get("backend") is not None:

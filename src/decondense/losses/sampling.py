@@ -12,16 +12,18 @@ RELEASED_SAMPLE = {"max_tokens": 256, "shared_sample": True}
 def sample(
     z: Tensor,
     mask: Tensor | None,
-    max_tokens: int,
+    max_tokens: int | None,
     *,
     shared: bool = False,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """At most `max_tokens` tokens of each sequence, drawn without replacement among those that count.
+    """At most `max_tokens` tokens of each sequence, drawn without replacement among those that count; None: all.
 
     shared=True draws one set of positions for the whole batch, as the released code does; a position may then
     be padding in some sequences. The draw happens on the generator's device, the CPU's default without one.
     """
+    if max_tokens is None:
+        return z, mask
     if max_tokens < 2:
         raise ValueError(f"max_tokens must be at least 2, got {max_tokens}: a pair needs two tokens.")
     batch, tokens, width = z.shape

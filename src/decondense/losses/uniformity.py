@@ -52,8 +52,7 @@ def uniformity(
         raise ValueError(
             f"t must lie in (0, {LARGEST_T:g}], got {t}: above it exp(−4t) leaves float32; Wang & Isola use 2."
         )
-    if max_tokens is not None:
-        z, mask = sample(z, mask, max_tokens, shared=shared_sample, generator=generator)
+    z, mask = sample(z, mask, max_tokens, shared=shared_sample, generator=generator)
     tau = 1 / (2 * t)
     if fused(z, backend, tau=tau):
         value = pairs.apply(pairs.Kernel("pairwise", curve="dispersion_cosine", tau=tau, eps=0.0), z, mask) - 2 * t
