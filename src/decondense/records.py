@@ -500,6 +500,7 @@ class Comparison(Record):
     axis: str
     paired: bool
     verdict: str
+    notes: list[str] = []
     rows: list[Compared] = Field(min_length=1)
 
     @model_validator(mode="after")

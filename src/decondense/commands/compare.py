@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import measure as one
-from .terminal import err, is_main, out, output_folder, writing
+from ..files import safe_name, write_text
+from ..words import amount, span
+from . import options as o
+from .terminal import err, fitting_table, fresh_folder, is_main, out, writing
+
+if TYPE_CHECKING:
+    from ..meter.compare import Comparison
+    from ..meter.result import Condensation
 
 
 def compare(
@@ -20,44 +26,41 @@ def compare(
     paired: Annotated[bool, typer.Option("--paired", help="items come in pairs: a b, c d, …")] = False,
     revisions: Annotated[str | None, typer.Option(help="a,b,c: the one model at each of them")] = None,
     texts: Annotated[str | None, typer.Option(help="several texts a,b,c: every model on each")] = None,
-    text: one.Text = "wikitext-2",
-    windows: one.Windows = 100,
-    tokens: one.Tokens = 512,
-    seed: one.Seed = 0,
+    text: o.Text = "wikitext-2",
+    windows: o.Windows = 100,
+    tokens: o.Tokens = 512,
+    seed: o.Seed = 0,
     out_dir: Annotated[Path | None, typer.Option("--out", help="output folder; default comparison")] = None,
-    spectral: one.Spectral = False,
-    released: one.Released = False,
-    stack: one.Stack = "decoder",
-    dtype: one.Dtype = None,
-    device: one.Device = None,
-    batch: one.Batch = 4,
-    data: one.Data = None,
-    trust_remote_code: one.Trust = False,
-    as_json: one.Json = False,
+    spectral: o.Spectral = False,
+    released: o.Released = False,
+    stack: o.Stack = "decoder",
+    dtype: o.Dtype = None,
+    device: o.Device = None,
+    batch: o.Batch = 4,
+    data: o.Data = None,
+    column: o.Column = None,
+    trust_remote_code: o.Trust = False,
+    force: o.Force = False,
+    as_json: o.Json = False,
 ) -> None:
     """Compare models or saved results: heatmaps on one scale, and the trend against size or checkpoint order."""
     options: dict[str, Any] = {
-        "text": text,
-        "windows": windows,
-        "tokens": tokens,
-        "seed": seed,
-        "spectral": spectral,
-        "released": released,
-        "stack": stack,
-        "dtype": dtype,
-        "device": device,
-        "batch": batch,
-        "data": None if data is None else str(data),
-        "trust_remote_code": trust_remote_code,
-    }
-    names = list(items or [])
-    rows = _split(revisions)
+        "text": text, "windows": windows, "tokens": tokens, "seed": seed, "spectral": spectral, "released": released,
+        "stack": stack, "dtype": dtype, "device": device, "batch": batch, "data": None if data is None else str(data),
+        "column": column, "trust_remote_code": trust_remote_code,
+    }  # fmt: skip
+    names, row = list(items or []), o.names_of(revisions)
     if family is not None:
-        entry = _family(family)
+        from ..meter.compare import family_of
+
+        entry = family_of(family)
         names += entry["models"]
-        rows = rows or entry.get("revisions")
+        row = row or entry.get("revisions")
         paired = paired or entry["kind"] == "pairs"
-    run_comparison(names, options, revisions=rows, texts=_split(texts), paired=paired, out_dir=out_dir, as_json=as_json)
+    run_comparison(
+        names, options, revisions=row, texts=o.names_of(texts), paired=paired, out_dir=out_dir, force=force,
+        as_json=as_json,
+    )  # fmt: skip
 
 
 def run_comparison(
@@ -68,87 +71,65 @@ def run_comparison(
     texts: Sequence[str] | None = None,
     paired: bool = False,
     out_dir: Path | None = None,
+    force: bool = False,
     as_json: bool = False,
 ) -> None:
     """Each measurement is kept in its own folder as soon as it is done, so that nothing is measured twice after an
     interruption: name the folders again."""
-    with output_folder(out_dir if out_dir is not None else Path("comparison")) as folder:
-        _compare_into(folder, items, options, revisions, texts, paired, as_json)
-
-
-def _compare_into(
-    folder: Path,
-    items: Sequence[str],
-    options: dict[str, Any],
-    revisions: Sequence[str] | None,
-    texts: Sequence[str] | None,
-    paired: bool,
-    as_json: bool,
-) -> None:
-    from ..files import write_text
     from ..meter import compare as run
 
-    def started(name: str, number: int, total: int) -> None:
-        if is_main() and not as_json:
-            err.print(f"measuring {name} ({number + 1} of {total})")
+    with fresh_folder(out_dir if out_dir is not None else Path("comparison"), force=force) as folder:
 
-    def finished(result: Any) -> None:
-        if is_main():
-            place = folder / "results" / _slug(result)
-            with writing(folder):
-                place.mkdir(parents=True, exist_ok=True)
-                result.save(place / "result.json")
+        def started(name: str, number: int, total: int) -> None:
+            if is_main() and not as_json:
+                err.print(f"measuring {name} ({number + 1} of {total})", markup=False)
 
-    comparison = run(
-        items, texts=texts, revisions=revisions, paired=paired, started=started, finished=finished, **options
-    )
-    if not is_main():
-        return
-    with writing(folder):
-        write_text(folder / "result.json", comparison.to_json())
-        comparison.plot(folder)
+        def finished(result: Condensation) -> None:
+            if is_main():
+                with writing(folder):
+                    result.save(folder / "results" / _folder_name(result) / "result.json")
+
+        comparison = run(
+            items, texts=texts, revisions=revisions, paired=paired, started=started, finished=finished, **options
+        )
+        if not is_main():
+            return
+        with writing(folder):
+            write_text(folder / "result.json", comparison.to_json())
+            comparison.plot(folder)
     if as_json:
         print(comparison.to_json(), end="")
         return
     out.print(_table(comparison))
     for result in comparison.results:
         if not result.complete:
-            err.print(f"warning: {result.label} on {result.text} is incomplete.")
-    out.print(f"[bold]{comparison.verdict}[/bold]")
+            err.print(f"warning: {result.label} on {result.text} is incomplete.", markup=False)
+    for note in comparison.notes:
+        err.print(f"warning: {note}", markup=False)
+    out.print(comparison.verdict, style="bold", markup=False)
     out.print(f"written: {folder}/result.json, heatmaps.png, trend.png, each figure with its CSV")
 
 
-def _table(comparison: Any) -> Any:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("model", "text", "parameters", "Spearman", "95 %", "last states", "verdict"):
-        table.add_column(name, justify="right" if name == "parameters" else "left")
-    for row in comparison.rows():
-        interval = "" if row["spearman_low"] is None else f"[{row['spearman_low']:.2f}, {row['spearman_high']:.2f}]"
-        value = "" if row["spearman"] is None else f"{row['spearman']:.2f}"
-        verdict = row["verdict"].split(":")[0]
-        table.add_row(
-            row["model"], row["text"], f"{row['parameters']:,}", value, interval, f"{row['last']:.3f}", verdict
+def _table(comparison: Comparison) -> Any:
+    rows = [
+        (
+            row["model"],
+            row["text"],
+            amount(row["parameters"]),
+            span(row["spearman"], row["spearman_low"], row["spearman_high"]),
+            span(row["last"], None, None, 3),
+            row["verdict"].split(":")[0],
         )
-    return table
+        for row in comparison.rows()
+    ]
+    columns = ("model", "text", "parameters", "Spearman [95 %]", "last states", "verdict")
+    same_text = ["text"] if len({row[1] for row in rows}) == 1 else []
+    return fitting_table(columns, rows, left=("model", "text", "verdict"), drop=(*same_text, "verdict", "parameters"))
 
 
-def _family(name: str) -> dict[str, Any]:
-    from ..meter.compare import families
-
-    known = families()
-    if name not in known:
-        raise ValueError(f"family must be one of {', '.join(known)}, got {name!r}.")
-    return known[name]
-
-
-def _split(names: str | None) -> list[str] | None:
-    found = [n.strip() for n in (names or "").split(",") if n.strip()]
-    return found or None
-
-
-def _slug(result: Any) -> str:
-    model = result.record["model"]
-    parts = [one.default_name(model["name"]), model["revision"], "init" if model["init"] else None, result.text]
-    return "-".join(str(p) for p in parts if p).replace(":", "-").replace("/", "-")
+def _folder_name(result: Condensation) -> str:
+    model = result.record.model
+    path = Path(model.name)
+    name = "-".join(path.parts[-2:]) if path.is_absolute() else model.name  # two models may be called "model"
+    parts = [name.removesuffix(".gguf"), model.revision, "init" if model.init else None, result.text]
+    return safe_name("-".join(str(part) for part in parts if part))

@@ -1,38 +1,39 @@
-"""What all commands share: where words go, output folders, and the table of a measurement."""
+"""What all commands share: where words go, output folders, progress, and tables that fit the terminal."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-if TYPE_CHECKING:
-    from ..meter.result import Condensation
+from ..files import InUse, locked, os_reason, safe_name
+from ..words import duration
 
 __all__ = [
     "bar",
     "default_folder",
     "err",
+    "fitting_table",
     "fresh_folder",
     "is_main",
     "out",
     "output_folder",
     "progress_bar",
     "run_record",
-    "state_table",
     "writing",
 ]
 
 out = Console(soft_wrap=True, highlight=False)
 err = Console(stderr=True, soft_wrap=True, highlight=False)
+EVERY = 10.0  # seconds between lines of progress that go into a file or a pipe
 
 
 def is_main() -> bool:
@@ -50,7 +51,7 @@ def output_folder(path: Path) -> Iterator[Path]:
             pass
     except OSError as error:
         raise OSError(
-            f"the output folder {str(path)!r} must be writable: {_reason(error)}; choose another with --out."
+            f"the output folder {str(path)!r} must be writable: {os_reason(error)}; choose another with --out."
         ) from error
     try:
         yield path
@@ -64,8 +65,6 @@ def output_folder(path: Path) -> Iterator[Path]:
 
 def default_folder(kind: str, model: str) -> Path:
     """KIND/runs-a-model for runs/a/model: the model's own path, so that two models do not share a folder."""
-    from ..files import safe_name
-
     path = Path(model.rstrip("/") or "/")
     if path.exists():
         path = path.resolve()
@@ -77,8 +76,6 @@ def default_folder(kind: str, model: str) -> Path:
 def fresh_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
     """`output_folder` for a new result: one that is there is never replaced without `force`, and nobody else works in
     the folder meanwhile."""
-    from ..files import InUse, locked
-
     if (path / "result.json").exists() and not force:
         raise ValueError(
             f"{str(path)!r} already holds a result: choose another folder with --out, or replace it with --force."
@@ -102,7 +99,7 @@ def writing(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OSError(
-            f"the results could not be written into {str(folder)!r}: {_reason(error)}; free some space or choose "
+            f"the results could not be written into {str(folder)!r}: {os_reason(error)}; free some space or choose "
             "another folder with --out."
         ) from error
 
@@ -115,59 +112,76 @@ def run_record(seconds: float, device: str | None) -> str:
     return json.dumps({"seconds": round(seconds, 2), "hardware": where}) + "\n"
 
 
-def _reason(error: OSError) -> str:
-    if error.errno == errno.ENOSPC:
-        return "the disk is full"
-    return (error.strerror or str(error)).lower()
-
-
 @contextlib.contextmanager
 def progress_bar(label: str, *, quiet: bool) -> Iterator[Any]:
-    """A callback (done, total, what) that drives a bar on stderr; another `what` than before starts the bar anew."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
+    """A callback (done, total, what, note) that shows on stderr how far the work is and how long it will still take:
+    a bar, or into a pipe a line now and then. Another `what` than before is another work: its clock starts anew."""
     if quiet or not is_main():
         yield None
         return
-    what_column = TextColumn("{task.description}", markup=False)  # names of tasks and files are no markup
-    columns = (what_column, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=err, transient=True) as bar:
-        task = bar.add_task(label, total=None)
+    if not err.is_terminal:
+        yield _progress_lines(label)
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.table import Column
+
+    with Progress(
+        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),  # names are no markup
+        *([BarColumn(bar_width=min(30, err.width - 70))] if err.width >= 80 else []),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        TimeRemainingColumn(table_column=Column(no_wrap=True)),
+        TextColumn("left", table_column=Column(no_wrap=True)),
+        TextColumn("{task.fields[note]}", markup=False, table_column=Column(no_wrap=True)),
+        console=err,
+        transient=True,
+    ) as shown:
+        task = shown.add_task(label, total=None, note="")
         current = label
 
-        def move(done: int, total: int, what: str = label) -> None:
+        def move(done: int, total: int, what: str = label, note: str = "") -> None:
             nonlocal current
             if what != current:
                 current = what
-                bar.reset(task, description=what)
-            bar.update(task, completed=done, total=total)
+                shown.reset(task, description=what)
+            shown.update(task, completed=done, total=total, note=note)
 
         yield move
 
 
-def state_table(result: Condensation) -> Table:
-    """One line per hidden state, with a small bar; 78 columns, so that it fits every terminal."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("state", "cosine", "", "std", "5 %", "95 %", "near", "far", "-1st", "-top3"):
-        table.add_column(name, justify="left" if name in ("state", "") else "right", no_wrap=True)
-    layers, normed = result.layers, result.record["final_norm"]
-    for number, state in enumerate(result.record["states"]):
-        if number > layers and not normed:
-            continue  # without a final norm it repeats the line above
-        suffix = " normed" if normed and number == layers else " unnormed" if number > layers else ""
-        name = "embedding" if number == 0 else f"{state['state']}{suffix}"
-        bare = min(state["mean_cosine_without_variance3"], state["mean_cosine_without_cosine3"])
-        figures = [state["std"], state["quantiles"][0], state["quantiles"][-1]]
-        figures += [state["by_distance"][0], state["by_distance"][-1], state["mean_cosine_without_first"], bare]
-        cells = (f"{v:.2f}" for v in figures)
-        table.add_row(name, f"{state['mean_cosine']:.3f}", bar(state["mean_cosine"], width=10), *cells)
+def _progress_lines(label: str) -> Callable[..., None]:
+    current, first = "", 0
+    begun = said = time.monotonic()
+
+    def move(done: int, total: int, what: str = label, note: str = "") -> None:
+        nonlocal current, first, begun, said
+        now = time.monotonic()
+        if what != current:
+            current, first, begun = what, done, now
+        if now - said >= EVERY:
+            said = now
+            pace = (now - begun) / (done - first) if done > first else None
+            left = "" if pace is None else f", about {duration(pace * (total - done))} left"
+            err.print(f"{what}: {done:,} of {total:,}{left}{note and '; ' + note}", markup=False)
+
+    return move
+
+
+def fitting_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[str] = (), drop: Sequence[str] = ()
+) -> Table:
+    """A table in which no cell is cut: columns of `drop` are left out, in this order, until it fits the terminal. Those
+    of `left` are words, which may go over several lines; the others are numbers, which may not."""
+    rows = [tuple(row) for row in rows]
+    for number in range(len(drop) + 1):
+        shown = [name for name in columns if name not in drop[:number]]
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for name in shown:
+            words = name in left
+            table.add_column(name, justify="left" if words else "right", no_wrap=not words, overflow="fold")
+        for row in rows:
+            table.add_row(*(cell for name, cell in zip(columns, row) if name in shown))
+        if out.measure(table, options=out.options.update(max_width=1000)).maximum <= out.width:
+            break
     return table
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -13,11 +12,13 @@ from typing import Any
 import numpy as np
 import yaml
 
-from .result import Condensation, load
+from .. import records
+from ..words import amount, nearest
+from .result import Condensation, figure_file
 from .run import measure
 from .trend import STATISTICS, curve_statistics
 
-__all__ = ["Comparison", "compare", "families"]
+__all__ = ["Comparison", "compare", "families", "family_of"]
 
 Item = str | os.PathLike[str] | Condensation | tuple[Any, Any]
 
@@ -34,36 +35,66 @@ class Comparison:
     def rows(self) -> list[dict[str, Any]]:
         """One row per result: what it is, and every trend statistic with its interval."""
         rows = []
-        for number, r in enumerate(self.results):
-            model = r.record["model"]
+        for number, (r, label) in enumerate(zip(self.results, self.labels)):
+            model = r.record.model
             row: dict[str, Any] = {
-                "model": r.label,
-                "revision": model["revision"],
+                "model": label,
+                "revision": model.revision,
                 "text": r.text,
-                "parameters": model["parameters"],
+                "parameters": model.parameters,
                 "layers": r.layers,
-                "windows": r.record["windows_done"],
+                "windows": r.record.windows_done,
                 "complete": r.complete,
             }
             if self.paired:
                 row["pair"] = number // 2
             for states in ("all", "blocks"):
                 for name in STATISTICS:
-                    entry = r.record["trend"][states][name]
+                    entry = r.record.trend[states][name]
                     prefix = name if states == "all" else f"{name}_blocks"
-                    row |= {prefix: entry["value"], f"{prefix}_low": entry["low"], f"{prefix}_high": entry["high"]}
+                    row |= {prefix: entry.value, f"{prefix}_low": entry.low, f"{prefix}_high": entry.high}
             rows.append(row | {"verdict": r.verdict})
         return rows
+
+    @property
+    def labels(self) -> list[str]:
+        """A name for each result; results of one name and text are told apart by what else differs."""
+        labels = []
+        for r in self.results:
+            alike = [s for s in self.results if (s.label, s.text) == (r.label, r.text)]
+            facts = [_facts(s) for s in alike]
+            mine = _facts(r)
+            different = [key for key in mine if len({str(f.get(key)) for f in facts}) > 1]
+            labels.append(r.label + (f" ({', '.join(mine[key] for key in different)})" if different else ""))
+        return labels
+
+    @property
+    def notes(self) -> list[str]:
+        """What makes the results hard to compare: windows of other lengths, other texts."""
+        notes = []
+        lengths = sorted({int(r.record.settings["tokens"]) for r in self.results})
+        if len(lengths) > 1:
+            notes.append(
+                f"the windows have {', '.join(map(str, lengths))} tokens: a shorter window has other cosines, so measure "
+                "all with the same --tokens."
+            )
+        texts = {r.record.text.sha256: r.text for r in self.results}
+        if self.axis != "text" and len(texts) > 1:
+            notes.append(
+                f"the results are of {len(texts)} different texts ({', '.join(sorted(set(texts.values())))}): a "
+                "difference may be that of the texts."
+            )
+        return notes
 
     def positions(self) -> tuple[list[float], list[str], str]:
         """x, tick labels and axis title for the trend figure."""
         if self.axis == "size":
-            sizes = [float(r.record["model"]["parameters"]) for r in self.results]
-            return sizes, [_count(s) for s in sizes], "parameters"
+            sizes = [float(r.record.model.parameters) for r in self.results]
+            return sizes, [amount(s) for s in sizes], "parameters"
         names = {
-            "checkpoint": ([str(r.record["model"]["revision"]) for r in self.results], "checkpoint"),
+            "checkpoint": ([str(r.record.model.revision) for r in self.results], "checkpoint"),
             "text": ([r.text.split(":")[0] for r in self.results], "text"),
-            "order": ([_short(r.label) for r in self.results], "model"),
+            "order": ([_short(label) for label in self.labels], "model"),
         }
         labels, title = names[self.axis]
         places = [float(i // 2 if self.paired else i) for i in range(len(labels))]
@@ -88,21 +119,18 @@ class Comparison:
         return f"Spearman from {values.min():.2f} to {values.max():.2f} over {len(values)} results"
 
     def to_json(self) -> str:
-        record = {
-            "schema": "decondense.comparison/1",
-            "axis": self.axis,
-            "paired": self.paired,
-            "verdict": self.verdict,
-            "rows": self.rows(),
-        }
-        return json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+        return records.Comparison(
+            schema=records.Comparison.reads[0], axis=self.axis, paired=self.paired, verdict=self.verdict,
+            notes=self.notes, rows=self.rows(),
+        ).to_json()  # fmt: skip
 
-    def plot(self, folder: str | os.PathLike[str], *, view: str = "pooled") -> list[Path]:
-        """``heatmaps.png`` and ``trend.png`` in a folder, each with its CSV."""
+    def plot(self, path: str | os.PathLike[str], *, view: str = "pooled") -> list[Path]:
+        """The heatmaps into a file, or as heatmaps.png into a folder, and trend.png beside them, each with its CSV.
+        Folders are made. ``view``: pooled, released."""
         from ..figures.measurements import heatmaps, trend_plot
 
-        where = Path(folder)
-        return [heatmaps(self.results, where / "heatmaps.png", view=view), trend_plot(self, where / "trend.png")]
+        target = figure_file(path, "heatmaps.png")
+        return [heatmaps(self.results, target, view=view), trend_plot(self, target.with_name("trend.png"))]
 
 
 def compare(
@@ -125,7 +153,12 @@ def compare(
         started, finished: called before and after each measurement.
         options: handed on to ``measure``.
     """
-    jobs = _jobs(list(items), texts, revisions, options)
+    variants: list[dict[str, Any]] = [{"revision": r} for r in revisions] if revisions else [{}]
+    variants = [v | {"text": t} for v in variants for t in texts] if texts else variants
+    jobs: list[Any] = []
+    for item in items:
+        saved = item if isinstance(item, Condensation) else _saved(item)
+        jobs += [(item, v) for v in variants] if saved is None else [saved]
     if paired and len(jobs) % 2:
         raise ValueError(f"paired needs an even number of results, got {len(jobs)}: give them as a b, c d, …")
     if len(jobs) < 2:
@@ -138,48 +171,42 @@ def compare(
         name, extra = job
         if started is not None:
             started(str(name), number, len(jobs))
-        result = measure(name, **(options | extra))
+        results.append(measure(name, **(options | extra)))
         if finished is not None:
-            finished(result)
-        results.append(result)
+            finished(results[-1])
     return Comparison(results, _axis(results, paired), paired)
 
 
-def _jobs(
-    items: list[Item], texts: Sequence[Any] | None, revisions: Sequence[str] | None, options: dict[str, Any]
-) -> list[Any]:
-    jobs: list[Any] = []
-    for item in items:
-        ready = item if isinstance(item, Condensation) else _saved(item)
-        if ready is not None:
-            jobs.append(ready)
-        else:
-            variants: list[dict[str, Any]] = [{}]
-            if revisions:
-                variants = [v | {"revision": r} for v in variants for r in revisions]
-            if texts:
-                variants = [v | {"text": t} for v in variants for t in texts]
-            jobs += [(item, v) for v in variants]
-    return jobs
-
-
 def _saved(item: Any) -> Condensation | None:
-    """A result file or folder, told from a model folder by what is in it."""
+    """A saved measurement: a file or a folder, told from a model's or a run's by what is in it."""
     if not isinstance(item, (str, os.PathLike)):
         return None
     path = Path(item)
-    if path.is_file() and path.suffix == ".json":
-        return load(path)
-    return load(path) if path.is_dir() and (path / "result.json").is_file() else None
+    if not (path.is_file() and path.suffix == ".json") and not (path / "result.json").is_file():
+        return None
+    record = records.read(path)
+    if isinstance(record, records.Measurement):
+        return Condensation(record)
+    if isinstance(record, records.Training) and path.is_dir():
+        return None  # its model is measured
+    raise ValueError(f"{str(item)!r} is a result of the kind {record.kind}: compare takes measurements and models.")
 
 
 def _axis(results: list[Condensation], paired: bool) -> str:
-    models = [r.record["model"] for r in results]
+    models = [r.record.model for r in results]
     if len({r.text for r in results}) > 1 and len({r.label for r in results}) == 1:
         return "text"
-    if len({m["name"] for m in models}) == 1 and len({m["revision"] for m in models}) > 1:
+    if len({m.name for m in models}) == 1 and len({m.revision for m in models}) > 1:
         return "checkpoint"
-    return "size" if len({m["parameters"] for m in models}) > (len(models) // 2 - 1 if paired else 1) else "order"
+    return "size" if len({m.parameters for m in models}) > (len(models) // 2 - 1 if paired else 1) else "order"
+
+
+def _facts(result: Condensation) -> dict[str, str]:
+    """What two results of one name may differ in, in words."""
+    model, settings = result.record.model, result.record.settings
+    facts = {"name": model.name, "revision": str(model.revision), "dtype": model.dtype, "stack": model.stack}
+    facts |= {"windows": f"{result.record.windows_done} windows"}
+    return facts | {key: f"{key} {value}" for key, value in settings.items() if key not in ("windows", "batch")}
 
 
 def families() -> dict[str, dict[str, Any]]:
@@ -188,11 +215,11 @@ def families() -> dict[str, dict[str, Any]]:
     return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
-def _count(number: float) -> str:
-    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.3g}{unit}"
-    return f"{number:.0f}"
+def family_of(name: str) -> dict[str, Any]:
+    known = families()
+    if name not in known:
+        raise ValueError(f"family must be one of {', '.join(known)}, got {name!r}: {nearest(name, known)}")
+    return known[name]
 
 
 def _short(label: str, width: int = 18) -> str:

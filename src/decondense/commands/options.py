@@ -1,0 +1,33 @@
+"""Arguments and options that several commands share: one help text each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Model = Annotated[str, typer.Argument(help="hub id, folder, GGUF file or bundled name (smollm2-135m, gemma-3-270m)")]
+Text = Annotated[str, typer.Option(help="named text (see `decondense doctor`), file, or - for stdin")]
+Column = Annotated[str | None, typer.Option(help="column or field of a table or of JSON lines that holds the text")]
+Windows = Annotated[int, typer.Option(help="number of windows of text")]
+Tokens = Annotated[int, typer.Option(help="tokens per window")]
+Seed = Annotated[int, typer.Option(help="places of the windows, bootstrap, fresh weights")]
+Spectral = Annotated[bool, typer.Option("--spectral", help="also effective rank, IsoScore and the like")]
+Released = Annotated[bool, typer.Option("--released", help="also the histogram as the published figures made it")]
+Stack = Annotated[str, typer.Option(help="decoder or encoder, of an encoder-decoder")]
+Init = Annotated[bool, typer.Option("--init", help="the same architecture, freshly initialised")]
+Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16, float64 or auto")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …; auto spreads a model too large for one")]
+Batch = Annotated[int, typer.Option(help="windows per forward pass")]
+Last = Annotated[int, typer.Option(help="how many last states the statistic `last` averages")]
+Bootstrap = Annotated[int, typer.Option(help="resamplings of the windows for the intervals")]
+Data = Annotated[Path | None, typer.Option(help="folder of named texts; default $DECONDENSE_DATA")]
+Trust = Annotated[bool, typer.Option("--trust-remote-code", help="run code that comes with the model")]
+Force = Annotated[bool, typer.Option("--force", help="replace a result in the output folder")]
+Json = Annotated[bool, typer.Option("--json", help="print the result as JSON and nothing else")]
+
+
+def names_of(given: str | None) -> list[str] | None:
+    """ "a, b" as ["a", "b"]; nothing as None."""
+    return [name.strip() for name in (given or "").split(",") if name.strip()] or None
