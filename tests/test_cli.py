@@ -3,16 +3,21 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import yaml
 
+import decondense
 from decondense import cli
+from decondense.commands import terminal
 from decondense.meter import load
+from decondense.words import span
 
 QUICK = ["--text", "pydoc", "--windows", "4", "--tokens", "48", "--bootstrap", "50"]
 
@@ -51,7 +56,7 @@ def test_measure_writes_a_folder_and_says_what_it_found(capsys, model, tmp_path)
     }  # fmt: skip
     result = load(out)
     assert result.complete
-    assert "effective_rank" in result.record["states"][0]
+    assert "effective_rank" in result.record.states[0].row()
     config = yaml.safe_load((out / "config.yaml").read_text())
     assert config["windows"] == 4
     assert config["spectral"] is True
@@ -67,7 +72,7 @@ def test_the_same_command_gives_the_same_bytes(capsys, model, tmp_path):
 def test_json_is_all_there_is_on_stdout(capsys, model, tmp_path):
     code, stdout, stderr = run(capsys, "measure", model, *QUICK, "--out", tmp_path / "o", "--json")
     assert code == 0
-    assert json.loads(stdout)["schema"] == "decondense.condensation/1"
+    assert json.loads(stdout)["schema"] == "decondense.condensation/2"
     assert stdout == (tmp_path / "o" / "result.json").read_text()
     assert stderr == ""
 
@@ -95,10 +100,97 @@ def test_compare_texts(capsys, model, tmp_path, shared):
     code, _, _ = run(capsys, "compare", model, *options, "--out", tmp_path / "o")
     assert code == 0
     assert json.loads((tmp_path / "o" / "result.json").read_text())["axis"] == "text"
-    assert sorted(p.name for p in (tmp_path / "o" / "results").iterdir()) == [
-        "stories260K-imdb-test",
-        "stories260K-squad-validation",
-    ]
+    first, second = sorted(p.name for p in (tmp_path / "o" / "results").iterdir())
+    assert first.endswith("models-stories260K-imdb-test")
+    assert second.endswith("models-stories260K-squad-validation")
+
+
+def test_comparing_what_differs_is_said_and_no_number_is_cut(capsys, model, tmp_path, shared, monkeypatch):
+    for name, options in {"short": ["--tokens", "24"], "long": [], "imdb": ["--text", "imdb"]}.items():
+        data = ["--data", shared / "data"]
+        assert run(capsys, "measure", model, *QUICK, *data, *options, "--out", tmp_path / name)[0] == 0
+    folders = [tmp_path / name for name in ("short", "long", "imdb")]
+    for width in (80, 60):
+        monkeypatch.setattr(terminal.out, "width", width)
+        code, stdout, stderr = run(capsys, "compare", *folders, "--out", tmp_path / "c", "--force")
+        assert code == 0
+        table = stdout.split("Spearman from")[0].splitlines()
+        assert all(len(line) <= width for line in table)
+        rows = json.loads((tmp_path / "c" / "result.json").read_text())["rows"]
+        assert all(span(r["spearman"], r["spearman_low"], r["spearman_high"]) in "".join(table) for r in rows)
+        assert "the windows have 24, 48 tokens" in stderr
+        code, stdout, _ = run(capsys, "measure", model, *QUICK, "--out", tmp_path / "m")
+        lines = stdout.splitlines()
+        lines = lines[1 : lines.index(next(line for line in lines if line.startswith("near:")))]
+        assert all(len(line) <= width for line in lines)
+        assert "…" not in stdout
+    assert [r["model"] for r in rows[:2]] == ["stories260K (tokens 24)", "stories260K (tokens 48)"]
+
+
+def test_models_of_one_name_are_told_apart_and_keep_their_own_folders(capsys, model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for run_name in ("runs/a", "runs/b"):
+        shutil.copytree(model, Path(run_name) / "model")
+        (Path(run_name) / "model" / "config.json").touch()
+        assert run(capsys, "measure", f"{run_name}/model", *QUICK)[0] == 0
+    assert sorted(p.name for p in Path("condensation").iterdir()) == ["runs-a-model", "runs-b-model"]
+    _, stdout, _ = run(capsys, "compare", *Path("condensation").iterdir(), "--json")
+    assert {row["model"] for row in json.loads(stdout)["rows"]} == {"a", "b"}
+
+
+def test_a_result_is_never_replaced_in_silence(capsys, model, tmp_path):
+    out = tmp_path / "o"
+    assert run(capsys, "measure", model, *QUICK, "--out", out)[0] == 0
+    before = (out / "result.json").read_bytes()
+    code, _, stderr = run(capsys, "measure", model, *QUICK, "--seed", "1", "--out", out)
+    assert "already holds a result: choose another folder with --out" in sentence(code, stderr)
+    assert (out / "result.json").read_bytes() == before
+    assert run(capsys, "measure", model, *QUICK, "--out", out)[0] == 0  # the very same again
+    assert (out / "result.json").read_bytes() == before
+    assert run(capsys, "measure", model, *QUICK, "--seed", "1", "--out", out, "--force")[0] == 0
+    assert (out / "result.json").read_bytes() != before
+
+
+@pytest.mark.parametrize("what", ["a call with an argument too many", "a value that does not convert", "elsewhere"])
+def test_a_bug_keeps_its_trace(capsys, model, tmp_path, monkeypatch, what):
+    """Neither is a refusal: no sentence, and the exit code of an uncaught exception, 1."""
+    bugs = {
+        "a call with an argument too many": (TypeError, "decondense.commands.measure.show", lambda result: None),
+        "a value that does not convert": (TypeError, "decondense.commands.measure.bar", None),
+        "elsewhere": (ValueError, "decondense.commands.measure.fitting_table", lambda *a, **k: int("x")),
+    }
+    kind, place, broken = bugs[what]
+    monkeypatch.setattr(place, broken)
+    with pytest.raises(kind):
+        cli.main(["measure", model, *QUICK, "--out", str(tmp_path / "o")])
+    assert "error:" not in capsys.readouterr().err
+
+
+def test_version_and_help(capsys):
+    assert run(capsys, "--version") == (0, f"decondense {decondense.__version__}\n", "")
+    for arguments in (("-h",), ("measure", "-h"), ("compare", "--help")):
+        code, stdout, _ = run(capsys, *arguments)
+        assert code == 0
+        assert "Usage: decondense" in stdout
+    assert stdout.index("--paired") < stdout.index("--json")
+    order = ["measure", "compare", "train", "evaluate", "significance", "study", "report", "doctor"]
+    assert [c.name or c.callback.__name__ for c in cli.app.registered_commands] == order
+
+
+def test_progress_into_a_pipe_is_a_line_now_and_then_with_the_time_left(capsys, monkeypatch):
+    clock = iter((0.0, 1.0, 11.0, 12.0, 22.0, 40.0, 50.0))
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: next(clock))
+    with terminal.progress_bar("measuring x", quiet=False) as move:
+        for done in (0, 10, 11, 21):
+            move(done, 100)
+        move(5, 30, "step")
+        move(10, 30, "step", "loss 2.5")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "measuring x: 10 of 100, about 90 s left"
+    assert lines[1] == "measuring x: 21 of 100, about 79 s left"
+    assert lines[-1] == "step: 10 of 30, about 40 s left; loss 2.5"
+    with terminal.progress_bar("x", quiet=True) as move:
+        assert move is None
 
 
 def test_doctor(capsys, shared):
@@ -243,7 +335,7 @@ def test_ctrl_c_leaves_a_valid_result_that_resume_completes(model, tmp_path):
     assert stdout == ""
     assert "Repeat the command with --resume" in stderr
     partial = load(out)
-    assert 0 < partial.record["windows_done"] < asked
+    assert 0 < partial.record.windows_done < asked
     assert not partial.complete
     resumed = subprocess.run([*base, "--out", str(out), "--resume"], capture_output=True, env=environment)
     assert resumed.returncode == 0, resumed.stderr

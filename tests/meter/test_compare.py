@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_models import build
 
-from decondense.meter import compare, measure
+from decondense.meter import compare, load, measure
 from decondense.meter.compare import families
 
 SMALL = {"windows": 3, "tokens": 32, "bootstrap": 50}
@@ -88,6 +88,28 @@ def test_families_are_complete():
         assert all(m.count("/") == 1 for m in entry["models"])
     assert len(known["distilled"]["models"]) % 2 == 0
     assert known["olmo3"]["revisions"][0].endswith("step0")
+
+
+def test_different_texts_and_lengths_are_said(stories, prose, results):
+    assert compare(results).notes == []
+    other = measure(stories, text=[prose[0][:20_000]], label="other", **(SMALL | {"tokens": 16}))
+    assert [note.split(":")[0] for note in compare([*results, other]).notes] == [
+        "the windows have 16, 32 tokens",
+        "the results are of 2 different texts (list)",
+    ]
+
+
+def test_results_of_one_name_are_told_apart(results):
+    assert compare(results).labels == ["LlamaModel (seed 0)", "LlamaModel (seed 1)"]
+    assert compare([results[0]] * 2).labels == ["LlamaModel"] * 2
+
+
+def test_what_is_no_measurement(results, tmp_path):
+    comparison = compare(results)
+    (tmp_path / "result.json").write_text(comparison.to_json())
+    assert load(tmp_path).rows == comparison.rows()
+    with pytest.raises(ValueError, match="of the kind comparison: compare takes measurements and models"):
+        compare([tmp_path, results[0]])
 
 
 def test_errors(results):

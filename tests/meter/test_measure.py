@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from tiny_models import build
 
 from decondense.meter import Interrupted, load, measure
 from decondense.meter.result import BINS, Condensation
+from decondense.records import Damaged
 
 SMALL = {"windows": 5, "tokens": 40, "seed": 3, "bootstrap": 200}
 
@@ -24,7 +26,7 @@ def whole(stories, prose) -> Condensation:
 
 def test_every_number_of_the_result_agrees_with_brute_force(whole, real_states):
     for state, clouds in real_states.items():
-        entry = whole.record["states"][state]
+        entry = whole.record.states[state].row()
         scalars = [oracle.scalars(z) for z in clouds]
         spectral = [oracle.spectral(z) for z in clouds]
         for name in ("mean_cosine", "mean_cosine_all", "mean_direction_norm", "token_norm", "top3_variance_share"):
@@ -34,23 +36,24 @@ def test_every_number_of_the_result_agrees_with_brute_force(whole, real_states):
         pooled = np.concatenate([oracle.pairs(oracle.cosine_matrix(z)) for z in clouds])
         assert entry["std"] == pytest.approx(pooled.std(), abs=2e-6)
         levels = [0.05, 0.25, 0.5, 0.75, 0.95]
-        assert np.abs(np.array(entry["quantiles"]) - np.quantile(pooled, levels)).max() < 2 / 1024
-        counts = np.array(whole.record["histogram"]["counts"][state])
+        assert np.abs(np.array(whole.record.states[state].quantiles) - np.quantile(pooled, levels)).max() < 2 / 1024
+        counts = np.array(whole.record.histogram.counts[state])
         assert counts.sum() == len(pooled)
         assert np.abs(np.cumsum(counts - oracle.bin_counts(pooled, BINS))).max() <= 3  # cosines on an edge
-        distances = [np.mean([s[f"apart_{k}"] for s in scalars]) for k in range(len(entry["by_distance"]))]
-        assert entry["by_distance"] == pytest.approx(distances, abs=2e-6)
+        by_distance = whole.record.states[state].by_distance
+        distances = [np.mean([s[f"apart_{k}"] for s in scalars]) for k in range(len(by_distance))]
+        assert by_distance == pytest.approx(distances, abs=2e-6)
 
 
 def test_released_view_bins_the_averaged_matrices(whole, real_states):
     for state, clouds in real_states.items():
         averaged = np.mean([oracle.cosine_matrix(z) for z in clouds], axis=0)
-        counts = np.array(whole.record["released_histogram"]["counts"][state])
+        counts = np.array(whole.record.released_histogram.counts[state])
         assert counts.sum() == averaged.size  # all N² entries, the diagonal too
         assert np.abs(np.cumsum(counts - oracle.bin_counts(averaged.ravel(), BINS))).max() <= 4
     # averaging first narrows the histogram: that is why the pooled one is the default
-    off_diagonal = [np.array(c) for c in whole.record["released_histogram"]["counts"]]
-    for counts, pooled in zip(off_diagonal, whole.record["histogram"]["counts"]):
+    off_diagonal = [np.array(c) for c in whole.record.released_histogram.counts]
+    for counts, pooled in zip(off_diagonal, whole.record.histogram.counts):
         counts[-1] -= SMALL["tokens"]
         assert _spread(counts) < _spread(np.array(pooled))
 
@@ -78,7 +81,7 @@ def test_trends_with_and_without_embedding_and_norm(whole):
     assert whole.trend("spearman", states="blocks") == pytest.approx(
         spearmanr(range(5), whole.mean_cosine[1:]).statistic
     )
-    before = [*whole.mean_cosine[:5], whole.before_norm["mean_cosine"]]
+    before = [*whole.mean_cosine[:5], whole.before_norm.mean_cosine]
     assert whole.trend("slope", states="all_before_norm") == pytest.approx(np.polyfit(np.arange(6) / 5, before, 1)[0])
     low, high = whole.interval("spearman")
     assert low <= whole.spearman <= high
@@ -86,8 +89,8 @@ def test_trends_with_and_without_embedding_and_norm(whole):
 
 def test_where_every_window_came_from(whole, prose, stories):
     _, tokenizer = stories
-    assert len(whole.record["windows"]) == 5
-    for origin in whole.record["windows"]:
+    assert len(whole.record.windows) == 5
+    for origin in whole.record.windows:
         passage = prose[0][origin["start"] : origin["end"]]
         assert len(tokenizer(passage).input_ids) == pytest.approx(40, abs=2)
 
@@ -102,9 +105,34 @@ def test_saving_and_loading(whole, tmp_path):
     assert load(tmp_path).to_json() == whole.to_json()
     with pytest.raises(ValueError, match="must be one of"):
         again.values("nonsense")
-    path.write_text('{"schema": "other"}')
-    with pytest.raises(ValueError, match="schema"):
-        load(path)
+    assert again.plot(tmp_path / "deep" / "figures") == tmp_path / "deep" / "figures" / "heatmap.png"
+    assert again.save(tmp_path / "new" / "c.json").exists()
+    old = path.read_text().replace("condensation/2", "condensation/1")
+    path.write_text(old)
+    assert load(path).mean_cosine.tolist() == whole.mean_cosine.tolist()
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (lambda r: r.update(schema="other"), "has the schema 'other'"),
+        (lambda r: r["histogram"]["counts"][0].__setitem__(3, float("nan")), "histogram.counts.0.3"),
+        (lambda r: r["histogram"]["counts"][1].pop(), "histogram: .*every row of counts must have 128 bins"),
+        (lambda r: r["states"][2].pop("mean_cosine"), "states.2.mean_cosine: field required"),
+        (lambda r: r["model"].update(layers=90), "90 layers have 91 states"),
+        (lambda r: r.update(more=1), "more: extra inputs"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_named_with_the_field(whole, tmp_path, change, field):
+    content = json.loads(whole.to_json())
+    change(content)
+    (tmp_path / "result.json").write_text(json.dumps(content))
+    with pytest.raises(Damaged, match=rf"{tmp_path.name}/result\.json .*{field}"):
+        load(tmp_path)
+
+
+def test_what_cannot_be_read(tmp_path):
+    path = tmp_path / "c.json"
     path.write_text("{")
     with pytest.raises(ValueError, match="is not valid JSON"):
         load(path)
@@ -148,7 +176,7 @@ def test_interrupted_and_resumed_is_byte_for_byte_the_whole(stories, prose, whol
     with pytest.raises(Interrupted) as caught:
         measure(stories, progress=stop, **options)
     partial = caught.value.result
-    assert partial.record["windows_done"] == 2
+    assert partial.record.windows_done == 2
     assert not partial.complete
     assert (tmp_path / "partial-0.npz").exists()
     seen = []
@@ -181,13 +209,13 @@ def test_two_processes_give_the_numbers_of_one(shared, prose, tmp_path):
     assert results[0].to_json() == results[1].to_json()
     assert results[0].mean_cosine == pytest.approx(alone.mean_cosine, abs=1e-6)
     assert results[0].interval("slope") == pytest.approx(alone.interval("slope"), abs=1e-6)
-    assert results[0].record["histogram"] == alone.record["histogram"]
+    assert results[0].record.histogram == alone.record.histogram
 
 
 def test_a_fresh_model_of_the_same_architecture(shared, prose):
     folder = shared / "models" / "stories260K"
     fresh = measure(folder, text=prose, init=True, **SMALL)
-    assert fresh.record["model"]["init"]
+    assert fresh.record.model.init
     assert "freshly initialised" in fresh.label
     assert fresh.to_json() == measure(folder, text=prose, init=True, **SMALL).to_json()
     assert fresh.mean_cosine[0] < measure(folder, text=prose, **SMALL).mean_cosine[0]
@@ -200,11 +228,11 @@ def test_encoders_and_encoder_decoders(name_stack, stories, prose):
     model = build(name)
     model.resize_token_embeddings(512)
     result = measure((model, tokenizer), text=prose, stack=stack, **SMALL)
-    assert result.record["final_norm"] is (name != "bert")
+    assert result.record.final_norm is (name != "bert")
     assert len(result.mean_cosine) == {"t5 encoder": 3}.get(name_stack, 4)
     assert np.isfinite(result.mean_cosine).all()
     if name == "bert":
-        assert result.before_norm["mean_cosine"] == result.mean_cosine[-1]
+        assert result.before_norm.mean_cosine == result.mean_cosine[-1]
 
 
 def test_training_mode_and_gradients_are_left_alone(stories, prose):
@@ -214,6 +242,24 @@ def test_training_mode_and_gradients_are_left_alone(stories, prose):
     assert model.training
     model.eval()
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_too_little_is_said(stories, prose):
+    notes = measure(stories, text=prose, **(SMALL | {"windows": 2, "tokens": 2})).notes
+    assert "an interval from 2 windows is too narrow: measure at least 10." in notes
+    assert "a window of 2 tokens has 1 pair: take longer ones." in notes
+    assert not any("narrow" in n for n in measure(stories, text=prose, **(SMALL | {"windows": 10})).notes)
+
+
+def test_what_a_model_may_be(stories, prose):
+    model, tokenizer = stories
+    for wrong, got in ((model, "got LlamaModel"), ((model,), "got 1 items"), (7, "got int")):
+        with pytest.raises(TypeError, match=rf"a pair \(model, tokenizer\), {got}: call measure\(\(model, tokenizer"):
+            measure(wrong, text=prose, **SMALL)
+    plain = measure((model, lambda text, **options: dict(tokenizer(text, **options))), text=prose, **SMALL)
+    assert plain.mean_cosine == pytest.approx(measure(stories, text=prose, **SMALL).mean_cosine)
+    with pytest.raises(TypeError, match=r"the tokenizer must be one of transformers, .* got int"):
+        measure((model, 3), text=prose, **SMALL)
 
 
 def test_one_window_has_no_interval(stories, prose):
@@ -239,7 +285,7 @@ def test_overflow_is_named_not_measured(stories, prose):
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul")
 def test_half_precision(shared, prose, whole):
     low = measure(shared / "models" / "stories260K", text=prose, dtype="bfloat16", **SMALL)
-    assert low.record["model"]["dtype"] == "bfloat16"
+    assert low.record.model.dtype == "bfloat16"
     assert low.mean_cosine == pytest.approx(whole.mean_cosine, abs=0.02)
 
 

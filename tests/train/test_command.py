@@ -38,6 +38,7 @@ def recipe(tmp_path, cache, monkeypatch):
     """A recipe file in an empty working folder; texts are tokenised into the session's folder."""
     monkeypatch.setenv("DECONDENSE_CACHE", str(cache))
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("decondense.commands.terminal.EVERY", 0.0)
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
@@ -67,7 +68,7 @@ def test_a_recipe_with_settings_and_several_seeds(recipe, capsys):
     assert lines[2].split()[:2] == ["2", "512"]
     assert "2 steps in " in out
     assert "written: runs/small/seed-1/model, result.json, training.png, snapshots/" in out
-    assert "step 2/2 0:00:00 " in err
+    assert "step: 2 of 2" in err
     assert all(len(line) <= 80 for line in err.splitlines())
     assert "transformers" not in err  # its notices are silenced
 

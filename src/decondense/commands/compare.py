@@ -11,7 +11,7 @@ import typer
 from ..files import safe_name, write_text
 from ..words import amount, span
 from . import options as o
-from .terminal import err, fitting_table, fresh_folder, is_main, out, writing
+from .terminal import default_folder, err, fitting_table, fresh_folder, is_main, out, writing
 
 if TYPE_CHECKING:
     from ..meter.compare import Comparison
@@ -129,7 +129,6 @@ def _table(comparison: Comparison) -> Any:
 
 def _folder_name(result: Condensation) -> str:
     model = result.record.model
-    path = Path(model.name)
-    name = "-".join(path.parts[-2:]) if path.is_absolute() else model.name  # two models may be called "model"
-    parts = [name.removesuffix(".gguf"), model.revision, "init" if model.init else None, result.text]
+    name = default_folder("", model.name).name  # its whole path: two models may both be called "model"
+    parts = [name, model.revision, "init" if model.init else None, result.text]
     return safe_name("-".join(str(part) for part in parts if part))

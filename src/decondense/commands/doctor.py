@@ -6,43 +6,43 @@ import json
 import os
 import platform
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
+from . import options as o
 from .terminal import out
 
 PACKAGES = ("decondense", "torch", "transformers", "accelerate", "datasets", "triton", "gguf", "numpy", "lm-eval")
 
 
 def doctor(
-    data: Annotated[Path | None, typer.Option(help="folder of named texts; default $DECONDENSE_DATA")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON and nothing else")] = False,
+    data: o.Data = None,
+    as_json: o.Json = False,
 ) -> None:
     """Show devices, versions, which kernels will be used, and which models and texts need no network."""
-    found = examine(data)
+    state = examine(data)
     if as_json:
-        print(json.dumps(found, indent=1, ensure_ascii=False))
+        print(json.dumps(state, indent=1, ensure_ascii=False))
         return
     out.print("[bold]versions[/bold]")
-    for name, version in found["versions"].items():
+    for name, version in state["versions"].items():
         out.print(f"  {name:<14}{version or 'not installed'}")
     out.print("[bold]devices[/bold]")
-    for device in found["devices"]:
+    for device in state["devices"]:
         out.print(f"  {device['name']:<14}{device['what']}; kernels: {device['kernels']}")
     out.print("[bold]models without a network[/bold]")
-    for name, entry in found["models"].items():
+    for name, entry in state["models"].items():
         out.print(f"  {_mark(entry['ready'])} {name:<18}{entry['note']}")
     out.print("[bold]texts without a network[/bold]")
-    for name, where in found["texts"].items():
+    for name, where in state["texts"].items():
         out.print(f"  {_mark(where is not None)} {name:<18}{where or 'needs the datasets hub or a data folder'}")
-    out.print(f"[bold]hub[/bold]  {'reachable' if found['hub'] else 'not reachable from here'}")
-    out.print(f"[bold]cache[/bold]  {found['cache']}", soft_wrap=True)
+    out.print(f"[bold]hub[/bold]  {'reachable' if state['hub'] else 'not reachable from here'}")
+    out.print(f"[bold]cache[/bold]  {state['cache']}", soft_wrap=True)
 
 
 def examine(data: Path | None = None) -> dict[str, Any]:
     """What ``doctor`` shows, as a dictionary."""
     from .. import hub, text, weights_cache
+    from ..files import versions
 
     ready = weights_cache.available()
     bundled = {
@@ -50,22 +50,13 @@ def examine(data: Path | None = None) -> dict[str, Any]:
         for name, entry in weights_cache.BUNDLED.items()
     }
     return {
-        "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
+        "versions": {"python": platform.python_version()} | dict.fromkeys(PACKAGES) | versions(*PACKAGES),
         "devices": _devices(),
         "models": bundled,
         "texts": text.available(data),
         "hub": hub.hub_reachable(),
         "cache": str(weights_cache.cache_dir()),
     }
-
-
-def _version(name: str) -> str | None:
-    import importlib.metadata
-
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _devices() -> list[dict[str, str]]:

@@ -127,7 +127,7 @@ def progress_bar(label: str, *, quiet: bool) -> Iterator[Any]:
 
     with Progress(
         TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),  # names are no markup
-        *([BarColumn(bar_width=min(30, err.width - 70))] if err.width >= 80 else []),
+        *([BarColumn(bar_width=min(30, err.width - 75))] if err.width >= 90 else []),
         MofNCompleteColumn(table_column=Column(no_wrap=True)),
         TimeRemainingColumn(table_column=Column(no_wrap=True)),
         TextColumn("left", table_column=Column(no_wrap=True)),

@@ -11,7 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from .terminal import err, is_main, out
+from ..words import signed
+from . import options as o
+from .terminal import err, fitting_table, is_main, out, progress_bar
 
 Recipe = Annotated[Path | None, typer.Argument(help="recipe (YAML); without one, --model is needed")]
 Set = Annotated[
@@ -38,13 +40,13 @@ def train(
     learning_rate: Annotated[float | None, typer.Option(help="peak learning rate")] = None,
     seed: Annotated[int | None, typer.Option(help="order of the data, fresh weights, noise")] = None,
     seeds: Annotated[str | None, typer.Option(help="several, 1,2,3: one run folder each")] = None,
-    data: Annotated[Path | None, typer.Option(help="folder of named texts; default $DECONDENSE_DATA")] = None,
+    data: o.Data = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, …; default the best there is")] = None,
     on_nan: Annotated[str | None, typer.Option(help="loss not finite: stop (default), or skip the step")] = None,
     out_dir: Annotated[Path | None, typer.Option("--out", help="run folder; default runs/NAME")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue an interrupted run with the same command")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the whole recipe and stop")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON and nothing else")] = False,
+    as_json: o.Json = False,
 ) -> None:
     """Train a language model, with or without a loss against condensation, as a recipe says.
 
@@ -153,8 +155,7 @@ def _build(path: Path | None, flags: dict[str, Any], settings: list[str]) -> Any
 
 
 def _run(recipe: Any, folder: Path, *, resume: bool, as_json: bool) -> None:
-    import json
-
+    from ..records import Record, parse
     from ..train import train as carry_out
     from ..train.checkpoints import where_it_goes_on
 
@@ -177,10 +178,11 @@ def _run(recipe: Any, folder: Path, *, resume: bool, as_json: bool) -> None:
         raise
     if not is_main():
         return
+    record = run.record if isinstance(run.record, Record) else parse(run.record, folder=folder)
     if as_json:
-        print(json.dumps(run.record, indent=1))
+        print(record.to_json(), end="")
         return
-    show_run(run, folder)
+    show_run(record, folder)
 
 
 def _speak_when_ended(folder: Path) -> None:
@@ -205,67 +207,36 @@ def _speak_when_ended(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _progress(recipe: Any, *, quiet: bool) -> Iterator[tuple[Any, Any]]:
-    """Two callbacks, (tokens done, tokens in all) and (step, figures), that drive one line on stderr. It is cut to the
-    terminal: the bar goes first."""
-    from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
-    from rich.table import Column
-
+    """Two callbacks, (tokens done, tokens in all) and (step, figures), that drive one line on stderr."""
     from ..train.watch import in_words
 
-    if quiet:
-        yield None, None
-        return
-    counter = f"step {recipe.steps}/{recipe.steps}"
-    room = err.width - len(counter) - len(" 0:00:00 ")
-    columns: list[ProgressColumn] = [
-        TextColumn("{task.fields[counter]}", table_column=Column(no_wrap=True, min_width=len(counter))),
-        TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)),
-        TextColumn("{task.description}", table_column=Column(no_wrap=True)),
-    ]
-    if err.width >= 100:
-        room -= 16
-        columns.insert(1, BarColumn(bar_width=15))
-    with Progress(*columns, console=err) as bar:
-        task = bar.add_task("", total=None, visible=False, counter="tokenising")
-        stepping = False
-
-        def preparing(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total, visible=True, description=f"{done:,} of {total:,} tokens")
+    with progress_bar("tokenising", quiet=quiet) as move:
+        if move is None:
+            yield None, None
+            return
+        room = err.width - len(f"step: {recipe.steps:,} of {recipe.steps:,}, about 100 min left; ")
 
         def show(step: int, figures: dict[str, float]) -> None:
-            nonlocal stepping
-            if not stepping:  # the clock of the remaining time starts anew
-                bar.reset(task, total=recipe.steps, visible=True)
-                stepping = True
-            counted = f"step {step}/{recipe.steps}"
-            bar.update(task, completed=step, counter=counted, description=in_words(figures, room))
+            move(step, recipe.steps, "step", in_words(figures, room))
 
-        yield preparing, show
+        yield move, show
 
 
-def show_run(run: Any, folder: Path) -> None:
-    from rich.table import Table
-
-    from ..meter.result import load
-
-    record = run.record
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("step", "tokens", "held-out loss", "mean cosine", "Spearman"):
-        table.add_column(name, justify="right")
-    losses = {e["step"]: e["loss"] for e in record["held_out"]}
-    found = {s["step"]: load(folder / s["file"]) for s in record["snapshots"]}
-    for step in sorted(losses.keys() | found.keys()):
-        snapshot = found.get(step)
-        cells = (
-            ("", "") if snapshot is None else (f"{snapshot.mean_cosine[1:].mean():.3f}", f"{snapshot.spearman:+.2f}")
-        )
-        tokens = step * record["tokens"] // record["steps"]
-        table.add_row(str(step), f"{tokens:,}", f"{losses[step]:.4f}" if step in losses else "", *cells)
-    out.print(table)
+def show_run(record: Any, folder: Path) -> None:
+    losses = {entry.step: entry.loss for entry in record.held_out}
+    snapshots = {snapshot.step: snapshot for snapshot in record.snapshots}
+    rows = []
+    for step in sorted(losses.keys() | snapshots.keys()):
+        cells = ("", "")
+        if step in snapshots:
+            cells = (f"{snapshots[step].blocks:.3f}", signed(snapshots[step].spearman, 2))
+        tokens = step * record.tokens // record.steps
+        rows.append((str(step), f"{tokens:,}", f"{losses[step]:.4f}" if step in losses else "", *cells))
+    out.print(fitting_table(("step", "tokens", "held-out loss", "mean cosine", "Spearman"), rows, drop=("tokens",)))
     out.print("mean cosine: over the block outputs, on held-out windows", style="dim")
-    speed = record["tokens_per_second"]
+    speed = record.tokens_per_second
     pace = "" if speed is None else f", {speed:,.0f} tokens/s in steps"
-    out.print(f"{record['steps']} steps in {record['seconds']:.0f} s{pace} on {record['hardware']}")
-    if record["skipped_steps"]:
-        out.print(f"note: {len(record['skipped_steps'])} steps were skipped, their loss or gradient was not finite")
+    out.print(f"{record.steps} steps in {record.seconds:.0f} s{pace} on {record.hardware}")
+    if record.skipped_steps:
+        out.print(f"note: {len(record.skipped_steps)} steps were skipped, their loss or gradient was not finite")
     out.print(f"written: {folder}/model, result.json, training.png, snapshots/")

@@ -75,8 +75,8 @@ class Comparison:
         lengths = sorted({int(r.record.settings["tokens"]) for r in self.results})
         if len(lengths) > 1:
             notes.append(
-                f"the windows have {', '.join(map(str, lengths))} tokens: a shorter window has other cosines, so measure "
-                "all with the same --tokens."
+                f"the windows have {', '.join(map(str, lengths))} tokens: shorter windows have other cosines, "
+                "measure all with the same --tokens."
             )
         texts = {r.record.text.sha256: r.text for r in self.results}
         if self.axis != "text" and len(texts) > 1:
