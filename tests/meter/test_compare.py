@@ -107,7 +107,7 @@ def test_results_of_one_name_are_told_apart(results):
 def test_what_is_no_measurement(results, tmp_path):
     comparison = compare(results)
     (tmp_path / "result.json").write_text(comparison.to_json())
-    assert load(tmp_path).rows == comparison.rows()
+    assert [row.model_dump() for row in load(tmp_path).rows] == comparison.rows()
     with pytest.raises(ValueError, match="of the kind comparison: compare takes measurements and models"):
         compare([tmp_path, results[0]])
 

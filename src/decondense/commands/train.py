@@ -7,13 +7,16 @@ import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..words import signed
 from . import options as o
 from .terminal import err, fitting_table, is_main, out, progress_bar
+
+if TYPE_CHECKING:
+    from ..records import Training
 
 Recipe = Annotated[Path | None, typer.Argument(help="recipe (YAML); without one, --model is needed")]
 Set = Annotated[
@@ -155,7 +158,7 @@ def _build(path: Path | None, flags: dict[str, Any], settings: list[str]) -> Any
 
 
 def _run(recipe: Any, folder: Path, *, resume: bool, as_json: bool) -> None:
-    from ..records import Record, parse
+    from ..records import Training, read
     from ..train import train as carry_out
     from ..train.checkpoints import where_it_goes_on
 
@@ -168,7 +171,7 @@ def _run(recipe: Any, folder: Path, *, resume: bool, as_json: bool) -> None:
     _speak_when_ended(folder)
     try:
         with _progress(recipe, quiet=quiet) as (preparing, show):
-            run = carry_out(
+            carry_out(
                 recipe, folder, resume=resume, command=shlex.join(["decondense", *sys.argv[1:]]), show=show,
                 preparing=preparing, say=say,
             )  # fmt: skip
@@ -178,11 +181,11 @@ def _run(recipe: Any, folder: Path, *, resume: bool, as_json: bool) -> None:
         raise
     if not is_main():
         return
-    record = run.record if isinstance(run.record, Record) else parse(run.record, folder=folder)
+    record = read(folder)
     if as_json:
         print(record.to_json(), end="")
-        return
-    show_run(record, folder)
+    elif isinstance(record, Training):
+        show_run(record, folder)
 
 
 def _speak_when_ended(folder: Path) -> None:
@@ -222,21 +225,22 @@ def _progress(recipe: Any, *, quiet: bool) -> Iterator[tuple[Any, Any]]:
         yield move, show
 
 
-def show_run(record: Any, folder: Path) -> None:
+def show_run(record: Training, folder: Path) -> None:
     losses = {entry.step: entry.loss for entry in record.held_out}
-    snapshots = {snapshot.step: snapshot for snapshot in record.snapshots}
+    snapshots = {snapshot.step or 0: snapshot for snapshot in record.snapshots}
     rows = []
     for step in sorted(losses.keys() | snapshots.keys()):
         cells = ("", "")
         if step in snapshots:
             cells = (f"{snapshots[step].blocks:.3f}", signed(snapshots[step].spearman, 2))
-        tokens = step * record.tokens // record.steps
+        tokens = step * (record.tokens or 0) // record.steps
         rows.append((str(step), f"{tokens:,}", f"{losses[step]:.4f}" if step in losses else "", *cells))
     out.print(fitting_table(("step", "tokens", "held-out loss", "mean cosine", "Spearman"), rows, drop=("tokens",)))
     out.print("mean cosine: over the block outputs, on held-out windows", style="dim")
     speed = record.tokens_per_second
     pace = "" if speed is None else f", {speed:,.0f} tokens/s in steps"
     out.print(f"{record.steps} steps in {record.seconds:.0f} s{pace} on {record.hardware}")
-    if record.skipped_steps:
-        out.print(f"note: {len(record.skipped_steps)} steps were skipped, their loss or gradient was not finite")
+    skipped = record.skipped_steps if isinstance(record.skipped_steps, int) else len(record.skipped_steps)
+    if skipped:
+        out.print(f"note: {skipped} steps were skipped, their loss or gradient was not finite")
     out.print(f"written: {folder}/model, result.json, training.png, snapshots/")
