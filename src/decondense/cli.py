@@ -57,8 +57,6 @@ def _register() -> None:
         module = import_module(f"{commands.__name__}.{name}")
         if hasattr(module, name):
             app.command(**getattr(module, "OPTIONS", {}))(getattr(module, name))
-        if name == "evaluate" and hasattr(module, "significance"):  # until it has a file of its own
-            app.command(cls=module.SeparatorCommand)(module.significance)
 
 
 _register()

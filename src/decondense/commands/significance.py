@@ -29,6 +29,9 @@ class SeparatorCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
 
+OPTIONS = {"cls": SeparatorCommand}  # for the registration in cli.py
+
+
 def significance(
     runs: Annotated[list[str], typer.Argument(help="BASE… -- TREATED…: folders of `evaluate`, one per seed")],
     paired: Annotated[bool, typer.Option("--paired", help="the i-th base and treated run share their seed")] = False,
