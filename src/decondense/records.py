@@ -43,7 +43,11 @@ __all__ = [
     "read",
 ]
 
+STATISTICS = ("spearman", "kendall", "slope", "last")  # of mean cosine over depth
 Number = float | None
+Density = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0, lt=2**53)]  # what a browser can hold too
+Words = Annotated[str, Field(pattern=r"\S")]  # not empty
 Section = dict[str, Any]
 
 
@@ -140,7 +144,7 @@ class State(Part):
     name: str
     mean_cosine: Number
     std: Number
-    quantiles: list[float]
+    quantiles: list[float] = Field(min_length=5, max_length=5)
     by_distance: list[Number]
 
     def row(self) -> dict[str, Any]:
@@ -178,10 +182,19 @@ class Measurement(Record):
     @model_validator(mode="after")
     def _states(self) -> Measurement:
         least = self.model.layers + 1
-        tables = [self.states, self.histogram.counts, *self.per_window.mean_cosine]
+        tables: list[Sequence[Any]] = [self.states, self.histogram.counts, *self.per_window.mean_cosine]
         tables += [self.released_histogram.counts] if self.released_histogram is not None else []
         if any(len(table) < least for table in tables) or not self.per_window.mean_cosine:
             raise ValueError(f"{self.model.layers} layers have {least} states: states, counts or per_window have fewer")
+        lacking = [key for key in ("windows", "tokens", "last") if not isinstance(self.settings.get(key), int)]
+        lacking += [
+            f"{name} of {key}"
+            for key in ("all", *self.trend)
+            for name in STATISTICS
+            if name not in self.trend.get(key, ())
+        ]
+        if lacking:
+            raise ValueError(f"settings or trend lack {', '.join(dict.fromkeys(lacking))}")
         return self
 
 
@@ -189,8 +202,8 @@ class Snapshot(Part):
     """A measurement in short, as a training run or a study keeps it: `mean_cosine` (states,), the trends over depth,
     and, where a heatmap will be drawn, `histogram` (states, bins), a density over [−1, 1]."""
 
-    step: int | None = None
-    tokens: int | None = None
+    step: Count | None = None
+    tokens: Count | None = None
     file: str | None = None  # of the whole measurement, relative to the record's folder
     mean_cosine: list[Number] = Field(min_length=2)
     spearman: Number
@@ -198,15 +211,24 @@ class Snapshot(Part):
     kendall: Number
     slope: Number
     last: Number
-    windows: int
+    windows: Count
     final_norm: bool
-    histogram: list[list[float]] | None = None
+    histogram: list[list[Density]] | None = None
     window_interval: tuple[Number, Number] | None = None  # of spearman, over windows
     model: str | None = None
     parameters: int | None = None
     text: str | None = None
     text_source: str | None = None
     text_sha256: str | None = None
+
+    @model_validator(mode="after")
+    def _states(self) -> Snapshot:
+        rows = self.histogram
+        if rows is not None and (len(rows) != len(self.mean_cosine) or len(set(map(len, rows))) != 1 or not rows[0]):
+            raise ValueError(
+                f"histogram must have {len(self.mean_cosine)} rows of one length, as mean_cosine has states"
+            )
+        return self
 
     @property
     def blocks(self) -> float:
@@ -261,8 +283,8 @@ class Step(Part):
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
-    step: int
-    tokens: int
+    step: Count
+    tokens: Count
     loss: Number = None
     task_loss: Number = None
     penalty: Number = None
@@ -274,8 +296,8 @@ class Step(Part):
 
 
 class HeldOut(Part):
-    step: int
-    tokens: int
+    step: Count
+    tokens: Count
     loss: Number
 
 
@@ -527,13 +549,13 @@ class Study(Record):
     kind = "study"
     reads = ("decondense.study/2", "decondense.study/1")
 
-    study: str
-    claim: str
+    study: Words
+    claim: Words
     question: str
     criterion: str
     scale: str
-    verdict: str
-    sentence: str
+    verdict: Words
+    sentence: Words
     command: str
     hardware: str
     table: Table

@@ -3,9 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from page_results import write_measurement, write_pieces, write_run, write_study
+from page_results import write_everything, write_measurement, write_run, write_runs, write_study
 
-from decondense.report.page import report
+from decondense.report.page import collect, render, report
 
 
 @pytest.fixture(scope="session")
@@ -18,7 +18,17 @@ def forty(tmp_path_factory) -> Path:
     for k in range(13):
         write_run(folder / "r" / f"t{k}", seed=k, weight=0.01 * k, snapshots=(0, 60, 120, 180, 240, 300))
         study = folder / "r" / f"s{k}"
-        write_study(study, study=f"study-{k}", pieces=["seed-1", "seed-2"])
-        write_pieces(study, ("a", "b", "c", "d"), (1, 2), layers=30, steps=range(0, 80, 10))
+        write_study(study, study=f"study-{k}")
+        write_runs(study, ("a", "b", "c", "d"), (1, 2), layers=30, steps=range(0, 80, 10))
     report([folder / "r"], folder / "page.html")
     return folder / "page.html"
+
+
+@pytest.fixture(scope="session")
+def everything(tmp_path_factory) -> Path:
+    return write_everything(tmp_path_factory.mktemp("results"))
+
+
+@pytest.fixture(scope="session")
+def page(everything) -> str:
+    return render(collect([everything]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 import zlib
 from collections.abc import Sequence
@@ -12,8 +13,6 @@ from typing import Any
 
 import numpy as np
 import typer
-from decondense.studies.study import PIECE_SCHEMA, compact
-from decondense.studies.training import snapshot
 from typer.testing import CliRunner
 
 from decondense.commands.report import report
@@ -21,9 +20,11 @@ from decondense.evaluate.items import EvaluatedRun, summarise
 from decondense.meter.compare import Comparison
 from decondense.meter.result import Condensation, build
 from decondense.meter.tally import Tally
-from decondense.records import Evaluation
+from decondense.records import Evaluation, in_short
+from decondense.report.plotly import traces
 from decondense.stats.significance import significance
 
+__all__ = ["traces"]
 HOSTILE = "<script>alert(1)</script></script><img src=x onerror=alert(2)>\"'&amp;%{x}"
 COLUMNS = (
     "mean_cosine", "mean_cosine_all", "mean_square_cosine", "mean_direction_norm", "token_norm",
@@ -118,10 +119,10 @@ def write_run(
         fall = (0.01 + 0.45 * weight / (weight + 0.1)) * (1 - np.exp(-s / 80))
         result = condensation(layers=layers, start=0.15, end=0.65 - fall, seed=seed, name=name, released=released)
         result.save(folder / file)
-        entries.append({"step": s, "tokens": s * 32768, "file": file})
+        entries.append(in_short(result.record, histogram=True, step=s, tokens=s * 32768, file=file).model_dump())
     loss = {"name": "dispersion" if weight else "none", "weight": weight, "estimator": "first_order", "layers": "all"}
     record = {
-        "schema": "decondense.train/1",
+        "schema": "decondense.train/2",
         "finished": finished,
         "command": f"decondense train --model {name} --text {text} --tokens 10M --weight {weight} --seed {seed}",
         "recipe": {
@@ -133,9 +134,11 @@ def write_run(
         },
         "model": {"name": name, "source": "bundled", "parameters": 134_515_008},
         "text": [{"name": text, "source": "data folder", "documents": 90, "sha256": "ab" * 32}],
+        "steps": steps,
         "history": history,
         "held_out": held,
         "snapshots": entries,
+        "skipped_steps": [],
         "tokens_per_second": 285_000.0,
         "seconds": 34.5,
         "hardware": "NVIDIA H200",
@@ -213,7 +216,7 @@ def write_study(folder: Path, *, study="width", claim="C3", verdict="reproduced"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "figure.png").write_bytes(png())
     record = {
-        "schema": "decondense.study/1",
+        "schema": "decondense.study/2",
         "study": study,
         "claim": claim,
         "criterion": "the slope of Spearman over log width is negative, 95 % interval over training seeds",
@@ -226,64 +229,78 @@ def write_study(folder: Path, *, study="width", claim="C3", verdict="reproduced"
         "table": {"columns": ["width", "seed", "spearman"], "rows": [[64, 1, 0.78], [1024, 1, -0.36], [1024, 2, None]]},
         "figures": ["figure.png"],
         "config": {"widths": [64, 1024], "steps": 700},
-        "pieces": ["seed-1", "seed-2"],
+        "runs": [],
+        "estimate": {},
+        "versions": {"decondense": "0.2.0"},
     } | changes
     (folder / "result.json").write_text(json.dumps(record))
     return record
 
 
 @cache
-def _kept(layers: int) -> dict[str, Any]:
-    return snapshot(condensation(layers=layers, released=False, windows=2), histogram=True)
+def _short(layers: int) -> dict[str, Any]:
+    return in_short(condensation(layers=layers, released=False, windows=2).record, histogram=True).model_dump()
 
 
-def kept(rng: np.random.Generator, *, layers=6, **more) -> dict[str, Any]:
+def short(rng: np.random.Generator, *, layers=6, **more) -> dict[str, Any]:
     """What a study keeps of a measurement, another at every call."""
-    base = _kept(layers)
+    base = _short(layers)
     noise = 1 + 0.1 * rng.normal(size=(layers + 1, 64)).clip(-2, 2)
     means = np.array(base["mean_cosine"]) + 0.02 * rng.normal(size=layers + 1)
     numbers = {"mean_cosine": means.round(6).tolist(), "spearman": round(float(rng.uniform(-1, 1)), 4)}
     return base | numbers | {"histogram": (np.array(base["histogram"]) * noise).round(2).tolist()} | more
 
 
-def kept_run(rng: np.random.Generator, *, steps: Sequence[int] = (0, 50, 100), penalty=True, layers=6) -> dict:
-    """What a study keeps of a training run."""
-    at = list(range(1, 60, 2))
-    curves: dict[str, list[Any]] = {"step": at, "task_loss": (3 + rng.random(30)).round(5).tolist()}
-    if penalty:
-        curves |= {name: rng.random(30).round(5).tolist() for name in ("penalty", "mean_cosine")}
+def write_json(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "result.json").write_text(json.dumps(content))
+    return content
+
+
+def study_run(
+    rng: np.random.Generator, arm: str, seed: int, *, steps: Sequence[int] = (0, 50, 100), penalty=True, layers=6
+) -> dict[str, Any]:
+    """A run folder of a study, which keeps no weights and thins the history."""
+    names = ("task_loss", "penalty", "mean_cosine") if penalty else ("task_loss",)
+    at = range(1, 60, 2)
     return {
-        "parameters": 1000, "steps": steps[-1], "tokens": 100 * steps[-1], "tokens_per_second": 1e5, "seconds": 9.0,
-        "held_out": [[step, round(3 + float(rng.random()), 5)] for step in steps], "curves": curves,
-        "snapshots": [kept(rng, layers=layers, step=step, tokens=100 * step) for step in steps], "skipped_steps": 0,
+        "schema": "decondense.train/2", "finished": True, "arm": arm, "recipe": {"train": {"seed": seed}},
+        "model": {"name": "m", "parameters": 1000}, "steps": steps[-1], "tokens": 100 * steps[-1],
+        "history": [
+            {"step": s, "tokens": 100 * s, "loss": 3.0, **{n: round(3 * float(rng.random()), 5) for n in names}}
+            for s in at
+        ],
+        "held_out": [{"step": s, "tokens": 100 * s, "loss": round(3 + float(rng.random()), 5)} for s in steps],
+        "snapshots": [short(rng, layers=layers, step=s, tokens=100 * s) for s in steps],
+        "skipped_steps": 0, "seconds": 9.0, "tokens_per_second": 1e5, "hardware": "x", "versions": {},
     }  # fmt: skip
 
 
-def write_piece(folder: Path, name: str, **content: Any) -> dict:
-    record = {"schema": PIECE_SCHEMA, "study": "s", "scale": "gpu", "piece": name, "settings": {}, **content}
-    (folder / "pieces").mkdir(parents=True, exist_ok=True)
-    (folder / "pieces" / f"{name}.json").write_text(compact(record), encoding="utf-8")
-    return record
+def measured(content: dict[str, Any], **config: Any) -> dict[str, Any]:
+    """A measurement of a study."""
+    base = {"schema": "decondense.measured/1", "hardware": "x", "versions": {}}
+    return base | {"measurement": content, "config": config}
 
 
-def write_pieces(
+def write_runs(
     folder: Path, arms: Sequence[str] = ("cross-entropy", "dispersion"), seeds: Sequence[int] = (1, 2), **options
-) -> list[dict]:
-    """One piece per seed with a run of every arm; the first arm has no penalty."""
+) -> dict[str, dict[str, Any]]:
+    """A run of every arm and seed, which the study in the folder names; the first arm has no penalty."""
     rng = np.random.default_rng(zlib.crc32(folder.name.encode()))
-    return [
-        write_piece(
-            folder, f"seed-{seed}", what={"seed": seed, "arms": list(arms)},
-            runs={arm: kept_run(rng, penalty=arm != arms[0], **options) for arm in arms},
-        )
-        for seed in seeds
-    ]  # fmt: skip
+    runs = {}
+    for number, arm in enumerate(arms):
+        for seed in seeds:
+            name = f"arm{number}-seed-{seed}"
+            runs[name] = write_json(folder / "runs" / name, study_run(rng, arm, seed, penalty=number > 0, **options))
+    study = json.loads((folder / "result.json").read_text())
+    write_json(folder, study | {"runs": list(runs)})
+    return runs
 
 
 def write_everything(root: Path) -> Path:
     """One folder with a result of every kind, and four training runs of two arms."""
     write_study(root / "studies" / "width")
-    write_pieces(root / "studies" / "width", ("MLP 64", "MLP 1024"))
+    write_runs(root / "studies" / "width", ("MLP 64", "MLP 1024"))
     write_study(
         root / "studies" / "benchmarks", study="benchmarks", claim="C7", verdict="undecided",
         question="Do benchmarks gain?",
@@ -304,3 +321,19 @@ def run(*arguments: str) -> Any:
     app = typer.Typer()
     app.command()(report)
     return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def without_library(text: str) -> str:
+    """The page less plotly.js."""
+    return re.sub(r'<script type="text/plain" id="plotly">.*?</script>', "", text, flags=re.DOTALL)
+
+
+def data_of(text: str) -> tuple[dict, list]:
+    parts = [re.search(rf'id="page-{name}">(.*?)</script>', text, re.DOTALL)[1] for name in ("data", "pool")]
+    return json.loads(parts[0]), json.loads(parts[1])
+
+
+def whole(value, pool):
+    if isinstance(value, dict):
+        return pool[value["$"]] if "$" in value else {k: whole(v, pool) for k, v in value.items()}
+    return [whole(v, pool) for v in value] if isinstance(value, list) else value

@@ -19,8 +19,8 @@ from page_results import (
     HOSTILE,
     write_everything,
     write_measurement,
-    write_pieces,
     write_run,
+    write_runs,
     write_significance,
     write_study,
 )
@@ -269,7 +269,7 @@ def test_a_hostile_name_is_shown_as_text(visit, tmp_path):
     write_study(
         folder / "s", study=HOSTILE, sentence=HOSTILE, table={"columns": [HOSTILE], "rows": [[HOSTILE], ["=1+1"], [-1]]}
     )
-    write_pieces(folder / "s", (HOSTILE, "plain"))
+    write_runs(folder / "s", (HOSTILE, "plain"))
     record = write_significance(folder / "g", name=HOSTILE)
     record["tasks"][0]["task"] = HOSTILE
     (folder / "g" / "result.json").write_text(json.dumps(record))

@@ -1,21 +1,16 @@
-"""A study on the page: every number is one of a piece, and a piece that is damaged costs its charts alone."""
+"""A study on the page: every number is one of its runs, and a run that is damaged costs its charts alone."""
 
 from __future__ import annotations
 
 import copy
 import json
-import re
 
 import numpy as np
 import pytest
-from decondense.report.study_charts import FRAMES, HEATMAPS
-from decondense.studies.merging import merge
-from decondense.studies.study import settings_of
-from page_results import HOSTILE, kept, kept_run, write_piece, write_pieces, write_study
-from studies.study_pieces import of_seeds, outcomes, run, write
+from page_results import HOSTILE, measured, short, study_run, traces, write_json, write_runs, write_study
 
 from decondense.report.page import collect, page_data, render
-from decondense.studies import STUDIES
+from decondense.report.studies import FRAMES, HEATMAPS
 
 ARMS = ("cross-entropy", "dispersion")
 
@@ -26,22 +21,22 @@ def charts_of(folder) -> tuple[dict, object]:
 
 
 @pytest.fixture
-def pieces(tmp_path):
+def runs(tmp_path):
     write_study(tmp_path / "s", config={"arms": {arm: {} for arm in ARMS}})
-    return write_pieces(tmp_path / "s", ARMS)
+    return write_runs(tmp_path / "s", ARMS)
 
 
-def test_heatmaps_are_those_of_the_first_seed(tmp_path, pieces):
+def test_heatmaps_are_those_of_the_first_seed(tmp_path, runs):
     _, section = charts_of(tmp_path)
     panel = section.panels[0]
     assert [chart.title for chart in panel.charts] == [f"{arm}, seed 1" for arm in ARMS]
     assert panel.steps == [(0, "step 0 · 0 tokens"), (50, "step 50 · 5k tokens"), (100, "step 100 · 10k tokens")]
-    for arm, chart in zip(ARMS, panel.charts):
-        for frame, snapshot in zip(chart.frames, pieces[0]["runs"][arm]["snapshots"], strict=True):
+    for number, chart in enumerate(panel.charts):
+        for frame, snapshot in zip(chart.frames, runs[f"arm{number}-seed-1"]["snapshots"], strict=True):
             assert frame.step == snapshot["step"]
             rho = f"{snapshot['spearman']:.2f}".replace("-", "−")
             assert frame.caption == f"step {snapshot['step']}: Spearman {rho}"
-            heat, _, mean, low, high = frame.data[:5]
+            heat, _, mean, low, high = traces(frame)[:5]
             shown = dict(zip(heat["y"], heat["z"], strict=True))
             for k in range(64):
                 column = shown.get(round(-1 + (2 * k + 1) / 64, 6), [0] * 7)
@@ -56,80 +51,77 @@ def test_heatmaps_are_those_of_the_first_seed(tmp_path, pieces):
     assert "The first seed of each arm." in panel.note
 
 
-def test_depth_before_and_after(tmp_path, pieces):
+def test_depth_before_and_after(tmp_path, runs):
     charts, _ = charts_of(tmp_path)
-    traces = {trace["name"]: trace for trace in charts["Mean cosine over depth"].frames[0].data}
-    assert set(traces) == {f"{arm}, {when}" for arm in ARMS for when in ("before", "after")}
-    for arm in ARMS:
+    drawn = traces(charts["Mean cosine over depth"].frames[0])
+    lines = {trace["name"]: trace for trace in drawn if trace["mode"] == "lines"}
+    ends = {trace["name"]: trace for trace in drawn if trace["mode"] == "markers"}
+    assert set(lines) == set(ends) == {f"{arm}, {when}" for arm in ARMS for when in ("before", "after")}
+    for number, arm in enumerate(ARMS):
         for when, at in (("before", 0), ("after", -1)):
-            curves = [piece["runs"][arm]["snapshots"][at]["mean_cosine"] for piece in pieces]
+            curves = [runs[f"arm{number}-seed-{seed}"]["snapshots"][at]["mean_cosine"] for seed in (1, 2)]
             means = [sum(values) / len(values) for values in zip(*curves)]
-            trace = traces[f"{arm}, {when}"]
-            assert trace["y"][:6] == pytest.approx(means[:6], rel=1e-4)
-            assert trace["y"][6] is None, "the last state stands by itself"
-            assert trace["y"][7] == pytest.approx(means[6], rel=1e-4)
-            assert trace["customdata"] == trace["x"] == [0, 1, 2, 3, 4, 5, 5, 6]
-    changes = charts["What training changed"].frames[0].data
-    assert [trace["meta"] for trace in changes] == [f"{arm}, seed {seed}" for arm in ARMS for seed in (1, 2)]
-    for trace, (arm, place) in zip(changes, ((arm, place) for arm in ARMS for place in (0, 1))):
-        first, *_, last = (s["mean_cosine"] for s in pieces[place]["runs"][arm]["snapshots"])
-        expected = [b - a for a, b in zip(first, last)]
-        assert [y for y in trace["y"] if y is not None] == pytest.approx(expected, rel=1e-3, abs=1e-9)
+            line, end = lines[f"{arm}, {when}"], ends[f"{arm}, {when}"]
+            assert line["y"] == pytest.approx(means[:6], rel=1e-4)
+            assert end["y"] == pytest.approx(means[6:], rel=1e-4), "the last state stands by itself"
+            assert (line["customdata"], end["x"]) == ([0, 1, 2, 3, 4, 5], [6])
+    changes = traces(charts["What training changed"].frames[0])
+    assert [t["meta"] for t in changes[::2]] == [f"{arm}, seed {seed}" for arm in ARMS for seed in (1, 2)]
+    for line, end, run in zip(changes[::2], changes[1::2], runs.values(), strict=True):
+        first, *_, last = (s["mean_cosine"] for s in run["snapshots"])
+        assert line["y"] + end["y"] == pytest.approx([b - a for a, b in zip(first, last)], rel=1e-3, abs=1e-9)
 
 
-def test_what_all_arms_begin_with_is_drawn_once(tmp_path, pieces):
-    for piece in pieces:
-        for arm in ARMS:
-            piece["runs"][arm]["snapshots"][0] = pieces[0]["runs"][ARMS[0]]["snapshots"][0]
-    write(tmp_path / "s", pieces)
+def test_what_all_arms_begin_with_is_drawn_once(tmp_path, runs):
+    for name, run in runs.items():
+        run["snapshots"][0] = runs["arm0-seed-1"]["snapshots"][0]
+        write_json(tmp_path / "s" / "runs" / name, run)
     charts, _ = charts_of(tmp_path)
-    names = [trace["name"] for trace in charts["Mean cosine over depth"].frames[0].data]
+    names = [trace["name"] for trace in traces(charts["Mean cosine over depth"].frames[0])[::2]]
     assert names == ["before, all arms", *(f"{arm}, after" for arm in ARMS)]
 
 
-def test_curves_over_steps(tmp_path, pieces):
+def test_curves_over_steps(tmp_path, runs):
     charts, section = charts_of(tmp_path)
-    runs = [(arm, piece) for arm in ARMS for piece in pieces]
+
+    def column(name, key):
+        return lambda run: [(row["step"], row.get(key)) for row in run[name] if key in row]
+
     for title, values in (
-        ("Task loss while training", lambda r: (r["curves"]["step"], r["curves"]["task_loss"])),
-        ("Penalty", lambda r: (r["curves"]["step"], r["curves"].get("penalty"))),
-        ("Mean cosine while training", lambda r: (r["curves"]["step"], r["curves"].get("mean_cosine"))),
-        ("Held-out loss", lambda r: tuple(map(list, zip(*r["held_out"])))),
-        ("Spearman of mean cosine with depth", lambda r: ([0, 50, 100], [s["spearman"] for s in r["snapshots"]])),
-        (
-            "Mean cosine of all blocks",
-            lambda r: ([0, 50, 100], [sum(s["mean_cosine"][1:]) / 6 for s in r["snapshots"]]),
-        ),
+        ("Task loss while training", column("history", "task_loss")),
+        ("Penalty", column("history", "penalty")),
+        ("Mean cosine while training", column("history", "mean_cosine")),
+        ("Held-out loss", column("held_out", "loss")),
+        ("Spearman of mean cosine with depth", column("snapshots", "spearman")),
+        ("Mean cosine of all blocks", lambda r: [(s["step"], sum(s["mean_cosine"][1:]) / 6) for s in r["snapshots"]]),
     ):
-        traces = charts[title].frames[0].data
-        known = [(arm, piece) for arm, piece in runs if values(piece["runs"][arm])[1] is not None]
-        assert len(traces) == len(known) == (2 if title in ("Penalty", "Mean cosine while training") else 4)
-        for trace, (arm, piece) in zip(traces, known):
-            steps, expected = values(piece["runs"][arm])
-            assert trace["meta"] == f"{arm}, seed {piece['what']['seed']}"
-            assert trace["x"] == steps
+        drawn = traces(charts[title].frames[0])
+        known = [run for run in runs.values() if values(run)]
+        assert len(drawn) == len(known) == (2 if title in ("Penalty", "Mean cosine while training") else 4)
+        for trace, run in zip(drawn, known):
+            steps, expected = zip(*values(run))
+            assert trace["meta"] == f"{run['arm']}, seed {run['recipe']['train']['seed']}"
+            assert trace["x"] == list(steps)
             assert trace["y"] == pytest.approx(expected, rel=1e-4)
-            assert trace["line"]["color"] == {"cross-entropy": "#0072B2", "dispersion": "#D55E00"}[arm]
-        assert [trace["showlegend"] for trace in traces] == [True, False] * (len(traces) // 2)
+            assert trace["line"]["color"] == {"cross-entropy": "#0072B2", "dispersion": "#D55E00"}[run["arm"]]
+        assert [trace["showlegend"] for trace in drawn] == [True, False] * (len(drawn) // 2)
     assert [panel.title for panel in section.panels] == [
         "Geometry before, during and after", "Over depth", "Condensation over training", "Training curves",
     ]  # fmt: skip
 
 
 def test_arms_stand_in_the_order_of_the_settings(tmp_path):
-    write_study(tmp_path / "s", config={"arms": {"z": {}, "a": {}}}, pieces=["seed-2", "seed-1"])
-    rng = np.random.default_rng(0)
-    for seed in (1, 2):
-        write_piece(tmp_path / "s", f"seed-{seed}", what={"seed": seed}, runs={a: kept_run(rng) for a in ("a", "z")})
+    write_study(tmp_path / "s", config={"arms": {"z": {}, "a": {}}})
+    write_runs(tmp_path / "s", ("a", "z"), (2, 1))
     charts, _ = charts_of(tmp_path)
-    metas = [trace["meta"] for trace in charts["Task loss while training"].frames[0].data]
+    metas = [trace["meta"] for trace in traces(charts["Task loss while training"].frames[0])]
     assert metas == ["z, seed 1", "z, seed 2", "a, seed 1", "a, seed 2"]
 
 
 def test_many_arms_are_thinned_out(tmp_path):
     arms = [f"arm {k}" for k in range(9)]
     write_study(tmp_path / "s")
-    write_pieces(tmp_path / "s", arms, steps=range(0, 100, 10))
+    write_runs(tmp_path / "s", arms, steps=range(0, 100, 10))
     _, section = charts_of(tmp_path)
     heat = section.panels[0]
     assert len(heat.charts) == HEATMAPS
@@ -138,28 +130,24 @@ def test_many_arms_are_thinned_out(tmp_path):
     assert sum(len(chart.frames) for chart in heat.charts) <= FRAMES
     assert {(chart.frames[0].step, chart.frames[-1].step) for chart in heat.charts} == {(0, 90)}
     assert heat.note.startswith("6 of 9 are drawn.")
-    styles = [(t["line"]["color"], t["line"]["dash"]) for t in section.panels[2].charts[0].frames[0].data[::2]]
-    assert len(set(styles)) == 9, "no two arms look alike"
+    lines = [trace["line"] for trace in traces(section.panels[2].charts[0].frames[0])[::2]]
+    assert len({(line["color"], line["dash"]) for line in lines}) == 9, "no two arms look alike"
 
 
 def test_texts_models_and_checkpoints(tmp_path):
     rng = np.random.default_rng(0)
-    config = {"models": ["m"], "texts": ["wiki", "imdb"]}
-    write_study(tmp_path / "text", study="text", claim="C2", config=config, pieces=["m-imdb", "m-wiki"])
-    for text in ("imdb", "wiki"):
-        write_piece(
-            tmp_path / "text", f"m-{text}", what={"model": "m", "text": text}, measurements={text: kept(rng, model="M")}
-        )
-    config = {"families": {"f": ["m1", "m0"]}}
-    write_study(tmp_path / "size", study="size", claim="C1", config=config, pieces=["m0", "m1"])
-    for k in range(2):
-        content = kept(rng, model=f"described m{k}", layers=4 + 2 * k)
-        write_piece(tmp_path / "size", f"m{k}", what={"model": f"m{k}", "family": "f"}, measurement=content)
-    names = [f"m-{place}" for place in (2, 0, 1)]
-    write_study(tmp_path / "init", study="init", claim="C4", config={}, pieces=names)
-    for place in range(3):
-        what = {"model": "m", "revision": f"stage|{place}", "place": place}
-        write_piece(tmp_path / "init", f"m-{place}", what=what, measurement=kept(rng, model="M"))
+
+    def write(study, config, contents, **more):
+        write_study(tmp_path / study, study=study, config=config, runs=list(contents), **more)
+        for name, content in contents.items():
+            write_json(tmp_path / study / "runs" / name, content)
+
+    texts = {f"m-{t}": measured(short(rng, model="M"), model="m", text=t) for t in ("imdb", "wiki")}
+    write("text", {"models": ["m"], "texts": ["wiki", "imdb"]}, texts, claim="C2")
+    models = [measured(short(rng, model=f"described m{k}", layers=4 + 2 * k), model=f"m{k}", text="t") for k in (0, 1)]
+    write("size", {"families": {"f": ["m1", "m0"]}}, {"m0": models[0], "m1": models[1]}, claim="C1")
+    row = {f"m-{k}": measured(short(rng), model="m", text="t", revision=f"stage|{k}", place=k) for k in (2, 0, 1)}
+    write("init", {}, row, claim="C4")
     size, text, init = collect([tmp_path]).sections
     assert [chart.title for chart in text.panels[0].charts] == ["wiki", "imdb"]
     assert [chart.title for chart in size.panels[0].charts] == ["described m1", "described m0"]
@@ -167,8 +155,10 @@ def test_texts_models_and_checkpoints(tmp_path):
         assert [panel.title for panel in section.panels] == ["Geometry", "Over depth"], "nothing was trained"
         assert not section.panels[0].steps
         assert [chart.title for chart in section.panels[1].charts] == ["Mean cosine over depth"]
-    xs = [trace["x"] for trace in size.panels[1].charts[0].frames[0].data]
-    assert [(x[0], x[-1], len(x)) for x in xs] == [(0, 1, 8), (0, 1, 6)], "of other depths: relative to the whole"
+    xs = [trace["x"] for trace in traces(size.panels[1].charts[0].frames[0])]
+    assert [(x[0], x[-1], len(x)) for x in xs] == [(0, 0.833333, 6), (1, 1, 1), (0, 0.75, 4), (1, 1, 1)], (
+        "of other depths: relative to the whole"
+    )
     (chart,) = init.panels[0].charts
     assert [frame.caption.split(": ")[0] for frame in chart.frames] == ["stage|0", "stage|1", "stage|2"]
     assert init.panels[0].steps == [(0, "checkpoint 1"), (1, "checkpoint 2"), (2, "checkpoint 3")]
@@ -176,103 +166,97 @@ def test_texts_models_and_checkpoints(tmp_path):
     assert "Checkpoint</label>" in render(collect([tmp_path]))
 
 
+COLUMNS = ["task", "items", "base", "treated", "difference", "low", "high", "p", "p_holm", "smallest_effect"]
+ROWS = [
+    ["piqa", 100, 0.5, 0.6, 0.1, 0.05, 0.15, 0.001, 0.002, 0.04],
+    ["arc_easy", 400, 0.3, 0.29, -0.01, -0.03, 0.01, 0.4, 0.4, 0.03],
+    ["average", 500, 0.4, 0.445, 0.045, 0.01, 0.08, 0.02, None, 0.05],
+]
+
+
 def test_forest_of_the_benchmarks(tmp_path):
-    study = STUDIES["benchmarks"]
-    settings = settings_of(study, "smoke")
-    rng = np.random.default_rng(0)
-
-    def make(arm, seed):
-        gains = {"piqa": 0.3, "arc_easy": 0.0}
-        found = {task: outcomes(rng, 0.4 + gain * (arm == "dispersion")) for task, gain in gains.items()}
-        scores = {task: round(entry["correct"].count("1") / 200, 6) for task, entry in found.items()}
-        return run(weights=f"{arm}-{seed}", outcomes=found, scores=scores)
-
-    write(tmp_path / "b", of_seeds(study, "smoke", settings, make, [1, 2, 3]))
-    record = merge(study, "smoke", tmp_path / "b")
+    scores = {"piqa": [0.58, 0.6, 0.62], "arc_easy": [0.28, 0.29, 0.3]}
+    seeds = {str(k): {task: values[k] for task, values in scores.items()} for k in range(3)}
+    estimate = {"runs": {"cross-entropy": {}, "dispersion": seeds}, "macro": {"treated_seeds": [0.43, 0.445, 0.46]}}
+    write_study(tmp_path / "b", table={"columns": COLUMNS, "rows": ROWS}, estimate=estimate)
     _, section = charts_of(tmp_path)
     chart = section.panels[0].charts[0]
     assert chart.title == "Benchmarks: dispersion − cross-entropy"
-    rows = [dict(zip(record["table"]["columns"], row)) for row in record["table"]["rows"]]
-    seeds, *estimates = chart.frames[0].data
+    singles, *estimates = traces(chart.frames[0])
     points = {}
     for trace in estimates:
         ends = zip(trace["error_x"]["arrayminus"], trace["error_x"]["array"])
         points |= dict(zip(trace["y"], zip(trace["x"], ends, [trace["name"]] * 9)))
-    for place, row in zip((3, 2, 1), rows, strict=True):
+    for place, row in zip((3, 2, 1), ROWS, strict=True):
         x, (down, up), name = points[place]
-        assert x == pytest.approx(100 * row["difference"], rel=1e-4)
-        assert x - down == pytest.approx(100 * row["low"], rel=1e-3)
-        assert x + up == pytest.approx(100 * row["high"], rel=1e-3)
-        assert (name == "differs") is (row["task"] != "arc_easy")
-        own = [value for value, y in zip(seeds["x"], seeds["y"]) if round(y) == place]
+        assert (x, x - down, x + up) == pytest.approx([100 * row[k] for k in (4, 5, 6)])
+        assert (name == "differs") is (row[0] != "arc_easy")
+        own = [value for value, y in zip(singles["x"], singles["y"]) if round(y) == place]
         assert len(own) == 3
-        assert sum(own) / 3 == pytest.approx(100 * (row["treated"] - row["base"]), rel=1e-4)
+        assert sum(own) / 3 == pytest.approx(100 * (row[3] - row[2]), rel=1e-4)
     (table,) = section.tables
-    assert table.columns == record["table"]["columns"]
-    assert table.cells[0][4] == f"{100 * rows[0]['difference']:+.2f}"
-    assert section.pictures
+    assert table.columns == COLUMNS
+    assert table.cells[0][4] == "+10.00"
     text = render(collect([tmp_path]))
-    assert text.index("data:image/png") > max(found.start() for found in re.finditer('<figure class="chart"', text))
+    assert text.index("data:image/png") > text.rindex('<figure class="chart"')
 
 
-@pytest.mark.parametrize("estimate", [None, "x", [1], {}, {"runs": {"dispersion": {"1": None}}, "macro": 3}])
-def test_forest_without_single_seeds(tmp_path, estimate):
-    columns = ["task", "items", "base", "treated", "difference", "low", "high", "p"]
-    rows = [["piqa", 10, 0.5, 0.6, 0.1, None, None, 0.2], ["x", None, 0.5, 0.6, 0.1, 0, 0.2, 0.01]]
-    write_study(tmp_path / "b", table={"columns": columns, "rows": rows}, estimate=estimate)
-    charts, section = charts_of(tmp_path)
-    (chart,) = charts.values()
-    assert chart.frames[0].data[1]["x"] == [10]
-    assert section.tables[0].rows == rows
-    render(collect([tmp_path]))
+def test_another_table_has_no_forest(tmp_path):
+    for estimate in ({}, {"runs": {"one": {}}}):
+        write_study(tmp_path / "b", table={"columns": COLUMNS, "rows": ROWS}, estimate=estimate)
+        charts, section = charts_of(tmp_path)
+        assert not charts
+        assert section.tables[0].rows == ROWS
 
 
 # -- damage --------------------------------------------------------------------------------------------------
 
 
-def test_pieces_that_cannot_be_read_are_named(tmp_path, pieces):
-    names = ["seed-1", "broken", "list", "gone", "../../secret", "nul\0", 999 * "x"]
-    write_study(tmp_path / "s", pieces=names)
-    (tmp_path / "s" / "pieces" / "broken.json").write_text("{")
-    (tmp_path / "s" / "pieces" / "list.json").write_text("[1]")
-    (tmp_path / "secret.json").write_text(json.dumps(pieces[1] | {"runs": {"secret": pieces[1]["runs"][ARMS[0]]}}))
-    charts, section = charts_of(tmp_path)
-    assert [trace["meta"] for trace in charts["Held-out loss"].frames[0].data] == [f"{arm}, seed 1" for arm in ARMS]
-    broken, outside, *odd, missing = section.notes
+def test_runs_that_cannot_be_read_are_named(tmp_path, runs):
+    names = ["arm0-seed-1", "arm1-seed-1", "broken", "list", "gone", "../../secret", "nul\0", 999 * "x"]
+    write_json(tmp_path / "s", json.loads((tmp_path / "s" / "result.json").read_text()) | {"runs": names})
+    for name, content in (("broken", "{"), ("list", "[1]")):
+        (tmp_path / "s" / "runs" / name).mkdir()
+        (tmp_path / "s" / "runs" / name / "result.json").write_text(content)
+    write_json(tmp_path / "secret", runs["arm0-seed-2"])
+    charts, section = charts_of(tmp_path / "s")
+    assert [t["meta"] for t in traces(charts["Held-out loss"].frames[0])] == [f"{arm}, seed 1" for arm in ARMS]
+    broken, no_record, outside, *odd, missing = section.notes
     assert len(odd) == 2
-    assert broken.startswith("the piece broken could not be read and is not in the charts: broken.json is not valid")
+    assert broken.startswith("the run broken could not be read and is not in the charts: result.json is not valid JSON")
+    assert "names no schema" in no_record
     assert "outside the result folder" in outside
-    assert missing == "1 of 7 pieces are not there: the charts are without them."
+    assert missing == "1 of 8 runs are not there: the charts are without them."
 
 
-def test_a_study_without_piece_files_says_nothing(tmp_path):
+def test_a_study_without_runs_says_nothing(tmp_path):
     write_study(tmp_path / "s")
     _, section = charts_of(tmp_path)
     assert section.panels == section.notes == []
 
 
 def places(value, path=()):
-    """Every place in a piece, lists by their last entry."""
+    """Every place in a record, lists by their last entry."""
     yield path
     inner = value if isinstance(value, dict) else dict(list(enumerate(value))[-1:]) if isinstance(value, list) else {}
     for key, one in inner.items():
         yield from places(one, (*path, key))
 
 
-@pytest.mark.parametrize("kind", ["runs", "measurement", "measurements"])
-def test_a_damaged_piece_never_costs_more_than_its_charts(tmp_path, kind):
+@pytest.mark.parametrize("kind", ["training", "measured"])
+def test_a_damaged_run_never_costs_more_than_its_charts(tmp_path, kind):
     rng = np.random.default_rng(0)
-    content = {"runs": {"a": kept_run(rng, layers=2, steps=(0, 9))}, "measurement": kept(rng, layers=2, model="m")}
-    content["measurements"] = {"text": content["measurement"]}
-    what = {"seed": 1, "model": "m", "revision": "r", "place": 0}
-    piece = write_piece(tmp_path / "s", "seed-1", what=what, **{kind: content[kind]})
-    write_study(tmp_path / "s", pieces=["seed-1"])
+    record = study_run(rng, "a", 1, layers=2, steps=(0, 9))
+    if kind == "measured":
+        record = measured(short(rng, layers=2, model="m"), model="m", text="t", revision="r", place=0)
+    write_study(tmp_path / "s", runs=["one"])
+    write_json(tmp_path / "s" / "runs" / "one", record)
     assert charts_of(tmp_path)[0]
-    file = tmp_path / "s" / "pieces" / "seed-1.json"
+    file = tmp_path / "s" / "runs" / "one" / "result.json"
     tried = 0
-    for path in places(piece):
+    for path in places(record):
         for value in (None, "x", [None], -1, 1e400, 10**400):
-            damaged = copy.deepcopy(piece)
+            damaged = copy.deepcopy(record)
             if path:
                 inner = damaged
                 for key in path[:-1]:
@@ -288,25 +272,14 @@ def test_a_damaged_piece_never_costs_more_than_its_charts(tmp_path, kind):
     assert tried > 100
 
 
-def test_a_damaged_snapshot_leaves_the_others(tmp_path, pieces):
-    pieces[0]["runs"]["dispersion"]["snapshots"][1]["histogram"][3][4] = None
-    pieces[0]["runs"]["cross-entropy"]["snapshots"][1]["mean_cosine"] = "x"
-    write(tmp_path / "s", pieces)
-    charts, _ = charts_of(tmp_path)
-    for arm in ARMS:
-        assert [frame.step for frame in charts[f"{arm}, seed 1"].frames] == [0, 100]
-    trend = charts["Mean cosine of all blocks"].frames[0].data
-    assert [trace["x"] for trace in trend] == [[0, 100], [0, 50, 100], [0, 50, 100], [0, 50, 100]]
-
-
 def test_hostile_names_are_text(tmp_path):
     write_study(tmp_path / "s")
-    write_pieces(tmp_path / "s", (HOSTILE, "plain"))
+    write_runs(tmp_path / "s", (HOSTILE, "plain"))
     _, section = charts_of(tmp_path)
     for panel in section.panels:
         for chart in panel.charts:
-            for trace in (trace for frame in chart.frames for trace in frame.data):
-                for words in (str(trace.get("name")), str(trace.get("hovertemplate"))):
+            for trace in (trace for frame in chart.frames for trace in traces(frame)):
+                for words in (str(trace.get("name")), str(trace.get("hovertemplate")), str(trace.get("customdata"))):
                     assert "<script" not in words
                     assert "amp;%{x}" not in words, "plotly fills that in"
     text = render(collect([tmp_path]))

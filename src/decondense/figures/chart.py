@@ -41,9 +41,10 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#9
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross")
 INK, FAINT, PAPER = "ink", "faint", "paper"
+Values = Sequence[Any] | np.ndarray
 
 
-def look(number: int) -> dict[str, str]:
+def look(number: int) -> dict[str, Any]:
     """Colour, dash and symbol of the n-th series: no two alike among the first 48."""
     turn = number % len(PALETTE) + number // len(PALETTE)
     names = {"dash": DASHES[turn % len(DASHES)], "symbol": SYMBOLS[turn % len(SYMBOLS)]}
@@ -78,8 +79,8 @@ class Series:
     for all of a `group`; `label` says which run it is. `hover` is what a point says: lines with {label}, {x}, {y} and
     {of}, which is what else is known of every point (its step, or words)."""
 
-    x: Sequence[Any]
-    y: Sequence[Any]
+    x: Values
+    y: Values
     name: str = ""
     colour: str = PALETTE[0]
     dash: str | None = None
@@ -101,9 +102,9 @@ class Series:
 class Band:
     """The area between two curves."""
 
-    x: Sequence[float]
-    low: Sequence[Any]
-    high: Sequence[Any]
+    x: Values
+    low: Values
+    high: Values
     name: str
     colour: str
     opacity: float

@@ -89,7 +89,8 @@ class Geometry:
     @property
     def per_window(self) -> np.ndarray:
         """(windows, L+1) mean cosine of each window: what the intervals are resampled from."""
-        return np.array(self.record.per_window.mean_cosine, dtype=np.float64)[:, : self.layers + 1]
+        rows = [row[: self.layers + 1] for row in self.record.per_window.mean_cosine]
+        return np.array(rows, dtype=np.float64)
 
     def _trend(self, name: str, states: str) -> Interval:
         table = self.record.trend

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..words import amount, span
-from .chart import FAINT, INK, PALETTE, PAPER, Axis, Chart, Frame, Heat, Remark, Rule, Series, with_intervals
+from .chart import FAINT, INK, PALETTE, Axis, Chart, Frame, Heat, Remark, Rule, Series, with_intervals
 from .draw import Strip, draw
 from .measured import Geometry, Short, histogram_quantiles
 
@@ -58,7 +58,7 @@ def heat_frame(
     layers = len(mean) - 1
     x = (np.arange(layers + 1) / (layers if relative else 1)).tolist()
     split = layers if result.final_norm else layers + 1
-    style = {"colour": PALETTE[1], "halo": True}
+    style: dict[str, Any] = {"colour": PALETTE[1], "halo": True}
     marks: list[Any] = [Heat(x, density, top)]
     marks.append(Series(x[:split], mean[:split], "mean", dash="solid", width=2.5, **style))
     if spread and view == "pooled":
@@ -66,7 +66,7 @@ def heat_frame(
         table = getattr(result, "quantiles", None)
         table = np.array([histogram_quantiles(row) for row in counts]) if table is None else table
         for k, name in ((0, "5 % and 95 %"), (4, "")):
-            marks.append(Series(x[:split], table[:split, k], name, PAPER, dash="dot", width=1.5))
+            marks.append(Series(x[:split], table[:split, k], name, PALETTE[1], dash="dot", width=1.8))
     if result.final_norm:
         marks.append(Series(x[-1:], mean[-1:], "after the final norm", symbol="circle", size=9, **style))
         before = getattr(result, "before_norm", None)

@@ -60,7 +60,8 @@ class Shot:
 
     def interval(self, name: str) -> tuple[Any, Any]:
         """Over windows, where it is known."""
-        return tuple(round_to(self.result.interval(name))) if isinstance(self.result, Geometry) else (None, None)  # type: ignore[return-value]
+        low, high = round_to(self.result.interval(name)) if isinstance(self.result, Geometry) else (None, None)
+        return low, high
 
 
 @dataclass
@@ -181,7 +182,12 @@ def depth_panel(lines: Sequence[Line]) -> Panel | None:
     marks: list[Any] = []
     for arm, members in arms.items():
         number, normed = members[0].number, bool(members[0].shots[-1].result.final_norm)
-        style = {"number": number, "normed": normed, "relative": relative, "hover": "mean cosine {y:.3f}"}
+        style: dict[str, Any] = {
+            "number": number,
+            "normed": normed,
+            "relative": relative,
+            "hover": "mean cosine {y:.3f}",
+        }
         if arm in starts and (not common or not marks):
             words, shade = ("before, all arms", INK) if common else (f"{arm}, before", "")
             marks += _over_depth(starts[arm], words, **style, dash="dot", width=1.4, shade=shade)
@@ -211,7 +217,7 @@ def _change(trained: Sequence[Line], axis: Axis, height: int, relative: bool) ->
         before, after = line.shots[0].mean_cosine, line.shots[-1].mean_cosine
         if len(before) == len(after):
             normed = bool(line.shots[-1].result.final_norm)
-            style = {"number": line.number, "normed": normed, "relative": relative, "hover": "{y:+.4f}"}
+            style: dict[str, Any] = {"number": line.number, "normed": normed, "relative": relative, "hover": "{y:+.4f}"}
             marks += _over_depth(after - before, line.arm, label=line.label, **style)
             changes = enumerate(round_to((after - before).tolist()))
             rows += [{"run": line.label, "layer": layer, "change_of_mean_cosine": value} for layer, value in changes]
@@ -239,7 +245,11 @@ def _over_depth(
     x = [layer / layers[-1] for layer in layers] if relative else layers
     y = [known(value) for value in values]
     style = look(number) | ({"colour": shade} if shade else {}) | ({"dash": dash} if dash else {})
-    more = {"group": f"{number} {name}", "label": label or name, "hover": "{label}\nlayer {of}\n" + hover}
+    more: dict[str, Any] = {
+        "group": f"{number} {name}",
+        "label": label or name,
+        "hover": "{label}\nlayer {of}\n" + hover,
+    }
     split = len(values) - 1 if normed else len(values)
     line = Series(x[:split], y[:split], name, **(style | {"symbol": None}), width=width, of=layers[:split], **more)
     end = Series(x[split:], y[split:], name, **(style | {"dash": None}), size=8, of=layers[split:], **more)

@@ -6,12 +6,11 @@ Three stand-ins are replaced by the colours of the light or dark page when it is
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ..figures.chart import FAINT, INK, PAPER, Axis, Band, Chart, Frame, Heat, Series
+from ..figures.chart import FAINT, INK, PAPER, Axis, Band, Chart, Frame, Heat, Series, Values
 from ..words import round_to
 
 __all__ = ["columns", "layout", "plain", "traces"]
@@ -48,7 +47,7 @@ def layout(chart: Chart) -> dict[str, Any]:
         "xaxis": _axis(chart.x),
         "yaxis": _axis(chart.y),
         "shapes": _shapes(chart),
-        "showlegend": chart.height > 260 if heat else len(named) > 1,
+        "showlegend": chart.height > 260 if heat else bool(chart.legend) or len(named) > 1,
     }
     return described | ({"plot_bgcolor": VIRIDIS_ZERO} if heat else {})
 
@@ -89,7 +88,8 @@ def traces(frame: Frame) -> list[dict[str, Any]]:
             drawn += _band(mark)
         else:
             if mark.halo and mark.dash:
-                drawn.append(_series(Series(mark.x, mark.y, colour="#ffffff", dash="solid", width=2 * mark.width)))
+                under = Series(mark.x, mark.y, colour="#ffffff", dash="solid", width=2 * mark.width)
+                drawn.append(_series(under) | {"showlegend": False})
             shown = bool(mark.name) and mark.group not in groups
             drawn.append(_series(mark) | {"showlegend": shown})
             groups |= {mark.group} if mark.group else set()
@@ -177,10 +177,10 @@ def _hover(series: Series) -> dict[str, Any]:
 
 
 def _lines(text: str) -> str:
-    return "<br>".join(map(plain, text.split("\n")))
+    return "<br>".join(map(unfilled, text.split("\n")))
 
 
-def _numbers(values: Sequence[Any], digits: int = 6) -> list[Any]:
+def _numbers(values: Values, digits: int = 6) -> list[Any]:
     return round_to(list(values), digits)
 
 

@@ -13,7 +13,7 @@ from ..figures.chart import FAINT, PALETTE, Axis, Band, Chart, Frame, Rule, Seri
 from ..figures.forest import forest_chart
 from ..figures.measured import Geometry
 from ..figures.measurements import trend_charts
-from ..records import Comparison, Evaluation, Measurement, Significance
+from ..records import STATISTICS, Comparison, Evaluation, Measurement, Significance
 from ..stats.intervals import student
 from ..words import cell, duration, p_value, points, round_to, several, span
 from .panels import Shot, heat_panel
@@ -38,9 +38,6 @@ CURVES = {
     "all_before_norm": "all states, the last before the final norm",
     "blocks_before_norm": "blocks only, before the final norm",
 }
-
-
-STATISTICS = ("spearman", "kendall", "slope", "last")
 
 
 def measurement(source: Source[Measurement]) -> Section:
@@ -103,12 +100,12 @@ def depth_curve(result: Geometry) -> Chart:
     low, high = mean - half, mean + half
     known = len(result.per_window) > 1
     bare = np.minimum(result.values("mean_cosine_without_variance3"), result.values("mean_cosine_without_cosine3"))
-    words = [f"mean {span(m, *((a, b) if known else (None, None)), 3)}" for m, a, b in zip(mean, low, high)]
+    words = [f"mean {span(m, a if known else None, b, 3)}" for m, a, b in zip(mean, low, high)]
     marks: list[Any] = [
         Band(x, quantiles[:split, 0], quantiles[:split, 4], "5–95 % of the cosines", FAINT, 0.18),
         *([Band(x, low[:split], high[:split], "95 % interval of the mean", PALETTE[0], 0.35)] if known else []),
     ]
-    lines = (
+    lines: tuple[tuple[Any, list[str], str, dict[str, Any]], ...] = (
         (mean, words, "mean", {"dash": "solid", "width": 2.5}),
         (
             bare,
@@ -124,9 +121,9 @@ def depth_curve(result: Geometry) -> Chart:
         before = result.before_norm
         if before is not None:
             ends.append((before.mean_cosine, span(before.mean_cosine, None, None, 3), "the same before it", True))
-        for value, said, name, hollow in ends:
+        for value, text, name, hollow in ends:
             style = {"symbol": "circle", "size": 9, "hollow": hollow, "hover": "layer {x}\n{of}"}
-            marks.append(Series([layers], [value], name, of=[f"{name}: {said}"], **style))
+            marks.append(Series([layers], [value], name, of=[f"{name}: {text}"], **style))
     axis = Axis("layer (0 = embedding)", (-0.5, layers + 0.5))
     chart = Chart("Mean cosine over depth", axis, Axis("cosine of two tokens"), [Frame(marks)], height=400)
     chart.rows = _state_rows(result, low, high)
@@ -226,7 +223,7 @@ def scores(record: Evaluation) -> Chart:
         for (name, task), value, half in zip(tasks.items(), values, reach)
     ]
     low, high = ([v + sign * half for v, half in zip(values, reach)] for sign in (-1, 1))
-    style = {"symbol": "circle", "size": 10, "across": True, "of": words, "hover": "{of}"}
+    style: dict[str, Any] = {"symbol": "circle", "size": 10, "across": True, "of": words, "hover": "{of}"}
     marks: list[Any] = [Series(values, places, "accuracy, 95 % over items", low=low, high=high, **style)]
     y = Axis(ticks=list(zip(places, tasks)), range=(0.4, len(tasks) + 0.6), grid=False)
     note = "Lines: 95 % interval over items." + ("" if average is None else " Dashed: the average over tasks.")

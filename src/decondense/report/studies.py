@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..figures.forest import forest_chart
+from ..files import flat
 from ..records import Damaged, Measured, Study, Training, read
 from .panels import BLOCKS, SPEARMAN, Line, Shot, curve_panel, depth_panel, heat_panel, numbered, trend_panel
 from .section import Panel, Picture, Section, Source, Table
@@ -94,7 +95,8 @@ def read_lines(source: Source[Study]) -> tuple[list[Line], list[str]]:
                 raise Damaged("it lies outside the result folder.")
             run = read(path)
             if isinstance(run, Training):
-                seed = run.recipe.get("train", {}).get("seed")
+                seed = flat(run.recipe).get("train.seed")
+                seed = seed if isinstance(seed, int) else None
                 arm = run.arm or name
                 label = arm if seed is None else f"{arm}, seed {seed}"
                 shots = [Shot(s, s.step, s.tokens) for s in run.snapshots if s.step is not None]
@@ -118,15 +120,16 @@ def read_lines(source: Source[Study]) -> tuple[list[Line], list[str]]:
 
 def _measured(records: Sequence[Measured]) -> list[tuple[str, int, Line]]:
     """Models, texts where they differ, or the checkpoints of a model as one line; with the key in the settings."""
-    texts = {record.config.get("text") for record in records}
-    models = {record.config.get("model") for record in records}
+    texts = {str(record.config.get("text")) for record in records}
+    models = {str(record.config.get("model")) for record in records}
     lines: dict[str, tuple[str, int, Line]] = {}
     for record in records:
         config = {key: str(value) for key, value in record.config.items()}
         model = config.get("model", "")
         name = (record.measurement.model or model) + (", distilled" if record.config.get("taught") else "")
-        if "revision" in config:  # one of a row of checkpoints
-            shot = Shot(record.measurement, int(config.get("place", 0)), name=config["revision"])
+        if record.config.get("revision") is not None:  # one of a row of checkpoints
+            place = record.config.get("place")
+            shot = Shot(record.measurement, place if isinstance(place, int) else 0, name=config["revision"])
             lines.setdefault(model, (model, 0, Line(model, model)))[2].shots.append(shot)
             continue
         key = model

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from decondense.figures.heat_scale import cut_at, top_of
-from decondense.report.charts import style
 
 from decondense.commands.terminal import bar
-from decondense.figures.measurements import heatmap, heatmaps, trend_plot
+from decondense.figures.chart import PALETTE, look
+from decondense.figures.measurements import heatmap, heatmaps, top_of, trend_plot
+from decondense.figures.training import training_figure
 from decondense.files import write_csv
 from decondense.meter.compare import Comparison
 from decondense.meter.result import Condensation, build
@@ -144,30 +144,62 @@ def test_one_narrow_picture_does_not_darken_the_others():
 
     wide, narrow = [peaked(h) for h in (2.0, 2.5, 3.0)], peaked(9.0)
     assert top_of([narrow]) == 9
-    assert cut_at([narrow], 9.0) == ""
     assert top_of([*wide, narrow]) == 5  # 1.5 × 2.75, to the next whole number
-    assert cut_at([*wide, narrow], 5.0) == " (cut at 5)"
     assert top_of([peaked(30.0)]) == 10  # as published
 
 
 def test_series_can_be_told_apart():
-    looks = [style(n) for n in range(48)]
-    assert len({(colour, dash) for colour, dash, _ in looks}) == 48
-    assert len({colour for colour, _, _ in looks[:8]}) == 8
+    looks = [look(n) for n in range(48)]
+    assert len({(one["colour"], one["dash"]) for one in looks}) == 48
+    assert len({one["colour"] for one in looks[:8]}) == 8
 
 
-def test_training_runs_have_the_colours_of_all_series(tmp_path, monkeypatch):
+@pytest.fixture
+def axes(monkeypatch):
+    """The panels of every figure that is drawn."""
+    from decondense.figures import draw
+
+    drawn = []
+    own = draw._chart
+    monkeypatch.setattr(draw, "_chart", lambda axis, *rest: drawn.append(axis) or own(axis, *rest))
+    return drawn
+
+
+def losses(values, tokens=1):
+    rows = [{"step": i, "tokens": i * tokens, "loss": value} for i, value in enumerate(values)]
+    return {"history": rows, "held_out": rows[:2]}
+
+
+def test_training_runs_have_the_colours_of_all_series(tmp_path, axes):
     """Of eight runs none is black, as the axes are, or too pale to see on white."""
-    from decondense.figures.palette import PALETTE
-    from matplotlib.axes import Axes
+    training_figure([(f"run {i}", losses([3.0, 2.0])) for i in range(8)], tmp_path / "a.png")
+    assert [line.get_color() for line in axes[0].lines] == [line.get_color() for line in axes[1].lines] == list(PALETTE)
 
-    from decondense.figures.training import training_figure
 
-    drawn, plot = [], Axes.plot
-    monkeypatch.setattr(Axes, "plot", lambda *a, **k: drawn.append(k["color"]) or plot(*a, **k))
-    record = {
-        "history": [{"tokens": 1, "loss": 3.0}, {"tokens": 2, "loss": 2.0}],
-        "held_out": [{"tokens": 1, "loss": 3.0}, {"tokens": 2, "loss": 2.5}],
-    }
-    training_figure([(f"run {i}", record) for i in range(8)], tmp_path / "a.png")
-    assert drawn == [*PALETTE, *PALETTE]
+@pytest.mark.parametrize("values", [[3.05, 3.4, 3.6, 3.2, 3.5], [3.0, 3.0], [3.0], [2.0, 5.0, 9.0]])
+def test_every_value_of_a_short_run_is_in_the_picture(tmp_path, axes, values):
+    """A few steps go up and down by more than the loss falls."""
+    training_figure([("a", losses(values))], tmp_path / "a.png")
+    low, high = axes[0].get_ylim()
+    assert low <= min(values) <= max(values) <= high
+
+
+def test_a_run_that_fell_apart_does_not_flatten_the_others(tmp_path, axes):
+    training_figure([("good", losses([3.5, 3.2, 3.1])), ("bad", losses([3.5, 3.4, 10.0]))], tmp_path / "a.png")
+    low, high = axes[0].get_ylim()
+    assert low < 3.1
+    assert 3.5 < high < 4
+    assert [text.get_text() for text in axes[1].get_legend().get_texts()] == ["good: 3.2000", "bad: 3.4000"]
+
+
+def test_a_cut_colour_scale_says_so(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    labels = []
+    own = Figure.colorbar
+    monkeypatch.setattr(Figure, "colorbar", lambda *a, **k: labels.append(own(*a, **k)) or labels[-1])
+    for peak in (4, 200):
+        result = fake()
+        result.record.histogram.counts[1][70] *= peak
+        heatmap(result, tmp_path / "h.png")
+    assert [bar.ax.get_ylabel() for bar in labels] == ["density of cosines", "density of cosines (cut at 10)"]

@@ -1,0 +1,120 @@
+"""One file that asks for nothing, and in which no name can become more than text."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from page_results import (
+    HOSTILE,
+    data_of,
+    traces,
+    without_library,
+    write_evaluation,
+    write_measurement,
+    write_run,
+    write_significance,
+    write_study,
+)  # fmt: skip
+
+from decondense.report.page import Pool, collect, render, to_json
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_hostile_name_is_text(tmp_path):
+    write_measurement(tmp_path / "m", layers=3, name=HOSTILE, text=HOSTILE)
+    write_run(tmp_path / "t", layers=3, steps=20, snapshots=(0, 20), name=HOSTILE, text=HOSTILE)
+    write_study(
+        tmp_path / "s", study=HOSTILE, claim=HOSTILE, sentence=HOSTILE, verdict=HOSTILE, config={HOSTILE: HOSTILE}
+    )
+    write_evaluation(tmp_path / "e", name=HOSTILE)
+    write_significance(tmp_path / "g", name=HOSTILE)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "result.json").write_text(json.dumps({"schema": HOSTILE}))
+    text = without_library(render(collect([tmp_path]), title=HOSTILE))
+    assert text.count("<script") == text.count("</script>") == 3, "two of data, one of the page"
+    assert "<img" not in text.replace('<img src="data:image/png;base64', "")
+    assert "<script>alert" not in text
+    assert HOSTILE not in text
+    data, _ = data_of(text)
+    assert HOSTILE in data["sections"]["r1"]["title"]
+
+
+def test_names_in_charts_are_escaped_for_plotly(tmp_path):
+    write_run(tmp_path / "t", layers=3, steps=20, snapshots=(0, 20), name="<b>x</b>%{y}")
+    record = json.loads((tmp_path / "t" / "result.json").read_text())
+    record["recipe"]["loss"]["name"] = "<b>x</b>%{y}"
+    (tmp_path / "u").mkdir()
+    (tmp_path / "u" / "result.json").write_text(json.dumps(record | {"snapshots": []}))
+    (section,) = collect([tmp_path]).sections
+    for panel in section.panels:
+        for chart in panel.charts:
+            for frame in chart.frames:
+                for trace in traces(frame):
+                    assert "<b>x" not in str(trace.get("name"))
+                    assert "%{y}x" not in str(trace.get("hovertemplate"))
+
+
+def test_json_in_the_page_cannot_end_its_element():
+    text = to_json({"a": "</script><!--\u2028&", "b": [float("nan"), float("inf"), 1.5], "c": Path("x")})
+    assert not set("<>&\u2028") & set(text)
+    assert json.loads(text) == {"a": "</script><!--\u2028&", "b": [None, None, 1.5], "c": "x"}
+
+
+def test_long_lists_are_stored_once():
+    pool = Pool()
+    first = pool.pack({"x": list(range(20)), "y": [1, 2]})
+    second = pool.pack([{"z": list(range(20))}, [[1] * 10, [2] * 10]])
+    assert first == {"x": {"$": 0}, "y": [1, 2]}
+    assert second == [{"z": {"$": 0}}, {"$": 1}]
+    assert json.loads(pool.to_json()) == [list(range(20)), [[1] * 10, [2] * 10]]
+
+
+def test_one_file_that_asks_for_nothing(page):
+    rest = without_library(page)
+    assert page.startswith("<!DOCTYPE html>")
+    assert page.count("* plotly.js v") == 1
+    assert "default-src &#39;none&#39;" in rest
+    assert not re.search(r"""(src|href)=["']?(https?:)?//""", rest)
+    assert "@import" not in rest
+    assert "url(" not in rest
+    assert "showSendToCloud: false" in rest
+    assert str(ROOT) not in rest
+
+
+def test_the_policy_names_the_scripts(page):
+    import base64
+    import hashlib
+
+    policy = html.unescape(re.search(r'Content-Security-Policy" content="(.*?)"', page)[1])
+    scripts = re.findall(r'<script(?: type="text/plain" id="plotly")?>(.*?)</script>', page, re.DOTALL)
+    assert len(scripts) == 2
+    for script in scripts:
+        assert base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() in policy
+    assert "unsafe-inline" not in policy.split("style-src")[0]
+
+
+def test_the_same_results_give_the_same_bytes(everything, page):
+    assert render(collect([everything])) == page
+
+
+def test_forty_results_stay_under_fifteen_megabytes(forty):
+    assert 5e6 < forty.stat().st_size < 15e6
+    data, _ = data_of(forty.read_text())
+    assert sum(len(section["origins"]) for section in data["sections"].values()) == 40
+
+
+def test_pages_import_no_torch():
+    code = (
+        "import sys, types; p = types.ModuleType('decondense'); import importlib.util as u; "
+        "p.__path__ = list(u.find_spec('decondense').submodule_search_locations); sys.modules['decondense'] = p; "
+        "import decondense.report.page, decondense.report.results_table; "
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
