@@ -126,10 +126,9 @@ def _some_items() -> list[Any]:
     return [item for items in by_task.values() for item in items[:20]]
 
 
-def divide_pieces(study: str, folders: list[Path]) -> None:
-    """The committed pieces of a study, as if each of these folders had been filled on a machine of its own."""
-    pieces = sorted((ROOT / "results" / "studies" / study / "pieces").glob("*.json"))
+def divide_runs(study: str, folders: list[Path]) -> None:
+    """The committed runs of a study, as if each of these folders had been filled on a machine of its own."""
+    runs = sorted((ROOT / "results" / "studies" / study / "runs").iterdir())
     for number, folder in enumerate(folders):
-        (folder / "pieces").mkdir(parents=True)
-        for piece in pieces[number :: len(folders)]:
-            shutil.copy(piece, folder / "pieces")
+        for run in runs[number :: len(folders)]:
+            shutil.copytree(run, folder / "runs" / run.name)

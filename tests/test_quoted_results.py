@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from decondense.records import Training, read
 from decondense.stats.verdicts import interval, signed
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,14 +33,13 @@ def table(study: str) -> list[dict]:
     return [dict(zip(found["columns"], row)) for row in found["rows"]]
 
 
-def runs(study: str) -> dict[str, dict[int, dict]]:
-    """arm → seed → what is kept of the run."""
-    found: dict[str, dict[int, dict]] = {}
-    for file in sorted((STUDIES / study / "pieces").glob("*.json")):
-        piece = json.loads(file.read_text(encoding="utf-8"))
-        for arm, run in piece["runs"].items():
-            found.setdefault(arm, {})[piece["what"]["seed"]] = run
-    return found
+def runs(study: str) -> dict[str, dict[int, Training]]:
+    """arm → seed → run."""
+    table: dict[str, dict[int, Training]] = {}
+    for folder in sorted((STUDIES / study / "runs").iterdir()):
+        run = read(folder)
+        table.setdefault(run.arm, {})[run.recipe["train"]["seed"]] = run
+    return table
 
 
 def values(study: str, arm: str, column: str) -> np.ndarray:
@@ -101,7 +101,7 @@ def test_the_same_runs_in_geometry_and_loss():
     assert all(scores[TREATED][s]["held_out_loss"] > scores[PLAIN][s]["held_out_loss"] for s in seeds)
     kept = runs("benchmarks")
     for seed in (1, 2, 3):  # "after every block and in every seed"
-        ends = [np.array(kept[arm][seed]["snapshots"][-1]["mean_cosine"][1:]) for arm in (TREATED, PLAIN)]
+        ends = [np.array(kept[arm][seed].snapshots[-1].mean_cosine[1:]) for arm in (TREATED, PLAIN)]
         assert (ends[0] < ends[1]).all()
 
 
@@ -172,17 +172,17 @@ def test_trend_and_level():
 def test_width_at_equal_loss():
     """Spearman of the widest, where its held-out loss is the final one of the narrowest; the same seeds."""
     kept = runs("width")
-    ends = [np.mean([r["snapshots"][-1]["last"] for r in kept[arm].values()]) for arm in (NARROW, WIDE)]
+    ends = [np.mean([r.snapshots[-1].last for r in kept[arm].values()]) for arm in (NARROW, WIDE)]
     assert f"end alike ({ends[0]:.3f} and {ends[1]:.3f})" in RESULTS
     losses = [mean("width", arm, "held_out_loss") for arm in (NARROW, WIDE)]
     assert f"held-out {losses[0]:.2f} against {losses[1]:.2f}" in RESULTS
     matched, differences = [], []
     for seed, wide in kept[WIDE].items():
         narrow = kept[NARROW][seed]
-        assert [step for step, _ in wide["held_out"]] == [s["step"] for s in wide["snapshots"]]
-        passed = [loss for _, loss in wide["held_out"]][::-1], [s["spearman"] for s in wide["snapshots"]][::-1]
-        matched.append(np.interp(narrow["held_out"][-1][1], *passed))
-        differences.append(narrow["snapshots"][-1]["spearman"] - matched[-1])
+        assert [at.step for at in wide.held_out] == [shot.step for shot in wide.snapshots]
+        passed = [at.loss for at in wide.held_out][::-1], [shot.spearman for shot in wide.snapshots][::-1]
+        matched.append(np.interp(narrow.held_out[-1].loss, *passed))
+        differences.append(narrow.snapshots[-1].spearman - matched[-1])
     assert (
         f"their Spearman is {signed(float(np.mean(matched)), 2)} and not {signed(mean('width', WIDE, 'spearman'), 2)}"
         in RESULTS

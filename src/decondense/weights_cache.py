@@ -146,7 +146,7 @@ def _content(paths: list[Path]) -> str:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             _writable_cache("hashes")
             write_text(note, digest)
-        whole.update(note.read_text().encode())
+        whole.update(note.read_bytes())
     return whole.hexdigest()
 
 

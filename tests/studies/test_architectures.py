@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
-from decondense.studies.study import settings_of
 
 from decondense import studies
-from decondense.studies import arch, training
+from decondense.studies import arch, settings_of
+from decondense.studies.arms import recipe_of
 
 
 def build(name, scale, arm, device="meta"):
-    recipe = training.recipe_of(settings_of(studies.STUDIES[name], scale), arm, 1)
+    recipe = recipe_of(settings_of(studies.STUDIES[name], scale), arm, 1)
     torch.manual_seed(0)
     with torch.device(device):
         config = transformers.AutoConfig.for_model(recipe.model.architecture, **recipe.model.config)

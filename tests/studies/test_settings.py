@@ -6,22 +6,24 @@ import json
 import shlex
 
 import pytest
-from decondense.studies.merging import _command
-from decondense.studies.study import comparable, safe_name, settings_of
-from study_pieces import of_seeds, run, write
+from study_runs import of_seeds, run, write
 
 from decondense import studies
-from decondense.studies import training
+from decondense.files import safe_name
+from decondense.studies import settings_of
+from decondense.studies.arms import recipe_of
+from decondense.studies.settings import command_of, joined
 
 NAMES = [
-    "size", "text", "width", "arch", "init", "distill", "counteract", "benchmarks", "variants", "hyper", "dose",
-    "estimators", "theory",
+    "size", "text", "width", "init", "distill", "counteract", "benchmarks", "theory", "dose", "arch", "estimators",
+    "variants", "hyper",
 ]  # fmt: skip
-EVERY = [(name, scale) for name in NAMES for scale in studies.SCALES]
+EVERY = [(name, scale) for name in studies.STUDIES for scale in studies.SCALES]
 
 
-def test_the_thirteen_studies_are_there():
-    assert list(studies.STUDIES) == NAMES
+def test_the_studies_are_there_and_the_numbered_claims_come_first():
+    assert set(NAMES) <= set(studies.STUDIES)
+    assert [s.claim for s in studies.STUDIES.values()][:7] == [f"C{number}" for number in range(1, 8)]
 
 
 @pytest.mark.parametrize(("name", "scale"), EVERY)
@@ -32,22 +34,20 @@ def test_settings_are_complete_and_recipes_valid(name, scale):
     assert about["cost"]
     settings = settings_of(study, scale)
     assert json.loads(json.dumps(settings)) == settings
-    if study.check is not None:
-        study.check(settings)
+    study.check(settings)
     plan = study.plan(settings)
     names = [p.name for p in plan]
-    assert names
+    assert bool(names) == (name != "theory")  # which computes
     assert len(set(names)) == len(names)
     assert all(safe_name(n) == n for n in names)
     if "arms" in settings and "seeds" in settings:
-        covered = [(p.what["seed"], arm) for p in plan if "arms" in p.what for arm in p.what["arms"]]
-        assert sorted(covered) == sorted((s, arm) for s in settings["seeds"] for arm in settings["arms"])
-        assert len({safe_name(arm) for arm in settings["arms"]}) == len(settings["arms"])
+        covered = [(p.seed, p.arm) for p in plan if p.arm is not None]
+        assert covered == [(s, arm) for s in settings["seeds"] for arm in settings["arms"]]
     if scale == "gpu" and "seeds" in settings:
         assert len(settings["seeds"]) >= 3
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", studies.STUDIES)
 def test_the_criterion_is_stated_before(name):
     """In the result, and in the words of the file."""
     study = studies.STUDIES[name]
@@ -59,7 +59,7 @@ def test_the_criterion_is_stated_before(name):
 
 def test_arms_are_what_they_say():
     def recipe(name, scale, arm):
-        return training.recipe_of(settings_of(studies.STUDIES[name], scale), arm, 5)
+        return recipe_of(settings_of(studies.STUDIES[name], scale), arm, 5)
 
     assert recipe("width", "gpu", "MLP width 64").model.config["n_inner"] == 64
     assert recipe("width", "paper", "MLP width 4096").model.config["n_embd"] == 768
@@ -86,7 +86,7 @@ def test_arms_are_what_they_say():
 
 
 def test_a_change_keeps_the_order_of_the_arms():
-    """Pieces are numbered by it, so the same piece must be the same arms with and without a change."""
+    """Runs are numbered by it, so the same number must be the same arm with and without a change."""
     for name in ("dose", "width", "variants"):
         study = studies.STUDIES[name]
         plain, changed = (
@@ -94,14 +94,14 @@ def test_a_change_keeps_the_order_of_the_arms():
             settings_of(study, "gpu", ["base.data.tokens=5M", "base.loss.weight=0.2"]),
         )
         assert list(changed["arms"]) == list(plain["arms"])
-        assert [p.what for p in study.plan(changed)] == [p.what for p in study.plan(plain)]
+        assert study.plan(changed) == study.plan(plain)
         assert changed["base"]["data"]["tokens"] == "5M"
         assert study.scales["gpu"]["base"]["data"]["tokens"] != "5M"
 
 
 def test_joined_goes_section_by_section():
     base = {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
-    assert training.joined(base, {"a": {"c": {"d": 9}}, "e": None}) == {"a": {"b": 1, "c": {"d": 9}}}
+    assert joined(base, {"a": {"c": {"d": 9}}, "e": None}) == {"a": {"b": 1, "c": {"d": 9}}}
     assert base["a"]["c"]["d"] == 2
 
 
@@ -117,35 +117,35 @@ def test_list(command):
     assert out.count("smoke ") >= 13
     code, out, _ = command("study", "list", "--json")
     listed = json.loads(out)
-    assert [s["study"] for s in listed] == NAMES
-    assert listed[2]["scales"]["gpu"]["pieces"] == ["seed-1", "seed-2", "seed-3"]
+    assert [s["study"] for s in listed] == list(studies.STUDIES)
+    assert listed[2]["scales"]["gpu"]["pieces"][:2] == ["MLP-width-64-seed-1", "MLP-width-256-seed-1"]
 
 
-def test_plan_lists_pieces(command):
+def test_plan_lists_runs(command):
     code, out, _ = command("study", "dose", "--scale", "gpu", "--plan", "--seeds", "4,5")
     assert code == 0
-    assert "seed-4-1" in out
-    assert "seed-5-2" in out
-    _, out, _ = command("study", "dose", "--scale", "gpu", "--plan", "--piece", "seed-2-1")
-    assert out.split()[:2] == ["3", "seed-2-1"]
-    assert out.count("seed") == 2
+    assert "lambda-+0.3-seed-4" in out
+    assert "lambda-0-seed-5" in out
+    _, out, _ = command("study", "dose", "--scale", "gpu", "--plan", "--piece", "lambda-0-seed-2,*-seed-3")
+    assert out.split()[:2] == ["11", "lambda-0-seed-2"]
+    assert len(out.splitlines()) == 8
     code, _, err = command("study", "dose", "--scale", "gpu", "--plan", "--piece", "seed-9")
     assert code == 2
-    assert "no piece 'seed-9'" in err
+    assert "no run 'seed-9'" in err
 
 
-def test_merge_takes_pieces_from_elsewhere(command, tmp_path):
+def test_merge_takes_runs_from_elsewhere(command, tmp_path):
     study = studies.STUDIES["dose"]
     settings = settings_of(study, "smoke")
-    write(tmp_path / "a", of_seeds(study, "smoke", settings, lambda arm, s: run(held_out=3 + s / 10), [1, 2]))
-    write(tmp_path / "b", of_seeds(study, "smoke", settings, lambda arm, s: run(held_out=3 + s / 10), [3]))
+    write(tmp_path / "a", study, "smoke", settings, of_seeds(settings, lambda arm, s: run(held_out=3 + s / 10), [1, 2]))
+    write(tmp_path / "b", study, "smoke", settings, of_seeds(settings, lambda arm, s: run(held_out=3 + s / 10), [3]))
     code, out, _ = command(
         "study", "dose", "--merge", "--from", tmp_path / "a", "--from", tmp_path / "b", "--out", tmp_path / "c"
     )
     assert code == 0
     assert "undecided: " in out
     record = json.loads((tmp_path / "c" / "result.json").read_text())
-    assert record["pieces"] == ["seed-1", "seed-2", "seed-3"]
+    assert (len(record["runs"]), record["config"]["seeds"]) == (9, [1, 2, 3])
     code, out, _ = command("study", "dose", "--merge", "--out", tmp_path / "c", "--json")
     assert json.loads(out) == record
 
@@ -154,12 +154,12 @@ def test_merge_takes_pieces_from_elsewhere(command, tmp_path):
     ("arguments", "sentence"),
     [
         (["widht"], "there is no study 'widht': did you mean 'width'?"),
-        (["zzz"], "The studies are size, text, width"),
+        (["zzz"], "the studies are size, text, width"),
         (["width", "--scale", "huge"], "scale must be one of smoke, gpu, paper, got 'huge'"),
         (["width", "--seeds", "1,x"], "--seeds must be whole numbers"),
         (["width", "--seeds", "1,1"], "must be different whole numbers"),
         (["theory", "--seeds", "1"], "trains nothing"),
-        (["width", "--piece", "9"], "has no piece '9': its pieces are 1 (seed-1)"),
+        (["width", "--piece", "9"], "has no run '9': its runs are 1 (MLP-width-8-seed-1), 2"),
         (["width", "--set", "bse.data.tokens=5"], "did you mean 'base'?"),
         (["width", "--set", "base.data.tokens.x=5"], "goes into 'tokens', which is a value"),
         (["width", "--set", "base"], "must be key=value"),
@@ -169,8 +169,8 @@ def test_merge_takes_pieces_from_elsewhere(command, tmp_path):
         (["width", "--merge", "--piece", "1"], "leave them out"),
         (["width", "--merge", "--piece", ""], "leave them out"),
         (["width", "--merge", "--seeds", "9"], "leave them out"),
-        (["width", "--piece", ","], "--piece must name at least one piece, like seed-1, got none"),
-        (["width", "--piece", "", "--plan"], "--piece must name at least one piece"),
+        (["width", "--piece", ","], "--piece must name at least one run, like MLP-width-8-seed-1, got none"),
+        (["width", "--piece", "", "--plan"], "--piece must name at least one run"),
         (["width", "--set", "base..data=5"], "must be key=value"),
         (["width", "--set", "base.data.tokens.=5"], "must be key=value"),
         (["width", "--set", "base.data.text=novels:train", "--piece", "1"], "'novels' is read from a local folder"),
@@ -212,8 +212,7 @@ def refused(command, tmp_path, monkeypatch, arguments, sentence):
         ("width", "seeds=[]", "must be a list of different whole numbers"),
         ("width", "seeds=[1,-1]", "must be a list of different whole numbers"),
         ("width", "seeds=[true]", "must be a list of different whole numbers"),
-        ("width", "arms_per_piece=-1", "must be a whole number of at least 1, got -1: leave it out for all arms"),
-        ("width", "arms_per_piece=1.5", "must be a whole number of at least 1, got 1.5"),
+        ("width", "arms_per_piece=1", "'arms_per_piece' is gone, every arm of a seed is a run of its own now: leave"),
         ("width", "heatmaps=some", "must be all, last or none, got 'some': the default is 'last'"),
         ("width", "base.train.learning_rate=.nan", "must be text, a finite number"),
         ("dose", "dose=0.2", "dose must be the weight of an arm, and not 0, got 0.2, while the arms have -1, 0, 1"),
@@ -248,7 +247,7 @@ def refused(command, tmp_path, monkeypatch, arguments, sentence):
 def test_settings_that_cannot_end_well_are_refused_before_anything_runs(
     command, tmp_path, monkeypatch, name, change, sentence, plan
 ):
-    monkeypatch.setattr("decondense.studies.pieces._run_piece", lambda *a: pytest.fail("a piece was begun"))
+    monkeypatch.setattr("decondense.studies.core.make", lambda *a: pytest.fail("a run was begun"))
     arguments = [name, "--set", change, "--bench", tmp_path] + ["--plan"] * plan
     refused(command, tmp_path, monkeypatch, arguments, sentence)
 
@@ -269,7 +268,6 @@ def test_settings_of_paper_scale_are_checked_too():
     [
         ("dose", "limit=20"),
         ("dose", "tasks=[]"),
-        ("dose", "arms_per_piece=1"),
         ("dose", "seeds=[0, 7]"),
         ("dose", "dose=1"),
         ("size", "families.mine=[org/model-s, org/model-l]"),
@@ -281,8 +279,7 @@ def test_good_changes_stay_good(name, change):
     study = studies.STUDIES[name]
     settings = settings_of(study, "gpu", [change])
     assert study.plan(settings)
-    if study.check is not None:
-        study.check(settings)
+    study.check(settings)
 
 
 def test_theory_does_without_its_example(command, tmp_path):
@@ -303,12 +300,12 @@ def test_arms_with_dots_in_their_names_can_be_changed(tmp_path):
     assert list(settings["arms"]) == list(study.scales["gpu"]["arms"])
     assert settings["arms"]["λ +0.3"]["loss"]["weight"] == 0.4
     study.check(settings)
-    made = of_seeds(study, "gpu", settings, lambda arm, s: run(held_out=3 - (arm == "λ +0.3") + s / 100), [1, 2, 3])
-    write(tmp_path, made)
-    record = studies.merge(study, "gpu", tmp_path)
-    assert "lowest mean loss at λ = 0.4" in record["sentence"]
-    assert record["estimate"]["slope"]["n"] == 3
-    assert "symmetric" not in record["criterion"]
+    made = of_seeds(settings, lambda arm, s: run(held_out=3 - (arm == "λ +0.3") + s / 100), [1, 2, 3])
+    write(tmp_path, study, "gpu", settings, made)
+    record = studies.conclude(study, "gpu", tmp_path)
+    assert "lowest mean loss at λ = 0.4" in record.sentence
+    assert record.estimate["slope"]["n"] == 3
+    assert "symmetric" not in record.criterion
 
 
 ROUND_TRIPS = [
@@ -327,7 +324,7 @@ ROUND_TRIPS = [
 def test_the_command_in_a_result_gives_the_same_settings(name, changes):
     study = studies.STUDIES[name]
     settings = settings_of(study, "gpu", changes, [7, 9])
-    words = shlex.split(_command(study, "gpu", {**comparable(settings), "seeds": [7, 9]}))
+    words = shlex.split(command_of(name, "gpu", settings_of(study, "gpu"), settings))
     assert words[:7] == ["decondense", "study", name, "--scale", "gpu", "--seeds", "7,9"]
     assert words[7::2] == ["--set"] * len(words[7::2])
     assert settings_of(study, "gpu", words[8::2], [7, 9]) == settings
@@ -336,7 +333,7 @@ def test_the_command_in_a_result_gives_the_same_settings(name, changes):
 def test_a_small_change_is_a_small_command():
     study = studies.STUDIES["dose"]
     settings = settings_of(study, "gpu", ["arms.λ +0.3.loss.weight=0.4", "base.train.learning_rate=1e-5"])
-    words = shlex.split(_command(study, "gpu", settings))
+    words = shlex.split(command_of("dose", "gpu", settings_of(study, "gpu"), settings))
     assert words[5:] == ["--set", "base.train.learning_rate=1e-05", "--set", "arms.λ +0.3.loss.weight=0.4"]
 
 
@@ -357,6 +354,6 @@ def test_a_small_change_is_a_small_command():
 def test_the_criterion_follows_the_settings(tmp_path, name, scale, changes, words):
     study = studies.STUDIES[name]
     settings = settings_of(study, scale, changes)
-    write(tmp_path, of_seeds(study, scale, settings, lambda arm, s: run(), [1, 2, 3]))
-    assert words in studies.merge(study, scale, tmp_path)["criterion"]
+    write(tmp_path, study, scale, settings, of_seeds(settings, lambda arm, s: run(), [1, 2, 3]))
+    assert words in studies.conclude(study, scale, tmp_path).criterion
     assert (words in study.criterion) == (scale == "gpu" and not changes)

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from decondense import studies
+from decondense import records, studies
 
 CLOSER = ("theory", "counteract", "text")  # looked at in tests of their own
 OTHERS = [n for n in studies.STUDIES if n not in CLOSER]
@@ -55,7 +55,7 @@ def check(folder, name):
     assert record["scale"] == "smoke"
     assert record["verdict"] in ("reproduced", "not reproduced", "undecided")
     assert record["sentence"].startswith(record["verdict"])
-    assert record["pieces"]
+    assert bool(record["runs"]) == (name != "theory")
     assert record["table"]["rows"]
     for file in ("figure.png", "table.csv", "config.yaml"):
         assert (folder / file).stat().st_size > 0
@@ -79,25 +79,22 @@ def test_theory(command, tmp_path):
 
 
 def test_counteract(command, tmp_path):
-    """A run from nothing with λ = 1: the loss must show. Pieces run one by one give what all together give."""
-    code, _, err = command("study", "counteract", "--out", tmp_path / "o", "--piece", "3")
+    """A run from nothing with λ = 1: the loss must show. Runs made one by one give what all together give."""
+    code, _, err = command("study", "counteract", "--out", tmp_path / "o", "--piece", "*-seed-3")
     assert code == 0
     assert "dispersion: held-out loss" in err
     assert "1 of at least 3 training seeds" in check(tmp_path / "o", "counteract")["sentence"]
     code, out, err = command("study", "counteract", "--out", tmp_path / "o")
     assert code == 0
-    assert "seed-3: done before" in err
+    assert "dispersion-seed-3: done before" in err
     record = check(tmp_path / "o", "counteract")
     assert record["verdict"] == "reproduced"
     assert record["estimate"]["mean_cosine"]["n"] == 3
     assert "checks the code" in out
-    snapshots = json.loads((tmp_path / "o" / "pieces" / "seed-1.json").read_text())["runs"]["dispersion"]["snapshots"]
-    assert [s["step"] for s in snapshots] == [0, 2, 4]
-    assert snapshots[0]["mean_cosine"] == pytest.approx(
-        json.loads((tmp_path / "o" / "pieces" / "seed-1.json").read_text())["runs"]["cross-entropy"]["snapshots"][0][
-            "mean_cosine"
-        ]
-    )  # both arms start from the same weights
+    plain, treated = (records.read(tmp_path / "o" / "runs" / f"{a}-seed-1") for a in ("cross-entropy", "dispersion"))
+    assert [shot.step for shot in treated.snapshots] == [0, 2, 4]
+    # both arms start from the same weights
+    assert treated.snapshots[0].mean_cosine == pytest.approx(plain.snapshots[0].mean_cosine)
 
 
 def test_text(command, tmp_path):
@@ -121,4 +118,4 @@ def test_benchmarks_without_data_are_not_run(command, tmp_path):
     assert code == 0
     assert "undecided: not run" in out
     record = json.loads((tmp_path / "o" / "result.json").read_text())
-    assert (record["verdict"], record["pieces"]) == ("undecided", [])
+    assert (record["verdict"], record["runs"]) == ("undecided", [])

@@ -125,7 +125,7 @@ def _chart(axis: Any, chart: Chart, size: int) -> None:
     _axis(axis, "x", chart.x, size)
     _axis(axis, "y", chart.y, size)
     axis.set_axisbelow(True)
-    if not isinstance(chart.frames[-1].marks[0], Heat):
+    if not any(isinstance(mark, Heat) for mark in chart.frames[-1].marks):
         axis.spines[["top", "right"]].set_visible(False)
     if chart.legend and axis.get_legend_handles_labels()[0]:
         axis.legend(loc=chart.legend, fontsize=size - 1, framealpha=0.9)

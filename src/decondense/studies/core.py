@@ -28,9 +28,9 @@ from .. import records
 from ..files import safe_name, versions, write_csv, write_text
 from ..records import Training, find
 from ..stats.verdicts import UNDECIDED
-from . import arms as arms_of_recipes
 from .arms import TEACHER
-from .runs import Members, Planned, Run, Runs, measured_name, read_run, rounded, seed_of, trained_name
+from .arms import check as check_arms
+from .runs import Members, Planned, Run, Runs, measured_name, read_run, rounded, trained_name
 from .settings import SCALES, Settings, command_of, read_scales, settings_from
 from .work import NotRun, Workshop, in_small, known_runs, make, save_run
 
@@ -58,7 +58,7 @@ class Study:
     question: str
     criterion: str
     conclude: Callable[[Runs, Settings], Conclusion]
-    check: Callable[[Settings], object] = arms_of_recipes.check  # of settings, before anything runs
+    check: Callable[[Settings], object] = check_arms  # of settings, before anything runs
     # what is measured: model, text and, where the settings have several, their own names for it
     measurements: Callable[[Settings], list[dict[str, Any]]] = lambda settings: []
     arms: Callable[[Any], Settings] = lambda arms: arms  # what the file says of the arms → the arms
@@ -123,7 +123,7 @@ def run(
     config = read_config(study, scale, folder)
     members = Members(plan, settings)
     done = {one.name for one in _runs(folder, members).values()}
-    shop = Workshop(folder, settings, data, bench, device, say, timed and study.timed, known_runs(list(reuse)))
+    shop = Workshop(folder, settings, data, bench, device, say, timed and study.timed, known_runs(reuse, members))
     reason = ""
     try:
         _write_config(study, scale, folder, settings)
@@ -131,7 +131,7 @@ def run(
             if planned.name in done:
                 say(f"{planned.name}: done before")
                 continue
-            make(planned, shop, members)
+            make(planned, shop)
     except NotRun as error:
         reason = str(error)
         say(f"not run: {reason}")
@@ -213,16 +213,7 @@ def collect(
                 others.append(f"{name}: {reason}")
                 continue
             if isinstance(member.record, Training):
-                small = in_small(
-                    member.record,
-                    path.parent,
-                    arm=str(member.record.arm),
-                    recipe=arms_of_recipes.recipe_of(
-                        settings, str(member.record.arm), seed_of(member.record)
-                    ).model_dump(mode="json"),
-                    heatmaps=settings.get("heatmaps", "none"),
-                    origin=member.record.origin,
-                )
+                small = in_small(member.record, path.parent, heatmaps=settings.get("heatmaps", "none"))
                 member = member._replace(record=small)
             belonging += 1
             known = present.get(member.name) or fresh.setdefault(member.name, member)
@@ -272,7 +263,11 @@ def conclude(
     settings = settings or read_config(study, scale, folder) or settings_of(study, scale)
     plan = study.plan(settings)
     taken = _runs(folder, Members(plan, settings))
-    runs = Runs(taken.values(), list(settings.get("arms", ())), [p.config for p in plan if p.config is not None])
+    runs = Runs(
+        [one._replace(name=name) for name, one in taken.items()],
+        list(settings.get("arms", ())),
+        [p.config for p in plan if p.config is not None],
+    )
     used = settings | ({"seeds": runs.seeds} if runs.seeds else {})
     if taken or not plan:
         end = study.conclude(runs, used)

@@ -20,7 +20,7 @@ from ..files import safe_name
 from ..records import Measured, Outcomes, Training, read
 from .arms import essence, recipe_of
 from .outcomes import OF_TASKS
-from .settings import Settings
+from .settings import Settings, joined
 
 __all__ = [
     "Members",
@@ -71,13 +71,15 @@ class Members:
     """Which runs belong to a study with these settings."""
 
     def __init__(self, plan: Sequence[Planned], settings: Settings) -> None:
-        trained = "seeds" in settings
-        self.arms = {arm: essence(_recipe(settings, arm)) for arm in settings.get("arms", ()) if trained}
+        arms = settings.get("arms", ()) if "seeds" in settings else ()
+        self.recipes = {arm: recipe_of(settings, arm, 0).model_dump(mode="json") for arm in arms}
+        self.arms = {arm: essence(recipe) for arm, recipe in self.recipes.items()}
         self.configs = [planned.config for planned in plan if planned.config is not None]
-        self.of_tasks = {key: settings.get(key) for key in OF_TASKS}
+        self.of_tasks = {key: settings.get(key) for key in OF_TASKS} if settings.get("tasks") else None
 
     def take(self, run: Run) -> tuple[Run | None, str]:
-        """The run under the name that the study has for it, with its arm; or None and the reason."""
+        """The run as the study has it: under its name, with its arm and recipe, and with outcomes where it asks for
+        them; or None and the reason."""
         if isinstance(run.record, Measured):
             if run.record.config in self.configs:
                 return run._replace(name=measured_name(run.record.config)), ""
@@ -87,12 +89,12 @@ class Members:
         equal = [arm for arm, wanted in self.arms.items() if wanted == content]
         if not equal:
             return None, self._difference(run.record, content)
-        outcomes = run.outcomes
-        if outcomes is not None and any(outcomes.settings.get(key) != value for key, value in self.of_tasks.items()):
+        outcomes = run.outcomes if self.of_tasks else None
+        if outcomes is not None and self.of_tasks != {key: outcomes.settings.get(key) for key in OF_TASKS}:
             return None, "its benchmarks were run with other settings"
-        arm = str(run.record.arm) if run.record.arm in equal else equal[0]
-        record = run.record.model_copy(update={"arm": arm})
-        return Run(trained_name(arm, seed_of(record)), record, outcomes), ""
+        arm, seed = str(run.record.arm) if run.record.arm in equal else equal[0], seed_of(run.record)
+        recipe = joined(self.recipes[arm], {"train": {"seed": seed}})
+        return Run(trained_name(arm, seed), run.record.model_copy(update={"arm": arm, "recipe": recipe}), outcomes), ""
 
     def _difference(self, record: Training, content: Mapping[str, Any]) -> str:
         """The first key in which it differs from its arm, or from the arm that is nearest to it."""
@@ -107,10 +109,6 @@ class Members:
         arm = str(record.arm) if record.arm in self.arms else nearest
         key = differing(arm)[0]
         return f"{key} is {content.get(key)!r} in it and {self.arms[arm].get(key)!r} in the arm {arm!r} here"
-
-
-def _recipe(settings: Settings, arm: str) -> dict[str, Any]:
-    return recipe_of(settings, arm, 0).model_dump(mode="json")
 
 
 def trained_name(arm: str, seed: int) -> str:

@@ -26,13 +26,15 @@ CRITERION = (
 )
 PLAIN, LONGER, OURS = "cross-entropy", "cross-entropy, 10 % more tokens", "dispersion"
 PAPER = ("decorrelation", "l2_repel", "orthogonalization")
-RIVALS = ("uniformity", "vicreg", "barlow_twins", "koleo", "cosreg", "i_star")
 GROUPS = {"paper": 0, "ancestor": 3, "baseline": 2, "rival": 1}
 
 
 def arms(named: Settings) -> Settings:
-    """The arms of the file, and one for every other loss."""
-    return named | {name: {"loss": {"name": name}} for name in RIVALS}
+    """The arms of the file, and one for every registered loss that none of them has."""
+    from ..losses.registry import registered
+
+    there = {arm.get("loss", {}).get("name") for arm in named.values()}
+    return named | {name: {"loss": {"name": name}} for name in registered() if name not in there}
 
 
 def check(settings: Settings) -> None:
@@ -109,7 +111,9 @@ def _matched(runs: Runs, arm: str) -> dict[int, float]:
 
 
 def _group(arm: str) -> int:
-    if arm in RIVALS:
+    from ..losses.registry import registered
+
+    if arm in registered("rival"):
         return GROUPS["rival"]
     if arm.endswith("ancestor"):
         return GROUPS["ancestor"]

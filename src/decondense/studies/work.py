@@ -10,7 +10,7 @@ import gc
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,18 @@ from typing import Any
 from ..files import InUse, locked, pretty_json, safe_name, versions, write_text
 from ..records import Measured, Measurement, Snapshot, Training, find, in_short, read
 from ..words import round_to
-from .arms import TEACHER, fingerprint, recipe_of, teacher_recipe
+from .arms import TEACHER, recipe_of, teacher_recipe
 from .outcomes import evaluate_folder
-from .runs import Members, Planned, Run, cosine, held_out, read_run, rounded, seed_of, spearman
+from .runs import Members, Planned, Run, cosine, held_out, read_run, rounded, spearman
 from .settings import Settings
 
 __all__ = ["NotRun", "Workshop", "in_small", "known_runs", "make", "part_of", "save_run"]
 
 POINTS = 60  # of a kept history
 EVERY = 30.0  # seconds between two words about a training that goes on
+
+
+Known = tuple[str, Path, Run]  # where from, its folder, the run
 
 
 class NotRun(Exception):
@@ -44,7 +47,7 @@ class Workshop:
     device: str | None = None
     say: Callable[[str], None] = field(default=lambda sentence: None)
     times: bool = True  # False: seconds and speeds are not kept, so that the same runs are the same bytes
-    known: Mapping[str, list[tuple[str, Path]]] = field(default_factory=dict)  # runs of other folders
+    known: Mapping[str, list[Known]] = field(default_factory=dict)  # runs of other folders
 
     @property
     def heatmaps(self) -> str:
@@ -55,14 +58,14 @@ class Workshop:
         return self.folder / ".work"
 
 
-def make(planned: Planned, shop: Workshop, members: Members) -> None:
+def make(planned: Planned, shop: Workshop) -> None:
     """Make a run and put it into DIR/runs, or take over an equal one that is known."""
     with _owned(shop, planned.name):
         shop.say(f"{planned.name}: {planned.words}")
         if planned.config is not None:
             run = Run(planned.name, _measured(planned.config, shop))
         else:
-            run = _taken_over(planned, shop, members) or _trained(planned, shop)
+            run = _taken_over(planned, shop) or _trained(planned, shop)
         if isinstance(run.record, Training):
             shop.say(f"  {_in_words(run.record)}")
         if not shop.times:
@@ -117,7 +120,9 @@ def _trained(planned: Planned, shop: Workshop) -> Run:
     folder = _carry_out(recipe, shop.work / planned.name, shop)
     record = read(folder)
     assert isinstance(record, Training), record.kind
-    record = in_small(record, folder, arm=arm, recipe=plain, heatmaps=shop.heatmaps)
+    packages = versions("decondense", "numpy", "scipy") | record.versions
+    record = record.model_copy(update={"arm": arm, "recipe": plain, "versions": packages})
+    record = in_small(record, folder, heatmaps=shop.heatmaps)
     outcomes = None
     if settings.get("tasks") and shop.bench is not None:
         outcomes = evaluate_folder(folder / "model", settings, seed, bench=shop.bench, device=shop.device)
@@ -196,9 +201,7 @@ def _in_words(run: Training) -> str:
 # ---- what is kept ------------------------------------------------------------------------------------------------
 
 
-def in_small(
-    record: Training, folder: Path, *, arm: str, recipe: dict[str, Any], heatmaps: str, origin: str | None = None
-) -> Training:
+def in_small(record: Training, folder: Path, *, heatmaps: str, origin: str | None = None) -> Training:
     """A run as a study keeps it: at most about 60 points of its history, histograms only of the snapshots that are
     drawn, numbers of six digits, and no path of this machine. What is small already stays as it is."""
     history = record.history
@@ -213,9 +216,7 @@ def in_small(
         mode="json", by_alias=True, exclude_unset=True, exclude={"command"}
     )
     skipped = record.skipped_steps if isinstance(record.skipped_steps, int) else len(record.skipped_steps)
-    packages = versions("decondense", "numpy", "scipy") | record.versions if origin is None else record.versions
-    content = rounded(content) | {"schema": Training.reads[0], "arm": arm, "recipe": recipe}
-    content |= {"skipped_steps": skipped, "versions": packages}
+    content = rounded(content) | {"schema": Training.reads[0], "recipe": record.recipe, "skipped_steps": skipped}
     return Training.model_validate(content if origin is None else content | {"origin": origin})
 
 
@@ -236,44 +237,37 @@ def _without_times(record: Training | Measured) -> dict[str, Any]:
 # ---- runs that are there already ---------------------------------------------------------------------------------
 
 
-def known_runs(places: list[Path]) -> dict[str, list[tuple[str, Path]]]:
-    """Fingerprint of the recipe → (name to show, run folder), of every training in and below the places."""
-    from ..files import read_json
-
-    known: dict[str, list[tuple[str, Path]]] = {}
+def known_runs(places: Sequence[Path], members: Members) -> dict[str, list[Known]]:
+    """Name → the runs of that arm and seed in and below the places, each with where it came from and its folder."""
+    known: dict[str, list[Known]] = {}
     for place in places:
-        before = len(known)
+        trainings = 0
         for path, name in find([place]):
-            content = read_json(path)
-            if isinstance(content, dict) and content.get("schema") in Training.reads and content.get("finished"):
-                known.setdefault(fingerprint(content["recipe"]), []).append((name, path.parent))
-        if len(known) == before:
+            run = read_run(path.parent) if path.name == "result.json" else None
+            if run is None or not isinstance(run.record, Training):
+                continue
+            trainings += 1
+            member = members.take(run)[0]
+            if member is not None:
+                known.setdefault(member.name, []).append((run.record.origin or name, path.parent, member))
+        if not trainings:
             raise FileNotFoundError(
                 f"no training runs at {str(place)!r}: give folders that `decondense study` or `decondense train` wrote."
             )
     return known
 
 
-def _taken_over(planned: Planned, shop: Workshop, members: Members) -> Run | None:
+def _taken_over(planned: Planned, shop: Workshop) -> Run | None:
     """An equal run of another study or of `decondense train`, with what this study asks for; None where none is."""
-    recipe = recipe_of(shop.settings, str(planned.arm), int(planned.seed or 0)).model_dump(mode="json")
-    for name, folder in shop.known.get(fingerprint(recipe), ()) if shop.known else ():
-        run = read_run(folder)
-        if run is None or not isinstance(run.record, Training) or seed_of(run.record) != planned.seed:
-            continue
-        record, outcomes = run.record, run.outcomes
-        if not shop.settings.get("tasks"):
-            outcomes = None
-        elif members.take(run)[0] is None or (outcomes is None and shop.settings.get("tasks_needed", True)):
-            continue
-        origin = record.origin or name
-        small = in_small(record, folder, arm=str(planned.arm), recipe=recipe, heatmaps=shop.heatmaps, origin=origin)
+    needed = shop.settings.get("tasks") and shop.settings.get("tasks_needed", True)
+    for origin, folder, run in shop.known.get(planned.name, ()):
+        assert isinstance(run.record, Training), run.record.kind
+        small = in_small(run.record, folder, heatmaps=shop.heatmaps, origin=origin)
         drawn = {"all": small.snapshots, "last": small.snapshots[-1:], "none": []}[shop.heatmaps]
-        if any(shot.histogram is None for shot in drawn):
+        if any(shot.histogram is None for shot in drawn) or (needed and run.outcomes is None):
             continue
         # a speed is compared with that of other arms on the same machine at the same time, and this is neither
-        small = small.model_copy(update=_without_times(small))
-        return Run(planned.name, small, outcomes)
+        return run._replace(record=small.model_copy(update=_without_times(small)))
     return None
 
 

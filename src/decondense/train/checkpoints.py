@@ -24,7 +24,7 @@ def mark(folder: Path, **content: Any) -> None:
         if file.is_file():
             _sync(file)
     temporary = folder / f".{MARKER}"
-    temporary.write_text(json.dumps(content) + "\n")
+    temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
     _sync(temporary)
     temporary.replace(folder / MARKER)
     _sync(folder)
@@ -33,7 +33,7 @@ def mark(folder: Path, **content: Any) -> None:
 
 def marked(folder: Path) -> dict[str, Any]:
     """What the marker says."""
-    return json.loads((folder / MARKER).read_text())
+    return json.loads((folder / MARKER).read_text(encoding="utf-8"))
 
 
 def last_complete_checkpoint(folder: Path, *, remove_others: bool = False) -> Path | None:
@@ -59,8 +59,11 @@ def where_it_goes_on(folder: Path) -> str:
 
 
 def _sync(path: Path) -> None:
-    """On disk before the run goes on."""
-    handle = os.open(path, os.O_RDONLY)
+    """On disk before the run goes on. Windows opens no folder, and flushes only what is open for writing."""
+    windows = os.name == "nt"
+    if windows and path.is_dir():
+        return
+    handle = os.open(path, os.O_RDWR if windows else os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

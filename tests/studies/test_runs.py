@@ -1,0 +1,365 @@
+"""Run folders: made, resumed, copied, merged and taken over, with a training that computes nothing."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+from study_runs import of_seeds, packed, run, scored, write
+
+from decondense import records, studies
+from decondense.files import safe_name
+from decondense.studies import settings_of, work
+from decondense.studies.runs import Members, Run, read_run, rounded
+from decondense.words import round_to
+
+STUDIES = studies.STUDIES
+FILES = ("result.json", "config.yaml", "table.csv", "figure.png")
+COUNTERACT = STUDIES["counteract"]
+
+
+def content(folder):
+    return {name: (folder / name).read_bytes() for name in FILES if (folder / name).exists()}
+
+
+def names(folder):
+    return sorted(path.name for path in (folder / "runs").iterdir())
+
+
+def lower(arm, seed):
+    return run(cosine=0.5 - 0.1 * (arm == "dispersion") + seed / 100)
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """What would have been trained, instead of training it; `stop` names a run at which the process is interrupted."""
+
+    class Asked(list):
+        stop = ""
+
+    asked = Asked()
+
+    def train(planned, shop):
+        asked.append(planned.name)
+        folder = shop.work / planned.name
+        (folder / "model").mkdir(parents=True, exist_ok=True)
+        (folder / "model" / "weights.safetensors").write_bytes(b"x" * 1000)
+        if planned.name == asked.stop:
+            asked.stop = ""
+            raise KeyboardInterrupt
+        (made,) = [
+            one
+            for one in of_seeds(shop.settings, lambda arm, s: lower(arm, s) | {"hardware": "here"}, [planned.seed])
+            if one.name == planned.name
+        ]
+        return made
+
+    monkeypatch.setattr(work, "_trained", train)
+    return asked
+
+
+def test_run_writes_a_whole_folder(tmp_path, trained):
+    settings = settings_of(COUNTERACT, "smoke")
+    record = studies.run(COUNTERACT, "smoke", tmp_path / "o", settings)
+    assert record == records.read(tmp_path / "o")
+    assert record.schema_ == "decondense.study/2"
+    assert record.verdict == "reproduced"
+    assert record.sentence.startswith("reproduced: ")
+    assert record.runs == names(tmp_path / "o") == sorted(trained)
+    assert trained[:2] == ["cross-entropy-seed-1", "dispersion-seed-1"]  # whole seeds first
+    assert record.command == "decondense study counteract --scale smoke"
+    assert record.config == settings
+    assert sorted(p.name for p in (tmp_path / "o").iterdir()) == sorted([*FILES, "runs"])
+    one = records.read(tmp_path / "o" / "runs" / "dispersion-seed-2")
+    assert (one.arm, one.recipe["train"]["seed"]) == ("dispersion", 2)
+    assert (one.seconds, one.tokens_per_second) == (None, None)  # the claim is not about speed
+
+
+def test_runs_in_any_order_on_any_machine_give_the_same_bytes(tmp_path, trained):
+    settings = settings_of(COUNTERACT, "smoke")
+    expected = None
+    for order in itertools.permutations(["1,2", "*-seed-2", "cross-entropy-seed-3,dispersion-seed-3"]):
+        machines = [tmp_path / f"{'-'.join(order)}-{place}".replace("*", "all") for place in range(3)]
+        for machine, some in zip(machines, order):
+            studies.run(COUNTERACT, "smoke", machine, settings, pieces=some.split(","))
+        target = tmp_path / "-".join(order).replace("*", "all")
+        studies.collect(COUNTERACT, "smoke", target, [*machines, machines[0] / "runs"])
+        studies.conclude(COUNTERACT, "smoke", target)
+        expected = expected or content(target)
+        assert content(target) == expected
+        assert set(expected) == set(FILES)
+
+
+def test_killed_and_repeated_is_the_same_bytes(tmp_path, trained):
+    settings = settings_of(COUNTERACT, "smoke")
+    studies.run(COUNTERACT, "smoke", tmp_path / "a", settings)
+    for trained.stop in ("dispersion-seed-1", "cross-entropy-seed-3"):
+        with pytest.raises(KeyboardInterrupt):
+            studies.run(COUNTERACT, "smoke", tmp_path / "b", settings)
+        assert not (tmp_path / "b" / "result.json").exists()
+    assert list((tmp_path / "b" / ".work").rglob("weights*"))  # to be resumed from
+    said = []
+    studies.run(COUNTERACT, "smoke", tmp_path / "b", settings, say=said.append)
+    assert trained[6:] == [*trained[:2], *trained[1:5], *trained[4:6]]  # what was finished is not made again
+    assert "cross-entropy-seed-1: done before" in said
+    assert content(tmp_path / "a") == content(tmp_path / "b")
+    assert not (tmp_path / "b" / ".work").exists()
+    assert not list(tmp_path.rglob("weights*"))
+
+
+def test_a_training_that_fails_at_once_leaves_nothing(command, tmp_path):
+    change = "base.data.text=novels:train"
+    code, _, err = command("study", "counteract", "--set", change, "--out", tmp_path / "o" / "p")
+    assert code == 2
+    assert "'novels' is read from a local folder" in err
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_part_is_undecided_and_a_whole_is_not(tmp_path, trained):
+    settings = settings_of(COUNTERACT, "smoke")
+    record = studies.run(COUNTERACT, "smoke", tmp_path, settings, pieces=["1", "2", "*-seed-2", "5"])
+    assert record.verdict == "undecided"
+    assert "2 of at least 3 training seeds" in record.sentence
+    assert record.command.endswith("--scale smoke")  # the seeds are those of the runs: 1, 2 and half of 3
+    assert studies.run(COUNTERACT, "smoke", tmp_path, settings).verdict == "reproduced"
+
+
+def test_nothing_run_is_undecided_not_run(tmp_path):
+    record = studies.conclude(COUNTERACT, "gpu", tmp_path)
+    assert (record.verdict, record.sentence) == ("undecided", "undecided: not run.")
+
+
+def test_other_seeds_and_settings_are_in_the_command(tmp_path, trained):
+    settings = settings_of(COUNTERACT, "smoke", ["base.data.tokens=2048"], [7, 8, 9])
+    record = studies.run(COUNTERACT, "smoke", tmp_path, settings)
+    assert record.command == "decondense study counteract --scale smoke --seeds 7,8,9 --set base.data.tokens=2048"
+    assert record.config["seeds"] == [7, 8, 9]
+
+
+def test_a_run_of_train_counts_whatever_its_folder_is_called(tmp_path, trained):
+    """Its recipe says which arm and seed it is. Name, device and the like do not matter, everything else does."""
+    settings = settings_of(COUNTERACT, "smoke")
+    plain = of_seeds(settings, lower, [1, 2, 3])
+    for number, one in enumerate(plain):
+        recipe = one.record.recipe | {"name": "mine"}
+        recipe = recipe | {"train": recipe["train"] | {"device": "cuda", "compile": "auto"}}
+        # as a version had it that did not know this key
+        recipe["loss"] = {key: value for key, value in recipe["loss"].items() if key != "release_at"}
+        record = one.record.model_copy(update={"arm": None, "recipe": recipe, "seconds": 5.0})
+        work.save_run(Run(f"run-{number}", record), tmp_path / "plain")
+    studies.collect(COUNTERACT, "smoke", tmp_path / "o", [tmp_path / "plain"])
+    assert names(tmp_path / "o") == sorted(one.name for one in plain)
+    assert studies.conclude(COUNTERACT, "smoke", tmp_path / "o").verdict == "reproduced"
+    shutil.copytree(tmp_path / "plain", tmp_path / "dropped" / "runs")
+    record = studies.run(COUNTERACT, "smoke", tmp_path / "dropped", settings)
+    assert trained == []
+    assert record.verdict == "reproduced"
+    assert record.runs == [f"run-{number}" for number in range(6)]
+    shutil.copytree(tmp_path / "plain" / "run-3", tmp_path / "dropped" / "runs" / "again")
+    with pytest.raises(ValueError, match="is in two runs, again and run-3: a copy is not another seed"):
+        studies.conclude(COUNTERACT, "smoke", tmp_path / "dropped")
+
+
+def test_conclude_gets_whole_records(tmp_path):
+    """Losses by document, as the next study needs them, are there after merging."""
+    settings = settings_of(COUNTERACT, "smoke")
+    documents = [{"text": "t", "document": 3, "tokens": 7, "loss": 2.5}]
+    history = [{"step": s, "tokens": s, "loss": 1.0, "grad_norm": 0.5} for s in range(1, 1000)]
+    runs = of_seeds(settings, lambda arm, s: run(held_out_documents=documents, history=history), [1])
+    write(tmp_path / "a", COUNTERACT, "smoke", settings, runs)
+    studies.collect(COUNTERACT, "smoke", tmp_path / "b", [tmp_path / "a"])
+    kept = records.read(tmp_path / "b" / "runs" / "dispersion-seed-1")
+    assert [one.model_dump() for one in kept.held_out_documents] == documents
+    assert 50 < len(kept.history) <= 62
+    assert (kept.history[0].step, kept.history[-1].step, kept.history[-1].grad_norm) == (1, 999, 0.5)
+    studies.collect(COUNTERACT, "smoke", tmp_path / "c", [tmp_path / "b"])  # what is small stays as it is
+    files = [tmp_path / x / "runs" / "dispersion-seed-1" / "result.json" for x in "bc"]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_merge_copies_nothing_that_does_not_belong(command, tmp_path):
+    """All runs are looked at before the first is copied."""
+    study = STUDIES["dose"]
+    settings = settings_of(study, "smoke")
+    mine = of_seeds(settings, lambda arm, s: run(), [1, 2])
+    write(tmp_path / "mine", study, "smoke", settings, mine)
+    other = settings_of(STUDIES["width"], "smoke")
+    write(tmp_path / "width", STUDIES["width"], "smoke", other, of_seeds(other, lambda arm, s: run(), [1, 2]))
+    changed = settings_of(study, "smoke", ["base.data.tokens=2048"])
+    write(tmp_path / "changed", study, "smoke", changed, of_seeds(changed, lambda arm, s: run(), [3]))
+    write(tmp_path / "again", study, "smoke", settings, of_seeds(settings, lambda arm, s: run(held_out=1.0), [2]))
+    write(tmp_path / "damaged", study, "smoke", settings, mine[:1])
+    (tmp_path / "damaged" / "runs" / mine[0].name / "result.json").write_text("{")
+    (tmp_path / "empty").mkdir()
+    tokens = "data.tokens is 2048 in it and 1024 in the arm"
+    for sources, scale, words in (
+        (["width"], "smoke", "belongs to the study width at scale smoke, not dose at smoke"),
+        (["mine"], "gpu", "belongs to the study dose at scale smoke, not dose at gpu"),
+        (["width/runs"], "smoke", "no run at"),
+        (["mine", "changed/runs"], "smoke", tokens),
+        (["mine", "again"], "smoke", "is there twice with different numbers"),
+        (["damaged"], "smoke", "is not valid JSON"),
+        (["empty"], "smoke", "there is none that is finished"),
+    ):
+        given = [x for source in sources for x in ("--from", tmp_path / source)]
+        code, _, err = command("study", "dose", "--scale", scale, "--merge", *given, "--out", tmp_path / "o")
+        assert code == 2
+        assert words in err
+        assert not (tmp_path / "o").exists()
+    code, _, _ = command("study", "dose", "--merge", "--from", tmp_path / "mine", "--out", tmp_path / "o")
+    assert code == 0
+    before = names(tmp_path / "o")
+    code, _, err = command("study", "dose", "--merge", "--from", tmp_path / "changed", "--out", tmp_path / "o")
+    assert code == 2
+    assert tokens in err
+    assert names(tmp_path / "o") == before
+    mixed = tmp_path / "mixed"
+    shutil.copytree(tmp_path / "mine" / "runs", mixed)
+    shutil.copytree(tmp_path / "changed" / "runs", mixed / "more")
+    code, _, err = command("study", "dose", "--merge", "--from", mixed, "--out", tmp_path / "p")
+    assert code == 0
+    assert "3 runs" in err
+    assert "do not belong and are left out" in err
+    assert names(tmp_path / "p") == before
+
+
+def test_runs_of_other_settings_or_studies_are_refused_before_work(tmp_path, trained):
+    settings = settings_of(COUNTERACT, "smoke")
+    studies.run(COUNTERACT, "smoke", tmp_path, settings, pieces=["1"])
+    changed = settings_of(COUNTERACT, "smoke", ["base.data.tokens=2048"])
+    with pytest.raises(ValueError, match=r"data\.tokens is 1024 in it and 2048 in the arm 'cross-entropy' here"):
+        studies.run(COUNTERACT, "smoke", tmp_path, changed, pieces=["2"])
+    with pytest.raises(ValueError, match="belongs to the study counteract at scale smoke"):
+        studies.run(COUNTERACT, "gpu", tmp_path, settings_of(COUNTERACT, "gpu"))
+    assert trained == ["cross-entropy-seed-1"]
+
+
+def test_a_second_process_on_a_run_is_refused(tmp_path, monkeypatch):
+    settings = settings_of(COUNTERACT, "smoke")
+
+    def train(planned, shop):
+        with pytest.raises(ValueError, match="being made by another process"):
+            studies.run(COUNTERACT, "smoke", tmp_path, settings, pieces=["1"])
+        return of_seeds(settings, lower, [1])[0]
+
+    monkeypatch.setattr(work, "_trained", train)
+    studies.run(COUNTERACT, "smoke", tmp_path, settings, pieces=["1"])
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written(tmp_path, command):
+    tmp_path.chmod(0o500)
+    code, _, err = command("study", "theory", "--out", tmp_path / "o")
+    assert code == 2
+    assert "must be writable" in err
+
+
+def test_rounded_and_names():
+    content = {"a": [1.23456789, float("nan")], "b": (1, "x", None, True), "c": 1600.0}
+    assert rounded(content) == round_to(content) == {"a": [1.23457, None], "b": [1, "x", None, True], "c": 1600}
+    assert isinstance(rounded(content)["c"], float)
+    assert safe_name("λ −0.3, τ 1/2") == "lambda--0.3-tau-1-2"
+    assert safe_name("Qwen/Qwen2.5-0.5B") == "Qwen-Qwen2.5-0.5B"
+
+
+def test_a_training_that_goes_on_says_so_now_and_then(monkeypatch):
+    clock = iter([0.0, 1.0, 29.0, 31.0, 31.0, 40.0, 61.5, 61.5])
+    monkeypatch.setattr(work.time, "monotonic", lambda: next(clock))
+    said = []
+    tell = work._now_and_then(lambda *values: said.append(values))
+    for step in range(5):
+        tell(step, {})
+    assert said == [(2, {}), (4, {})]
+
+
+# ---- runs taken over: only the same recipe and seed, only with what is asked for ----
+
+
+def written(name, folder, make=lambda arm, seed: run(held_out=seed), **changes):
+    settings = settings_of(STUDIES[name], "gpu") | changes
+    write(folder, STUDIES[name], "gpu", settings, of_seeds(settings, make, [1, 2, 3]))
+
+
+def with_scores(arm, seed, **changes):
+    settings = settings_of(STUDIES["benchmarks"], "gpu") | changes
+    tasks = {"piqa": packed(np.random.default_rng(seed), 0.5)}
+    return lower(arm, seed) | {"outcomes": scored(tasks, f"{arm}{seed}", settings, piqa=0.5)}
+
+
+def reused(name, folder, places, changes=(), **options):
+    study = STUDIES[name]
+    return studies.run(study, "gpu", folder, settings_of(study, "gpu", changes), reuse=places, **options)
+
+
+def test_counteract_needs_no_training_beside_benchmarks(tmp_path, trained):
+    written("benchmarks", tmp_path / "benchmarks", make=with_scores)
+    said = []
+    record = reused("counteract", tmp_path / "o", [tmp_path], say=said.append)  # wherever below
+    assert trained == []
+    assert record.verdict == "reproduced"
+    assert record.hardware == "a machine"
+    folder = tmp_path / "o" / "runs" / "dispersion-seed-2"
+    assert records.read(folder).origin == f"{tmp_path.name}/benchmarks/runs/dispersion-seed-2"
+    assert [p.name for p in folder.iterdir()] == ["result.json"]  # without the outcomes, which it does not ask for
+    assert any("(from " in sentence for sentence in said)
+    reused("counteract", tmp_path / "p", [tmp_path / "o"])  # taken over twice, it names its maker
+    assert records.read(tmp_path / "p" / "runs" / "dispersion-seed-2").origin == records.read(folder).origin
+
+
+def test_what_is_missing_is_trained(tmp_path, trained):
+    written("dose", tmp_path / "dose")
+    record = reused("estimators", tmp_path / "o", [tmp_path / "dose"])
+    others = ["exact", "second-order", "sampled"]
+    assert trained == [f"{arm}-seed-{seed}" for seed in (1, 2, 3) for arm in others]
+    losses = {(row[0], row[1]): row[2] for row in record.table.rows}
+    assert (losses["first order", 2], losses["exact", 2]) == (2, 3.0)
+    assert record.hardware == "a machine; here"
+    speeds = {row[0]: row[9] for row in record.table.rows}
+    assert (speeds["exact"], speeds["first order"]) == (1000.0, None)  # not timed beside the others
+
+
+def test_another_recipe_or_too_little_kept_is_another_run(tmp_path, trained):
+    written("width", tmp_path / "width")
+    reused("init", tmp_path / "a", [tmp_path / "width"])
+    assert trained == []
+    reused("init", tmp_path / "b", [tmp_path / "width"], ["base.data.tokens=46M"])
+    assert len(trained) == 3
+
+    def bare(arm, seed):
+        made = run()
+        return made | {"snapshots": [{k: v for k, v in s.items() if k != "histogram"} for s in made["snapshots"]]}
+
+    written("width", tmp_path / "bare", make=bare)
+    reused("init", tmp_path / "c", [tmp_path / "bare"])
+    assert len(trained) == 6
+
+
+def test_tasks_must_be_the_same(tmp_path, trained):
+    written("benchmarks", tmp_path / "zero", make=lambda arm, s: with_scores(arm, s, shots="zero"))
+    written("benchmarks", tmp_path / "none")
+    reused("benchmarks", tmp_path / "a", [tmp_path / "zero", tmp_path / "none"], pieces=["1"])
+    assert trained == ["cross-entropy-seed-1"]
+    written("benchmarks", tmp_path / "same", make=with_scores)
+    reused("benchmarks", tmp_path / "b", [tmp_path / "zero", tmp_path / "same"])
+    assert len(trained) == 1
+    settings = settings_of(STUDIES["benchmarks"], "gpu")
+    members = Members(STUDIES["benchmarks"].plan(settings), settings)
+    assert "other settings" in members.take(read_run(tmp_path / "zero" / "runs" / "dispersion-seed-1"))[1]
+
+
+def test_a_shared_device_keeps_no_times(tmp_path, trained):
+    record = reused("estimators", tmp_path / "o", [], timed=False)
+    kept = json.loads((tmp_path / "o" / "runs" / "exact-seed-1" / "result.json").read_text())
+    assert (kept["seconds"], kept["tokens_per_second"]) == (None, None)
+    assert "against cross-entropy: not measured" in record.sentence
+
+
+def test_a_folder_without_runs_is_an_error(tmp_path, command):
+    code, _, err = command("study", "counteract", "--out", tmp_path / "o", "--reuse", tmp_path)
+    assert code == 2
+    assert "no training runs" in err
+    assert not (tmp_path / "o").exists()
