@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -10,7 +12,7 @@ from decondense import losses
 Z = torch.randn(2, 5, 4)
 
 
-@pytest.mark.parametrize("name", losses.LOSSES)
+@pytest.mark.parametrize("name", losses.registered())
 @pytest.mark.parametrize(
     ("z", "mask", "error", "words"),
     [
@@ -25,7 +27,7 @@ Z = torch.randn(2, 5, 4)
 )
 def test_bad_tensors(name, z, mask, error, words):
     with pytest.raises(error, match=words):
-        losses.LOSSES[name](z, mask)
+        losses.registered()[name].function(z, mask)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +53,24 @@ def test_bad_tensors(name, z, mask, error, words):
         (lambda: losses.get("dispersion", temperature=1.0), "option of dispersion must be one of"),
         (lambda: losses.get("decorrelation", tau=1.0), "option of decorrelation must be one of"),
         (lambda: losses.get("perplexity_entropy", preset="paper"), "not in that source"),
+        (lambda: losses.uniformity(Z, t=0.0), r"t must lie in \(0, 20\], got 0.0"),
+        (lambda: losses.uniformity(Z, t=21.0), "leaves float32"),
+        (lambda: losses.uniformity(Z, t=math.nan), "got nan"),
+        (lambda: losses.koleo(Z, eps=0.0), "eps must be a positive number"),
+        (lambda: losses.koleo(Z, max_tokens=1), "max_tokens must be at least 2"),
+        (lambda: losses.vicreg(Z, gamma=-1.0), "gamma must be a positive number"),
+        (lambda: losses.vicreg(Z, eps=0.0), "eps must be a positive number"),
+        (lambda: losses.i_star(Z, shrinkage=1.5), r"shrinkage must lie in \[0, 1\], got 1.5"),
+        (lambda: losses.i_star(Z, shrinkage=0.2, target=torch.eye(5)), r"= \(4, 4\), got \(5, 5\)"),
+        (lambda: losses.i_star(Z, shrinkage=0.2, target="identity"), "got str"),
+        (lambda: losses.i_star(Z, target=torch.eye(4)), "target needs a shrinkage above 0"),
+        (lambda: losses.cosreg(Z, reduction="sum"), "reduction must be one of"),
+        (lambda: losses.get("unifromity"), "did you mean 'uniformity'"),
+        (lambda: losses.get("vic_reg"), "did you mean 'vicreg'"),
+        (lambda: losses.get("kolio"), "did you mean 'koleo'"),
+        (lambda: losses.get("barlow"), "did you mean 'barlow_twins'"),
+        (lambda: losses.get("koleo", tau=1.0), "option of koleo must be one of"),
+        (lambda: losses.get("koleo", preset="paper"), "not in that source; use none"),
     ],
 )
 def test_bad_options(call, words):
@@ -64,6 +84,10 @@ def test_modules_are_the_functions_with_keywords():
     assert "tau=0.5" in repr(module)
     assert not list(module.parameters())
     assert not module.state_dict()
+    assert losses.get("istar").name == "i_star"
+    assert losses.get("cos_reg").name == "cosreg"
+    for name, entry in losses.registered().items():
+        assert torch.equal(losses.get(name)(Z), entry.function(Z))
 
 
 def test_paper_preset():
@@ -112,7 +136,8 @@ def test_the_hard_clamp_loses_the_gradient_that_matters():
 @pytest.mark.parametrize("dtype", [torch.long, torch.uint8, torch.float32, torch.bool])
 def test_masks_of_any_type(dtype):
     mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
-    for function in losses.LOSSES.values():
+    for entry in losses.registered().values():
+        function = entry.function
         assert torch.equal(function(Z, mask.to(dtype)), function(Z, mask.bool()))
     assert torch.equal(losses.mean_cosine(Z, mask.to(dtype)), losses.mean_cosine(Z, mask.bool()))
 

@@ -1,4 +1,4 @@
-"""Every loss, value and gradient, against the loops of reference.py."""
+"""Every loss, value and gradient, against the loops of reference.py and rival_reference.py."""
 
 from __future__ import annotations
 
@@ -6,149 +6,128 @@ import sys
 
 import pytest
 import reference
+import rival_reference as rival
 import torch
+from clouds import cloud, gradient
 
 from decondense import losses
 
-CASES = {
-    "exact": (losses.dispersion, {}, reference.dispersion, {}),
-    "exact tau clamp": (
-        losses.dispersion,
-        {"tau": 0.3, "clamp": 0.4},
-        reference.dispersion,
-        {"tau": 0.3, "clamp": 0.4},
+# The loops have shorter names for some options, and a function of their own for every estimator.
+NAMES = {"hard_clamp": "hard", "distance": "kind", "pairs": "total", "shrinkage": "zeta", "redundancy_weight": "weight"}
+NAMES |= {"variance_weight": "mu", "covariance_weight": "nu"}
+
+
+def target(width: int) -> torch.Tensor:
+    block = torch.tensor([[2.0, 0.3], [0.3, 0.5]], dtype=torch.float64)
+    return torch.block_diag(*[block] * (width // 2 + 1))[:width, :width].clone()
+
+
+def case(ours, theirs, **options):
+    return ours, options, theirs, {NAMES.get(k, k): v for k, v in options.items() if k != "estimator"}
+
+
+FIRST, SECOND = {"estimator": "first_order"}, {"estimator": "second_order"}
+PAPER = {
+    "exact": case(losses.dispersion, reference.dispersion),
+    "exact tau clamp": case(losses.dispersion, reference.dispersion, tau=0.3, clamp=0.4),
+    "exact hard": case(losses.dispersion, reference.dispersion, hard_clamp=True, clamp=0.4),
+    "exact diagonal": case(losses.dispersion, reference.dispersion, diagonal=True),
+    "exact cosine": case(losses.dispersion, reference.dispersion, distance="cosine", tau=0.5, eps=0.0),
+    "first order": case(losses.dispersion, reference.first_order, **FIRST),
+    "first order hard": case(losses.dispersion, reference.first_order, clamp=0.6, hard_clamp=True, **FIRST),
+    "first order clamped": case(losses.dispersion, reference.first_order, clamp=0.8, **FIRST),
+    "second order": case(losses.dispersion, reference.second_order, tau=0.4, **SECOND),
+    "second order clamped": case(losses.dispersion, reference.second_order, clamp=0.8, **SECOND),
+    "orthogonalization": case(losses.orthogonalization, reference.orthogonalization),
+    "orthogonalization hard": case(
+        losses.orthogonalization, reference.orthogonalization, hard_clamp=True, clamp=0.5, margin=0.4
     ),
-    "exact hard": (
-        losses.dispersion,
-        {"hard_clamp": True, "clamp": 0.4},
-        reference.dispersion,
-        {"hard": True, "clamp": 0.4},
+    "orthogonalization cosine": case(
+        losses.orthogonalization, reference.orthogonalization, distance="cosine", diagonal=True, margin=0.2
     ),
-    "exact diagonal": (losses.dispersion, {"diagonal": True}, reference.dispersion, {"diagonal": True}),
-    "exact cosine": (
-        losses.dispersion,
-        {"distance": "cosine", "tau": 0.5, "eps": 0.0},
-        reference.dispersion,
-        {"kind": "cosine", "tau": 0.5, "eps": 0.0},
+    "decorrelation token": case(losses.decorrelation, reference.decorrelation),
+    "decorrelation feature": case(losses.decorrelation, reference.decorrelation, axis="feature"),
+    "decorrelation sum": case(
+        losses.decorrelation, reference.decorrelation, axis="feature", pairs="sum", diagonal=True
     ),
-    "first order": (losses.dispersion, {"estimator": "first_order"}, reference.first_order, {}),
-    "first order hard": (
-        losses.dispersion,
-        {"estimator": "first_order", "clamp": 0.6, "hard_clamp": True},
-        reference.first_order,
-        {"clamp": 0.6, "hard": True},
-    ),
-    "first order clamped": (
-        losses.dispersion,
-        {"estimator": "first_order", "clamp": 0.8},
-        reference.first_order,
-        {"clamp": 0.8},
-    ),
-    "second order": (
-        losses.dispersion,
-        {"estimator": "second_order", "tau": 0.4},
-        reference.second_order,
-        {"tau": 0.4},
-    ),
-    "second order clamped": (
-        losses.dispersion,
-        {"estimator": "second_order", "clamp": 0.8},
-        reference.second_order,
-        {"clamp": 0.8},
-    ),
-    "orthogonalization": (losses.orthogonalization, {}, reference.orthogonalization, {}),
-    "orthogonalization hard": (
-        losses.orthogonalization,
-        {"hard_clamp": True, "clamp": 0.5, "margin": 0.4},
-        reference.orthogonalization,
-        {"hard": True, "clamp": 0.5, "margin": 0.4},
-    ),
-    "orthogonalization cosine": (
-        losses.orthogonalization,
-        {"distance": "cosine", "diagonal": True, "margin": 0.2},
-        reference.orthogonalization,
-        {"kind": "cosine", "diagonal": True, "margin": 0.2},
-    ),
-    "decorrelation token": (losses.decorrelation, {}, reference.decorrelation, {}),
-    "decorrelation feature": (
-        losses.decorrelation,
-        {"axis": "feature"},
-        reference.decorrelation,
-        {"axis": "feature"},
-    ),
-    "decorrelation sum": (
-        losses.decorrelation,
-        {"axis": "feature", "pairs": "sum", "diagonal": True},
-        reference.decorrelation,
-        {"axis": "feature", "total": "sum", "diagonal": True},
-    ),
-    "l2": (losses.l2_repel, {"tau": 5.0}, reference.l2_repel, {"tau": 5.0}),
-    "l2 paper": (
-        losses.l2_repel,
-        {"pairs": "sum", "norm": "sum"},
-        reference.l2_repel,
-        {"total": "sum", "norm": "sum"},
-    ),
-    "l2 diagonal": (
-        losses.l2_repel,
-        {"diagonal": True, "norm_weight": 0.0, "tau": 20.0},
-        reference.l2_repel,
-        {"diagonal": True, "norm_weight": 0.0, "tau": 20.0},
-    ),
-    "entropy": (losses.perplexity_entropy, {"tau": 8.0}, reference.perplexity_entropy, {"tau": 8.0}),
+    "l2": case(losses.l2_repel, reference.l2_repel, tau=5.0),
+    "l2 paper": case(losses.l2_repel, reference.l2_repel, pairs="sum", norm="sum"),
+    "l2 diagonal": case(losses.l2_repel, reference.l2_repel, diagonal=True, norm_weight=0.0, tau=20.0),
+    "entropy": case(losses.perplexity_entropy, reference.perplexity_entropy, tau=8.0),
 }
+RIVALS = {
+    "uniformity": case(losses.uniformity, rival.uniformity),
+    "uniformity sharp": case(losses.uniformity, rival.uniformity, t=7.0),
+    "cosreg": case(losses.cosreg, rival.cosreg),
+    "koleo": case(losses.koleo, rival.koleo),
+    "koleo eps": case(losses.koleo, rival.koleo, eps=0.5),
+    "vicreg": case(losses.vicreg, rival.vicreg),
+    "vicreg weights": case(losses.vicreg, rival.vicreg, variance_weight=3.0, covariance_weight=0.5, gamma=1.7, eps=0.1),
+    "barlow": case(losses.barlow_twins, rival.barlow_twins),
+    "barlow weight": case(losses.barlow_twins, rival.barlow_twins, redundancy_weight=2.0),
+    "i_star": case(losses.i_star, rival.i_star),
+    "i_star identity": case(losses.i_star, rival.i_star, shrinkage=0.3),
+    "i_star target": case(losses.i_star, rival.i_star, shrinkage=0.6, target=target),
+}
+CASES = {**PAPER, **RIVALS}
 SHAPES = {"tiny": (2, 2, 3), "odd": (3, 7, 5), "wide": (1, 5, 19), "one feature too few": (2, 9, 4)}
+# Covariances of so few tokens leave fewer digits.
+RIVAL_SHAPES = {"tiny": (2, 3, 2), "odd": (3, 7, 5), "wide": (1, 5, 9), "tall": (2, 9, 3)}
+DIGITS = {"paper": ((1e-11, 1e-13), (1e-9, 1e-12)), "rival": ((1e-11, 1e-12), (1e-8, 1e-10))}
 
 
-def cloud(shape: tuple[int, ...], cone: float = 0.7, seed: int = 0) -> torch.Tensor:
-    g = torch.Generator().manual_seed(seed)
-    z = torch.randn(shape, generator=g, dtype=torch.float64)
-    return z + cone * torch.randn(shape[0], 1, shape[2], generator=g, dtype=torch.float64)
+def ready(name: str, width: int):
+    """A case, its target grown to the width, and the digits asked of its value and gradient."""
+    ours, options, theirs, loops = CASES[name]
+    if "target" in options:
+        options, loops = ({**o, "target": target(width)} for o in (options, loops))
+    return ours, options, theirs, loops, DIGITS["rival" if name in RIVALS else "paper"]
 
 
-def gradient(value: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
-    return torch.autograd.grad(value, z, allow_unused=True, materialize_grads=True)[0]
+def same(a: torch.Tensor, b: torch.Tensor, digits: tuple[float, float]) -> None:
+    torch.testing.assert_close(a, b, rtol=digits[0], atol=digits[1])
 
 
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_value_and_gradient(case, shape):
-    ours, options, theirs, loops = case
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [(n, s) for cases, shapes in ((PAPER, SHAPES), (RIVALS, RIVAL_SHAPES)) for n in cases for s in shapes.values()],
+)
+def test_value_and_gradient(name, shape):
+    ours, options, theirs, loops, (of_value, of_gradient) = ready(name, shape[2])
     z = cloud(shape).requires_grad_()
     a, b = ours(z, **options), reference.over_batch(theirs, z, **loops)
-    torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-13)
+    same(a, b, of_value)
     # the upstream gradient is −2.5, not one
-    torch.testing.assert_close(gradient(-2.5 * a, z), gradient(-2.5 * b, z), rtol=1e-9, atol=1e-12)
+    same(gradient(-2.5 * a, z), gradient(-2.5 * b, z), of_gradient)
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_mask_is_the_same_as_trimming(case):
-    ours, options, theirs, loops = case
-    z = cloud((4, 8, 6)).requires_grad_()
+@pytest.mark.parametrize("name", CASES)
+def test_mask_is_the_same_as_trimming(name):
+    ours, options, theirs, loops, (of_value, of_gradient) = ready(name, width := 4 if name in RIVALS else 6)
+    z = cloud((4, 8, width)).requires_grad_()
     mask = torch.ones(4, 8, dtype=torch.bool)
     mask[0, 5:] = False  # right padding
     mask[1, :3] = False  # left padding
     mask[2, 1:] = False  # one token: contributes zero
     mask[3, [0, 4]] = False  # holes
     a, b = ours(z, mask, **options), reference.over_batch(theirs, z, mask, **loops)
-    torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-13)
+    same(a, b, of_value)
     ga, gb = gradient(a, z), gradient(b, z)
-    torch.testing.assert_close(ga, gb, rtol=1e-9, atol=1e-12)
+    same(ga, gb, of_gradient)
     assert (ga[~mask] == 0).all()
     # what stands at a position that does not count is never seen, whatever it is
-    with torch.no_grad():
-        dirty = z.detach().clone()
-        dirty[~mask] = torch.nan
-        dirty[0, 6] = torch.inf
+    dirty = z.detach().clone()
+    dirty[~mask] = torch.nan
+    dirty[0, 6] = torch.inf
     dirty.requires_grad_()
     c = ours(dirty, mask, **options)
     torch.testing.assert_close(c, a.detach(), rtol=1e-12, atol=0)
     torch.testing.assert_close(gradient(c, dirty), ga, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_no_token_counts(case):
-    ours, options, _, _ = case
+@pytest.mark.parametrize("name", CASES)
+def test_no_token_counts(name):
+    ours, options, *_ = ready(name, 3)
     z = cloud((2, 4, 3)).requires_grad_()
     mask = torch.zeros(2, 4, dtype=torch.bool)
     mask[1, 2] = True
@@ -157,10 +136,10 @@ def test_no_token_counts(case):
     assert (gradient(value, z) == 0).all()
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_many_tiles_are_one_tile(case, monkeypatch):
+@pytest.mark.parametrize("name", CASES)
+def test_many_tiles_are_one_tile(name, monkeypatch):
     """The same result whether the rows come in one tile or in several, also ragged ones."""
-    ours, options, _, _ = case
+    ours, options, *_ = ready(name, 6)
     z = cloud((2, 13, 6)).requires_grad_()
     mask = torch.ones(2, 13, dtype=torch.bool)
     mask[1, 9:] = False
@@ -170,7 +149,7 @@ def test_many_tiles_are_one_tile(case, monkeypatch):
     def small(batch, tokens, device):
         return ((slice(b, b + 1), slice(r, min(r + 4, tokens))) for b in range(batch) for r in range(0, tokens, 4))
 
-    for module in ("pairs", "l2_repel", "perplexity_entropy"):
+    for module in ("pairs", "l2_repel", "perplexity_entropy", "koleo"):
         # by sys.modules: the package's attribute of that name is the function
         monkeypatch.setattr(sys.modules[f"decondense.losses.{module}"], "tiles", small)
     tiled = ours(z, mask, **options)
@@ -178,9 +157,9 @@ def test_many_tiles_are_one_tile(case, monkeypatch):
     torch.testing.assert_close(gradient(tiled, z), expected, rtol=1e-10, atol=1e-13)
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_non_contiguous(case):
-    ours, options, _, _ = case
+@pytest.mark.parametrize("name", CASES)
+def test_non_contiguous(name):
+    ours, options, *_ = ready(name, 8)
     z = cloud((3, 6, 8))
     strided = z.transpose(0, 2).contiguous().transpose(0, 2).requires_grad_()
     assert not strided.is_contiguous()
@@ -190,17 +169,13 @@ def test_non_contiguous(case):
     torch.testing.assert_close(gradient(a, strided), gradient(b, z))
 
 
-@pytest.mark.parametrize("estimator", ["exact", "first_order", "second_order"])
-def test_gradcheck_inside_the_clamp(estimator):
+@pytest.mark.parametrize("name", [*losses.LOSSES, *losses.RIVALS, "first_order", "second_order"])
+def test_gradcheck_inside_the_clamp(name):
     z = cloud((2, 5, 6), cone=0.3).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: losses.dispersion(x, estimator=estimator, clamp=0.01), (z,))
-
-
-@pytest.mark.parametrize("name", ["orthogonalization", "decorrelation", "l2_repel", "perplexity_entropy"])
-def test_gradcheck_of_the_others(name):
-    z = cloud((2, 5, 6), cone=0.3).requires_grad_()
-    options = {"clamp": 0.01} if name == "orthogonalization" else {}
-    assert torch.autograd.gradcheck(lambda x: losses.LOSSES[name](x, **options), (z,))
+    options = {"clamp": 0.01} if name in ("dispersion", "orthogonalization") else {}
+    if name.endswith("_order"):
+        name, options = "dispersion", {"estimator": name, "clamp": 0.01}
+    assert torch.autograd.gradcheck(losses.get(name, **options), (z,))
 
 
 @pytest.mark.parametrize("condensed", [0.0, 5.0])

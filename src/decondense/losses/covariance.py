@@ -49,9 +49,11 @@ class _OffDiagonal:
                 gram = x.mT @ x
                 gram.diagonal(dim1=-2, dim2=-1).zero_()  # before squaring: a feature may outweigh all others
                 return gram.square().sum((1, 2)), (gram,)
-            gram = x @ x.mT
-            diagonal = x.square().sum(1)
-            return (gram.square().sum((1, 2)) - diagonal.square().sum(1)).clamp_min(0), (gram,)
+            # One feature may outweigh all others and leave few digits to the difference: take more, where cheap.
+            wide = x.double() if x.device.type == "cpu" else x
+            gram = wide @ wide.mT
+            power = gram.square().sum((1, 2)) - wide.square().sum(1).square().sum(1)
+            return power.clamp_min(0).to(x.dtype), (gram.to(x.dtype),)
 
     def backward(self, x: Tensor, mask: Tensor | None, saved: tuple[Tensor, ...], upstream: Tensor) -> Tensor:
         (gram,) = saved

@@ -1,0 +1,208 @@
+"""A loop of one's own: modules by name, penalty(), the schedule's clock, and the mistakes that must not be silent."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import decondense as dc
+from regularize.models import VOCABULARY, assert_same, gradients, llama, tokens
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return (x + torch.tanh(self.linear(x)), "something else")
+
+
+class Plain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, 8)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.flat = nn.Linear(8, 8)
+        self.checkpoint: bool | None = None
+
+    def forward(self, x, attention_mask=None):
+        x = self.embed(x)
+        for block in self.blocks:
+            if self.checkpoint is None:
+                x, _ = block(x)
+            else:
+                x, _ = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=self.checkpoint)
+        self.flat(x[:, 0])
+        return x
+
+
+def test_penalty_without_labels():
+    model, ids = llama().train(), tokens()
+    with dc.regularize(model, weight=0.5) as handle:
+        with pytest.raises(RuntimeError, match="penalty\\(\\) needs a training call"):
+            handle.penalty()
+        out = model(input_ids=ids)
+        assert out.loss is None
+        term = handle.penalty()
+        torch.testing.assert_close(term.detach(), 0.5 * handle.last["penalty"])
+        term.backward()
+        assert model.model.layers[0].mlp.up_proj.weight.grad.abs().sum() > 0
+        model(input_ids=ids)
+        with pytest.raises(RuntimeError, match=r"never added.*Pass labels, or add handle\.penalty\(\)"):
+            model(input_ids=ids, labels=ids)
+
+
+def test_an_exception_in_the_model_leaves_nothing_behind():
+    model, ids = llama().train(), tokens()
+    with dc.regularize(model) as handle:
+        with pytest.raises(IndexError):
+            model(input_ids=ids + VOCABULARY, labels=ids)
+        model.lm_head.register_forward_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(input_ids=ids, labels=ids)
+        model.lm_head._forward_pre_hooks.clear()
+        model(input_ids=ids, labels=ids).loss.backward()
+        assert "penalty" in handle.last
+
+
+def test_an_attached_model_can_be_pickled_and_saved(tmp_path):
+    """What is loaded is the model without the loss; the one in memory keeps it."""
+    model, ids = llama().train(), tokens()
+    plain = model(input_ids=ids, labels=ids).loss
+    with dc.regularize(model, weight=0.5):
+        torch.save(model, tmp_path / "model.pt")
+        loaded = [pickle.loads(pickle.dumps(model)), torch.load(tmp_path / "model.pt", weights_only=False)]
+        for other in loaded:
+            assert torch.equal(other(input_ids=ids, labels=ids).loss, plain)
+        assert not torch.equal(model(input_ids=ids, labels=ids).loss, plain)
+    with dc.regularize(Plain().train(), modules="blocks.*") as handle:
+        pickle.dumps(handle.model)
+
+
+def test_any_module_by_the_names_of_its_layers():
+    model, ids = Plain().train(), tokens()
+    mask = torch.ones_like(ids).bool()
+    mask[0, 7:] = False
+    with dc.regularize(model, modules=["blocks.?"], layers=[0, -1], weight=1.0, estimator="exact") as handle:
+        model(ids, attention_mask=mask)
+        handle.penalty().backward()
+        grads = gradients(model)
+        assert len(handle.last["per_layer"]) == 2
+        model.zero_grad()
+        model.checkpoint = False
+        model(ids, mask)
+        handle.penalty().backward()
+        assert_same(gradients(model), grads)
+        model.zero_grad()
+        model.checkpoint = True  # the output of a whole checkpoint carries its gradient
+        model(ids, mask)
+        handle.penalty().backward()
+        assert_same(gradients(model), grads)
+    # something inside one does not
+    with dc.regularize(model, modules=["blocks.*.linear"]), pytest.raises(RuntimeError, match="use_reentrant=False"):
+        model(ids, mask)
+    with pytest.raises(ValueError, match=r"matches none.*embed"):
+        dc.regularize(model, modules=["layers.*"])
+    with pytest.raises(ValueError, match=r"got 'blocks', a ModuleList: name what is in it, 'blocks\.\*'"):
+        dc.regularize(model, modules=["blocks"])
+    model.checkpoint = None
+    with (
+        dc.regularize(model, modules=["flat"]),
+        pytest.raises(TypeError, match=r"output of flat.*got \(4, 8\)"),
+    ):
+        model(ids)
+
+
+def test_patterns_match_whole_levels():
+    """`blocks.*` are three blocks, not what is in them; a string is one pattern."""
+    model, ids = Plain().train(), tokens()
+    for modules in ("blocks.*", ["blocks.*"], ["blocks.0", "blocks.[12]"]):
+        with dc.regularize(model, modules=modules, layers=[0, 2]) as handle:
+            assert handle.reads == ["blocks.0", "blocks.2"]
+            assert "blocks.0, blocks.2" in repr(handle)
+            model(ids)
+            handle.penalty()
+    with dc.regularize(llama(), layers="last") as handle:
+        assert handle.reads == ["hidden state 3 of LlamaModel"]
+    model.skipped = nn.Linear(8, 8)
+    with (
+        dc.regularize(model, modules=["blocks.*", "skipped"]),
+        pytest.raises(RuntimeError, match="but skipped did not"),
+    ):
+        model(ids)
+
+
+def test_a_loss_that_nobody_differentiates_is_an_error():
+    """As in trainers that compute a loss of their own from the model's output."""
+    model, ids = llama().train(), tokens()
+    optimiser = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for labels in (ids, None):  # with labels the term is in out.loss; without, it waits for penalty()
+        with dc.regularize(model) as handle:
+            model(input_ids=ids, labels=labels).logits.mean().backward()
+            with pytest.raises(RuntimeError, match=r"no backward pass has reached it.*dc\.regularize\(trainer"):
+                optimiser.step()
+            assert handle.step == 0
+
+
+def test_a_model_in_eval_mode_is_an_error_at_the_first_step():
+    model, ids = llama().eval(), tokens()
+    optimiser = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with dc.regularize(model) as handle:
+        model(input_ids=ids, labels=ids).loss.backward()
+        with pytest.raises(RuntimeError, match=r"eval mode.*call model\.train\(\)"):
+            optimiser.step()
+        assert handle.step == 0
+        model.train()
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimiser.step()
+        model.eval()
+        model(input_ids=ids, labels=ids).loss.backward()  # between two steps: somebody evaluates
+        optimiser.step()
+        assert handle.step == 1
+
+
+def test_a_step_is_one_of_the_model():
+    """Two optimisers over its parameters count once; one over copies of them counts, too."""
+    model, ids = llama().train(), tokens()
+    matrices = [p for p in model.parameters() if p.ndim == 2]
+    rest = [p for p in model.parameters() if p.ndim != 2]
+    copies = [p.detach().clone().requires_grad_() for p in model.parameters()]
+    for optimisers in (
+        [torch.optim.AdamW(rest), torch.optim.SGD(matrices, lr=1e-3)],
+        [torch.optim.SGD(copies, lr=1e-3)],
+    ):
+        with dc.regularize(model, schedule="linear", ramp_steps=4) as handle:
+            for _ in range(3):
+                model(input_ids=ids, labels=ids).loss.backward()
+                for optimiser in optimisers:
+                    optimiser.step()
+            assert handle.step == 3
+            assert handle.weight == pytest.approx(0.075)
+
+
+def test_schedule_counts_optimiser_steps():
+    model, ids = llama().train(), tokens()
+    optimiser = torch.optim.SGD(model.parameters(), lr=1e-3)
+    other = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=1e-3)
+    with dc.regularize(model, weight=2.0, schedule="linear", ramp_steps=4) as handle:
+        weights = []
+        for _ in range(6):
+            for _ in range(2):  # accumulation
+                model(input_ids=ids, labels=ids).loss.backward()
+            weights.append(handle.last["weight"])
+            optimiser.step()
+            other.step()
+        assert weights == [0.0, 0.5, 1.0, 1.5, 2.0, 2.0]
+        assert handle.step == 6
+    with dc.regularize(model, weight=2.0, schedule="cosine", ramp_steps=4) as handle:
+        handle.step = 2
+        assert handle.weight == pytest.approx(1.0)
+    with dc.regularize(model, weight=2.0, schedule="release", release_at=3, ramp_steps=4) as handle:
+        assert [handle.term.weight_at(step) for step in (0, 3, 4, 6, 7, 100)] == [2.0, 2.0, 1.5, 0.5, 0.0, 0.0]
+    with dc.regularize(model, weight=2.0, schedule=lambda step: 1 / (1 + step)) as handle:
+        handle.step = 3
+        assert handle.weight == 0.5
