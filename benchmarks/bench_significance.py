@@ -1,6 +1,6 @@
 """Do the tests of `decondense significance` keep their level and have the power they state? 1000 comparisons per row.
 
-Every row simulates runs with a known truth (src/decondense/evaluate/simulate.py) on as many items as the ten benchmarks
+Every row simulates runs with a known truth (simulated_runs.py) on as many items as the ten benchmarks
 have. `tasks`: share of comparisons in which at least one of ten tasks is called different after Holm's correction;
 `average`: share in which the average is; `pooled`: the same as `tasks` when seeds are counted as items (McNemar on
 seeds × items), which is wrong; `satterthwaite`: `tasks` with one t of Satterthwaite's degrees of freedom instead
@@ -35,7 +35,7 @@ from scipy import stats
 from simulated_runs import Truth, simulate
 
 from decondense.stats.bootstrap import hierarchical_bootstrap
-from decondense.stats.checkpoints import checkpoint_average, mcnemar
+from decondense.stats.checkpoints import checkpoint_average, mcnemar, smallest_effect
 from decondense.stats.crossed import Crossed, crossed, crossed_macro
 from decondense.stats.significance import holm
 
@@ -172,6 +172,39 @@ def powered(truth: Truth, pairs: int, seed: int) -> list[harness.Row]:
     return rows
 
 
+def few_differing(pairs: int, seed: int) -> list[harness.Row]:
+    """Two checkpoints that differ on a few items: the difference that is stated from them, and how often it is found
+    where so many items differ, or as many as the difference needs."""
+    rows = []
+    for items, differing in (((120,), (3,)), ((60, 60), (2, 1)), ((20, 40, 60, 500), (1, 0, 2, 8))):
+        rng = np.random.default_rng(seed)
+        seen = [_two_checkpoints(n, k - k // 2, k // 2) for n, k in zip(items, differing)]
+        effect = smallest_effect(seen)
+        assert effect is not None  # the items are enough
+        hits = covered = 0
+        for _ in range(pairs):
+            tasks = []
+            for n, k in zip(items, differing):
+                share = max(k / n, effect)
+                gained, lost, _same = rng.multinomial(n, [(share + effect) / 2, (share - effect) / 2, 1 - share])
+                tasks.append(_two_checkpoints(n, gained, lost))
+            p, low, high = checkpoint_average(tasks, samples=1000)
+            hits += p <= 0.05
+            covered += low <= effect <= high
+        name = f"difference, {sum(differing)} of {sum(items)} items of {len(items)} task{'s' * (len(items) > 1)} differ"
+        row: harness.Row = {"truth": name, "seeds": "1+1", "seed_sd": 0.0, "effect": effect, "pairs": pairs}
+        row |= dict.fromkeys(("tasks", "pooled", "satterthwaite"), math.nan)
+        row |= {"average": hits / pairs, "coverage": covered / pairs, "stated_power": 0.8}
+        rows.append(row | {"standard_error": math.sqrt(0.05 * 0.95 / pairs)})
+    return rows
+
+
+def _two_checkpoints(items: int, gained: int, lost: int) -> tuple[np.ndarray, np.ndarray]:
+    base, treated = np.zeros((2, 1, items))
+    treated[0, :gained] = base[0, gained : gained + lost] = 1
+    return base, treated
+
+
 def renewed(rows: list[harness.Row], out: Path) -> Path:
     """Put these rows in the place of those with the same truth and seeds in out/significance.csv, new ones last."""
 
@@ -230,6 +263,7 @@ def main() -> None:
     for number, truth in enumerate((Truth(), Truth(seeds=(5, 5)))):
         seed = options.seed + 5000 + 100 * number
         keep(f"difference {truth.seeds}", lambda t=truth, s=seed: powered(t, options.pairs, s))
+    keep("difference, few items differ", lambda: few_differing(options.pairs, options.seed + 6000))
     if not rows:
         parser.error(f"no row begins with {' or '.join(options.only)}: see the column truth of significance.csv.")
     print(harness.table(rows, COLUMNS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import importlib.metadata
 import json
@@ -300,6 +301,61 @@ def test_command(whole, stories, bench, tmp_path):
     run = load_run(out)
     assert run.record == whole[0]
     assert [i for rows in run.items.values() for i in rows] == whole[1]
+
+
+def test_a_result_is_never_replaced_without_force(stories, bench, tmp_path, monkeypatch):
+    """Two models with the same last name have folders of their own; a second result needs --force, and replaces all."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DECONDENSE_BENCH", str(bench))
+    for name in "ab":
+        shutil.copytree(stories, tmp_path / "runs" / name / "model")
+    words = ("--tasks", "piqa", "--device", "cpu", "--limit")
+    for name in "ab":
+        done = cli("evaluate", f"runs/{name}/model", *words, 2)
+        assert done.returncode == 0, done.stderr
+    assert sorted(p.name for p in (tmp_path / "evaluation").iterdir()) == ["runs-a-model", "runs-b-model"]
+    first = tmp_path / "evaluation" / "runs-a-model"
+    before = {file.name: file.read_bytes() for file in first.iterdir()}
+    done = cli("evaluate", "runs/a/model", *words, 3)
+    assert (done.returncode, done.stderr.strip()) == (
+        2,
+        "error: 'evaluation/runs-a-model' already holds a result: choose another folder with --out, or replace it with "
+        "--force.",
+    )
+    full = OSError(errno.ENOSPC, "full")
+    with monkeypatch.context() as patch:
+        patch.setattr("decondense.commands.evaluate.run_record", lambda *_: (_ for _ in ()).throw(full))
+        done = cli("evaluate", "runs/a/model", *words, 3, "--force")
+    assert done.returncode == 2
+    assert "the disk is full" in done.stderr
+    assert {file.name: file.read_bytes() for file in first.iterdir() if file.is_file()} == before
+    done = cli("evaluate", "runs/a/model", *words, 3, "--force")
+    assert done.returncode == 0, done.stderr
+    run = load_run(first)
+    assert len(run.items["piqa"]) == run.record.tasks["piqa"].items == 3
+    assert {file.name for file in first.iterdir()} == set(before)
+
+
+def test_one_process_at_a_time(stories, bench, tmp_path):
+    """The second is refused before it has touched anything."""
+    from decondense.files import locked
+
+    out = tmp_path / "out"
+    out.mkdir()
+    with locked(out / ".lock"):
+        done = cli("evaluate", stories, "--tasks", "piqa", "--data", bench, "--limit", 1, "--out", out)
+    assert done.returncode == 2
+    assert f"the folder {str(out)!r} is in use by another process: wait for it, or choose another" in done.stderr
+    assert not (out / "result.json").exists()
+
+
+def test_a_wrong_task_name_is_refused_before_lm_eval_is_asked(stories, tmp_path, monkeypatch):
+    monkeypatch.setattr("decondense.insides.lm_eval.index", None)
+    monkeypatch.setattr("decondense.models.load", None)
+    done = cli("evaluate", stories, "--tasks", "piqa,helaswag", "--out", tmp_path / "out")
+    assert done.returncode == 2
+    assert re.search(r"task 'helaswag' must be 'paper' or a task .*: the nearest names are hellaswag", done.stderr)
+    assert not (tmp_path / "out").exists()
 
 
 def test_names_are_printed_as_they_are(stories, bench, tmp_path):

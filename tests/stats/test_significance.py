@@ -504,6 +504,12 @@ def test_command(six, tmp_path):
     record = json.loads((out / "result.json").read_text())
     assert record["seeds"] == [3, 3]
     assert record["verdict"] in done.stdout.replace("\n", " ")
+    again = cli("significance", base[0], treated[0], "--out", out)
+    assert again.returncode == 2
+    assert "already holds a result: choose another folder with --out, or replace it with --force." in again.stderr
+    assert json.loads((out / "result.json").read_text()) == record
+    assert cli("significance", base[0], treated[0], "--out", out, "--force").returncode == 0
+    assert json.loads((out / "result.json").read_text())["seeds"] == [1, 1]
 
 
 def test_the_record_says_how_to_make_it_again(make_run, tmp_path, monkeypatch):
