@@ -92,3 +92,10 @@ def brute_force(model, context: list[int], continuation: list[int], limit: int) 
         total += float(row[token])
         greedy &= int(row.argmax()) == token
     return total, greedy
+
+
+def compared(*arms, **options):
+    """The comparison as it is written."""
+    from decondense.stats.significance import significance
+
+    return json.loads(significance(*arms, **options).to_json())

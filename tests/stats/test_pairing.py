@@ -1,0 +1,113 @@
+"""Comparing runs: what is paired, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from by_hand import compared, make_item
+
+
+def test_items_that_do_not_match(make_run):
+    base = make_run("a", {"t": [1, 0, 1, 1]})
+    rows = [make_item("t", n, 1) for n in range(2, 6)]
+    treated = make_run("b", {"t": rows}, settings={"limit": 4})
+    with pytest.raises(ValueError, match=r"4 of 6 items of 't' are not in all of them \(limit is None and 4\)"):
+        compared([base], [treated])
+    record = compared([base], [treated], common=True)
+    assert record["tasks"][0]["items"] == 2
+    assert "4 of 6 items are not in all runs and are left out" in record["notes"][0]
+    stranger = make_run("c", {"t": [make_item("t", n, 1) for n in range(90, 94)]})
+    with pytest.raises(ValueError, match="8 of 8 items"):
+        compared([base], [stranger], common=True)
+
+
+def test_repeated_items_are_paired_one_by_one(make_run):
+    def rows(*answers):
+        return {"t": [make_item("t", n, a, item="same") for n, a in enumerate(answers)]}
+
+    record = compared([make_run("a", rows(1, 0, 0))], [make_run("b", rows(1, 1, 1))])
+    assert (record["tasks"][0]["gained"], record["tasks"][0]["items"]) == (2, 3)
+
+
+def test_missing_tasks(make_run):
+    base, treated = make_run("a", {"t": [1, 0], "u": [1, 1]}), make_run("b", {"t": [1, 0]})
+    with pytest.raises(ValueError, match=r"task 'u' is missing in 1 of 2 runs \(b\)"):
+        compared([base], [treated])
+    assert [r["task"] for r in compared([base], [treated], common=True)["tasks"]] == ["t"]
+    with pytest.raises(ValueError, match="no task in common"):
+        compared([base], [make_run("c", {"v": [1]})], common=True)
+
+
+def test_checkpoints_from_the_middle_are_refused(make_run):
+    base = make_run("a", {"t": [1, 0]})
+    middle = {"step": 500, "steps": 1526, "final": False}
+    treated = make_run("b", {"t": [1, 1]}, checkpoint=middle)
+    with pytest.raises(ValueError, match=r"treated run 'b' is step 500 of 1526, and nothing says how"):
+        compared([base], [treated])
+    chosen = make_run("c", {"t": [1, 1]}, checkpoint=middle | {"selected_by": "held-out-loss"})
+    record = compared([base], [chosen])
+    assert "treated run 'c': the checkpoint was chosen by held-out-loss." in record["notes"]
+    assert record["treated"][0]["selected_by"] == "held-out-loss"
+
+
+def test_several_checkpoints_of_one_training_run_are_refused(make_run):
+    base = make_run("a", {"t": [1, 0]})
+    chosen = {"selected_by": "held-out-loss", "steps": 100, "final": False}
+    runs = [
+        make_run(f"r{n}", {"t": [1, 1]}, checkpoint=chosen | {"step": n}, model={"name": f"out/run/checkpoint-{n}"})
+        for n in (50, 90)
+    ]
+    with pytest.raises(ValueError, match=r"2 treated runs are checkpoints of one training run \('run'\)"):
+        compared([base], runs)
+
+
+def test_checkpoints_are_told_by_the_run_they_lie_in(make_run):
+    """By the place that the evaluation recorded, not by how the path was typed."""
+    base = make_run("a", {"t": [1, 0]})
+
+    def run(name, place, folder, typed="."):
+        where = {"run": "run", "place": place, "folder": folder, "selected_by": "held-out-loss"}
+        return make_run(name, {"t": [1, 1]}, checkpoint=where, model={"name": typed})
+
+    whole, half = run("b", "1f", "", "out/run"), run("c", "1f", "checkpoint-50", "elsewhere/link")
+    with pytest.raises(ValueError, match=r"2 treated runs are checkpoints of one training run \('run'\)"):
+        compared([base], [whole, half])
+    one, other = (run(name, name, "checkpoint-100", "checkpoint-100") for name in "de")
+    assert compared([base], [one, other], bootstrap=0)["seeds"] == [1, 2]
+    # evaluations of before say only what was typed
+    old = [
+        make_run(n, {"t": [1, 1]}, model={"name": typed}) for n, typed in (("f", "out/x"), ("g", "out/x/checkpoint-5"))
+    ]
+    with pytest.raises(ValueError, match=r"of one training run \('x'\)"):
+        compared([base], old)
+    seeds = [make_run(n, {"t": [1, 1]}, model={"name": f"out/{n}/checkpoint-5"}) for n in "hi"]
+    assert compared([base], seeds, bootstrap=0)["seeds"] == [1, 2]
+
+
+def test_copies_are_not_seeds(make_run):
+    base = make_run("a", {"t": [1, 0]})
+    runs = [make_run(n, {"t": [1, 1]}, weights="same") for n in "bc"]
+    with pytest.raises(ValueError, match="a copy is not another seed"):
+        compared([base], runs)
+
+
+def test_bad_options(six):
+    base, treated = six
+    with pytest.raises(ValueError, match="at least one base and one treated"):
+        compared([], treated)
+    with pytest.raises(ValueError, match="as many base as treated runs, got 2 and 3"):
+        compared(base[:2], treated, paired=True)
+    with pytest.raises(ValueError, match="alpha and power must lie between 0 and 1"):
+        compared(base, treated, alpha=5)
+    with pytest.raises(ValueError, match=r"power must be above alpha, got 0.04 and 0.05: .*\.$"):
+        compared(base, treated, power=0.04)
+    with pytest.raises(ValueError, match=r"bootstrap must be a number of resamplings, got -3: .*\.$"):
+        compared(base, treated, bootstrap=-3)
+    with pytest.raises(ValueError, match=r"permutations must be at least 1, got 0: .*\.$"):
+        compared(base, treated, permutations=0)
+
+
+def test_notes_about_few_seeds(six):
+    base, treated = six
+    assert "single seed" in compared(base[:1], treated, bootstrap=0)["notes"][0]
+    assert "only 2 seeds" in compared(base[:2], treated, bootstrap=0)["notes"][0]
+    assert compared(base, treated, bootstrap=0)["notes"] == []
