@@ -47,4 +47,5 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
 def losses(folder: Path) -> str:
     """A file that registers a loss holds a function of its name: the reference follows from the registration."""
     names = [file.stem for file in sorted(folder.glob("*.py")) if "\n@register(" in file.read_text(encoding="utf-8")]
-    return "\n\n".join(f"::: decondense.losses.{name}.{name}" for name in names)
+    entry = "::: decondense.losses.{0}.{0}\n    options:\n      heading: decondense.losses.{0}\n      toc_label: {0}"
+    return "\n\n".join(entry.format(name) for name in names)
