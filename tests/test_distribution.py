@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
+import os
 import re
 import shutil
 import subprocess
@@ -113,7 +115,9 @@ def environment(built, tmp_path_factory):
         python = next(folder.glob("bin/python")).absolute()
         (site,) = folder.glob("lib/python*/site-packages")
         install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", str(wheel)]
-        subprocess.run(install, check=True, capture_output=True)
+        # With PYTHONPATH pip finds the source tree, and nothing left to install.
+        bare = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        subprocess.run(install, check=True, capture_output=True, env=bare)
         for name in closure(requirements(*extras)):
             here = Path(str(importlib.metadata.distribution(name).locate_file("")))
             for top in {file.parts[0] for file in importlib.metadata.files(name) or []} - {"..", "__pycache__"}:
@@ -216,3 +220,22 @@ def test_one_version_and_one_address():
     address = PROJECT["urls"]["Repository"]
     for name in ("CITATION.cff", "CHANGELOG.md", "mkdocs.yml", "examples/first_look.ipynb"):
         assert address in (ROOT / name).read_text(encoding="utf-8"), name
+
+
+def test_nothing_needs_posix_or_the_locale():
+    """Windows has no fcntl and no fork, and opens text files in an encoding of its own unless told."""
+    posix = {"fcntl", "grp", "pty", "pwd", "resource", "termios"}
+    calls = {"fork", "geteuid", "getuid", "kill", "killpg", "mkfifo", "SIGKILL", "SIGHUP", "SIGUSR1"}
+    complaints = []
+    for file in sorted((ROOT / "src").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = {getattr(node, "module", None) or "", *(alias.name for alias in node.names)}
+                complaints += [f"{file.name}:{node.lineno} imports {name}" for name in names & posix]
+            elif isinstance(node, ast.Attribute) and node.attr in calls:
+                complaints.append(f"{file.name}:{node.lineno} uses {node.attr}")
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                told = any(keyword.arg == "encoding" for keyword in node.keywords)
+                if node.func.attr in ("read_text", "write_text") and not told:
+                    complaints.append(f"{file.name}:{node.lineno} {node.func.attr} without encoding")
+    assert not complaints

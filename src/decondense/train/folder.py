@@ -92,7 +92,7 @@ def check_recipe(folder: Path, recipe: Recipe, *, resume: bool) -> bool:
         return False
     if not file.is_file():
         return False
-    content = yaml.safe_load(file.read_text())
+    content = yaml.safe_load(file.read_text(encoding="utf-8"))
     with contextlib.suppress(ValueError):  # written by an older version, it lacks what has come since
         content = recipe_from(content).model_dump(mode="json")
     before, now = flat(content), flat(recipe.model_dump(mode="json"))

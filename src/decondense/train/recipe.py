@@ -78,7 +78,7 @@ def load_recipe(path: str | os.PathLike[str], settings: Sequence[str] = ()) -> R
     if not file.is_file():
         raise FileNotFoundError(f"no recipe at {str(path)!r}: give a YAML file, or --model and the other flags.")
     try:
-        content = yaml.safe_load(file.read_text())
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"recipe {file.name!r} must be YAML: {' '.join(str(error).split())}.") from None
     if not isinstance(content, dict):

@@ -165,7 +165,9 @@ def _tokenise(
                     file.flush()
                     os.fsync(file.fileno())
         with _writable(cache):
-            begun["json"].write_text(json.dumps({"length": written, "documents": number, "texts": used}))
+            begun["json"].write_text(
+                json.dumps({"length": written, "documents": number, "texts": used}), encoding="utf-8"
+            )
             for ending, path in begun.items():  # the record comes last
                 path.replace(cache / f"{keys[0 if ended else -1]}.{ending}")
     finally:
@@ -177,7 +179,7 @@ def _open(cache: Path, keys: list[str], kind: np.dtype[Any]) -> Opened | None:
     """What lies under the first key that is there, or None when all are missing or damaged (it is made again then)."""
     for key in keys:
         try:
-            record = json.loads((cache / f"{key}.json").read_text())
+            record = json.loads((cache / f"{key}.json").read_text(encoding="utf-8"))
             sizes = [(cache / f"{key}.{ending}").stat().st_size for ending in ("tokens", "starts")]
             if sizes != [record["length"] * kind.itemsize, record["documents"] * 8]:
                 continue
@@ -265,13 +267,13 @@ def _sha256(file: Path, cache: Path) -> str:
     where = [str(file.resolve()), state.st_size, state.st_mtime_ns]
     note = cache / f".{hashlib.sha256(json.dumps(where).encode()).hexdigest()[:20]}.sha256"
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        if re.fullmatch("[0-9a-f]{64}", known := note.read_text()):
+        if re.fullmatch("[0-9a-f]{64}", known := note.read_text(encoding="utf-8")):
             return known
     with file.open("rb") as handle:
         digest = hashlib.file_digest(handle, "sha256").hexdigest()
     with contextlib.suppress(OSError):  # a cache that cannot be written is reported where it is needed
         cache.mkdir(parents=True, exist_ok=True)
-        note.write_text(digest)
+        note.write_text(digest, encoding="utf-8")
     return digest
 
 
