@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test slow lint format bench docs wheel clean
+.PHONY: demo test latest slow lint format bench docs wheel clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -25,6 +25,13 @@ demo: $(VENV)/.demo  ## measure a real model, mid-train it for a minute with the
 
 test: $(VENV)/.installed  ## every test but the slow ones
 	$(BIN)/python -m pytest -n 2
+
+latest:  ## the tests with the newest releases of the libraries, without constraints, in .venv-latest
+	@test -x .venv-latest/bin/python || $(PYTHON) -m venv .venv-latest
+	.venv-latest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager \
+		torch transformers trl peft lm-eval --editable ".[dev]"
+	.venv-latest/bin/python -m pip list --disable-pip-version-check | grep -Ei '^(torch|transformers|trl|peft|lm.eval) '
+	.venv-latest/bin/python -m pytest -n 2
 
 slow: $(VENV)/.demo  ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow

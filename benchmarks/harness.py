@@ -22,8 +22,38 @@ from typing import Any
 
 import torch
 
+from decondense.files import write_csv
+
 RESULTS = Path(__file__).parent / "results"
+ENVIRONMENT = ("date", "torch", "device", "triton", "commit")  # where a figure comes from: columns of every file
 Row = dict[str, Any]
+
+
+class Line(dict[str, str]):
+    """A row of a CSV file that `write` wrote. A column that it lacks ends the program with a sentence."""
+
+    source: str
+
+    def __missing__(self, column: str) -> str:
+        raise SystemExit(f"{self.source} has no column {column!r}: make it again with its benchmark.")
+
+
+def read(name: str, folder: Path = RESULTS) -> list[Line]:
+    """The rows of folder/name.csv, every one with where it comes from."""
+    path = folder / f"{name}.csv"
+    if not path.exists():
+        raise SystemExit(f"{path} does not exist: run its benchmark first.")
+    lines = []
+    with path.open(newline="", encoding="utf-8") as file:
+        for number, row in enumerate(csv.DictReader(file), start=2):
+            if None in row or None in row.values():
+                raise SystemExit(
+                    f"{path}, line {number}, has other cells than columns: make it again with its benchmark."
+                )
+            lines.append(Line(row))
+            lines[-1].source = str(path)
+            _ = [lines[-1][column] for column in ENVIRONMENT]
+    return lines
 
 
 def arguments(description: str) -> argparse.ArgumentParser:
@@ -49,7 +79,7 @@ def environment() -> Row:
     else:
         row |= {"device": f"{_processor()}, {os.cpu_count()} cores", "triton": ""}
     row["commit"] = os.environ.get("DECONDENSE_COMMIT") or _commit()
-    return row
+    return {column: row[column] for column in ENVIRONMENT}
 
 
 def _processor() -> str:
@@ -155,15 +185,8 @@ def write(name: str, rows: Sequence[Row], out: Path) -> Path:
     """rows as out/name.csv with the environment in the last columns, written whole or not at all."""
     out.mkdir(parents=True, exist_ok=True)
     where = environment()
-    full = [{key: _plain(value) for key, value in (row | where).items()} for row in rows]
-    columns = list(dict.fromkeys(key for row in full for key in row))
     path = out / f"{name}.csv"
-    part = path.with_suffix(".part")
-    with part.open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows(full)
-    part.replace(path)
+    write_csv(path, [{key: _plain(value) for key, value in (row | where).items()} for row in rows])
     return path
 
 

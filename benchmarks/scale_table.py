@@ -9,11 +9,10 @@ document.
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
-from pathlib import Path
 
-RESULTS = Path(__file__).resolve().parent / "results"
+from harness import read
+
 ESTIMATORS = ("first_order", "second_order", "exact", "sampled")
 SAMPLED = 256
 FLOAT, HALF = 4, 2  # bytes
@@ -151,15 +150,10 @@ def sharded_bytes(model: Model, gpus: int) -> float:
 # ---- measured on an H200 ----
 
 
-def _rows(name: str) -> list[dict[str, str]]:
-    with (RESULTS / f"{name}.csv").open() as file:
-        return list(csv.DictReader(file))
-
-
 def _floor(name: str) -> dict[str, str]:
     """The row of the largest batched case that says how fast the hardware is without the loss."""
     (row,) = [
-        r for r in _rows(name) if (r["shape"], r["dtype"]) == ("8x4096x1024", "bfloat16") and "floor" in r["variant"]
+        r for r in read(name) if (r["shape"], r["dtype"]) == ("8x4096x1024", "bfloat16") and "floor" in r["variant"]
     ]
     return row
 
@@ -251,7 +245,7 @@ MEASURED = {"gpt2": (GPT2, FLOAT), "qwen3": (QWEN3[0], FLOAT)}  # autocast: the 
 
 def check() -> str:
     """The formulas beside benchmarks/results/train_step.csv."""
-    rows = _rows("train_step")
+    rows = read("train_step")
     lines = []
     for row in rows:
         estimator = row["variant"].removeprefix("+ ")

@@ -6,25 +6,19 @@ python benchmarks/tables.py --check    only say whether they are up to date (exi
 
 from __future__ import annotations
 
-import csv
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import scale_table
+from harness import read
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"(<!-- table: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 FLOOR = "floor: two bmm"
 Row = dict[str, str]
-
-
-def read(name: str) -> list[Row]:
-    with (RESULTS / f"{name}.csv").open() as file:
-        return list(csv.DictReader(file))
 
 
 def markdown(header: list[str], lines: list[list[str]], source: str, rows: list[Row]) -> str:

@@ -27,7 +27,6 @@ __all__ = [
     "read_json",
     "replaced",
     "safe_name",
-    "table_csv",
     "versions",
     "write_csv",
     "write_text",
@@ -69,17 +68,13 @@ def write_text(target: Path, content: str) -> None:
 
 def write_csv(target: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Columns in the order in which they first appear; a value that a row lacks, and None, is empty."""
-    write_text(target, table_csv(rows))
-
-
-def table_csv(rows: Iterable[Mapping[str, Any]]) -> str:
     rows = list(rows)
     columns = list(dict.fromkeys(key for row in rows for key in row))
     stream = io.StringIO()
     writer = csv.DictWriter(stream, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    return stream.getvalue()
+    write_text(target, stream.getvalue())
 
 
 def read_json(path: Path) -> Any:

@@ -1,0 +1,38 @@
+"""Benchmark CSV files: one definition of what every row says, and a sentence for a file that does not fit."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+
+
+@pytest.fixture
+def harness(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    yield __import__("harness")
+    sys.modules.pop("harness", None)
+
+
+def test_what_is_written_is_read_with_where_it_comes_from(harness, tmp_path):
+    harness.write("x", [{"variant": "a", "ms": 1.234567}, {"variant": "b, c"}], tmp_path)
+    first, second = harness.read("x", tmp_path)
+    assert (first["variant"], first["ms"], second["variant"], second["ms"]) == ("a", "1.2346", "b, c", "")
+    assert all(first[column] == second[column] for column in harness.ENVIRONMENT)
+    with pytest.raises(SystemExit, match=r"x\.csv has no column 'ratio': make it again"):
+        first["ratio"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("a,b\n1,2\n", "has no column 'date'"), ("a,b\n1,2,3\n", "line 2, has other cells"), ("a,b\n1\n", "line 2, has")],
+)
+def test_a_file_that_does_not_fit(harness, tmp_path, content, message):
+    (tmp_path / "x.csv").write_text(content)
+    with pytest.raises(SystemExit, match=message):
+        harness.read("x", tmp_path)
+    with pytest.raises(SystemExit, match="does not exist: run its benchmark first"):
+        harness.read("y", tmp_path)

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+
+from decondense import files
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path):
+    target = tmp_path / "a.txt"
+    files.write_text(target, "old")
+
+    def fail() -> None:
+        with files.atomic(target) as temporary:
+            assert temporary.suffix == ".txt"
+            temporary.write_text("half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert [p.read_text() for p in tmp_path.iterdir()] == ["old"]
+    assert target.stat().st_mode & 0o777 == 0o644
+
+
+def test_csv_and_json(tmp_path):
+    files.write_csv(tmp_path / "a.csv", [{"a": 1}, {"b": "x, y", "a": None}])
+    assert (tmp_path / "a.csv").read_text() == 'a,b\n1,\n,"x, y"\n'
+    record = {"n": 1, "rows": [{"a": "é"}, {"a": None}], "flat": [1, 2]}
+    (tmp_path / "a.json").write_text(files.pretty_json(record))
+    assert files.read_json(tmp_path / "a.json") == record
+    assert len((tmp_path / "a.json").read_text().splitlines()) == 8
+    assert files.finite({1: [math.nan, (math.inf, 2.5)], "b": "x"}) == {"1": [None, [None, 2.5]], "b": "x"}
+    for content, message in (
+        (b"{", "not valid JSON"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b"\xff", "not valid JSON"),
+    ):
+        (tmp_path / "bad.json").write_bytes(content)
+        with pytest.raises(ValueError, match=rf"bad\.json is {message}"):
+            files.read_json(tmp_path / "bad.json")
+
+
+def test_flat_and_names():
+    assert files.flat({"a": {"b": 1, "c": {}}, "d": [2]}) == {"a.b": 1, "a.c": {}, "d": [2]}
+    assert files.safe_name("../λ = 0.1/τ") == "lambda-0.1-tau"
+    assert files.safe_name("...") == "unnamed"
+    assert set(files.versions("torch", "no-such-package")) == {"torch"}
+
+
+def test_one_writer_at_a_time(tmp_path):
+    lock = tmp_path / ".lock"
+    code = (
+        "import sys; from pathlib import Path; from decondense.files import InUse, locked\n"
+        "try:\n  with locked(Path(sys.argv[1])): print('free')\nexcept InUse: print('in use')"
+    )
+
+    def other() -> str:
+        command = [sys.executable, "-c", code, str(lock)]
+        return subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ).stdout.strip()
+
+    with files.locked(lock):
+        assert other() == "in use"
+    assert other() == "free"
+    assert not lock.exists()
