@@ -209,6 +209,8 @@ def trend_plot(comparison: Row, path: str | os.PathLike[str]) -> Path:
     """The same as a file."""
     rows = comparison.rows()
     charts = trend_charts(rows, axis=comparison.axis, paired=comparison.paired)
+    for chart in charts:
+        chart.title = ""  # the axis says it
     note = "bars: 95 % intervals from a bootstrap over windows"
     return draw([Strip([charts], (8.4, 4.2), note)], path, rows=rows)
 
