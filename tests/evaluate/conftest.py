@@ -14,6 +14,7 @@ def _no_network():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HUB_OFFLINE", "1")
         patch.setenv("HF_DATASETS_OFFLINE", "1")
+        patch.delenv("DECONDENSE_BENCH", raising=False)
         yield
 
 

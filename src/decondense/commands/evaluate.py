@@ -53,22 +53,11 @@ def evaluate(
 ) -> None:
     """Score a model on the paper's ten benchmarks, or any of lm-eval's, and keep every item's outcome."""
     options: dict[str, Any] = {
-        "tasks": "" if tasks == "none" else tasks,
-        "data": data,
-        "shots": shots,
-        "limit": limit,
-        "text": [t.strip() for t in text.split(",") if t.strip()] if text else None,
-        "text_tokens": text_tokens,
-        "seed": seed,
-        "selected_by": selected_by,
-        "training_seed": training_seed,
-        "revision": revision,
-        "init": init,
-        "dtype": dtype,
-        "device": device,
-        "batch_tokens": batch_tokens,
-        "trust_remote_code": trust_remote_code,
-    }
+        "tasks": "" if tasks == "none" else tasks, "data": data, "shots": shots, "limit": limit,
+        "text": [t.strip() for t in text.split(",") if t.strip()] if text else None, "text_tokens": text_tokens,
+        "seed": seed, "selected_by": selected_by, "training_seed": training_seed, "revision": revision, "init": init,
+        "dtype": dtype, "device": device, "batch_tokens": batch_tokens, "trust_remote_code": trust_remote_code,
+    }  # fmt: skip
     if not options["tasks"] and not options["text"]:
         raise ValueError("--tasks none leaves nothing to do: name tasks, or a text with --text.")
     with fresh_folder(out_dir if out_dir is not None else default_folder("evaluation", model), force=force) as folder:
