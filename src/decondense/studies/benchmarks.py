@@ -56,19 +56,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         f"seed{'s' * (seeds != 1)} in each arm{decision.why}; single tasks after Holm's correction: "
         f"{named or 'none'}. Held-out loss {loss.words(5)}, mean cosine {geometry.words(4)}."
     )
-    columns = [
-        "task",
-        "items",
-        "base",
-        "treated",
-        "difference",
-        "low",
-        "high",
-        "p",
-        "p_holm",
-        "seed_sd",
-        "smallest_effect",
-    ]
+    columns = ["task", "items", "base", "treated", "difference", "low", "high", "p", "p_holm", "seed_sd"]
+    columns.append("smallest_effect")
     listed = [*tasks["tasks"]] + ([{"task": "average", **tasks["macro"]}] if tasks["macro"] else [])
     rows = [[row.get(c) for c in columns] for row in listed]
 
