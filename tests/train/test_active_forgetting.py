@@ -80,7 +80,7 @@ class Watched(TrainerCallback):
 @pytest.mark.parametrize(("architecture", "tied"), [("llama", False), ("llama", True), ("gpt2", True)])
 def test_what_a_run_forgets(architecture, tied, tmp_path, cache, monkeypatch):
     watched = Watched()
-    monkeypatch.setattr("decondense.train.active_forgetting.Forgetting", lambda **options: watched)
+    monkeypatch.setattr("decondense.train.run.Forgetting", lambda **options: watched)
     recipe = tiny(
         "baselines.active_forgetting={every: 3, learning_rate: 0.004, warmup: 0.25, std: 0.5}",
         "data.tokens=2304",  # nine steps
@@ -119,8 +119,8 @@ def test_the_real_callback_is_attached(tmp_path, cache, monkeypatch):
             made.append(options)
             super().__init__(**options)
 
-    monkeypatch.setattr("decondense.train.active_forgetting.Forgetting", Noted)
+    monkeypatch.setattr("decondense.train.run.Forgetting", Noted)
     recipe = tiny("baselines.active_forgetting={every: 5, std: 0.1}", "train.seed=7")
     prepared = run.prepare(recipe, tmp_path, cache)
-    run._trainer(recipe, tmp_path, prepared, TrainerCallback(), None, lambda sentence: None, start=True)
+    run._trainer(recipe, tmp_path, prepared, None, lambda sentence: None, start=True)
     assert made == [{"every": 5, "std": 0.1, "seed": 7}]

@@ -50,7 +50,7 @@ def test_against_the_slow_way(tmp_path):
         ]
         assert blocks.positions(block).tolist() == expected
         document = max(i for i, s in enumerate(starts) if s <= 16 * block)
-        assert blocks.place(block) == (
+        assert blocks.origin(block) == (
             f"block {block}: document {document}, from its token {16 * block - starts[document]}"
         )
     (used,) = blocks.texts

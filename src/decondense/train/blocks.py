@@ -40,7 +40,7 @@ class Blocks:
         begins = self.starts[np.searchsorted(self.starts, at, side="right") - 1]
         return at - np.maximum(begins, low)
 
-    def place(self, block: int) -> str:
+    def origin(self, block: int) -> str:
         """Where a block comes from, in words."""
         at = block * self.context
         document = int(np.searchsorted(self.starts, at, side="right")) - 1
@@ -54,7 +54,9 @@ class Blocks:
 
 
 def join(parts: list[Blocks]) -> Blocks:
-    """Several texts as one, each cut to whole blocks."""
+    """Several texts as one, each cut to whole blocks. One text is left as it is."""
+    if len(parts) == 1:
+        return parts[0]
     lengths = [len(p) * p.context for p in parts]
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     starts = [p.starts[p.starts < n] + at for p, n, at in zip(parts, lengths, offsets)]
@@ -91,11 +93,8 @@ class Order(torch.utils.data.Dataset):
     def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
         block = int(self.order[i])
         ids = torch.from_numpy(self.blocks.ids(block))
-        if self.isolated:
-            positions = torch.from_numpy(self.blocks.positions(block))
-        else:
-            positions = torch.arange(len(ids))
-        # Nothing foretells the first token. Every loss leaves it out; Trainer, which counts the labels of a step for
-        # models of unknown habits (GPT2), does so only when told.
+        positions = torch.from_numpy(self.blocks.positions(block)) if self.isolated else torch.arange(len(ids))
+        # The first token of a sequence is never predicted. Trainer counts all labels of a model that does not name its
+        # loss (GPT2), so the label is taken out here.
         item = {"input_ids": ids, "labels": torch.where(positions == 0, -100, ids)}
         return item | {"position_ids": positions} if self.isolated else item

@@ -42,11 +42,11 @@ def last_complete_checkpoint(folder: Path, *, remove_others: bool = False) -> Pa
     A resumed run removes the others: half-written ones are of no use, and an older one may be half deleted with its
     marker still there, if the run was killed while Trainer made room.
     """
-    found = {int(m[1]): p for p in folder.glob("checkpoint-*") if (m := re.fullmatch(r"checkpoint-(\d+)", p.name))}
-    complete = [step for step, path in found.items() if (path / MARKER).is_file()]
-    last = found[max(complete)] if complete else None
+    folders = {int(m[1]): p for p in folder.glob("checkpoint-*") if (m := re.fullmatch(r"checkpoint-(\d+)", p.name))}
+    complete = [step for step, path in folders.items() if (path / MARKER).is_file()]
+    last = folders[max(complete)] if complete else None
     if remove_others:
-        for path in found.values():
+        for path in folders.values():
             if path != last:
                 shutil.rmtree(path, ignore_errors=True)
     return last

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from .fast import repeated_blocks
+from ..stack import repeated_blocks
+from .folder import sharded
 
 __all__ = ["Centre", "dropout_keys", "logit_terms"]
 
@@ -56,6 +57,8 @@ class Centre(TrainerCallback):
     """Subtracts the running mean from the output of the final norm, while training and after."""
 
     def __init__(self, model: Any) -> None:
+        if sharded():
+            raise ValueError("baselines.centre_last keeps its mean on every process: it does not go with FSDP.")
         self.norm: Any = final_norm(model)
         bias: Any = getattr(self.norm, "bias", None)
         if bias is None:

@@ -26,9 +26,9 @@ def distillation(student: Tensor, teacher: Tensor, labels: Tensor, *, temperatur
     the logits at position i are about label i + 1. Goes over POSITIONS at a time and computes them again in the
     backward pass: besides the logits nothing as large as them is kept.
     """
-    kept = labels[:, 1:] != -100
+    labelled = labels[:, 1:] != -100
     total = student.new_zeros((), dtype=torch.float32)
-    for s, t in zip(student[:, :-1][kept].split(POSITIONS), teacher[:, :-1][kept].split(POSITIONS)):
+    for s, t in zip(student[:, :-1][labelled].split(POSITIONS), teacher[:, :-1][labelled].split(POSITIONS)):
         part = checkpoint(_cross_entropy, s, t, temperature, use_reentrant=False, preserve_rng_state=False)
         total = total + part
     return temperature**2 * total

@@ -11,8 +11,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -21,9 +22,20 @@ from torch.nn import functional as F
 
 from ..stack import repeated_blocks
 
-__all__ = ["compile_blocks", "fuse_head"]
+__all__ = ["compile_blocks", "fuse_head", "matmul_precision"]
 
 Terms = Callable[[Tensor, Tensor, Tensor], dict[str, Tensor]]
+
+
+@contextlib.contextmanager
+def matmul_precision(level: str) -> Iterator[None]:
+    """How exact products of float32 matrices are on a GPU ("highest", "high": on tensor cores), for a while."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(level)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def compile_blocks(model: nn.Module) -> int:
@@ -94,8 +106,8 @@ def _reproduces(model: Any, head: nn.Linear) -> bool:
         hidden = model.base_model(input_ids=ids).last_hidden_state
         largest = float(F.linear(hidden, head.weight).abs().max())
         for stretch in (1.0, 100.0 / max(largest, 1e-6)):
-            found = head_loss(hidden * stretch, head.weight, ids, torch.tensor(10, device=ids.device))
-            if not torch.isclose(found, model(input_ids=ids, labels=ids)["loss"].float(), rtol=1e-4, atol=1e-4):
+            fused = head_loss(hidden * stretch, head.weight, ids, torch.tensor(10, device=ids.device))
+            if not torch.isclose(fused, model(input_ids=ids, labels=ids)["loss"].float(), rtol=1e-4, atol=1e-4):
                 return False
     except (TypeError, AttributeError, KeyError, RuntimeError):
         return False

@@ -25,7 +25,7 @@ from ..files import InUse, flat, locked, os_reason, write_text
 from ..records import read
 from .recipe import Recipe, recipe_from
 
-__all__ = ["begin", "check_recipe", "finished", "first_process", "owned", "process_count"]
+__all__ = ["begin", "check_recipe", "finished", "first_process", "owned", "process_count", "sharded"]
 
 # A resumed run may change these: they say how fast and where, or how much is told, not what is computed.
 FREE = ("micro_batch", "device", "report_to", "on_nan", "keep", "compile", "fused_loss", "checkpointing")
@@ -40,6 +40,11 @@ def first_process() -> bool:
 
 def process_count() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def sharded() -> bool:
+    """Whether `accelerate launch` splits the weights over the processes (FSDP)."""
+    return os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
 
 
 @contextlib.contextmanager

@@ -50,7 +50,7 @@ def blocks_of(recipe: Recipe, tokenizer: Any, cache: Path, progress: Any) -> tup
             for name, portion in zip(others, portions)
         ]
         held_out = [t.part(0, min(len(t), portion)) for t, portion in zip(texts, portions)]
-        return join(parts) if len(parts) > 1 else parts[0], join(held_out), texts
+        return join(parts), join(held_out), texts
     for part, portion in zip(parts, portions):
         if len(part) < portion + 1:
             named = "the text" if len(parts) == 1 else part.texts[0]["name"]
@@ -59,9 +59,8 @@ def blocks_of(recipe: Recipe, tokenizer: Any, cache: Path, progress: Any) -> tup
                 f"fills {len(part)}: give more text, name data.held_out, or lower data.held_out_tokens."
             )
     ends = [len(part) - portion for part, portion in zip(parts, portions)]
-    kept = [_cut(part, 0, end) for part, end in zip(parts, ends)]
-    held_out = [_cut(part, end, len(part)) for part, end in zip(parts, ends)]
-    return (join(kept), join(held_out), []) if len(parts) > 1 else (kept[0], held_out[0], [])
+    training = [_cut(part, 0, end) for part, end in zip(parts, ends)]
+    return join(training), join([_cut(part, end, len(part)) for part, end in zip(parts, ends)]), []
 
 
 def allot(total: int, shares: Sequence[float], limits: Sequence[int]) -> list[int]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from ..windows import draw_windows
 from .blocks import Blocks
 from .controls import Centre, dropout_keys, logit_terms
 from .distillation import check_teacher, same_tokens
-from .folder import process_count
+from .folder import process_count, sharded
 from .held_out import Document, documents_in
 from .mixture import blocks_of
 from .recipe import Recipe
@@ -65,12 +67,12 @@ def prepare(recipe: Recipe, folder: Path, cache: str | os.PathLike[str] | None, 
     teacher = _teacher(recipe, model, tokenizer, device)
     blocks, held_out, texts = blocks_of(recipe, tokenizer, where, preparing)
     _check_tokenizer(model, tokenizer, blocks, held_out)
-    words = _window_text(recipe, tokenizer, held_out)
-    centre = _centre(recipe, model)
+    window_text = _window_text(recipe, tokenizer, held_out)
+    centre = Centre(model) if recipe.baselines.centre_last else None
     speed = _make_fast(recipe, model, device)
     documents = documents_in(texts, recipe.data)
     return Prepared(
-        model, tokenizer, source, blocks, held_out, documents, words, teacher, centre, device, bf16, micro, speed
+        model, tokenizer, source, blocks, held_out, documents, window_text, teacher, centre, device, bf16, micro, speed
     )
 
 
@@ -129,17 +131,13 @@ def _model(recipe: Recipe, device: torch.device, cache: Path) -> tuple[Any, Any,
     dropout = recipe.baselines.dropout
     if wanted.architecture is not None:
         tokenizer = own
-        try:
+        with _fitting(wanted.architecture):
             config = transformers.AutoConfig.for_model(wanted.architecture, **changes)
-            if dropout is not None:
-                config.update(dict.fromkeys(dropout_keys(config), dropout))
-            torch.manual_seed(seed)
+        if dropout is not None:
+            config.update(dict.fromkeys(dropout_keys(config), dropout))
+        torch.manual_seed(seed)
+        with _fitting(wanted.architecture):
             model = transformers.AutoModelForCausalLM.from_config(config, **options)
-        except Exception as error:  # every configuration has errors of its own; the user needs one sentence
-            raise ValueError(
-                "model.architecture must be a causal model type of transformers with a fitting model.config, got "
-                f"{wanted.architecture!r}: {' '.join(str(error).split())}"
-            ) from None
         source = {"name": wanted.architecture, "source": "from scratch"}
     else:
         assert wanted.name is not None
@@ -180,6 +178,20 @@ def _model(recipe: Recipe, device: torch.device, cache: Path) -> tuple[Any, Any,
     return model.train(), tokenizer, source
 
 
+@contextlib.contextmanager
+def _fitting(architecture: str) -> Iterator[None]:
+    """transformers has a class of errors for values that do not fit a configuration, and some that are Python's."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, StrictDataclassError) as error:
+        raise ValueError(
+            "model.architecture must be a causal model type of transformers with a fitting model.config, got "
+            f"{architecture!r}: {' '.join(str(error).split())}"
+        ) from error
+
+
 def _teacher(recipe: Recipe, model: Any, tokenizer: Any, device: torch.device) -> Any:
     wanted = recipe.baselines.distillation
     if wanted is None:
@@ -209,23 +221,22 @@ def _check_tokenizer(model: Any, tokenizer: Any, *texts: Blocks) -> None:
 def _window_text(recipe: Recipe, tokenizer: Any, held_out: Blocks) -> str:
     """The held-out text in words, long enough for the windows of the snapshots."""
     wanted = recipe.snapshots
-    words = tokenizer.decode(held_out.tokens.tolist())
+    decoded = tokenizer.decode(held_out.tokens.tolist())
     if wanted.count:
         try:
-            draw_windows(text.open_text([words]), tokenizer, windows=wanted.windows, tokens=wanted.tokens)
+            draw_windows(text.open_text([decoded]), tokenizer, windows=wanted.windows, tokens=wanted.tokens)
         except ValueError:
             raise ValueError(
                 f"the held-out text must hold {wanted.windows} windows of {wanted.tokens} tokens for the snapshots, it "
                 f"has {len(held_out.tokens)} tokens: raise data.held_out_tokens or lower snapshots.windows."
             ) from None
-    return words
+    return decoded
 
 
 def _check_processes(recipe: Recipe) -> None:
     """Sharded weights are gathered by all processes together, so all must look at as many windows."""
     world, wanted = process_count(), recipe.snapshots
-    sharded = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
-    if sharded and wanted.count and wanted.windows % world:
+    if sharded() and wanted.count and wanted.windows % world:
         raise ValueError(
             f"snapshots.windows must be a multiple of the {world} processes when the weights are sharded (FSDP), got "
             f"{wanted.windows}: change it, or set snapshots.count to 0."
@@ -236,8 +247,8 @@ def _check_disk(folder: Path, model: Any, recipe: Recipe) -> None:
     """Weights in float32, and two moments for what is trained, for every checkpoint kept and one being written."""
     weights = sum(p.numel() for p in model.parameters()) * 4
     moments = sum(p.numel() for p in model.parameters() if p.requires_grad) * 8
-    kept = min(recipe.train.keep, recipe.train.checkpoints) + 1 if recipe.train.checkpoints else 0
-    needed = (weights + moments) * kept + weights
+    checkpoints = min(recipe.train.keep, recipe.train.checkpoints) + 1 if recipe.train.checkpoints else 0
+    needed = (weights + moments) * checkpoints + weights
     there = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())  # a resumed run has some of it already
     free = shutil.disk_usage(next(p for p in (folder, *folder.absolute().parents) if p.exists())).free
     if free + there < needed:
@@ -275,14 +286,6 @@ def _micro_batch(recipe: Recipe, model: Any, device: torch.device) -> int:
         tokens = (131072 if lean else 32768) * memory * 2 / max(work, 2 / 3)
     fits = max(1, int(tokens / recipe.data.context))
     return max(d for d in range(1, share + 1) if share % d == 0 and (d <= fits or d == 1))
-
-
-def _centre(recipe: Recipe, model: Any) -> Centre | None:
-    if not recipe.baselines.centre_last:
-        return None
-    if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
-        raise ValueError("baselines.centre_last keeps its mean on every process: it does not go with FSDP.")
-    return Centre(model)
 
 
 def _make_fast(recipe: Recipe, model: Any, device: torch.device) -> dict[str, bool]:

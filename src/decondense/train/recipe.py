@@ -145,8 +145,10 @@ def _sentence(error: ValidationError, name: str) -> str:
     place = [part for part in first["loc"] if not (part in ("str", "bool", "int") or re.search("[[A-Z]", str(part)))]
     where = ".".join(map(str, place))
     if first["type"] == "extra_forbidden":
-        known = _keys_at(place[:-1])
-        close = difflib.get_close_matches(str(place[-1]), known, n=1, cutoff=0.4) or _anywhere(place[-1])
+        known = list(_keys(_part_at(place[:-1])))
+        elsewhere = {name: f"{section}.{name}" for section, part in _keys(Recipe).items() for name in _keys(part)}
+        close = difflib.get_close_matches(str(place[-1]), known, n=1, cutoff=0.4)
+        close = close or [elsewhere[k] for k in difflib.get_close_matches(str(place[-1]), elsewhere, n=1, cutoff=0.7)]
         hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}."
         return f"{name}: {where!r} is no key of a recipe: {hint}"
     if first["type"] == "missing":
@@ -157,30 +159,17 @@ def _sentence(error: ValidationError, name: str) -> str:
     return f"{name}: {where or 'recipe'}: {message}{shown}."
 
 
+def _keys(part: type[BaseModel] | None) -> dict[str, type[BaseModel] | None]:
+    """The keys of a section, each with the section that it is itself, if it is one."""
+    keys: dict[str, type[BaseModel] | None] = {}
+    for name, field in part.model_fields.items() if part is not None else ():
+        kinds = [field.annotation, *getattr(field.annotation, "__args__", ())]
+        keys[name] = next((k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)), None)
+    return keys
+
+
 def _part_at(location: Sequence[int | str]) -> type[BaseModel] | None:
-    here: type[BaseModel] = Recipe
-    for part in location:
-        field = here.model_fields.get(str(part))
-        if field is None:
-            return None
-        options = [field.annotation, *getattr(field.annotation, "__args__", ())]
-        found = [o for o in options if isinstance(o, type) and issubclass(o, BaseModel)]
-        if not found:
-            return None
-        here = found[0]
-    return here
-
-
-def _keys_at(location: Sequence[int | str]) -> list[str]:
-    part = _part_at(location)
-    return list(part.model_fields) if part is not None else []
-
-
-def _anywhere(key: int | str) -> list[str]:
-    """A key that stands in another section: `seed` is `train.seed`."""
-    paths: dict[str, str] = {}
-    for section in Recipe.model_fields:
-        for name in _keys_at([section]):
-            paths.setdefault(name, f"{section}.{name}")
-    close = difflib.get_close_matches(str(key), list(paths), n=1, cutoff=0.7)
-    return [paths[close[0]]] if close else []
+    part: type[BaseModel] | None = Recipe
+    for name in location:
+        part = _keys(part).get(str(name))
+    return part

@@ -22,6 +22,7 @@ from ..weights_cache import quiet_loading
 from .active_forgetting import Forgetting
 from .blocks import Order
 from .checkpoints import last_complete_checkpoint, where_it_goes_on
+from .fast import matmul_precision
 from .folder import begin, check_recipe, finished, first_process, owned, process_count
 from .held_out import document_losses, frequency_deciles
 from .prepare import Prepared, prepare
@@ -83,7 +84,9 @@ def train(
             start = "there is no complete checkpoint" if begun else f"there is no run in {str(target)!r} yet"
             say(f"resuming from {checkpoint.name}" if checkpoint else f"{start}: starting from step 0")
         prepared = prepare(recipe, target, cache, preparing)
-        with quiet_loading(), _fast_matmul(prepared):
+        # What little is multiplied in float32 on a GPU may use its tensor cores, during the run and no longer.
+        fast = prepared.device.type == "cuda" and prepared.speed["compiled"]
+        with quiet_loading(), matmul_precision("high" if fast else torch.get_float32_matmul_precision()):
             trainer = _trainer(recipe, target, prepared, show, say, start=checkpoint is None)
             with begin(target, recipe):
                 record = _carry_out(recipe, target, prepared, trainer, checkpoint, command, draw=draw)
@@ -105,8 +108,8 @@ def _carry_out(
             trainer.handle.remove()
     losses: dict[str, Any] = {}
     if prepared.documents:
-        words = prepared.model.get_input_embeddings().weight.shape[0]
-        deciles = frequency_deciles(prepared.blocks.tokens, words)
+        vocabulary = prepared.model.get_input_embeddings().weight.shape[0]
+        deciles = frequency_deciles(prepared.blocks.tokens, vocabulary)
         losses = document_losses(trainer.model_wrapped, prepared.documents, recipe.data.context, deciles)
     record = record_of(recipe, folder, prepared, trainer, command, losses)
     if prepared.centre is not None:
@@ -220,18 +223,6 @@ def _arguments(recipe: Recipe, folder: Path, prepared: Prepared, *, start: bool)
     )
     use_one_gpu(arguments)
     return arguments
-
-
-@contextlib.contextmanager
-def _fast_matmul(prepared: Prepared) -> Iterator[None]:
-    """What little is multiplied in float32 on a GPU may use its tensor cores, during the run and no longer."""
-    before = torch.get_float32_matmul_precision()
-    if prepared.device.type == "cuda" and prepared.speed["compiled"]:
-        torch.set_float32_matmul_precision("high")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 @contextlib.contextmanager

@@ -55,8 +55,7 @@ class Trainer(transformers.Trainer):
         self._logged_step = self._skipped_since = 0
         watch_gradient_norm(self.accelerator, lambda norm: setattr(self, "_norm", norm))
         keep_float32(self.accelerator)
-        self.add_callback(_Guard(self))
-        self.add_callback(_Marker(self))
+        self.add_callback(_Watch(self))
 
     # ---- what a checkpoint keeps beside Trainer's own state ----
 
@@ -70,15 +69,15 @@ class Trainer(transformers.Trainer):
         self._begun = time.monotonic()
         if checkpoint is None:
             return
-        kept = marked(checkpoint)
-        self._logged_step = kept["step"]
-        self._seconds_before, self.skipped = kept.get("seconds", 0.0), kept.get("skipped_steps", [])
+        marker = marked(checkpoint)
+        self._logged_step = marker["step"]
+        self._seconds_before, self.skipped = marker.get("seconds", 0.0), marker.get("skipped_steps", [])
         if self.handle is not None:
             # The handle counts from when it was attached; after a resumption that is not the beginning.
-            self.handle.engine.logged_step = kept["step"]
-            self.handle.calls = kept["step"] * self.args.gradient_accumulation_steps
-            if kept.get("agreement") is not None:
-                self.handle.agreement = torch.tensor(kept["agreement"], device=self.args.device)
+            self.handle.engine.logged_step = marker["step"]
+            self.handle.calls = marker["step"] * self.args.gradient_accumulation_steps
+            if marker.get("agreement") is not None:
+                self.handle.agreement = torch.tensor(marker["agreement"], device=self.args.device)
 
     def _mark(self) -> None:
         agreement = getattr(self.handle, "agreement", None)
@@ -98,12 +97,10 @@ class Trainer(transformers.Trainer):
         if forgetting is not None and not any(g.get("embeddings") for g in optimiser.param_groups):
             trained: Any = self.model if model is None else model
             weight = trained.get_input_embeddings().weight
-            for group in optimiser.param_groups:
-                if any(p is weight for p in group["params"]):
-                    group["params"] = [p for p in group["params"] if p is not weight]
-                    own = {k: v for k, v in group.items() if k != "params"}
-                    break
-            optimiser.add_param_group(own | {"params": [weight], "lr": forgetting.learning_rate, "embeddings": True})
+            group = next(g for g in optimiser.param_groups if any(p is weight for p in g["params"]))
+            group["params"] = [p for p in group["params"] if p is not weight]
+            own = {"params": [weight], "lr": forgetting.learning_rate, "embeddings": True}
+            optimiser.add_param_group({k: v for k, v in group.items() if k != "params"} | own)
         return optimiser
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
@@ -135,20 +132,17 @@ class Trainer(transformers.Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        distillation = self.recipe.baselines.distillation
-        if not model.training or (self.teacher is None and not self.recipe.baselines.on_logits):
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-        if self.teacher is None or distillation is None:
-            self._look_at_logits(loss.detach(), outputs, inputs["labels"], num_items_in_batch)
-            return (loss, outputs) if return_outputs else loss
-        items = num_items_in_batch
-        if items is not None and self.args.average_tokens_across_devices:
-            items = items / self.accelerator.num_processes  # as Trainer multiplies the task loss
-        loss = share_loss(
-            loss, outputs["logits"], self.teacher, inputs, items,
-            temperature=distillation.temperature, share=distillation.share,
-        )  # fmt: skip
+        baselines = self.recipe.baselines
+        items: Any = num_items_in_batch
+        if not model.training or (self.teacher is None and not baselines.on_logits):
+            return super().compute_loss(model, inputs, return_outputs, items)
+        loss, outputs = super().compute_loss(model, inputs, True, items)
+        if baselines.on_logits:
+            self._look_at_logits(loss.detach(), outputs, inputs["labels"], items)
+        if self.teacher is not None and baselines.distillation is not None:
+            items = None if items is None else items / loss_copies(self)  # as Trainer multiplies the task loss
+            mixture = baselines.distillation.model_dump(include={"temperature", "share"})
+            loss = share_loss(loss, outputs["logits"], self.teacher, inputs, items, **mixture)
         return (loss, outputs) if return_outputs else loss
 
     def attach(self, handle: Any) -> None:
@@ -261,12 +255,14 @@ class Trainer(transformers.Trainer):
         return (
             f"the loss must stay finite, but loss or gradient is NaN or infinite at step {step + 1} of "
             f"{self.state.max_steps} ({len(seen)} blocks of the text, numbers {numbers}; the first is "
-            f"{order.blocks.place(seen[0])}); {last}: lower train.learning_rate and start in another "
+            f"{order.blocks.origin(seen[0])}); {last}: lower train.learning_rate and start in another "
             "folder, or add --resume --on-nan skip."
         )
 
 
-class _Guard(TrainerCallback):
+class _Watch(TrainerCallback):
+    """Tells the trainer when a step begins, when its gradient is there, and when a checkpoint is written."""
+
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
 
@@ -275,11 +271,6 @@ class _Guard(TrainerCallback):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer._look()
-
-
-class _Marker(TrainerCallback):
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer = trainer
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if torch.distributed.is_initialized():

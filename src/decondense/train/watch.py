@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from transformers import TrainerCallback
 from transformers.modeling_outputs import BaseModelOutput
 
 from ..insides.torch import eager
+from .fast import matmul_precision
 from .recipe import Recipe
 
 __all__ = ["Clock", "Milestones", "Shown", "in_words", "milestones", "snapshot"]
@@ -33,6 +33,7 @@ class Milestones(TrainerCallback):
         self.recipe, self.folder, self.text, self.tokenizer = recipe, folder, text, tokenizer
         self.save_at = milestones(recipe.steps, recipe.train.checkpoints)
         self.look_at = set(milestones(recipe.steps, recipe.snapshots.count)) if recipe.snapshots.count else set()
+        self.size = recipe.snapshots.model_dump(exclude={"count"})
         self.mean_cosine: float | None = None  # of the block outputs, in the last snapshot
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -50,19 +51,17 @@ class Milestones(TrainerCallback):
 
     def _look(self, model: Any, step: int) -> None:
         label = f"{self.recipe.name}, step {step}"
-        found = snapshot(model, self.tokenizer, self.text, label=label, **self.recipe.snapshots.model_dump())
+        measured = snapshot(model, self.tokenizer, self.text, label=label, **self.size)
         if torch.distributed.is_initialized() and torch.distributed.get_rank():
             return
-        self.mean_cosine = float(found.mean_cosine[1:].mean())
+        self.mean_cosine = float(measured.mean_cosine[1:].mean())
         self.folder.mkdir(parents=True, exist_ok=True)
-        found.save(self.folder / f"step-{step:06d}.json")
+        measured.save(self.folder / f"step-{step:06d}.json")
 
 
-def snapshot(
-    model: Any, tokenizer: Any, text: str, *, label: str, windows: int, tokens: int, bootstrap: int, count: int = 0
-) -> Any:
+def snapshot(model: Any, tokenizer: Any, text: str, *, label: str, **size: Any) -> Any:
     """The meter on a model that is being trained, which does not notice: random numbers, precision and compiled
-    blocks are as they were."""
+    blocks are as they were. `size`: windows, tokens and bootstrap of `measure`."""
     from ..meter import measure
 
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
@@ -70,28 +69,10 @@ def snapshot(
     batch = 4
     if _sharded(model):
         # All processes gather the weights together, so all must run as many passes.
-        model, each = _whole(model), windows // world
+        model, each = _whole(model), size["windows"] // world
         batch = max(b for b in range(1, 5) if each % b == 0)
-    with torch.random.fork_rng(devices), eager(model), _highest_precision():
-        return measure(
-            (model, tokenizer),
-            text=[text],
-            windows=windows,
-            tokens=tokens,
-            bootstrap=bootstrap,
-            batch=batch,
-            label=label,
-        )
-
-
-@contextlib.contextmanager
-def _highest_precision() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+    with torch.random.fork_rng(devices), eager(model), matmul_precision("highest"):
+        return measure((model, tokenizer), text=[text], batch=batch, label=label, **size)
 
 
 def _sharded(model: nn.Module) -> bool:
@@ -115,15 +96,16 @@ class _Whole(nn.Module):
         return self.inner.get_input_embeddings()
 
     def forward(self, input_ids: torch.Tensor, use_cache: bool = False, **options: Any) -> Any:
-        kept: list[Any] = []
-        hook = self.inner.base_model.register_forward_hook(lambda module, args, out: kept.append(out))
+        outputs: list[Any] = []
+        hook = self.inner.base_model.register_forward_hook(lambda module, args, out: outputs.append(out))
         try:
             # Weights that are gathered for the first time in inference mode could never be trained.
             with torch.inference_mode(False), torch.no_grad():
                 self.inner(input_ids=input_ids.clone(), use_cache=use_cache, **options)
         finally:
             hook.remove()
-        return BaseModelOutput(last_hidden_state=kept[0].last_hidden_state, hidden_states=kept[0].hidden_states)
+        (stack,) = outputs
+        return BaseModelOutput(last_hidden_state=stack.last_hidden_state, hidden_states=stack.hidden_states)
 
 
 def _whole(model: Any) -> _Whole:
@@ -160,29 +142,24 @@ class Clock(TrainerCallback):
 class Shown(TrainerCallback):
     """Hands every step, and the latest figures, to whoever draws the bar. Its own turn comes after the snapshots'."""
 
-    def __init__(self, show: Show, clock: Clock, batch_tokens: int, seen: Milestones) -> None:
-        self.show, self.clock, self.batch_tokens, self.seen = show, clock, batch_tokens, seen
+    def __init__(self, show: Show, clock: Clock, batch_tokens: int, milestones: Milestones) -> None:
+        self.show, self.clock, self.batch_tokens, self.milestones = show, clock, batch_tokens, milestones
         self.figures: dict[str, float] = {}
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        kept = ("loss", "task_loss", "penalty", "mean_cosine", "eval_loss")
-        self.figures |= {k: v for k, v in (logs or {}).items() if k in kept}
+        shown = ("loss", "task_loss", "penalty", "mean_cosine", "eval_loss")
+        self.figures |= {k: v for k, v in (logs or {}).items() if k in shown}
         self.show(state.global_step, self.figures)
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._look()
-        self.show(state.global_step, self.figures)
-
-    def _look(self) -> None:
-        if self.seen.mean_cosine is not None:
-            self.figures["snapshot_cosine"] = self.seen.mean_cosine
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        speed = self.clock.tokens_per_second(self.batch_tokens)
-        if speed is not None:
-            self.figures["tokens_per_second"] = speed
-        self._look()
+        latest = {
+            "tokens_per_second": self.clock.tokens_per_second(self.batch_tokens),
+            "snapshot_cosine": self.milestones.mean_cosine,
+        }
+        self.figures |= {k: v for k, v in latest.items() if v is not None}
         self.show(state.global_step, self.figures)
+
+    on_train_begin = on_step_end
 
 
 def in_words(figures: dict[str, float], room: int) -> str:
@@ -194,7 +171,7 @@ def in_words(figures: dict[str, float], room: int) -> str:
     names = {"task_loss": "loss", "penalty": "penalty", "mean_cosine": "cosine", "eval_loss": "held-out"}
     if "task_loss" not in figures:  # no loss that looks at the states: then the last snapshot's
         names = {"loss": "loss", "snapshot_cosine": "cosine", "eval_loss": "held-out"}
-    parts += [f"{words} {figures[key]:.3f}" for key, words in names.items() if key in figures]
+    parts += [f"{name} {figures[key]:.3f}" for key, name in names.items() if key in figures]
     while parts and len("  ".join(parts)) > room:
         parts.pop()
     return "  ".join(parts)
