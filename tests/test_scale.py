@@ -123,7 +123,7 @@ def test_bytes_on_the_wire(monkeypatch, ranks):
 
 def test_memory_of_a_measured_step():
     """What a training step held beyond one without the loss is one of the two predictions, to one layer's states."""
-    rows = scale._rows("train_step")
+    rows = scale.read("train_step")
     seen = 0
     for row in rows:
         estimator = row["variant"].removeprefix("+ ")
