@@ -58,13 +58,6 @@ class Damaged(ValueError):
 class Part(BaseModel):
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
-    # For readers that still ask by key; goes with the last of them.
-    def __getitem__(self, name: str) -> Any:
-        return getattr(self, name)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.model_fields_set
-
 
 class Record(Part):
     """A whole file. `kind` is its name for people, `reads` the schemas that this class reads, the newest first."""
