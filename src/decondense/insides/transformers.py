@@ -6,6 +6,7 @@ the whole step's items. A penalty that is added to it must follow the same rule,
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Any
 
 from . import attribute, member
@@ -34,9 +35,10 @@ def trainer_shifts_labels(trainer: Any) -> bool:
 
 def scaled_for_accumulation(trainer: Any, items: Any) -> bool:
     """Whether the loss is already a share of the whole step, so that Trainer will not divide it by the steps."""
-    stated = _of(trainer, "loss_is_scaled_for_ga", _SCALE)
-    if stated is not None:
-        return bool(stated)
+    if _release() >= (5, 19):  # before, there was no such word, and the rule below was the whole rule
+        stated = _of(trainer, "loss_is_scaled_for_ga", _SCALE)
+        if stated is not None:
+            return bool(stated)
     by_model = bool(_of(trainer, "model_accepts_loss_kwargs", _SCALE)) and items is not None
     return by_model or _of(trainer, "compute_loss_func", _SCALE) is not None
 
@@ -69,6 +71,11 @@ def use_one_gpu(arguments: Any) -> None:
     why = "Trainer must not split a batch over several GPUs of one process"
     attribute(arguments, "_n_gpu", library="transformers", why=why)
     arguments._n_gpu = min(1, arguments.n_gpu)
+
+
+def _release() -> tuple[int, ...]:
+    """(5, 22) of transformers 5.22.2."""
+    return tuple(int(part) for part in version("transformers").split(".")[:2])
 
 
 def _of(trainer: Any, name: str, why: str) -> Any:
