@@ -1,0 +1,122 @@
+"""Benchmarks on one model, the same in the small, and two sets of evaluations on the same items."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from .base import Number, Open, Part, Record, Section
+
+
+class EvaluatedTask(Open):
+    items: int
+    acc: float
+    stderr: Number
+    graded: bool = False
+    perplexity: Number = None
+
+
+class EvaluatedModel(Open):
+    """`weights` is a fingerprint: a copy has the same, another training seed has not."""
+
+    name: str
+    description: str
+    weights: str
+    parameters: int
+    dtype: str
+    device: str | None = None
+
+
+class Checkpoint(Part):
+    """Of which training run and step the weights are, and how they were chosen. `place` is a hash of the run's path,
+    `folder` the name inside it; evaluations of before have neither."""
+
+    selected_by: str
+    step: int | None = None
+    steps: int | None = None
+    final: bool | None = None
+    run: str | None = None
+    place: str | None = None
+    folder: str | None = None
+    training_seed: int | None = None
+
+
+class Evaluation(Record, reads=("decondense.evaluation/1",)):
+    model: EvaluatedModel
+    settings: Section
+    data: str
+    checkpoint: Checkpoint
+    tasks: dict[str, EvaluatedTask]
+    macro_average: Number
+    texts: dict[str, Section]
+    notes: list[str]
+    versions: dict[str, str]
+
+
+class TaskOutcomes(Part):
+    """`correct` is a string of 0 and 1, or numbers where the task is graded; `log_share` float16 in base64; `items` a
+    hash over the prompts in their order."""
+
+    n: int
+    items: str
+    correct: str | list[float]
+    log_share: str | None = None
+
+
+class Outcomes(Record, reads=("decondense.outcomes/1",)):
+    scores: dict[str, float]
+    outcomes: dict[str, TaskOutcomes]
+    weights: str
+    dtype: str
+    settings: Section = Field({})
+
+
+class Difference(Open):
+    """treated − base on one task, or on their average. More where it applies: `gained` and `lost` items, the `pairs` of
+    seeds, `se`, `seed_se`, `item_se`, `seed_sd`, `df`, `bootstrap`."""
+
+    items: int
+    base: float
+    treated: float
+    base_seeds: list[float]
+    treated_seeds: list[float]
+    difference: float
+    low: Number
+    high: Number
+    p: float
+    test: str
+    significant: bool
+    smallest_effect: Number = None
+    p_holm: Number = None
+    seed_sd: Number = None
+
+
+class TaskDifference(Difference):
+    task: str
+
+
+class AverageDifference(Difference):
+    tasks: int
+
+
+class Differences(Part):
+    tasks: list[TaskDifference]
+    macro: AverageDifference | None
+
+
+class Significance(Record, reads=("decondense.significance/1",)):
+    base: list[Section]
+    treated: list[Section]
+    seeds: tuple[int, int]
+    paired: bool
+    claim: Literal["checkpoints", "training"]
+    alpha: float
+    power: float
+    settings: Section = Field({})
+    tasks: list[TaskDifference]
+    macro: AverageDifference | None
+    likelihood: Differences | None
+    ranks: Section | None = None
+    notes: list[str]
+    verdict: str

@@ -1,0 +1,225 @@
+"""The meter on one model and one text: whole, in short, and several side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from .base import Count, Density, Number, Open, Part, Record, Section
+
+STATISTICS = ("spearman", "kendall", "slope", "last")  # of mean cosine over depth
+
+
+class Interval(Part):
+    value: Number
+    low: Number
+    high: Number
+
+
+class MeasuredModel(Part):
+    name: str
+    kind: str
+    description: str
+    revision: str | None
+    init: bool
+    architecture: str
+    stack: str
+    layers: int = Field(ge=1)
+    width: int
+    parameters: int
+    dtype: str
+
+
+class MeasuredText(Part):
+    name: str
+    source: str
+    documents: int | None = None
+    characters: int | None = None
+    sha256: str
+
+
+class Histogram(Part):
+    """`counts` (states, bins) of cosines from `low` to `high`, an empty bin 0."""
+
+    low: float
+    high: float
+    bins: int = Field(ge=1)
+    counts: list[list[Annotated[int, Field(ge=0)]]]
+
+    @model_validator(mode="after")
+    def _rows(self) -> Histogram:
+        if any(len(row) != self.bins for row in self.counts):
+            raise ValueError(f"every row of counts must have {self.bins} bins")
+        return self
+
+
+class State(Open):
+    """One hidden state: means over the windows. Spectral statistics stand beside these under their own names."""
+
+    state: int
+    name: str
+    mean_cosine: Number
+    std: Number
+    quantiles: list[float] = Field(min_length=5, max_length=5)
+    by_distance: list[Number]
+
+    def row(self) -> dict[str, Any]:
+        """A row of a table: quantile_5 … quantile_95 and distance_1, distance_2, distance_4 … stand beside the rest."""
+        plain = self.model_dump(exclude={"quantiles", "by_distance"})
+        plain |= {f"quantile_{q}": value for q, value in zip((5, 25, 50, 75, 95), self.quantiles)}
+        return plain | {f"distance_{2**k}": value for k, value in enumerate(self.by_distance)}
+
+
+class PerWindow(Part):
+    window: list[int]
+    mean_cosine: list[list[Number]]
+
+
+class Measurement(Record, reads=("decondense.condensation/2", "decondense.condensation/1")):
+    model: MeasuredModel
+    text: MeasuredText
+    settings: Section
+    versions: dict[str, str]
+    complete: bool
+    windows_done: int
+    final_norm: bool | None
+    verdict: str
+    notes: list[str]
+    trend: dict[str, dict[str, Interval]]
+    states: list[State]
+    histogram: Histogram
+    released_histogram: Histogram | None = None
+    per_window: PerWindow
+    windows: list[dict[str, int]]
+
+    @model_validator(mode="after")
+    def _states(self) -> Measurement:
+        least = self.model.layers + 1
+        tables: list[Sequence[Any]] = [self.states, self.histogram.counts, *self.per_window.mean_cosine]
+        tables += [self.released_histogram.counts] if self.released_histogram is not None else []
+        if any(len(table) < least for table in tables) or not self.per_window.mean_cosine:
+            raise ValueError(f"{self.model.layers} layers have {least} states: states, counts or per_window have fewer")
+        lacking = [key for key in ("windows", "tokens", "last") if not isinstance(self.settings.get(key), int)]
+        lacking += [
+            f"{name} of {key}"
+            for key in ("all", *self.trend)
+            for name in STATISTICS
+            if name not in self.trend.get(key, ())
+        ]
+        if lacking:
+            raise ValueError(f"settings or trend lack {', '.join(dict.fromkeys(lacking))}")
+        return self
+
+
+class Snapshot(Part):
+    """A measurement in short, as a training run or a study keeps it: `mean_cosine` (states,), the trends over depth,
+    and, where a heatmap will be drawn, `histogram` (states, bins), a density over [−1, 1]."""
+
+    step: Count | None = None
+    tokens: Count | None = None
+    file: str | None = None  # of the whole measurement, relative to the record's folder
+    mean_cosine: list[Number] = Field(min_length=2)
+    spearman: Number
+    spearman_blocks: Number
+    kendall: Number
+    slope: Number
+    last: Number
+    windows: Count
+    final_norm: bool
+    histogram: list[list[Density]] | None = None
+    window_interval: tuple[Number, Number] | None = None  # of spearman, over windows
+    model: str | None = None
+    parameters: int | None = None
+    text: str | None = None
+    text_source: str | None = None
+    text_sha256: str | None = None
+
+    @model_validator(mode="after")
+    def _states(self) -> Snapshot:
+        rows = self.histogram
+        if rows is not None and (len(rows) != len(self.mean_cosine) or len(set(map(len, rows))) != 1 or not rows[0]):
+            raise ValueError(
+                f"histogram must have {len(self.mean_cosine)} rows of one length, as mean_cosine has states"
+            )
+        return self
+
+    @property
+    def blocks(self) -> float:
+        """Mean cosine of the block outputs, which are what the losses act on."""
+        known = [value for value in self.mean_cosine[1:] if value is not None]
+        return sum(known) / len(known) if len(known) == len(self.mean_cosine) - 1 else float("nan")
+
+
+def in_short(whole: Measurement, *, histogram: bool = False, **more: Any) -> Snapshot:
+    """A measurement as training runs and studies keep it; `histogram`: with the density, in 64 bins."""
+    layers = whole.model.layers
+    trend = whole.trend["all"]
+    density = None
+    if histogram:
+        density = [_coarse_density(row) for row in whole.histogram.counts[: layers + 1]]
+    return Snapshot(
+        mean_cosine=[state.mean_cosine for state in whole.states[: layers + 1]],
+        spearman=trend["spearman"].value,
+        spearman_blocks=whole.trend["blocks"]["spearman"].value if "blocks" in whole.trend else None,
+        kendall=trend["kendall"].value,
+        slope=trend["slope"].value,
+        last=trend["last"].value,
+        windows=whole.windows_done,
+        final_norm=bool(whole.final_norm),
+        histogram=density,
+        **more,
+    )
+
+
+def _coarse_density(counts: Sequence[float], bins: int = 64) -> list[float]:
+    """Counts over [−1, 1] as a density in `bins` bins, two decimals."""
+    size, total = len(counts) // bins, max(1.0, sum(counts))
+    return [round(sum(counts[i * size : (i + 1) * size]) / total * bins / 2, 2) for i in range(bins)]
+
+
+class Measured(Record, reads=("decondense.measured/1",)):
+    measurement: Snapshot
+    config: Section  # what was asked for, in the study's own terms
+    hardware: str
+    versions: dict[str, str]
+    seconds: Number = None
+
+
+class Compared(Open):
+    """A result of a comparison. The same statistics of the blocks alone, with `_blocks` in their names, stand beside
+    these."""
+
+    model: str
+    revision: str | None
+    text: str
+    parameters: int
+    layers: int
+    windows: int
+    spearman: Number
+    spearman_low: Number
+    spearman_high: Number
+    kendall: Number
+    kendall_low: Number
+    kendall_high: Number
+    slope: Number
+    slope_low: Number
+    slope_high: Number
+    last: Number
+    last_low: Number
+    last_high: Number
+
+
+class Comparison(Record, reads=("decondense.comparison/1",)):
+    axis: str
+    paired: bool
+    verdict: str
+    notes: list[str] = Field([])
+    rows: list[Compared] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _pairs(self) -> Comparison:
+        if self.paired and len(self.rows) % 2:
+            raise ValueError(f"pairs need an even number of rows, got {len(self.rows)}")
+        return self

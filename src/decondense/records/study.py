@@ -1,0 +1,40 @@
+"""A claim: verdict, table, and the runs it rests on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import model_validator
+
+from .base import Part, Record, Section, Words
+
+
+class Table(Part):
+    columns: list[str]
+    rows: list[list[Any]]
+
+    @model_validator(mode="after")
+    def _width(self) -> Table:
+        if any(len(row) != len(self.columns) for row in self.rows):
+            raise ValueError(f"every row must have {len(self.columns)} values, as there are columns")
+        return self
+
+
+class Study(Record, reads=("decondense.study/2", "decondense.study/1")):
+    """`runs` are the folders below runs/ that the result rests on."""
+
+    study: Words
+    claim: Words
+    question: str
+    criterion: str
+    scale: str
+    verdict: Words
+    sentence: Words
+    command: str
+    hardware: str
+    table: Table
+    figures: list[str]
+    config: Section
+    runs: list[str]
+    estimate: Section
+    versions: dict[str, str]

@@ -1,0 +1,80 @@
+"""One training run; its snapshots stand inside, in short."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from .base import Count, Number, Open, Part, Record, Section
+from .measurement import Snapshot
+
+
+class Step(Open):
+    """A line of the history. `loss` = `task_loss` + `penalty_weight` · `penalty`; other terms under their own names."""
+
+    step: Count
+    tokens: Count
+    loss: Number = None
+    task_loss: Number = None
+    penalty: Number = None
+    mean_cosine: Number = None
+    penalty_weight: Number = None
+    penalty_agreement: Number = None
+    learning_rate: Number = None
+    grad_norm: Number = None
+
+
+class HeldOut(Part):
+    step: Count
+    tokens: Count
+    loss: Number
+
+
+class HeldOutDocument(Part):
+    text: str
+    document: int
+    tokens: int
+    loss: Number
+
+
+class TrainedModel(Part):
+    name: str
+    source: str = "unknown source"
+    parameters: int
+
+
+class TrainedText(Part):
+    name: str
+    source: str = "unknown source"
+    documents: int | None = None
+    tokens: int | None = None
+    sha256: str | None = None
+
+
+class Training(Record, reads=("decondense.train/2", "decondense.train/1")):
+    finished: bool
+    command: str | None = None
+    recipe: Section
+    model: TrainedModel
+    text: list[TrainedText] = Field([])
+    held_out_text: list[TrainedText] = Field([])
+    blocks: int | None = None
+    steps: int
+    tokens: int | None = None
+    history: list[Step]
+    held_out: list[HeldOut]
+    held_out_texts: dict[str, Number] | None = None
+    held_out_documents: list[HeldOutDocument] | None = None
+    held_out_by: Section | None = None
+    snapshots: list[Snapshot]
+    skipped_steps: list[int] | int
+    seconds: Number = None
+    tokens_per_second: Number = None
+    processes: int | None = None
+    micro_batch: int | None = None
+    bf16: bool | None = None
+    compiled: bool | None = None
+    fused_loss: bool | None = None
+    hardware: str
+    versions: dict[str, str]
+    arm: str | None = None  # of a study
+    origin: str | None = None  # where a study took the run over from
