@@ -5,12 +5,14 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 __all__ = [
+    "DIFFERENCE",
     "amount",
     "cell",
+    "difference_cells",
     "duration",
     "list_of",
     "nats",
@@ -54,6 +56,17 @@ def p_value(value: float) -> str:
     if value < 0.0001:
         return "< 0.0001"
     return f"{value:.4f}" if value < 0.01 else f"{value:.3f}" if value < 0.1 else f"{value:.2f}"
+
+
+DIFFERENCE = ("task", "items", "base", "treated", "difference", "95 % interval", "p", "p (Holm)", "could have shown")
+
+
+def difference_cells(row: Mapping[str, Any], say: Callable[..., str] = points, items: str = "{}") -> tuple[str, ...]:
+    """A row of a comparison (`records.differences`) for people, under the heads of `DIFFERENCE`."""
+    reach = "–" if row["low"] is None else f"{say(row['low'], sign=True)} to {say(row['high'], sign=True)}"
+    holm = "" if row.get("p_holm") is None else p_value(row["p_holm"])
+    head = str(row["task"]), items.format(row["items"]), say(row["base"]), say(row["treated"])
+    return *head, say(row["difference"], sign=True), reach, p_value(row["p"]), holm, say(row["smallest_effect"])
 
 
 def p_words(value: float) -> str:

@@ -16,6 +16,7 @@ from decondense.files import write_csv
 from decondense.meter.compare import Comparison
 from decondense.meter.result import Condensation, build
 from decondense.meter.tally import Tally
+from decondense.records import HeldOut, Step, Training
 
 COLUMNS = (
     "mean_cosine", "mean_cosine_all", "mean_square_cosine", "mean_direction_norm", "token_norm",
@@ -93,11 +94,11 @@ def test_family_pairs_and_rows_of_checkpoints(tmp_path):
     family = [fake(parameters=10**k, layers=3 + k, name=f"org/m{k}", slope=0.3 / k) for k in (3, 5, 7)]
     comparison = Comparison(family, "size")
     heatmaps(family, tmp_path / "hm.png")
-    trend_plot(comparison, tmp_path / "t.png")
+    trend_plot(comparison.rows(), tmp_path / "t.png", axis="size", paired=False)
     assert is_png(tmp_path / "hm.png")
     assert [float(r["spearman"]) for r in read(tmp_path / "t.csv")] == [r.spearman for r in family]
     pairs = Comparison([*family[:2], *family[1:]], "order", paired=True)
-    trend_plot(pairs, tmp_path / "p.png")
+    trend_plot(pairs.rows(), tmp_path / "p.png", axis="order", paired=True)
     assert [r["pair"] for r in read(tmp_path / "p.csv")] == ["0", "0", "1", "1"]
     assert "of 2 pairs" in pairs.verdict
     assert pairs.positions()[0] == [0, 0, 1, 1]
@@ -167,7 +168,8 @@ def axes(monkeypatch):
 
 def losses(values, tokens=1):
     rows = [{"step": i, "tokens": i * tokens, "loss": value} for i, value in enumerate(values)]
-    return {"history": rows, "held_out": rows[:2]}
+    history, held_out = [Step(**row) for row in rows], [HeldOut(**row) for row in rows[:2]]
+    return Training.model_construct(history=history, held_out=held_out)
 
 
 def test_training_runs_have_the_colours_of_all_series(tmp_path, axes):

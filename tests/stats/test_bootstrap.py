@@ -9,9 +9,9 @@ import re
 
 import numpy as np
 import pytest
-from by_hand import compared
 from scipy import stats
 
+from decondense.records import differences, parse
 from decondense.stats.bootstrap import hierarchical_bootstrap
 from decondense.stats.checkpoints import mcnemar_power
 from decondense.stats.crossed import crossed_macro
@@ -120,13 +120,16 @@ def test_forest_plot(six, tmp_path):
 
     from decondense.figures.forest import forest
 
-    record = compared(*six, bootstrap=0)
-    first = forest(record, tmp_path / "a.png")
-    second = forest(json.loads(json.dumps(record)), tmp_path / "b.png")
+    record = significance(*six, bootstrap=0)
+    same = parse(json.loads(record.to_json()))
+    first, second = (
+        forest(differences(one), tmp_path / f"{name}.png", title=one.arms, power=one.power)
+        for name, one in (("a", record), ("b", same))
+    )
     assert first.read_bytes() == second.read_bytes()
     assert matplotlib.image.imread(first).shape[1] > 800
     for kind in ("svg", "pdf"):
-        files = [forest(record, tmp_path / f"{name}.{kind}").read_bytes() for name in "ab"]
-        assert files[0] == files[1], "no date and no random names inside"
+        files = [forest(differences(record), tmp_path / f"{name}.{kind}", title="", power=0.8) for name in "ab"]
+        assert files[0].read_bytes() == files[1].read_bytes(), "no date and no random names inside"
     with pytest.raises(ValueError, match=r"must be \.png, \.svg or \.pdf, got 'a\.doc'"):
-        forest(record, tmp_path / "a.doc")
+        forest(differences(record), tmp_path / "a.doc", title="", power=0.8)

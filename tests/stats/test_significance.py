@@ -10,7 +10,7 @@ import pytest
 from by_hand import cli, compared, make_item
 from scipy import stats
 
-from decondense.records import Damaged, Significance, parse
+from decondense.records import Damaged, Significance, differences, parse
 from decondense.stats.checkpoints import mcnemar, permutation
 from decondense.stats.significance import analyse, significance
 from decondense.stats.tables import csv_table, latex, markdown
@@ -28,7 +28,7 @@ def copes(record, folder):
         assert "None" not in text
     place = folder / "comparison"
     place.mkdir()
-    forest(record, place / "forest.png")
+    forest(differences(whole), place / "forest.png", title=whole.arms, power=whole.power)
     (place / "result.json").write_text(json.dumps(record))
     done = cli("report", place, "--out", folder / "page.html")
     assert done.returncode == 0, done.stderr

@@ -48,6 +48,7 @@ def significance(
     """Say whether two ways of training differ: paired tests on the same items, with seeds, intervals and power."""
     from ..figures.forest import forest
     from ..files import replaced, write_text
+    from ..records import differences
     from ..stats.significance import significance as compare
     from ..stats.tables import csv_table, latex, markdown
 
@@ -62,7 +63,7 @@ def significance(
             write_text(place / "table.csv", csv_table(record))
             if record.tasks:
                 write_text(place / "table.tex", latex(record))
-                forest(record, place / "forest.png")
+                forest(differences(record), place / "forest.png", title=record.arms, power=record.power)
             written = ["result.json", "table.md", "table.csv", *(["table.tex", "forest.png"] if record.tasks else [])]
     if as_json:
         print(record.to_json(), end="")

@@ -18,21 +18,14 @@ from matplotlib.ticker import FuncFormatter
 
 from ..files import atomic, write_csv
 from ..words import amount
-from .chart import FAINT, INK, PAPER, Axis, Band, Chart, Heat, Series
+from .chart import DASHES, FAINT, INK, PAPER, SYMBOLS, Axis, Band, Chart, Heat, Series
 
 __all__ = ["Strip", "draw"]
 
 MAP = "viridis"
 COLOURS = {INK: "black", FAINT: "#777777", PAPER: "white"}
-DASH = {
-    "solid": "-",
-    "dash": "--",
-    "dot": ":",
-    "dashdot": "-.",
-    "longdash": (0, (8, 3)),
-    "longdashdot": (0, (8, 2, 1, 2)),
-}
-SYMBOL = {"circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "x": "x", "cross": "P"}
+DASH = dict(zip(DASHES, ("-", "--", ":", "-.", (0, (8, 3)), (0, (8, 2, 1, 2)))))
+SYMBOL = dict(zip(SYMBOLS, "osD^xP"))
 KINDS = ("png", "svg", "pdf")
 POINTS = 0.62  # of a pixel of the page
 
@@ -132,22 +125,20 @@ def _chart(axis: Any, chart: Chart, size: int) -> None:
 
 
 def _axis(axis: Any, side: str, described: Axis, size: int) -> None:
-    put = {
-        name: getattr(axis, name.format(side)) for name in ("set_{}label", "set_{}scale", "set_{}ticks", "set_{}lim")
-    }
-    put["set_{}label"](described.title, fontsize=size)
+    getattr(axis, f"set_{side}label")(described.title, fontsize=size)
     if described.scale != "linear":
-        put["set_{}scale"](described.scale, **({"linthresh": 0.1} if described.scale == "symlog" else {}))
+        threshold = {"linthresh": 0.1} if described.scale == "symlog" else {}
+        getattr(axis, f"set_{side}scale")(described.scale, **threshold)
     if described.ticks is not None:
         labels = [label for _, label in described.ticks]
         slanted = side == "x" and len(labels) * max(map(len, labels), default=0) > 44
         slant = {"rotation": 30, "ha": "right"} if slanted else {}
-        put["set_{}ticks"]([place for place, _ in described.ticks], labels, fontsize=8, **slant)
+        getattr(axis, f"set_{side}ticks")([place for place, _ in described.ticks], labels, fontsize=8, **slant)
         axis.minorticks_off()
     elif described.amounts:
         axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: amount(value)))
     if described.range is not None:
-        put["set_{}lim"](*described.range)
+        axis.set(**{f"{side}lim": described.range})
     elif side == "x":
         axis.margins(x=0.08)
     if described.grid:
@@ -167,39 +158,23 @@ def _series(axis: Any, series: Series) -> None:
     x, y = (np.array(values, dtype=float) for values in (series.x, series.y))  # None is NaN, a gap
     colour = _colour(series.colour)
     if series.low is not None and series.high is not None:
-        along = x if series.across else y
+        along, side, cap = (x, "xerr", 0) if series.across else (y, "yerr", 3)
         ends = [np.array(end, dtype=float) for end in (series.low, series.high)]
         reach = np.nan_to_num(np.stack([along - ends[0], ends[1] - along])).clip(0)
-        axis.errorbar(
-            x,
-            y,
-            **{"xerr" if series.across else "yerr": reach},
-            fmt="none",
-            ecolor=colour,
-            elinewidth=1.3,
-            capsize=0 if series.across else 3,
-        )
-    style: dict[str, Any] = {
-        "color": colour,
-        "ls": DASH[series.dash] if series.dash else "",
-        "lw": POINTS * series.width,
-    }
-    style |= {"mfc": "white" if series.hollow else colour, "mec": "white" if series.halo else colour}
-    style |= {"path_effects": [withStroke(linewidth=3, foreground="white")]} if series.halo and series.dash else {}
+        axis.errorbar(x, y, **{side: reach}, fmt="none", ecolor=colour, elinewidth=1.3, capsize=cap)
+    fill, edge = "white" if series.hollow else colour, "white" if series.halo else colour
+    style: dict[str, Any] = {"color": colour, "mfc": fill, "mec": edge, "lw": POINTS * series.width}
+    style |= {"ls": DASH[series.dash], "zorder": 3} if series.dash else {"ls": "", "zorder": 4}
+    if series.halo and series.dash:
+        style["path_effects"] = [withStroke(linewidth=3, foreground="white")]
     sizes = series.size if isinstance(series.size, Sequence) else [series.size]
     symbols = [series.symbol] if series.symbol is None or isinstance(series.symbol, str) else series.symbol
     alike = len(sizes) == len(symbols) == 1
     for k in range(1 if alike else len(x)):
         some = slice(None) if alike else slice(k, k + 1)
         own = {"marker": SYMBOL.get(symbols[k % len(symbols)] or "", ""), "ms": POINTS * sizes[k % len(sizes)]}
-        axis.plot(
-            x[some],
-            y[some],
-            label=series.name if k == 0 and series.name else None,
-            zorder=4 if not series.dash else 3,
-            **style,
-            **own,
-        )
+        label = series.name if k == 0 and series.name else None
+        axis.plot(x[some], y[some], label=label, **style, **own)
 
 
 def _colour(name: str) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..records import Significance
 from ..words import p_words, signed
 from .chart import FAINT, INK, PALETTE, Axis, Box, Chart, Frame, Remark, Rule, Series
 from .draw import Strip, draw
@@ -97,25 +96,14 @@ def _shown_range(rows: Sequence[Row], scale: float) -> tuple[float, float]:
 
 
 def forest(
-    record: Significance | Mapping[str, Any],
-    path: str | os.PathLike[str],
-    *,
-    title: str | None = None,
-    published: float | None = None,
+    rows: Sequence[Row], path: str | os.PathLike[str], *, title: str, power: float, published: float | None = None
 ) -> Path:
-    """Draw the result of a comparison to `path` (.png, .pdf or .svg). `published`: an average in points to draw beside
-    ours."""
-    content = record.model_dump() if isinstance(record, Significance) else record
-    rows = list(content["tasks"])
-    if content["macro"] is not None and len(rows) > 1:
-        rows.append({**content["macro"], "task": "average"})
-    base, treated = content["seeds"]
-    pair = content["claim"] == "checkpoints"
-    words = title or ("two checkpoints" if pair else f"{base} base and {treated} treated seeds")
-    chart = forest_chart(words, rows, power=content["power"])
+    """Draw the rows of a comparison (`records.differences`) to `path` (.png, .pdf or .svg). `published`: an average in
+    points to draw beside ours."""
+    chart = forest_chart(title, rows, power=power)
     chart.x.title = (
         "treated − base, points, with 95 % interval (p of tasks after Holm)\n"
-        f"grey: would be found with less than {100 * content['power']:.0f} % probability"
+        f"grey: would be found with less than {100 * power:.0f} % probability"
         + ("; dots: treated seeds minus the base's mean" if max(len(row["treated_seeds"]) for row in rows) > 1 else "")
     )
     if published is not None:

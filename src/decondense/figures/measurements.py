@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -164,16 +164,6 @@ def _wrap(title: str, width: int = 34) -> str:
 # ---- along a row of results ----
 
 
-class Row(Protocol):
-    """What a comparison has to say, see `meter.compare`."""
-
-    @property
-    def axis(self) -> str: ...
-    @property
-    def paired(self) -> bool: ...
-    def rows(self) -> list[dict[str, Any]]: ...
-
-
 def trend_charts(rows: Sequence[Mapping[str, Any]], *, axis: str, paired: bool) -> list[Chart]:
     """Spearman and the mean cosine of the last states against size, checkpoint, text or model, with intervals."""
     places, labels, title = positions(rows, axis, paired)
@@ -205,10 +195,9 @@ def trend_charts(rows: Sequence[Mapping[str, Any]], *, axis: str, paired: bool) 
     return charts
 
 
-def trend_plot(comparison: Row, path: str | os.PathLike[str]) -> Path:
+def trend_plot(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike[str], *, axis: str, paired: bool) -> Path:
     """The same as a file."""
-    rows = comparison.rows()
-    charts = trend_charts(rows, axis=comparison.axis, paired=comparison.paired)
+    charts = trend_charts(rows, axis=axis, paired=paired)
     for chart in charts:
         chart.title = ""  # the axis says it
     note = "bars: 95 % intervals from a bootstrap over windows"

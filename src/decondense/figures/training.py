@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..records import HeldOut, Step, Training
+from ..records import Training
 from .chart import Axis, Chart, Frame, Series, look
 from .draw import Strip, draw
 
@@ -25,18 +25,21 @@ PARTS = (
 class Curve:
     """A run: seeds of an arm share its `number`, and so colour, dash and the entry of the legend."""
 
-    label: str
     arm: str
-    number: int
-    history: Sequence[Step]
-    held_out: Sequence[HeldOut]
+    label: str = ""
+    number: int = 0
+    record: Training | None = None
 
     def points(self, name: str) -> tuple[list[int], list[int], list[float | None]]:
         """Steps, tokens and values; where the task loss is not kept apart, the loss is the task loss."""
-        rows: Sequence[Any] = self.held_out if name == "held_out" else self.history
-        values = [row.loss if name == "held_out" else getattr(row, name) for row in rows]
-        if name == "task_loss":
-            values = [row.loss if value is None else value for row, value in zip(rows, values)]
+        assert self.record is not None, "only runs that were trained have curves"
+        rows: Sequence[Any] = self.record.held_out if name == "held_out" else self.record.history
+        if name == "held_out":
+            values = [row.loss for row in rows]
+        elif name == "task_loss":
+            values = [row.loss if row.task_loss is None else row.task_loss for row in rows]
+        else:
+            values = [getattr(row, name) for row in rows]
         return [row.step for row in rows], [row.tokens for row in rows], values
 
 
@@ -74,22 +77,15 @@ def curve_charts(runs: Sequence[Curve], *, unit: str = "tokens", **options: Any)
     return [chart for chart in charts if chart is not None]
 
 
-def training_figure(runs: Sequence[tuple[str, Training | Mapping[str, Any]]], path: Path) -> Path:
+def training_figure(runs: Sequence[tuple[str, Training]], path: Path) -> Path:
     """`runs`: (name, record of a training run). A panel each for the task loss, the held-out loss and, where any run
     has one, the penalty. A loss that fell apart leaves the picture, and the legend has its last value."""
-    curves = []
-    for number, (name, record) in enumerate(runs):
-        content = record if isinstance(record, Mapping) else vars(record)
-        history = [Step.model_validate(row) for row in content["history"]]
-        curves.append(Curve(name, name, number, history, [HeldOut.model_validate(row) for row in content["held_out"]]))
+    curves = [Curve(name, name, number, record) for number, (name, record) in enumerate(runs)]
     charts = [chart for chart in curve_charts(curves) if chart.title != "Mean cosine while training"]
     for chart in charts:
         held_out = chart.title == "Held-out loss"
-        chart.title, chart.y.title, chart.legend = (
-            chart.y.title.split(",")[0],
-            "",
-            "best" if held_out and len(runs) > 1 else "",
-        )
+        chart.title, chart.y.title = chart.y.title.split(",")[0], ""
+        chart.legend = "best" if held_out and len(runs) > 1 else ""
         lines = [mark for mark in chart.frames[0].marks if isinstance(mark, Series)]
         for line in lines:
             last = next(value for value in reversed(line.y) if value is not None)

@@ -130,7 +130,8 @@ class Comparison:
         from ..figures.measurements import heatmaps, trend_plot
 
         target = figure_file(path, "heatmaps.png")
-        return [heatmaps(self.results, target, view=view), trend_plot(self, target.with_name("trend.png"))]
+        trend = trend_plot(self.rows(), target.with_name("trend.png"), axis=self.axis, paired=self.paired)
+        return [heatmaps(self.results, target, view=view), trend]
 
 
 def compare(

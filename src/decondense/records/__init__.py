@@ -16,14 +16,14 @@ fit is a `Damaged` with the path and the field. Files of version 1 are read too.
 from __future__ import annotations
 
 from .base import Damaged, Number, Record
-from .evaluation import AverageDifference, Differences, Evaluation, Outcomes, Significance, TaskDifference, TaskOutcomes
+from .evaluation import Differences, Evaluation, Outcomes, Significance, TaskOutcomes, differences
 from .measurement import STATISTICS, Comparison, Interval, Measured, Measurement, Snapshot, State, in_short
 from .reading import find, parse, read
 from .study import Study, Table
 from .training import HeldOut, Step, Training
 
 __all__ = [
-    "STATISTICS", "AverageDifference", "Comparison", "Damaged", "Differences", "Evaluation", "HeldOut", "Interval",
-    "Measured", "Measurement", "Number", "Outcomes", "Record", "Significance", "Snapshot", "State", "Step", "Study",
-    "Table", "TaskDifference", "TaskOutcomes", "Training", "find", "in_short", "parse", "read",
+    "STATISTICS", "Comparison", "Damaged", "Differences", "Evaluation", "HeldOut", "Interval", "Measured",
+    "Measurement", "Number", "Outcomes", "Record", "Significance", "Snapshot", "State", "Step", "Study", "Table",
+    "TaskOutcomes", "Training", "differences", "find", "in_short", "parse", "read",
 ]  # fmt: skip

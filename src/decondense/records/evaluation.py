@@ -120,3 +120,17 @@ class Significance(Record, reads=("decondense.significance/1",)):
     ranks: Section | None = None
     notes: list[str]
     verdict: str
+
+    @property
+    def arms(self) -> str:
+        """What was compared, for a title."""
+        base, treated = self.seeds
+        return "two checkpoints" if self.claim == "checkpoints" else f"{base} base and {treated} treated seeds"
+
+
+def differences(part: Significance | Differences) -> list[Section]:
+    """A row for each task and, where there are several, one for their average."""
+    rows = [task.model_dump() for task in part.tasks]
+    if part.macro is not None and len(rows) > 1:
+        rows.append(part.macro.model_dump() | {"task": "average"})
+    return rows

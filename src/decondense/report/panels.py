@@ -12,7 +12,6 @@ from ..figures.chart import INK, Axis, Chart, Frame, Rule, Series, look, with_in
 from ..figures.measured import Geometry, Short, known
 from ..figures.measurements import density_of, floor_of, heat_chart, heat_frame, top_of
 from ..figures.training import Curve, curve_charts
-from ..records import Training
 from ..words import amount, round_to, span
 from .section import Panel
 
@@ -65,15 +64,11 @@ class Shot:
 
 
 @dataclass
-class Line:
+class Line(Curve):
     """A run, or a model that was measured: `arm` is shared with other seeds, `label` is its own, `number` that of the
     arm."""
 
-    arm: str
-    label: str = ""
-    number: int = 0
     shots: list[Shot] = field(default_factory=list)
-    record: Training | None = None
 
     @property
     def drawable(self) -> list[Shot]:
@@ -125,9 +120,8 @@ def heat_panel(
 
 def curve_panel(lines: Sequence[Line], title: str, note: str, *, unit: str) -> Panel | None:
     """The losses of every run."""
-    trained = [(line, line.record) for line in lines if line.record is not None]
-    runs = [Curve(line.label, line.arm, line.number, record.history, record.held_out) for line, record in trained]
-    charts = curve_charts(runs, unit=unit, height=_height(340, len({line.number for line, _ in trained})))
+    trained = [line for line in lines if line.record is not None]
+    charts = curve_charts(trained, unit=unit, height=_height(340, len({line.number for line in trained})))
     return Panel(charts, title, note) if charts else None
 
 

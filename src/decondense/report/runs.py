@@ -34,11 +34,8 @@ class Run(Line):
         return self.source.record
 
     def last(self, name: str) -> Any:
-        """The last value of a column of the history; where the task loss is not kept apart, the loss is it."""
-        column = [getattr(row, name) for row in self.training.history]
-        if name == "task_loss":
-            column = [row.loss if value is None else value for row, value in zip(self.training.history, column)]
-        return next((value for value in reversed(column) if value is not None), None)
+        """The last value of a column of the history."""
+        return next((value for value in reversed(self.points(name)[2]) if value is not None), None)
 
 
 def group_of(record: Training) -> tuple[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -13,9 +14,9 @@ from ..figures.chart import FAINT, PALETTE, Axis, Band, Chart, Frame, Rule, Seri
 from ..figures.forest import forest_chart
 from ..figures.measured import Geometry
 from ..figures.measurements import trend_charts
-from ..records import STATISTICS, Comparison, Evaluation, Measurement, Significance
+from ..records import STATISTICS, Comparison, Evaluation, Measurement, Significance, differences
 from ..stats.intervals import student
-from ..words import cell, duration, p_value, points, round_to, several, span
+from ..words import DIFFERENCE, cell, difference_cells, duration, points, round_to, several, span
 from .panels import Shot, heat_panel
 from .reproduce import evaluate_command, measure_command, significance_command
 from .section import Origin, Panel, Section, Source, Table
@@ -261,9 +262,7 @@ def significance(source: Source[Significance]) -> Section:
     ):
         if part is None or not part.tasks:
             continue
-        rows = [task.model_dump() for task in part.tasks]
-        if part.macro is not None and len(rows) > 1:
-            rows.append(part.macro.model_dump() | {"task": "average"})
+        rows = differences(part)
         chart = forest_chart(title, rows, scale=scale, unit=unit, power=record.power)
         table = effect_table(title, rows) if part is record.likelihood else difference_table(rows)
         chart.rows = [dict(zip(table.columns, row)) for row in table.rows]
@@ -279,9 +278,7 @@ def significance(source: Source[Significance]) -> Section:
     config = _configuration(source, "base", "treated", "seeds", "paired", "claim", "alpha", "power")
     origin = origin_of(source, config, significance_command(record))
     origin.remark = "Runs are named by their folder; write the path to each where they lie."
-    base, treated = record.seeds
-    words = "two checkpoints" if record.claim == "checkpoints" else f"{base} base and {treated} treated seeds"
-    title = f"Treated against base: {words} ({PurePosixPath(source.folder).name})"
+    title = f"Treated against base: {record.arms} ({PurePosixPath(source.folder).name})"
     return Section(
         "significance", title, record.verdict, [origin], notes=list(record.notes), panels=panels, tables=[*tables, arms]
     )
@@ -299,37 +296,10 @@ def effect_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def difference_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = effect_table("Differences", rows)
-    table.heads = [
-        "task",
-        "items",
-        "base",
-        "treated",
-        "difference",
-        "95 % interval",
-        "p",
-        "p (Holm)",
-        "could have shown",
-    ]
-    table.shown = [
-        [
-            str(row["task"]),
-            f"{row['items']:,}",
-            points(row["base"]),
-            points(row["treated"]),
-            points(row["difference"], sign=True),
-            f"{points(row['low'], sign=True)} to {points(row['high'], sign=True)}",
-            p_value(row["p"]),
-            "" if row.get("p_holm") is None else p_value(row["p_holm"]),
-            points(row["smallest_effect"]),
-        ]
-        for row in rows
-    ]
-    table.folded = False
-    table.note = (
-        "In points (percent). Could have shown: the smallest true difference that would probably have been found."
-    )
-    return table
+    """The same in points and in words."""
+    note = "In points (percent). Could have shown: the smallest true difference that would probably have been found."
+    shown = [list(difference_cells(row, items="{:,}")) for row in rows]
+    return replace(effect_table("Differences", rows), shown=shown, heads=list(DIFFERENCE), folded=False, note=note)
 
 
 def _configuration(source: Source[Any], *parts: str) -> dict[str, Any]:

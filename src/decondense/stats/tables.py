@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-from ..records import AverageDifference, Differences, Significance, TaskDifference
-from ..words import nats, p_value, p_words, points
+from ..records import Differences, Significance, differences
+from ..words import DIFFERENCE, difference_cells, nats, p_words, points
 
 __all__ = ["HEADER", "LIKELIHOOD", "SHORT", "cells", "csv_table", "latex", "markdown", "verdict"]
 
-HEADER = ("task", "items", "base", "treated", "difference", "95 % interval", "p", "p (Holm)", "could have shown")
+HEADER = DIFFERENCE
 SHORT = ("task", "items", "base", "treated", "diff.", "95 % interval", "p", "Holm", "could")
 LIKELIHOOD = "Log-likelihood of what is right, in nats per item (per token of a text)"
 COLUMNS = "items base treated difference low high test p p_holm significant smallest_effect seed_sd item_se seed_se"
@@ -20,7 +20,6 @@ NAMED = 3
 """So many tasks are called by their names in a sentence; the table has all."""
 
 Compared = Significance | Differences
-Row = TaskDifference | AverageDifference
 
 
 def verdict(record: Significance) -> str:
@@ -85,29 +84,9 @@ def _sentence(
     return f"{head}. {tail} {unit_of_claim}"
 
 
-def _rows(part: Compared) -> Iterator[tuple[str, Row]]:
-    """Every task, and the average where there are several."""
-    yield from ((row.task, row) for row in part.tasks)
-    if part.macro is not None and len(part.tasks) > 1:
-        yield "average", part.macro
-
-
 def cells(part: Compared, say: Callable[..., str] = points) -> list[tuple[str, ...]]:
     """The table's rows as text, in the order of ``HEADER``."""
-    return [
-        (
-            name,
-            f"{row.items}",
-            say(row.base),
-            say(row.treated),
-            say(row.difference, sign=True),
-            "–" if row.low is None else f"{say(row.low, sign=True)} to {say(row.high, sign=True)}",
-            p_value(row.p),
-            "" if row.p_holm is None else p_value(row.p_holm),
-            say(row.smallest_effect),
-        )
-        for name, row in _rows(part)
-    ]
+    return [difference_cells(row, say) for row in differences(part)]
 
 
 def markdown(record: Significance) -> str:

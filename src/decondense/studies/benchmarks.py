@@ -63,14 +63,11 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
 
     def draw(path: Path) -> Path:
         from ..figures.forest import forest
+        from ..records import Differences, differences
 
-        drawn = {"tasks": tasks["tasks"], "macro": tasks["macro"], "power": 0.8, "claim": "training"}
-        return forest(
-            drawn | {"seeds": [len(base), len(treated)]},
-            path,
-            title=f"{TREATED} − {PLAIN}, {seeds} seeds each",
-            published=PUBLISHED_GAIN,
-        )
+        title = f"{TREATED} − {PLAIN}, {seeds} seeds each"
+        drawn = differences(Differences.model_validate(tasks))
+        return forest(drawn, path, title=title, power=0.8, published=PUBLISHED_GAIN)
 
     estimate = {
         "macro": tasks["macro"],

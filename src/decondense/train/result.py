@@ -99,7 +99,7 @@ def write_result(folder: Path, record: Training, *, draw: bool = True) -> None:
 
     write_csv(folder / "history.csv", [line.model_dump(exclude_unset=True) for line in record.history])
     if draw:
-        training_figure([(record.recipe["name"], record.model_dump(mode="json"))], folder / "training.png")
+        training_figure([(record.recipe["name"], record)], folder / "training.png")
     if draw and record.snapshots:
         Comparison([load(folder / str(s.file)) for s in record.snapshots], "order").plot(folder / "snapshots")
     record.save(folder)
