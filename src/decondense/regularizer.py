@@ -37,6 +37,9 @@ def regularize(
 ) -> Handle:
     """Attach a loss to a model, or to a transformers or TRL trainer.
 
+    loss = task_loss + weight · penalty. Dispersion is the logarithm of a mean of numbers of at most 1: its penalty
+    is negative, and `loss` is below `task_loss`.
+
     target       a transformers model (decoder, encoder, encoder–decoder, PEFT-wrapped); a trainer, whose
                  `compute_loss` and `log` are then wrapped; or any `nn.Module` together with `modules`.
     loss         a name, with `options` as in `losses.get` (preset=…, tau=…, estimator=…), or what `losses.get`

@@ -101,6 +101,26 @@ def test_flags_without_a_recipe(recipe, capsys, tmp_path):
     assert recipe_from(record["recipe"]) == printed
 
 
+def test_defaults_follow_a_short_context_and_a_small_file(recipe, capsys, tmp_path):
+    model, text = tmp_path / "short-model", tmp_path / "text.txt"
+    config = transformers.LlamaConfig(**CONFIGS["llama"] | {"max_position_embeddings": 128})
+    transformers.LlamaForCausalLM(config).save_pretrained(model)
+    transformers.ByT5Tokenizer().save_pretrained(model)
+    text.write_text("Some words, and then some more of them.\n" * 200)  # 62 blocks: 9 for windows, 6 are a tenth
+    flags = ["--model", model, "--text", text, "--context", "128", "--tokens", "1K", "--device", "cpu",
+             "--set", "train.batch_tokens=1K"]  # fmt: skip
+    code, out, err = run(capsys, *flags, "--json", "--out", "run")
+    assert code == 0, err
+    record = json.loads(out)
+    assert record["recipe"]["snapshots"]["tokens"] == 128
+    assert record["text"][0]["tokens"] == (62 - 9) * 128
+    again = load_recipe(recipe.parent / "run" / "recipe.yaml")  # in which every key is given
+    assert train(again, recipe.parent / "again").record["text"] == record["text"]
+    for given, said in (("data.held_out_tokens=64K", "must fill 501"), ("snapshots.tokens=512", "at most data.context")):
+        code, _, err = run(capsys, *flags, "--out", "other", "--set", given)
+        assert said in sentence(code, err.splitlines()[-1])
+
+
 def test_a_dry_run_of_a_recipe_is_the_whole_recipe(recipe, capsys):
     code, out, err = run(capsys, recipe, "--seed", "9", "--dry-run")
     assert (code, err) == (0, "")

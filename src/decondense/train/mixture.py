@@ -14,7 +14,7 @@ from .. import text
 from ..hub import hub_reachable
 from .blocks import Blocks, join
 from .recipe import Recipe
-from .sections import shares_of
+from .sections import Data, shares_of
 from .token_files import prepare
 
 __all__ = ["allot", "blocks_of"]
@@ -51,6 +51,8 @@ def blocks_of(recipe: Recipe, tokenizer: Any, cache: Path, progress: Any) -> tup
         ]
         held_out = [t.part(0, min(len(t), portion)) for t, portion in zip(texts, portions)]
         return join(parts), join(held_out), texts
+    if data.held_out_tokens == Data.model_fields["held_out_tokens"].default and sum(map(len, parts)) < needed:
+        portions = [min(portion, _end_of(len(part), recipe)) for part, portion in zip(parts, portions)]
     for part, portion in zip(parts, portions):
         if len(part) < portion + 1:
             named = "the text" if len(parts) == 1 else part.texts[0]["name"]
@@ -85,6 +87,14 @@ def allot(total: int, shares: Sequence[float], limits: Sequence[int]) -> list[in
 def _portions(shares: Any, blocks: int) -> list[int]:
     """Blocks of each share, rounded up, so that every text has its say."""
     return [math.ceil(round(share * blocks, 6)) for share in shares]
+
+
+def _end_of(blocks: int, recipe: Recipe) -> int:
+    """What is held out of a text that is smaller than the budget unless the recipe says how much: a tenth, and enough
+    for the windows of the snapshots, yet never more than half."""
+    wanted = recipe.snapshots
+    windows = 1 + wanted.windows * wanted.tokens // recipe.data.context if wanted.count else 1
+    return min(max(blocks // 10, windows), blocks // 2)
 
 
 def _cut(blocks: Blocks, first: int, last: int) -> Blocks:

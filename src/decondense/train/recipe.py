@@ -40,9 +40,11 @@ class Recipe(Part):
                 f"got {self.train.batch_tokens}"
             )
         if self.snapshots.count and self.snapshots.tokens > self.data.context:
-            raise ValueError(
-                f"snapshots.tokens must be at most data.context = {self.data.context}, got {self.snapshots.tokens}"
-            )
+            if "tokens" in self.snapshots.model_fields_set:
+                raise ValueError(
+                    f"snapshots.tokens must be at most data.context = {self.data.context}, got {self.snapshots.tokens}"
+                )
+            self.snapshots = self.snapshots.model_copy(update={"tokens": self.data.context})
         if self.baselines.active_forgetting is not None and self.model.lora is not None:
             raise ValueError("active forgetting trains the embeddings, which lora freezes: leave one of them out")
         if self.baselines.dropout is not None and not self.model.fresh:
