@@ -336,6 +336,38 @@ def test_a_result_is_never_replaced_without_force(stories, bench, tmp_path, monk
     assert {file.name for file in first.iterdir()} == set(before)
 
 
+def test_interrupted_before_any_work_and_beside_an_older_result(stories, bench, tmp_path, monkeypatch):
+    out, plain = tmp_path / "out", Scorer._score_together
+    words = ("evaluate", stories, "--data", bench, "--device", "cpu", "--batch-tokens", 64, "--out", out, "--tasks")
+
+    def interrupted(after, *arguments):
+        left = iter(range(after))
+
+        def score(self, batch):
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            return plain(self, batch)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Scorer, "_score_together", score)
+            done = cli(*words, *arguments)
+        assert done.returncode == 130
+        return done.stderr
+
+    assert "interrupted" not in interrupted(0, "piqa", "--limit", 2)
+    assert not out.exists()
+    assert f"{out}/partial holds what is done of {stories}.\n" in interrupted(1, "piqa", "--limit", 2)
+    assert cli(*words, "piqa", "--limit", 3).returncode == 0  # other settings: nothing of the two items is used
+    before = load_run(out)
+    said = interrupted(1, "winogrande", "--limit", 4, "--force")
+    assert f"holds what is done of {stories}; result.json is of the evaluation before it." in said
+    assert load_run(out) == before
+    assert cli(*words, "winogrande", "--limit", 5, "--force").returncode == 0
+    after = load_run(out)
+    assert {task: len(rows) for task, rows in after.items.items()} == {"winogrande": 5}
+    assert not (out / "partial").exists()
+
+
 def test_one_process_at_a_time(stories, bench, tmp_path):
     """The second is refused before it has touched anything."""
     from decondense.files import locked

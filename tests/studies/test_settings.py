@@ -121,6 +121,15 @@ def test_list(command):
     assert listed[2]["scales"]["gpu"]["pieces"][:2] == ["MLP-width-64-seed-1", "MLP-width-256-seed-1"]
 
 
+def test_the_plan_says_what_the_list_says(command):
+    listed = [line.strip() for line in command("study", "list")[1].splitlines()]
+    for study in studies.STUDIES.values():
+        for scale in study.scales:
+            *runs, costs = command("study", study.name, "--scale", scale, "--plan")[1].splitlines()
+            assert costs in listed[listed.index(f"{study.name}  {study.claim}: {study.question}") :]
+            assert int(costs.split()[0]) == len(runs)
+
+
 def test_plan_lists_runs(command):
     code, out, _ = command("study", "dose", "--scale", "gpu", "--plan", "--seeds", "4,5")
     assert code == 0
@@ -128,7 +137,8 @@ def test_plan_lists_runs(command):
     assert "lambda-0-seed-5" in out
     _, out, _ = command("study", "dose", "--scale", "gpu", "--plan", "--piece", "lambda-0-seed-2,*-seed-3")
     assert out.split()[:2] == ["11", "lambda-0-seed-2"]
-    assert len(out.splitlines()) == 8
+    assert len(out.splitlines()) == 8 + 1
+    assert out.splitlines()[-1] == "8 runs"
     code, _, err = command("study", "dose", "--scale", "gpu", "--plan", "--piece", "seed-9")
     assert code == 2
     assert "no run 'seed-9'" in err

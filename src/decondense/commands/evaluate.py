@@ -83,11 +83,12 @@ def _evaluate_into(folder: Path, model: str, options: dict[str, Any], *, fresh: 
                 partial=partial,
                 progress=None if move is None else lambda what, done, total: move(done, total, what),
             )
-    except KeyboardInterrupt:
-        err.print(f"interrupted: {partial} holds what is done. Repeat the command to go on from there.", markup=False)
-        raise
-    except BaseException:
+    except BaseException as error:
         _drop_if_empty(partial)
+        if isinstance(error, KeyboardInterrupt) and partial.exists():
+            beside = "; result.json is of the evaluation before it" if (folder / "result.json").exists() else ""
+            err.print(f"interrupted: {partial} holds what is done of {model}{beside}.", markup=False)
+            err.print("Repeat the command to go on from there.")
         raise
     seconds = time.monotonic() - begun
     with writing(folder):
@@ -106,7 +107,7 @@ def _evaluate_into(folder: Path, model: str, options: dict[str, Any], *, fresh: 
 
 
 def _drop_if_empty(partial: Path) -> None:
-    """An error before the first batch leaves no folder behind."""
+    """An end before the first batch leaves no folder behind."""
     if partial.is_dir() and {p.name for p in partial.iterdir()} <= {"settings.json"}:
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from ..words import several
 from .terminal import err, out, output_folder, writing
 
 Name = Annotated[str, typer.Argument(help="`list`, or the name of a study")]
@@ -67,7 +69,7 @@ def study(
     if plan:
         if settings:
             wanted.check(chosen)
-        _show_plan(wanted, chosen, None if piece is None else _words(piece))
+        _show_plan(wanted, scale, chosen, None if piece is None else _words(piece))
         return
     if sources and not merge:
         raise ValueError("--from takes runs from elsewhere and goes with --merge: add it.")
@@ -115,9 +117,12 @@ def _bench(settings: dict[str, Any], given: Path | None, data: Path | None) -> s
     """Asked for only where the study evaluates anything."""
     if not settings.get("tasks"):
         return None
-    from ..studies.outcomes import bench_folder
+    from ..evaluate.tasks import bench_folder
+    from ..hub import hub_reachable
 
-    return bench_folder(None if given is None else str(given), None if data is None else str(data))
+    folder = bench_folder(given, texts=data or os.environ.get("DECONDENSE_DATA"))
+    asked = str(given or os.environ.get("DECONDENSE_BENCH")) == "hub"
+    return str(folder) if folder is not None else "hub" if asked or hub_reachable() else None
 
 
 def _show_list(as_json: bool) -> None:
@@ -144,17 +149,20 @@ def _show_list(as_json: bool) -> None:
     for s in studies.STUDIES.values():
         out.print(f"[bold]{s.name}[/bold]  {s.claim}: {s.question}")
         for scale, x in s.scales.items():
-            runs = len(s.plan(x))
             out.print(f"  {scale:<6} {x['about']}", markup=False)
-            out.print(f"         {runs} run{'s' * (runs != 1)}; {x['cost']}", style="dim", markup=False)
+            out.print(f"         {several(len(s.plan(x)), 'run')}; {x['cost']}", style="dim", markup=False)
 
 
-def _show_plan(wanted: Any, settings: dict[str, Any], pieces: list[str] | None) -> None:
-    from ..studies.core import select
+def _show_plan(wanted: Any, scale: str, settings: dict[str, Any], pieces: list[str] | None) -> None:
+    from ..studies.core import select, settings_of
 
     plan = wanted.plan(settings)
-    for piece in select(wanted, plan, pieces):
+    chosen = select(wanted, plan, pieces)
+    for piece in chosen:
         out.print(f"{plan.index(piece) + 1:>3}  {piece.name:<32} {piece.words}", markup=False)
+    listed = chosen == plan and settings == settings_of(wanted, scale)  # another number of runs has another cost
+    cost = f"; {wanted.scales[scale]['cost']}" if listed else ""
+    out.print(several(len(chosen), "run") + cost, style="dim", markup=False)
 
 
 def _show(record: Any, folder: Path, as_json: bool) -> None:

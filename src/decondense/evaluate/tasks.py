@@ -170,15 +170,17 @@ def _fewshot_source(task: Any) -> str:
 # -- local files ---------------------------------------------------------------------------------------------
 
 
-def bench_folder(data: str | Path | None) -> Path | None:
-    """The folder of benchmark files: what was given, else $DECONDENSE_BENCH; ``None`` for the hub, which "hub" asks for
-    by name."""
+def bench_folder(data: str | Path | None, *, texts: str | Path | None = None) -> Path | None:
+    """The folder of benchmark files: what was given, else $DECONDENSE_BENCH, else the folder ``bench`` in that of
+    ``texts``; ``None`` for the hub, which "hub" asks for by name."""
     data = data or os.environ.get("DECONDENSE_BENCH")
+    if not data and texts and (Path(texts) / "bench").is_dir():
+        return Path(texts) / "bench"
     if not data or str(data) == "hub":
         return None
     folder = Path(data).expanduser()
     if not folder.is_dir():
-        raise FileNotFoundError(f"the data folder {str(data)!r} does not exist: give 'hub' or a folder.")
+        raise FileNotFoundError(f"the benchmark folder {str(data)!r} does not exist: give 'hub' or a folder.")
     return folder
 
 

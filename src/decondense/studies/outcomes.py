@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,25 +17,9 @@ from ..evaluate.items import Item, log_share
 from ..records import Outcomes, TaskOutcomes
 from .settings import Settings
 
-__all__ = ["bench_folder", "evaluate_folder", "pack", "paired_outcomes", "unpack"]
+__all__ = ["evaluate_folder", "pack", "paired_outcomes", "unpack"]
 
 OF_TASKS = ("tasks", "shots", "limit", "dtype")  # settings that outcomes depend on
-
-
-def bench_folder(given: str | None, data: str | None = None) -> str | None:
-    """Where benchmark files lie: what was given, $DECONDENSE_BENCH, or the folder `bench` of the texts; "hub" where
-    that can be reached; else None."""
-    from ..hub import hub_reachable
-
-    texts = data or os.environ.get("DECONDENSE_DATA")
-    for place in (given, os.environ.get("DECONDENSE_BENCH")):
-        if place:
-            if place != "hub" and not Path(place).is_dir():
-                raise FileNotFoundError(f"the benchmark folder {place!r} does not exist: give another with --bench.")
-            return place
-    if texts and (Path(texts) / "bench").is_dir():
-        return str(Path(texts) / "bench")
-    return "hub" if hub_reachable() else None
 
 
 def evaluate_folder(model: Path, settings: Settings, seed: int, *, bench: str, device: str | None) -> Outcomes:
