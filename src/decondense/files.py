@@ -12,8 +12,8 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
 from typing import Any
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "read_json",
     "replaced",
     "safe_name",
+    "told_apart",
     "versions",
     "write_csv",
     "write_text",
@@ -172,3 +173,11 @@ def safe_name(text: str) -> str:
     for letter, word in (("λ", "lambda"), ("τ", "tau"), ("−", "-")):
         text = text.replace(letter, word)
     return re.sub(r"[^A-Za-z0-9.+-]+", "-", text).strip(".-") or "unnamed"
+
+
+def told_apart(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
+    """The last parts of every path, as few as tell them apart: a/model and b/model, never twice model."""
+    parts = [PurePath(path).parts for path in paths]
+    longest = max(map(len, parts), default=1)
+    depth = next((d for d in range(1, longest) if len({p[-d:] for p in parts}) == len(set(parts))), longest)
+    return [str(PurePath(*p[-depth:])) for p in parts]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
@@ -102,6 +103,12 @@ def test_different_texts_and_lengths_are_said(stories, prose, results):
 def test_results_of_one_name_are_told_apart(results):
     assert compare(results).labels == ["LlamaModel (seed 0)", "LlamaModel (seed 1)"]
     assert compare([results[0]] * 2).labels == ["LlamaModel"] * 2
+    folders = [copy.deepcopy(results[0]) for _ in range(2)]
+    for result, run in zip(folders, "ab"):
+        result.record.model.name = f"/home/runs/{run}/model"
+    comparison = compare(folders)
+    assert comparison.labels == ["LlamaModel (a/model)", "LlamaModel (b/model)"]
+    assert comparison.positions()[1] == ["LlamaMo… (a/model)", "LlamaMo… (b/model)"]
 
 
 def test_what_is_no_measurement(results, tmp_path):

@@ -59,6 +59,7 @@ def test_ranks_of_runs_with_one_name(six, tmp_path):
             place.parent.mkdir()
             arms[arm].append(folder.rename(place))
     record = compared(*arms, bootstrap=0)
+    assert [run["run"] for run in record["treated"]] == [f"arm1-seed{n}/run" for n in range(3)]
     assert [len(record["ranks"][arm]) for arm in ("base", "treated")] == [3, 3]
     assert sum(record["ranks"]["base"] + record["ranks"]["treated"]) == pytest.approx(1 + 2 + 3 + 4 + 5 + 6)
     done = cli("significance", *arms[0], "--", *arms[1], "--out", tmp_path / "out", "--bootstrap", 0)

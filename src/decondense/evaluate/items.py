@@ -104,10 +104,7 @@ class EvaluatedRun:
     path: str
     record: Evaluation
     items: dict[str, list[Item]] = field(repr=False)
-
-    @property
-    def label(self) -> str:
-        return Path(self.path).name or self.path
+    label: str = ""  # what tells it from the runs it is compared with
 
 
 def load_run(path: str | Path) -> EvaluatedRun:

@@ -13,6 +13,7 @@ import numpy as np
 import yaml
 
 from .. import records
+from ..files import told_apart
 from ..words import amount, nearest
 from .result import Condensation, figure_file
 from .run import measure
@@ -62,8 +63,9 @@ class Comparison:
         labels = []
         for r in self.results:
             alike = [s for s in self.results if (s.label, s.text) == (r.label, r.text)]
-            facts = [_facts(s) for s in alike]
-            mine = _facts(r)
+            names = told_apart([s.record.model.name for s in alike])
+            facts = [_facts(s) | {"name": name} for s, name in zip(alike, names)]
+            mine = next(f for s, f in zip(alike, facts) if s is r)
             different = [key for key in mine if len({str(f.get(key)) for f in facts}) > 1]
             labels.append(r.label + (f" ({', '.join(mine[key] for key in different)})" if different else ""))
         return labels
@@ -224,5 +226,7 @@ def family_of(name: str) -> dict[str, Any]:
 
 
 def _short(label: str, width: int = 18) -> str:
-    label = label.split("/")[-1]
-    return label if len(label) <= width else label[: width - 1] + "…"
+    """Of what tells two results of one name apart nothing is cut."""
+    name, bracket, rest = label.partition(" (")
+    name, room = name.split("/")[-1], max(4, width - len(bracket + rest))
+    return (name if len(name) <= room else name[: room - 1] + "…") + bracket + rest

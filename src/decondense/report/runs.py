@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..figures.measured import Geometry
-from ..files import flat
+from ..files import flat, told_apart
 from ..records import Damaged, Measurement, Snapshot, Training, read
 from ..words import amount, round_to, span
 from .panels import SPEARMAN, Line, Shot, curve_panel, heat_panel, numbered, trend_panel
@@ -124,14 +124,10 @@ def _name_runs(runs: Sequence[Run]) -> list[str]:
     recipes = [{k: v for k, v in flat(run.training.recipe).items() if v != {}} for run in runs]
     keys = list(dict.fromkeys(key for recipe in recipes for key in recipe))
     differing = [k for k in keys if _is_setting(k) and len({str(recipe.get(k)) for recipe in recipes}) > 1]
-    folders = [PurePosixPath(run.source.folder) for run in runs]
-    depth = 1
-    while depth < 6 and len({folder.parts[-depth:] for folder in folders}) < len(folders):
-        depth += 1
     # "loss.name dispersion" is said as "loss dispersion", "loss.weight 0.1" as "weight 0.1"
     names = [key.removesuffix(".name").rsplit(".", 1)[-1] for key in differing]
-    for run, recipe, folder in zip(runs, recipes, folders):
-        run.label = "/".join(folder.parts[-depth:])
+    for run, recipe, label in zip(runs, recipes, told_apart([run.source.folder for run in runs])):
+        run.label = label
         bare = recipe.get("loss.name") == "none"  # then the weight of the loss says nothing
         said = [
             "no added loss"

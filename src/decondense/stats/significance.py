@@ -16,6 +16,7 @@ import numpy as np
 from scipy import stats
 
 from ..evaluate.items import TEXT, EvaluatedRun, Item, load_run, log_share
+from ..files import told_apart
 from ..records import Significance
 from .bootstrap import hierarchical_bootstrap
 from .checkpoints import (
@@ -69,6 +70,9 @@ def significance(
             f"paired seeds need as many base as treated runs, got {len(arms[0])} and {len(arms[1])}: leave "
             "--paired out."
         )
+    runs = [run for arm in arms for run in arm]
+    for run, label in zip(runs, told_apart([run.path for run in runs])):
+        run.label = label
     notes = check_runs(arms)
     matched, left_out = match(arms, common=common)
     accuracy, likelihood = _outcomes(matched)
