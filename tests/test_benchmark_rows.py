@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import sys
 from pathlib import Path
 
@@ -36,3 +38,23 @@ def test_a_file_that_does_not_fit(harness, tmp_path, content, message):
         harness.read("x", tmp_path)
     with pytest.raises(SystemExit, match="does not exist: run its benchmark first"):
         harness.read("y", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "script", sorted([*BENCHMARKS.glob("*.py"), *BENCHMARKS.parent.glob("examples/*.py")]), ids=lambda p: p.stem
+)
+def test_what_a_script_imports_is_there(script):
+    """Scripts are run by hand and seldom: a name that was renamed under them shows here."""
+    imports = [n for n in ast.walk(ast.parse(script.read_text())) if isinstance(n, (ast.Import, ast.ImportFrom))]
+    for node in imports:
+        origin = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+        for name in [alias.name for alias in node.names]:
+            if f"{origin or name}.".startswith("decondense."):
+                module = importlib.import_module(origin or name)
+                assert not origin or hasattr(module, name) or importlib.import_module(f"{origin}.{name}"), name
+            elif (beside := BENCHMARKS / f"{origin}.py").exists() and origin:
+                defined = ast.parse(beside.read_text()).body
+                names = {getattr(d, "name", None) for d in defined} | {
+                    t.id for d in defined for t in ast.walk(d) if isinstance(t, ast.Name)
+                }
+                assert name in names, f"{origin}.{name}"

@@ -258,7 +258,7 @@ def test_every_line_of_the_log_adds_up(tmp_path, schedule):
         rows = [row for row in trainer.state.log_history if "loss" in row]
         assert len(rows) == 6 // every
         for row in rows:
-            assert row["loss"] == pytest.approx(row["task_loss"] + row["penalty_weight"] * row["penalty"], rel=1e-4)
+            assert row["loss"] == pytest.approx(row["task_loss"] + row["penalty_weight"] * row["penalty"], rel=1e-6)
         if every == 1:
             assert [row["penalty_weight"] for row in rows] == [handle.term.weight_at(step) for step in range(6)]
 

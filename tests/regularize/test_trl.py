@@ -1,4 +1,4 @@
-"""The real SFTTrainer, which computes its loss from the decoder's output and never reads `out.loss`."""
+"""The real trainers of TRL, which compute their loss from the model's output and never read `out.loss`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytest.importorskip("trl")
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
-from trl import SFTConfig, SFTTrainer
+from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -72,7 +72,7 @@ def test_the_term_trains(tmp_path, packing):
     rows = [row for row in logs if "loss" in row]
     assert len(rows) == 2
     for row in rows:
-        assert row["loss"] == pytest.approx(row["task_loss"] + 100 * row["penalty"], rel=1e-3)
+        assert row["loss"] == pytest.approx(row["task_loss"] + 100 * row["penalty"], rel=1e-6)
         assert "mean_cosine" in row
 
 
@@ -87,6 +87,43 @@ def test_a_loss_on_the_model_is_refused_in_the_first_step(tmp_path):
     """SFTTrainer would train without it, and `handle.last` would look right."""
     with pytest.raises(RuntimeError, match=r"no backward pass has reached it.*dc\.regularize\(trainer"):
         trained(tmp_path, 1.0, attach=lambda trainer, weight: dc.regularize(trainer.model, weight=weight))
+
+
+def preferences(config):
+    rows = texts(8)["text"]
+    pairs = {"prompt": [row + " " for row in rows], "chosen": rows[1:] + rows[:1], "rejected": rows[2:] + rows[:2]}
+    return DPOTrainer(model=llama(), ref_model=llama(), args=DPOConfig(**config), processing_class=tokenizer(),
+                      train_dataset=Dataset.from_dict(pairs))  # fmt: skip
+
+
+def rewards(config):
+    config |= {"num_generations": 2, "max_completion_length": 4}
+    return GRPOTrainer(model=llama(), args=GRPOConfig(**config), processing_class=tokenizer(),
+                       train_dataset=Dataset.from_dict({"prompt": texts(8)["text"]}),
+                       reward_funcs=lambda completions, **_: [float(len(c)) for c in completions])  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [preferences, rewards], ids=["DPO", "GRPO"])
+def test_preferences_and_rewards(tmp_path, make):
+    """Refused on the model in the first step; on the trainer it is trained and logged, also under accumulation."""
+    config = {"output_dir": str(tmp_path), "use_cpu": True, "bf16": False, "report_to": "none", "save_strategy": "no",
+              "disable_tqdm": True, "optim": "sgd", "learning_rate": 1e-2, "max_grad_norm": 0.0, "max_steps": 1,
+              "logging_steps": 1, "gradient_checkpointing": False}  # fmt: skip
+    trainer = make(config | {"per_device_train_batch_size": 4})
+    with dc.regularize(trainer.model, weight=1.0), pytest.raises(RuntimeError, match=r"regularize\(trainer"):
+        trainer.train()
+    ends = []
+    for weight, micro in ((0.0, 4), (100.0, 4), (100.0, 2)):
+        batch = {"per_device_train_batch_size": micro, "gradient_accumulation_steps": 4 // micro}
+        trainer = make(config | batch)
+        with dc.regularize(trainer, weight=weight):
+            trainer.train()
+        ends.append({name: p.detach().clone() for name, p in trainer.model.named_parameters()})
+    assert max((ends[0][name] - ends[1][name]).abs().max() for name in ends[0]) > 1e-2
+    assert_same(ends[1], ends[2], 1e-5)
+    (row,) = [row for row in trainer.state.log_history if "task_loss" in row]
+    assert row["penalty"] < 0
+    assert row["loss"] == pytest.approx(row["task_loss"] + 100 * row["penalty"], rel=1e-6)
 
 
 def test_tensorboard(tmp_path, monkeypatch):

@@ -116,7 +116,8 @@ def test_defaults_follow_a_short_context_and_a_small_file(recipe, capsys, tmp_pa
     assert record["text"][0]["tokens"] == (62 - 9) * 128
     again = load_recipe(recipe.parent / "run" / "recipe.yaml")  # in which every key is given
     assert train(again, recipe.parent / "again").record["text"] == record["text"]
-    for given, said in (("data.held_out_tokens=64K", "must fill 501"), ("snapshots.tokens=512", "at most data.context")):
+    refused = {"data.held_out_tokens=64K": "must fill 501 blocks", "snapshots.tokens=512": "at most data.context"}
+    for given, said in refused.items():
         code, _, err = run(capsys, *flags, "--out", "other", "--set", given)
         assert said in sentence(code, err.splitlines()[-1])
 

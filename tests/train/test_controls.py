@@ -70,7 +70,7 @@ def test_terms_are_trained_on_and_logged_beside_the_plain_loss(loss, tmp_path, c
     for entry in own["history"]:
         total = entry["task_loss"] + 0.01 * entry["z_loss"] + 0.1 * entry["label_smoothing"]
         total += 0.5 * entry.get("penalty", 0.0)
-        assert entry["loss"] == pytest.approx(total, rel=1e-5)
+        assert entry["loss"] == pytest.approx(total, rel=1e-6)
     for run in runs.values():
         for entry, expected in zip(run.record["history"], own["history"]):
             assert {k: pytest.approx(v, rel=2e-3, abs=1e-6) for k, v in expected.items()} == entry
@@ -96,7 +96,7 @@ def test_a_skipped_step_leaves_no_trace_in_the_logged_terms(tmp_path, cache, mon
     assert record["skipped_steps"] == [3]
     for entry in record["history"]:
         total = entry["task_loss"] + 0.01 * entry["z_loss"] + 0.1 * entry["label_smoothing"]
-        assert entry["loss"] == pytest.approx(total, rel=1e-5)
+        assert entry["loss"] == pytest.approx(total, rel=1e-6)
 
 
 def test_dropout_sets_the_keys_of_the_architecture(tmp_path, cache):
@@ -192,7 +192,7 @@ def test_the_weight_is_released(tmp_path, cache):
     for entry in history:
         assert entry["penalty_weight"] == pytest.approx(0.5 * factors[entry["step"] - 1])
         total = entry["task_loss"] + entry["penalty_weight"] * entry["penalty"]
-        assert entry["loss"] == pytest.approx(total, rel=1e-5)
+        assert entry["loss"] == pytest.approx(total, rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -85,10 +85,11 @@ def test_the_reference_run_has_what_must_be_resumed(undisturbed):
     record = result(undisturbed)
     assert [e["step"] for e in record["history"]] == [1, 3, 6, 7, 9, 10]  # a line ends at every checkpoint
     weight = {e["step"]: e["penalty_weight"] for e in record["history"]}
-    # of the steps of the line: 0; 1 and 2; 3, 4 and 5; 6; then the full weight
-    assert weight == pytest.approx({1: 0, 3: 1.5 / 7, 6: 4 / 7, 7: 6 / 7, 9: 1, 10: 1}, rel=0.02)
+    assert [weight[step] for step in (1, 7, 9, 10)] == [0, 6 / 7, 1, 1]  # one step, or steps of one weight
+    assert 1 / 7 < weight[3] < 2 / 7  # a mean, in which a step counts by its penalty
+    assert 3 / 7 < weight[6] < 5 / 7
     for e in record["history"]:
-        assert e["loss"] == pytest.approx(e["task_loss"] + e["penalty_weight"] * e["penalty"], rel=1e-4)
+        assert e["loss"] == pytest.approx(e["task_loss"] + e["penalty_weight"] * e["penalty"], rel=1e-6)
     assert all(0 < abs(e["penalty_agreement"]) <= 1 for e in record["history"])
     assert [e["step"] for e in record["held_out"]] == [0, 5, 10]
     assert [s["step"] for s in record["snapshots"]] == [0, 5, 10]
