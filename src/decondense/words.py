@@ -9,23 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 __all__ = [
-    "DIFFERENCE",
-    "amount",
-    "cell",
-    "difference_cells",
-    "duration",
-    "list_of",
-    "nats",
-    "nearest",
-    "p_value",
-    "p_words",
-    "points",
-    "round_to",
-    "several",
-    "signed",
-    "slug",
-    "span",
-]
+    "DIFFERENCE", "amount", "cell", "difference_cells", "duration", "list_of", "nats", "nearest", "p_value",
+    "p_words", "points", "round_to", "several", "signed", "slug", "span",
+]  # fmt: skip
 
 
 def signed(value: float | None, digits: int = 3) -> str:

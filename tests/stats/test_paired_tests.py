@@ -19,7 +19,7 @@ from decondense.stats.checkpoints import (
     permutation,
     smallest_effect,
 )
-from decondense.stats.crossed import Crossed, crossed, crossed_macro
+from decondense.stats.crossed import Crossed, crossed_macro
 from decondense.stats.significance import holm
 
 
@@ -97,6 +97,11 @@ def test_paired_interval():
     x, y = np.random.default_rng(0).random((2, 40))
     expected = stats.ttest_rel(y, x).confidence_interval()
     assert paired_interval(x, y) == pytest.approx((expected.low, expected.high))
+
+
+def crossed(base, treated, **options):
+    """On one task."""
+    return crossed_macro([(base, treated)], **options)
 
 
 # -- seeds and items -----------------------------------------------------------------------------------------

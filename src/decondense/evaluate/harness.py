@@ -82,16 +82,9 @@ def evaluate(
         model, revision=revision, dtype=dtype, device=device, init=init, seed=seed, trust_remote_code=trust_remote_code
     )
     scorer = _scorer(weights, tokenizer, about, batch_tokens, max_length)
-    settings: dict[str, Any] = {
-        "tasks": names,
-        "shots": shots,
-        "limit": limit,
-        "texts": texts,
-        "text_tokens": text_tokens,
-        "seed": seed,
-        "batch_tokens": scorer.batch_tokens,
-        "context": scorer.max_length,
-    }
+    settings: dict[str, Any] = {"tasks": names, "shots": shots, "limit": limit, "texts": texts}
+    settings |= {"text_tokens": text_tokens, "seed": seed}
+    settings |= {"batch_tokens": scorer.batch_tokens, "context": scorer.max_length}
     packages = versions("decondense", "lm_eval", "torch", "transformers", "datasets")
     lasting = {key: value for key, value in settings.items() if key != "tasks"}
     parts = Parts(partial, {"model": about, "settings": lasting, "lm_eval": packages["lm_eval"]})
@@ -259,21 +252,15 @@ def _run(benchmark: Benchmark, scorer: Any, limit: int | None, progress: Progres
         progress(f"preparing {benchmark.name}", 0, 1)
         scorer.progress = lambda done, total: progress(benchmark.name, done, total)
     with inside.quiet():
-        results = lm_evaluate(
-            lm=scorer,
-            task_dict={"tasks": benchmark.tasks, "groups": {}},
-            limit=limit,
-            bootstrap_iters=0,
-            log_samples=True,
-        )
+        wanted = {"tasks": benchmark.tasks, "groups": {}}
+        results = lm_evaluate(lm=scorer, task_dict=wanted, limit=limit, bootstrap_iters=0, log_samples=True)
     items = []
     for subtask, task in benchmark.tasks.items():
         first = results["samples"][subtask][0]["filter"]
         for sample in results["samples"][subtask]:
             if sample["filter"] == first:
-                items.append(
-                    _item(benchmark.name, subtask, task, sample, scorer.cut.get((subtask, sample["doc_id"]), 0))
-                )
+                cut = scorer.cut.get((subtask, sample["doc_id"]), 0)
+                items.append(_item(benchmark.name, subtask, task, sample, cut))
         inside.forget_prompts(task)
     return items
 

@@ -16,18 +16,9 @@ from ..files import atomic
 from ..records import Damaged, Evaluation, read
 
 __all__ = [
-    "COLUMNS",
-    "TEXT",
-    "EvaluatedRun",
-    "Item",
-    "calibration",
-    "item_hash",
-    "load_run",
-    "log_share",
-    "read_items",
-    "summarise",
-    "write_items",
-]
+    "COLUMNS", "TEXT", "EvaluatedRun", "Item", "calibration", "item_hash", "load_run", "log_share",
+    "read_items", "summarise", "write_items",
+]  # fmt: skip
 
 TEXT = "text:"
 """Prefix of the task name of rows that are windows of a text and not items of a benchmark."""

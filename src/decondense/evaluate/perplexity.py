@@ -59,15 +59,10 @@ def score_text(
         )
         for number, (window, (value, _)) in enumerate(zip(windows, answers))
     ]  # fmt: skip
-    figures = {
-        "source": text.source,
-        "sha256": text.sha256,
-        "window_tokens": length,
-        "windows": len(windows),
-        "tokens": count,
-        "words": words,
-        "bytes": size,
-        "loglikelihood": total,
+    figures: dict[str, Any] = {"source": text.source, "sha256": text.sha256}
+    figures |= {"window_tokens": length, "windows": len(windows)}
+    figures |= {"tokens": count, "words": words, "bytes": size, "loglikelihood": total}
+    figures |= {
         "token_perplexity": math.exp(-total / count),
         "word_perplexity": math.exp(min(700.0, -total / words)),
         "bits_per_byte": -total / (size * math.log(2)),

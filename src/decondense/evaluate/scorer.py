@@ -82,31 +82,23 @@ class Scorer(HFLM):
     Args:
         batch_tokens: tokens in a batch, padding included; default 65,536 on an accelerator, 256 for every
             thread on a CPU.
-        scored_tokens: positions of a batch that reach the output head; default 16,384, and 128 for every
-            thread.
-        progress: called with (requests done, requests in all).
         journal: where finished batches are kept.
 
+    ``scored_tokens`` are the positions of a batch that reach the output head: 16,384, and on a CPU 128 for every
+    thread. ``progress`` is called with (requests done, requests in all).
     ``cut`` has, for every (task, doc_id) with a prompt longer than the context, the most tokens that were lost.
     """
 
     def __init__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        *,
-        batch_tokens: int | None = None,
-        scored_tokens: int | None = None,
-        max_length: int | None = None,
-        progress: Callable[[int, int], None] | None = None,
+        self, model: Any, tokenizer: Any, *, batch_tokens: int | None = None, max_length: int | None = None,
         journal: Journal | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         check_model_class(HFLM)
         super().__init__(pretrained=model, tokenizer=tokenizer, batch_size=8, max_length=max_length)
         threads = torch.get_num_threads() if self.device.type == "cpu" else 0
         self.batch_tokens = batch_tokens or 256 * threads or 65_536
-        self.scored_tokens = scored_tokens or 128 * threads or 16_384
-        self.progress = progress
+        self.scored_tokens = 128 * threads or 16_384
+        self.progress: Callable[[int, int], None] | None = None
         self.journal = journal
         self.cut: dict[tuple[str, int], int] = {}
         accepted = inspect.signature(getattr(model, "forward", model.__call__)).parameters

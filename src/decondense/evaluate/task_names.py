@@ -10,18 +10,8 @@ from ..insides import lm_eval as inside
 
 __all__ = ["PAPER", "index_of", "leaves_of", "names_of"]
 
-PAPER = (
-    "anli_r2",
-    "lambada_openai",
-    "openbookqa",
-    "piqa",
-    "truthfulqa_mc2",
-    "winogrande",
-    "arc_easy",
-    "arc_challenge",
-    "medmcqa",
-    "mmlu",
-)
+PAPER: tuple[str, ...] = ("anli_r2", "lambada_openai", "openbookqa", "piqa", "truthfulqa_mc2", "winogrande", "arc_easy")
+PAPER += ("arc_challenge", "medmcqa", "mmlu")
 """The ten benchmarks of the paper, in its order."""
 FOLDERS = {"anli_r2": "anli", "lambada_openai": "lambada", "truthfulqa_mc2": "truthfulqa", "arc_easy": "arc"}
 FOLDERS |= {"arc_challenge": "arc", "mmlu": "mmlu/default"}

@@ -25,9 +25,7 @@ def forest_chart(
     seeds. The grey band is what this design could have missed."""
     places = list(range(len(rows), 0, -1))
     average = rows[-1]["task"] == "average" and len(rows) > 1
-    bands = [
-        (place, scale * r["smallest_effect"]) for place, r in zip(places, rows) if r["smallest_effect"] is not None
-    ]
+    reaches = [None if row["smallest_effect"] is None else scale * row["smallest_effect"] for row in rows]
     singles = [
         (scale * (value - row["base"]), place + 0.24, number)
         for place, row in zip(places, rows)
@@ -50,15 +48,11 @@ def forest_chart(
     )
     ticks = [(place, f"{row['task']}  ({row['items']:,})") for place, row in zip(places, rows)]
     return Chart(
-        title,
-        Axis(f"{contrast}, {unit}", _shown_range(rows, scale)),
-        Axis(ticks=ticks, range=(0.4, len(rows) + 0.6), grid=False),
-        [Frame(marks)],
+        title, Axis(f"{contrast}, {unit}", _shown_range(rows, scale)),
+        Axis(ticks=ticks, range=(0.4, len(rows) + 0.6), grid=False), [Frame(marks)],
         [Rule(0, colour=INK, width=1.5), *([Rule(1.5, "y")] if average else [])],
-        [Box((-reach, reach), (place - 0.42, place + 0.42)) for place, reach in bands],
-        right=[(place, p_words(_p(row))) for place, row in zip(places, rows)],
-        height=130 + 34 * len(rows),
-        note=note,
+        [Box((-r, r), (place - 0.42, place + 0.42)) for place, r in zip(places, reaches) if r is not None],
+        right=[(place, p_words(_p(row))) for place, row in zip(places, rows)], height=130 + 34 * len(rows), note=note,
     )  # fmt: skip
 
 

@@ -23,12 +23,9 @@ Points = Sequence[tuple[str, Sequence[float]]]
 
 
 def heat_grid(
-    rows: Sequence[tuple[str, Sequence[tuple[str, Short]]]],
-    path: Path,
-    *,
-    note: str = "",
+    rows: Sequence[tuple[str, Sequence[tuple[str, Short]]]], path: Path, *, note: str = "",
     below: Sequence[Mapping[str, Any]] = (),
-) -> Path:
+) -> Path:  # fmt: skip
     """Rows of heatmaps on one scale; each row has a label and (title, snapshot) panels.
 
     below: panels as `curves` has them, for what heatmaps are too coarse to show.
@@ -45,14 +42,9 @@ def heat_grid(
 
 
 def heat_row(
-    panels: Sequence[tuple[str, Short]],
-    path: Path,
-    *,
-    points: Mapping[str, Points],
-    x: str,
-    numbers: bool = False,
+    panels: Sequence[tuple[str, Short]], path: Path, *, points: Mapping[str, Points], x: str, numbers: bool = False,
     note: str = "",
-) -> Path:
+) -> Path:  # fmt: skip
     """Heatmaps, and below them charts side by side with one dot per seed or model: `points` are label of the y axis →
     (label on the x axis, values).
 
@@ -91,17 +83,9 @@ def _points(points: Points, y: str, x: str, numbers: bool) -> Chart:
 
 
 def effects(
-    rows: Points,
-    path: Path,
-    *,
-    x: str,
-    margin: float | None = None,
-    colours: Sequence[int] | None = None,
-    right: Sequence[str] | None = None,
-    right_title: str = "",
-    level: float = 0.95,
-    note: str = "",
-) -> Path:
+    rows: Points, path: Path, *, x: str, margin: float | None = None, colours: Sequence[int] | None = None,
+    right: Sequence[str] | None = None, right_title: str = "", level: float = 0.95, note: str = "",
+) -> Path:  # fmt: skip
     """One line per comparison: dots are seeds, the bar is Student's interval; `margin` is shaded around 0, `right` is
     a column of text (speed, say)."""
     places = [float(place) for place in range(len(rows), 0, -1)]

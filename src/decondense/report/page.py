@@ -27,7 +27,7 @@ from ..records import Comparison, Measurement, Study, Training
 from ..words import list_of, slug
 from . import plotly
 from .runs import Run, group_of, read_run, training
-from .section import Section, Skipped, Source, Table, read_sources
+from .section import Section, Skipped, Source, Table, nothing, read_sources
 from .sections import comparison, evaluation, measurement, significance
 from .studies import study
 
@@ -94,9 +94,7 @@ def collect(places: Sequence[str | os.PathLike[str]]) -> Report:
     by_kind["study"].sort(key=lambda section: section.title)
     sections = [section for kind in KINDS for section in by_kind[kind]]
     if not sections:
-        listed = ", ".join(repr(str(place)) for place in places)
-        why = "".join(f" Skipped {s.folder}: {s.reason}" for s in skipped[:3])
-        raise ValueError(f"no result to show in {listed}: give folders in which decondense wrote result.json.{why}")
+        raise nothing("result to show", places, "in which decondense wrote result.json", skipped)
     titles = Counter(section.title for section in sections)
     for number, section in enumerate(sections, 1):
         section.id = f"r{number}"
@@ -184,18 +182,10 @@ def page_data(content: Report) -> tuple[dict[str, Any], Pool]:
     sections: dict[str, Any] = {}
     for section in content.sections:
         name = slug(section.kind, section.title)[:60]
-        sections[section.id] = {
-            "kind": section.kind,
-            "title": section.title,
-            "file": f"{section.id}-{name}",
-            "badge": section.badge,
-            "verdict": section.verdict,
-            "notes": section.notes,
-            "origins": [
-                {"folder": o.folder, "command": o.command, "hardware": o.hardware, "config": o.config}
-                for o in section.origins
-            ],
-        }
+        said = {key: getattr(section, key) for key in ("kind", "title", "badge", "verdict", "notes")}
+        keys = ("folder", "command", "hardware", "config")
+        origins = [{key: getattr(origin, key) for key in keys} for origin in section.origins]
+        sections[section.id] = said | {"file": f"{section.id}-{name}", "origins": origins}
         for p, panel in enumerate(section.panels):
             for c, chart in enumerate(panel.charts):
                 charts[f"{section.id}-p{p}-c{c}"] = _chart_data(chart, slug(section.id, name[:40], chart.title), pool)
@@ -215,12 +205,9 @@ def render(content: Report, *, title: str | None = None) -> str:
     script = (TEMPLATES / "page.js").read_text(encoding="utf-8")
     data, pool = page_data(content)
     environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
+        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
-    )
+    )  # fmt: skip
     environment.filters["yaml"] = _yaml
     page = environment.get_template("page.html").render(
         title=title or "Embedding condensation: results",
@@ -239,9 +226,8 @@ def render(content: Report, *, title: str | None = None) -> str:
 
 
 def _policy(*scripts: str) -> str:
-    hashes = " ".join(
-        f"'sha256-{base64.b64encode(hashlib.sha256(s.encode('utf-8')).digest()).decode('ascii')}'" for s in scripts
-    )
+    digests = (base64.b64encode(hashlib.sha256(s.encode("utf-8")).digest()).decode("ascii") for s in scripts)
+    hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
     return (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; "
         "form-action 'none'"
@@ -251,10 +237,9 @@ def _policy(*scripts: str) -> str:
 def _hardware(content: Report) -> str:
     """Which machines, and for how many results nobody wrote that down."""
     unknown = sum(1 for s in content.sections for o in s.origins if not o.hardware)
-    known = list(content.hardware)
-    if not known:
+    if not content.hardware:
         return "Hardware was not recorded."
-    return f"Hardware: {'; '.join(known)}" + (f"; not recorded for {unknown} results." if unknown else ".")
+    return f"Hardware: {'; '.join(content.hardware)}" + (f"; not recorded for {unknown} results." if unknown else ".")
 
 
 def _yaml(value: Any) -> str:

@@ -71,6 +71,11 @@ class Line(Curve):
     shots: list[Shot] = field(default_factory=list)
 
     @property
+    def normed(self) -> bool:
+        """Whether the last state is after a final norm."""
+        return bool(self.shots[-1].result.final_norm)
+
+    @property
     def drawable(self) -> list[Shot]:
         return [shot for shot in self.shots if shot.result.histogram is not None]
 
@@ -175,13 +180,7 @@ def depth_panel(lines: Sequence[Line]) -> Panel | None:
     common = len(starts) > 1 and len({mean.round(4).tobytes() for mean in starts.values()}) == 1
     marks: list[Any] = []
     for arm, members in arms.items():
-        number, normed = members[0].number, bool(members[0].shots[-1].result.final_norm)
-        style: dict[str, Any] = {
-            "number": number,
-            "normed": normed,
-            "relative": relative,
-            "hover": "mean cosine {y:.3f}",
-        }
+        style: dict[str, Any] = {"of": members[0], "relative": relative, "hover": "mean cosine {y:.3f}"}
         if arm in starts and (not common or not marks):
             words, shade = ("before, all arms", INK) if common else (f"{arm}, before", "")
             marks += _over_depth(starts[arm], words, **style, dash="dot", width=1.4, shade=shade)
@@ -199,7 +198,7 @@ def depth_panel(lines: Sequence[Line]) -> Panel | None:
         chart.note = "Means over the seeds of an arm."
     change = _change([line for members in trained.values() for line in members], axis, height, relative)
     note = "The single marker at the right is the last state, after the final norm."
-    normed = any(line.shots[-1].result.final_norm for line in every)
+    normed = any(line.normed for line in every)
     return Panel([chart, *([change] if change else [])], "Over depth", note if normed else "")
 
 
@@ -210,9 +209,8 @@ def _change(trained: Sequence[Line], axis: Axis, height: int, relative: bool) ->
     for line in trained:
         before, after = line.shots[0].mean_cosine, line.shots[-1].mean_cosine
         if len(before) == len(after):
-            normed = bool(line.shots[-1].result.final_norm)
-            style: dict[str, Any] = {"number": line.number, "normed": normed, "relative": relative, "hover": "{y:+.4f}"}
-            marks += _over_depth(after - before, line.arm, label=line.label, **style)
+            style: dict[str, Any] = {"of": line, "relative": relative, "hover": "{y:+.4f}", "label": line.label}
+            marks += _over_depth(after - before, line.arm, **style)
             changes = enumerate(round_to((after - before).tolist()))
             rows += [{"run": line.label, "layer": layer, "change_of_mean_cosine": value} for layer, value in changes]
     if not marks:
@@ -230,21 +228,18 @@ def _mean(shots: Sequence[Shot]) -> np.ndarray:
 
 
 def _over_depth(
-    values: np.ndarray, name: str, *, number: int, normed: bool, relative: bool, hover: str, label: str = "",
-    dash: str = "", width: float = 1.6, shade: str = "",
+    values: np.ndarray, name: str, *, of: Line, relative: bool, hover: str, label: str = "", dash: str = "",
+    width: float = 1.6, shade: str = "",
 ) -> list[Series]:  # fmt: skip
     """Values against layers. The last state has another normalisation where there is a final norm: the line stops
     before it, and it is a marker by itself."""
     layers = list(range(len(values)))
     x = [layer / layers[-1] for layer in layers] if relative else layers
     y = [known(value) for value in values]
-    style = look(number) | ({"colour": shade} if shade else {}) | ({"dash": dash} if dash else {})
-    more: dict[str, Any] = {
-        "group": f"{number} {name}",
-        "label": label or name,
-        "hover": "{label}\nlayer {of}\n" + hover,
-    }
-    split = len(values) - 1 if normed else len(values)
+    style = look(of.number) | ({"colour": shade} if shade else {}) | ({"dash": dash} if dash else {})
+    more: dict[str, Any] = {"group": f"{of.number} {name}", "label": label or name}
+    more["hover"] = "{label}\nlayer {of}\n" + hover
+    split = len(values) - 1 if of.normed else len(values)
     line = Series(x[:split], y[:split], name, **(style | {"symbol": None}), width=width, of=layers[:split], **more)
     end = Series(x[split:], y[split:], name, **(style | {"dash": None}), size=8, of=layers[split:], **more)
-    return [line, end] if normed else [line]
+    return [line, end] if of.normed else [line]

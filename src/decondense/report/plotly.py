@@ -132,21 +132,15 @@ def _see_through(band: Band) -> str:
 def _series(series: Series) -> dict[str, Any]:
     colour = _colour(series.colour)
     modes = [word for word, there in (("lines", series.dash), ("markers", series.symbol is not None)) if there]
-    trace: dict[str, Any] = {
-        "type": "scatter",
-        "mode": "+".join(modes),
-        "x": _numbers(series.x),
-        "y": _numbers(series.y),
-    }
+    trace: dict[str, Any] = {"type": "scatter", "mode": "+".join(modes)}
+    trace |= {"x": _numbers(series.x), "y": _numbers(series.y)}
     if series.name:
         trace["name"] = unfilled(series.name)
     if series.dash:
         trace["line"] = {"color": colour, "width": series.width, "dash": series.dash}
     if series.symbol is not None:
-        edge = {
-            "color": "#ffffff" if series.halo else colour,
-            "width": 2 if series.hollow else 1.5 if series.halo else 0,
-        }
+        width = 2 if series.hollow else 1.5 if series.halo else 0
+        edge = {"color": "#ffffff" if series.halo else colour, "width": width}
         fill = COLOURS[PAPER] if series.hollow else colour
         trace["marker"] = {"color": fill, "size": series.size, "symbol": series.symbol, "opacity": 1, "line": edge}
     if series.label:

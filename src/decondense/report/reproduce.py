@@ -15,10 +15,8 @@ def measure_command(record: Measurement, config: dict[str, Any] | None) -> str:
     if config is not None and config.get("command") == "measure" and "model" in config:
         return _line("measure", config["model"], _options(config))
     model = record.model
-    options = {"text": record.text.name, **record.settings}
-    return _line(
-        "measure", model.name, options | {"init": model.init, "revision": model.revision, "dtype": model.dtype}
-    )
+    named = {"text": record.text.name, **record.settings, "init": model.init, "revision": model.revision}
+    return _line("measure", model.name, named | {"dtype": model.dtype})
 
 
 def evaluate_command(record: Evaluation, config: dict[str, Any] | None) -> str:

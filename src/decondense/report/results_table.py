@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..records import Study
-from .section import Skipped, Source, read_sources
+from .section import Skipped, Source, nothing, read_sources
 from .studies import sentence_of
 
 __all__ = ["BEGIN", "END", "insert_table", "results_table", "verdicts_table"]
@@ -62,9 +62,7 @@ def _studies(places: Sequence[str | os.PathLike[str]]) -> tuple[list[Source[Stud
     sources, skipped = read_sources(places)
     studies = [source for source in sources if isinstance(source.record, Study)]
     if not studies:
-        listed = ", ".join(repr(str(place)) for place in places)
-        why = "".join(f" Skipped {s.folder}: {s.reason}" for s in skipped[:3])
-        raise ValueError(f"no study in {listed}: give folders that `decondense study` wrote.{why}")
+        raise nothing("study", places, "that `decondense study` wrote", skipped)
     studies.sort(key=lambda source: (source.record.claim, source.record.study, source.folder))
     return studies, skipped
 
@@ -105,10 +103,8 @@ def insert_table(
         if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
             raise ValueError(f"{str(file)!r} must hold {begin} and, after it, {end}, once each: add both lines.")
         near = path.resolve().parent
-        if name == "results":
-            table, skipped = results_table(places, base=near)
-        else:
-            table, skipped = verdicts_table(places, known=known, base=near)
+        short = name == "verdicts"
+        table, skipped = verdicts_table(places, known=known, base=near) if short else results_table(places, base=near)
         head, rest = text.split(begin)
         text = f"{head}{begin}\n{table}{end}{rest.split(end)[1]}"
     return text, skipped

@@ -12,7 +12,7 @@ from ..files import flat, told_apart
 from ..records import Damaged, Measurement, Snapshot, Training, read
 from ..words import amount, round_to, span
 from .panels import SPEARMAN, Line, Shot, curve_panel, heat_panel, numbered, trend_panel
-from .section import Section, Source, Table
+from .section import Section, Source, Table, inside
 from .sections import origin_of
 
 __all__ = ["Run", "group_of", "read_run", "training"]
@@ -66,10 +66,7 @@ def read_run(source: Source[Training]) -> Run:
 
 
 def _whole(folder: Path, file: str) -> Measurement:
-    path = (folder / file).resolve()
-    if not path.is_relative_to(folder.resolve()):
-        raise Damaged("it lies outside the run folder.")
-    record = read(path)
+    record = read(inside(folder, file, "run"))
     if not isinstance(record, Measurement):
         raise Damaged(f"it is a {record.kind}.")
     return record

@@ -17,7 +17,7 @@ from ..files import read_json
 from ..records import Damaged, Record, find, read
 from ..words import cell, round_to
 
-__all__ = ["Origin", "Panel", "Picture", "Section", "Skipped", "Source", "Table", "read_sources"]
+__all__ = ["Origin", "Panel", "Picture", "Section", "Skipped", "Source", "Table", "inside", "nothing", "read_sources"]
 
 _FIGURES = re.compile(r"(?:[\d\s.,+\-−–\[\]%→±<e]|to|[kMB])*")
 R = TypeVar("R", bound=Record, covariant=True)
@@ -55,6 +55,14 @@ def read_sources(places: Sequence[str | os.PathLike[str]]) -> tuple[list[Source[
     return sources, skipped
 
 
+def inside(folder: Path, name: str, folder_of: str) -> Path:
+    """The file of that name in the folder; nothing from elsewhere is taken in."""
+    path = (folder / name).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        raise Damaged(f"it lies outside the {folder_of} folder.")
+    return path
+
+
 def _beside(path: Path) -> dict[str, Any] | None:
     """What lies beside a result helps, but a result stands without it."""
     try:
@@ -62,6 +70,13 @@ def _beside(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, yaml.YAMLError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def nothing(what: str, places: Sequence[str | os.PathLike[str]], remedy: str, skipped: Sequence[Skipped]) -> ValueError:
+    """There is nothing of that sort in the places; with the first reasons why."""
+    listed = ", ".join(repr(str(place)) for place in places)
+    why = "".join(f" Skipped {s.folder}: {s.reason}" for s in skipped[:3])
+    return ValueError(f"no {what} in {listed}: give folders {remedy}.{why}")
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -65,15 +66,11 @@ def measurement(source: Source[Measurement]) -> Section:
     curve = depth_curve(result)
     states = Table.of("Every hidden state", curve.rows or [], folded=True)
     return Section(
-        "measurement",
-        f"{result.label} on {result.text}",
-        record.verdict,
+        "measurement", f"{result.label} on {result.text}", record.verdict,
         [origin_of(source, _configuration(source, *parts), command, facts)],
-        gloss=GLOSS.get(record.verdict.split(":")[0], ""),
-        notes=notes,
-        panels=[panel, Panel([curve])],
+        gloss=GLOSS.get(record.verdict.split(":")[0], ""), notes=notes, panels=[panel, Panel([curve])],
         tables=[_trend_table(record), states],
-    )
+    )  # fmt: skip
 
 
 def _trend_table(record: Measurement) -> Table:
@@ -106,14 +103,10 @@ def depth_curve(result: Geometry) -> Chart:
         Band(x, quantiles[:split, 0], quantiles[:split, 4], "5–95 % of the cosines", FAINT, 0.18),
         *([Band(x, low[:split], high[:split], "95 % interval of the mean", PALETTE[0], 0.35)] if known else []),
     ]
+    without = [f"without 3 dimensions {span(value, None, None, 3)}" for value in bare]
     lines: tuple[tuple[Any, list[str], str, dict[str, Any]], ...] = (
         (mean, words, "mean", {"dash": "solid", "width": 2.5}),
-        (
-            bare,
-            [f"without 3 dimensions {span(value, None, None, 3)}" for value in bare],
-            "mean without the 3 strongest dimensions",
-            {"dash": "dash", "colour": PALETTE[1]},
-        ),
+        (bare, without, "mean without the 3 strongest dimensions", {"dash": "dash", "colour": PALETTE[1]}),
     )
     for values, said, name, style in lines:
         marks.append(Series(x, values[:split], name, of=said[:split], hover="layer {x}\n{of}", **style))
@@ -127,18 +120,9 @@ def depth_curve(result: Geometry) -> Chart:
             marks.append(Series([layers], [value], name, of=[f"{name}: {text}"], **style))
     axis = Axis("layer (0 = embedding)", (-0.5, layers + 0.5))
     chart = Chart("Mean cosine over depth", axis, Axis("cosine of two tokens"), [Frame(marks)], height=400)
-    chart.rows = _state_rows(result, low, high)
+    ends = zip_longest(result.record.states, low, high)  # the state before the final norm has none
+    chart.rows = [state.row() | {"mean_low": a, "mean_high": b} for state, a, b in ends]
     return chart
-
-
-def _state_rows(result: Geometry, low: np.ndarray, high: np.ndarray) -> list[dict[str, Any]]:
-    """Every number of every hidden state."""
-    rows = []
-    ends = (("mean_low", low), ("mean_high", high))
-    for number, state in enumerate(result.record.states):
-        inside = number <= result.layers
-        rows.append(state.row() | {end: values[number] if inside else None for end, values in ends})
-    return rows
 
 
 def comparison(source: Source[Comparison], below: Sequence[Source[Measurement]] = ()) -> Section:
@@ -269,11 +253,7 @@ def significance(source: Source[Significance]) -> Section:
         panels.append(Panel([chart]))
         tables.append(table)
     keys = ("run", "model", "weights", "training_seed", "selected_by", "step")
-    runs = [
-        {"arm": arm} | {key: run.get(key) for key in keys}
-        for arm in ("base", "treated")
-        for run in getattr(record, arm)
-    ]
+    runs = [{"arm": a} | {k: run.get(k) for k in keys} for a in ("base", "treated") for run in getattr(record, a)]
     arms = Table.of("Runs", runs, heads=["arm", *(key.replace("_", " ") for key in keys)], folded=True)
     config = _configuration(source, "base", "treated", "seeds", "paired", "claim", "alpha", "power")
     origin = origin_of(source, config, significance_command(record))
@@ -305,10 +285,8 @@ def difference_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 def _configuration(source: Source[Any], *parts: str) -> dict[str, Any]:
     """What config.yaml says, and these parts of the record."""
     content = source.record.model_dump(include=set(parts), exclude_unset=True)
-    return {
-        **({"config.yaml": source.config} if source.config else {}),
-        **{key: content[key] for key in parts if key in content},
-    }
+    written = {"config.yaml": source.config} if source.config else {}
+    return written | {key: content[key] for key in parts if key in content}
 
 
 def origin_of(

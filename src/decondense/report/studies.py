@@ -11,7 +11,7 @@ from ..figures.forest import forest_chart
 from ..files import flat
 from ..records import Damaged, Measured, Study, Training, read
 from .panels import BLOCKS, SPEARMAN, Line, Shot, curve_panel, depth_panel, heat_panel, numbered, trend_panel
-from .section import Panel, Picture, Section, Source, Table
+from .section import Panel, Picture, Section, Source, Table, inside
 from .sections import difference_table, origin_of
 
 __all__ = ["sentence_of", "study"]
@@ -45,7 +45,7 @@ def study(source: Source[Study]) -> Section:
             alt = f"Figure of the study {record.study}: {record.sentence}"
             pictures.append(Picture(name, alt, _png(source.path.parent, name)))
         except (Damaged, OSError) as error:
-            notes.append(f"figure {name}: {error}")
+            notes.append(f"the figure {name} is not shown: {error}")
     facts = [("claim", record.claim), ("scale", record.scale), ("criterion", record.criterion)]
     if record.runs:
         facts.append(("runs", str(len(record.runs))))
@@ -65,15 +65,13 @@ def sentence_of(record: Study) -> str:
 
 
 def _png(folder: Path, name: str) -> str:
-    """A PNG inside the result folder, in base64; nothing from elsewhere is taken in."""
-    path = (folder / name).resolve()
-    if not path.is_relative_to(folder.resolve()):
-        raise Damaged("lies outside the result folder and is not shown.")
+    """A PNG inside the result folder, in base64."""
+    path = inside(folder, name, "result")
     if not path.is_file():
-        raise Damaged("does not exist.")
+        raise Damaged("it does not exist.")
     data = path.read_bytes()
     if not data.startswith(b"\x89PNG\r\n\x1a\n"):
-        raise Damaged("is not a PNG file and is not shown.")
+        raise Damaged("it is not a PNG file.")
     return base64.b64encode(data).decode("ascii")
 
 
@@ -83,17 +81,14 @@ def _png(folder: Path, name: str) -> str:
 def read_lines(source: Source[Study]) -> tuple[list[Line], list[str]]:
     """The runs and measurements of a study in the order in which its settings name them, then by seed; and a note for
     every one that could not be read."""
-    root = source.path.parent.resolve() / "runs"
+    root = source.path.parent / "runs"
     lines: list[tuple[str, int, Line]] = []
     measured: list[Measured] = []
     notes: list[str] = []
     missing = 0
     for name in source.record.runs:
         try:
-            path = (root / name / "result.json").resolve()
-            if not path.is_relative_to(root):
-                raise Damaged("it lies outside the result folder.")
-            run = read(path)
+            run = read(inside(root, f"{name}/result.json", "result"))
             if isinstance(run, Training):
                 seed = flat(run.recipe).get("train.seed")
                 seed = seed if isinstance(seed, int) else None

@@ -15,16 +15,9 @@ from scipy import optimize, special, stats
 from .intervals import student
 
 __all__ = [
-    "average_interval",
-    "checkpoint_average",
-    "is_binary",
-    "mcnemar",
-    "mcnemar_power",
-    "paired_interval",
-    "permutation",
-    "smallest_effect",
-    "spread",
-]
+    "average_interval", "checkpoint_average", "is_binary", "mcnemar", "mcnemar_power", "paired_interval",
+    "permutation", "smallest_effect", "spread",
+]  # fmt: skip
 
 Pair = tuple[np.ndarray, np.ndarray]
 

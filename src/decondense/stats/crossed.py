@@ -16,7 +16,7 @@ from scipy import optimize, special, stats
 
 from .checkpoints import mcnemar, spread
 
-__all__ = ["Crossed", "crossed", "crossed_macro"]
+__all__ = ["Crossed", "crossed_macro"]
 
 
 def _t_quantile(alpha: float, df: Any) -> Any:
@@ -177,16 +177,10 @@ def _parts(base: np.ndarray, treated: np.ndarray, paired: bool) -> _Parts:
         per_seed.append(value / n)
     size = float(max(np.max(np.abs(base)), np.max(np.abs(treated))))
     return _Parts(
-        seed_means=tuple(arm.mean(1) for arm in arms),
-        items=n,
-        item_variance=spread(per_item, size) / n,
-        noise=noise,
-        noise_per_seed=float(np.mean(per_seed)),
-        difference=float(per_item.mean()),
-        size=size,
-        gained=int(np.sum(per_item > 1e-12 * size)),
-        lost=int(np.sum(per_item < -1e-12 * size)),
-    )
+        seed_means=tuple(arm.mean(1) for arm in arms), items=n, item_variance=spread(per_item, size) / n, noise=noise,
+        noise_per_seed=float(np.mean(per_seed)), difference=float(per_item.mean()), size=size,
+        gained=int(np.sum(per_item > 1e-12 * size)), lost=int(np.sum(per_item < -1e-12 * size)),
+    )  # fmt: skip
 
 
 def _without_variance(means: Sequence[np.ndarray], parts: Sequence[_Parts]) -> float:
@@ -212,14 +206,9 @@ def _residual(arm: np.ndarray) -> float | None:
     return float(np.sum(rest**2) / ((seeds - 1) * (items - 1)))
 
 
-def crossed(base: np.ndarray, treated: np.ndarray, *, paired: bool = False) -> Crossed:
-    """Difference of two ways of training on one task; ``base`` (S_A, n) and ``treated`` (S_B, n) hold the outcomes
-    of every seed on the same n items. See ``crossed_macro``."""
-    return crossed_macro([(base, treated)], paired=paired)
-
-
 def crossed_macro(tasks: Sequence[tuple[np.ndarray, np.ndarray]], *, paired: bool = False) -> Crossed:
-    """Mean over tasks of treated − base, seeds and items both random and crossed.
+    """Mean over tasks of treated − base, seeds and items both random and crossed. ``tasks``: base (S_A, n) and treated
+    (S_B, n), the outcomes of every seed on the same n items of a task.
 
     An outcome is y = arm + item + arm×item + seed(arm) + seed×item, so with M_s a seed's mean over tasks
 

@@ -19,14 +19,7 @@ from ..evaluate.items import TEXT, EvaluatedRun, Item, load_run, log_share
 from ..files import told_apart
 from ..records import Significance
 from .bootstrap import hierarchical_bootstrap
-from .checkpoints import (
-    checkpoint_average,
-    is_binary,
-    mcnemar,
-    paired_interval,
-    permutation,
-    smallest_effect,
-)
+from .checkpoints import checkpoint_average, is_binary, mcnemar, paired_interval, permutation, smallest_effect
 from .crossed import Crossed, crossed_macro
 from .pairing import check_runs, match
 from .tables import verdict

@@ -28,17 +28,9 @@ from ..words import several, signed
 from .intervals import student, t_quantile
 
 __all__ = [
-    "Decision",
-    "combine",
-    "decide",
-    "equivalent",
-    "from_interval",
-    "interval",
-    "not_below",
-    "signed",
-    "slope",
-    "steady",
-]
+    "Decision", "combine", "decide", "equivalent", "from_interval", "interval", "not_below", "signed",
+    "slope", "steady",
+]  # fmt: skip
 
 REPRODUCED, NOT, UNDECIDED = "reproduced", "not reproduced", "undecided"
 LEAST = 3  # numbers; with two the interval is 12.7 standard errors wide on each side, and says nothing
@@ -85,42 +77,28 @@ def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float
 
 
 def decide(
-    values: Sequence[float],
-    *,
-    claim: str = "greater",
-    smallest: float = 0.0,
-    level: float = 0.95,
-    unit: str = "training seed",
-    least: int = LEAST,
+    values: Sequence[float], *, claim: str = "greater", level: float = 0.95, unit: str = "training seed",
     bound: float | None = None,
-) -> Decision:
+) -> Decision:  # fmt: skip
     """Is the mean of `values`, one per unit, above 0 (`claim` "greater") or below ("less")?
 
     Values that are all the same have no spread to be judged by, and leave it undecided; but not where they are all at
     `bound`, the end of what the quantity can be.
     """
-    missing = _missing(values, unit, level, least)
+    missing = _missing(values, unit, level)
     if missing is not None:
         return missing
     mean, low, high = interval(values, level)
     if min(values) == max(values) and values[0] not in (0.0, bound):
         same = f"all {several(len(values), unit)} give the same number, and no spread to judge it by"
         return Decision(UNDECIDED, mean, None, None, len(values), unit, level, same)
-    return from_interval(mean, low, high, n=len(values), claim=claim, smallest=smallest, level=level, unit=unit)
+    return from_interval(mean, low, high, n=len(values), claim=claim, level=level, unit=unit)
 
 
 def from_interval(
-    estimate: float,
-    low: float,
-    high: float,
-    *,
-    n: int,
-    claim: str = "greater",
-    smallest: float = 0.0,
-    level: float = 0.95,
-    unit: str = "training seed",
-    least: int = LEAST,
-) -> Decision:
+    estimate: float, low: float, high: float, *, n: int, claim: str = "greater", smallest: float = 0.0,
+    level: float = 0.95, unit: str = "training seed", least: int = LEAST,
+) -> Decision:  # fmt: skip
     """The same for an interval that was computed elsewhere; `n` is the number of units behind it."""
     if claim not in ("greater", "less"):
         raise ValueError(f"claim must be greater or less, got {claim!r}.")
@@ -140,23 +118,21 @@ def from_interval(
     return Decision(verdict, estimate, low, high, n, unit, level, reason)
 
 
-def equivalent(values: Sequence[float], *, margin: float, unit: str = "training seed", least: int = LEAST) -> Decision:
+def equivalent(values: Sequence[float], *, margin: float, unit: str = "training seed") -> Decision:
     """Is the mean within ±`margin` of 0? Two one-sided tests at 5 %."""
     reasons = (f"lies inside ±{margin:g}", f"lies outside ±{margin:g}", f"crosses the margin of ±{margin:g}")
-    return _between(values, -margin, margin, reasons, unit, least)
+    return _between(values, -margin, margin, reasons, unit)
 
 
-def not_below(values: Sequence[float], *, margin: float, unit: str = "training seed", least: int = LEAST) -> Decision:
+def not_below(values: Sequence[float], *, margin: float, unit: str = "training seed") -> Decision:
     """Is the mean above −`margin`? One test at 5 %: "not worse by more than the margin"."""
     reasons = (f"lies above −{margin:g}", f"lies below −{margin:g}", f"crosses −{margin:g}")
-    return _between(values, -margin, math.inf, reasons, unit, least)
+    return _between(values, -margin, math.inf, reasons, unit)
 
 
-def _between(
-    values: Sequence[float], bottom: float, top: float, reasons: tuple[str, str, str], unit: str, least: int
-) -> Decision:
+def _between(values: Sequence[float], bottom: float, top: float, reasons: tuple[str, str, str], unit: str) -> Decision:
     """The 90 % interval inside the bounds, the 95 % interval outside, or neither."""
-    missing = _missing(values, unit, 0.9, least)
+    missing = _missing(values, unit, 0.9)
     if missing is not None:
         return missing
     mean, low, high = interval(values, 0.9)
@@ -167,14 +143,9 @@ def _between(
 
 
 def slope(
-    x: Sequence[float],
-    y: Sequence[float],
-    groups: Sequence[object] | None = None,
-    *,
-    claim: str = "greater",
-    level: float = 0.95,
+    x: Sequence[float], y: Sequence[float], groups: Sequence[object] | None = None, *, claim: str = "greater",
     unit: str = "model",
-) -> Decision:
+) -> Decision:  # fmt: skip
     """Does y rise (or fall) with x? One point per unit; `groups` (families) have a level each and share the slope.
 
     b = Σ x̃ỹ/Σ x̃², x̃ and ỹ centred in their group; s² = Σ (ỹ − b x̃)²/ν, ν = n − groups − 1; b ± t_ν · s/√(Σ x̃²).
@@ -183,7 +154,7 @@ def slope(
     a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     names: list[object] = list(groups) if groups is not None else [0] * len(a)
     usable = [i for i, g in enumerate(names) if names.count(g) > 1]
-    missing = _missing([float(b[i]) for i in usable], unit, level, 4)
+    missing = _missing([float(b[i]) for i in usable], unit, 0.95, 4)
     if missing is not None:
         return missing
     a, b, names = a[usable], b[usable], [names[i] for i in usable]
@@ -195,22 +166,20 @@ def slope(
     df = len(a) - len(set(names)) - 1
     if spread == 0 or df < 2:
         reason = f"the {unit}s do not differ enough for a slope"
-        return Decision(UNDECIDED, None, None, None, len(a), unit, level, reason)
+        return Decision(UNDECIDED, None, None, None, len(a), unit, 0.95, reason)
     estimate = float(a @ b) / spread
-    half = float(t_quantile(level, df)) * math.sqrt(float(((b - estimate * a) ** 2).sum()) / df / spread)
-    return from_interval(
-        estimate, estimate - half, estimate + half, n=len(a), claim=claim, level=level, unit=unit, least=4
-    )
+    half = float(t_quantile(0.95, df)) * math.sqrt(float(((b - estimate * a) ** 2).sum()) / df / spread)
+    return from_interval(estimate, estimate - half, estimate + half, n=len(a), claim=claim, unit=unit, least=4)
 
 
-def steady(values: Sequence[float], *, margin: float, unit: str, least: int = LEAST) -> Decision:
+def steady(values: Sequence[float], *, margin: float, unit: str) -> Decision:
     """Would another unit give about the same number? The 95 % interval for one more value,
 
         mean ± t_(n−1) · s √(1 + 1/n),
 
     lies within ±`margin` of the mean and does not contain 0: the same sign on any other unit.
     """
-    missing = _missing(values, unit, 0.95, least)
+    missing = _missing(values, unit, 0.95)
     if missing is not None:
         return missing
     x = np.asarray(values, dtype=np.float64)
@@ -238,7 +207,7 @@ def combine(decisions: Sequence[Decision]) -> str:
     return REPRODUCED if verdicts and set(verdicts) == {REPRODUCED} else UNDECIDED
 
 
-def _missing(values: Sequence[float], unit: str, level: float, least: int) -> Decision | None:
+def _missing(values: Sequence[float], unit: str, level: float, least: int = LEAST) -> Decision | None:
     if len(values) and not all(math.isfinite(v) for v in values):
         reason = f"{several(sum(not math.isfinite(v) for v in values), unit)} without a value"
         return Decision(UNDECIDED, None, None, None, len(values), unit, level, reason)
