@@ -1,4 +1,4 @@
-"""Items and runs made by hand, the command as a user calls it, and the likelihood of one request by a plain loop."""
+"""Items, runs and measurements made by hand, the command as a user calls it, and one likelihood by a plain loop."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
+
+from decondense.meter.result import Condensation, build
+from decondense.meter.tally import Tally
 
 
 def cli(*arguments):
@@ -37,16 +41,10 @@ def write_run(folder: Path, outcomes: dict[str, Any], **changes: Any) -> Path:
     ]
     write_items(folder / "items.parquet", items)
     name = folder.name
-    model = {
-        "weights": changes.get("weights", name),
-        "name": name,
-        "description": name,
-        "parameters": 1,
-        "dtype": "float32",
-    } | changes.get("model", {})
+    model = {"weights": changes.get("weights", name), "name": name, "description": name, "parameters": 1}
     record = {
         "schema": "decondense.evaluation/1",
-        "model": model,
+        "model": model | {"dtype": "float32"} | changes.get("model", {}),
         "settings": {"shots": "gpt2", "limit": None, "seed": 1234} | changes.get("settings", {}),
         "data": "folder",
         "checkpoint": {"selected_by": "final"} | changes.get("checkpoint", {}),
@@ -63,21 +61,9 @@ def write_run(folder: Path, outcomes: dict[str, Any], **changes: Any) -> Path:
 def make_item(
     task: str, number: int, correct: float, *, values: tuple[float, ...] = (-1.0, -2.0), **changes: Any
 ) -> dict:
-    item = {
-        "task": task,
-        "subtask": task,
-        "doc_id": number,
-        "item": f"{task}-{number}",
-        "prediction": "0",
-        "target": "0",
-        "gold": [0],
-        "correct": float(correct),
-        "acc_norm": None,
-        "loglikelihoods": list(values),
-        "greedy": [False] * len(values),
-        "units": [3] * len(values),
-        "cut": 0,
-    }
+    item = {"task": task, "subtask": task, "doc_id": number, "item": f"{task}-{number}", "prediction": "0"}
+    item |= {"target": "0", "gold": [0], "correct": float(correct), "acc_norm": None, "cut": 0}
+    item |= {"loglikelihoods": list(values), "greedy": [False] * len(values), "units": [3] * len(values)}
     return item | changes
 
 
@@ -99,3 +85,55 @@ def compared(*arms, **options):
     from decondense.stats.significance import significance
 
     return json.loads(significance(*arms, **options).to_json())
+
+
+def crossed(base, treated, **options):
+    """The comparison of two ways of training on one task."""
+    from decondense.stats.crossed import crossed_macro
+
+    return crossed_macro([(base, treated)], **options)
+
+
+COLUMNS = (
+    "mean_cosine", "mean_cosine_all", "mean_square_cosine", "mean_direction_norm", "token_norm",
+    "mean_cosine_without_first", "top3_variance_share", "mean_cosine_without_variance3", "top3_cosine_share",
+    "mean_cosine_without_cosine3", *(f"apart_{k}" for k in range(9)),
+)  # fmt: skip
+
+
+def condensation(
+    *, layers=30, start=0.1, end=0.6, name="org/small", parameters=135_000_000, text="wikitext-2:test", released=True,
+    windows=12, seed=0, final_norm: bool | None = True, init=False, revision=None,
+) -> Condensation:  # fmt: skip
+    """Cosines gather around a mean that goes from ``start`` to ``end`` with depth."""
+    rng = np.random.default_rng(seed)
+    tally = Tally.empty(layers + 2, COLUMNS, 1024, released_tokens=24 if released else None)
+    means = np.linspace(start, end, layers + 2) + 0.06 * np.sin(np.linspace(0, 6, layers + 2))
+    centres = -1 + (2 * np.arange(1024) + 1) / 1024
+    for state, mean in enumerate(means):
+        density = np.exp(-0.5 * ((centres - mean) / 0.13) ** 2)
+        tally.counts[state] = np.round(4e5 * density / density.sum())
+        if tally.matrices is not None:
+            tally.matrices[state] = np.triu(windows * np.clip(mean + 0.05 * rng.normal(size=(24, 24)), -1, 1), 1)
+    for w in range(windows):
+        row = rng.uniform(0.1, 0.2, size=(layers + 2, len(COLUMNS)))
+        row[:, 0] = means + 0.03 * rng.normal() + 0.004 * rng.normal(size=layers + 2)
+        row[:, 1] = row[:, 0] + 0.002
+        row[:, 2] = row[:, 0] ** 2 + 0.13**2
+        row[:, 7] = row[:, 0] * 0.3
+        row[:, 9] = row[:, 0] * 0.25
+        tally.rows[w] = row
+    model = {
+        "name": name, "kind": "hub", "description": name, "revision": revision, "init": init, "architecture": "X",
+        "stack": "only", "layers": layers, "width": 576, "parameters": parameters, "dtype": "float32",
+    }  # fmt: skip
+    settings = {"windows": windows, "tokens": 24, "seed": 0, "batch": 4, "spectral": False, "released": released}
+    return build(
+        tally,
+        model=model,
+        text={"name": text, "source": "test", "documents": 1, "characters": 9, "sha256": "00"},
+        settings=settings | {"last": 3, "bootstrap": 100},
+        origins=[{"document": 0, "start": 0, "end": 1}] * windows,
+        final_norm=final_norm,
+        versions={"decondense": "0.1.0", "torch": "2.13.0"},
+    )

@@ -26,10 +26,14 @@ PAIRS = [
 ]
 
 
+def make(model, tokenizer, **options):
+    with quiet():
+        return Scorer(model, tokenizer, **options)
+
+
 @pytest.fixture(scope="module")
 def scorer(pair):
-    with quiet():
-        return Scorer(*pair)
+    return make(*pair)
 
 
 def ask(scorer, pairs):
@@ -39,8 +43,7 @@ def ask(scorer, pairs):
 @pytest.mark.parametrize("batch_tokens", [1, 600, 100_000])
 def test_against_brute_force(pair, batch_tokens):
     model = copy.deepcopy(pair[0]).double()
-    with quiet():
-        scorer = Scorer(model, pair[1], batch_tokens=batch_tokens)
+    scorer = make(model, pair[1], batch_tokens=batch_tokens)
     for got, (context, continuation) in zip(ask(scorer, PAIRS), scorer.encode_pairs(PAIRS)):
         value, greedy = brute_force(model, context, continuation, 512)
         # log-probabilities are rounded to float32 before they are summed
@@ -83,8 +86,7 @@ def test_batches_keep_to_the_budget(scorer):
 
 
 def test_long_prompts_are_cut_on_the_left_and_counted(pair):
-    with quiet():
-        scorer = Scorer(*pair)
+    scorer = make(*pair)
     requests = [SimpleNamespace(args=pair, task_name="t", doc_id=number) for number, pair in enumerate(PAIRS)]
     assert scorer.loglikelihood(requests) == ask(scorer, PAIRS)
     context, continuation = scorer.encode_pairs(PAIRS)[-1]
@@ -98,8 +100,7 @@ def test_long_prompts_are_cut_on_the_left_and_counted(pair):
 
 
 def test_head_on_all_positions_gives_the_same(pair, scorer):
-    with quiet():
-        full = Scorer(*pair)
+    full = make(*pair)
     full._head, full._head_checked = None, True  # as if no head were found: the long way
     for mine, theirs in zip(ask(scorer, PAIRS), ask(full, PAIRS)):
         assert mine[0] == pytest.approx(theirs[0], abs=1e-5)
@@ -125,22 +126,19 @@ def test_a_head_that_does_more_is_left_alone(pair):
             out.logits = out.logits - 5 * out.logits.mean(1, keepdim=True)
             return out
 
-    with quiet():
-        scorer = Scorer(Mixed(pair[0]), pair[1])
+    scorer = make(Mixed(pair[0]), pair[1])
     ask(scorer, PAIRS[:2])
     assert scorer._head is None
 
 
 def test_journal_resumes_and_ignores_a_broken_line(pair, tmp_path):
     file = tmp_path / "batches.jsonl"
-    with quiet():
-        first = Scorer(*pair, batch_tokens=20, journal=Journal(file))
+    first = make(*pair, batch_tokens=20, journal=Journal(file))
     whole = ask(first, PAIRS)
     lines = file.read_text().split("\n")
     assert len(lines) >= 4
     file.write_text("\n".join(lines[:2]) + "\n" + lines[2][: len(lines[2]) // 2])
-    with quiet():
-        second = Scorer(*pair, batch_tokens=20, journal=Journal(file))
+    second = make(*pair, batch_tokens=20, journal=Journal(file))
     scored = []
     plain = second._score
     second._score = lambda batch: scored.append(batch) or plain(batch)
@@ -152,8 +150,7 @@ def test_journal_resumes_and_ignores_a_broken_line(pair, tmp_path):
 
 def test_other_requests_do_not_use_the_journal_of_these(pair, tmp_path):
     file = tmp_path / "batches.jsonl"
-    with quiet():
-        scorer = Scorer(*pair, journal=Journal(file))
+    scorer = make(*pair, journal=Journal(file))
     ask(scorer, PAIRS[:1])
     other = ask(scorer, PAIRS[1:2])
     scorer.journal = None

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from by_hand import condensation
 
 from decondense.commands.terminal import bar
 from decondense.figures.chart import PALETTE, look
@@ -14,40 +15,12 @@ from decondense.figures.measurements import heatmap, heatmaps, top_of, trend_plo
 from decondense.figures.training import training_figure
 from decondense.files import write_csv
 from decondense.meter.compare import Comparison
-from decondense.meter.result import Condensation, build
-from decondense.meter.tally import Tally
+from decondense.meter.result import Condensation
 from decondense.records import HeldOut, Step, Training
 
-COLUMNS = (
-    "mean_cosine", "mean_cosine_all", "mean_square_cosine", "mean_direction_norm", "token_norm",
-    "mean_cosine_without_first", "top3_variance_share", "mean_cosine_without_variance3", "top3_cosine_share",
-    "mean_cosine_without_cosine3", "apart_0", "apart_1",
-)  # fmt: skip
 
-
-def fake(layers=4, *, parameters=1000, final_norm: bool | None = True, name="org/fake", slope=0.1, text="imdb:test"):
-    rng = np.random.default_rng(parameters)
-    tally = Tally.empty(layers + 2, COLUMNS, 1024, released_tokens=8)
-    for w in range(6):
-        row = rng.uniform(0.1, 0.2, size=(layers + 2, len(COLUMNS)))
-        row[:, 0] += slope * np.arange(layers + 2)
-        row[:, 2] = row[:, 0] ** 2 + 0.01
-        tally.rows[w] = row
-    tally.counts += rng.integers(0, 50, tally.counts.shape)
-    model = {
-        "name": name, "kind": "hub", "description": name, "revision": None, "init": False, "architecture": "X",
-        "stack": "only", "layers": layers, "width": 64, "parameters": parameters, "dtype": "float32",
-    }  # fmt: skip
-    settings = {"windows": 6, "tokens": 8, "seed": 0, "batch": 2, "last": 2, "bootstrap": 50, "released": True}
-    return build(
-        tally,
-        model=model,
-        text={"name": text, "source": "test", "sha256": ""},
-        settings=settings,
-        origins=[{"document": 0, "start": 0, "end": 1}] * 6,
-        final_norm=final_norm,
-        versions={},
-    )
+def fake(**options):
+    return condensation(**{"layers": 4, "windows": 6, "text": "imdb:test"} | options)
 
 
 def read(path):
@@ -91,7 +64,7 @@ def test_other_formats(tmp_path):
 
 
 def test_family_pairs_and_rows_of_checkpoints(tmp_path):
-    family = [fake(parameters=10**k, layers=3 + k, name=f"org/m{k}", slope=0.3 / k) for k in (3, 5, 7)]
+    family = [fake(parameters=10**k, layers=3 + k, name=f"org/m{k}", end=0.1 + 0.9 / k) for k in (3, 5, 7)]
     comparison = Comparison(family, "size")
     heatmaps(family, tmp_path / "hm.png")
     trend_plot(comparison.rows(), tmp_path / "t.png", axis="size", paired=False)
@@ -130,7 +103,8 @@ def test_reports_import_no_torch():
     code = (
         "import sys, types; p = types.ModuleType('decondense'); import importlib.util as u; "
         "p.__path__ = list(u.find_spec('decondense').submodule_search_locations); sys.modules['decondense'] = p; "
-        "import decondense.figures.measurements, decondense.report.page, decondense.meter.result; "
+        "import decondense.figures.measurements, decondense.report.page, decondense.report.results_table; "
+        "import decondense.meter.result; "
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -200,7 +174,7 @@ def test_a_cut_colour_scale_says_so(tmp_path, monkeypatch):
     labels = []
     own = Figure.colorbar
     monkeypatch.setattr(Figure, "colorbar", lambda *a, **k: labels.append(own(*a, **k)) or labels[-1])
-    for peak in (4, 200):
+    for peak in (1, 200):
         result = fake()
         result.record.histogram.counts[1][70] *= peak
         heatmap(result, tmp_path / "h.png")

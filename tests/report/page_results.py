@@ -13,62 +13,25 @@ from typing import Any
 
 import numpy as np
 import typer
+from by_hand import condensation, make_item
 from typer.testing import CliRunner
 
 from decondense.commands.report import report
 from decondense.evaluate.items import EvaluatedRun, summarise
 from decondense.meter.compare import Comparison
-from decondense.meter.result import Condensation, build
-from decondense.meter.tally import Tally
+from decondense.meter.result import Condensation
 from decondense.records import Evaluation, in_short
 from decondense.report.plotly import traces
 from decondense.stats.significance import significance
 
 __all__ = ["traces"]
 HOSTILE = "<script>alert(1)</script></script><img src=x onerror=alert(2)>\"'&amp;%{x}"
-COLUMNS = (
-    "mean_cosine", "mean_cosine_all", "mean_square_cosine", "mean_direction_norm", "token_norm",
-    "mean_cosine_without_first", "top3_variance_share", "mean_cosine_without_variance3", "top3_cosine_share",
-    "mean_cosine_without_cosine3", *(f"apart_{k}" for k in range(9)),
-)  # fmt: skip
 
 
-def condensation(
-    *, layers=30, start=0.1, end=0.6, name="org/small", parameters=135_000_000, text="wikitext-2:test", released=True,
-    windows=12, seed=0, final_norm: bool | None = True, init=False, revision=None,
-) -> Condensation:  # fmt: skip
-    """Cosines gather around a mean that goes from ``start`` to ``end`` with depth."""
-    rng = np.random.default_rng(seed)
-    tally = Tally.empty(layers + 2, COLUMNS, 1024, released_tokens=24 if released else None)
-    means = np.linspace(start, end, layers + 2) + 0.06 * np.sin(np.linspace(0, 6, layers + 2))
-    centres = -1 + (2 * np.arange(1024) + 1) / 1024
-    for state, mean in enumerate(means):
-        density = np.exp(-0.5 * ((centres - mean) / 0.13) ** 2)
-        tally.counts[state] = np.round(4e5 * density / density.sum())
-        if tally.matrices is not None:
-            tally.matrices[state] = np.triu(windows * np.clip(mean + 0.05 * rng.normal(size=(24, 24)), -1, 1), 1)
-    for w in range(windows):
-        row = rng.uniform(0.1, 0.2, size=(layers + 2, len(COLUMNS)))
-        row[:, 0] = means + 0.03 * rng.normal() + 0.004 * rng.normal(size=layers + 2)
-        row[:, 1] = row[:, 0] + 0.002
-        row[:, 2] = row[:, 0] ** 2 + 0.13**2
-        row[:, 7] = row[:, 0] * 0.3
-        row[:, 9] = row[:, 0] * 0.25
-        tally.rows[w] = row
-    model = {
-        "name": name, "kind": "hub", "description": name, "revision": revision, "init": init, "architecture": "X",
-        "stack": "only", "layers": layers, "width": 576, "parameters": parameters, "dtype": "float32",
-    }  # fmt: skip
-    settings = {"windows": windows, "tokens": 24, "seed": 0, "batch": 4, "spectral": False, "released": released}
-    return build(
-        tally,
-        model=model,
-        text={"name": text, "source": "test", "documents": 1, "characters": 9, "sha256": "00"},
-        settings=settings | {"last": 3, "bootstrap": 100},
-        origins=[{"document": 0, "start": 0, "end": 1}] * windows,
-        final_norm=final_norm,
-        versions={"decondense": "0.1.0", "torch": "2.13.0"},
-    )
+def write_json(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "result.json").write_text(json.dumps(content))
+    return content
 
 
 def write_measurement(folder: Path, **options) -> Condensation:
@@ -144,8 +107,7 @@ def write_run(
         "hardware": "NVIDIA H200",
         "versions": {"decondense": "0.1.0", "torch": "2.11.0"},
     }
-    (folder / "result.json").write_text(json.dumps(record))
-    return record
+    return write_json(folder, record)
 
 
 def _evaluation(name: str, seed: int, bonus: float) -> EvaluatedRun:
@@ -157,10 +119,8 @@ def _evaluation(name: str, seed: int, bonus: float) -> EvaluatedRun:
         items[task] = []
         for i in range(n):
             right = float(hard[i] + 0.05 * own.normal() < level + bonus)
-            entry = {"task": task, "subtask": task, "doc_id": i, "item": f"{task}-{i}", "prediction": "0"}
-            entry |= {"target": "0", "gold": [0], "correct": right, "acc_norm": right, "units": [3, 3], "cut": 0}
-            entry |= {"loglikelihoods": [-1.0 - float(own.random()), -2.0], "greedy": [False, False]}
-            items[task].append(entry)
+            values = (-1.0 - float(own.random()), -2.0)
+            items[task].append(make_item(task, i, right, values=values, acc_norm=right))
     table = {
         t: summarise(rows) | {"shots": 0, "fewshot_source": "none", "versions": ["1"]} for t, rows in items.items()
     }
@@ -186,19 +146,13 @@ def _evaluation(name: str, seed: int, bonus: float) -> EvaluatedRun:
 
 
 def write_evaluation(folder: Path, *, name="smollm2-135m") -> dict:
-    folder.mkdir(parents=True, exist_ok=True)
-    record = json.loads(_evaluation(name, 1, 0.0).record.to_json())
-    (folder / "result.json").write_text(json.dumps(record))
-    return record
+    return write_json(folder, json.loads(_evaluation(name, 1, 0.0).record.to_json()))
 
 
 def write_significance(folder: Path, *, seeds=3, bonus=0.02, name="run") -> dict:
-    folder.mkdir(parents=True, exist_ok=True)
     base = [_evaluation(f"{name}-base-{s}", s, 0.0) for s in range(seeds)]
     treated = [_evaluation(f"{name}-treated-{s}", 50 + s, bonus) for s in range(seeds)]
-    record = json.loads(significance(base, treated, bootstrap=200).to_json())
-    (folder / "result.json").write_text(json.dumps(record))
-    return record
+    return write_json(folder, json.loads(significance(base, treated, bootstrap=200).to_json()))
 
 
 def png(width=160, height=90) -> bytes:
@@ -233,8 +187,7 @@ def write_study(folder: Path, *, study="width", claim="C3", verdict="reproduced"
         "estimate": {},
         "versions": {"decondense": "0.2.0"},
     } | changes
-    (folder / "result.json").write_text(json.dumps(record))
-    return record
+    return write_json(folder, record)
 
 
 @cache
@@ -249,12 +202,6 @@ def short(rng: np.random.Generator, *, layers=6, **more) -> dict[str, Any]:
     means = np.array(base["mean_cosine"]) + 0.02 * rng.normal(size=layers + 1)
     numbers = {"mean_cosine": means.round(6).tolist(), "spearman": round(float(rng.uniform(-1, 1)), 4)}
     return base | numbers | {"histogram": (np.array(base["histogram"]) * noise).round(2).tolist()} | more
-
-
-def write_json(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "result.json").write_text(json.dumps(content))
-    return content
 
 
 def study_run(

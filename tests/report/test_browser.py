@@ -96,7 +96,7 @@ def opened(browser, everything):
 
 
 @pytest.fixture
-def desk(opened):
+def page(opened):
     """The page of all kinds at desktop width, shared by the tests that leave it as they found it."""
     page, said = opened
     said.clear()
@@ -139,8 +139,7 @@ def download(page, locator) -> tuple[str, bytes]:
     return waiting.value.suggested_filename, Path(waiting.value.path()).read_bytes()
 
 
-def test_every_chart_is_drawn(desk):
-    page = desk
+def test_every_chart_is_drawn(page):
     figures = page.evaluate("[...document.querySelectorAll('figure.chart')].map(f => f.id)")
     assert len(figures) > 15
     assert page.locator("figure[data-drawn]").count() < len(figures), "charts out of sight are not drawn"
@@ -150,8 +149,7 @@ def test_every_chart_is_drawn(desk):
     assert page.locator(".modebar-btn[data-title*='hare']").count() == 0, "no chart can be sent anywhere"
 
 
-def test_view_is_switched_by_keyboard(desk):
-    page = desk
+def test_view_is_switched_by_keyboard(page):
     figure = figure_of(page, "Density of cosines at every layer")
     shown(page, figure)
     before = heat(page, figure)
@@ -166,8 +164,7 @@ def test_view_is_switched_by_keyboard(desk):
     assert heat(page, figure) == before
 
 
-def test_slider_moves_all_runs(desk):
-    page = desk
+def test_slider_moves_all_runs(page):
     figures = [figure_of(page, name) for name in ("cross-entropy-seed1", "dispersion-seed1")]
     panel = figures[0].rsplit("-", 1)[0]
     for figure in figures:
@@ -191,8 +188,7 @@ def test_slider_moves_all_runs(desk):
     assert heat(page, figures[1]) == after[1]
 
 
-def test_a_study_has_a_slider_and_its_picture_comes_last(desk):
-    page = desk
+def test_a_study_has_a_slider_and_its_picture_comes_last(page):
     figures = [figure_of(page, name, "study") for name in ("MLP 64, seed 1", "MLP 1024, seed 1")]
     panel = figures[0].rsplit("-", 1)[0]
     for figure in figures:
@@ -214,8 +210,7 @@ def test_a_study_has_a_slider_and_its_picture_comes_last(desk):
 
 
 @pytest.mark.parametrize("title", ["Density of cosines at every layer", "MLP 1024, seed 1"])
-def test_hover_names_layer_cosine_and_density(desk, title):
-    page = desk
+def test_hover_names_layer_cosine_and_density(page, title):
     figure = figure_of(page, title)
     box = shown(page, figure).locator(".nsewdrag").first.bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
@@ -226,8 +221,7 @@ def test_hover_names_layer_cosine_and_density(desk, title):
     assert "density" in words
 
 
-def test_downloads(desk):
-    page = desk
+def test_downloads(page):
     figure = figure_of(page, "Density of cosines at every layer")
     chart = shown(page, figure)
     name, body = download(page, chart.locator("[data-download=png]"))
@@ -385,8 +379,7 @@ def test_everything_can_be_reached_by_keyboard(visit, tmp_path):
     assert nameless == 0
 
 
-def test_the_command_can_be_copied(desk):
-    page = desk
+def test_the_command_can_be_copied(page):
     button = page.locator("[data-copy]").first
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     button.click()

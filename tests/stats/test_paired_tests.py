@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from by_hand import crossed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -97,11 +98,6 @@ def test_paired_interval():
     x, y = np.random.default_rng(0).random((2, 40))
     expected = stats.ttest_rel(y, x).confidence_interval()
     assert paired_interval(x, y) == pytest.approx((expected.low, expected.high))
-
-
-def crossed(base, treated, **options):
-    """On one task."""
-    return crossed_macro([(base, treated)], **options)
 
 
 # -- seeds and items -----------------------------------------------------------------------------------------

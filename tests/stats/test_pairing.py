@@ -92,18 +92,16 @@ def test_copies_are_not_seeds(make_run):
 
 def test_bad_options(six):
     base, treated = six
-    with pytest.raises(ValueError, match="at least one base and one treated"):
-        compared([], treated)
-    with pytest.raises(ValueError, match="as many base as treated runs, got 2 and 3"):
-        compared(base[:2], treated, paired=True)
-    with pytest.raises(ValueError, match="alpha and power must lie between 0 and 1"):
-        compared(base, treated, alpha=5)
-    with pytest.raises(ValueError, match=r"power must be above alpha, got 0.04 and 0.05: .*\.$"):
-        compared(base, treated, power=0.04)
-    with pytest.raises(ValueError, match=r"bootstrap must be a number of resamplings, got -3: .*\.$"):
-        compared(base, treated, bootstrap=-3)
-    with pytest.raises(ValueError, match=r"permutations must be at least 1, got 0: .*\.$"):
-        compared(base, treated, permutations=0)
+    for arms, options, words in (
+        (([], treated), {}, "at least one base and one treated"),
+        ((base[:2], treated), {"paired": True}, "as many base as treated runs, got 2 and 3"),
+        (six, {"alpha": 5}, "alpha and power must lie between 0 and 1"),
+        (six, {"power": 0.04}, r"power must be above alpha, got 0.04 and 0.05: .*\.$"),
+        (six, {"bootstrap": -3}, r"bootstrap must be a number of resamplings, got -3: .*\.$"),
+        (six, {"permutations": 0}, r"permutations must be at least 1, got 0: .*\.$"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            compared(*arms, **options)
 
 
 def test_notes_about_few_seeds(six):

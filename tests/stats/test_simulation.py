@@ -9,12 +9,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from by_hand import crossed
 from scipy import stats
 from simulated_runs import Truth, simulate
 
 from decondense.stats.bootstrap import hierarchical_bootstrap
 from decondense.stats.checkpoints import checkpoint_average, mcnemar, smallest_effect
-from decondense.stats.crossed import crossed, crossed_macro
+from decondense.stats.crossed import crossed_macro
 from decondense.stats.significance import holm
 
 SMALL = {"items": (250, 900, 125, 400, 200), "accuracy": (0.33, 0.3, 0.2, 0.63, 0.41)}

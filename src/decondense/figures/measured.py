@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
-from ..records import Interval, Measurement, Number, State
+from ..records import Interval, Measurement, Number, Snapshot, State
 
 __all__ = ["QUANTILES", "Geometry", "Short", "histogram_quantiles", "known"]
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-
-
-class Short(Protocol):
-    """What a heatmap needs at least: a `records.Snapshot` has it, and so has a `Geometry`. `histogram` (states, bins)
-    is a density over cosines −1 … 1; `mean_cosine` (states,)."""
-
-    @property
-    def histogram(self) -> Sequence[Sequence[float]] | np.ndarray | None: ...
-    @property
-    def mean_cosine(self) -> Sequence[Number] | np.ndarray: ...
-    @property
-    def final_norm(self) -> bool | None: ...
-    @property
-    def spearman(self) -> Number: ...
 
 
 class Geometry:
@@ -123,6 +108,11 @@ class Geometry:
     @property
     def text(self) -> str:
         return self.record.text.name
+
+
+Short = Snapshot | Geometry
+"""What a heatmap is drawn of: a measurement, or what a run keeps of it. `histogram` (states, bins) is a density over
+cosines −1 … 1; `mean_cosine` (states,)."""
 
 
 def known(value: Number) -> float:

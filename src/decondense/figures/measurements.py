@@ -44,7 +44,7 @@ def density_of(result: Short, view: str = "pooled") -> np.ndarray:
     """(states, bins) over cosines −1 … 1; `view`: pooled, or released where that was measured."""
     if view not in ("pooled", "released"):
         raise ValueError(f"view must be pooled or released, got {view!r}.")
-    return np.asarray(result.histogram if view == "pooled" else result.released_histogram, dtype=float)  # type: ignore[attr-defined]
+    return np.asarray(getattr(result, "histogram" if view == "pooled" else "released_histogram"), dtype=float)
 
 
 def heat_frame(

@@ -11,7 +11,7 @@ from ..records import Training
 from .chart import Axis, Chart, Frame, Series, look
 from .draw import Strip, draw
 
-__all__ = ["Curve", "curve_charts", "over", "training_figure"]
+__all__ = ["Curve", "curve_charts", "training_figure"]
 
 PARTS = (
     ("Task loss while training", "task_loss", "task loss, nats per token"),
@@ -43,38 +43,28 @@ class Curve:
         return [row.step for row in rows], [row.tokens for row in rows], values
 
 
-def over(
-    title: str, y: str, curves: Sequence[tuple[Any, Sequence[Any], Sequence[Any], Sequence[Any]]], unit: str, *,
-    marked: bool = False, height: int = 340,
-) -> Chart | None:  # fmt: skip
-    """A line for each run that has values, (run, x, values, steps): runs have `label`, `arm` and `number`."""
-    marks: list[Any] = []
-    hover = "step {of:,}\n{x:.3s} tokens\n{y:.4f}" if unit == "tokens" else unit + " {x:,}\n{y:.4f}"
-    for run, x, values, steps in curves:
-        if any(value is not None for value in values):
-            style = look(run.number) if marked else look(run.number) | {"symbol": None}
-            of = steps if unit == "tokens" else None
-            words = {"label": run.label, "group": str(run.number), "of": of, "hover": "{label}\n" + hover}
-            marks.append(Series(x, values, run.arm, **style, width=1.6, **words))
-    if not marks:
-        return None
-    value = y.split(",")[0].replace(" ", "_").replace("-", "_").lower()
-    columns = {"label": "run", **({"of": "step"} if unit == "tokens" else {}), "x": unit, "y": value}
-    legend = "best" if len({run.number for run, *_ in curves}) > 1 else ""
-    axis = Axis(unit, amounts=unit == "tokens")
-    return Chart(title, axis, Axis(y), [Frame(marks)], legend=legend, height=height, columns=columns)
-
-
-def curve_charts(runs: Sequence[Curve], *, unit: str = "tokens", **options: Any) -> list[Chart]:
-    """A chart for each of the losses that any run has."""
+def curve_charts(runs: Sequence[Curve], *, unit: str = "tokens", height: int = 340) -> list[Chart]:
+    """A chart for each of the losses that any run has, with a line for each run that has values."""
+    counted = unit == "tokens"
+    hover = "{label}\n" + ("step {of:,}\n{x:.3s} tokens\n{y:.4f}" if counted else unit + " {x:,}\n{y:.4f}")
+    legend = "best" if len({run.number for run in runs}) > 1 else ""
     charts = []
-    for title, name, words in PARTS:
-        curves = []
+    for title, name, y in PARTS:
+        marks: list[Any] = []
         for run in runs:
             steps, tokens, values = run.points(name)
-            curves.append((run, tokens if unit == "tokens" else steps, values, steps))
-        charts.append(over(title, words, curves, unit, marked=name == "held_out", **options))
-    return [chart for chart in charts if chart is not None]
+            if any(value is not None for value in values):
+                style = look(run.number) if name == "held_out" else look(run.number) | {"symbol": None}
+                x, of = (tokens, steps) if counted else (steps, None)
+                words: dict[str, Any] = {"label": run.label, "group": str(run.number), "of": of, "hover": hover}
+                marks.append(Series(x, values, run.arm, **style, width=1.6, **words))
+        if marks:
+            value = y.split(",")[0].replace(" ", "_").replace("-", "_").lower()
+            columns = {"label": "run", **({"of": "step"} if counted else {}), "x": unit, "y": value}
+            x_axis = Axis(unit, amounts=counted)
+            more: dict[str, Any] = {"legend": legend, "height": height, "columns": columns}
+            charts.append(Chart(title, x_axis, Axis(y), [Frame(marks)], **more))
+    return charts
 
 
 def training_figure(runs: Sequence[tuple[str, Training]], path: Path) -> Path:

@@ -41,6 +41,11 @@ class Shot:
         return float(self.mean_cosine[1:].mean())
 
     @property
+    def last(self) -> float | None:
+        """Mean cosine of the last states."""
+        return self.result.trend("last") if isinstance(self.result, Geometry) else self.result.last
+
+    @property
     def when(self) -> str:
         return "" if self.step is None else self.name or f"step {self.step:,}"
 

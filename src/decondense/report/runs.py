@@ -17,11 +17,7 @@ from .sections import origin_of
 
 __all__ = ["Run", "group_of", "read_run", "training"]
 
-LAST = ("last", "mean cosine of the last states", lambda shot: _last(shot))
-
-
-def _last(shot: Shot) -> float | None:
-    return shot.result.trend("last") if isinstance(shot.result, Geometry) else shot.result.last  # type: ignore[attr-defined]
+LAST = ("last", "mean cosine of the last states", lambda shot: shot.last)
 
 
 @dataclass

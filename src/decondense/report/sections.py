@@ -120,8 +120,8 @@ def depth_curve(result: Geometry) -> Chart:
             marks.append(Series([layers], [value], name, of=[f"{name}: {text}"], **style))
     axis = Axis("layer (0 = embedding)", (-0.5, layers + 0.5))
     chart = Chart("Mean cosine over depth", axis, Axis("cosine of two tokens"), [Frame(marks)], height=400)
-    ends = zip_longest(result.record.states, low, high)  # the state before the final norm has none
-    chart.rows = [state.row() | {"mean_low": a, "mean_high": b} for state, a, b in ends]
+    states = zip_longest(result.record.states, low, high)  # the state before the final norm has none
+    chart.rows = [state.row() | {"mean_low": a, "mean_high": b} for state, a, b in states]
     return chart
 
 

@@ -189,7 +189,7 @@ def _heat(arms: dict[str, list[Line]]) -> Panel | None:
         notes.append(f"{len(shown)} of {len(firsts)} are drawn.")
     if any(len(members) > 1 for members in arms.values()):
         notes.append("The first seed of each arm.")
-    windows = {shot.result.windows for _, row in rows for shot in row}  # type: ignore[attr-defined]
+    windows = {shot.result.windows for _, row in rows for shot in row}  # type: ignore[union-attr]
     if len(windows) == 1:
         notes.append(f"The meter on {windows.pop()} windows.")
     notes.append("Orange: mean; dotted: 5 and 95 %. One colour scale for all; what is above it has its last colour.")
