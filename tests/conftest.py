@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from by_hand import write_run
 
 ROOT = Path(__file__).resolve().parent.parent
 # They kill processes, launch several, run a shell script or make links, all of it in the manner of POSIX.
@@ -35,3 +36,9 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip(f"SKIPPED WITHOUT REAL DATA: {folder} does not exist; set DECONDENSE_SHARED")
     return folder
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    """make_run(name, {task: outcomes}, weights=…, checkpoint=…, settings=…) → folder."""
+    return lambda name, outcomes, **changes: write_run(tmp_path / name, outcomes, **changes)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from by_hand import write_run
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -33,9 +32,3 @@ def pair(stories) -> tuple[Any, Any]:
     from decondense import models
 
     return models.load(stories, device="cpu")
-
-
-@pytest.fixture
-def make_run(tmp_path):
-    """make_run(name, {task: outcomes}, weights=…, checkpoint=…, settings=…) → folder."""
-    return lambda name, outcomes, **changes: write_run(tmp_path / name, outcomes, **changes)

@@ -14,11 +14,7 @@ __all__ = ["score_text"]
 
 
 def score_text(
-    text: Any,
-    scorer: Any,
-    *,
-    tokens: int | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
+    text: Any, scorer: Any, *, tokens: int | None = None, progress: Callable[[str, int, int], None] | None = None
 ) -> tuple[list[Item], dict[str, Any]]:
     """Score every token of a text once, in disjoint windows as lm-eval cuts them.
 

@@ -60,13 +60,9 @@ def shots_for(name: str, shots: str | int) -> int | None:
 
 
 def build(
-    names: Sequence[str],
-    *,
-    data: str | Path | None = None,
-    shots: str | int = "gpt2",
-    seed: int = 1234,
+    names: Sequence[str], *, data: str | Path | None = None, shots: str | int = "gpt2", seed: int = 1234,
     started: Callable[[str], None] | None = None,
-) -> list[Benchmark]:
+) -> list[Benchmark]:  # fmt: skip
     """Build every benchmark, or say in one sentence which cannot be built and why.
 
     Args:

@@ -187,10 +187,8 @@ def trend_charts(rows: Sequence[Mapping[str, Any]], *, axis: str, paired: bool) 
         chart = Chart(words[0].upper() + words[1:], x, y, [Frame(marks)], height=340, legend="best" if paired else "")
         if name == "spearman":
             chart.rules = [Rule(0, "y", INK)]
-            chart.remarks = [
-                Remark("condensing ↑", min(places), 0, shift=(-6, 3)),
-                Remark("dispersing ↓", min(places), 0, shift=(-6, -3)),
-            ]
+            sides = (("condensing ↑", 3), ("dispersing ↓", -3))
+            chart.remarks = [Remark(said, min(places), 0, shift=(-6, up)) for said, up in sides]
         charts.append(chart)
     return charts
 

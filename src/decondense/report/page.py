@@ -154,18 +154,13 @@ def to_json(value: Any) -> str:
 
 
 def _chart_data(chart: Chart, file: str, pool: Pool) -> dict[str, Any]:
-    return {
-        "title": chart.title,
-        "file": file,
-        "height": chart.height,
-        "layout": plotly.layout(chart),
-        "columns": plotly.columns(chart),
-        "table": None if chart.rows is None else _table_data(Table.of(chart.title, chart.rows), pool),
-        "frames": [
-            {"view": f.view, "step": f.step, "caption": f.caption, "data": [pool.pack(t) for t in plotly.traces(f)]}
-            for f in chart.frames
-        ],
-    }
+    table = None if chart.rows is None else _table_data(Table.of(chart.title, chart.rows), pool)
+    frames = [
+        {"view": f.view, "step": f.step, "caption": f.caption, "data": [pool.pack(t) for t in plotly.traces(f)]}
+        for f in chart.frames
+    ]
+    described = {"layout": plotly.layout(chart), "columns": plotly.columns(chart), "table": table, "frames": frames}
+    return {"title": chart.title, "file": file, "height": chart.height} | described
 
 
 def _table_data(table: Table, pool: Pool) -> dict[str, Any]:

@@ -98,15 +98,11 @@ def training(runs: Sequence[Run]) -> Section:
         origin.title = run.label if many else ""
         origins.append(origin)
     return Section(
-        "training",
-        title,
-        _verdict(arms),
-        origins,
+        "training", title, _verdict(arms), origins,
         gloss="What happened to loss and geometry; whether arms truly differ is for a test of significance to say.",
         notes=[f"{run.label}: {note}" if many else note for run in runs for note in run.notes],
-        panels=[panel for panel in panels if panel is not None],
-        tables=[_run_table(runs, differing)],
-    )
+        panels=[panel for panel in panels if panel is not None], tables=[_run_table(runs, differing)],
+    )  # fmt: skip
 
 
 # ---- names ----

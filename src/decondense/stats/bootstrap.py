@@ -15,14 +15,9 @@ __all__ = ["hierarchical_bootstrap"]
 
 
 def hierarchical_bootstrap(
-    outcomes: Sequence[tuple[np.ndarray, np.ndarray]],
-    estimate: Crossed,
-    *,
-    paired: bool = False,
-    samples: int = 2000,
-    seed: int = 0,
-    level: float = 0.95,
-) -> dict[str, Any]:
+    outcomes: Sequence[tuple[np.ndarray, np.ndarray]], estimate: Crossed, *, paired: bool = False, samples: int = 2000,
+    seed: int = 0, level: float = 0.95,
+) -> dict[str, Any]:  # fmt: skip
     """Resample seeds within each arm (pairs of seeds when ``paired``) and items within each task; one draw of items
     serves all runs, and one draw of seeds serves all tasks.
 

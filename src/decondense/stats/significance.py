@@ -98,14 +98,8 @@ def significance(
 
 def _describe(run: EvaluatedRun) -> dict[str, Any]:
     model, checkpoint = run.record.model, run.record.checkpoint
-    return {
-        "run": run.label,
-        "model": model.description,
-        "weights": model.weights,
-        "training_seed": checkpoint.training_seed,
-        "selected_by": checkpoint.selected_by,
-        "step": checkpoint.step,
-    }
+    named = {"run": run.label, "model": model.description, "weights": model.weights}
+    return named | {key: getattr(checkpoint, key) for key in ("training_seed", "selected_by", "step")}
 
 
 def _outcomes(matched: dict[str, list[list[list[Item]]]]) -> tuple[dict[str, Pair], dict[str, Pair]]:
@@ -131,15 +125,9 @@ def _both(arms: list[list[list[Item]]], outcome: Any) -> Pair:
 
 
 def analyse(
-    outcomes: dict[str, Pair],
-    *,
-    paired: bool = False,
-    alpha: float = 0.05,
-    power: float = 0.8,
-    bootstrap: int = 2000,
-    permutations: int = 10_000,
-    seed: int = 0,
-) -> dict[str, Any]:
+    outcomes: dict[str, Pair], *, paired: bool = False, alpha: float = 0.05, power: float = 0.8, bootstrap: int = 2000,
+    permutations: int = 10_000, seed: int = 0,
+) -> dict[str, Any]:  # fmt: skip
     """Tests for every task and for the average over tasks, as rows of ``records.Differences``. ``outcomes``: task →
     (base, treated), each (seeds, items)."""
     _check_options(alpha, power, bootstrap, permutations)
@@ -245,14 +233,9 @@ def ranks(outcomes: dict[str, Pair]) -> dict[str, Any]:
     means = np.mean(table, axis=0).tolist() if table else []
     size = len(next(iter(outcomes.values()))[0]) if outcomes else 0
     ahead, behind = int(np.sum(gaps > 0)), int(np.sum(gaps < 0))
-    return {
-        "base": means[:size],
-        "treated": means[size:],
-        "ahead": ahead,
-        "behind": behind,
-        "tied": len(table) - ahead - behind,
-        "sign_test_p": mcnemar(ahead, behind),
-    }
+    arms = {"base": means[:size], "treated": means[size:]}
+    counts = {"ahead": ahead, "behind": behind, "tied": len(table) - ahead - behind}
+    return arms | counts | {"sign_test_p": mcnemar(ahead, behind)}
 
 
 def _doubts(macro: dict[str, Any] | None, seeds: tuple[int, int]) -> list[str]:

@@ -44,14 +44,9 @@ def _likelihoods(record: Significance) -> str:
 
 
 def _sentence(
-    record: Significance,
-    part: Compared,
-    unit: str,
-    say: Callable[..., str],
-    *,
-    what: str = "",
+    record: Significance, part: Compared, unit: str, say: Callable[..., str], *, what: str = "",
     no_difference: str = "No difference shown",
-) -> str:
+) -> str:  # fmt: skip
     macro, tasks = part.macro, part.tasks
     assert macro is not None
     one = record.claim == "checkpoints"
