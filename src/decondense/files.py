@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import errno
+import hashlib
 import importlib.metadata
 import io
 import json
@@ -23,8 +24,10 @@ __all__ = [
     "flat",
     "locked",
     "os_reason",
+    "packaged_file",
     "pretty_json",
     "read_json",
+    "remembered_sha256",
     "replaced",
     "safe_name",
     "told_apart",
@@ -157,6 +160,33 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
 def os_reason(error: OSError) -> str:
     """What went wrong, as the end of a sentence."""
     return "the disk is full" if error.errno == errno.ENOSPC else (error.strerror or str(error)).lower()
+
+
+def packaged_file(package: str, suffix: str) -> Path | None:
+    """The file of an installed package whose path ends in `suffix`, if both are there."""
+    try:
+        listed = importlib.metadata.files(package) or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    path = next((Path(str(file.locate())) for file in listed if str(file).endswith(suffix)), None)
+    return path if path is not None and path.exists() else None
+
+
+def remembered_sha256(file: Path, folder: Path) -> str:
+    """The sha256 of a file's content. Reading gigabytes takes seconds, so it is kept in `folder` for as long as path,
+    size, time of change and inode stay as they are; a folder that cannot be written is reported where it is needed."""
+    state = file.stat()
+    identity = f"{file.resolve()} {state.st_size} {state.st_mtime_ns} {state.st_ino}"
+    note = folder / f".{hashlib.sha256(identity.encode()).hexdigest()[:20]}.sha256"
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if re.fullmatch("[0-9a-f]{64}", known := note.read_text(encoding="utf-8")):
+            return known
+    with file.open("rb") as handle:
+        digest = hashlib.file_digest(handle, "sha256").hexdigest()
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(note, digest)
+    return digest
 
 
 def versions(*packages: str) -> dict[str, str]:

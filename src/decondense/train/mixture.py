@@ -121,9 +121,5 @@ def _training_split(name: str, folder: str | None) -> str:
 
 def _on_disk(name: str, folder: str | None) -> bool:
     """Whether a text is a file here; else it comes over the network as it is read."""
-    title, _, split = name.partition(":")
-    entry = text.TEXTS.get(title)
-    if entry is None or title == "pydoc":
-        return True
-    split = split or entry.split
-    return (text._local_file(entry, split, folder) or text._packaged_file(entry, split)) is not None
+    title = name.partition(":")[0]
+    return title not in text.TEXTS or title == "pydoc" or text.file_of(name, folder) is not None

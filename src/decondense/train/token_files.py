@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from .. import text
-from ..files import locked, os_reason
+from ..files import locked, os_reason, remembered_sha256
 from .blocks import Blocks
 
 __all__ = ["articles", "cached", "documents_of", "fingerprint", "prepare", "separator_of"]
@@ -220,17 +220,8 @@ def _tokenised(documents: Iterable[str], tokenizer: Any) -> Iterator[tuple[list[
             yield from zip(ids_of(batch), batch)
             batch, size = [], 0
         if len(document) > PIECE:
-            yield [i for piece in _pieces(document) for i in ids_of([piece])[0]], document
+            yield [i for _, piece in text.stretches(document, PIECE) for i in ids_of([piece])[0]], document
     yield from zip(ids_of(batch), batch)
-
-
-def _pieces(document: str) -> Iterator[str]:
-    start = 0
-    while start < len(document):
-        end = document.find("\n", start + PIECE)
-        end = len(document) if end < 0 else end + 1
-        yield document[start:end]
-        start = end
 
 
 def _key(names: list[str], tokenizer: Any, budget: tuple[int, int] | None, cache: Path, data: str | None) -> str:
@@ -246,35 +237,17 @@ def fingerprint(names: list[str], cache: Path, data: str | None) -> list[Any]:
     """What tells these texts from others: named ones by name, local files by name and sha256."""
     prints: list[Any] = []
     for name in names:
-        title, _, split = name.partition(":")
-        entry = text.TEXTS.get(title)
+        title = name.partition(":")[0]
         if title == "pydoc":
             prints.append([name, *sys.version_info[:2]])
-        elif entry is not None:
-            split = split or entry.split
-            file = text._local_file(entry, split, data) or text._packaged_file(entry, split)
-            prints.append([name, None if file is None else _sha256(file, cache)])
+        elif title in text.TEXTS:
+            named = text.file_of(name, data)
+            prints.append([name, None if named is None else remembered_sha256(named, cache)])
         else:
             path = Path(name).expanduser()
             files = sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]
-            prints.append([[file.name, _sha256(file, cache)] for file in files if file.is_file()])
+            prints.append([[file.name, remembered_sha256(file, cache)] for file in files if file.is_file()])
     return prints
-
-
-def _sha256(file: Path, cache: Path) -> str:
-    """Of a file's content; remembered in the cache for as long as its size and time of change stay as they are."""
-    state = file.stat()
-    where = [str(file.resolve()), state.st_size, state.st_mtime_ns]
-    note = cache / f".{hashlib.sha256(json.dumps(where).encode()).hexdigest()[:20]}.sha256"
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        if re.fullmatch("[0-9a-f]{64}", known := note.read_text(encoding="utf-8")):
-            return known
-    with file.open("rb") as handle:
-        digest = hashlib.file_digest(handle, "sha256").hexdigest()
-    with contextlib.suppress(OSError):  # a cache that cannot be written is reported where it is needed
-        cache.mkdir(parents=True, exist_ok=True)
-        note.write_text(digest, encoding="utf-8")
-    return digest
 
 
 @contextlib.contextmanager
