@@ -72,9 +72,7 @@ TEXTS: dict[str, NamedText] = {
         field="long_answer",
     ),
     "imdb": NamedText(
-        hub=("stanfordnlp/imdb", None),
-        split="test",
-        local=("text/imdb.jsonl", "imdb/{split}.jsonl", "imdb.jsonl"),
+        hub=("stanfordnlp/imdb", None), split="test", local=("text/imdb.jsonl", "imdb/{split}.jsonl", "imdb.jsonl")
     ),
     "squad": NamedText(
         hub=("rajpurkar/squad", None),

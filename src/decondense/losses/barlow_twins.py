@@ -18,11 +18,7 @@ from .registry import register
 
 @register("squared correlations of the features", source="rival", reference="Zbontar et al. 2021, arXiv 2103.03230")
 def barlow_twins(
-    z: Tensor,
-    mask: Tensor | None = None,
-    *,
-    redundancy_weight: float = 5e-3,
-    reduction: str = "mean",
+    z: Tensor, mask: Tensor | None = None, *, redundancy_weight: float = 5e-3, reduction: str = "mean"
 ) -> Tensor:
     """Redundancy of the features of hidden states z (batch, tokens, width): a scalar, or (batch,) unreduced.
 

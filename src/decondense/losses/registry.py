@@ -18,11 +18,7 @@ from torch import Tensor
 
 from .options import check_choice
 
-SOURCES = {
-    "paper": "the paper",
-    "released": "its released code",
-    "rival": "the literature",
-}
+SOURCES = {"paper": "the paper", "released": "its released code", "rival": "the literature"}
 Function = TypeVar("Function", bound=Callable[..., Tensor])
 
 

@@ -190,13 +190,9 @@ def _cautions(windows: int, settings: dict[str, Any]) -> list[str]:
 
 
 def _ranges(numbers: list[int]) -> str:
-    parts: list[list[int]] = []
-    for n in numbers:
-        if parts and n == parts[-1][-1] + 1:
-            parts[-1].append(n)
-        else:
-            parts.append([n])
-    return ", ".join(str(p[0]) if len(p) == 1 else f"{p[0]}–{p[-1]}" for p in parts)
+    starts = [n for n in numbers if n - 1 not in numbers]
+    ends = [n for n in numbers if n + 1 not in numbers]
+    return ", ".join(str(low) if low == high else f"{low}–{high}" for low, high in zip(starts, ends))
 
 
 def _histogram(counts: np.ndarray) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -89,6 +90,7 @@ def measure(
     from ..windows import draw_windows
     from . import processes
     from .states import StateReader
+    from .tally import Tally
 
     for name, value in (("batch", batch), ("last", last), ("bootstrap", bootstrap)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -162,10 +164,7 @@ def measure(
             if store is not None and tally.rows:
                 tally.save(store, key)
             raise Interrupted(finish(tally) if tally.rows else None) from None
-        first, *others = processes.gather(tally)
-        for other in others:
-            first.merge(other)
-        return finish(first)
+        return finish(functools.reduce(Tally.merge, processes.gather(tally)))
     finally:
         network.train(training)
 
@@ -204,17 +203,15 @@ def _run(
     """Go over the batches; a batch counts only when all of its states have been seen."""
     import torch
 
-    total = already + sum(len(b) for b in batches)
-    done = already
+    done, total = already, already + sum(len(b) for b in batches)
     saved = time.monotonic()
     interval = float(os.environ.get("DECONDENSE_CHECKPOINT_SECONDS", "20"))
-    if progress is not None:
-        progress(done, total)
+    progress = progress or (lambda done, total: None)
+    progress(done, total)
     for windows in batches:
         tally.merge(_batch(reader, torch.from_numpy(ids[windows]), windows, settings))
         done += len(windows)
-        if progress is not None:
-            progress(done, total)
+        progress(done, total)
         if store is not None and time.monotonic() - saved >= interval:
             tally.save(store, key)
             saved = time.monotonic()
@@ -284,8 +281,5 @@ def _resume(folder: Path | None, key: str) -> Tally | None:
 
     if folder is None:
         raise ValueError("resume must know where the partial measurement lies: give its output folder.")
-    whole: Tally | None = None
-    for path in sorted(folder.glob("partial-*.npz")):
-        part = Tally.open(path, key)
-        whole = part if whole is None else whole.merge(part)
-    return whole
+    parts = [Tally.open(path, key) for path in sorted(folder.glob("partial-*.npz"))]
+    return functools.reduce(Tally.merge, parts) if parts else None

@@ -25,14 +25,8 @@ import torch
 
 __all__ = ["SPECTRAL", "spectral_statistics"]
 
-SPECTRAL = (
-    "effective_rank",
-    "top_singular_share",
-    "distance_to_rank_one",
-    "high_low_ratio",
-    "participation_ratio",
-    "isoscore",
-)
+SPECTRAL = ("effective_rank", "top_singular_share", "distance_to_rank_one", "high_low_ratio",
+            "participation_ratio", "isoscore")  # fmt: skip
 
 
 def spectral_statistics(z: torch.Tensor) -> torch.Tensor:
@@ -53,20 +47,13 @@ def spectral_statistics(z: torch.Tensor) -> torch.Tensor:
     squared = torch.where(squared > len(gram) * torch.finfo(torch.float64).eps * squared[-1], squared, 0.0)
     singular = squared.sqrt()
     p = singular / singular.sum()
-    effective_rank = torch.exp(-torch.special.xlogy(p, p).sum())
+    rank = torch.exp(-torch.special.xlogy(p, p).sum())
     share = singular[-1].square() / power
     low = n * mean.square().sum()
     high = centred.trace().clamp_min(0)
     frobenius = torch.linalg.matrix_norm(centred)
-    isoscore = _isoscore(high / frobenius, width)
-    values = [
-        effective_rank,
-        share,
-        (1 - share).clamp_min(0).sqrt(),
-        (high / low).sqrt(),
-        high.square() / frobenius.square(),
-        isoscore,
-    ]
+    participation, isoscore = high.square() / frobenius.square(), _isoscore(high / frobenius, width)
+    values = [rank, share, (1 - share).clamp_min(0).sqrt(), (high / low).sqrt(), participation, isoscore]
     return torch.stack(values).cpu()
 
 

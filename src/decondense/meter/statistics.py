@@ -28,32 +28,15 @@ import torch
 
 from .. import kernels
 
-__all__ = [
-    "FINE_BINS",
-    "SCALARS",
-    "WindowStatistics",
-    "columns",
-    "cosine_histogram",
-    "distance_buckets",
-    "window_statistics",
-]
+__all__ = ["FINE_BINS", "WindowStatistics", "columns", "cosine_histogram", "distance_buckets", "window_statistics"]
 
 # Pooled counts are kept eight times finer than the 128 bins that are shown, so that quantiles read from them
 # are off by at most 1/512; int16 bin numbers make torch.bincount five times faster than torch.histc.
 FINE_BINS = 1024
 
-SCALARS = (
-    "mean_cosine",
-    "mean_cosine_all",
-    "mean_square_cosine",
-    "mean_direction_norm",
-    "token_norm",
-    "mean_cosine_without_first",
-    "top3_variance_share",
-    "mean_cosine_without_variance3",
-    "top3_cosine_share",
-    "mean_cosine_without_cosine3",
-)
+SCALARS = ("mean_cosine", "mean_cosine_all", "mean_square_cosine", "mean_direction_norm", "token_norm",
+           "mean_cosine_without_first", "top3_variance_share", "mean_cosine_without_variance3",
+           "top3_cosine_share", "mean_cosine_without_cosine3")  # fmt: skip
 
 
 @dataclass
@@ -67,12 +50,7 @@ class WindowStatistics:
 
 def distance_buckets(tokens: int) -> list[tuple[int, int]]:
     """Token distances [low, high), by powers of two: [1, 2), [2, 4), [4, 8) … up to N − 1."""
-    edges = []
-    low = 1
-    while low < tokens:
-        edges.append((low, min(2 * low, tokens)))
-        low *= 2
-    return edges
+    return [(2**k, min(2 ** (k + 1), tokens)) for k in range((tokens - 1).bit_length())]
 
 
 def columns(tokens: int) -> tuple[str, ...]:
@@ -268,6 +246,6 @@ def _bin_(cosines: torch.Tensor, bins: int) -> torch.Tensor:
     half = bins / 2
     small = torch.int16 if bins < 2**15 else torch.int32
     # −1 − ε truncates into bin 0, 1 + ε makes one more bin.
-    found = torch.bincount(cosines.mul_(half).add_(half).to(small).view(-1), minlength=bins + 1)
-    found[bins - 1] += found[bins:].sum()
-    return found[:bins]
+    counts = torch.bincount(cosines.mul_(half).add_(half).to(small).view(-1), minlength=bins + 1)
+    counts[bins - 1] += counts[bins:].sum()
+    return counts[:bins]

@@ -29,9 +29,7 @@ class Tally:
 
     @classmethod
     def empty(cls, states: int, columns: tuple[str, ...], bins: int, *, released_tokens: int | None = None) -> Tally:
-        matrices = None
-        if released_tokens is not None:
-            matrices = np.zeros((states, released_tokens, released_tokens))
+        matrices = None if released_tokens is None else np.zeros((states, released_tokens, released_tokens))
         return cls(states, columns, np.zeros((states, bins), dtype=np.int64), {}, matrices)
 
     def merge(self, other: Tally) -> Tally:

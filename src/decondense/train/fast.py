@@ -46,19 +46,14 @@ def compile_blocks(model: nn.Module) -> int:
     return len(blocks)
 
 
-def head_loss(hidden: Tensor, weight: Tensor, labels: Tensor, items: Tensor) -> Tensor:
-    """Σ cross-entropy of label i + 1 given hidden state i, over `items`. hidden (batch, tokens, width),
-    weight (vocabulary, width), labels (batch, tokens)."""
-    logits = F.linear(hidden[:, :-1].flatten(0, 1), weight).float()
-    return F.cross_entropy(logits, labels[:, 1:].flatten(), reduction="sum", ignore_index=-100) / items
-
-
-def head_terms(hidden: Tensor, weight: Tensor, labels: Tensor, items: Tensor, terms: Terms) -> dict[str, Tensor]:
-    """`head_loss` under "loss", and what `terms` makes of the same logits."""
-    logits = F.linear(hidden[:, :-1].flatten(0, 1), weight).float()
-    target = labels[:, 1:].flatten()
+def head_loss(
+    hidden: Tensor, weight: Tensor, labels: Tensor, items: Tensor, terms: Terms | None = None
+) -> dict[str, Tensor]:
+    """ "loss": Σ cross-entropy of label i + 1 given hidden state i, over `items`, and what `terms` makes of the same
+    logits. hidden (batch, tokens, width), weight (vocabulary, width), labels (batch, tokens)."""
+    logits, target = F.linear(hidden[:, :-1].flatten(0, 1), weight).float(), labels[:, 1:].flatten()
     loss = F.cross_entropy(logits, target, reduction="sum", ignore_index=-100) / items
-    return {"loss": loss, **terms(logits, target, items)}
+    return {"loss": loss} if terms is None else {"loss": loss, **terms(logits, target, items)}
 
 
 def fuse_head(model: Any, *, compiled: bool = True, terms: Terms | None = None) -> bool:
@@ -72,7 +67,7 @@ def fuse_head(model: Any, *, compiled: bool = True, terms: Terms | None = None) 
     if not _reproduces(model, head):
         return False
     # One shape in a whole run; left to itself the compiler would make a slower kernel for any shape.
-    function: Any = head_loss if terms is None else functools.partial(head_terms, terms=terms)
+    function: Any = functools.partial(head_loss, terms=terms)
     function = torch.compile(function, dynamic=False) if compiled else function
     own = model.forward
 
@@ -84,8 +79,7 @@ def fuse_head(model: Any, *, compiled: bool = True, terms: Terms | None = None) 
         if items is None:
             items = (labels[:, 1:] != -100).sum()
         hidden = model.base_model(**kwargs).last_hidden_state
-        loss = function(hidden, head.weight, labels, torch.as_tensor(items, device=hidden.device))
-        return loss if isinstance(loss, dict) else {"loss": loss}
+        return function(hidden, head.weight, labels, torch.as_tensor(items, device=hidden.device))
 
     model.forward = forward
     return True
@@ -106,7 +100,7 @@ def _reproduces(model: Any, head: nn.Linear) -> bool:
         hidden = model.base_model(input_ids=ids).last_hidden_state
         largest = float(F.linear(hidden, head.weight).abs().max())
         for stretch in (1.0, 100.0 / max(largest, 1e-6)):
-            fused = head_loss(hidden * stretch, head.weight, ids, torch.tensor(10, device=ids.device))
+            fused = head_loss(hidden * stretch, head.weight, ids, torch.tensor(10, device=ids.device))["loss"]
             if not torch.isclose(fused, model(input_ids=ids, labels=ids)["loss"].float(), rtol=1e-4, atol=1e-4):
                 return False
     except (TypeError, AttributeError, KeyError, RuntimeError):

@@ -34,6 +34,8 @@ __all__ = ["Prepared", "prepare"]
 class Prepared:
     """What a run works with. `window_text` is the held-out text, as the meter reads it; `speed` says what was done."""
 
+    recipe: Recipe
+    folder: Path
     model: Any
     tokenizer: Any
     source: dict[str, Any]
@@ -72,8 +74,9 @@ def prepare(recipe: Recipe, folder: Path, cache: str | os.PathLike[str] | None, 
     speed = _make_fast(recipe, model, device)
     documents = documents_in(texts, recipe.data)
     return Prepared(
-        model, tokenizer, source, blocks, held_out, documents, window_text, teacher, centre, device, bf16, micro, speed
-    )
+        recipe, folder, model, tokenizer, source, blocks, held_out, documents, window_text, teacher, centre, device,
+        bf16, micro, speed,
+    )  # fmt: skip
 
 
 def _check_reports(wanted: list[str]) -> None:

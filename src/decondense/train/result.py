@@ -11,17 +11,14 @@ from ..models import hardware
 from ..records import Measurement, Step, Training, in_short, read
 from .folder import first_process, process_count
 from .prepare import Prepared
-from .recipe import Recipe
 
 __all__ = ["record_of", "save_model", "write_result"]
 
 
-def record_of(
-    recipe: Recipe, folder: Path, prepared: Prepared, trainer: Any, command: str, losses: dict[str, Any]
-) -> Training:
+def record_of(prepared: Prepared, trainer: Any, command: str, losses: dict[str, Any]) -> Training:
     """The content of result.json; `losses` is what `held_out.document_losses` returned. `tokens` are counted in whole
     blocks; a figure that was not finite is null."""
-    per_step = recipe.step_tokens
+    recipe, per_step = prepared.recipe, prepared.recipe.step_tokens
 
     def at(step: int) -> dict[str, int]:
         return {"step": step, "tokens": step * per_step}
@@ -30,7 +27,7 @@ def record_of(
     names = (*Step.model_fields, *recipe.baselines.on_logits)
     lines = [at(e["step"]) | {k: finite(e[k]) for k in names if k in e} for e in log if "loss" in e]
     snapshots = []
-    for file in sorted((folder / "snapshots").glob("step-*.json")):
+    for file in sorted((prepared.folder / "snapshots").glob("step-*.json")):
         place = at(int(file.stem.split("-")[1])) | {"file": f"snapshots/{file.name}"}
         snapshots.append(in_short(cast(Measurement, read(file)), histogram=True, **place))
     return Training(

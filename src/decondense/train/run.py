@@ -87,9 +87,9 @@ def train(
         # What little is multiplied in float32 on a GPU may use its tensor cores, during the run and no longer.
         fast = prepared.device.type == "cuda" and prepared.speed["compiled"]
         with quiet_loading(), matmul_precision("high" if fast else torch.get_float32_matmul_precision()):
-            trainer = _trainer(recipe, target, prepared, show, say, start=checkpoint is None)
+            trainer = _trainer(prepared, show, say, start=checkpoint is None)
             with begin(target, recipe):
-                record = _carry_out(recipe, target, prepared, trainer, checkpoint, command, draw=draw)
+                record = _carry_out(prepared, trainer, checkpoint, command, draw=draw)
         if prepared.device.type == "cuda":
             del prepared, trainer
             gc.collect()  # trainer, model and callbacks hold each other, and the GPU's memory with them
@@ -97,11 +97,11 @@ def train(
 
 
 def _carry_out(
-    recipe: Recipe, folder: Path, prepared: Prepared, trainer: Any, checkpoint: Path | None, command: str, *, draw: bool
+    prepared: Prepared, trainer: Any, checkpoint: Path | None, command: str, *, draw: bool
 ) -> dict[str, Any]:
     trainer.begin(checkpoint)
     try:
-        with _one_sentence(recipe, folder, prepared):
+        with _one_sentence(prepared):
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     finally:
         if trainer.handle is not None:
@@ -110,25 +110,24 @@ def _carry_out(
     if prepared.documents:
         vocabulary = prepared.model.get_input_embeddings().weight.shape[0]
         deciles = frequency_deciles(prepared.blocks.tokens, vocabulary)
-        losses = document_losses(trainer.model_wrapped, prepared.documents, recipe.data.context, deciles)
-    record = record_of(recipe, folder, prepared, trainer, command, losses)
+        losses = document_losses(trainer.model_wrapped, prepared.documents, prepared.recipe.data.context, deciles)
+    record = record_of(prepared, trainer, command, losses)
     if prepared.centre is not None:
         prepared.centre.fold()
-    save_model(trainer, folder, record, prepared.tokenizer)
+    save_model(trainer, prepared.folder, record, prepared.tokenizer)
     if first_process():
-        write_result(folder, record, draw=draw)
+        write_result(prepared.folder, record, draw=draw)
     return json.loads(record.to_json())
 
 
-def _trainer(
-    recipe: Recipe, folder: Path, prepared: Prepared, show: Show | None, say: Callable[[str], None], *, start: bool
-) -> Any:
+def _trainer(prepared: Prepared, show: Show | None, say: Callable[[str], None], *, start: bool) -> Any:
     """transformers' Trainer with everything attached that the recipe asks for."""
     import transformers
 
     from .trainer import Trainer
     from .watch import Clock, Milestones, Shown
 
+    recipe = prepared.recipe
     isolated = recipe.data.boundaries == "isolated"
     order = Order(prepared.blocks, recipe.steps * recipe.batch_blocks, seed=recipe.train.seed, isolated=isolated)
     passes = len(order) / len(prepared.blocks)
@@ -140,7 +139,7 @@ def _trainer(
         teacher=prepared.teacher,
         clock=clock,
         model=prepared.model,
-        args=_arguments(recipe, folder / "checkpoints", prepared, start=start),
+        args=_arguments(prepared, start=start),
         train_dataset=order,
         eval_dataset=Order(prepared.held_out, len(prepared.held_out), seed=None, isolated=isolated),
         processing_class=prepared.tokenizer,
@@ -152,7 +151,7 @@ def _trainer(
     forgetting = recipe.baselines.active_forgetting
     if forgetting is not None:
         trainer.add_callback(Forgetting(every=forgetting.every, std=forgetting.std, seed=recipe.train.seed))
-    milestones = Milestones(recipe, folder / "snapshots", prepared.window_text, prepared.tokenizer)
+    milestones = Milestones(recipe, prepared.folder / "snapshots", prepared.window_text, prepared.tokenizer)
     trainer.add_callback(milestones)
     if show is not None and first_process():
         trainer.add_callback(Shown(show, clock, recipe.step_tokens, milestones))
@@ -175,13 +174,14 @@ def _regularized(recipe: Recipe, trainer: Any) -> Any:
     return regularize(trainer, loss.name, **options)
 
 
-def _arguments(recipe: Recipe, folder: Path, prepared: Prepared, *, start: bool) -> Any:
+def _arguments(prepared: Prepared, *, start: bool) -> Any:
     from transformers import TrainingArguments
 
-    train, world, micro = recipe.train, process_count(), prepared.micro_batch
+    recipe, world, micro = prepared.recipe, process_count(), prepared.micro_batch
+    train = recipe.train
     rate = train.learning_rate * (math.sqrt(world) if train.scale_learning_rate else 1.0)
     arguments = TrainingArguments(
-        output_dir=str(folder),
+        output_dir=str(prepared.folder / "checkpoints"),
         max_steps=recipe.steps,
         per_device_train_batch_size=micro,
         # The model's own head makes all logits in float32: 8192 × 151,936 of them are 5 GB, some of it three times.
@@ -226,20 +226,20 @@ def _arguments(recipe: Recipe, folder: Path, prepared: Prepared, *, start: bool)
 
 
 @contextlib.contextmanager
-def _one_sentence(recipe: Recipe, folder: Path, prepared: Prepared) -> Iterator[None]:
+def _one_sentence(prepared: Prepared) -> Iterator[None]:
     """What can only go wrong on the way: memory that is not enough, and another process that died, which is seen here
     as a broken connection."""
     try:
         yield
     except RuntimeError as error:
-        where = where_it_goes_on(folder / "checkpoints")
+        where = where_it_goes_on(prepared.folder / "checkpoints")
         if out_of_memory(error):
             micro = prepared.micro_batch
             smaller = max((d for d in range(1, micro) if micro % d == 0), default=None)
             remedy = "train.checkpointing=true" if smaller is None else f"train.micro_batch={smaller}"
             raise ValueError(
                 f"the memory of {prepared.device} must hold train.micro_batch = {micro} blocks of "
-                f"{recipe.data.context} tokens, but it does not: add --resume --set {remedy}, which {where}."
+                f"{prepared.recipe.data.context} tokens, but it does not: add --resume --set {remedy}, which {where}."
             ) from None
         if process_count() == 1 or not lost_process(error):
             raise

@@ -126,14 +126,9 @@ class Trainer(transformers.Trainer):
     # ---- the loss ----
 
     def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        baselines = self.recipe.baselines
-        items: Any = num_items_in_batch
+        baselines, items = self.recipe.baselines, num_items_in_batch
         if not model.training or (self.teacher is None and not baselines.on_logits):
             return super().compute_loss(model, inputs, return_outputs, items)
         loss, outputs = super().compute_loss(model, inputs, True, items)
