@@ -60,3 +60,10 @@ if rows.INTERPRET:
 @pytest.fixture(scope="session")
 def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture
+def chosen(monkeypatch) -> None:
+    """The losses take the kernels, on a machine without a GPU in the interpreter."""
+    if INTERPRET:
+        monkeypatch.setenv("TRITON_INTERPRET", "1")

@@ -32,16 +32,7 @@ def curve(c: float, *, curve: str, tau: float, clamp: float, hard_clamp: bool, m
 
 
 def pairwise(
-    z,
-    mask=None,
-    *,
-    curve_name="dispersion",
-    tau=1.0,
-    clamp=0.1,
-    hard_clamp=False,
-    margin=0.5,
-    eps=1e-2,
-    diagonal=False,
+    z, mask=None, *, curve_name="dispersion", tau=1.0, clamp=0.1, hard_clamp=False, margin=0.5, eps=1e-2, diagonal=False
 ):
     """z (B, N, F) → values (B,), gradients (B, N, F) of each value, numpy float64."""
     z = z.detach().to(torch.float64).cpu().numpy()

@@ -10,13 +10,8 @@ import decondense
 from decondense import losses
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = pytest.mark.usefixtures("chosen")
 ESTIMATORS = ("first_order", "second_order", "exact")
-
-
-@pytest.fixture(autouse=True)
-def _chosen(monkeypatch):
-    if DEVICE == "cpu":
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
 class Stack(torch.nn.Module):

@@ -11,6 +11,7 @@ from decondense import kernels, losses
 from decondense.losses.options import fused
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = pytest.mark.usefixtures("chosen")
 CASES = {
     "exact": (losses.dispersion, {"estimator": "exact", "tau": 0.5}),
     "hard clamp": (losses.dispersion, {"estimator": "exact", "hard_clamp": True, "clamp": 0.5}),
@@ -24,12 +25,6 @@ CASES = {
     "sharp uniformity": (losses.uniformity, {"t": 15.0}),
     "cosreg": (losses.cosreg, {}),
 }
-
-
-@pytest.fixture(autouse=True)
-def _chosen(monkeypatch):
-    if DEVICE == "cpu":
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
 def cloud() -> torch.Tensor:

@@ -42,10 +42,7 @@ def test_bad_tensors(name, z, mask, error, words):
         (lambda: losses.dispersion(Z, estimator="first-order"), "did you mean 'first_order'"),
         (lambda: losses.dispersion(Z, distance="euclid"), "distance must be one of"),
         (lambda: losses.dispersion(Z, reduction="sum"), "reduction must be one of"),
-        (
-            lambda: losses.dispersion(Z, estimator="sampled", max_tokens=1),
-            "max_tokens must be at least 2, got 1",
-        ),
+        (lambda: losses.dispersion(Z, estimator="sampled", max_tokens=1), "max_tokens must be at least 2, got 1"),
         (lambda: losses.dispersion(Z, estimator="first_order", diagonal=True), "use estimator='exact'"),
         (lambda: losses.decorrelation(Z, axis="tokens"), "did you mean 'token'"),
         (lambda: losses.get("disperson"), "did you mean 'dispersion'"),
@@ -104,19 +101,12 @@ def test_disperse_preset_is_wang_and_he():
     u = torch.nn.functional.normalize(z, dim=-1)
     c = u @ u.mT
     close = torch.testing.assert_close
+    close(losses.get("dispersion", preset="disperse", tau=0.5)(z), torch.log(torch.exp(c / 0.5).mean((1, 2))).mean())
     close(
-        losses.get("dispersion", preset="disperse", tau=0.5)(z),
-        torch.log(torch.exp(c / 0.5).mean((1, 2))).mean(),
-    )
-    close(
-        losses.get("orthogonalization", preset="disperse", margin=0.3)(z),
-        torch.clamp(0.3 + c, min=0).square().mean(),
+        losses.get("orthogonalization", preset="disperse", margin=0.3)(z), torch.clamp(0.3 + c, min=0).square().mean()
     )
     d = torch.cdist(z, z).square()
-    close(
-        losses.get("l2_repel", preset="disperse", tau=2.0)(z),
-        torch.log(torch.exp(-d / 2).mean((1, 2))).mean(),
-    )
+    close(losses.get("l2_repel", preset="disperse", tau=2.0)(z), torch.log(torch.exp(-d / 2).mean((1, 2))).mean())
     r = torch.stack([torch.corrcoef(x.T) for x in z])
     close(losses.get("decorrelation", preset="disperse")(z), r.square().sum((1, 2)).mean())
 

@@ -37,8 +37,7 @@ def test_more_than_256_tokens_are_sampled_once_for_the_batch():
     assert (values == values[0]).all()  # the same sequence thrice, the same tokens of it
     assert loss(z, reduction="none")[0] != values[0]  # the next call draws again
     torch.testing.assert_close(
-        losses.get("dispersion", preset="released", max_tokens=None)(z),
-        losses.dispersion(z, clamp=0.25) + 0.01,
+        losses.get("dispersion", preset="released", max_tokens=None)(z), losses.dispersion(z, clamp=0.25) + 0.01
     )
 
 

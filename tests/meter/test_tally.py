@@ -32,12 +32,10 @@ def assert_equal(a, b):
 
 
 def test_merging_in_any_order_and_grouping_gives_the_same():
-    in_order = Tally.empty(3, COLUMNS, 16, released_tokens=4)
-    for piece in pieces():
-        in_order.merge(piece)
-    backwards = Tally.empty(3, COLUMNS, 16, released_tokens=4)
-    for piece in reversed(pieces()):
-        backwards.merge(piece)
+    in_order, backwards = (Tally.empty(3, COLUMNS, 16, released_tokens=4) for _ in range(2))
+    for first, last in zip(pieces(), reversed(pieces())):
+        in_order.merge(first)
+        backwards.merge(last)
     a, b, c, d = pieces()
     grouped = b.merge(d).merge(c.merge(a))
     assert_equal(in_order, backwards)

@@ -2,138 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
+import transformers
 from torch import nn
-from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    BertConfig,
-    BertForMaskedLM,
-    BloomConfig,
-    BloomForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    T5Config,
-    T5ForConditionalGeneration,
-)
 
 VOCABULARY = 64
+# Arguments of a trainer that says nothing and takes plain steps: Adam would hide a factor.
+PLAIN = {"use_cpu": True, "save_strategy": "no", "disable_tqdm": True, "learning_rate": 1e-2, "optim": "sgd",
+         "max_grad_norm": 0.0, "lr_scheduler_type": "constant"}  # fmt: skip
+SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", {**SHAPE, "num_hidden_layers": 3, "num_key_value_heads": 2, "pad_token_id": 0}),
+    "gpt2": ("GPT2LMHeadModel", {"n_positions": 64, "n_embd": 32, "n_layer": 3, "n_head": 4, "resid_pdrop": 0.0,
+                                 "embd_pdrop": 0.0, "attn_pdrop": 0.0}),
+    "qwen3": ("Qwen3ForCausalLM", {**SHAPE, "num_hidden_layers": 2, "num_key_value_heads": 2, "head_dim": 8}),
+    "bloom": ("BloomForCausalLM", {"hidden_size": 32, "n_layer": 2, "n_head": 4}),
+    "bert": ("BertForMaskedLM", {**SHAPE, "num_hidden_layers": 2, "hidden_dropout_prob": 0.0,
+                                 "attention_probs_dropout_prob": 0.0}),
+    "t5": ("T5ForConditionalGeneration", {"d_model": 32, "d_ff": 48, "d_kv": 8, "num_layers": 2, "num_heads": 4,
+                                          "num_decoder_layers": 3, "dropout_rate": 0.0, "decoder_start_token_id": 0}),
+    "bart": ("BartForConditionalGeneration", {
+        "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "dropout": 0.0,
+        "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 64}),
+}  # fmt: skip
 
 
-def llama(layers: int = 3) -> nn.Module:
-    torch.manual_seed(1)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=layers,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            pad_token_id=0,
-        )
-    )
+def builder(family: str) -> Callable[..., nn.Module]:
+    def build(layers: int | None = None) -> nn.Module:
+        name, options = CONFIGS[family]
+        kind = getattr(transformers, name)
+        depth = {} if layers is None else {"num_hidden_layers": layers}
+        torch.manual_seed(1)
+        return kind(kind.config_class(vocab_size=VOCABULARY, **options | depth))
+
+    build.__name__ = family
+    return build
 
 
-def gpt2(layers: int = 3) -> nn.Module:
-    torch.manual_seed(1)
-    return GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=VOCABULARY,
-            n_positions=64,
-            n_embd=32,
-            n_layer=layers,
-            n_head=4,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-        )
-    )
-
-
-def qwen3() -> nn.Module:
-    torch.manual_seed(1)
-    return Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=VOCABULARY,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=8,
-        )
-    )
-
-
-def bloom() -> nn.Module:
-    torch.manual_seed(1)
-    return BloomForCausalLM(BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4))
-
-
-def bert() -> nn.Module:
-    torch.manual_seed(1)
-    return BertForMaskedLM(
-        BertConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-        )
-    )
-
-
-def t5() -> nn.Module:
-    torch.manual_seed(1)
-    return T5ForConditionalGeneration(
-        T5Config(
-            vocab_size=VOCABULARY,
-            d_model=32,
-            d_ff=48,
-            d_kv=8,
-            num_layers=2,
-            num_decoder_layers=3,
-            num_heads=4,
-            dropout_rate=0.0,
-            decoder_start_token_id=0,
-        )
-    )
-
-
-def bart() -> nn.Module:
-    torch.manual_seed(1)
-    return BartForConditionalGeneration(
-        BartConfig(
-            vocab_size=VOCABULARY,
-            d_model=32,
-            encoder_layers=2,
-            decoder_layers=2,
-            encoder_attention_heads=4,
-            decoder_attention_heads=4,
-            encoder_ffn_dim=48,
-            decoder_ffn_dim=48,
-            dropout=0.0,
-            max_position_embeddings=64,
-        )
-    )
-
-
-FAMILIES = {
-    "llama": llama,
-    "gpt2": gpt2,
-    "qwen3": qwen3,
-    "bloom": bloom,
-    "bert": bert,
-    "t5": t5,
-    "bart": bart,
-}
+FAMILIES = {family: builder(family) for family in CONFIGS}
+llama, gpt2, qwen3, bert, t5 = (FAMILIES[family] for family in ("llama", "gpt2", "qwen3", "bert", "t5"))
 
 
 def tokens(batch: int = 4, length: int = 12, seed: int = 0) -> torch.Tensor:

@@ -92,16 +92,11 @@ def test_any_module_by_the_names_of_its_layers():
         handle.penalty().backward()
         grads = gradients(model)
         assert len(handle.last["per_layer"]) == 2
-        model.zero_grad()
-        model.checkpoint = False
-        model(ids, mask)
-        handle.penalty().backward()
-        assert_same(gradients(model), grads)
-        model.zero_grad()
-        model.checkpoint = True  # the output of a whole checkpoint carries its gradient
-        model(ids, mask)
-        handle.penalty().backward()
-        assert_same(gradients(model), grads)
+        for model.checkpoint in (False, True):  # the output of a whole checkpoint carries its gradient
+            model.zero_grad()
+            model(ids, mask)
+            handle.penalty().backward()
+            assert_same(gradients(model), grads)
     # something inside one does not
     with dc.regularize(model, modules=["blocks.*.linear"]), pytest.raises(RuntimeError, match="use_reentrant=False"):
         model(ids, mask)
@@ -110,10 +105,7 @@ def test_any_module_by_the_names_of_its_layers():
     with pytest.raises(ValueError, match=r"got 'blocks', a ModuleList: name what is in it, 'blocks\.\*'"):
         dc.regularize(model, modules=["blocks"])
     model.checkpoint = None
-    with (
-        dc.regularize(model, modules=["flat"]),
-        pytest.raises(TypeError, match=r"output of flat.*got \(4, 8\)"),
-    ):
+    with dc.regularize(model, modules=["flat"]), pytest.raises(TypeError, match=r"output of flat.*got \(4, 8\)"):
         model(ids)
 
 

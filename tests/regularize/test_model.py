@@ -132,11 +132,7 @@ def test_packed_rows_are_their_documents():
     a, b, c, d = tokens(1, 5, 1), tokens(1, 9, 2), tokens(1, 1, 3), tokens(1, 1, 4)
     row = torch.cat([a, b, c, d], 1)
     positions = torch.cat([torch.arange(x.shape[1]) for x in (a, b, c, d)]).unsqueeze(0)
-    packed = {
-        "input_ids": row,
-        "position_ids": positions,
-        "use_cache": False,
-    }  # a cache would join the documents
+    packed = {"input_ids": row, "position_ids": positions, "use_cache": False}  # a cache would join the documents
     with dc.regularize(model, weight=1.0, estimator="exact") as handle:
         model(**packed)
         together = handle.penalty()

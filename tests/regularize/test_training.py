@@ -8,34 +8,18 @@ from torch import nn
 from transformers import Trainer, TrainingArguments
 
 import decondense as dc
-from regularize.models import assert_same, gpt2, gradients, llama, padded, tokens
+from regularize.models import PLAIN, assert_same, gpt2, gradients, llama, padded, tokens
 
 
 def arguments(tmp_path, **options) -> TrainingArguments:
-    return TrainingArguments(
-        output_dir=str(tmp_path),
-        use_cpu=True,
-        report_to="none",
-        save_strategy="no",
-        disable_tqdm=True,
-        learning_rate=1e-2,
-        optim="sgd",  # Adam would hide a factor
-        max_grad_norm=0.0,
-        lr_scheduler_type="constant",
-        seed=3,
-        **options,
-    )
+    return TrainingArguments(output_dir=str(tmp_path), report_to="none", seed=3, **PLAIN, **options)
 
 
 class Rows(torch.utils.data.Dataset):
     def __init__(self, pad: bool, rows: int = 16) -> None:
         ids, mask, labels = padded(rows) if pad else (tokens(rows), None, tokens(rows))
         self.items = [
-            {
-                "input_ids": ids[i],
-                "labels": labels[i],
-                **({} if mask is None else {"attention_mask": mask[i]}),
-            }
+            {"input_ids": ids[i], "labels": labels[i], **({} if mask is None else {"attention_mask": mask[i]})}
             for i in range(rows)
         ]
 
@@ -64,12 +48,11 @@ class NoItems(nn.Module):
         return {"loss": (losses.sum(1) / count).mean(), "logits": out.logits}
 
 
-def trained(tmp_path, model, attach, *, micro: int, pad: bool, steps: int = 2):
+def trained(tmp_path, model, attach, *, micro: int, pad: bool, steps: int = 2, loss=None, **options):
     """Two optimiser steps over 16 rows: 8 × 1 or 1 × 8."""
-    args = arguments(
-        tmp_path, per_device_train_batch_size=micro, gradient_accumulation_steps=8 // micro, max_steps=steps
-    )
-    trainer = Trainer(model=model, args=args, train_dataset=Rows(pad))
+    options |= {"per_device_train_batch_size": micro, "gradient_accumulation_steps": 8 // micro, "max_steps": steps}
+    args = arguments(tmp_path, **options)
+    trainer = Trainer(model=model, args=args, train_dataset=Rows(pad), compute_loss_func=loss)
     handle = attach(trainer)
     trainer.train()
     handle.remove()
@@ -297,25 +280,14 @@ def test_trainer_with_a_loss_of_its_own(tmp_path, option):
         )
         return flat / num_items_in_batch
 
-    found = {}
-    for weight, micro in ((0.0, 8), (20.0, 8), (20.0, 1)):
-        model = llama()
-        smoothing = {"label_smoothing_factor": 0.1} if option == "label smoothing" else {}
-        args = arguments(
-            tmp_path,
-            per_device_train_batch_size=micro,
-            gradient_accumulation_steps=8 // micro,
-            max_steps=2,
-            remove_unused_columns=False,
-            **smoothing,
-        )
-        extra = {"compute_loss_func": own} if option == "compute_loss_func" else {}
-        trainer = Trainer(model=model, args=args, train_dataset=Rows(True), **extra)
-        with dc.regularize(trainer, weight=weight):
-            trainer.train()
-        found[weight, micro] = {n: p.detach().clone() for n, p in model.named_parameters()}
-    assert_same(found[20.0, 8], found[20.0, 1], 1e-5)
-    assert max((found[0.0, 8][n] - found[20.0, 8][n]).abs().max() for n in found[0.0, 8]) > 1e-3
+    options = {"loss": own} if option == "compute_loss_func" else {"label_smoothing_factor": 0.1}
+    options |= {"pad": True, "remove_unused_columns": False}
+    without, whole, parts = (
+        trained(tmp_path, llama(), ATTACH["trainer"](weight), micro=micro, **options)
+        for weight, micro in ((0.0, 8), (20.0, 8), (20.0, 1))
+    )
+    assert_same(whole, parts, 1e-5)
+    assert max((without[n] - whole[n]).abs().max() for n in whole) > 1e-3
 
 
 def test_trainer_errors(tmp_path):

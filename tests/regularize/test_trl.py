@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import decondense as dc
-from regularize.models import VOCABULARY, assert_same, llama
+from regularize.models import PLAIN, VOCABULARY, assert_same, llama
 
 pytest.importorskip("trl")
 from datasets import Dataset
@@ -33,15 +33,8 @@ def trained(tmp_path, weight, micro=8, attach=lambda trainer, weight: dc.regular
     model = llama()
     config = SFTConfig(
         output_dir=str(tmp_path),
-        use_cpu=True,
         bf16=False,
         report_to=options.pop("report_to", "none"),
-        save_strategy="no",
-        disable_tqdm=True,
-        learning_rate=1e-2,
-        optim="sgd",
-        max_grad_norm=0.0,
-        lr_scheduler_type="constant",
         per_device_train_batch_size=micro,
         gradient_accumulation_steps=8 // micro,
         max_steps=2,
@@ -49,6 +42,7 @@ def trained(tmp_path, weight, micro=8, attach=lambda trainer, weight: dc.regular
         max_length=16,
         gradient_checkpointing=False,
         dataset_num_proc=None,
+        **PLAIN,
         **options,
     )
     trainer = SFTTrainer(

@@ -55,6 +55,16 @@ def tiny(*settings: str, **options: Any) -> Recipe:
     return recipe_from(content(*settings, **options))
 
 
+def saved(folder: Path, **changes: Any) -> Path:
+    """A folder with the tiny Llama, its configuration changed, and the tokenizer of bytes."""
+    import transformers
+
+    config = transformers.LlamaConfig(**CONFIGS["llama"] | changes)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    transformers.ByT5Tokenizer().save_pretrained(folder)
+    return folder
+
+
 def weights(folder: Path) -> dict[str, Any]:
     """The trained weights of a finished run."""
     from safetensors.torch import load_file
@@ -64,6 +74,20 @@ def weights(folder: Path) -> dict[str, Any]:
 
 def result(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "result.json").read_text())
+
+
+def fail_in_step_five(patch: Any, error: BaseException) -> None:
+    """By a monkeypatch: the error comes in the fifth step from 0."""
+    from decondense.train.trainer import Trainer
+
+    own = Trainer.training_step
+
+    def training_step(self: Trainer, *args: Any) -> Any:
+        if self.state.global_step == 5:
+            raise error
+        return own(self, *args)
+
+    patch.setattr(Trainer, "training_step", training_step)
 
 
 # ---- processes ---------------------------------------------------------------------------------------------------

@@ -14,9 +14,7 @@ from train.runs import result, tiny, weights
 def slowly(steps: int, every: int, warmup: float) -> list[float]:
     """The factor at every step: a linear rise over the first share and a linear fall to 0, at (g·⌊T/K⌋) mod T."""
     rise = round(warmup * steps)
-    curve = []
-    for at in range(steps):
-        curve.append(at / rise if at < rise else (steps - at) / (steps - rise))
+    curve = [at / rise if at < rise else (steps - at) / (steps - rise) for at in range(steps)]
     speed = steps // every if steps >= every else 1
     return [curve[(g * speed) % steps] for g in range(steps)]
 
@@ -122,5 +120,5 @@ def test_the_real_callback_is_attached(tmp_path, cache, monkeypatch):
     monkeypatch.setattr("decondense.train.run.Forgetting", Noted)
     recipe = tiny("baselines.active_forgetting={every: 5, std: 0.1}", "train.seed=7")
     prepared = run.prepare(recipe, tmp_path, cache)
-    run._trainer(recipe, tmp_path, prepared, None, lambda sentence: None, start=True)
+    run._trainer(prepared, None, lambda sentence: None, start=True)
     assert made == [{"every": 5, "std": 0.1, "seed": 7}]

@@ -7,10 +7,12 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
+import torch
 import transformers
 
-from decondense.train import train
-from train.runs import CONFIGS, tiny
+from decondense.train import run, train, trainer
+from decondense.train.trainer import Trainer
+from train.runs import fail_in_step_five, saved, tiny
 
 BROKEN = {
     "context": (["data.context=128", "train.batch_tokens=1024"], r"data.context must be at most 64, the positions"),
@@ -32,13 +34,26 @@ BROKEN = {
     ),
     "device": (["train.device=cuda:7"], r"device must be one that this machine has, got 'cuda:7'"),
     "layers": (["loss={name: dispersion, layers: [9]}"], r"layers must lie in 0 … 2"),
+    "shares of a step": ([], r"every one of 3 processes as many blocks, got 8 blocks of 32"),
+    "shares of the windows": (
+        ["snapshots={count: 1, windows: 6, tokens: 16}"],
+        r"snapshots.windows must be a multiple of the 4 processes .*, got 6",
+    ),
     "report": (["train.report_to=[nothing]"], r"train.report_to must name what is installed \(.*\), got 'nothing'"),
 }
 
 
+LAUNCHED = {  # by a launcher of several processes, which says so in the environment
+    "shares of a step": {"WORLD_SIZE": "3"},
+    "shares of the windows": {"WORLD_SIZE": "4", "ACCELERATE_USE_FSDP": "true"},
+}
+
+
 @pytest.mark.parametrize("case", BROKEN)
-def test_one_sentence_and_nothing_left_behind(case, tmp_path, cache):
+def test_one_sentence_and_nothing_left_behind(case, tmp_path, cache, monkeypatch):
     settings, sentence = BROKEN[case]
+    for name, value in LAUNCHED.get(case, {}).items():
+        monkeypatch.setenv(name, value)
     with pytest.raises((ValueError, OSError), match=sentence):
         train(tiny(*settings), tmp_path / "deep" / "er" / "run", cache=cache)
     assert list(tmp_path.iterdir()) == []  # neither the run folder nor the folders made for it
@@ -60,7 +75,6 @@ def test_a_full_disk(tmp_path, cache, monkeypatch):
 
 def test_a_disk_that_becomes_full(tmp_path, cache, monkeypatch):
     """Whoever writes then has words of their own for it; the run can be resumed."""
-    from decondense.train import trainer
 
     def full(folder, **content):
         raise OSError(28, "No space left on device")
@@ -74,8 +88,6 @@ def test_a_disk_that_becomes_full(tmp_path, cache, monkeypatch):
         patched.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=4096))
         raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 5312 vs 5204")
 
-    import torch
-
     with monkeypatch.context() as patched:
         patched.setattr(torch, "save", torn)
         with pytest.raises(OSError, match="the disk became full"):
@@ -84,19 +96,8 @@ def test_a_disk_that_becomes_full(tmp_path, cache, monkeypatch):
 
 
 def test_memory_that_is_not_enough(tmp_path, cache, monkeypatch):
-    import torch
-
-    from decondense.train.trainer import Trainer
-
-    own = Trainer.training_step
-
-    def training_step(self, *args):
-        if self.state.global_step == 5:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.")
-        return own(self, *args)
-
     with monkeypatch.context() as patched:
-        patched.setattr(Trainer, "training_step", training_step)
+        fail_in_step_five(patched, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB."))
         with pytest.raises(
             ValueError, match=r"must hold train.micro_batch = 8 blocks of 32 tokens, .* which continues"
         ):
@@ -108,17 +109,8 @@ def test_memory_that_is_not_enough(tmp_path, cache, monkeypatch):
 
 def test_a_connection_that_breaks(tmp_path, cache, monkeypatch):
     """What is left of a process that died, for one that waits for it."""
-    from decondense.train import run
-    from decondense.train.trainer import Trainer
-
-    own = Trainer.training_step
-
-    def training_step(self, *args):
-        if self.state.global_step == 5:
-            raise RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:30382. More of it.")
-        return own(self, *args)
-
-    monkeypatch.setattr(Trainer, "training_step", training_step)
+    broken = RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:30382. More of it.")
+    fail_in_step_five(monkeypatch, broken)
     with pytest.raises(RuntimeError, match=r"^\[pair.cc"):  # alone: not ours to explain
         train(tiny(), tmp_path / "alone", cache=cache)
     arguments = run._arguments
@@ -164,10 +156,7 @@ def test_a_model_that_is_no_language_model(tmp_path, cache):
 
 def test_another_models_tokenizer_is_seen(tmp_path, cache):
     """A model by name with a tokenizer that makes tokens it has no embedding for."""
-    folder = tmp_path / "model"
-    config = transformers.LlamaConfig(**CONFIGS["llama"] | {"vocab_size": 80})
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    transformers.ByT5Tokenizer().save_pretrained(folder)
+    folder = saved(tmp_path / "model", vocab_size=80)
     with pytest.raises(ValueError, match=r"it makes token \d+, the model has 80 embeddings; choose the model's own"):
         train(tiny(f"model={{name: {folder}}}"), tmp_path / "run", cache=cache)
 
@@ -183,8 +172,7 @@ def words_tokenizer():
 
 def test_trained_weights_know_their_own_tokenizer(tmp_path, cache):
     """Every token has an embedding, and yet it is the wrong one. Fresh weights know none."""
-    folder = tmp_path / "model"
-    transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIGS["llama"])).save_pretrained(folder)
+    folder = saved(tmp_path / "model")
     words_tokenizer().save_pretrained(folder)
     with pytest.raises(ValueError, match=r"must split text as the trained weights of .* got 'bytes', .*: leave it out"):
         train(tiny(f"model={{name: {folder}, tokenizer: bytes}}"), tmp_path / "run", cache=cache)
@@ -217,14 +205,6 @@ def test_a_named_text_is_trained_on_in_its_train_split(tmp_path, cache, monkeypa
     assert record["text"][0]["documents"] == 1
 
 
-def test_sharded_weights_want_as_many_windows_on_every_process(tmp_path, cache, monkeypatch):
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    recipe = tiny("snapshots={count: 1, windows: 6, tokens: 16}")
-    with pytest.raises(ValueError, match=r"snapshots.windows must be a multiple of the 4 processes .*, got 6"):
-        train(recipe, tmp_path / "run", cache=cache)
-
-
 @pytest.mark.parametrize(
     ("launched", "precision", "bf16"),
     [("no", "fp32", False), ("no", "bf16", True), ("bf16", "bf16", True), ("bf16", "fp32", None),
@@ -232,8 +212,6 @@ def test_sharded_weights_want_as_many_windows_on_every_process(tmp_path, cache, 
 )  # fmt: skip
 def test_the_launcher_and_the_recipe_agree_on_the_precision(launched, precision, bf16, tmp_path, cache, monkeypatch):
     """`accelerate launch` names a precision in the environment, and Trainer follows it where the recipe says fp32."""
-    from decondense.train.trainer import Trainer
-
     seen: set[str] = set()
     own = Trainer.training_step
 
@@ -251,9 +229,3 @@ def test_the_launcher_and_the_recipe_agree_on_the_precision(launched, precision,
         return
     assert train(recipe, tmp_path / "run", cache=cache).record["bf16"] is bf16
     assert seen == {"bf16" if bf16 else "no"}
-
-
-def test_processes_that_cannot_share_a_step(tmp_path, cache, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(ValueError, match=r"every one of 3 processes as many blocks, got 8 blocks of 32"):
-        train(tiny(), tmp_path / "run", cache=cache)

@@ -6,14 +6,13 @@ import json
 
 import pytest
 import torch
-import transformers
 import yaml
 
 from decondense import cli
 from decondense.train import load_recipe, recipe_from, train
 from decondense.train.trainer import Trainer
 from decondense.train.watch import in_words
-from train.runs import CONFIGS, content, result, tiny, weights
+from train.runs import content, result, saved, tiny, weights
 
 
 def run(capsys, *arguments):
@@ -74,10 +73,7 @@ def test_a_recipe_with_settings_and_several_seeds(recipe, capsys):
 
 
 def test_flags_without_a_recipe(recipe, capsys, tmp_path):
-    model = tmp_path / "small-model"
-    config = transformers.LlamaConfig(**CONFIGS["llama"])
-    transformers.LlamaForCausalLM(config).save_pretrained(model)
-    transformers.ByT5Tokenizer().save_pretrained(model)
+    model = saved(tmp_path / "small-model")
     text = tmp_path / "text.txt"
     text.write_text("Some words, and then some more of them.\n" * 60)
     flags = ["--model", model, "--text", f"{text},pydoc", "--held-out", text, "--tokens", "0.5K", "--context", "32",

@@ -18,7 +18,7 @@ from decondense.train import train
 from decondense.train.controls import Centre, final_norm, logit_terms
 from decondense.train.fast import fuse_head
 from decondense.train.trainer import Trainer
-from train.runs import tiny, weights
+from train.runs import fail_in_step_five, tiny, weights
 
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
@@ -131,7 +131,7 @@ def test_the_running_mean_is_causal_and_becomes_part_of_the_bias():
     torch.testing.assert_close(centre.norm.running_mean, raw.flatten(0, 1).mean(0))
     second = model.base_model(input_ids=ids).last_hidden_state
     torch.testing.assert_close(second.flatten(0, 1).mean(0), torch.zeros(raw.shape[-1]), atol=1e-6, rtol=0)
-    other = tokens(4, seed=5) if "seed" in tokens.__code__.co_varnames else ids.flip(1)
+    other = tokens(4, seed=5)
     model.base_model(input_ids=other)
     centre.on_step_end(None, transformers.TrainerState(global_step=2), None)
     with torch.no_grad():
@@ -154,14 +154,7 @@ def test_a_centred_run_saves_what_it_measured_and_can_be_resumed(tmp_path, cache
     model = transformers.AutoModelForCausalLM.from_pretrained(run.folder / "model").eval()
     assert "transformer.ln_f.running_mean" not in weights(run.folder)
     with monkeypatch.context() as patched:
-        step = Trainer.training_step
-
-        def interrupted(self, *args):
-            if self.state.global_step == 5:
-                raise KeyboardInterrupt
-            return step(self, *args)
-
-        patched.setattr(Trainer, "training_step", interrupted)
+        fail_in_step_five(patched, KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
             train(recipe, tmp_path / "killed", cache=cache)
     seen: list[Any] = []  # what the last pass was asked for: the same of the saved model

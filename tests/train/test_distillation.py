@@ -11,7 +11,7 @@ import transformers
 
 from decondense.train import train
 from decondense.train.distillation import check_teacher, distillation, share_loss
-from train.runs import CONFIGS, result, tiny, weights
+from train.runs import CONFIGS, result, saved, tiny, weights
 
 
 def slowly(student: torch.Tensor, teacher: torch.Tensor, labels: torch.Tensor, temperature: float) -> float:
@@ -99,21 +99,16 @@ def test_mixture():
         return SimpleNamespace(logits=teacher.float())
 
     task = torch.tensor(3.0)
-    mixed = share_loss(task, student.float(), model, inputs, None, temperature=2.0, share=0.25)
-    expected = 0.75 * 3.0 + 0.25 * slowly(student, teacher, labels, 2.0) / 6  # six labels
-    assert float(mixed) == pytest.approx(expected, rel=1e-5)
-    of_a_step = share_loss(task, student.float(), model, inputs, torch.tensor(24), temperature=2.0, share=0.25)
-    assert float(of_a_step) == pytest.approx(0.75 * 3 + 0.25 * slowly(student, teacher, labels, 2.0) / 24, rel=1e-5)
+    term = slowly(student, teacher, labels, 2.0)
+    for items, count in ((None, 6), (torch.tensor(24), 24)):  # six labels, or those of the whole step
+        mixed = share_loss(task, student.float(), model, inputs, items, temperature=2.0, share=0.25)
+        assert float(mixed) == pytest.approx(0.75 * 3.0 + 0.25 * term / count, rel=1e-5)
 
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("teacher")
     torch.manual_seed(5)
-    config = transformers.LlamaConfig(**CONFIGS["llama"] | {"hidden_size": 24, "initializer_range": 0.5})
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    transformers.ByT5Tokenizer().save_pretrained(folder)
-    return folder
+    return saved(tmp_path_factory.mktemp("teacher"), hidden_size=24, initializer_range=0.5)
 
 
 def distilled(teacher, *settings: str, share: float = 0.5):
@@ -151,22 +146,15 @@ def test_a_student_of_one_teacher_alone_learns_from_it(tmp_path, cache, teacher)
 
 
 def test_teachers_that_do_not_fit(tmp_path, cache):
-    with pytest.raises(OSError, match=r"model 'nobody/has-this' is no folder, no GGUF file .* the hub did not provide"):
-        train(distilled("nobody/has-this"), tmp_path / "run", cache=cache)
-    with pytest.raises(FileNotFoundError, match="no model at"):
-        train(distilled(tmp_path / "absent"), tmp_path / "run", cache=cache)
-    other = tmp_path / "other"
-    config = transformers.LlamaConfig(**CONFIGS["llama"] | {"vocab_size": 400})
-    transformers.LlamaForCausalLM(config).save_pretrained(other)
-    transformers.ByT5Tokenizer().save_pretrained(other)
-    with pytest.raises(ValueError, match=r"share the student's vocabulary of 384 tokens, this one has 400: choose"):
-        train(distilled(other), tmp_path / "run", cache=cache)
-    short = tmp_path / "short"
-    config = transformers.LlamaConfig(**CONFIGS["llama"] | {"max_position_embeddings": 16})
-    transformers.LlamaForCausalLM(config).save_pretrained(short)
-    transformers.ByT5Tokenizer().save_pretrained(short)
-    with pytest.raises(ValueError, match=r"must see whole blocks of 32 tokens, this one sees 16"):
-        train(distilled(short), tmp_path / "run", cache=cache)
+    other, short = saved(tmp_path / "other", vocab_size=400), saved(tmp_path / "short", max_position_embeddings=16)
+    for unfit, error, sentence in (
+        ("nobody/has-this", OSError, "model 'nobody/has-this' is no folder, no GGUF file .* the hub did not provide"),
+        (tmp_path / "absent", FileNotFoundError, "no model at"),
+        (other, ValueError, "share the student's vocabulary of 384 tokens, this one has 400: choose"),
+        (short, ValueError, "must see whole blocks of 32 tokens, this one sees 16"),
+    ):
+        with pytest.raises(error, match=sentence):
+            train(distilled(unfit), tmp_path / "run", cache=cache)
     assert not (tmp_path / "run").exists()
 
 

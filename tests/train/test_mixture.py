@@ -25,11 +25,7 @@ def write(path: Path, word: str, documents: int, ending: str = "") -> str:
     return str(path)
 
 
-@given(
-    shares=st.lists(st.floats(0.01, 1), min_size=1, max_size=6),
-    data=st.data(),
-    total=st.integers(0, 500),
-)
+@given(shares=st.lists(st.floats(0.01, 1), min_size=1, max_size=6), data=st.data(), total=st.integers(0, 500))
 def test_allotted_blocks_add_up_and_follow_the_shares(shares, data, total):
     limits = data.draw(st.lists(st.integers(0, 200), min_size=len(shares), max_size=len(shares)))
     counts = allot(total, shares, limits)
@@ -50,7 +46,8 @@ def test_allotted_by_hand():
     assert allot(10, [0.7, 0.3], [100, 100]) == [7, 3]
     assert allot(100, [0.5, 0.5], [10, 20]) == [10, 20]
     assert shares_of(["a", "b"]) == {"a": 0.5, "b": 0.5}
-    assert shares_of({"a": 3, "b": 1}) == {"a": 0.75, "b": 0.25}
+    for same in ({"b": 1, "a": 3}, {"a": 3, "b": 1}):  # equal mappings are the same run, so they have one order
+        assert list(shares_of(same).items()) == [("a", 0.75), ("b", 0.25)]
 
 
 def test_every_text_has_its_share_and_a_short_one_gives_all_it_has(tmp_path, cache):
@@ -60,7 +57,7 @@ def test_every_text_has_its_share_and_a_short_one_gives_all_it_has(tmp_path, cac
     held_out = write(tmp_path / "held.jsonl", "d", 3)
     recipe = tiny(
         f"data={{text: {{{names[0]}: 2, {names[1]}: 1, {names[2]}: 1}}, held_out: [{held_out}], tokens: 1280, "
-        "held_out_tokens: 96, context: 32}",
+        "held_out_tokens: 96, context: 32}"
     )
     seen: list[int] = []
     record = train(recipe, tmp_path / "run", cache=cache, show=lambda step, figures: seen.append(step)).record
@@ -121,8 +118,3 @@ def test_a_copied_cache_is_found_with_its_texts(tmp_path, monkeypatch):
     monkeypatch.setattr(token_files, "_tokenise", lambda *a: pytest.fail("the text was tokenised again"))
     record = train(recipe("there", 512), tmp_path / "second", cache=tmp_path / "copy").record
     assert [t["name"] for t in record["text"]] == [str(tmp_path / "there" / f"{word}.jsonl") for word in "ab"]
-
-
-def test_equal_mappings_are_the_same_run():
-    one, other = {"text": {"b": 1, "a": 3}}, {"text": {"a": 3, "b": 1}}
-    assert list(shares_of(one["text"]).items()) == list(shares_of(other["text"]).items()) == [("a", 0.75), ("b", 0.25)]

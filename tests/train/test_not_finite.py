@@ -7,10 +7,13 @@ import math
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from decondense.figures.training import training_figure
 from decondense.records import read
 from decondense.train import train
+from decondense.train.blocks import Order
+from decondense.train.prepare import prepare
 from decondense.train.trainer import NotFinite, Trainer
 from train.runs import result, tiny, weights
 
@@ -53,25 +56,20 @@ def test_stops_and_says_where(kind, spoil, tmp_path, cache):
     assert "the last good checkpoint is checkpoint-4: lower train.learning_rate" in said
     assert said.endswith("or add --resume --on-nan skip.")
     # nothing bad got into a checkpoint
-    from safetensors.torch import load_file
-
     kept = load_file(tmp_path / "run" / "checkpoints" / "checkpoint-4" / "model.safetensors")
     assert all(torch.isfinite(w).all() for w in kept.values())
     assert not (tmp_path / "run" / "result.json").exists()
 
 
 def test_the_place_is_that_of_the_step(spoil, tmp_path, cache):
-    from decondense.train.blocks import Order
-    from decondense.train.prepare import prepare
-
     spoil({2})
     recipe = tiny()
     with pytest.raises(NotFinite) as caught:
         train(recipe, tmp_path / "run", cache=cache)
     blocks = prepare(recipe, tmp_path, cache).blocks
     of_the_step = Order(blocks, 64, seed=1).order[2 * 8 : 3 * 8].tolist()
-    listed = ", ".join(str(b) for b in of_the_step)
-    assert f"(8 blocks of the text, numbers {listed}; the first is {blocks.place(of_the_step[0])})" in str(caught.value)
+    listed, first = ", ".join(str(b) for b in of_the_step), blocks.origin(of_the_step[0])
+    assert f"(8 blocks of the text, numbers {listed}; the first is {first})" in str(caught.value)
     assert "there is no checkpoint yet: " in str(caught.value)
 
 

@@ -10,13 +10,16 @@ import pytest
 import torch
 import transformers
 import yaml
+from safetensors.torch import load_file
 
 import decondense as dc
 from decondense.train import recipe_from, train
+from decondense.train.blocks import Order
 from decondense.train.card import model_card
+from decondense.train.prepare import prepare
 from decondense.train.result import without_twins
 from decondense.train.watch import milestones
-from train.runs import CONFIGS, content, result, tiny, weights
+from train.runs import content, result, saved, tiny, weights
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +79,6 @@ def test_snapshots_are_measurements(finished, cache):
     last = dc.load(run.folder / run.record["snapshots"][-1]["file"])
     model = transformers.AutoModelForCausalLM.from_pretrained(run.folder / "model")
     tokenizer = transformers.AutoTokenizer.from_pretrained(run.folder / "model")
-    from decondense.train.prepare import prepare
-
     text = prepare(recipe, run.folder, cache).window_text
     again = dc.measure((model, tokenizer), text=[text], windows=2, tokens=16, bootstrap=5)
     assert again.mean_cosine.tolist() == pytest.approx(last.mean_cosine.tolist(), abs=1e-6)
@@ -101,8 +102,6 @@ def test_the_model_folder_loads(finished):
 
 def test_the_held_out_loss_is_the_models(finished, cache):
     """The last held-out loss is the mean over tokens of the saved model's cross-entropy."""
-    from decondense.train.prepare import prepare
-
     run, recipe, _ = finished
     held_out = prepare(recipe, run.folder, cache).held_out
     model = transformers.AutoModelForCausalLM.from_pretrained(run.folder / "model").eval()
@@ -126,9 +125,6 @@ def test_held_out_loss_of_isolated_documents_is_a_mean_over_tokens(micro, tmp_pa
         config={"initializer_range": 1.0},  # tokens with very unlike losses
     )
     run = train(recipe, tmp_path / "run", cache=tmp_path / "c")
-    from decondense.train.blocks import Order
-    from decondense.train.prepare import prepare
-
     held_out = prepare(recipe, run.folder, tmp_path / "c").held_out
     order = Order(held_out, len(held_out), seed=None, isolated=True)
     model = transformers.AutoModelForCausalLM.from_pretrained(run.folder / "model").eval()
@@ -203,28 +199,20 @@ def test_what_is_not_installed_is_said(tmp_path, cache, monkeypatch):
 
 def test_lora_is_merged_into_the_architecture_it_came_from(tmp_path, cache):
     pytest.importorskip("peft")
-    base = tmp_path / "base"
     torch.manual_seed(0)
-    transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIGS["llama"])).save_pretrained(base)
-    transformers.ByT5Tokenizer().save_pretrained(base)
+    base = saved(tmp_path / "base")
     recipe = content("loss={name: dispersion, weight: 0.5}", "train.learning_rate=0.05", "train.checkpoints=2")
     recipe["model"] = {"name": str(base), "lora": {"r": 4, "alpha": 8, "dropout": 0.0}}
     run = train(recipe_from(recipe), tmp_path / "run", cache=cache)
     found = transformers.AutoModelForCausalLM.from_pretrained(run.folder / "model")
     assert type(found).__name__ == "LlamaForCausalLM"
-    before, after = weights_of(base), weights(run.folder)
+    before, after = load_file(base / "model.safetensors"), weights(run.folder)
     assert before.keys() == after.keys()
     changed = {n for n in before if not torch.equal(before[n], after[n])}
     assert changed == {n for n in before if "_proj" in n}  # every linear layer but the head, and nothing else
     assert run.held_out_loss < run.record["held_out"][0]["loss"]
     checkpoint = run.folder / "checkpoints" / "checkpoint-8"
     assert (checkpoint / "adapter_model.safetensors").exists()
-
-
-def weights_of(folder):
-    from safetensors.torch import load_file
-
-    return load_file(folder / "model.safetensors")
 
 
 def test_several_passes_over_a_short_text_are_mentioned(tmp_path):

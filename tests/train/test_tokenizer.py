@@ -8,16 +8,11 @@ import numpy as np
 import pytest
 import transformers
 
-from decondense.train import tokenizer, train
-from train.runs import tiny
-
-BPE = ["model.tokenizer={train: 300, characters: 20K}", "model.config.vocab_size=null"]
+from decondense.train import recipe_from, tokenizer, train
+from train.runs import content, tiny
 
 
 def recipe(*settings: str, config: dict | None = None):
-    from decondense.train import recipe_from
-    from train.runs import content
-
     small = content("model.tokenizer={train: 300, characters: 20K}", *settings)
     small["model"]["config"].pop("vocab_size")
     small["model"]["config"] |= config or {}
