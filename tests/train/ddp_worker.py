@@ -66,7 +66,7 @@ def sharded_snapshot(rank: int) -> None:
     torch.testing.assert_close(
         torch.tensor(found.mean_cosine), torch.tensor(expected.mean_cosine), rtol=1e-6, atol=1e-6
     )
-    assert found.record["model"]["architecture"] == "LlamaForCausalLM"
+    assert found.record.model.architecture == "LlamaForCausalLM"
     ids = torch.arange(40).view(2, 20) + rank
     model(input_ids=ids, labels=ids).loss.backward()
     assert all(isinstance(p.grad, DTensor) for p in model.parameters())

@@ -98,10 +98,7 @@ def test_flags_without_a_recipe(recipe, capsys, tmp_path):
 
 
 def test_defaults_follow_a_short_context_and_a_small_file(recipe, capsys, tmp_path):
-    model, text = tmp_path / "short-model", tmp_path / "text.txt"
-    config = transformers.LlamaConfig(**CONFIGS["llama"] | {"max_position_embeddings": 128})
-    transformers.LlamaForCausalLM(config).save_pretrained(model)
-    transformers.ByT5Tokenizer().save_pretrained(model)
+    model, text = saved(tmp_path / "short-model", max_position_embeddings=128), tmp_path / "text.txt"
     text.write_text("Some words, and then some more of them.\n" * 200)  # 62 blocks: 9 for windows, 6 are a tenth
     flags = ["--model", model, "--text", text, "--context", "128", "--tokens", "1K", "--device", "cpu",
              "--set", "train.batch_tokens=1K"]  # fmt: skip

@@ -74,7 +74,7 @@ def test_snapshots_are_measurements(finished, cache):
     for entry in run.record["snapshots"]:
         found = dc.load(run.folder / entry["file"])
         assert found.layers == 2
-        assert found.record["settings"]["windows"] == 2
+        assert found.record.settings["windows"] == 2
     assert (run.folder / "snapshots" / "heatmaps.png").exists()
     last = dc.load(run.folder / run.record["snapshots"][-1]["file"])
     model = transformers.AutoModelForCausalLM.from_pretrained(run.folder / "model")
