@@ -48,6 +48,8 @@ def test_flat_and_names():
     assert files.flat({"a": {"b": 1, "c": {}}, "d": [2]}) == {"a.b": 1, "a.c": {}, "d": [2]}
     assert files.safe_name("../λ = 0.1/τ") == "lambda-0.1-tau"
     assert files.safe_name("...") == "unnamed"
+    assert files.told_apart(["runs/a/model", "/x/b/model"]) == ["a/model", "b/model"]
+    assert files.told_apart(["runs/a", "runs/b", "runs/b"]) == ["a", "b", "b"]
     assert set(files.versions("torch", "no-such-package")) == {"torch"}
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = ["BUNDLED", "Source", "hardware", "load", "load_tokenizer", "pick_device", "resolve"]
+MOST_LAYERS = 10_000
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,9 @@ def load(
             if not init:
                 raise ValueError("config_changes need init=True: trained weights do not fit another architecture.")
             config.update(config_changes)
+        layers = getattr(config, "num_hidden_layers", 1)
+        if not 1 <= layers <= MOST_LAYERS:  # transformers builds a model of none in silence, and a billion for ever
+            raise ValueError(f"num_hidden_layers must be 1 to {MOST_LAYERS:,}, its configuration says {layers}")
         auto = _auto_class(config, head)
         tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
         if init:
@@ -249,11 +253,18 @@ def _check_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def _one_sentence(source: Source) -> Iterator[None]:
-    """Turn the many ways in which transformers says "not found" into one."""
+    """Turn the many ways in which transformers says "not found", "damaged" or "does not fit" into one."""
+    from huggingface_hub.errors import StrictDataclassError
+    from safetensors import SafetensorError
+
     try:
         yield
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, StrictDataclassError) as error:
         reason = hub.first_line(error)
+        if isinstance(error, StrictDataclassError):
+            reason = str(error).splitlines()[-1].strip()
+        elif "ignore_mismatched_sizes" in reason:
+            reason = "the sizes of its weights are not those of its config.json"
         if source.kind == "hub":
             raise OSError(
                 f"model {source.description!r} is no folder, no GGUF file and no bundled name "
