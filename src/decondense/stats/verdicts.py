@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from scipy import special
@@ -28,7 +28,7 @@ from ..words import several, signed
 from .intervals import student, t_quantile
 
 __all__ = [
-    "Decision", "combine", "decide", "equivalent", "from_interval", "interval", "not_below", "signed",
+    "Decision", "Mean", "combine", "decide", "equivalent", "from_interval", "interval", "not_below", "signed",
     "slope", "steady",
 ]  # fmt: skip
 
@@ -49,9 +49,6 @@ class Decision:
     level: float
     reason: str
 
-    def record(self) -> dict[str, Any]:
-        return asdict(self)
-
     @property
     def why(self) -> str:
         """The reason as the next clause of a sentence, where `words` has not said it already."""
@@ -70,10 +67,18 @@ class Decision:
         )
 
 
-def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:
+class Mean(NamedTuple):
+    """A mean, and the interval around it."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def interval(values: Sequence[float], level: float = 0.95) -> Mean:
     """Mean and Student's interval: mean ± t_(n−1) · s/√n. With one value the ends are NaN."""
     mean, half = student(values, level)
-    return float(mean), float(mean - half), float(mean + half)
+    return Mean(float(mean), float(mean - half), float(mean + half))
 
 
 def decide(

@@ -11,9 +11,10 @@ the level divided by their number. Pairs that differ in one thing are compared s
 
 from __future__ import annotations
 
-from pathlib import Path
+from functools import partial
 from typing import Any
 
+from ..figures.studies import effects
 from ..stats.verdicts import NOT, REPRODUCED, UNDECIDED, decide
 from .core import Conclusion, Study
 from .runs import Runs, spearman
@@ -85,31 +86,18 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         f"{len(sure)} of {len(names)} architectures condense with the whole interval; dispersing by themselves: "
         f"{', '.join(resist) or 'none'}; single differences that show: {'; '.join(moved) or 'none'}."
     )
-    columns, rows = runs.rows()
-
-    def draw(path: Path) -> Path:
-        from ..figures.studies import effects
-
-        shown = sorted(runs.arms, key=lambda arm: runs.mean(arm, spearman))
-        return effects(
-            [(arm, runs.values(arm, spearman)) for arm in shown],
-            path,
-            x="Spearman of mean cosine with depth, end of training",
-            note="above 0: condensing; dots: training seeds; bars: 95 % intervals",
-        )
-
-    estimate = {
-        "spearman": {arm: d.record() for arm, d in condense.items()},
-        "contrasts": {what: d.record() for what, d in contrasts.items()},
-    }
-    return Conclusion(verdict, sentence, columns, rows, estimate, draw)
+    shown = sorted(runs.arms, key=lambda arm: runs.mean(arm, spearman))
+    draw = partial(
+        effects,
+        [(arm, runs.values(arm, spearman)) for arm in shown],
+        x="Spearman of mean cosine with depth, end of training",
+        note="above 0: condensing; dots: training seeds; bars: 95 % intervals",
+    )
+    return Conclusion(verdict, sentence, *runs.rows(), {"spearman": condense, "contrasts": contrasts}, draw)
 
 
 STUDY = Study(
-    name="arch",
-    claim="open question",
-    question="Which small architectures resist condensation by themselves: norm, its place, positions, tied head?",
-    criterion=CRITERION,
-    arms=arms,
-    conclude=conclude,
-)
+    "arch", "open question",
+    "Which small architectures resist condensation by themselves: norm, its place, positions, tied head?",
+    CRITERION, conclude, arms=arms,
+)  # fmt: skip

@@ -10,10 +10,14 @@ below the published gain of 0.55 points (GPT2: 35.5 against 34.95) while it incl
 from __future__ import annotations
 
 import math
-from pathlib import Path
+from functools import partial
 from typing import Any
 
+from ..figures.forest import forest
+from ..records import Differences, differences
+from ..stats.significance import analyse
 from ..stats.verdicts import UNDECIDED, Decision, decide, from_interval
+from ..words import points
 from .arms import checking
 from .core import Conclusion, Study
 from .outcomes import paired_outcomes
@@ -36,8 +40,6 @@ def check(settings: Settings) -> None:
 
 
 def conclude(runs: Runs, settings: Settings) -> Conclusion:
-    from ..stats.significance import analyse
-
     base, treated = (list(runs.outcomes.get(arm, {}).values()) for arm in (PLAIN, TREATED))
     seeds = min(len(base), len(treated))
     tasks: dict[str, Any] = {"tasks": [], "macro": None}
@@ -60,21 +62,15 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     columns.append("smallest_effect")
     listed = [*tasks["tasks"]] + ([{"task": "average", **tasks["macro"]}] if tasks["macro"] else [])
     rows = [[row.get(c) for c in columns] for row in listed]
-
-    def draw(path: Path) -> Path:
-        from ..figures.forest import forest
-        from ..records import Differences, differences
-
-        title = f"{TREATED} − {PLAIN}, {seeds} seeds each"
-        drawn = differences(Differences.model_validate(tasks))
-        return forest(drawn, path, title=title, power=0.8, published=PUBLISHED_GAIN)
-
+    drawn = differences(Differences.model_validate({key: tasks[key] for key in ("tasks", "macro")}))
+    title = f"{TREATED} − {PLAIN}, {seeds} seeds each"
+    draw = partial(forest, drawn, title=title, power=0.8, published=PUBLISHED_GAIN)
     estimate = {
         "macro": tasks["macro"],
         "likelihood": likelihood["macro"],
-        "decision": decision.record(),
-        "held_out_loss": loss.record(),
-        "mean_cosine": geometry.record(),
+        "decision": decision,
+        "held_out_loss": loss,
+        "mean_cosine": geometry,
         "published_gain": PUBLISHED_GAIN,
         "runs": {
             arm: {
@@ -96,8 +92,6 @@ def _decision(macro: dict[str, Any] | None, seeds: int) -> Decision:
 
 
 def _points(macro: dict[str, Any] | None) -> str:
-    from ..words import points
-
     if macro is None:
         return "unknown"
     middle, low, high = (points(macro[key], sign=True) for key in ("difference", "low", "high"))
@@ -105,10 +99,6 @@ def _points(macro: dict[str, Any] | None) -> str:
 
 
 STUDY = Study(
-    name="benchmarks",
-    claim="C7",
-    question="Do the ten benchmarks improve when mid-training has the dispersion loss?",
-    criterion=CRITERION,
-    conclude=conclude,
-    check=check,
-)
+    "benchmarks", "C7", "Do the ten benchmarks improve when mid-training has the dispersion loss?",
+    CRITERION, conclude, check=check,
+)  # fmt: skip

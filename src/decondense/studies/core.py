@@ -30,7 +30,7 @@ from ..records import Training, find
 from ..stats.verdicts import UNDECIDED
 from .arms import TEACHER
 from .arms import check as check_arms
-from .runs import Members, Planned, Run, Runs, measured_name, read_run, rounded, trained_name
+from .runs import Members, Planned, Run, Runs, measured_name, plain, read_run, rounded, trained_name
 from .settings import SCALES, Settings, command_of, read_scales, settings_from
 from .work import NotRun, Workshop, in_small, known_runs, make, save_run
 
@@ -39,14 +39,19 @@ __all__ = ["Conclusion", "Study", "collect", "conclude", "run", "select", "setti
 TOY = " (Smoke scale: it checks the code, not the claim.)"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Conclusion:
+    """`estimate` may have decisions and intervals in it, which become sections."""
+
     verdict: str
     sentence: str  # without the verdict in front
     columns: list[str]
     rows: list[list[Any]]
     estimate: dict[str, Any]
     draw: Callable[[Path], object] | None = None  # writes the figure
+
+    def __post_init__(self) -> None:
+        self.estimate = plain(self.estimate)
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,14 @@ training seeds. How much of the condensation goes is said beside it: the claim's
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from ..figures.studies import heat_grid
+from ..records import Training
 from ..stats.verdicts import decide
 from .arms import checking
 from .core import Conclusion, Study
@@ -38,52 +41,33 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         f"{runs.mean(TREATED, cosine):.3f} with dispersion; difference {change.words(4)}, which is {share:.1f} % of it"
         f"{change.why}. Held-out loss {loss.words(5)}."
     )
-    columns, rows = runs.rows()
-
-    def draw(path: Path) -> Path:
-        from ..figures.studies import heat_grid
-
-        shown = [
-            (arm, [(f"step {s.step}", s) for s in runs.of(arm)[0].snapshots]) for arm in (PLAIN, TREATED) if arm in runs
-        ]
-        below = [
-            _over_steps(runs, "mean cosine of the blocks", cosine),
-            _over_depth(runs),
-        ]
-        return heat_grid(shown, path, note=f"seed {runs.seeds[0]}; {_loss_in_words(settings)}", below=below)
-
-    estimate = {
-        "mean_cosine": change.record(),
-        "spearman": trend.record(),
-        "held_out_loss": loss.record(),
-        "cross_entropy_alone": left.record(),
-        "share_removed_percent": share,
-    }
-    return Conclusion(change.verdict, sentence, columns, rows, estimate, draw)
+    shown = {arm: runs.of(arm) for arm in (PLAIN, TREATED) if arm in runs}
+    draw = partial(
+        heat_grid,
+        [(arm, [(f"step {s.step}", s) for s in trained[0].snapshots]) for arm, trained in shown.items()],
+        note=f"seed {runs.seeds[0]}; {_loss_in_words(settings)}",
+        below=[_over_steps(shown), _over_depth(shown)],
+    )
+    estimate = {"mean_cosine": change, "spearman": trend, "held_out_loss": loss, "cross_entropy_alone": left}
+    return Conclusion(change.verdict, sentence, *runs.rows(), estimate | {"share_removed_percent": share}, draw)
 
 
-def _over_steps(runs: Runs, title: str, metric: Any) -> dict[str, Any]:
-    """The metric at every snapshot, one dot per seed."""
+def _over_steps(shown: Mapping[str, list[Training]]) -> dict[str, Any]:
+    """Mean cosine of the blocks at every snapshot, one dot per seed."""
     series = {}
-    for arm in (PLAIN, TREATED):
-        table = runs.of(arm)
-        if table:
-            steps = [s.step for s in table[0].snapshots]
-            series[arm] = (steps, [[metric(run, at) for run in table] for at in range(len(steps))])
-    return {"title": title, "x": "optimiser step", "y": "mean cosine", "series": series}
+    for arm, trained in shown.items():
+        steps = [s.step for s in trained[0].snapshots]
+        series[arm] = (steps, [[cosine(run, at) for run in trained] for at in range(len(steps))])
+    return {"title": "mean cosine of the blocks", "x": "optimiser step", "y": "mean cosine", "series": series}
 
 
-def _over_depth(runs: Runs) -> dict[str, Any]:
+def _over_depth(shown: Mapping[str, list[Training]]) -> dict[str, Any]:
     """How far each state has moved by the end, one dot per seed."""
     series = {}
-    for arm in (PLAIN, TREATED):
-        table = runs.of(arm)
-        if table:
-            moved = [
-                np.subtract(*(np.array(run.snapshots[at].mean_cosine, dtype=float) for at in (-1, 0))) for run in table
-            ]
-            states = range(len(moved[0]))
-            series[arm] = (states, [[float(m[i]) for m in moved] for i in states])
+    for arm, trained in shown.items():
+        ends = np.array([[run.snapshots[at].mean_cosine for at in (0, -1)] for run in trained], dtype=float)
+        moved = (ends[:, 1] - ends[:, 0]).T.tolist()  # (states, seeds)
+        series[arm] = (range(len(moved)), moved)
     title = "after minus before, state by state"
     return {"title": title, "x": "hidden state (0: embedding)", "y": "mean cosine", "line": 0.0, "series": series}
 
@@ -95,10 +79,7 @@ def _loss_in_words(settings: Settings) -> str:
 
 
 STUDY = Study(
-    name="counteract",
-    claim="C6",
-    question="Does mid-training with the dispersion loss lower the condensation that cross-entropy alone leaves?",
-    criterion=CRITERION,
-    conclude=conclude,
-    check=checking(PLAIN, TREATED),
-)
+    "counteract", "C6",
+    "Does mid-training with the dispersion loss lower the condensation that cross-entropy alone leaves?",
+    CRITERION, conclude, check=checking(PLAIN, TREATED),
+)  # fmt: skip

@@ -7,9 +7,10 @@ lie above −0.05. At paper scale nothing is trained and the unit is the pair of
 
 from __future__ import annotations
 
-from pathlib import Path
+from functools import partial
 from typing import Any
 
+from ..figures.studies import heat_grid, heat_row
 from ..stats.verdicts import decide, not_below
 from .arms import checking
 from .core import Conclusion, Study
@@ -46,16 +47,10 @@ def _students(runs: Runs) -> Conclusion:
         f"mean cosine {runs.mean(ALONE, cosine):.3f} alone, {runs.mean(TAUGHT, cosine):.3f} with a teacher; difference "
         f"{change.words()}{change.why}. Spearman {trend.words(2)}, held-out loss {loss.words(4)}."
     )
-
-    def draw(path: Path) -> Path:
-        from ..figures.studies import heat_row
-
-        panels = [(arm, runs.of(arm)[0].snapshots[-1]) for arm in runs.arms]
-        points = [(arm, runs.values(arm, cosine)) for arm in runs.arms]
-        return heat_row(panels, path, points={"mean cosine of the blocks": points}, x="")
-
-    estimate = {"mean_cosine": change.record(), "spearman": trend.record(), "held_out_loss": loss.record()}
-    return Conclusion(change.verdict, sentence, *runs.rows(), estimate | {"margin": MARGIN}, draw)
+    points = {"mean cosine of the blocks": [(arm, runs.values(arm, cosine)) for arm in runs.arms]}
+    draw = partial(heat_row, runs.last_snapshots(), points=points, x="")
+    estimate = {"mean_cosine": change, "spearman": trend, "held_out_loss": loss, "margin": MARGIN}
+    return Conclusion(change.verdict, sentence, *runs.rows(), estimate, draw)
 
 
 def _pairs(runs: Runs, settings: Settings) -> Conclusion:
@@ -67,27 +62,16 @@ def _pairs(runs: Runs, settings: Settings) -> Conclusion:
         for (i, taught), shot in sorted(models.items(), key=lambda pair: pair[0])
     ]
     columns = ["pair", "model", "distilled", "parameters", "mean_cosine", "spearman", "spearman_low", "spearman_high"]
-
-    def draw(path: Path) -> Path:
-        from ..figures.studies import heat_grid
-
-        shown = [
-            (words, [(str(models[i, taught].model).split("/")[-1], models[i, taught]) for i in whole])
-            for words, taught in (("original", False), ("distilled", True))
-        ]
-        return heat_grid(shown, path)
-
+    shown = [
+        (words, [(str(models[i, taught].model).split("/")[-1], models[i, taught]) for i in whole])
+        for words, taught in (("original", False), ("distilled", True))
+    ]
     sentence = f"distilled minus original {change.words()}{change.why}."
-    estimate = {"mean_cosine": change.record(), "margin": MARGIN}
-    return Conclusion(change.verdict, sentence, columns, rows, estimate, draw if whole else None)
+    estimate = {"mean_cosine": change, "margin": MARGIN}
+    return Conclusion(change.verdict, sentence, columns, rows, estimate, partial(heat_grid, shown) if whole else None)
 
 
 STUDY = Study(
-    name="distill",
-    claim="C5",
-    question="Does learning from a larger teacher cure condensation?",
-    criterion=CRITERION,
-    measurements=measurements,
-    conclude=conclude,
-    check=check,
-)
+    "distill", "C5", "Does learning from a larger teacher cure condensation?",
+    CRITERION, conclude, measurements=measurements, check=check,
+)  # fmt: skip

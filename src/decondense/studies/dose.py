@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from ..figures.studies import curves
 from ..stats.verdicts import combine, decide
 from .arms import check as check_arms
 from .core import Conclusion, Study
@@ -70,7 +71,6 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     verdict = combine([against[settings["dose"]], slope])
     scored = [d for d in doses if runs.scores(arm_of[d])]
     tasks = list(dict.fromkeys(t for d in scored for scores in runs.scores(arm_of[d]).values() for t in scores))
-    columns, rows = runs.rows(tasks)
     best = min((d for d in doses if arm_of[d] in runs), key=lambda d: runs.mean(arm_of[d], held_out), default=0.0)
     sentence = (
         f"held-out loss at λ = {_plain(settings['dose'])} minus at 0 {against[settings['dose']].words(4)}; slope over "
@@ -78,47 +78,39 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         f"loss at λ = {_plain(best)}. Mean cosine {_at(runs, arm_of, cosine, '.3f')}; Spearman "
         f"{_at(runs, arm_of, spearman, '+.2f')}."
     )
-
-    def draw(path: Path) -> Path:
-        from ..figures.studies import curves
-
-        here = [d for d in doses if arm_of[d] in runs]
-
-        def panel(title: str, y: str, shown: list[float], values: list[list[float]], **more: Any) -> dict[str, Any]:
-            common = {"x": "weight λ", "scale": "symlog", "ticks": shown}
-            return {"title": title, "y": y, "series": {"": (shown, values)}, **common, **more}
-
-        def change(doses: list[float], metric: Metric) -> list[list[float]]:
-            return [_known(runs.differences(arm_of[d], zero, metric)) for d in doses]
-
-        title, unit = "held-out loss minus that of λ = 0", "nats per token"
-        panels = [panel(title, unit, here, change(here, held_out), line=0.0)]
-        small = [d for d in here if abs(d) < max(map(abs, here))]
-        if len(small) > 2:  # the ends would hide what happens at the doses in use
-            panels.append(panel(f"{title}, small doses", unit, small, change(small, held_out), line=0.0))
-        panels.append(
-            panel("geometry", "mean cosine of the blocks", here, [runs.values(arm_of[d], cosine) for d in here])
-        )
-        task = next((t for t in tasks if not t.endswith("perplexity")), None)
-        if task is not None:
-            at_zero = runs.scores(zero)
-            points = [
-                [
-                    100 * (scores[task] - at_zero[seed][task])
-                    for seed, scores in runs.scores(arm_of[d]).items()
-                    if seed in at_zero
-                ]
-                for d in scored
-            ]
-            panels.append(panel(f"{task} minus that of λ = 0", "accuracy, points", scored, points, line=0.0))
-        return curves(panels, path, note="dots: training seeds; bars: 95 % intervals over them")
-
     estimate = {
-        "against_zero": {arm_of[d]: x.record() for d, x in against.items()},
-        "slope": slope.record(),
+        "against_zero": {arm_of[d]: x for d, x in against.items()},
+        "slope": slope,
         "scores": {arm_of[d]: {t: _mean_score(runs, arm_of[d], t) for t in tasks} for d in scored},
     }
-    return Conclusion(verdict, sentence, columns, rows, estimate, draw)
+    panels = _panels(runs, arm_of, next((t for t in tasks if not t.endswith("perplexity")), None))
+    draw = partial(curves, panels, note="dots: training seeds; bars: 95 % intervals over them")
+    return Conclusion(verdict, sentence, *runs.rows(tasks), estimate, draw)
+
+
+def _panels(runs: Runs, arm_of: Mapping[float, str], task: str | None) -> list[dict[str, Any]]:
+    """Over the doses: loss against λ = 0, the small doses again where the ends would hide them, geometry, a task."""
+    here, zero = [d for d, arm in arm_of.items() if arm in runs], arm_of[0.0]
+
+    def panel(title: str, y: str, values: Mapping[float, list[float]], **more: Any) -> dict[str, Any]:
+        doses = list(values)
+        common = {"x": "weight λ", "scale": "symlog", "ticks": doses}
+        return {"title": title, "y": y, "series": {"": (doses, list(values.values()))}, **common, **more}
+
+    title, unit = "held-out loss minus that of λ = 0", "nats per token"
+    losses = {d: [x for x in runs.differences(arm_of[d], zero, held_out) if math.isfinite(x)] for d in here}
+    small = {d: values for d, values in losses.items() if abs(d) < max(map(abs, here))}
+    panels = [panel(title, unit, losses, line=0.0)]
+    panels += [panel(f"{title}, small doses", unit, small, line=0.0)] if len(small) > 2 else []
+    panels.append(panel("geometry", "mean cosine of the blocks", {d: runs.values(arm_of[d], cosine) for d in here}))
+    if task is not None:
+        at_zero, scores = runs.scores(zero), {d: runs.scores(arm) for d, arm in arm_of.items() if runs.scores(arm)}
+        gains = {
+            d: [100 * (seeds[seed][task] - at_zero[seed][task]) for seed in seeds if seed in at_zero]
+            for d, seeds in scores.items()
+        }
+        panels.append(panel(f"{task} minus that of λ = 0", "accuracy, points", gains, line=0.0))
+    return panels
 
 
 def _slopes(runs: Runs, arm_of: Mapping[float, str]) -> list[float]:
@@ -139,10 +131,6 @@ def _mean_score(runs: Runs, arm: str, task: str) -> float | None:
     return float(np.mean(values)) if values else None
 
 
-def _known(values: list[float]) -> list[float]:
-    return [value for value in values if math.isfinite(value)]
-
-
 def _plain(dose: float) -> str:
     return f"{dose:g}".replace("-", "−")
 
@@ -155,11 +143,7 @@ def _at(runs: Runs, arm_of: Mapping[float, str], metric: Metric, form: str) -> s
 
 
 STUDY = Study(
-    name="dose",
-    claim="causality",
-    question="Does language modelling improve when the geometry is dispersed, and suffer when it is condensed?",
-    criterion=criterion_of(read_scales("dose")["gpu"]),
-    criterion_of=criterion_of,
-    conclude=conclude,
-    check=check,
-)
+    "dose", "causality",
+    "Does language modelling improve when the geometry is dispersed, and suffer when it is condensed?",
+    criterion_of(read_scales("dose")["gpu"]), conclude, criterion_of=criterion_of, check=check,
+)  # fmt: skip

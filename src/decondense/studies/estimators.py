@@ -7,8 +7,9 @@ seeds; all three must be. The difference in mean cosine and the tokens per secon
 
 from __future__ import annotations
 
-from pathlib import Path
+from functools import partial
 
+from ..figures.studies import effects
 from ..stats.verdicts import combine, equivalent, interval, signed
 from .arms import checking
 from .core import Conclusion, Study
@@ -47,36 +48,24 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         f"held-out loss minus exact: {words}. Mean cosine minus exact: {moved or 'unknown'}. Time per token against "
         f"cross-entropy: {prices}."
     )
-    columns, rows = runs.rows()
-
-    def draw(path: Path) -> Path:
-        from ..figures.studies import effects
-
-        shown = [arm for arm in (NONE, *OTHERS) if arm in runs]
-        lines = [(arm, runs.differences(arm, EXACT, held_out)) for arm in shown]
-        right = [
-            f"{signed(geometry[arm][0])} · {'1×' if arm == NONE else f'{cost[arm]:.3f}×' if cost[arm] else '–'}"
-            for arm in shown
-            if arm in geometry
-        ]
-        return effects(
-            lines,
-            path,
-            x="held-out loss minus that of the exact loss, nats per token",
-            margin=settings["margin"],
-            right=right if len(right) == len(lines) else None,
-            right_title="mean cosine minus exact · cost",
-            level=0.9,
-            note="dots: training seeds; bars: 90 % intervals; shaded: the margin",
-        )
-
-    estimate = {
-        "held_out_loss": {arm: d.record() for arm, d in same.items()},
-        "margin": settings["margin"],
-        "cost": cost,
-        "mean_cosine": {arm: {"mean": m, "low": low, "high": high} for arm, (m, low, high) in geometry.items()},
-    }
-    return Conclusion(combine(list(same.values())), sentence, columns, rows, estimate, draw)
+    shown = [arm for arm in (NONE, *OTHERS) if arm in runs]
+    right = [
+        f"{signed(geometry[arm][0])} · {'1×' if arm == NONE else f'{cost[arm]:.3f}×' if cost[arm] else '–'}"
+        for arm in shown
+        if arm in geometry
+    ]
+    draw = partial(
+        effects,
+        [(arm, runs.differences(arm, EXACT, held_out)) for arm in shown],
+        x="held-out loss minus that of the exact loss, nats per token",
+        margin=settings["margin"],
+        right=right if len(right) == len(shown) else None,
+        right_title="mean cosine minus exact · cost",
+        level=0.9,
+        note="dots: training seeds; bars: 90 % intervals; shaded: the margin",
+    )
+    estimate = {"held_out_loss": same, "margin": settings["margin"], "cost": cost, "mean_cosine": geometry}
+    return Conclusion(combine(list(same.values())), sentence, *runs.rows(), estimate, draw)
 
 
 def _overhead(runs: Runs, arm: str) -> float | None:
@@ -87,12 +76,6 @@ def _overhead(runs: Runs, arm: str) -> float | None:
 
 
 STUDY = Study(
-    name="estimators",
-    claim="ours",
-    question="Do the cheap estimators train the same model as the exact loss, and at what cost?",
-    timed=True,
-    criterion=criterion_of({"margin": MARGIN}),
-    conclude=conclude,
-    check=check,
-    criterion_of=criterion_of,
-)
+    "estimators", "ours", "Do the cheap estimators train the same model as the exact loss, and at what cost?",
+    criterion_of({"margin": MARGIN}), conclude, timed=True, check=check, criterion_of=criterion_of,
+)  # fmt: skip

@@ -7,8 +7,9 @@ by the number of cells, as any of them might be. The other choices are told, and
 
 from __future__ import annotations
 
-from pathlib import Path
+from functools import partial
 
+from ..figures.studies import effects
 from ..stats.verdicts import NOT, REPRODUCED, UNDECIDED, decide
 from .arms import checking
 from .core import Conclusion, Study
@@ -31,55 +32,37 @@ def cell(weight: float, tau: float) -> str:
 def conclude(runs: Runs, settings: Settings) -> Conclusion:
     others = [cell(w, t) for w, t in GRID]
     beats = {arm: decide(runs.differences(CENTRE, arm, held_out), claim="less") for arm in others}
-    strict = {
-        arm: decide(runs.differences(CENTRE, arm, held_out), claim="less", level=1 - 0.05 / len(others))
-        for arm in others
-    }
-    verdict = UNDECIDED
-    if all(d.verdict == REPRODUCED for d in beats.values()):
-        verdict = REPRODUCED
-    elif any(d.verdict == NOT for d in strict.values()):
-        verdict = NOT
+    level = 1 - 0.05 / len(others)
+    strict = {arm: decide(runs.differences(CENTRE, arm, held_out), claim="less", level=level) for arm in others}
     worse = [arm for arm, d in beats.items() if d.verdict == REPRODUCED]
     better = [arm for arm, d in strict.items() if d.verdict == NOT]
+    verdict = REPRODUCED if len(worse) == len(others) else NOT if better else UNDECIDED
     closest = max(beats.items(), key=lambda pair: pair[1].estimate if pair[1].estimate is not None else -1e9)
     sentence = (
         f"of {len(others)} other cells {len(worse)} have a higher held-out loss than the paper's choice with the whole "
         f"interval, and {len(better)} a lower one ({', '.join(better) or 'none'}); paper's choice minus its strongest "
         f"rival, {closest[0]}: {closest[1].words(4)}."
     )
-    columns, rows = runs.rows()
-
-    def draw(path: Path) -> Path:
-        from ..figures.studies import effects
-
-        shown = [arm for arm in runs.arms if arm != CENTRE and runs.differences(arm, CENTRE, held_out)]
-        return effects(
-            [(arm, runs.differences(arm, CENTRE, held_out)) for arm in shown],
-            path,
-            x=f"held-out loss minus that of {CENTRE}, nats per token",
-            right=[f"{runs.mean(a, cosine):.3f}" for a in shown],
-            right_title="mean cosine",
-            colours=[0 if a in others else 2 if a == "cross-entropy" else 1 for a in shown],
-            note="blue: the paper's grid; orange: other choices; green: cross-entropy alone",
-        )
-
+    against = {arm: d for arm in runs.arms if arm != CENTRE and (d := runs.differences(arm, CENTRE, held_out))}
+    draw = partial(
+        effects,
+        list(against.items()),
+        x=f"held-out loss minus that of {CENTRE}, nats per token",
+        right=[f"{runs.mean(a, cosine):.3f}" for a in against],
+        right_title="mean cosine",
+        colours=[0 if a in others else 2 if a == "cross-entropy" else 1 for a in against],
+        note="blue: the paper's grid; orange: other choices; green: cross-entropy alone",
+    )
+    beside = [arm for arm in runs.arms if arm not in (CENTRE, *others)]
     estimate = {
-        "centre_minus_cell": {arm: d.record() for arm, d in beats.items()},
-        "others_minus_centre": {
-            arm: decide(runs.differences(arm, CENTRE, held_out), claim="less").record()
-            for arm in runs.arms
-            if arm not in (CENTRE, *others)
-        },
+        "centre_minus_cell": beats,
+        "others_minus_centre": {a: decide(runs.differences(a, CENTRE, held_out), claim="less") for a in beside},
     }
-    return Conclusion(verdict, sentence, columns, rows, estimate, draw)
+    return Conclusion(verdict, sentence, *runs.rows(), estimate, draw)
 
 
 STUDY = Study(
-    name="hyper",
-    claim="λ, τ table",
-    question="Is λ = 0.1, τ = 1 the best of the paper's grid, and do layers, clamp, sample size or schedule matter?",
-    criterion=CRITERION,
-    conclude=conclude,
-    check=checking(CENTRE, *(cell(w, t) for w, t in GRID)),
-)
+    "hyper", "λ, τ table",
+    "Is λ = 0.1, τ = 1 the best of the paper's grid, and do layers, clamp, sample size or schedule matter?",
+    CRITERION, conclude, check=checking(CENTRE, *(cell(w, t) for w, t in GRID)),
+)  # fmt: skip

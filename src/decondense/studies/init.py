@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any
 
+from ..figures.studies import heat_row
 from ..records import Snapshot
-from ..stats.verdicts import Decision, combine, decide, signed
+from ..stats.verdicts import combine, decide, signed
 from .arms import check as check_arms
 from .core import Conclusion, Study
 from .runs import Runs
@@ -60,19 +61,21 @@ def _spearman(shot: Snapshot) -> float:
     return math.nan if shot.spearman is None else shot.spearman
 
 
-def _last(shot: Snapshot) -> float:
-    return math.nan if shot.last is None else shot.last
+METRICS: dict[str, Callable[[Snapshot], float]] = {
+    "Spearman": _spearman,
+    "mean cosine of the blocks": lambda shot: shot.blocks,
+    "mean cosine of the last 3 states": lambda shot: math.nan if shot.last is None else shot.last,
+}
 
 
 def conclude(runs: Runs, settings: Settings) -> Conclusion:
     rows = courses(runs, settings)
     unit = "training seed" if "checkpoints" not in settings else "training run"
-
-    def change(metric: Callable[[Snapshot], float]) -> Decision:
-        return decide([metric(row[-1][1]) - metric(row[0][1]) for row in rows.values()], claim="less", unit=unit)
-
     start = decide([_spearman(row[0][1]) for row in rows.values()], claim="greater", unit=unit, bound=1.0)
-    fall, level, late = change(_spearman), change(lambda shot: shot.blocks), change(_last)
+    fall, level, late = (
+        decide([metric(row[-1][1]) - metric(row[0][1]) for row in rows.values()], claim="less", unit=unit)
+        for metric in METRICS.values()
+    )
     table = [
         [run, label, shot.step, shot.spearman, shot.kendall, shot.last, shot.blocks]
         for run, row in rows.items()
@@ -82,40 +85,20 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         f"Spearman at step 0 {start.words(2)}; end minus step 0 {fall.words(2)}. Mean cosine of the blocks, end minus "
         f"step 0, {level.words()}; of the last three states {late.words()}."
     )
-
-    def draw(path: Path) -> Path:
-        from ..figures.studies import heat_row
-
-        first = next(iter(rows.values()))
-        shown: dict[str, Callable[[Snapshot], float]] = {
-            "Spearman": _spearman,
-            "mean cosine of the blocks": lambda shot: shot.blocks,
-            "mean cosine of the last 3 states": _last,
-        }
-        at = {label: [shot for row in rows.values() for other, shot in row if other == label] for label, _ in first}
-        points = {
-            what: [(label.removeprefix("step "), [metric(shot) for shot in shots]) for label, shots in at.items()]
-            for what, metric in shown.items()
-        }
-        return heat_row(first, path, points=points, x="optimiser step (heatmaps: the first run)")
-
-    columns = ["run", "checkpoint", "step", "spearman", "kendall", "mean_cosine_last", "mean_cosine"]
-    estimate = {
-        "start": start.record(),
-        "change": fall.record(),
-        "mean_cosine": level.record(),
-        "last": late.record(),
-        "ends": [signed(_spearman(row[-1][1]), 3) for row in rows.values()],
+    first = next(iter(rows.values()), [])
+    at = {label: [shot for row in rows.values() for other, shot in row if other == label] for label, _ in first}
+    points = {
+        what: [(label.removeprefix("step "), [metric(shot) for shot in shots]) for label, shots in at.items()]
+        for what, metric in METRICS.items()
     }
-    return Conclusion(combine([start, fall]), sentence, columns, table, estimate, draw if rows else None)
+    draw = partial(heat_row, first, points=points, x="optimiser step (heatmaps: the first run)") if rows else None
+    columns = ["run", "checkpoint", "step", "spearman", "kendall", "mean_cosine_last", "mean_cosine"]
+    estimate = {"start": start, "change": fall, "mean_cosine": level, "last": late}
+    estimate |= {"ends": [signed(_spearman(row[-1][1]), 3) for row in rows.values()]}
+    return Conclusion(combine([start, fall]), sentence, columns, table, estimate, draw)
 
 
 STUDY = Study(
-    name="init",
-    claim="C4",
-    question="Is condensation there at initialisation, and does training relieve it?",
-    criterion=CRITERION,
-    measurements=measurements,
-    conclude=conclude,
-    check=check,
-)
+    "init", "C4", "Is condensation there at initialisation, and does training relieve it?",
+    CRITERION, conclude, measurements=measurements, check=check,
+)  # fmt: skip

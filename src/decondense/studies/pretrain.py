@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..figures.studies import curves
 from ..records import Training
 from ..stats.crossed import crossed_macro
 from ..stats.significance import holm
@@ -27,6 +28,7 @@ from ..stats.verdicts import NOT, REPRODUCED, UNDECIDED, Decision, from_interval
 from ..words import amount, signed
 from .core import Conclusion, Study
 from .runs import Runs, cosine
+from .screen import by_document
 from .settings import Settings, joined
 
 NONE = "cross-entropy"
@@ -88,7 +90,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
             pairs = outcomes([base[s] for s in seeds], [treated[s] for s in seeds])
             table[loss, model, budget] = (crossed_macro(pairs, paired=True), pairs, len(seeds))
     corrected = dict(zip(table, holm([crossed.p for crossed, *_ in table.values()])))
-    curves = _baseline(runs, cells, tokens)
+    baseline = _baseline(runs, cells, tokens)
     decisions: dict[tuple[str, str, str], Decision] = {}
     columns = ["loss", "model", "tokens", "seeds", "cross_entropy", "difference", "low", "high", "p", "p_holm"]
     columns += ["smallest_effect", "tokens_saved", "mean_cosine_change"]
@@ -101,7 +103,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         )
         level = float(np.mean([b.mean() for b, _ in pairs]))
         arm, plain = (BETWEEN.join((name, model, budget)) for name in (loss, NONE))
-        saved = tokens_saved(*curves[model], tokens[arm], level + crossed.difference)
+        saved = tokens_saved(*baseline[model], tokens[arm], level + crossed.difference)
         moved = runs.mean(arm, cosine) - runs.mean(plain, cosine)
         inner = crossed.interval()
         rows.append([loss, model, tokens[arm], n, level, crossed.difference, *inner, crossed.p, corrected[cell],
@@ -112,24 +114,23 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         for loss, model, count, _, _, difference, low, high, *_ in rows
     )
     sentence = f"held-out loss minus cross-entropy's, nats per token over seeds and documents: {words or 'not run'}."
-    estimate = {"cells": {BETWEEN.join(cell): d.record() for cell, d in decisions.items()}, "smallest": SMALLEST}
-    return Conclusion(verdict, sentence, columns, rows, estimate, _drawing(rows) if rows else None)
+    estimate = {"cells": {BETWEEN.join(cell): d for cell, d in decisions.items()}, "smallest": SMALLEST}
+    draw = partial(curves, _panels(rows), note="means over seeds and documents; intervals in the table")
+    return Conclusion(verdict, sentence, columns, rows, estimate, draw if rows else None)
 
 
 def _baseline(
     runs: Runs, cells: Sequence[tuple[str, ...]], tokens: dict[str, int]
 ) -> dict[str, tuple[list[float], list[float]]]:
     """model → (budgets, cross-entropy's mean loss at each)."""
-    from .screen import by_document
-
-    curves: dict[str, tuple[list[float], list[float]]] = {}
+    table: dict[str, tuple[list[float], list[float]]] = {}
     for loss, model, budget in cells:
         arm = BETWEEN.join((loss, model, budget))
-        x, y = curves.setdefault(model, ([], []))
+        x, y = table.setdefault(model, ([], []))
         if loss == NONE and arm in runs:
             x.append(tokens[arm])
             y.append(runs.mean(arm, by_document))
-    return curves
+    return table
 
 
 def _verdict(
@@ -146,29 +147,18 @@ def _verdict(
     return REPRODUCED if any(below) else NOT if above and all(above) else UNDECIDED
 
 
-def _drawing(rows: Sequence[list[Any]]) -> Any:
-    def draw(path: Path) -> Path:
-        from ..figures.studies import curves
-
-        panels = []
-        for model in dict.fromkeys(row[1] for row in rows):
-            mine = [row for row in rows if row[1] == model]
-            series = {
-                loss: ([row[2] for row in mine if row[0] == loss], [[row[5]] for row in mine if row[0] == loss])
-                for loss in dict.fromkeys(row[0] for row in mine)
-            }
-            panels.append({"title": model, "x": "training tokens", "y": "held-out loss minus cross-entropy's",
-                           "series": series, "scale": "log", "line": 0.0})  # fmt: skip
-        return curves(panels, path, note="means over seeds and documents; intervals in the table")
-
-    return draw
+def _panels(rows: Sequence[list[Any]]) -> list[dict[str, Any]]:
+    """One per model: a loss is a line over budgets."""
+    series: dict[str, dict[str, tuple[list[int], list[list[float]]]]] = {}
+    for loss, model, count, _, _, difference, *_ in rows:
+        x, y = series.setdefault(model, {}).setdefault(loss, ([], []))
+        x.append(count)
+        y.append([difference])
+    common = {"x": "training tokens", "y": "held-out loss minus cross-entropy's", "scale": "log", "line": 0.0}
+    return [{"title": model, "series": lines, **common} for model, lines in series.items()]
 
 
 STUDY = Study(
-    name="pretrain",
-    claim="Table 4",
-    question="Trained from nothing, does a loss on the hidden states lower the held-out loss?",
-    criterion=CRITERION,
-    conclude=conclude,
-    arms=expanded,
-)
+    "pretrain", "Table 4", "Trained from nothing, does a loss on the hidden states lower the held-out loss?",
+    CRITERION, conclude, arms=expanded,
+)  # fmt: skip

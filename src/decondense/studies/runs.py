@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..files import safe_name
-from ..records import Measured, Outcomes, Training, read
+from ..records import Measured, Outcomes, Snapshot, Training, read
+from ..stats.verdicts import Decision, Mean
 from .arms import essence, recipe_of
 from .outcomes import OF_TASKS
 from .settings import Settings, joined
@@ -31,6 +33,7 @@ __all__ = [
     "cosine",
     "held_out",
     "last",
+    "plain",
     "read_run",
     "rounded",
     "spearman",
@@ -167,6 +170,13 @@ def rounded(value: Any, digits: int = 6) -> Any:
     return value
 
 
+def plain(value: Any) -> Any:
+    """Decisions and intervals as sections, however deep."""
+    if isinstance(value, dict):
+        return {key: plain(inner) for key, inner in value.items()}
+    return asdict(value) if isinstance(value, Decision) else value._asdict() if isinstance(value, Mean) else value
+
+
 class Runs:
     """The runs of a study. `table` is arm → seed → training, `outcomes` the same for benchmarks, `measured` the
     measurements in the order in which the settings name them."""
@@ -209,6 +219,10 @@ class Runs:
     def of(self, arm: str) -> list[Training]:
         """The trainings of an arm, by seed; none where it was not run."""
         return list(self.table.get(arm, {}).values())
+
+    def last_snapshots(self) -> list[tuple[str, Snapshot]]:
+        """Every arm with what its first seed was at the end."""
+        return [(arm, self.of(arm)[0].snapshots[-1]) for arm in self.arms]
 
     def values(self, arm: str, metric: Metric) -> list[float]:
         return [metric(run) for run in self.of(arm)]

@@ -12,9 +12,10 @@ The loss of a run is the mean over texts of the mean over held-out documents, na
 from __future__ import annotations
 
 import math
-from pathlib import Path
+from functools import partial
 from typing import Any
 
+from ..figures.studies import effects
 from ..records import Training
 from ..stats.verdicts import UNDECIDED
 from ..words import signed
@@ -73,27 +74,17 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         last = shots[0] if shots and shots[0] is not None else math.nan
         geometry = runs.mean(arm, cosine) if shots else math.nan
         rows.append([arm, losses[arm], losses[arm] - base, losses[arm] - same, geometry, last])
-
-    def draw(path: Path) -> Path:
-        from ..figures.studies import effects
-
-        lines = [(str(row[0]), [losses[str(row[0])] - base]) for row in rows]
-        return effects(
-            lines,
-            path,
-            x="held-out loss minus that of cross-entropy at its best rate, nats per token",
-            note="one seed each: this chooses what is confirmed, and decides nothing",
-        )
-
+    draw = partial(
+        effects,
+        [(row[0], [row[2]]) for row in rows],
+        x="held-out loss minus that of cross-entropy at its best rate, nats per token",
+        note="one seed each: this chooses what is confirmed, and decides nothing",
+    )
     estimate = {"cross_entropy": base, "chosen": winners}
     return Conclusion(UNDECIDED, sentence, columns, rows, estimate, draw if math.isfinite(base) else None)
 
 
 STUDY = Study(
-    name="screen",
-    claim="Table 4",
-    question="Trained from nothing, which losses on the hidden states are worth confirming?",
-    criterion=CRITERION,
-    conclude=conclude,
-    arms=expanded,
-)
+    "screen", "Table 4", "Trained from nothing, which losses on the hidden states are worth confirming?",
+    CRITERION, conclude, arms=expanded,
+)  # fmt: skip

@@ -12,9 +12,10 @@ nothing and is shown only.
 from __future__ import annotations
 
 import math
-from pathlib import Path
+from functools import partial
 from typing import Any, NamedTuple
 
+from ..figures.studies import heat_row
 from ..records import Snapshot
 from ..stats.verdicts import signed, slope
 from .arms import check as check_arms
@@ -79,26 +80,15 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         sentence += f"; {family}: {signed(ends[0].spearman, 2)} smallest, {signed(ends[-1].spearman, 2)} largest"
     if alone:
         sentence += f"; shown only: {', '.join(m.model for m in models if m.family in alone)}"
-
-    def draw(path: Path) -> Path:
-        from ..figures.studies import heat_row
-
-        ordered = sorted(models, key=lambda m: (families.index(m.family), m.parameters))
-        panels = [(m.model.split("/")[-1], m.snapshot) for m in ordered]
-        points = [(str(m.parameters), [m.spearman]) for m in ordered]
-        return heat_row(panels, path, points={"Spearman": points}, x="parameters", numbers=True)
-
+    ordered = sorted(models, key=lambda m: (families.index(m.family), m.parameters))
+    panels = [(m.model.split("/")[-1], m.snapshot) for m in ordered]
+    points = {"Spearman": [(str(m.parameters), [m.spearman]) for m in ordered]}
+    draw = partial(heat_row, panels, points=points, x="parameters", numbers=True) if models else None
     columns, rows = list(Member._fields[:-1]), [list(m[:-1]) for m in models]
-    estimate = {"slope": trend.record()}
-    return Conclusion(trend.verdict, sentence + ".", columns, rows, estimate, draw if models else None)
+    return Conclusion(trend.verdict, sentence + ".", columns, rows, {"slope": trend}, draw)
 
 
 STUDY = Study(
-    name="size",
-    claim="C1",
-    question="Inside a family, do smaller models condense more?",
-    criterion=CRITERION,
-    measurements=measurements,
-    conclude=conclude,
-    check=check,
-)
+    "size", "C1", "Inside a family, do smaller models condense more?",
+    CRITERION, conclude, measurements=measurements, check=check,
+)  # fmt: skip

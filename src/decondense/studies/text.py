@@ -13,11 +13,12 @@ must agree.
 from __future__ import annotations
 
 import math
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from ..figures.studies import heat_grid
 from ..records import Snapshot
 from ..stats.verdicts import combine, signed, steady
 from .arms import checking
@@ -70,17 +71,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         for model, shots in table.items()
         for text, s in shots.items()
     ]
-
-    def draw(path: Path) -> Path:
-        from ..figures.studies import heat_grid
-
-        return heat_grid([(m.split("/")[-1], list(shots.items())) for m, shots in table.items()], path)
-
-    estimate = {
-        "another_text": {m: d.record() for m, d in decisions.items()},
-        "lowest_correlation": agreement,
-        "margin": MARGIN,
-    }
+    draw = partial(heat_grid, [(m.split("/")[-1], list(shots.items())) for m, shots in table.items()])
+    estimate = {"another_text": decisions, "lowest_correlation": agreement, "margin": MARGIN}
     return Conclusion(combine(list(decisions.values())), "; ".join(words) + ".", columns, rows, estimate, draw)
 
 
@@ -92,11 +84,6 @@ def _agreement(curves: list[list[float | None]]) -> float:
 
 
 STUDY = Study(
-    name="text",
-    claim="C2",
-    question="Is a model as condensed on one text as on another?",
-    criterion=CRITERION,
-    measurements=measurements,
-    conclude=conclude,
-    check=check,
-)
+    "text", "C2", "Is a model as condensed on one text as on another?",
+    CRITERION, conclude, measurements=measurements, check=check,
+)  # fmt: skip

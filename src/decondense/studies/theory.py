@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from .. import theory
+from ..figures.theory import theory_figure
 from ..stats.verdicts import NOT, REPRODUCED
 from .core import Conclusion, Study
 from .runs import Runs
@@ -79,12 +80,9 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     columns = ["m", "r", "alpha", "lower", "published", "simple", "sharp", "published_holds"]
     rows = [[row[c] for c in columns[:-1]] + [bool(row["alpha"] <= row["published"] * slack)] for row in grid]
 
-    def draw(path: Path) -> Path:
-        from ..figures.theory import theory_figure
-
+    def draw(path: Path) -> None:
         theory_figure(path, points=settings["points"])
         path.with_suffix(".csv").unlink()  # table.csv has the numbers
-        return path
 
     estimate = {"cases": len(grid), "fails": fails, "crossings": numbers["crossings"], "simulation_deviation": off}
     return Conclusion(verdict, sentence, columns, rows, estimate, draw)
@@ -110,11 +108,6 @@ def check(settings: Settings) -> None:
 
 
 STUDY = Study(
-    name="theory",
-    claim="Appendix E",
-    question="Do E.1, E.2 and the bounds given with it hold?",
-    criterion=CRITERION,
-    conclude=conclude,
-    check=check,
-    toy=False,
-)
+    "theory", "Appendix E", "Do E.1, E.2 and the bounds given with it hold?",
+    CRITERION, conclude, check=check, toy=False,
+)  # fmt: skip

@@ -12,8 +12,10 @@ cross-entropy.
 
 from __future__ import annotations
 
-from pathlib import Path
+from functools import partial
 
+from ..figures.studies import effects
+from ..losses.registry import registered
 from ..stats.verdicts import combine, decide, interval
 from .arms import checking, recipe_of
 from .core import Conclusion, Study
@@ -31,8 +33,6 @@ GROUPS = {"paper": 0, "ancestor": 3, "baseline": 2, "rival": 1}
 
 def arms(named: Settings) -> Settings:
     """The arms of the file, and one for every registered loss that none of them has."""
-    from ..losses.registry import registered
-
     there = {arm.get("loss", {}).get("name") for arm in named.values()}
     return named | {name: {"loss": {"name": name}} for name in registered() if name not in there}
 
@@ -61,28 +61,18 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     columns += ["cost", "loss_at_matched_cost"]
     for row in rows:
         row += [_cost(runs, row[0], row[1]), matched.get(row[0], {}).get(row[1])]
-
-    def draw(path: Path) -> Path:
-        from ..figures.studies import effects
-
-        shown = [arm for arm in matched if arm != PLAIN and matched[arm]]
-        costs = {arm: [x for s in runs.table[arm] if (x := _cost(runs, arm, s)) is not None] for arm in shown}
-        prices = [f"{sum(c) / len(c):.2f}×" if (c := costs[arm]) else "–" for arm in shown]
-        right = [f"{runs.mean(arm, cosine):.3f} · {price}" for arm, price in zip(shown, prices)]
-        return effects(
-            [(arm.replace("_", " "), list(matched[arm].values())) for arm in shown],
-            path,
-            x="held-out loss minus cross-entropy's at matched cost, nats per token",
-            right=right,
-            right_title="mean cosine · cost",
-            colours=[_group(arm) for arm in shown],
-            note="blue: the paper's losses; pink: ancestors; green: baselines; orange: rivals",
-        )
-
-    estimate = {
-        "contrasts": {arm: d.record() for arm, d in contrasts.items()},
-        "at_matched_cost": {arm: {"mean": m, "low": low, "high": high} for arm, (m, low, high) in gains.items()},
-    }
+    costs = {arm: [x for s in runs.table[arm] if (x := _cost(runs, arm, s)) is not None] for arm in gains}
+    prices = {arm: f"{sum(c) / len(c):.2f}×" if c else "–" for arm, c in costs.items()}
+    draw = partial(
+        effects,
+        [(arm.replace("_", " "), list(matched[arm].values())) for arm in gains],
+        x="held-out loss minus cross-entropy's at matched cost, nats per token",
+        right=[f"{runs.mean(arm, cosine):.3f} · {price}" for arm, price in prices.items()],
+        right_title="mean cosine · cost",
+        colours=[_group(arm) for arm in gains],
+        note="blue: the paper's losses; pink: ancestors; green: baselines; orange: rivals",
+    )
+    estimate = {"contrasts": contrasts, "at_matched_cost": gains}
     return Conclusion(combine(list(contrasts.values())), sentence, columns, rows, estimate, draw)
 
 
@@ -111,8 +101,6 @@ def _matched(runs: Runs, arm: str) -> dict[int, float]:
 
 
 def _group(arm: str) -> int:
-    from ..losses.registry import registered
-
     if arm in registered("rival"):
         return GROUPS["rival"]
     if arm.endswith("ancestor"):
@@ -121,12 +109,7 @@ def _group(arm: str) -> int:
 
 
 STUDY = Study(
-    name="variants",
-    claim="table of variants",
-    question="Which loss does most for its cost: the paper's four, their ancestors, the baselines, or the rivals?",
-    criterion=CRITERION,
-    timed=True,
-    arms=arms,
-    conclude=conclude,
-    check=check,
-)
+    "variants", "table of variants",
+    "Which loss does most for its cost: the paper's four, their ancestors, the baselines, or the rivals?",
+    CRITERION, conclude, timed=True, arms=arms, check=check,
+)  # fmt: skip

@@ -7,9 +7,10 @@ part of the criterion: the same difference in mean cosine. A trend can rise from
 
 from __future__ import annotations
 
-from pathlib import Path
+from functools import partial
 from typing import Any
 
+from ..figures.studies import heat_row
 from ..stats.verdicts import NOT, REPRODUCED, Decision, decide, interval, signed
 from .arms import check as check_arms
 from .core import Conclusion, Study
@@ -54,7 +55,6 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     difference = decide(runs.differences(narrow, wide, spearman), claim="greater")
     level = decide(runs.differences(narrow, wide, cosine), claim="greater")
     per_arm = {arm: interval(runs.values(arm, spearman)) for arm in runs.arms}
-    columns, rows = runs.rows()
     sentence = (
         f"Spearman {signed(runs.mean(narrow, spearman), 2)} at {narrow}, {signed(runs.mean(wide, spearman), 2)} at "
         f"{wide}; difference {difference.words(2)}{difference.why}. Mean cosine of the blocks at the end "
@@ -63,37 +63,17 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         f"{runs.mean(wide, last):.3f}. Held-out loss {runs.mean(narrow, held_out):.2f} and "
         f"{runs.mean(wide, held_out):.2f}: equal tokens, not equal loss."
     )
-
-    def draw(path: Path) -> Path:
-        from ..figures.studies import heat_row
-
-        panels = [(arm, runs.of(arm)[0].snapshots[-1]) for arm in runs.arms]
-        shown = {"Spearman": spearman, "mean cosine, all blocks": cosine, "mean cosine, last 3 states": last}
-        points = {
-            f"{what}\nat the end": [(arm.removeprefix("MLP width "), runs.values(arm, metric)) for arm in runs.arms]
-            for what, metric in shown.items()
-        }
-        return heat_row(panels, path, points=points, x="MLP width")
-
-    return Conclusion(
-        difference.verdict,
-        sentence,
-        columns,
-        rows,
-        {
-            "difference": difference.record(),
-            "mean_cosine": level.record(),
-            "spearman": {a: {"mean": m, "low": low, "high": high} for a, (m, low, high) in per_arm.items()},
-        },
-        draw,
-    )
+    shown = {"Spearman": spearman, "mean cosine, all blocks": cosine, "mean cosine, last 3 states": last}
+    points = {
+        f"{what}\nat the end": [(arm.removeprefix("MLP width "), runs.values(arm, metric)) for arm in runs.arms]
+        for what, metric in shown.items()
+    }
+    draw = partial(heat_row, runs.last_snapshots(), points=points, x="MLP width")
+    estimate = {"difference": difference, "mean_cosine": level, "spearman": per_arm}
+    return Conclusion(difference.verdict, sentence, *runs.rows(), estimate, draw)
 
 
 STUDY = Study(
-    name="width",
-    claim="C3",
-    question="Do models that differ in nothing but MLP width condense more when they are narrower?",
-    criterion=CRITERION,
-    conclude=conclude,
-    check=check,
-)
+    "width", "C3", "Do models that differ in nothing but MLP width condense more when they are narrower?",
+    CRITERION, conclude, check=check,
+)  # fmt: skip
