@@ -215,6 +215,9 @@ def sharp_upper(r: float, m: int) -> float:
     return _curve(r, m, kappa(m))
 
 
+BOUNDS = {"lower": lower_bound, "published": published_upper, "simple": simple_upper, "sharp": sharp_upper}
+
+
 def crossing(m: int) -> float:
     """The one r at which α = r/√(r² + m − 1), m ≥ 2: below it the published upper bound fails, above it holds.
 
@@ -266,23 +269,9 @@ def curves(m: int = GPT2_PADDING, *, points: int = 121) -> Curves:
         raise ValueError(f"curves need m > 2 and at least 2 points, got m = {m} and {points}: take the default ones.")
     where = crossing(m)
     r = where * np.logspace(-2, 2, points)
-    lengths = r.tolist()
-
-    def over(function) -> NDArray:
-        return np.array([function(x, m) for x in lengths])
-
-    return Curves(
-        m=m,
-        r=r,
-        alpha=over(alpha),
-        lower=over(lower_bound),
-        published=over(published_upper),
-        simple=over(simple_upper),
-        sharp=over(sharp_upper),
-        effective=over(effective_padding),
-        kappa=kappa(m),
-        crossing=where,
-    )
+    functions = {"alpha": alpha, **BOUNDS, "effective": effective_padding}
+    values = {name: np.array([function(x, m) for x in r.tolist()]) for name, function in functions.items()}
+    return Curves(m=m, r=r, **values, kappa=kappa(m), crossing=where)
 
 
 def _curve(r: float, m: int, k: float) -> float:

@@ -44,11 +44,7 @@ def compare(
     as_json: o.Json = False,
 ) -> None:
     """Compare models or saved results: heatmaps on one scale, and the trend against size or checkpoint order."""
-    options: dict[str, Any] = {
-        "text": text, "windows": windows, "tokens": tokens, "seed": seed, "spectral": spectral, "released": released,
-        "stack": stack, "dtype": dtype, "device": device, "batch": batch, "data": None if data is None else str(data),
-        "column": column, "trust_remote_code": trust_remote_code,
-    }  # fmt: skip
+    options = o.given(locals(), "items", "family", "paired", "revisions", "texts")
     names, row = list(items or []), o.names_of(revisions)
     if family is not None:
         from ..meter.compare import family_of

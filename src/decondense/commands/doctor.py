@@ -65,18 +65,16 @@ def _devices() -> list[dict[str, str]]:
     from .. import kernels
 
     machine = platform.processor() or platform.machine()
-    devices = [{"name": "cpu", "what": f"{os.cpu_count()} cores, {machine}", "kernels": _kernels(kernels, "cpu")}]
+    devices = {"cpu": f"{os.cpu_count()} cores, {machine}"}
     for i in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(i)
-        what = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
-        devices.append({"name": f"cuda:{i}", "what": what, "kernels": _kernels(kernels, f"cuda:{i}")})
+        devices[f"cuda:{i}"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
     if torch.backends.mps.is_available():
-        devices.append({"name": "mps", "what": "Apple GPU", "kernels": _kernels(kernels, "mps")})
-    return devices
-
-
-def _kernels(kernels: Any, device: str) -> str:
-    return "triton" if kernels.available(device) else "torch"
+        devices["mps"] = "Apple GPU"
+    return [
+        {"name": name, "what": what, "kernels": "triton" if kernels.available(name) else "torch"}
+        for name, what in devices.items()
+    ]
 
 
 def _mark(ready: bool) -> str:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .terminal import default_folder, err, fresh_folder, out, progress_bar, run_record, writing
+from . import options as o
+from .terminal import default_folder, err, fresh_folder, out, plain_table, progress_bar, run_record, writing
 
 if TYPE_CHECKING:
     from ..records import Evaluation
@@ -35,12 +36,12 @@ def evaluate(
     text_tokens: Annotated[int | None, typer.Option(help="tokens per window of text; default the context")] = None,
     seed: Annotated[int, typer.Option(help="draws the few-shot examples; 1234 is lm-eval's default")] = 1234,
     out_dir: Annotated[Path | None, typer.Option("--out", help="output folder; default evaluation/MODEL")] = None,
-    force: Annotated[bool, typer.Option("--force", help="replace a result in the output folder")] = False,
+    force: o.Force = False,
     selected_by: Annotated[str, typer.Option(help="how the checkpoint was chosen: final or held-out-loss")] = "final",
     training_seed: Annotated[int | None, typer.Option(help="seed the model was trained with, to be recorded")] = None,
-    revision: Annotated[str | None, typer.Option(help="branch, tag or commit of a hub id")] = None,
-    init: Annotated[bool, typer.Option("--init", help="the same architecture, freshly initialised")] = False,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16, float64 or auto")] = None,
+    revision: o.Revision = None,
+    init: o.Init = False,
+    dtype: o.Dtype = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …; auto spreads a large model")] = None,
     batch_tokens: Annotated[
         int | None, typer.Option(help="tokens per batch; default 65536, on a CPU 256 per thread")
@@ -49,15 +50,10 @@ def evaluate(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="start anew instead of resuming an unfinished evaluation")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON and nothing else")] = False,
+    as_json: o.Json = False,
 ) -> None:
     """Score a model on the paper's ten benchmarks, or any of lm-eval's, and keep every item's outcome."""
-    options: dict[str, Any] = {
-        "tasks": "" if tasks == "none" else tasks, "data": data, "shots": shots, "limit": limit,
-        "text": [t.strip() for t in text.split(",") if t.strip()] if text else None, "text_tokens": text_tokens,
-        "seed": seed, "selected_by": selected_by, "training_seed": training_seed, "revision": revision, "init": init,
-        "dtype": dtype, "device": device, "batch_tokens": batch_tokens, "trust_remote_code": trust_remote_code,
-    }  # fmt: skip
+    options = o.given(locals(), "fresh") | {"tasks": "" if tasks == "none" else tasks, "text": o.names_of(text)}
     if not options["tasks"] and not options["text"]:
         raise ValueError("--tasks none leaves nothing to do: name tasks, or a text with --text.")
     with fresh_folder(out_dir if out_dir is not None else default_folder("evaluation", model), force=force) as folder:
@@ -114,7 +110,6 @@ def _drop_if_empty(partial: Path) -> None:
 
 def show(record: Evaluation) -> None:
     """Names of models, tasks, texts and folders are the user's: none of them is read as markup."""
-    from rich.table import Table
     from rich.text import Text
 
     from ..words import several
@@ -123,9 +118,8 @@ def show(record: Evaluation) -> None:
     rest = f", {model['parameters']:,} parameters, {model['dtype']}"
     out.print(Text.assemble((model["description"], "bold"), rest))
     if record.tasks:
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for column in ("task", "items", "shots", "accuracy", "± (items)", "normalised", "ECE", "perplexity"):
-            table.add_column(column, justify="left" if column == "task" else "right", no_wrap=True)
+        columns = ("task", "items", "shots", "accuracy", "± (items)", "normalised", "ECE", "perplexity")
+        rows = []
         for name, scores in record.tasks.items():
             row = scores.model_dump()
             figures = [f"{row['items']:,}", str(row["shots"]), f"{100 * row['acc']:.2f}"]
@@ -133,8 +127,8 @@ def show(record: Evaluation) -> None:
             figures.append(f"{100 * row['acc_norm']:.2f}" if "acc_norm" in row else "")
             figures.append(f"{row['ece']:.3f}" if "ece" in row else "")
             figures.append(f"{row['perplexity']:.2f}" if row["perplexity"] is not None else "")
-            table.add_row(Text(name), *figures)
-        out.print(table)
+            rows.append((name, *figures))
+        out.print(plain_table(columns, rows, left=("task",)))
         graded = [name for name, scores in record.tasks.items() if scores.graded]
         if graded:
             gloss = f"{', '.join(graded)}: graded, the share of probability on right answers"

@@ -31,7 +31,7 @@ def measure(
     released: o.Released = False,
     stack: o.Stack = "decoder",
     init: o.Init = False,
-    revision: Annotated[str | None, typer.Option(help="branch, tag or commit of a hub id")] = None,
+    revision: o.Revision = None,
     revisions: Annotated[str | None, typer.Option(help="several, a,b,c: a row of checkpoints, side by side")] = None,
     dtype: o.Dtype = None,
     device: o.Device = None,
@@ -46,12 +46,7 @@ def measure(
     as_json: o.Json = False,
 ) -> None:
     """Say how condensed a model is: the cosines of the tokens of a window at every depth, with error bars."""
-    options: dict[str, Any] = {
-        "text": text, "windows": windows, "tokens": tokens, "seed": seed, "spectral": spectral, "released": released,
-        "stack": stack, "init": init, "dtype": dtype, "device": device, "batch": batch, "last": last,
-        "bootstrap": bootstrap, "data": None if data is None else str(data), "column": column,
-        "trust_remote_code": trust_remote_code,
-    }  # fmt: skip
+    options = o.given(locals(), "revision", "revisions", "resume")
     if revisions:
         if resume or revision:
             raise ValueError("--revisions cannot be combined with --revision or --resume: name one of them.")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,6 +18,7 @@ Spectral = Annotated[bool, typer.Option("--spectral", help="also effective rank,
 Released = Annotated[bool, typer.Option("--released", help="also the histogram as the published figures made it")]
 Stack = Annotated[str, typer.Option(help="decoder or encoder, of an encoder-decoder")]
 Init = Annotated[bool, typer.Option("--init", help="the same architecture, freshly initialised")]
+Revision = Annotated[str | None, typer.Option(help="branch, tag or commit of a hub id")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16, float64 or auto")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …; auto spreads a model too large for one")]
 Batch = Annotated[int, typer.Option(help="windows per forward pass")]
@@ -27,7 +29,16 @@ Trust = Annotated[bool, typer.Option("--trust-remote-code", help="run code that 
 Force = Annotated[bool, typer.Option("--force", help="replace a result in the output folder")]
 Json = Annotated[bool, typer.Option("--json", help="print the result as JSON and nothing else")]
 
+APART = ("model", "out_dir", "force", "as_json")  # parameters of commands that what they call does not take
 
-def names_of(given: str | None) -> list[str] | None:
+
+def given(parameters: Mapping[str, Any], *apart: str) -> dict[str, Any]:
+    """The options of a command as what it calls takes them: its `locals()` in their order, without APART and `apart`,
+    and paths as text."""
+    chosen = {name: value for name, value in parameters.items() if name not in (*APART, *apart)}
+    return {name: str(value) if isinstance(value, Path) else value for name, value in chosen.items()}
+
+
+def names_of(text: str | None) -> list[str] | None:
     """ "a, b" as ["a", "b"]; nothing as None."""
-    return [name.strip() for name in (given or "").split(",") if name.strip()] or None
+    return [name.strip() for name in (text or "").split(",") if name.strip()] or None

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from .terminal import fresh_folder, out, writing
+from . import options as o
+from .terminal import fresh_folder, out, plain_table, writing
 
 if TYPE_CHECKING:
     from ..records import Significance
@@ -42,10 +43,11 @@ def significance(
     permutations: Annotated[int, typer.Option(help="permutations of items, where a test has no formula")] = 10_000,
     seed: Annotated[int, typer.Option(help="bootstrap and permutations")] = 0,
     out_dir: Annotated[Path | None, typer.Option("--out", help="output folder; default significance")] = None,
-    force: Annotated[bool, typer.Option("--force", help="replace a result in the output folder")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON and nothing else")] = False,
+    force: o.Force = False,
+    as_json: o.Json = False,
 ) -> None:
     """Say whether two ways of training differ: paired tests on the same items, with seeds, intervals and power."""
+    options = o.given(locals(), "runs")
     from ..figures.forest import forest
     from ..files import replaced, write_text
     from ..records import differences
@@ -53,8 +55,6 @@ def significance(
     from ..stats.tables import csv_table, latex, markdown
 
     base, treated = _divide(runs)
-    options: dict[str, Any] = {"paired": paired, "common": common, "alpha": alpha, "power": power}
-    options |= {"bootstrap": bootstrap, "permutations": permutations, "seed": seed}
     with fresh_folder(out_dir if out_dir is not None else Path("significance"), force=force) as folder:
         record = compare(base, treated, **options)
         with writing(folder), replaced(folder, stale=("table.tex", "forest.png")) as place:
@@ -121,15 +121,8 @@ def _show(record: Significance) -> None:
 
 
 def _print_table(rows: list[tuple[str, ...]], *, without: tuple[str, ...] = ()) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
     from ..stats.tables import SHORT
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
     shown = [number for number, column in enumerate(SHORT) if column not in without]
-    for number in shown:
-        table.add_column(SHORT[number], justify="right" if number else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*(Text(row[number]) for number in shown))
-    out.print(table)
+    cells = [[row[number] for number in shown] for row in rows]
+    out.print(plain_table([SHORT[number] for number in shown], cells, left=SHORT[:1]))

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from ..words import several
-from .terminal import err, out, output_folder, writing
+from . import options as o
+from .terminal import err, out, output_folder, plain_table, writing
 
 Name = Annotated[str, typer.Argument(help="`list`, or the name of a study")]
 Scale = Annotated[str, typer.Option(help="smoke (CPU, seconds), gpu (one GPU, runs of minutes) or paper")]
@@ -48,11 +49,11 @@ def study(
     sources: From = None,
     reuse: Reuse = None,
     shared_device: Shared = False,
-    data: Annotated[Path | None, typer.Option(help="folder of named texts; default $DECONDENSE_DATA")] = None,
+    data: o.Data = None,
     bench: Bench = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, …; default the best there is")] = None,
     plan: Annotated[bool, typer.Option("--plan", help="print the runs and stop")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON and nothing else")] = False,
+    as_json: o.Json = False,
 ) -> None:
     """Put a claim of the paper to the test, run by run, and say reproduced, not reproduced or undecided."""
     from .. import studies
@@ -169,19 +170,10 @@ def _show(record: Any, folder: Path, as_json: bool) -> None:
     if as_json:
         print(record.to_json(), end="")
         return
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    columns = record.table.columns[:6]
-    for column in columns:
-        words = column in ("arm", "model", "text", "task", "run", "family", "checkpoint")
-        table.add_column(column.replace("_", " "), justify="left" if words else "right", no_wrap=True)
-    rows = record.table.rows
-    for row in rows[:40]:
-        table.add_row(*(Text(_cell(value)) for value in row[: len(columns)]))
+    columns, rows = [name.replace("_", " ") for name in record.table.columns[:6]], record.table.rows
     if rows:
-        out.print(table)
+        words = ("arm", "model", "text", "task", "run", "family", "checkpoint")
+        out.print(plain_table(columns, [[_cell(value) for value in row[:6]] for row in rows[:40]], left=words))
     if len(rows) > 40:
         out.print(f"… {len(rows) - 40} more rows in table.csv", style="dim")
     out.print(f"criterion: {record.criterion}", style="dim", markup=False)

@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from ..files import InUse, locked, os_reason, safe_name
 from ..words import duration
@@ -26,6 +27,7 @@ __all__ = [
     "is_main",
     "out",
     "output_folder",
+    "plain_table",
     "progress_bar",
     "run_record",
     "writing",
@@ -182,6 +184,16 @@ def fitting_table(
             table.add_row(*(cell for name, cell in zip(columns, row) if name in shown))
         if out.measure(table, options=out.options.update(max_width=1000)).maximum <= out.width:
             break
+    return table
+
+
+def plain_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[str] = ()) -> Table:
+    """A table whose cells are never read as markup and stay on their lines; columns of `left` are words."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in columns:
+        table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(Text, row))
     return table
 
 

@@ -148,12 +148,8 @@ def _build(path: Path | None, flags: dict[str, Any], settings: list[str]) -> Any
         return load_recipe(path, [*given, *settings])
     if flags["model.name"] is None:
         raise ValueError("train needs a recipe, or --model: see recipes/ for complete examples.")
-    name = "-".join(
-        [
-            Path(str(flags["model.name"])).name,
-            str(flags["loss.name"] or "cross-entropy").replace("none", "cross-entropy"),
-        ]
-    )
+    loss = str(flags["loss.name"] or "cross-entropy").replace("none", "cross-entropy")
+    name = f"{Path(str(flags['model.name'])).name}-{loss}"
     return recipe_from(with_settings({"name": name}, [*given, *settings]), "recipe")
 
 
