@@ -104,20 +104,20 @@ def cell(value: Any) -> str:
     return str(value)
 
 
-def round_to(value: Any, digits: int = 6) -> Any:
-    """Numbers with so many significant digits, whole ones as such, NaN and infinity as None; also inside lists and
-    sections. Small files, and valid JSON."""
+def round_to(value: Any, digits: int = 6, *, whole: bool = True) -> Any:
+    """Numbers with so many significant digits, whole ones as such (where `whole`), NaN and infinity as None; also
+    inside lists and sections. Small files, and valid JSON."""
     if isinstance(value, dict):
-        return {key: round_to(inner, digits) for key, inner in value.items()}
+        return {key: round_to(inner, digits, whole=whole) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [round_to(inner, digits) for inner in value]
+        return [round_to(inner, digits, whole=whole) for inner in value]
     if value is None or isinstance(value, (bool, int, str)):
         return value
     number = float(value)
     if not math.isfinite(number):
         return None
     number = float(f"{number:.{digits}g}")
-    return int(number) if number == int(number) and abs(number) < 1e15 else number
+    return int(number) if whole and number == int(number) and abs(number) < 1e15 else number
 
 
 def slug(*words: str) -> str:

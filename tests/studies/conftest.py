@@ -5,10 +5,6 @@ from __future__ import annotations
 import pytest
 
 from decondense import cli
-from decondense.commands.study import study
-
-if "study" not in {command.name or command.callback.__name__ for command in cli.app.registered_commands}:
-    cli.app.command()(study)
 
 
 @pytest.fixture(autouse=True)
@@ -29,3 +25,17 @@ def command(capsys):
         return caught.value.code or 0, captured.out, captured.err
 
     return run
+
+
+@pytest.fixture
+def refusal(command):
+    """A function of arguments: the sentence with which the command refuses them, exit code 2."""
+
+    def refuse(*arguments):
+        code, _, err = command(*arguments)
+        assert code == 2
+        *_, last = err.strip().splitlines()
+        assert last.startswith("error: ")
+        return last
+
+    return refuse

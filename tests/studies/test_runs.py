@@ -14,7 +14,7 @@ from study_runs import of_seeds, packed, run, scored, write
 from decondense import records, studies
 from decondense.files import safe_name
 from decondense.studies import settings_of, work
-from decondense.studies.runs import Members, Run, read_run, rounded
+from decondense.studies.runs import Members, Run, read_run
 from decondense.words import round_to
 
 STUDIES = studies.STUDIES
@@ -111,11 +111,10 @@ def test_killed_and_repeated_is_the_same_bytes(tmp_path, trained):
     assert not list(tmp_path.rglob("weights*"))
 
 
-def test_a_training_that_fails_at_once_leaves_nothing(command, tmp_path):
+def test_a_training_that_fails_at_once_leaves_nothing(refusal, tmp_path):
     change = "base.data.text=novels:train"
-    code, _, err = command("study", "counteract", "--set", change, "--out", tmp_path / "o" / "p")
-    assert code == 2
-    assert "'novels' is read from a local folder" in err
+    sentence = refusal("study", "counteract", "--set", change, "--out", tmp_path / "o" / "p")
+    assert "'novels' is read from a local folder" in sentence
     assert not (tmp_path / "o").exists()
 
 
@@ -181,7 +180,7 @@ def test_conclude_gets_whole_records(tmp_path):
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
-def test_merge_copies_nothing_that_does_not_belong(command, tmp_path):
+def test_merge_copies_nothing_that_does_not_belong(command, refusal, tmp_path):
     """All runs are looked at before the first is copied."""
     study = STUDIES["dose"]
     settings = settings_of(study, "smoke")
@@ -206,16 +205,12 @@ def test_merge_copies_nothing_that_does_not_belong(command, tmp_path):
         (["empty"], "smoke", "there is none that is finished"),
     ):
         given = [x for source in sources for x in ("--from", tmp_path / source)]
-        code, _, err = command("study", "dose", "--scale", scale, "--merge", *given, "--out", tmp_path / "o")
-        assert code == 2
-        assert words in err
+        assert words in refusal("study", "dose", "--scale", scale, "--merge", *given, "--out", tmp_path / "o")
         assert not (tmp_path / "o").exists()
     code, _, _ = command("study", "dose", "--merge", "--from", tmp_path / "mine", "--out", tmp_path / "o")
     assert code == 0
     before = names(tmp_path / "o")
-    code, _, err = command("study", "dose", "--merge", "--from", tmp_path / "changed", "--out", tmp_path / "o")
-    assert code == 2
-    assert tokens in err
+    assert tokens in refusal("study", "dose", "--merge", "--from", tmp_path / "changed", "--out", tmp_path / "o")
     assert names(tmp_path / "o") == before
     mixed = tmp_path / "mixed"
     shutil.copytree(tmp_path / "mine" / "runs", mixed)
@@ -251,17 +246,19 @@ def test_a_second_process_on_a_run_is_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_cannot_be_written(tmp_path, command):
+def test_a_folder_that_cannot_be_written(tmp_path, refusal):
     tmp_path.chmod(0o500)
-    code, _, err = command("study", "theory", "--out", tmp_path / "o")
-    assert code == 2
-    assert "must be writable" in err
+    assert "must be writable" in refusal("study", "theory", "--out", tmp_path / "o")
 
 
 def test_rounded_and_names():
     content = {"a": [1.23456789, float("nan")], "b": (1, "x", None, True), "c": 1600.0}
-    assert rounded(content) == round_to(content) == {"a": [1.23457, None], "b": [1, "x", None, True], "c": 1600}
-    assert isinstance(rounded(content)["c"], float)
+    assert (
+        round_to(content, whole=False)
+        == round_to(content)
+        == {"a": [1.23457, None], "b": [1, "x", None, True], "c": 1600}
+    )
+    assert isinstance(round_to(content, whole=False)["c"], float)
     assert safe_name("λ −0.3, τ 1/2") == "lambda--0.3-tau-1-2"
     assert safe_name("Qwen/Qwen2.5-0.5B") == "Qwen-Qwen2.5-0.5B"
 
@@ -358,8 +355,6 @@ def test_a_shared_device_keeps_no_times(tmp_path, trained):
     assert "against cross-entropy: not measured" in record.sentence
 
 
-def test_a_folder_without_runs_is_an_error(tmp_path, command):
-    code, _, err = command("study", "counteract", "--out", tmp_path / "o", "--reuse", tmp_path)
-    assert code == 2
-    assert "no training runs" in err
+def test_a_folder_without_runs_is_an_error(tmp_path, refusal):
+    assert "no training runs" in refusal("study", "counteract", "--out", tmp_path / "o", "--reuse", tmp_path)
     assert not (tmp_path / "o").exists()

@@ -28,9 +28,10 @@ from .. import records
 from ..files import safe_name, versions, write_csv, write_text
 from ..records import Training, find
 from ..stats.verdicts import UNDECIDED
+from ..words import round_to
 from .arms import TEACHER
 from .arms import check as check_arms
-from .runs import Members, Planned, Run, Runs, measured_name, plain, read_run, rounded, trained_name
+from .runs import Members, Planned, Run, Runs, measured_name, plain, read_run, trained_name
 from .settings import SCALES, Settings, command_of, read_scales, settings_from
 from .work import NotRun, Workshop, in_small, known_runs, make, save_run
 
@@ -291,11 +292,11 @@ def conclude(
         sentence=f"{end.verdict}: {end.sentence}{toy}",
         command=command_of(study.name, scale, settings_of(study, scale), used),
         hardware="; ".join(sorted({one.record.hardware for one in taken.values()}) or here),
-        table=records.Table(columns=end.columns, rows=rounded(end.rows)),
+        table=records.Table(columns=end.columns, rows=round_to(end.rows, whole=False)),
         figures=["figure.png"] if end.draw is not None else [],
         config=used,
         runs=sorted(taken),
-        estimate=rounded(end.estimate),
+        estimate=round_to(end.estimate, whole=False),
         versions=_versions(list(taken.values())) if plan else versions("decondense", "numpy", "scipy"),
     )
     folder.mkdir(parents=True, exist_ok=True)

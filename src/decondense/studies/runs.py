@@ -35,7 +35,6 @@ __all__ = [
     "last",
     "plain",
     "read_run",
-    "rounded",
     "spearman",
     "speed",
 ]
@@ -157,17 +156,6 @@ def last(run: Training, at: int = -1) -> float:
 
 def speed(run: Training) -> float:
     return _number(run.tokens_per_second)
-
-
-def rounded(value: Any, digits: int = 6) -> Any:
-    """Floats with so many significant digits, NaN and infinity as None: small files, and valid JSON."""
-    if isinstance(value, float):
-        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: rounded(inner, digits) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [rounded(inner, digits) for inner in value]
-    return value
 
 
 def plain(value: Any) -> Any:

@@ -17,7 +17,7 @@ from importlib import resources
 from typing import Annotated, Any, Literal, NamedTuple
 
 import yaml
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, conlist
 
 from ..words import nearest
 
@@ -157,8 +157,14 @@ def _different(values: list[Any]) -> list[Any]:
     return values
 
 
+def _list(one: Any, least: int = 1) -> Any:
+    """A list of at least so many, all of them different."""
+    return Annotated[conlist(one, min_length=least), AfterValidator(_different)]
+
+
 Section = dict[str, Any]
 Whole = Annotated[int, Field(ge=1)]
+Number = Annotated[int, Field(ge=0)]
 Name = Annotated[str, Field(pattern=r"\S")]
 Names = Annotated[list[Name], Field(min_length=1), AfterValidator(_different)]
 _LISTS = "a section of lists of different names"
@@ -169,37 +175,22 @@ _DEFAULTS = (  # by the kind of the default: whole numbers count something, so t
     (dict, Form("a section", Section, "name a key inside it, as in base.data.tokens=5M")),
     (str, Form("text", Name)),
 )
-_NUMBERS = Form(
-    "a list of different whole numbers of at least 1",
-    Annotated[list[Whole], Field(min_length=1), AfterValidator(_different)],
-)
+_NUMBERS = Form("a list of different whole numbers of at least 1", _list(Whole))
 _NAMES = Form("a list of different names", Names)
 FORMS = {  # what the kind of the default does not say
-    "seeds": Form(
-        "a list of different whole numbers from 0 on",
-        Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1), AfterValidator(_different)],
-        "write it like [1, 2, 3]",
-    ),
+    "seeds": Form("a list of different whole numbers from 0 on", _list(Number), "write it like [1, 2, 3]"),
     "arms": Form("a section with a section for each arm", dict[str, Section], "write it like arms.NAME={}"),
     "families": Form(_LISTS, dict[str, Names], "write it like families.NAME=[org/small, org/large]"),
     "checkpoints": Form(_LISTS, dict[str, Names], "write it like checkpoints.MODEL=[step0, main]"),
     "pairs": Form(
         "a list of different pairs of names",
-        Annotated[
-            list[Annotated[list[Name], Field(min_length=2, max_length=2)]],
-            Field(min_length=1),
-            AfterValidator(_different),
-        ],
+        _list(conlist(Name, min_length=2, max_length=2)),
         "write it like [[original, distilled]]",
     ),
-    "tasks": Form(
-        "a list of different names", Annotated[list[Name], AfterValidator(_different)], "write it like [piqa, arc_easy]"
-    ),
+    "tasks": Form("a list of different names", _list(Name, 0), "write it like [piqa, arc_easy]"),
     "heatmaps": Form("all, last or none", Literal["all", "last", "none"]),
     "limit": Form("a whole number of at least 1, or null for all items", Whole | None),
-    "shots": Form(
-        "gpt2, qwen3, zero or a whole number", Literal["gpt2", "qwen3", "zero"] | Annotated[int, Field(ge=0)]
-    ),
+    "shots": Form("gpt2, qwen3, zero or a whole number", Literal["gpt2", "qwen3", "zero"] | Number),
     "dtype": Form("the name of a precision, or null", Name | None),
 }
 

@@ -20,7 +20,7 @@ from ..records import Measured, Measurement, Snapshot, Training, find, in_short,
 from ..words import round_to
 from .arms import TEACHER, recipe_of, teacher_recipe
 from .outcomes import evaluate_folder
-from .runs import Members, Planned, Run, cosine, held_out, read_run, rounded, spearman
+from .runs import Members, Planned, Run, cosine, held_out, read_run, spearman
 from .settings import Settings
 
 __all__ = ["NotRun", "Workshop", "in_small", "known_runs", "make", "part_of", "save_run"]
@@ -216,7 +216,11 @@ def in_small(record: Training, folder: Path, *, heatmaps: str, origin: str | Non
         mode="json", by_alias=True, exclude_unset=True, exclude={"command"}
     )
     skipped = record.skipped_steps if isinstance(record.skipped_steps, int) else len(record.skipped_steps)
-    content = rounded(content) | {"schema": Training.reads[0], "recipe": record.recipe, "skipped_steps": skipped}
+    content = round_to(content, whole=False) | {
+        "schema": Training.reads[0],
+        "recipe": record.recipe,
+        "skipped_steps": skipped,
+    }
     return Training.model_validate(content if origin is None else content | {"origin": origin})
 
 
@@ -309,7 +313,7 @@ def _measured(config: dict[str, Any], shop: Workshop) -> Measured:
     )
     return Measured(
         schema=Measured.reads[0],
-        measurement=Snapshot(**rounded(shot.model_dump(exclude_unset=True))),
+        measurement=Snapshot(**round_to(shot.model_dump(exclude_unset=True), whole=False)),
         config=config,
         hardware=hardware(pick_device(shop.device)),
         versions=versions("decondense", "numpy", "scipy", "torch", "transformers"),
