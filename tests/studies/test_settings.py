@@ -43,7 +43,7 @@ def test_settings_are_complete_and_recipes_valid(name, scale):
     if "arms" in settings and "seeds" in settings:
         covered = [(p.seed, p.arm) for p in plan if p.arm is not None]
         assert covered == [(s, arm) for s in settings["seeds"] for arm in settings["arms"]]
-    if scale == "gpu" and "seeds" in settings:
+    if scale == "gpu" and "seeds" in settings and name != "screen":  # which chooses, and decides nothing
         assert len(settings["seeds"]) >= 3
 
 

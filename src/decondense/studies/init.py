@@ -93,7 +93,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     }
     draw = partial(heat_row, first, points=points, x="optimiser step (heatmaps: the first run)") if rows else None
     columns = ["run", "checkpoint", "step", "spearman", "kendall", "mean_cosine_last", "mean_cosine"]
-    estimate = {"start": start, "change": fall, "mean_cosine": level, "last": late}
+    estimate: dict[str, Any] = {"start": start, "change": fall, "mean_cosine": level, "last": late}
     estimate |= {"ends": [signed(_spearman(row[-1][1]), 3) for row in rows.values()]}
     return Conclusion(combine([start, fall]), sentence, columns, table, estimate, draw)
 

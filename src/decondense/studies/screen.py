@@ -1,7 +1,7 @@
 """Which losses on the hidden states are worth confirming when a small model is trained from nothing?
 
 One seed, one budget, many arms, each at the learning rates that its name ends with. One seed decides nothing, so the
-verdict is always undecided: the screen chooses what `pretrain` confirms with fresh seeds. The rule of the choice,
+verdict is always undecided: the screen chooses what `pretrain` confirms with fresh seeds. Criterion of the choice,
 stated beforehand: of every arm its best learning rate, and of those the two arms with the lowest held-out loss that
 are not controls and below cross-entropy at its own best rate; two weights of one loss on the same layers count as one
 arm, the better one.
