@@ -23,7 +23,8 @@ from .needs import MissingExtra
 __all__ = ["app", "main"]
 
 ORDER = ("measure", "compare", "train", "evaluate", "significance", "study", "report", "doctor")  # others come after
-FOREIGN = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)  # the machine's fault, nobody's bug
+FOREIGN = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
+"""The machine's fault, or a path that it does not take: nobody's bug."""
 
 app = typer.Typer(
     name="decondense",

@@ -8,6 +8,7 @@ pairs are formed inside it and never across the batch.
 from __future__ import annotations
 
 import math
+import sys
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ def check_states(z: Tensor, mask: Tensor | None) -> Tensor | None:
 
 
 def check_positive(name: str, value: float) -> None:
-    if not value > 0 or math.isinf(value):
+    if not 0 < value <= sys.float_info.max:
         raise ValueError(f"{name} must be a positive number, got {value}: leave it out for the recommended one.")
 
 

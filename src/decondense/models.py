@@ -14,22 +14,24 @@ import contextlib
 import difflib
 import os
 import platform
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import hub
-from .files import read_json
+from .files import flat, read_json
 from .needs import need
-from .weights_cache import BUNDLED, bundled_folder, convert_gguf, quiet_loading
+from .weights_cache import BUNDLED, bundled_folder, convert_gguf, whole_model
 from .words import nearest
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BUNDLED", "Source", "hardware", "load", "load_tokenizer", "pick_device", "resolve"]
-MOST_LAYERS = 10_000
+__all__ = ["BUNDLED", "Source", "check_config", "hardware", "load", "load_tokenizer", "pick_device", "resolve"]
+
+LARGEST = {"layers$|^n_layer$": 10_000, "size$|embd$|^d_": 10_000_000}  # by the name of a configuration's key
 
 
 @dataclass(frozen=True)
@@ -124,9 +126,7 @@ def load(
             if not init:
                 raise ValueError("config_changes need init=True: trained weights do not fit another architecture.")
             config.update(config_changes)
-        layers = getattr(config, "num_hidden_layers", 1)
-        if not 1 <= layers <= MOST_LAYERS:  # transformers builds a model of none in silence, and a billion for ever
-            raise ValueError(f"num_hidden_layers must be 1 to {MOST_LAYERS:,}, its configuration says {layers}")
+        check_config(config)
         auto = _auto_class(config, head)
         tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
         if init:
@@ -142,10 +142,7 @@ def load(
         else:
             if spread:
                 options = {"device_map": "auto", **options}
-            with quiet_loading():
-                model = auto.from_pretrained(
-                    source.location, dtype=precision, use_safetensors=True, **common, **options
-                )
+            model = whole_model(auto, source.location, dtype=precision, use_safetensors=True, **common, **options)
     if target is not None and not options.get("device_map"):
         model = model.to(target)
     return model.eval(), tokenizer
@@ -223,6 +220,16 @@ def _auto_class(config: Any, head: bool) -> Any:
     return transformers.AutoModel
 
 
+def check_config(config: Any) -> None:
+    """Refuse what no machine could build: a damaged number would fill the memory, or take for ever, and then fail."""
+    if getattr(config, "num_hidden_layers", 1) < 1:  # transformers builds a model of none in silence
+        raise ValueError(f"num_hidden_layers must be at least 1, its configuration says {config.num_hidden_layers}")
+    for key, value in flat(config.to_dict()).items():
+        for pattern, largest in LARGEST.items():
+            if isinstance(value, int) and not 0 <= value <= largest and re.search(pattern, key.rpartition(".")[2]):
+                raise ValueError(f"the configuration's {key} must lie in 0 … {largest:,}, got {value:,}: correct it")
+
+
 def _refuse_revision(name: str, revision: str | None) -> None:
     if revision is not None:
         raise ValueError(f"revision belongs to hub ids, got revision={revision!r} for {name!r}: leave it out.")
@@ -231,7 +238,8 @@ def _refuse_revision(name: str, revision: str | None) -> None:
 def _check_folder(path: Path) -> None:
     adapter = path / "adapter_config.json"
     if adapter.exists():
-        base = read_json(adapter).get("base_model_name_or_path")
+        content = read_json(adapter)
+        base = content.get("base_model_name_or_path") if isinstance(content, dict) else None
         raise ValueError(
             f"{str(path)!r} holds a LoRA adapter of {base!r} and no model: merge them with peft, "
             "AutoPeftModelForCausalLM.from_pretrained(folder).merge_and_unload().save_pretrained(other), and name that."
@@ -253,13 +261,13 @@ def _check_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def _one_sentence(source: Source) -> Iterator[None]:
-    """Turn the many ways in which transformers says "not found", "damaged" or "does not fit" into one."""
+    """Turn the many ways in which transformers says "not found" or "does not fit" into one, and whatever a damaged file
+    or a wrong value of config.json breaks deep inside it."""
     from huggingface_hub.errors import StrictDataclassError
-    from safetensors import SafetensorError
 
     try:
         yield
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, StrictDataclassError) as error:
+    except Exception as error:
         reason = hub.first_line(error)
         if isinstance(error, StrictDataclassError):
             reason = str(error).splitlines()[-1].strip()

@@ -204,6 +204,10 @@ def _open_named(name: str, split: str, data: str | os.PathLike[str] | None, char
     label = f"{name}:{split}"
     if split not in SPLITS and difflib.get_close_matches(split, SPLITS, n=1, cutoff=0.7):
         raise ValueError(f"text {name!r} has no split {split!r}: {nearest(split, SPLITS)}")
+    if "/" in split or "\\" in split:
+        raise ValueError(
+            f"a split must be a name like {', '.join(SPLITS)}, got {split!r}: to read a file, give its path."
+        )
     if name == "pydoc":
         from pydoc_data.topics import topics
 

@@ -10,6 +10,7 @@ import io
 import json
 import lzma
 import warnings
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -44,10 +45,10 @@ def read_documents(path: Path, *, column: str | None = None) -> list[str]:
         if ending in (".jsonl", ".json"):
             content = blob.decode("utf-8-sig")
             lines = content.split("\n") if ending == ".jsonl" else [content]
-            rows = [json.loads(line) for line in lines if line.strip()]
+            rows = [_json(line) for line in lines if line.strip()]
             return list(row_documents(rows if ending == ".jsonl" else _rows(rows), column, where=repr(str(path))))
         content = _decoded(blob, path)
-    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, UnicodeError, json.JSONDecodeError) as error:
+    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error, UnicodeError, json.JSONDecodeError) as error:
         raise ValueError(
             f"{str(path)!r} could not be read as {ending or 'text'} in UTF-8: {error}; the file is damaged."
         ) from error
@@ -82,16 +83,20 @@ def _ending(path: Path) -> str:
     return Path(path.stem).suffix.lower() if path.suffix.lower() in (".gz", ".xz") else path.suffix.lower()
 
 
-def _unpacked(path: Path) -> bytes:
+def _unpacked(path: Path) -> bytearray:
     opener: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix.lower(), open)
+    blob = bytearray()  # grows in its place: one read of it all would hold everything twice
     with opener(path, "rb") as file:
-        blob = file.read(LARGEST + 1)
-    if len(blob) > LARGEST:
-        raise ValueError(f"a text file must hold at most 1 GiB, {str(path)!r} holds more: split it into a folder.")
+        while block := file.read(1 << 22):
+            blob += block
+            if len(blob) > LARGEST:
+                raise ValueError(
+                    f"a text file must hold at most 1 GiB, {str(path)!r} holds more: split it in a folder."
+                )
     return blob
 
 
-def _decoded(blob: bytes, path: Path) -> str:
+def _decoded(blob: bytearray, path: Path) -> str:
     """UTF-8, UTF-16 where the file begins by saying so, else Latin-1 as Windows has it, which is said aloud."""
     if blob.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return blob.decode("utf-16")
@@ -104,21 +109,31 @@ def _decoded(blob: bytes, path: Path) -> str:
         return blob.decode("cp1252")
 
 
+def _json(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError:
+        raise
+    except (RecursionError, ValueError) as error:  # brackets in brackets, or a number of thousands of digits
+        raise json.JSONDecodeError(str(error), line, 0) from error
+
+
 def _rows(content: list[Any]) -> list[Any]:
     """Of a .json file: a list, one row, or SQuAD's own layout."""
     (whole,) = content or [[]]
     if isinstance(whole, dict) and isinstance(whole.get("data"), list):
-        return [paragraph for article in whole["data"] for paragraph in article.get("paragraphs", [])]
+        inside = [row.get("paragraphs") if isinstance(row, dict) else None for row in whole["data"]]
+        return [row for rows in inside if isinstance(rows, list) for row in rows]
     return whole if isinstance(whole, list) else [whole]
 
 
-def _parquet(blob: bytes, path: Path, column: str | None) -> list[Any]:
+def _parquet(blob: bytearray, path: Path, column: str | None) -> list[Any]:
     import pyarrow
     import pyarrow.parquet
 
     try:
         table = pyarrow.parquet.read_table(io.BytesIO(blob))
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(f"{str(path)!r} could not be read as parquet: the file is damaged.") from error
     chosen = [name for name in ([column] if column else FIELDS) if name in table.column_names][:1]
     return table.select(chosen).to_pylist() if chosen else table.slice(0, 1).to_pylist()

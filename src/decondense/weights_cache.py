@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 import warnings
@@ -23,7 +24,7 @@ from .files import packaged_file, read_json, remembered_sha256, write_text
 from .hub import first_line
 from .needs import need
 
-__all__ = ["BUNDLED", "Bundled", "available", "bundled_folder", "cache_dir", "convert_gguf", "quiet_loading"]
+__all__ = ["BUNDLED", "available", "bundled_folder", "cache_dir", "convert_gguf", "quiet_loading", "whole_model"]
 
 GGUF_MAGIC = b"GGUF"
 MARK = "converted.json"
@@ -193,10 +194,10 @@ def _dequantise(path: Path, folder: Path) -> None:
 
     where, file = str(path.resolve().parent), path.name
     try:
-        add_bos = _gguf_wants_bos(path)
+        add_bos = _wants_bos(path)
         with quiet_loading():
             tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=file)
-            model = AutoModelForCausalLM.from_pretrained(where, gguf_file=file, dtype=torch.float32)
+        model = whole_model(AutoModelForCausalLM, where, gguf_file=file, dtype=torch.float32)
     except Exception as error:
         # Whatever a damaged file breaks deep inside the reader (struct, numpy, KeyError): one fact.
         raise ValueError(
@@ -216,10 +217,16 @@ def _dequantise(path: Path, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def _gguf_wants_bos(path: Path) -> bool:
+def _wants_bos(path: Path) -> bool:
+    """Whether the header asks for a first token. One that asks for more blocks than there are tensors is refused here:
+    building a thousand million of them would never end."""
     from gguf import GGUFReader
 
-    field = GGUFReader(str(path)).get_field("tokenizer.ggml.add_bos_token")
+    reader = GGUFReader(str(path))
+    for key, field in reader.fields.items():
+        if key.endswith(".block_count") and field.contents() > len(reader.tensors):
+            raise ValueError(f"{key} is {field.contents():,}, but there are only {len(reader.tensors)} tensors")
+    field = reader.get_field("tokenizer.ggml.add_bos_token")
     return bool(field.contents()) if field is not None else False
 
 
@@ -234,6 +241,18 @@ def _prepend_bos(tokenizer: Any) -> None:
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single=f"{bos} $A", pair=f"{bos} $A {bos}:1 $B:1", special_tokens=[(bos, bos_id)]
     )
+
+
+def whole_model(auto: Any, where: str, **options: Any) -> Any:
+    """``auto.from_pretrained``, where a block that the weights lack is refused: it would be random, in silence."""
+    with quiet_loading():
+        model, seen = auto.from_pretrained(where, output_loading_info=True, **options)
+    lacking = sorted(key for key in seen["missing_keys"] if re.search(r"\.\d+\.", key))
+    if lacking:
+        raise ValueError(
+            f"the weights lack {len(lacking)} tensors that the configuration asks for, such as {lacking[0]}"
+        )
+    return model
 
 
 @contextlib.contextmanager

@@ -124,8 +124,8 @@ def show(record: Evaluation) -> None:
             row = scores.model_dump()
             figures = [f"{row['items']:,}", str(row["shots"]), f"{100 * row['acc']:.2f}"]
             figures.append("" if row["stderr"] is None else f"{100 * row['stderr']:.2f}")
-            figures.append(f"{100 * row['acc_norm']:.2f}" if "acc_norm" in row else "")
-            figures.append(f"{row['ece']:.3f}" if "ece" in row else "")
+            figures.append(f"{100 * row['acc_norm']:.2f}" if row["acc_norm"] is not None else "")
+            figures.append(f"{row['ece']:.3f}" if row["ece"] is not None else "")
             figures.append(f"{row['perplexity']:.2f}" if row["perplexity"] is not None else "")
             rows.append((name, *figures))
         out.print(plain_table(columns, rows, left=("task",)))

@@ -66,7 +66,10 @@ def _same(folder: Path, config: dict[str, Any]) -> bool:
     file = folder / "config.yaml"
     if not file.exists():
         return False
-    there = yaml.safe_load(file.read_text(encoding="utf-8"))
+    try:
+        there = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (ValueError, yaml.YAMLError):
+        return False
     return isinstance(there, dict) and all(there.get(k) == v for k, v in config.items() if k not in ELSEWHERE)
 
 

@@ -15,6 +15,8 @@ class EvaluatedTask(Open):
     stderr: Number
     graded: bool = False
     perplexity: Number = None
+    acc_norm: Number = None
+    ece: Number = None
 
 
 class EvaluatedModel(Open):
@@ -76,7 +78,7 @@ class Difference(Open):
     """treated − base on one task, or on their average. More where it applies: `gained` and `lost` items, the `pairs` of
     seeds, `se`, `seed_se`, `item_se`, `seed_sd`, `df`, `bootstrap`."""
 
-    items: int
+    items: int = Field(gt=0)
     base: float
     treated: float
     base_seeds: list[float]

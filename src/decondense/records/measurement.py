@@ -58,6 +58,8 @@ class Histogram(Part):
 class State(Open):
     """One hidden state: means over the windows. Spectral statistics stand beside these under their own names."""
 
+    __pydantic_extra__: dict[str, Number]
+
     state: int
     name: str
     mean_cosine: Number

@@ -60,15 +60,17 @@ def read(path: str | os.PathLike[str]) -> Record:
 def _upgrade_training(content: Section, folder: Path | None) -> Section:
     """Version 1 named the files of its snapshots and had none of their numbers."""
     root = (folder or Path()).resolve()
-    snapshots = []
-    for entry in content.get("snapshots", ()):
-        path = (root / str(entry.get("file"))).resolve()
-        if not path.is_relative_to(root):
-            raise Damaged(f"the snapshot {entry.get('file')!r} lies outside the run folder: put it back.")
+    entries, snapshots = content.get("snapshots"), []
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        return content  # the schema says what is wrong
+    for entry in entries:
+        path = (root / str(entry.get("file")).replace("\0", "")).resolve()
+        if not path.is_relative_to(root) or path == root / "result.json":
+            raise Damaged(f"the snapshot {entry.get('file')!r} is the run itself or lies outside the run folder.")
         whole = read(path)
         if not isinstance(whole, Measurement):
             raise Damaged(f"the snapshot {path.name} is a {whole.kind} and no measurement: put the right file there.")
-        snapshots.append(in_short(whole, histogram=True, **entry).model_dump())
+        snapshots.append(in_short(whole, histogram=True).model_dump() | entry)
     text = content.get("text", [])
     return content | {"snapshots": snapshots, "text": [text] if isinstance(text, dict) else text}
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pydantic import BaseModel, Field, PositiveInt, ValidationError
+
 from ..figures.forest import forest_chart
 from ..files import flat
 from ..records import Damaged, Measured, Study, Training, read
@@ -201,18 +203,44 @@ def _heat(arms: dict[str, list[Line]]) -> Panel | None:
 def benchmark_rows(record: Study) -> tuple[list[dict[str, Any]], str]:
     """The rows of a table of differences between two arms, as the forest plot takes them, and which arms; none if it is
     another table. Single seeds come from the estimate, whose runs are base and treated arm."""
-    runs, macro = record.estimate.get("runs"), record.estimate.get("macro")
-    needed = {"task", "items", "base", "treated", "difference", "low", "high", "p"}
-    if not needed <= set(record.table.columns) or not isinstance(runs, dict) or len(runs) != 2:
+    lines = [dict(zip(record.table.columns, values)) for values in record.table.rows]
+    try:
+        content = _Benchmarks.model_validate(record.estimate | {"lines": lines})
+    except ValidationError:
         return [], ""
-    base, treated = runs
+    base, treated = content.runs
     rows = []
-    for values in record.table.rows:
-        row = {"p_holm": None, "smallest_effect": None} | dict(zip(record.table.columns, values))
-        if row["task"] == "average":
-            seeds = macro["treated_seeds"] if macro else []
+    for line in content.lines:
+        if line.task == "average":
+            seeds = content.macro.treated_seeds if content.macro is not None else []
         else:
-            seeds = [scores[row["task"]] for scores in runs[treated].values() if row["task"] in scores]
-        p = row["p"] if row["p_holm"] is None else row["p_holm"]
-        rows.append(row | {"significant": p <= ALPHA, "treated_seeds": seeds})
+            seeds = [scores[line.task] for scores in content.runs[treated].values() if line.task in scores]
+        p = line.p if line.p_holm is None else line.p_holm
+        rows.append(line.model_dump() | {"significant": p <= ALPHA, "treated_seeds": seeds})
     return rows, f"{treated} − {base}"
+
+
+class _Line(BaseModel):
+    """A row of a table of differences; what else it has is not looked at."""
+
+    task: str
+    items: PositiveInt
+    base: float
+    treated: float
+    difference: float
+    low: float | None
+    high: float | None
+    p: float
+    p_holm: float | None = None
+    seed_sd: float | None = None
+    smallest_effect: float | None = None
+
+
+class _Macro(BaseModel):
+    treated_seeds: list[float]
+
+
+class _Benchmarks(BaseModel):
+    lines: list[_Line] = Field(min_length=1)
+    runs: dict[str, dict[str, dict[str, float]]] = Field(min_length=2, max_length=2)  # by arm, seed and task
+    macro: _Macro | None = None

@@ -136,6 +136,7 @@ def _model(recipe: Recipe, device: torch.device, cache: Path) -> tuple[Any, Any,
         tokenizer = own
         with _fitting(wanted.architecture):
             config = transformers.AutoConfig.for_model(wanted.architecture, **changes)
+            models.check_config(config)
         if dropout is not None:
             config.update(dict.fromkeys(dropout_keys(config), dropout))
         torch.manual_seed(seed)
@@ -188,7 +189,7 @@ def _fitting(architecture: str) -> Iterator[None]:
 
     try:
         yield
-    except (ValueError, TypeError, KeyError, StrictDataclassError) as error:
+    except (ValueError, TypeError, KeyError, ArithmeticError, RuntimeError, StrictDataclassError) as error:
         raise ValueError(
             "model.architecture must be a causal model type of transformers with a fitting model.config, got "
             f"{architecture!r}: {' '.join(str(error).split())}"

@@ -34,6 +34,8 @@ class Recipe(Part):
 
     @model_validator(mode="after")
     def _agree(self) -> Recipe:
+        if self.name in ("", ".", "..") or "/" in self.name or "\\" in self.name:
+            raise ValueError(f"name must be that of a folder in runs/, got {self.name!r}: for another place give --out")
         if self.train.batch_tokens < self.data.context:
             raise ValueError(
                 f"train.batch_tokens must hold at least one block of data.context = {self.data.context} tokens, "
@@ -81,7 +83,7 @@ def load_recipe(path: str | os.PathLike[str], settings: Sequence[str] = ()) -> R
         raise FileNotFoundError(f"no recipe at {str(path)!r}: give a YAML file, or --model and the other flags.")
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a 13th month, brackets in brackets
         raise ValueError(f"recipe {file.name!r} must be YAML: {' '.join(str(error).split())}.") from None
     if not isinstance(content, dict):
         raise ValueError(f"recipe {file.name!r} must be a mapping of sections, got {type(content).__name__}.")
@@ -128,7 +130,7 @@ def _setting(setting: str) -> tuple[str, Any]:
         raise ValueError(f"a setting must be key=value, e.g. train.seed=2, got {setting!r}.")
     try:
         return key.strip(), yaml.safe_load(value)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         raise ValueError(f"the value of setting {setting!r} must be YAML: quote it.") from None
 
 
@@ -144,7 +146,7 @@ def _sentence(error: ValidationError, name: str) -> str:
     errors = error.errors()
     # Where a value may be of several kinds every kind has an error: the one that came farthest is meant.
     first = max((e for e in errors if e["loc"][:2] == errors[0]["loc"][:2]), key=lambda e: len(e["loc"]))
-    place = [part for part in first["loc"] if not (part in ("str", "bool", "int") or re.search("[[A-Z]", str(part)))]
+    place = [part for part in first["loc"] if not (part in ("str", "bool", "int") or re.search(r"[\[A-Z]", str(part)))]
     where = ".".join(map(str, place))
     if first["type"] == "extra_forbidden":
         known = list(_keys(_part_at(place[:-1])))
