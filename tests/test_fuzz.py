@@ -1,77 +1,237 @@
-"""Junk of every sort, bounded to seconds: what is read is read, what is not is one sentence."""
+"""Junk in, a sentence out: files and names that are damaged, absurd or hostile are taken, or refused on purpose, within
+ten seconds and two gigabytes, and nothing half-written stays. Mutations are drawn from fixed seeds."""
 
 from __future__ import annotations
 
 import copy
+import functools
+import gzip
 import json
+import lzma
+import random
+import resource
 import shutil
+import signal
+import struct
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
-from train.runs import content, tiny
+import tiny_gguf
 
-from decondense import models
-from decondense.files import flat
+import decondense as dc
+from decondense import cli, models
+from decondense.meter.compare import Comparison
+from decondense.records.reading import KINDS
+from decondense.report.page import collect, render
 from decondense.text import open_text
-from decondense.train import recipe_from
+from decondense.train.recipe import load_recipe, recipe_from
 
-VALUES = (None, -1, 10**9, 1e400, "x", "../../x", "\0", [], [None], {}, {"x": {}}, True)
+RESULTS = Path(__file__).resolve().parent.parent / "results"
+JUNK = [
+    None, True, 0, -1, 10**9, 10**30, 10**400, 1e308, float("nan"), float("inf"), "", "x" * 50, "\0", "../..", "1e5",
+    "\ud800", [], {}, [[]], {"a": {}}, [1, [2]],
+]  # fmt: skip
+DROP = object()
+BOMBS = {".xz": lzma.compress(bytes(1 << 25), preset=0) * 3, ".gz": gzip.compress(bytes(1 << 25), 1) * 3}
 
 
-def refused(call, *arguments):
-    """Whether the call was refused, which must be in one sentence."""
-    said = None
+@pytest.fixture(autouse=True)
+def _bounds(monkeypatch, tmp_path) -> Iterator[None]:
+    """Two gigabytes more than there are, where the system can say so; and no hub."""
+    monkeypatch.setenv("DECONDENSE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("decondense.hub.hub_reachable", lambda: False)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    if sys.platform == "linux":
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (2 << 30), before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def refusal(what: object, call: Callable[..., Any], *arguments: Any) -> str | None:
+    """The sentence, or None where it was taken. What nobody raised on purpose fails the test."""
+    signal.signal(signal.SIGPROF, lambda *_: pytest.fail(f"more than 10 s: {what}"))
+    signal.setitimer(signal.ITIMER_PROF, 10)  # of this process: other tests may run beside it
     try:
         call(*arguments)
-    except (ValueError, OSError) as error:
-        said = str(error)
-    assert said is None or len(said.strip().splitlines()) == 1, said
-    return said is not None
+    except Exception as error:
+        if not cli._on_purpose(error) or not isinstance(error, (ValueError, OSError)):
+            error.add_note(f"made by {what}")
+            raise
+        return str(error)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+    return None
 
 
-def test_recipes():
-    keys = flat(tiny("loss={name: dispersion}", "baselines.active_forgetting.every=2").model_dump(mode="json"))
-    number = 0
-    for key in keys:
-        for value in VALUES:
-            recipe = copy.deepcopy(content())
-            *sections, last = key.split(".")
-            inner = recipe
-            for section in sections:
-                inner = inner.setdefault(section, {})
-            inner[last] = value
-            number += refused(recipe_from, recipe)
-    assert number > 200
+def places(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place in a tree, of a long list the first two and the last."""
+    keys = list(tree) if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else ()
+    for key in keys if isinstance(tree, dict) else [*keys[:2], *keys[2:][-1:]]:
+        yield (*path, key)
+        yield from places(tree[key], (*path, key))
 
 
-@pytest.mark.filterwarnings("ignore:.*read as Latin-1")
-def test_texts(tmp_path):
-    rng = np.random.default_rng(0)
-    whole = b'{"text": "Some words."}\n' * 20
-    for ending in ("txt", "jsonl", "json", "csv", "tsv", "parquet", "txt.gz", "jsonl.xz"):
-        for number in range(12):
-            damaged = bytearray(whole)
-            for at in rng.integers(0, len(whole), number):
-                damaged[at] = rng.integers(0, 256)
-            file = tmp_path / f"{number}.{ending}"
-            file.write_bytes([b"\xef\xbb\xbf", b"\0", b"", b"a" * 1_000_000][number % 4] + bytes(damaged))
-            refused(open_text, file)
+def mutated(tree: Any, rng: random.Random) -> tuple[Any, str]:
+    """A copy with one value dropped, replaced, cut in half or doubled, and which. Every depth is as likely."""
+    tree = copy.deepcopy(tree)
+    every = [path for path in places(tree) if path != ("schema",)]
+    depth = rng.choice(sorted({len(path) for path in every}))
+    *parents, key = rng.choice([path for path in every if len(path) == depth])
+    here = tree
+    for parent in parents:
+        here = here[parent]
+    value = here[key]
+    half = value[: len(value) // 2] if isinstance(value, (list, str)) else None
+    here[key] = rng.choice([*JUNK, *(half, [value, value], DROP) * 4])
+    if here[key] is DROP:
+        del here[key]
+    return tree, f"{[*parents, key]}, which was {str(value)[:80]}, in {str(here)[:200]}"
 
 
-@pytest.mark.parametrize("damage", ["header", "config"])
-def test_model_folders(tmp_path, shared, damage):
-    whole = shared / "models" / "stories260K"
-    folder = tmp_path / "model"
-    shutil.copytree(whole, folder)
-    config = json.loads((whole / "config.json").read_text())
-    if damage == "header":
-        weights = (whole / "model.safetensors").read_bytes()
-        long = (10**9).to_bytes(8, "little") + weights[8:]
-        for junk in (b"", b"\xff" * 8, weights[:4], weights[:200], b"\0" * 100, long):
-            (folder / "model.safetensors").write_bytes(junk)
-            assert refused(lambda: models.load(folder, device="cpu")), junk[:8]
-        return
-    for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
-        for value in (-1, 10**9, "x", [None]):
-            (folder / "config.json").write_text(json.dumps(config | {key: value}))
-            assert refused(lambda: models.load(folder, device="cpu")), (key, value)
+LINE = {"items": 9, "base": 0.5, "treated": 0.6, "base_seeds": [0.5], "treated_seeds": [0.6, 0.61], "low": -0.1}
+LINE |= {"difference": 0.1, "high": 0.3, "p": 0.4, "p_holm": 0.5, "test": "exact", "significant": False}
+TESTED = {"tasks": [LINE | {"task": "piqa"}, LINE | {"task": "arc"}], "macro": LINE | {"tasks": 2}}
+EXAMPLES = {
+    "measurement": "smollm2-135m-wikitext2", "training": "studies/dose/runs/lambda-0-seed-3", "study": "studies/theory",
+    "training of version 1": "midtrain-smollm2-135m/exact-seed1", "evaluation": "smollm2-135m-benchmarks",
+    "outcomes": "studies/dose/runs/lambda-0-seed-3/outcomes.json", "measured": "studies/text/runs/smollm2-135m-squad",
+    "study of benchmarks": "studies/benchmarks", "comparison": None,
+    "significance": TESTED | {
+        "schema": "decondense.significance/1", "base": [{"name": "a"}], "treated": [{"name": "b"}], "seeds": [1, 2],
+        "paired": False, "claim": "training", "alpha": 0.05, "power": 0.8, "likelihood": TESTED, "notes": ["n"],
+        "verdict": "v",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_records(kind, tmp_path):
+    assert {kind.kind for kind in KINDS} <= set(EXAMPLES)
+    rng, base, folder = random.Random(kind), EXAMPLES[kind], tmp_path / "r"
+    folder.mkdir()
+    if kind == "comparison":
+        pair = [dc.load(RESULTS / EXAMPLES["training of version 1"] / f"step-000{step}.json") for step in ("000", 153)]
+        base = json.loads(Comparison(pair, "order").to_json())
+    elif isinstance(base, str):
+        path = RESULTS / base
+        if path.is_dir():
+            shutil.copytree(path, folder, dirs_exist_ok=True)
+        base = json.loads((path / "result.json" if path.is_dir() else path).read_text(encoding="utf-8"))
+    sentences = []
+    for number in range(6 if "study" in kind else 16):
+        content, how = mutated(base, rng)
+        text = json.dumps(content)
+        (folder / "result.json").write_text(text[: rng.randrange(len(text))] if number == 0 else text, encoding="utf-8")
+        sentences.append(refusal(how, lambda: repr(dc.load(folder)) + dc.load(folder).to_json()))
+        if sentences[-1] is None:
+            refusal(how, lambda: render(collect([folder])))
+    assert any(sentences), "no mutation was refused"
+
+
+def test_recipes(tmp_path):
+    file = tmp_path / "r.yaml"
+    full = recipe_from({"model": {"name": "m"}, "loss": {"name": "dispersion", "options": {"tau": 1.0}}}).model_dump()
+    for path in [path for path in places(full) if path != ("schema",)]:
+        for value in JUNK:
+            content = copy.deepcopy(full)
+            functools.reduce(dict.__getitem__, path[:-1], content)[path[-1]] = value
+            refusal((path, value), lambda content: recipe_from(content).steps, content)
+    bad = ["a: 2026-13-45", "0x_", "[" * 900, "a: " * 900, "\0", "- 1", "&a [*a]", "a: !!python/object:os.system x"]
+    bad += ["model: {name: m}\nname: ../x", "model: {name: m}\n1: 2", "model: {name: m}\ndata: {tokens: .nan}", ""]
+    for text in bad:
+        file.write_text(text)
+        assert refusal(text, load_recipe, file), text
+    file.write_text("model: {name: m}")
+    for setting in ("a=2026-13-45", "=", "model.name.x=1", "train.seed=-1", "name=../x", "data.tokens=1e400", "a=[["):
+        assert refusal(setting, load_recipe, file, [setting]), setting
+
+
+@pytest.mark.parametrize("ending", [".txt", ".jsonl", ".json", ".csv", ".parquet", ".txt.gz", ".jsonl.xz"])
+def test_texts(ending, tmp_path):
+    rng, file = random.Random(ending), tmp_path / f"t{ending}"
+    blobs = [
+        rng.randbytes(999), b"a\0b" * 9, b"\xef\xbb\xbfhello", b"\xff\xfeh", b"\x81\x8d", b"", b"a " * 10**6, b"3",
+        b"[" * 10**5, b'{"text": ' * 5000, b'{"text": ' + b"9" * 5000 + b"}", b'{"text": 3}', b'{"data": [3]}',
+        b'{"data": [{"paragraphs": 3}]}', b'text\n"a\rb', b"text,b\nx,2,3\n", b"text\n\0\n", b'{"text": "\\ud800"}',
+    ]  # fmt: skip
+    if ending == ".parquet":
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pyarrow.table({"text": ["a b", "c"]}), file)
+        whole = file.read_bytes()
+        blobs += [whole[:i] + rng.randbytes(1) + whole[i + 1 :] for i in rng.sample(range(len(whole)), 40)]
+    pack = {".gz": gzip.compress, ".xz": lzma.compress}.get(file.suffix, bytes)
+    packed = [pack(blob) for blob in blobs]
+    for blob in (*blobs, *packed, *(b[:-9] for b in packed), *(b[:20] + b"\xff" + b[21:] for b in packed)):
+        file.write_bytes(blob)
+        with warnings.catch_warnings(action="ignore"):  # not UTF-8: read as Latin-1
+            refusal(blob[:60], lambda: open_text(file).sha256)
+    if file.suffix in BOMBS:
+        file.write_bytes(BOMBS[file.suffix])
+        assert "at most 64 MiB or 200 times its size" in str(refusal("a bomb", open_text, file))
+
+
+def test_models(tmp_path):
+    """GGUF and safetensors headers, and the values of config.json."""
+    whole = tiny_gguf.write(tmp_path / "ok.gguf").read_bytes()
+    base, folder, file = Path(models.resolve(tmp_path / "ok.gguf").location), tmp_path / "m", tmp_path / "x.gguf"
+    blocks = whole.index(b"llama.block_count") + len("llama.block_count") + 4
+    numbers = [(blocks, "<I", 10**9), (blocks, "<I", 7), *((at, "<Q", 2**62) for at in (8, 16, 24)), (24, "<Q", 10**9)]
+    damaged = [whole[:at] + struct.pack(how, n) + whole[at + struct.calcsize(how) :] for at, how, n in numbers]
+    for blob in (*damaged, whole[:8], whole[:200], whole[:-9]):
+        file.write_bytes(blob)
+        assert refusal(blob[:40], models.load, file)
+    assert [p for p in (tmp_path / "cache" / "models").iterdir() if p != base] == []
+
+    weights, config = (base / "model.safetensors").read_bytes(), json.loads((base / "config.json").read_text())
+    size = struct.unpack("<Q", weights[:8])[0]
+    header = json.loads(weights[8 : 8 + size])
+    name, entry = next((key, value) for key, value in header.items() if key != "__metadata__")
+    heads = [json.dumps(header | {name: entry | change}).encode() for change in (
+        {"data_offsets": [0, 10**15]}, {"shape": [10**9, 10**9]}, {"shape": [-1]}, {"dtype": "X"})]  # fmt: skip
+    files = [("model.safetensors", struct.pack("<Q", len(head)) + head + weights[8 + size :]) for head in heads]
+    files += [("model.safetensors", blob + weights[8:]) for blob in (b"\xff" * 8, struct.pack("<Q", 10**9), b"")]
+    files += [("model.safetensors", blob) for blob in (b"", weights[:50], weights[:-9])]
+    files += [(n, junk) for n in ("config.json", "tokenizer.json") for junk in (b"[]", b"3", b"{", b"[" * 5000)]
+    files += [("adapter_config.json", b"[]"), ("tokenizer_config.json", b"[]")]
+    absurd = (10**9, 10**30, -1, 1.5, "x", [None])
+    wrong = {"num_hidden_layers": (*absurd, 3), "hidden_size": absurd, "num_attention_heads": (0, *absurd)}
+    wrong |= {"vocab_size": absurd, "architectures": (3,), "dtype": ("x",), "model_type": ([], "x")}
+    files += [("config.json", json.dumps(config | {k: v}).encode()) for k, values in wrong.items() for v in values]
+    for file_name, content in files:
+        shutil.copytree(base, folder)
+        (folder / file_name).write_bytes(content)
+        assert refusal((file_name, content[-200:]), models.load, folder), (file_name, content)
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "measure ../x", "measure ../../x/y.gguf", "measure m/../../x", "measure MODEL --text ../x",
+        "measure MODEL --text novels:../../secret", "measure MODEL --text novels:../../secret --data .",
+        "measure MODEL --tokens 64 --windows -1", "measure MODEL --tokens 1000000000", "measure " + "x" * 5000,
+        "compare --family ../x", "study ../x", "study theory --scale ../x", "report ../nowhere",
+        "evaluate MODEL --tasks ../x", "train --model MODEL --set name=../../x", "train ../x.yaml",
+    ],
+)  # fmt: skip
+def test_names_on_the_command_line(arguments, tmp_path, monkeypatch, capsys):
+    work = tmp_path / "a" / "b"
+    (work / "novels").mkdir(parents=True)
+    (tmp_path / "a" / "secret.jsonl").write_text('{"text": "secret"}')
+    model = tiny_gguf.write(tmp_path / "m.gguf")
+    monkeypatch.chdir(work)
+    before = sorted(tmp_path.rglob("*"))
+    given = arguments.replace("MODEL", str(model)).split()
+    for more in ([], ["--out", "../o"], ["--out", str(model / "o")], ["--out", "x" * 5000]):
+        with pytest.raises(SystemExit) as left:
+            cli.main([*given, *more])
+        printed = capsys.readouterr().err
+        assert left.value.code == 2
+        assert printed.splitlines()[-1].startswith("error: "), printed
+        assert [p for p in sorted(tmp_path.rglob("*")) if "cache" not in p.parts] == before

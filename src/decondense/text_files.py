@@ -85,13 +85,15 @@ def _ending(path: Path) -> str:
 
 def _unpacked(path: Path) -> bytearray:
     opener: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix.lower(), open)
+    most = LARGEST if opener is open else min(LARGEST, max(1 << 26, 200 * path.stat().st_size))
     blob = bytearray()  # grows in its place: one read of it all would hold everything twice
     with opener(path, "rb") as file:
         while block := file.read(1 << 22):
             blob += block
-            if len(blob) > LARGEST:
+            if len(blob) > most:
                 raise ValueError(
-                    f"a text file must hold at most 1 GiB, {str(path)!r} holds more: split it in a folder."
+                    "a text file must hold at most 1 GiB, packed at most 64 MiB or 200 times its size: "
+                    f"{str(path)!r} holds more; split it into a folder."
                 )
     return blob
 

@@ -46,7 +46,7 @@ def study(source: Source[Study]) -> Section:
         try:
             alt = f"Figure of the study {record.study}: {record.sentence}"
             pictures.append(Picture(name, alt, _png(source.path.parent, name)))
-        except (Damaged, OSError) as error:
+        except (Damaged, OSError, ValueError) as error:  # ValueError: a name that no path can have
             notes.append(f"the figure {name} is not shown: {error}")
     facts = [("claim", record.claim), ("scale", record.scale), ("criterion", record.criterion)]
     if record.runs:
