@@ -9,7 +9,6 @@ import gzip
 import json
 import lzma
 import random
-import resource
 import shutil
 import signal
 import struct
@@ -30,6 +29,7 @@ from decondense.report.page import collect, render
 from decondense.text import open_text
 from decondense.train.recipe import load_recipe, recipe_from
 
+resource = pytest.importorskip("resource", reason="limits are set in the manner of POSIX")
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 JUNK = [
     None, True, 0, -1, 10**9, 10**30, 10**400, 1e308, float("nan"), float("inf"), "", "x" * 50, "\0", "../..", "1e5",
