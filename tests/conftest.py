@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+if not torch.cuda.is_available() and "TRITON_INTERPRET" not in os.environ and "triton" not in sys.modules:
+    # The kernels' tests want Triton's interpreter, which must be chosen before anything imports Triton. The tests of
+    # other packages must not take the interpreter for a GPU, so the word is taken back when the choice is made.
+    os.environ["TRITON_INTERPRET"] = "1"
+    with contextlib.suppress(ImportError):
+        import triton.experimental.gluon  # noqa: F401  a part of Triton that makes the same choice, at first use
+
+        from decondense.kernels import cosine_histogram, first_order, pairwise, rows, second_order  # noqa: F401
+    del os.environ["TRITON_INTERPRET"]
+
 from by_hand import write_run
 
 ROOT = Path(__file__).resolve().parent.parent

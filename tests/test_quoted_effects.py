@@ -49,7 +49,7 @@ def test_the_diagonal_hardly_moves_the_mean(model):
 
 
 def test_the_final_norm_hides_condensation(model):
-    before = model.before_norm["mean_cosine"]
+    before = model.before_norm.mean_cosine
     assert f"{before:.3f} before the norm, {model.mean_cosine[-1]:.3f} after" in WORDS
     states = [*model.mean_cosine[:-1], before]
     trend = stats.spearmanr(range(len(states)), states).statistic

@@ -1,34 +1,17 @@
-"""The kernels run on the GPU when there is one, in Triton's interpreter otherwise.
-
-The interpreter must be chosen before Triton is imported for the first time in this process.
-"""
-
-import os
-import sys
+"""The kernels run on the GPU when there is one, in Triton's interpreter otherwise (chosen in tests/conftest.py)."""
 
 import pytest
 import torch
 
-INTERPRET = not torch.cuda.is_available()
-before = os.environ.get("TRITON_INTERPRET")
-if INTERPRET and "triton" not in sys.modules:
-    os.environ["TRITON_INTERPRET"] = "1"
-
 pytest.importorskip("triton", reason="the kernel tests need Triton")
 
-from decondense.kernels import cosine_histogram, first_order, pairwise, rows, second_order  # noqa: E402, F401
+from decondense.kernels import rows
 
-if INTERPRET:
-    import triton.experimental.gluon  # noqa: F401  a part of Triton that makes the same choice, at first use
-
-# The modules have made their choice; the tests of other packages in this process must not take the interpreter
-# for a GPU.
-if before is None:
-    os.environ.pop("TRITON_INTERPRET", None)
+INTERPRET = not torch.cuda.is_available()
 
 if INTERPRET and not rows.INTERPRET:
     raise RuntimeError(
-        "Triton was imported before tests/kernels could choose its interpreter: "
+        "Triton was imported before tests/conftest.py could choose its interpreter: "
         "run pytest with TRITON_INTERPRET=1 in the environment."
     )
 
