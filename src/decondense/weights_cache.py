@@ -226,8 +226,8 @@ def _wants_bos(path: Path) -> bool:
     for key, field in reader.fields.items():
         if key.endswith(".block_count") and field.contents() > len(reader.tensors):
             raise ValueError(f"{key} is {field.contents():,}, but there are only {len(reader.tensors)} tensors")
-    field = reader.get_field("tokenizer.ggml.add_bos_token")
-    return bool(field.contents()) if field is not None else False
+    wish = reader.get_field("tokenizer.ggml.add_bos_token")
+    return bool(wish.contents()) if wish is not None else False
 
 
 def _prepend_bos(tokenizer: Any) -> None:
