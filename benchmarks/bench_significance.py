@@ -36,7 +36,7 @@ from simulated_runs import Truth, simulate
 
 from decondense.stats.bootstrap import hierarchical_bootstrap
 from decondense.stats.checkpoints import checkpoint_average, mcnemar, smallest_effect
-from decondense.stats.crossed import Crossed, crossed, crossed_macro
+from decondense.stats.crossed import Crossed, crossed_macro
 from decondense.stats.significance import holm
 
 COLUMNS = ("truth", "seeds", "seed_sd", "effect", "pairs", "tasks", "average", "pooled", "satterthwaite")
@@ -108,7 +108,7 @@ def run(
             [(int(np.sum(b > a)), int(np.sum(b < a))) for a, b in outcomes] if truth.seeds[0] == truth.seeds[1] else []
         )
         pooled = [mcnemar(gained, lost) for gained, lost in counts]
-        estimates = [crossed(a, b, paired=paired) for a, b in outcomes]
+        estimates = [crossed_macro([pair], paired=paired) for pair in outcomes]
         tests = pooled if one else [estimate.p for estimate in estimates]
         single = [2 * stats.t.sf(abs(e.difference) / e.se, e.df) for e in estimates]
         macro = crossed_macro(outcomes, paired=paired)
@@ -165,7 +165,7 @@ def powered(truth: Truth, pairs: int, seed: int) -> list[harness.Row]:
     row = run("difference, average", replace(truth, effect=effect), False, pairs, seed + 1)
     rows.append(row | {"stated_power": 0.8})
     largest, level = int(np.argmax(truth.items)), 0.05 / len(truth.items)
-    effect = stated(true_design([crossed(*d[largest]) for d in designs]), alpha=level)
+    effect = stated(true_design([crossed_macro([d[largest]]) for d in designs]), alpha=level)
     alone = replace(truth, items=(truth.items[largest],), accuracy=(truth.accuracy[largest],), effect=effect)
     row = run("difference on the largest task", alone, False, pairs, seed + 2, level=level)
     rows.append(row | {"stated_power": 0.8, "coverage": math.nan, "average": math.nan})

@@ -151,7 +151,7 @@ def test_graded_and_likelihood_tasks(pair, bench):
         assert item["correct"] == pytest.approx(shares[item["gold"]].sum())
     values = [i["loglikelihoods"][0] for i in items[2:]]
     assert record.tasks["lambada_openai"].perplexity == pytest.approx(math.exp(-np.mean(values)))
-    assert not hasattr(record.tasks["lambada_openai"], "ece")
+    assert record.tasks["lambada_openai"].ece is None
 
 
 def test_cut_prompts_and_borrowed_examples_are_reported(pair, bench):
