@@ -236,7 +236,6 @@ def show_run(record: Training, folder: Path) -> None:
     speed = record.tokens_per_second
     pace = "" if speed is None else f", {speed:,.0f} tokens/s in steps"
     out.print(f"{record.steps} steps in {record.seconds:.0f} s{pace} on {record.hardware}")
-    skipped = record.skipped_steps if isinstance(record.skipped_steps, int) else len(record.skipped_steps)
-    if skipped:
-        out.print(f"note: {skipped} steps were skipped, their loss or gradient was not finite")
+    if record.skipped:
+        out.print(f"note: {record.skipped} steps were skipped, their loss or gradient was not finite")
     out.print(f"written: {folder}/model, result.json, training.png, snapshots/")

@@ -78,3 +78,8 @@ class Training(Record, reads=("decondense.train/2", "decondense.train/1")):
     versions: dict[str, str]
     arm: str | None = None  # of a study
     origin: str | None = None  # where a study took the run over from
+
+    @property
+    def skipped(self) -> int:
+        """How many steps were left out because their loss was not finite; a study keeps the number alone."""
+        return self.skipped_steps if isinstance(self.skipped_steps, int) else len(self.skipped_steps)

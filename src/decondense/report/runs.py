@@ -55,9 +55,8 @@ def read_run(source: Source[Training]) -> Run:
     lost = sum(1 for row in record.history if row.loss is None)
     if lost:
         run.notes.append(f"{lost} of {len(record.history)} steps have no finite loss: the curve has gaps there.")
-    skipped = record.skipped_steps if isinstance(record.skipped_steps, int) else len(record.skipped_steps)
-    if skipped:
-        run.notes.append(f"{skipped} steps were skipped because their loss was not finite.")
+    if record.skipped:
+        run.notes.append(f"{record.skipped} steps were skipped because their loss was not finite.")
     return run
 
 

@@ -235,9 +235,8 @@ class Runs:
         rows: list[list[Any]] = []
         for arm, seeds in self.table.items():
             for seed, run in seeds.items():
-                skipped = run.skipped_steps if isinstance(run.skipped_steps, int) else len(run.skipped_steps)
                 geometry = [cosine(run), spearman(run), cosine(run, 0), spearman(run, 0)]
                 row = [arm, seed, held_out(run), *geometry, run.model.parameters, run.tokens, run.tokens_per_second]
                 scores = self.scores(arm).get(seed, {})
-                rows.append([*row, skipped, *(scores.get(task) for task in tasks)])
+                rows.append([*row, run.skipped, *(scores.get(task) for task in tasks)])
         return columns, rows

@@ -193,8 +193,8 @@ def _in_words(run: Training) -> str:
         words += f", mean cosine {cosine(run):.3f}, Spearman {spearman(run):+.2f}"
     if run.tokens_per_second:
         words += f", {run.tokens_per_second:,.0f} tokens/s"
-    if run.skipped_steps:
-        words += f", {run.skipped_steps} steps skipped because their loss was not finite"
+    if run.skipped:
+        words += f", {run.skipped} steps skipped because their loss was not finite"
     return words + (f" (from {run.origin})" if run.origin else "")
 
 
@@ -215,11 +215,10 @@ def in_small(record: Training, folder: Path, *, heatmaps: str, origin: str | Non
     content = record.model_copy(update={"history": chosen, "snapshots": shots}).model_dump(
         mode="json", by_alias=True, exclude_unset=True, exclude={"command"}
     )
-    skipped = record.skipped_steps if isinstance(record.skipped_steps, int) else len(record.skipped_steps)
     content = round_to(content, whole=False) | {
         "schema": Training.reads[0],
         "recipe": record.recipe,
-        "skipped_steps": skipped,
+        "skipped_steps": record.skipped,
     }
     return Training.model_validate(content if origin is None else content | {"origin": origin})
 
