@@ -259,6 +259,12 @@ def test_folders_around_a_model(tmp_path, shared):
         resolve(run)
 
 
+def test_a_bug_of_ours_is_no_damaged_model(shared, monkeypatch):
+    monkeypatch.setattr("decondense.models.check_config", lambda: None)  # it is called with an argument
+    with pytest.raises(TypeError, match="positional argument"):
+        load(shared / "models" / "stories260K")
+
+
 def test_near_misses_of_names():
     with pytest.raises(ValueError, match="no model 'smolm2-135m': did you mean 'smollm2-135m'"):
         resolve("smolm2-135m")

@@ -12,12 +12,12 @@ import os
 import pkgutil
 import sys
 from importlib import import_module
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from . import __version__, commands
+from .files import own_trace
 from .needs import MissingExtra
 
 __all__ = ["app", "main"]
@@ -81,12 +81,8 @@ def _on_purpose(error: BaseException) -> bool:
     does not convert) raises without one, and what other libraries raise is not written for our users."""
     if isinstance(error, OSError) and error.errno in FOREIGN:
         return True
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None or not Path(trace.tb_frame.f_code.co_filename).is_relative_to(Path(__file__).parent):
-        return False
-    return dis.opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
+    trace = own_trace(error)
+    return trace is not None and dis.opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
 
 
 if __name__ == "__main__":

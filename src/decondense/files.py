@@ -15,6 +15,7 @@ import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
+from types import TracebackType
 from typing import Any
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "flat",
     "locked",
     "os_reason",
+    "own_trace",
     "packaged_file",
     "pretty_json",
     "read_json",
@@ -211,3 +213,12 @@ def told_apart(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
     longest = max(map(len, parts), default=1)
     depth = next((d for d in range(1, longest) if len({p[-d:] for p in parts}) == len(set(parts))), longest)
     return [str(PurePath(*p[-depth:])) for p in parts]
+
+
+def own_trace(error: BaseException) -> TracebackType | None:
+    """Where an error was raised, if that is a line of this package; None where another library raised it."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    mine = trace is not None and Path(trace.tb_frame.f_code.co_filename).is_relative_to(Path(__file__).parent)
+    return trace if mine else None

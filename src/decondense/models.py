@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import hub
-from .files import flat, read_json
+from .files import flat, own_trace, read_json
 from .needs import need
 from .weights_cache import BUNDLED, bundled_folder, convert_gguf, whole_model
 from .words import nearest
@@ -211,6 +211,8 @@ def _auto_class(config: Any, head: bool) -> Any:
     if not head:
         return transformers.AutoModel
     names = config.architectures or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"architectures in config.json must be a list of names, got {names!r}")
     if any(n.endswith(("ForCausalLM", "LMHeadModel")) for n in names):
         return transformers.AutoModelForCausalLM
     if config.is_encoder_decoder:
@@ -268,6 +270,8 @@ def _one_sentence(source: Source) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        if not isinstance(error, (ValueError, OSError)) and own_trace(error):
+            raise  # a bug of ours is no damaged model
         reason = hub.first_line(error)
         if isinstance(error, StrictDataclassError):
             reason = str(error).splitlines()[-1].strip()
