@@ -23,7 +23,7 @@ numpy and scipy only; r and m are plain numbers, m the number of padded coordina
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -31,30 +31,12 @@ from scipy.integrate import quad
 from scipy.optimize import brentq
 
 __all__ = [
-    "Curves",
-    "Estimate",
-    "alpha",
-    "cosine",
-    "cosine_bounds",
-    "crossing",
-    "curves",
-    "effective_padding",
-    "expected_cosine",
-    "kappa",
-    "lower_bound",
-    "published_upper",
-    "repeated",
-    "sharp_upper",
-    "simple_upper",
-    "simulate_alpha",
-    "simulate_cosine",
-]
+    "BOUNDS", "Estimate", "alpha", "cosine", "cosine_bounds", "crossing", "curves", "effective_padding",
+    "expected_cosine", "kappa", "lower_bound", "published_upper", "sharp_upper", "simple_upper", "simulate_cosine",
+]  # fmt: skip
 
 ACCURACY = 1e-10  # relative, of the quadrature; what `alpha` promises
 GPT2_PADDING = 832  # 1600 − 768 coordinates: from the width of GPT2 to that of GPT2-xl, the paper's example
-
-
-# ---- E.1 ----
 
 
 def cosine(x: ArrayLike, y: ArrayLike) -> float:
@@ -66,16 +48,6 @@ def cosine(x: ArrayLike, y: ArrayLike) -> float:
     if length == 0:
         raise ValueError("x and y must not be zero, got a vector of length 0: it has no direction.")
     return float(a @ b) / length
-
-
-def repeated(x: ArrayLike, times: int) -> NDArray:
-    """Every entry `times` times: (x₁, …, x₁, x₂, …, x₂, …). The type of the entries is kept."""
-    if times < 1:
-        raise ValueError(f"times must be at least 1, got {times}: an entry cannot be repeated less than once.")
-    return np.repeat(np.asarray(x), times)
-
-
-# ---- E.2: the factor ----
 
 
 def alpha(r: float, m: int) -> float:
@@ -108,42 +80,33 @@ def alpha(r: float, m: int) -> float:
     return min(1.0, math.sqrt(2 / math.pi) * r * integral)
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(NamedTuple):
     """A mean over random draws and its standard error."""
 
     mean: float
     error: float
 
 
-def simulate_alpha(r: float, m: int, *, draws: int = 100_000, seed: int = 0) -> Estimate:
-    """α(r, m) from draws of χ²_m."""
-    _check(r, m)
-    values = r / np.sqrt(r * r + np.random.default_rng(seed).chisquare(m, _draws(draws)))
-    return _estimate(values)
-
-
 def simulate_cosine(x: ArrayLike, y: ArrayLike, m: int, *, draws: int = 10_000, seed: int = 0) -> Estimate:
     """The expected cosine of x and y after padding, straight from its definition: pad, measure, average."""
     _check(1.0, m)
+    if draws < 2:
+        raise ValueError(f"draws must be at least 2, got {draws}: a standard error needs two.")
     a, b = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
     inner, left, right = float(a @ b), float(a @ a), float(b @ b)
     rng = np.random.default_rng(seed)
-    values = np.empty(_draws(draws))
+    values = np.empty(draws)
     step = max(1, 2**20 // m)  # rows at a time, so that the memory does not grow with the draws
     for start in range(0, draws, step):
         rows = slice(start, min(start + step, draws))
         g, h = rng.standard_normal((2, rows.stop - rows.start, m))
         values[rows] = (inner + (g * h).sum(1)) / np.sqrt((left + (g * g).sum(1)) * (right + (h * h).sum(1)))
-    return _estimate(values)
+    return Estimate(float(values.mean()), float(values.std(ddof=1) / math.sqrt(draws)))
 
 
 def expected_cosine(x: ArrayLike, y: ArrayLike, m: int) -> float:
     """E.2: cos(x, y) · α(‖x‖, m) · α(‖y‖, m)."""
     return cosine(x, y) * alpha(float(np.linalg.norm(x)), m) * alpha(float(np.linalg.norm(y)), m)
-
-
-# ---- E.2: the bounds ----
 
 
 def effective_padding(r: float, m: int) -> float:
@@ -177,12 +140,10 @@ def effective_padding(r: float, m: int) -> float:
 def kappa(m: int) -> float:
     """κ_m = 2 (Γ(m/2)/Γ((m−1)/2))², the limit of `effective_padding` for short vectors; 0 for m = 1.
 
-    Γ overflows for large arguments and the difference of two large logarithms loses digits, so from
-    x = (m − 1)/2 = 64 on the series
+    Γ overflows for large arguments and the difference of two large logarithms loses digits (scipy's poch is off by
+    1e-7 for m = 16384), so from x = (m − 1)/2 = 64 on a series is summed whose first omitted term is below 1e-12:
 
         (Γ(x + ½)/Γ(x))² = x − 1/4 + 1/(32 x) + 1/(128 x²) − 5/(2048 x³) − 23/(8192 x⁴) + …
-
-    is summed, whose first omitted term is below 1e-12 there.
     """
     _check(0.0, m)
     if m == 1:
@@ -224,9 +185,7 @@ def crossing(m: int) -> float:
     Its square is less than (m − 1)/2, and for m > 12 more than m/2 − 6.
     """
     if m < 2:
-        raise ValueError(
-            f"the published bound has a crossing for m of at least 2, got {m}: for m = 1 it is 1 and holds."
-        )
+        raise ValueError(f"the published bound crosses α for m of at least 2, got {m}: for m = 1 it is 1 and holds.")
     root = brentq(lambda s: effective_padding(math.sqrt(s), m) - (m - 1), 1e-12, (m - 1) / 2, xtol=1e-9, rtol=1e-12)
     return math.sqrt(float(root))
 
@@ -244,49 +203,19 @@ def cosine_bounds(x: ArrayLike, y: ArrayLike, m: int) -> tuple[float, float]:
     return min(small, large), max(small, large)
 
 
-# ---- the figure's numbers ----
-
-
-@dataclass(frozen=True)
-class Curves:
-    """α and its bounds over a row of lengths r, and the padding each is worth: α = r/√(r² + k)."""
-
-    m: int
-    r: NDArray
-    alpha: NDArray
-    lower: NDArray
-    published: NDArray
-    simple: NDArray
-    sharp: NDArray
-    effective: NDArray
-    kappa: float
-    crossing: float
-
-
-def curves(m: int = GPT2_PADDING, *, points: int = 121) -> Curves:
-    """Lengths from 1/100 to 100 times the crossing, evenly in log r; m > 2."""
+def curves(m: int = GPT2_PADDING, *, points: int = 121) -> dict[str, NDArray]:
+    """The figure's numbers: α, its bounds and the padding each is worth, over lengths "r" from 1/100 to 100 times the
+    crossing, evenly in log r; m > 2."""
     if m <= 2 or points < 2:
         raise ValueError(f"curves need m > 2 and at least 2 points, got m = {m} and {points}: take the default ones.")
-    where = crossing(m)
-    r = where * np.logspace(-2, 2, points)
+    r = crossing(m) * np.logspace(-2, 2, points)
     functions = {"alpha": alpha, **BOUNDS, "effective": effective_padding}
-    values = {name: np.array([function(x, m) for x in r.tolist()]) for name, function in functions.items()}
-    return Curves(m=m, r=r, **values, kappa=kappa(m), crossing=where)
+    return {"r": r} | {name: np.array([f(x, m) for x in r.tolist()]) for name, f in functions.items()}
 
 
 def _curve(r: float, m: int, k: float) -> float:
     _check(r, m)
     return r / math.hypot(r, math.sqrt(k)) if r > 0 else 0.0
-
-
-def _estimate(values: NDArray) -> Estimate:
-    return Estimate(float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values))))
-
-
-def _draws(draws: int) -> int:
-    if draws < 2:
-        raise ValueError(f"draws must be at least 2, got {draws}: a standard error needs two.")
-    return draws
 
 
 def _check(r: float, m: int) -> None:

@@ -9,14 +9,15 @@ curve runs below its line.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..theory import GPT2_PADDING, Curves, curves
+from ..theory import GPT2_PADDING, crossing, curves, kappa
 from .chart import PALETTE, Axis, Box, Chart, Frame, Remark, Rule, Series
 from .draw import Strip, draw
 
-__all__ = ["theory_charts", "theory_figure"]
+__all__ = ["theory_figure"]
 
 BLUE, RED, GREEN, PINK, *_ = PALETTE
 GREY = "#666666"
@@ -24,24 +25,25 @@ GREY = "#666666"
 
 def theory_figure(path: str | os.PathLike[str], *, m: int = GPT2_PADDING, points: int = 121) -> Path:
     """Draw α(r, m) and its bounds to `path` (.png, .svg or .pdf), with a CSV of the numbers beside it."""
-    data = curves(m, points=points)
-    return draw([Strip([theory_charts(data)], (9.6, 4.2))], path, rows=_rows(data))
+    data = {name: values.tolist() for name, values in curves(m, points=points).items()}
+    rows = [{"m": m, **dict(zip(data, row))} for row in zip(*data.values())]
+    return draw([Strip([_charts(data, m)], (9.6, 4.2))], path, rows=rows)
 
 
-def theory_charts(data: Curves) -> list[Chart]:
+def _charts(data: Mapping[str, list[float]], m: int) -> list[Chart]:
     """100 (x/lower − 1) for α and the upper bounds; and k − m against r for α, and the level of every bound."""
-    r = data.r.tolist()
+    r, where = data["r"], crossing(m)
     drawn = (
-        (data.simple, GREY, "dash", "simple upper bound, m − 2"),
-        (data.sharp, PINK, "dash", "sharp upper bound, κ"),
-        (data.alpha, BLUE, "solid", "α"),
-        (data.published, RED, "dash", "published upper bound, m − 1"),
+        ("simple", GREY, "dash", "simple upper bound, m − 2"),
+        ("sharp", PINK, "dash", "sharp upper bound, κ"),
+        ("alpha", BLUE, "solid", "α"),
+        ("published", RED, "dash", "published upper bound, m − 1"),
     )
     excess: list[Any] = [
-        Series(r, 100 * (values / data.lower - 1), name, colour, dash, width=2.8)
-        for values, colour, dash, name in drawn
+        Series(r, [100 * (x / low - 1) for x, low in zip(data[key], data["lower"])], name, colour, dash, width=2.8)
+        for key, colour, dash, name in drawn
     ]
-    short = data.m - data.kappa
+    short = m - kappa(m)
     levels = (
         (0.0, GREEN, "lower bound, k = m", "left"),
         (-1.0, RED, "published upper bound, k = m − 1", "right"),
@@ -49,24 +51,19 @@ def theory_charts(data: Curves) -> list[Chart]:
         (-2.0, GREY, "simple upper bound, k = m − 2", "right"),
     )
     padding: list[Any] = [
-        Series(r, data.effective - data.m, "α", BLUE, "solid", width=3),
-        Series([data.crossing], [-1.0], colour=RED, symbol="circle", size=9),
+        Series(r, [k - m for k in data["effective"]], "α", BLUE, "solid", width=3),
+        Series([where], [-1.0], colour=RED, symbol="circle", size=9),
     ]
-    remarks = [Remark(f"r = {data.crossing:.2f}", data.crossing, -1.0, RED, (-7, 4), "right")]
+    remarks = [Remark(f"r = {where:.2f}", where, -1.0, RED, (-7, 4), "right")]
     for level, colour, words, side in levels:
         end, shift = (r[0], 4) if side == "left" else (r[-1], -4)
         remarks.append(Remark(words, end, level, colour, (shift, 3), side))
-    x = Axis(f"length r of the vector before padding by {data.m} normals", (r[0], r[-1]), scale="log", grid=False)
-    shaded = [Box((r[0], data.crossing), colour=RED, opacity=0.08)]
+    x = Axis(f"length r of the vector before padding by {m} normals", (r[0], r[-1]), scale="log", grid=False)
+    shaded = [Box((r[0], where), colour=RED, opacity=0.08)]
     y = Axis("above the lower bound r/√(r² + m), %", grid=False)
     title = "shaded: α exceeds the published bound"
     left = Chart(title, x, y, [Frame(excess)], boxes=shaded, legend="upper right")
     rules = [Rule(level, "y", colour, "dash", 1.8) for level, colour, _, _ in levels]
-    y = Axis(f"k − m, m = {data.m}", (-2.25, 0.25), grid=False)
+    y = Axis(f"k − m, m = {m}", (-2.25, 0.25), grid=False)
     title = "α = r/√(r² + k): padding by m is worth k coordinates"
     return [left, Chart(title, x, y, [Frame(padding)], rules, shaded, remarks)]
-
-
-def _rows(data: Curves) -> list[dict[str, float]]:
-    columns = ("r", "alpha", "lower", "published", "simple", "sharp", "effective")
-    return [{"m": data.m, **{c: float(getattr(data, c)[i]) for c in columns}} for i in range(len(data.r))]
