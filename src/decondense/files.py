@@ -19,24 +19,9 @@ from types import TracebackType
 from typing import Any
 
 __all__ = [
-    "InUse",
-    "atomic",
-    "finite",
-    "flat",
-    "locked",
-    "os_reason",
-    "own_trace",
-    "packaged_file",
-    "pretty_json",
-    "read_json",
-    "remembered_sha256",
-    "replaced",
-    "safe_name",
-    "told_apart",
-    "versions",
-    "write_csv",
-    "write_text",
-]
+    "InUse", "atomic", "file_in", "finite", "flat", "locked", "os_reason", "own_trace", "packaged_file", "pretty_json",
+    "read_json", "remembered_sha256", "replaced", "safe_name", "told_apart", "versions", "write_csv", "write_text",
+]  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -162,6 +147,15 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
 def os_reason(error: OSError) -> str:
     """What went wrong, as the end of a sentence."""
     return "the disk is full" if error.errno == errno.ENOSPC else (error.strerror or str(error)).lower()
+
+
+def file_in(path: str | os.PathLike[str], name: str) -> Path:
+    """`path`, or `path`/`name` if it is a folder (it exists, or has no ending); folders are made."""
+    target = Path(path)
+    if target.is_dir() or not target.suffix:
+        target = target / name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target
 
 
 def packaged_file(package: str, suffix: str) -> Path | None:

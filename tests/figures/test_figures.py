@@ -11,7 +11,7 @@ from by_hand import condensation
 
 from decondense.commands.terminal import bar
 from decondense.figures.chart import PALETTE, look
-from decondense.figures.measurements import heatmap, heatmaps, top_of, trend_plot
+from decondense.figures.measurements import heatmap, heatmaps, positions, top_of, trend_plot
 from decondense.figures.training import training_figure
 from decondense.files import write_csv
 from decondense.meter.compare import Comparison
@@ -74,7 +74,7 @@ def test_family_pairs_and_rows_of_checkpoints(tmp_path):
     trend_plot(pairs.rows(), tmp_path / "p.png", axis="order", paired=True)
     assert [r["pair"] for r in read(tmp_path / "p.csv")] == ["0", "0", "1", "1"]
     assert "of 2 pairs" in pairs.verdict
-    assert pairs.positions()[0] == [0, 0, 1, 1]
+    assert positions(pairs.rows(), "order", True)[0] == [0, 0, 1, 1]
 
 
 def test_a_full_disk_leaves_no_figure(tmp_path, monkeypatch):

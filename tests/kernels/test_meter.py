@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from decondense.meter.statistics import FINE_BINS, _fused_pairs, _pairs
+from decondense.meter.statistics import _fused_pairs, _pairs
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -13,7 +13,7 @@ def test_fused_pairs_are_the_tiles():
     z = torch.randn(3, 45, 20) + 0.7
     z[1, 4] = 0  # a zero vector has cosine 0 with everything
     u = torch.nn.functional.normalize(z, dim=-1)
-    counts, squares, by_distance = (x.cpu() for x in _fused_pairs(u.to(DEVICE), FINE_BINS))
+    counts, squares, by_distance = (x.cpu() for x in _fused_pairs(u.to(DEVICE)))
     expected_counts, expected_squares, expected_by_distance = _pairs(u, None)
     torch.testing.assert_close(squares, expected_squares, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(by_distance, expected_by_distance, rtol=1e-5, atol=1e-5)

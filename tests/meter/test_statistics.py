@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decondense.meter.spectrum import SPECTRAL, spectral_statistics
-from decondense.meter.statistics import FINE_BINS, columns, cosine_histogram, distance_buckets, window_statistics
+from decondense.meter.statistics import FINE_BINS, columns, distance_buckets, window_statistics
 
 
 def by_name(z: torch.Tensor) -> dict[str, float]:
@@ -47,7 +47,7 @@ def test_histogram_counts_every_pair_once(real_states):
     for clouds in real_states.values():
         u = torch.nn.functional.normalize(torch.tensor(clouds[0]).double(), dim=-1)
         cosines = oracle.pairs(oracle.cosine_matrix(u.numpy()))
-        counts = cosine_histogram(u)
+        counts = window_statistics(u).counts
         assert counts.sum() == len(cosines)
         # a cosine that lies on an edge to the last digit may fall on either side
         difference = np.abs(np.cumsum(counts.numpy() - oracle.bin_counts(cosines, FINE_BINS)))
@@ -56,10 +56,10 @@ def test_histogram_counts_every_pair_once(real_states):
         assert difference.max() <= near_edge
 
 
-def test_histogram_over_several_row_blocks_and_other_bins():
+def test_histogram_over_several_row_blocks():
     u = torch.nn.functional.normalize(torch.randn(301, 6, dtype=torch.float64), dim=-1)
-    wanted = oracle.bin_counts(oracle.pairs((u @ u.T).numpy()), 50)
-    assert cosine_histogram(u, bins=50).tolist() == wanted.tolist()
+    wanted = oracle.bin_counts(oracle.pairs((u @ u.T).numpy()), FINE_BINS)
+    assert window_statistics(u).counts.tolist() == wanted.tolist()
 
 
 def test_several_windows_at_once_are_the_windows_one_by_one():

@@ -5,7 +5,8 @@ import pytest
 from scipy import stats
 
 from decondense.meter.result import histogram_quantiles
-from decondense.meter.trend import STATISTICS, bootstrap_trend, curve_statistics, verdict
+from decondense.meter.trend import bootstrap_trend, curve_statistics, verdict
+from decondense.records import STATISTICS
 
 
 def test_statistics_agree_with_scipy_and_with_ties():
@@ -25,8 +26,10 @@ def test_a_constant_curve_has_no_rank_correlation():
     assert np.isnan(spearman)
     assert np.isnan(kendall)
     assert slope == pytest.approx(0)
-    trend = bootstrap_trend(np.full((4, 5), 0.3))
-    assert trend["spearman"] == {"value": None, "low": None, "high": None}
+    for states in (5, 1):  # one block has no trend
+        trend = bootstrap_trend(np.full((4, states), 0.3))
+        assert trend["spearman"] == {"value": None, "low": None, "high": None}
+        assert trend["last"]["value"] == pytest.approx(0.3)
 
 
 def test_bootstrap_is_the_loop_it_says_it_is():

@@ -13,11 +13,10 @@ import numpy as np
 import yaml
 
 from .. import records
-from ..files import told_apart
-from ..words import amount, nearest
-from .result import Condensation, figure_file
-from .run import measure
-from .trend import STATISTICS, curve_statistics
+from ..files import file_in, told_apart
+from ..words import nearest
+from .result import Condensation
+from .trend import curve_statistics
 
 __all__ = ["Comparison", "compare", "families", "family_of"]
 
@@ -37,12 +36,11 @@ class Comparison:
         """One row per result: what it is, and every trend statistic with its interval."""
         rows = []
         for number, (r, label) in enumerate(zip(self.results, self.labels)):
-            model = r.record.model
             row: dict[str, Any] = {
                 "model": label,
-                "revision": model.revision,
+                "revision": r.record.model.revision,
                 "text": r.text,
-                "parameters": model.parameters,
+                "parameters": r.record.model.parameters,
                 "layers": r.layers,
                 "windows": r.record.windows_done,
                 "complete": r.complete,
@@ -50,7 +48,7 @@ class Comparison:
             if self.paired:
                 row["pair"] = number // 2
             for states in ("all", "blocks"):
-                for name in STATISTICS:
+                for name in records.STATISTICS:
                     entry = r.record.trend[states][name]
                     prefix = name if states == "all" else f"{name}_blocks"
                     row |= {prefix: entry.value, f"{prefix}_low": entry.low, f"{prefix}_high": entry.high}
@@ -88,22 +86,6 @@ class Comparison:
             )
         return notes
 
-    def positions(self) -> tuple[list[float], list[str], str]:
-        """x, tick labels and axis title for the trend figure."""
-        if self.axis == "size":
-            sizes = [float(r.record.model.parameters) for r in self.results]
-            return sizes, [amount(s) for s in sizes], "parameters"
-        names = {
-            "checkpoint": ([str(r.record.model.revision) for r in self.results], "checkpoint"),
-            "text": ([r.text.split(":")[0] for r in self.results], "text"),
-            "order": ([_short(label) for label in self.labels], "model"),
-        }
-        labels, title = names[self.axis]
-        places = [float(i // 2 if self.paired else i) for i in range(len(labels))]
-        if self.paired:
-            labels = [labels[i - i % 2] for i in range(len(labels))]
-        return places, labels, title
-
     @property
     def verdict(self) -> str:
         """One line: does condensation fall with size (or along the row)?"""
@@ -112,9 +94,10 @@ class Comparison:
             higher = int((values[1::2] > values[::2]).sum())
             return f"the second of the pair has the higher Spearman in {higher} of {len(values) // 2} pairs"
         if self.axis in ("size", "checkpoint") and len(values) >= 3:
-            order = np.argsort(self.positions()[0], kind="stable")
-            rho, tau = curve_statistics(values[order])[:2]
-            what = "size" if self.axis == "size" else "checkpoint order"
+            what, sizes = "checkpoint order", [0] * len(values)
+            if self.axis == "size":
+                what, sizes = "size", [r.record.model.parameters for r in self.results]
+            rho, tau = curve_statistics(values[np.argsort(sizes, kind="stable")])[:2]
             if math.isnan(rho):
                 return f"Spearman does not change with {what}"
             return f"condensation against {what}: Spearman {rho:.2f}, Kendall {tau:.2f} over {len(values)} results"
@@ -131,7 +114,7 @@ class Comparison:
         Folders are made. ``view``: pooled, released."""
         from ..figures.measurements import heatmaps, trend_plot
 
-        target = figure_file(path, "heatmaps.png")
+        target = file_in(path, "heatmaps.png")
         trend = trend_plot(self.rows(), target.with_name("trend.png"), axis=self.axis, paired=self.paired)
         return [heatmaps(self.results, target, view=view), trend]
 
@@ -156,6 +139,8 @@ def compare(
         started, finished: called before and after each measurement.
         options: handed on to ``measure``.
     """
+    from .run import measure
+
     variants: list[dict[str, Any]] = [{"revision": r} for r in revisions] if revisions else [{}]
     variants = [v | {"text": t} for v in variants for t in texts] if texts else variants
     jobs: list[Any] = []
@@ -223,10 +208,3 @@ def family_of(name: str) -> dict[str, Any]:
     if name not in known:
         raise ValueError(f"family must be one of {', '.join(known)}, got {name!r}: {nearest(name, known)}")
     return known[name]
-
-
-def _short(label: str, width: int = 18) -> str:
-    """Of what tells two results of one name apart nothing is cut."""
-    name, bracket, rest = label.partition(" (")
-    name, room = name.split("/")[-1], max(4, width - len(bracket + rest))
-    return (name if len(name) <= room else name[: room - 1] + "…") + bracket + rest

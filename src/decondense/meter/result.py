@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..figures.measured import Geometry, histogram_quantiles
+from ..files import file_in
 from ..records import Measurement, Record, parse, read
 from ..words import several
 from .tally import Tally
@@ -76,16 +78,7 @@ class Condensation(Geometry):
         Folders are made. ``view``: pooled, released."""
         from ..figures.measurements import heatmap
 
-        return heatmap(self, figure_file(path, "heatmap.png"), view=view)
-
-
-def figure_file(path: str | os.PathLike[str], name: str) -> Path:
-    """``path``, or ``path/name`` if it is a folder (it exists, or has no ending), which is made."""
-    target = Path(path)
-    if target.is_dir() or not target.suffix:
-        target = target / name
-    target.parent.mkdir(parents=True, exist_ok=True)
-    return target
+        return heatmap(self, file_in(path, "heatmap.png"), view=view)
 
 
 def load(path: str | os.PathLike[str]) -> Any:
@@ -108,84 +101,87 @@ def build(
     """Make the record out of a tally."""
     layers = int(model["layers"])
     known = layers + 2 if final_norm is not None else layers + 1
+    done = tally.windows
     means = {name: tally.column(name).mean(0) for name in tally.columns}
     table = tally.column("mean_cosine")
-    trend = _trends(table, layers, known, settings)
-    states = [_state(i, layers, final_norm, means, tally) for i in range(known)]
+    trend = _trends(table[:, :known], layers, settings)
     record: dict[str, Any] = {
         "schema": Measurement.reads[0],
         "model": model,
         "text": text,
         "settings": settings,
         "versions": versions,
-        "complete": len(tally.windows) == settings["windows"],
-        "windows_done": len(tally.windows),
+        "complete": len(done) == settings["windows"],
+        "windows_done": len(done),
         "final_norm": final_norm,
         "verdict": verdict(trend),
-        "notes": _notes(means, layers, final_norm, int(model["width"])) + _cautions(len(tally.windows), settings),
+        "notes": _notes(means, model, final_norm) + _cautions(len(done), settings["tokens"]),
         "trend": trend,
-        "states": states,
+        "states": [_state(i, layers, final_norm, means, tally.counts[i]) for i in range(known)],
         "histogram": _histogram(tally.counts[:known].reshape(known, BINS, -1).sum(-1)),
+        "per_window": {"window": done, "mean_cosine": table[:, :known].tolist()},
+        "windows": [{"window": w, **origins[w]} for w in done],
     }
     if tally.matrices is not None:
-        averaged = tally.matrices[:known] / len(tally.windows)
-        record["released_histogram"] = _histogram(np.stack([_released_counts(m) for m in averaged]))
-    record["per_window"] = {"window": tally.windows, "mean_cosine": table[:, :known].tolist()}
-    record["windows"] = [{"window": w, **origins[w]} for w in tally.windows]
+        released = [_released_counts(total / len(done)) for total in tally.matrices[:known]]
+        record["released_histogram"] = _histogram(np.stack(released))
     return Condensation(record)
 
 
-def _trends(table: np.ndarray, layers: int, known: int, settings: dict[str, Any]) -> dict[str, Any]:
+def _trends(table: np.ndarray, layers: int, settings: dict[str, Any]) -> dict[str, Any]:
+    """table (windows, states) of mean cosines, the state before the final norm last where it is known."""
     curves = {"all": table[:, : layers + 1], "blocks": table[:, 1 : layers + 1]}
-    if known == layers + 2:
-        before = np.concatenate([table[:, :layers], table[:, layers + 1 : layers + 2]], axis=1)
+    if table.shape[1] == layers + 2:
+        before = np.delete(table, layers, axis=1)
         curves |= {"all_before_norm": before, "blocks_before_norm": before[:, 1:]}
     options = {"samples": settings["bootstrap"], "seed": settings["seed"], "last": settings["last"]}
-    return {name: bootstrap_trend(curve, **options) for name, curve in curves.items() if curve.shape[1] > 1}
+    return {name: bootstrap_trend(curve, **options) for name, curve in curves.items()}
 
 
-def _state(i: int, layers: int, final_norm: bool | None, means: dict[str, np.ndarray], tally: Tally) -> dict[str, Any]:
-    after = ", after the final norm" if final_norm else ""
-    name = "embedding" if i == 0 else f"block {i}" + (after if i == layers else "")
-    if i == layers + 1:
-        name = f"block {layers}" + (", before the final norm" if final_norm else "")
-    state: dict[str, Any] = {"state": min(i, layers), "name": name}
-    for column in tally.columns:
-        if column == "mean_square_cosine":
-            variance = means[column][i] - means["mean_cosine"][i] ** 2
-            state["std"] = float(np.sqrt(max(0.0, variance)))
-        elif not column.startswith("apart_"):
-            state[column] = float(means[column][i])
-    state["quantiles"] = histogram_quantiles(tally.counts[i])
-    state["by_distance"] = [float(means[c][i]) for c in tally.columns if c.startswith("apart_")]
-    return state
+def _state(
+    i: int, layers: int, final_norm: bool | None, means: dict[str, np.ndarray], counts: np.ndarray
+) -> dict[str, Any]:
+    name = "embedding" if i == 0 else f"block {min(i, layers)}"
+    if final_norm and i >= layers:
+        name += ", after the final norm" if i == layers else ", before the final norm"
+    values = {column: float(mean[i]) for column, mean in means.items()}
+    variance = values.pop("mean_square_cosine") - values["mean_cosine"] ** 2
+    return {
+        "state": min(i, layers),
+        "name": name,
+        "std": math.sqrt(max(0.0, variance)),
+        "quantiles": histogram_quantiles(counts),
+        "by_distance": [values.pop(column) for column in means if column.startswith("apart_")],
+        **values,
+    }
 
 
-def _notes(means: dict[str, np.ndarray], layers: int, final_norm: bool | None, width: int) -> list[str]:
-    notes = []
+def _notes(means: dict[str, np.ndarray], model: dict[str, Any], final_norm: bool | None) -> list[str]:
+    notes, layers = [], model["layers"]
     if final_norm:
         notes.append(f"state {layers} is after the final norm, as the model returns it; the others are not.")
     elif final_norm is None:
         notes.append("this model's last state before the final norm could not be read.")
     cosine = means["mean_cosine"][: layers + 1]
     bare = np.minimum(means["mean_cosine_without_variance3"], means["mean_cosine_without_cosine3"])[: layers + 1]
-    explained = [i for i in range(layers + 1) if cosine[i] >= 0.3 and bare[i] < cosine[i] / 2]
+    explained = np.flatnonzero((cosine >= 0.3) & (bare < cosine / 2)).tolist()
     if explained:
         worst = max(explained, key=lambda i: cosine[i] - bare[i])
         notes.append(
             f"outlier dimensions explain {len(explained)} of {layers + 1} states ({_ranges(explained)}): without 3 of "
-            f"{width} dimensions the mean cosine of state {worst} is {bare[worst]:.2f} instead of {cosine[worst]:.2f}."
+            f"{model['width']} dimensions the mean cosine of state {worst} is {bare[worst]:.2f} instead of "
+            f"{cosine[worst]:.2f}."
         )
     return notes
 
 
-def _cautions(windows: int, settings: dict[str, Any]) -> list[str]:
+def _cautions(windows: int, tokens: int) -> list[str]:
     notes = []
     if 1 < windows < 10:
         notes.append(f"an interval from {several(windows, 'window')} is too narrow: measure at least 10.")
-    if settings["tokens"] < 16:
-        pairs = settings["tokens"] * (settings["tokens"] - 1) // 2
-        notes.append(f"a window of {settings['tokens']} tokens has {several(pairs, 'pair')}: take longer ones.")
+    if tokens < 16:
+        pairs = several(tokens * (tokens - 1) // 2, "pair")
+        notes.append(f"a window of {tokens} tokens has {pairs}: take longer ones.")
     return notes
 
 

@@ -9,22 +9,23 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+import torch
+
+from .. import models
 from ..files import versions
+from ..text import open_text
+from ..windows import draw_windows
+from . import processes
 from .result import Condensation, build
-
-if TYPE_CHECKING:
-    import numpy as np
-    import torch
-
-    from .. import models
-    from .states import StateReader
-    from .tally import Tally
+from .spectrum import SPECTRAL, spectral_statistics
+from .states import StateReader
+from .statistics import FINE_BINS, columns, window_statistics
+from .tally import Tally
 
 __all__ = ["Interrupted", "measure"]
-
-Progress = Callable[[int, int], None]
 
 
 class Interrupted(KeyboardInterrupt):
@@ -56,7 +57,7 @@ def measure(
     last: int = 3,
     bootstrap: int = 2000,
     label: str | None = None,
-    progress: Progress | None = None,
+    progress: Callable[[int, int], None] | None = None,
     partial: str | os.PathLike[str] | None = None,
     resume: bool = False,
 ) -> Condensation:
@@ -86,12 +87,6 @@ def measure(
     Started by torchrun or ``accelerate launch``, the windows are split over the processes and every process
     returns the whole result.
     """
-    from ..text import open_text
-    from ..windows import draw_windows
-    from . import processes
-    from .states import StateReader
-    from .tally import Tally
-
     for name, value in (("batch", batch), ("last", last), ("bootstrap", bootstrap)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
@@ -101,12 +96,22 @@ def measure(
     source, network, tokenizer = _open_model(model, label, revision, loading)
     _check_length(network, tokens)
     drawn = draw_windows(opened, tokenizer, windows=windows, tokens=tokens, seed=seed)
+    about_text = {
+        "name": opened.name,
+        "source": opened.source,
+        "documents": len(opened.documents),
+        "characters": len(opened.joined),
+        "sha256": opened.sha256,
+    }
+    settings = {
+        "windows": windows, "tokens": tokens, "seed": seed, "batch": batch, "spectral": spectral, "released": released,
+        "last": last, "bootstrap": bootstrap,
+    }  # fmt: skip
     training = network.training
     network.eval()
     try:
         reader = StateReader(network, stack=stack)
-        about_model = {
-            "name": source.name,
+        identity = {
             "kind": source.kind,
             "description": source.description,
             "revision": source.revision,
@@ -118,53 +123,39 @@ def measure(
             "parameters": sum(p.numel() for p in network.parameters()),
             "dtype": str(next(network.parameters()).dtype).removeprefix("torch."),
         }
-        about_text = {
-            "name": opened.name,
-            "source": opened.source,
-            "documents": len(opened.documents),
-            "characters": len(opened.joined),
-            "sha256": opened.sha256,
-        }
-        settings = {
-            "windows": windows,
-            "tokens": tokens,
-            "seed": seed,
-            "batch": batch,
-            "spectral": spectral,
-            "released": released,
-            "last": last,
-            "bootstrap": bootstrap,
-        }
-        identity = {k: about_model[k] for k in about_model if k != "name"}
-        key = hashlib.sha256(json.dumps([identity, about_text["sha256"], settings]).encode()).hexdigest()
-        folder = None if partial is None else Path(partial)
-        store = None if folder is None else folder / f"partial-{rank}.npz"
-        before = _resume(folder, key) if resume else None
-
-        def finish(tally: Tally) -> Condensation:
-            return build(
-                tally,
-                model=about_model,
-                text=about_text,
-                settings=settings,
-                origins=drawn.origins,
-                final_norm=reader.final_norm,
-                versions=versions("decondense", "torch", "transformers", "numpy"),
-            )
-
-        tally = _empty(reader, settings)
-        skip = set(before.rows) if before is not None else set()
-        if before is not None and rank == 0:
-            tally.merge(before)
-        batches = [[w for w in range(i, min(i + batch, windows)) if w not in skip] for i in range(0, windows, batch)]
-        mine = [b for b in batches[rank::world] if b]
+        key = hashlib.sha256(json.dumps([identity, opened.sha256, settings]).encode()).hexdigest()
+        finish = functools.partial(
+            build,
+            model={"name": source.name, **identity},
+            text=about_text,
+            settings=settings,
+            origins=drawn.origins,
+            final_norm=reader.final_norm,
+            versions=versions("decondense", "torch", "transformers", "numpy"),
+        )
+        parts = _resume(partial, key) if resume else []
+        seen = {window for part in parts for window in part.rows}
+        tally = functools.reduce(Tally.merge, parts if rank == 0 else [], _empty(reader, settings))
+        groups = [[w for w in range(i, min(i + batch, windows)) if w not in seen] for i in range(0, windows, batch)]
+        mine = [group for group in groups[rank::world] if group]
+        done, total = len(seen), len(seen) + sum(map(len, mine))
+        store = None if partial is None else Path(partial) / f"partial-{rank}.npz"
+        interval, saved = float(os.environ.get("DECONDENSE_CHECKPOINT_SECONDS", "20")), time.monotonic()
+        progress = progress or (lambda done, total: None)
         try:
-            _run(reader, drawn.ids, mine, tally, settings, progress, len(skip), key, store)
+            progress(done, total)
+            for group in mine:  # it counts only when all of its states have been seen
+                tally.merge(_batch(reader, torch.from_numpy(drawn.ids[group]), group, settings))
+                done += len(group)
+                progress(done, total)
+                if store is not None and time.monotonic() - saved >= interval:
+                    tally.save(store, key)
+                    saved = time.monotonic()
         except KeyboardInterrupt:
             if store is not None and tally.rows:
                 tally.save(store, key)
             raise Interrupted(finish(tally) if tally.rows else None) from None
-        return finish(functools.reduce(Tally.merge, processes.gather(tally)))
+        return finish(functools.reduce(Tally.merge, processes.gather(tally, world)))
     finally:
         network.train(training)
 
@@ -173,12 +164,10 @@ def _open_model(
     model: Any, label: str | None, revision: str | None, loading: dict[str, Any]
 ) -> tuple[models.Source, Any, Any]:
     """(where it comes from, model, tokenizer)"""
-    from .. import models
-    from .processes import local_device
-
     if isinstance(model, (str, os.PathLike)):
         source = models.resolve(model, revision=revision)
-        loading = loading if loading["device"] is not None else loading | {"device": local_device()}
+        if loading["device"] is None:
+            loading = loading | {"device": processes.local_device()}
         return source, *models.load(source, head=False, **loading)
     if not isinstance(model, (tuple, list)) or len(model) != 2:
         what = f"{len(model)} items" if isinstance(model, (tuple, list)) else type(model).__name__
@@ -189,43 +178,9 @@ def _open_model(
     return models.Source(type(network).__name__, "memory", "", label or type(network).__name__), network, tokenizer
 
 
-def _run(
-    reader: StateReader,
-    ids: np.ndarray,
-    batches: list[list[int]],
-    tally: Tally,
-    settings: dict[str, Any],
-    progress: Progress | None,
-    already: int,
-    key: str,
-    store: Path | None,
-) -> None:
-    """Go over the batches; a batch counts only when all of its states have been seen."""
-    import torch
-
-    done, total = already, already + sum(len(b) for b in batches)
-    saved = time.monotonic()
-    interval = float(os.environ.get("DECONDENSE_CHECKPOINT_SECONDS", "20"))
-    progress = progress or (lambda done, total: None)
-    progress(done, total)
-    for windows in batches:
-        tally.merge(_batch(reader, torch.from_numpy(ids[windows]), windows, settings))
-        done += len(windows)
-        progress(done, total)
-        if store is not None and time.monotonic() - saved >= interval:
-            tally.save(store, key)
-            saved = time.monotonic()
-
-
 def _batch(reader: StateReader, ids: torch.Tensor, windows: list[int], settings: dict[str, Any]) -> Tally:
-    import numpy as np
-    import torch
-
-    from .spectrum import spectral_statistics
-    from .statistics import window_statistics
-
     tally = _empty(reader, settings)
-    rows = {w: np.full((reader.states, len(tally.columns)), np.nan) for w in windows}
+    rows = np.full((reader.states, len(windows), len(tally.columns)), np.nan)
     last, before = reader.layers, reader.layers + 1
 
     def visit(number: int, z: torch.Tensor) -> None:
@@ -239,30 +194,22 @@ def _batch(reader: StateReader, ids: torch.Tensor, windows: list[int], settings:
         matrix = None if tally.matrices is None else torch.from_numpy(tally.matrices[number])
         # All windows go through each operation together: dozens of small ones per window, or one thread per window,
         # cost a CPU half as much again.
-        statistics = window_statistics(z, matrix=matrix)
-        scalars = statistics.scalars
+        scalars, counts = window_statistics(z, matrix=matrix)
         if settings["spectral"]:
             scalars = torch.cat([scalars, torch.stack([spectral_statistics(cloud) for cloud in z])], 1)
-        tally.counts[number] += statistics.counts.numpy()
-        for window, values in zip(windows, scalars.numpy()):
-            rows[window][number] = values
+        tally.counts[number] += counts.numpy()
+        rows[number] = scalars.numpy()
 
     reader.read(ids, visit)
     if reader.final_norm is False:
-        for w in windows:
-            rows[w][last] = rows[w][before]
-        tally.counts[last] = tally.counts[before]
-        if tally.matrices is not None:
-            tally.matrices[last] = tally.matrices[before]
-    tally.rows.update(rows)
+        for table in (rows, tally.counts, tally.matrices):
+            if table is not None:
+                table[last] = table[before]
+    tally.rows.update(zip(windows, rows.swapaxes(0, 1)))
     return tally
 
 
 def _empty(reader: StateReader, settings: dict[str, Any]) -> Tally:
-    from .spectrum import SPECTRAL
-    from .statistics import FINE_BINS, columns
-    from .tally import Tally
-
     names = columns(settings["tokens"]) + (SPECTRAL if settings["spectral"] else ())
     released = settings["tokens"] if settings["released"] else None
     return Tally.empty(reader.states, names, FINE_BINS, released_tokens=released)
@@ -276,10 +223,7 @@ def _check_length(network: Any, tokens: int) -> None:
         raise ValueError(f"tokens must be at most {limit}, what this model was built for, got {tokens}.")
 
 
-def _resume(folder: Path | None, key: str) -> Tally | None:
-    from .tally import Tally
-
+def _resume(folder: str | os.PathLike[str] | None, key: str) -> list[Tally]:
     if folder is None:
         raise ValueError("resume must know where the partial measurement lies: give its output folder.")
-    parts = [Tally.open(path, key) for path in sorted(folder.glob("partial-*.npz"))]
-    return functools.reduce(Tally.merge, parts) if parts else None
+    return [Tally.open(path, key) for path in sorted(Path(folder).glob("partial-*.npz"))]

@@ -12,6 +12,7 @@ model they do not fit is read through its outputs instead, and there the state b
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -45,7 +46,10 @@ class StateReader:
         self.layers = len(returned) - 1
         self.states = self.layers + 2
         self.width = int(returned[0].shape[-1])
-        read = self._read_probe(probe)
+        read: dict[int, torch.Tensor] = {}  # what the hooks read; nothing where they do not fit the blocks
+        if len(self.blocks) == self.layers:
+            with contextlib.suppress(TypeError, AttributeError, IndexError, KeyError):
+                self._read_hooked(probe, lambda number, z: read.__setitem__(number, z.clone()))
         self.hooked = all(i in read and torch.equal(read[i], z) for i, z in enumerate(returned))
         self.final_norm = not torch.equal(read[self.layers], read[self.layers + 1]) if self.hooked else None
 
@@ -57,8 +61,6 @@ class StateReader:
             else:
                 for number, z in enumerate(self._returned(ids)):
                     visit(number, z)
-
-    # -- inside ----------------------------------------------------------------------------------------------
 
     def _inputs(self, ids: torch.Tensor) -> dict[str, Any]:
         ids = ids.to(self.embedding.weight.device)
@@ -83,35 +85,20 @@ class StateReader:
             )
         return tuple(states)
 
-    def _read_probe(self, probe: torch.Tensor) -> dict[int, torch.Tensor]:
-        """What the hooks read; nothing where they do not fit the blocks."""
-        read: dict[int, torch.Tensor] = {}
-        if len(self.blocks) == self.layers:
-            with contextlib.suppress(TypeError, AttributeError, IndexError, KeyError):
-                self._read_hooked(probe, lambda number, z: read.__setitem__(number, z.clone()))
-        return read
-
     def _read_hooked(self, ids: torch.Tensor, visit: Visit) -> None:
         layers = len(self.blocks)
 
         def entering(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             visit(0, args[0] if args else kwargs["hidden_states"])
 
-        def leaving(number: int) -> Callable[..., None]:
-            def hook(_module: nn.Module, _args: Any, output: Any) -> None:
-                visit(number, output[0] if isinstance(output, (tuple, list)) else output)
+        def leaving(number: int, _module: nn.Module, _args: Any, output: Any) -> None:
+            visit(number, output[0] if isinstance(output, (tuple, list)) else output)
 
-            return hook
-
-        handles: list[Any] = [self.blocks[0].register_forward_pre_hook(entering, with_kwargs=True)]
-        for number, block in enumerate(self.blocks, start=1):
-            handles.append(block.register_forward_hook(leaving(number if number < layers else layers + 1)))
-        try:
-            with torch.inference_mode():
-                out = self.model(**self._inputs(ids), return_dict=True)
-        finally:
-            for handle in handles:
-                handle.remove()
+        with contextlib.ExitStack() as hooks, torch.inference_mode():
+            hooks.enter_context(self.blocks[0].register_forward_pre_hook(entering, with_kwargs=True))
+            for number, block in zip((*range(1, layers), layers + 1), self.blocks):
+                hooks.enter_context(block.register_forward_hook(functools.partial(leaving, number)))
+            out = self.model(**self._inputs(ids), return_dict=True)
         visit(layers, out.last_hidden_state)
 
 

@@ -22,13 +22,14 @@ from __future__ import annotations
 
 import functools
 import threading
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from .. import kernels
+from ..geometry import inverse
 
-__all__ = ["FINE_BINS", "WindowStatistics", "columns", "cosine_histogram", "distance_buckets", "window_statistics"]
+__all__ = ["FINE_BINS", "WindowStatistics", "columns", "distance_buckets", "window_statistics"]
 
 # Pooled counts are kept eight times finer than the 128 bins that are shown, so that quantiles read from them
 # are off by at most 1/512; int16 bin numbers make torch.bincount five times faster than torch.histc.
@@ -39,8 +40,7 @@ SCALARS = ("mean_cosine", "mean_cosine_all", "mean_square_cosine", "mean_directi
            "top3_cosine_share", "mean_cosine_without_cosine3")  # fmt: skip
 
 
-@dataclass
-class WindowStatistics:
+class WindowStatistics(NamedTuple):
     """``scalars`` (windows, columns), in the order of ``columns``, float64 on the CPU; ``counts`` of the pairs of all
     windows per fine bin, int64."""
 
@@ -74,9 +74,9 @@ def window_statistics(z: torch.Tensor, *, matrix: torch.Tensor | None = None) ->
     n = z.shape[1]
     squared = torch.mul(z, z, out=_scratch("squares", z))
     norms = squared.sum(2).sqrt()
-    inverse = _inverse(norms)
-    u = torch.mul(z, inverse[..., None], out=_scratch("unit vectors", z))
-    plain, total = _sums(z, torch.ones_like(inverse), inverse)
+    inverses = inverse(norms)
+    u = torch.mul(z, inverses[..., None], out=_scratch("unit vectors", z))
+    plain, total = _sums(z, torch.ones_like(norms), inverses)
     squares = (norms > 0).sum(1)  # Σ‖u_i‖², free of rounding
     by_dimension = total.double().square()
     length2 = by_dimension.sum(1)
@@ -121,17 +121,6 @@ def _bucket_means(tokens: int, device: str) -> torch.Tensor:
         return means.to(device)
 
 
-def cosine_histogram(u: torch.Tensor, *, bins: int = FINE_BINS) -> torch.Tensor:
-    """u (windows, tokens, width) or (tokens, width), unit vectors → (bins,) int64: how many pairs i < j have their
-    cosine in each of ``bins`` equal parts of [−1, 1], the last one closed. Goes over blocks of rows: no N×N tensor is
-    held on a CPU."""
-    return _pairs(u if u.ndim == 3 else u[None], None, bins=bins)[0]
-
-
-def _inverse(norms: torch.Tensor) -> torch.Tensor:
-    return torch.where(norms > 0, 1 / norms, torch.zeros_like(norms))
-
-
 def _sum_tokens(x: torch.Tensor) -> torch.Tensor:
     """x (windows, tokens, width) → (windows, width)."""
     return _sums(x, torch.ones_like(x[..., 0]))[0] if x.device.type == "cpu" else x.sum(1)
@@ -155,12 +144,12 @@ def _mean_cosines_without(z: torch.Tensor, squared: torch.Tensor, *sets: torch.T
         columns = dimensions[:, None].expand(-1, n, -1)
         kept = squared.gather(2, columns)
         # Zeroed and put back, because ‖z‖² less their squares would cancel where they are nearly all of it.
-        inverses.append(_inverse(squared.scatter_(2, columns, 0.0).sum(2).sqrt()))
+        inverses.append(inverse(squared.scatter_(2, columns, 0.0).sum(2).sqrt()))
         squared.scatter_(2, columns, kept)
     totals = _sums(z, *inverses)
     return [
-        (total.double().scatter_(1, d, 0.0).square().sum(1) - (inverse > 0).sum(1)) / (n * (n - 1))
-        for total, inverse, d in zip(totals, inverses, sets)
+        (total.double().scatter_(1, d, 0.0).square().sum(1) - (scale > 0).sum(1)) / (n * (n - 1))
+        for total, scale, d in zip(totals, inverses, sets)
     ]
 
 
@@ -179,9 +168,7 @@ def _scratch(name: str, like: torch.Tensor) -> torch.Tensor:
     return kept
 
 
-def _pairs(
-    u: torch.Tensor, matrix: torch.Tensor | None, *, bins: int = FINE_BINS
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _pairs(u: torch.Tensor, matrix: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Over all pairs i < j: counts per bin of all windows together, and for each window Σ c² and Σ c for each distance
     j − i (length N, entry 0 unused).
 
@@ -192,10 +179,10 @@ def _pairs(
     """
     windows, n = u.shape[:2]
     if matrix is None and u.device.type == "cuda" and u.dtype == torch.float32 and kernels.available(u.device):
-        return _fused_pairs(u, bins)
+        return _fused_pairs(u)
     # A CPU wants tiles that stay in its cache, an accelerator few launches; either way 64 MiB at most.
     block = max(16, min(128 if u.device.type == "cpu" else n, (1 << 24) // (n * windows)))
-    counts = torch.zeros(bins, dtype=torch.int64, device=u.device)
+    counts = torch.zeros(FINE_BINS, dtype=torch.int64, device=u.device)
     squares = torch.zeros(windows, dtype=torch.float64, device=u.device)
     by_distance = torch.zeros(windows, n, dtype=torch.float64, device=u.device)
     reused = _scratch("tiles", u.new_empty(1).expand(windows * (block * n + block)))
@@ -216,19 +203,19 @@ def _pairs(
         by_distance[:, :m] += _sum_tokens(shifted)
         if matrix is not None:
             matrix[a : a + r, a:] += tile.sum(0).to(matrix.device)
-        counts += _bin_(tile, bins)
+        counts += _bin_(tile)
         pairs = r * (m - 1) - r * (r - 1) // 2
-        counts[bins // 2] -= windows * (r * m - pairs)  # the zeros we put there ourselves
+        counts[FINE_BINS // 2] -= windows * (r * m - pairs)  # the zeros we put there ourselves
     return counts, squares, by_distance
 
 
-def _fused_pairs(u: torch.Tensor, bins: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _fused_pairs(u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`_pairs` on a GPU, without a tile in memory: the histogram by its kernel, Σ_{i<j} c² = ½ (‖UᵀU‖²_F − Σ‖u_i‖⁴),
     and the sums of all diagonals as the autocorrelation of u over its tokens, by the fast Fourier transform."""
-    from ..kernels.cosine_histogram import cosine_histogram as histogram
+    from ..kernels.cosine_histogram import cosine_histogram
 
     n = u.shape[1]
-    counts = histogram(u.contiguous(), bins=bins).sum(0)
+    counts = cosine_histogram(u.contiguous(), bins=FINE_BINS).sum(0)
     lengths = u.double().square().sum(-1)
     squares = 0.5 * ((u.mT @ u).double().square().sum((1, 2)) - lengths.square().sum(1))
     spectrum = torch.fft.rfft(u.double(), n=2 * n, dim=1)  # twice the length, so that the ends do not meet
@@ -237,15 +224,14 @@ def _fused_pairs(u: torch.Tensor, bins: int) -> tuple[torch.Tensor, torch.Tensor
     return counts, squares, by_distance
 
 
-def _bin_(cosines: torch.Tensor, bins: int) -> torch.Tensor:
+def _bin_(cosines: torch.Tensor) -> torch.Tensor:
     """Counts per bin; the cosines are overwritten. Rounding may put one a hair outside [−1, 1]: it belongs to the first
     or the last bin."""
     if cosines.device.type != "cpu":
         # No answer has to come back to the host. At most 2²⁴ cosines at a time, so float32 counts are exact.
-        return torch.histc(cosines.clamp_(-1, 1).float(), bins, -1, 1).to(torch.int64)
-    half = bins / 2
-    small = torch.int16 if bins < 2**15 else torch.int32
+        return torch.histc(cosines.clamp_(-1, 1).float(), FINE_BINS, -1, 1).to(torch.int64)
+    half = FINE_BINS / 2
     # −1 − ε truncates into bin 0, 1 + ε makes one more bin.
-    counts = torch.bincount(cosines.mul_(half).add_(half).to(small).view(-1), minlength=bins + 1)
-    counts[bins - 1] += counts[bins:].sum()
-    return counts[:bins]
+    counts = torch.bincount(cosines.mul_(half).add_(half).to(torch.int16).view(-1), minlength=FINE_BINS + 1)
+    counts[FINE_BINS - 1] += counts[FINE_BINS:].sum()
+    return counts[:FINE_BINS]

@@ -21,7 +21,6 @@ __all__ = ["Tally"]
 class Tally:
     """``counts`` (states, fine bins); ``rows[window]`` (states, columns); ``matrices`` (states, N, N) or None."""
 
-    states: int
     columns: tuple[str, ...]
     counts: np.ndarray
     rows: dict[int, np.ndarray] = field(default_factory=dict)
@@ -30,11 +29,11 @@ class Tally:
     @classmethod
     def empty(cls, states: int, columns: tuple[str, ...], bins: int, *, released_tokens: int | None = None) -> Tally:
         matrices = None if released_tokens is None else np.zeros((states, released_tokens, released_tokens))
-        return cls(states, columns, np.zeros((states, bins), dtype=np.int64), {}, matrices)
+        return cls(columns, np.zeros((states, bins), dtype=np.int64), {}, matrices)
 
     def merge(self, other: Tally) -> Tally:
         """Add ``other`` into this tally. Each window may be in one of the two only."""
-        if (self.states, self.columns, self.counts.shape) != (other.states, other.columns, other.counts.shape):
+        if (self.columns, self.counts.shape) != (other.columns, other.counts.shape):
             raise ValueError("tallies must come from the same model, window length and views to be merged.")
         if (self.matrices is None) != (other.matrices is None):
             raise ValueError("tallies must both have the released view, or neither, to be merged.")
@@ -42,7 +41,7 @@ class Tally:
         if twice:
             raise ValueError(f"window {min(twice)} is in both tallies: each window may be counted once.")
         self.counts += other.counts
-        self.rows.update(other.rows)
+        self.rows |= other.rows
         if self.matrices is not None and other.matrices is not None:
             self.matrices += other.matrices
         return self
@@ -82,6 +81,5 @@ class Tally:
                 f"{path} belongs to another measurement (model, text, windows, tokens, seed or views differ): "
                 "repeat the first command, or choose another output folder."
             )
-        rows = {int(w): row for w, row in zip(arrays["windows"], arrays["rows"])}
-        columns = tuple(str(c) for c in arrays["columns"])
-        return cls(len(arrays["counts"]), columns, arrays["counts"], rows, arrays.get("matrices"))
+        rows = dict(zip(arrays["windows"].tolist(), arrays["rows"]))
+        return cls(tuple(arrays["columns"].tolist()), arrays["counts"], rows, arrays.get("matrices"))

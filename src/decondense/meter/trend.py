@@ -15,19 +15,20 @@ from __future__ import annotations
 import numpy as np
 from scipy.stats import rankdata
 
+from ..files import finite
+from ..records import STATISTICS
 from ..words import span
 
-__all__ = ["STATISTICS", "bootstrap_trend", "curve_statistics", "verdict"]
+__all__ = ["bootstrap_trend", "curve_statistics", "verdict"]
 
-STATISTICS = ("spearman", "kendall", "slope", "last")
+Estimate = dict[str, float | None]  # value, low and high; None where there is none
 
 
 def curve_statistics(curves: np.ndarray, *, last: int = 3) -> np.ndarray:
-    """curves (…, n) → (…, 4) in the order of ``STATISTICS``. A constant curve has no rank correlation: NaN."""
+    """curves (…, n) → (…, 4) in the order of ``STATISTICS``. A constant curve has no rank correlation, and
+    one state no trend: NaN."""
     curves = np.asarray(curves, dtype=np.float64)
     n = curves.shape[-1]
-    if n < 2:
-        raise ValueError(f"a trend needs at least 2 hidden states, got {n}.")
     depth = np.arange(n) - (n - 1) / 2
     spread = np.sqrt((depth**2).sum())
     ranks = rankdata(curves, axis=-1)
@@ -39,15 +40,13 @@ def curve_statistics(curves: np.ndarray, *, last: int = 3) -> np.ndarray:
     with np.errstate(invalid="ignore", divide="ignore"):
         spearman = (ranks * depth).sum(-1) / (np.sqrt((ranks**2).sum(-1)) * spread)
         kendall = sign.sum(-1) / np.sqrt(pairs * untied)
-    slope = (curves * depth).sum(-1) / spread**2 * (n - 1)
+        slope = (curves * depth).sum(-1) / spread**2 * (n - 1)
     tail = curves[..., -min(last, n) :].mean(-1)
     return np.stack([spearman, kendall, slope, tail], axis=-1)
 
 
-def bootstrap_trend(
-    table: np.ndarray, *, samples: int = 2000, seed: int = 0, last: int = 3, level: float = 0.95
-) -> dict[str, dict[str, float | None]]:
-    """table (windows, states) of mean cosines → for each statistic its value on the mean curve and a percentile
+def bootstrap_trend(table: np.ndarray, *, samples: int = 2000, seed: int = 0, last: int = 3) -> dict[str, Estimate]:
+    """table (windows, states) of mean cosines → for each statistic its value on the mean curve and a 95 % percentile
     interval over ``samples`` resamplings of the windows. One window has no interval (``None``)."""
     table = np.asarray(table, dtype=np.float64)
     value = curve_statistics(table.mean(0), last=last)
@@ -56,16 +55,14 @@ def bootstrap_trend(
     if windows > 1:
         weights = np.random.default_rng(seed).multinomial(windows, np.full(windows, 1 / windows), size=samples)
         resampled = curve_statistics(weights @ table / windows, last=last)
-        tail = (1 - level) / 2
+        tail = (1 - 0.95) / 2
         low, high = np.quantile(resampled, [tail, 1 - tail], axis=0)
-    return {
-        name: {"value": _number(value[i]), "low": _number(low[i]), "high": _number(high[i])}
-        for i, name in enumerate(STATISTICS)
-    }
+    rows = finite(np.stack([value, low, high], axis=1).tolist())
+    return {name: dict(zip(("value", "low", "high"), row)) for name, row in zip(STATISTICS, rows)}
 
 
-def verdict(trend: dict[str, dict[str, dict[str, float | None]]]) -> str:
-    """One line from the intervals of Spearman's ρ: "condensing: Spearman 0.81 [0.74, 0.86] over 31 states"."""
+def verdict(trend: dict[str, dict[str, Estimate]]) -> str:
+    """One line from the intervals of Spearman's ρ: "condensing: Spearman 0.81 [0.74, 0.86]"."""
     line = f"{_word(trend['all']['spearman'])}: Spearman {_interval(trend['all']['spearman'])}"
     blocks = trend["blocks"]["spearman"]
     if _word(blocks) != _word(trend["all"]["spearman"]):
@@ -73,22 +70,14 @@ def verdict(trend: dict[str, dict[str, dict[str, float | None]]]) -> str:
     return line
 
 
-def _word(entry: dict[str, float | None]) -> str:
+def _word(entry: Estimate) -> str:
     value, low, high = entry["value"], entry["low"], entry["high"]
     if value is None:
         return "constant over depth"
     if low is None or high is None:
         return "undecided (one window has no interval)"
-    if low > 0:
-        return "condensing"
-    if high < 0:
-        return "dispersing"
-    return "no clear trend"
+    return "condensing" if low > 0 else "dispersing" if high < 0 else "no clear trend"
 
 
-def _interval(entry: dict[str, float | None]) -> str:
+def _interval(entry: Estimate) -> str:
     return "undefined" if entry["value"] is None else span(entry["value"], entry["low"], entry["high"])
-
-
-def _number(value: float) -> float | None:
-    return None if not np.isfinite(value) else float(value)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..files import finite, pretty_json, write_text
+from ..files import file_in, finite, pretty_json, write_text
 
 Number = float | None
 Density = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -49,9 +49,6 @@ class Record(Part):
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write `path`, or `path`/result.json if it is a folder; folders are made."""
-        target = Path(path)
-        if target.is_dir() or not target.suffix:
-            target = target / "result.json"
-        target.parent.mkdir(parents=True, exist_ok=True)
+        target = file_in(path, "result.json")
         write_text(target, self.to_json())
         return target
