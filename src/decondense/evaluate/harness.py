@@ -9,10 +9,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from .. import models
 from ..files import versions
 from ..insides import lm_eval as inside
 from ..needs import need
 from ..records import Evaluation
+from ..text import TEXTS, available, open_text
 from .items import Item, item_hash, summarise
 from .tasks import Benchmark, bench_folder, build, data_files, names_of
 from .unfinished import Parts
@@ -21,6 +23,7 @@ __all__ = ["evaluate"]
 
 Progress = Callable[[str, int, int], None]
 SELECTIONS = ("final", "held-out-loss")
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "spiece.model", "vocab.txt")
 
 
 def evaluate(
@@ -72,16 +75,22 @@ def evaluate(
         )
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be at least 1 item, got {limit}: leave it out to take all items.")
+    if batch_tokens is not None and batch_tokens < 1:
+        raise ValueError(f"batch_tokens must be at least 1, got {batch_tokens}: leave it out for the default.")
     texts = [text] if isinstance(text, str) else list(text or ())
     names = names_of(tasks) if tasks or not texts else []
     folder = bench_folder(data) if names or data else None
     opened = _open_texts(texts, folder)
     started = None if progress is None else (lambda name: progress(f"reading {name}", 0, 1))
     benchmarks = build(names, data=folder or "hub", shots=shots, seed=seed, started=started)
-    weights, tokenizer, about = _load(
-        model, revision=revision, dtype=dtype, device=device, init=init, seed=seed, trust_remote_code=trust_remote_code
-    )
-    scorer = _scorer(weights, tokenizer, about, batch_tokens, max_length)
+    how = {"dtype": dtype, "device": device, "init": init, "seed": seed, "trust_remote_code": trust_remote_code}
+    weights, tokenizer, about = _load(model, revision, how)
+    from .perplexity import score_text
+    from .scorer import Scorer
+
+    with inside.quiet():
+        scorer = Scorer(weights, tokenizer, batch_tokens=batch_tokens, max_length=max_length)
+    about["context"] = scorer.max_length
     settings: dict[str, Any] = {"tasks": names, "shots": shots, "limit": limit, "texts": texts}
     settings |= {"text_tokens": text_tokens, "seed": seed}
     settings |= {"batch_tokens": scorer.batch_tokens, "context": scorer.max_length}
@@ -93,7 +102,7 @@ def evaluate(
     notes: list[str] = []
     table: dict[str, Any] = {}
     for benchmark in benchmarks:
-        read_from = data_files([benchmark])
+        read_from = data_files(benchmark)
         rows = parts.finished(benchmark.name, read_from)
         if rows is None:
             rows = _run(benchmark, scorer, limit, progress)
@@ -105,19 +114,19 @@ def evaluate(
             "versions": sorted({str(task.VERSION) for task in benchmark.tasks.values()}),
         }
         notes += _notes(benchmark, table[benchmark.name], scorer.max_length)
-    from .perplexity import score_text
-
     prose: dict[str, Any] = {}
     for source in opened:
-        rows, figures = score_text(source, scorer, tokens=text_tokens, progress=progress)
+        rows, prose[source.name] = score_text(source, scorer, tokens=text_tokens, progress=progress)
         items += rows
-        prose[source.name] = figures
+    step, steps = about.get("step"), about.get("steps")
+    checkpoint = {"selected_by": selected_by, "step": step, "steps": steps, "training_seed": training_seed}
+    checkpoint |= {key: about.get(f"training_{key}") for key in ("run", "place", "folder")}
     record = {
         "schema": Evaluation.reads[0],
         "model": about,
         "settings": settings,
         "data": "hub" if folder is None else "folder",
-        "checkpoint": _checkpoint(about, selected_by) | {"training_seed": training_seed},
+        "checkpoint": checkpoint | {"final": None if step is None or steps is None else step >= steps},
         "tasks": table,
         "macro_average": sum(entry["acc"] for entry in table.values()) / len(table) if table else None,
         "texts": prose,
@@ -128,29 +137,20 @@ def evaluate(
 
 
 def _open_texts(texts: Sequence[str], folder: Path | None) -> list[Any]:
-    from ..text import TEXTS, open_text
-
+    """--data names the folder of the benchmarks; named texts may lie in it or beside it."""
     opened = []
     for name in texts:
-        # --data names the folder of the benchmarks; named texts may lie in it or beside it.
-        named = name.partition(":")[0] in TEXTS
-        place = next((p for p in (folder, folder.parent) if _has(p, name)), None) if folder and named else None
-        opened.append(open_text(name, data=place))
+        title = name.partition(":")[0]
+        places = [p for p in (folder, folder.parent) if p.is_dir()] if folder is not None and title in TEXTS else []
+        opened.append(open_text(name, data=next((p for p in places if available(p)[title] == "folder"), None)))
     return opened
-
-
-def _has(folder: Path, name: str) -> bool:
-    from ..text import available
-
-    return folder.is_dir() and available(folder).get(name.partition(":")[0]) == "folder"
 
 
 # -- the model -----------------------------------------------------------------------------------------------
 
 
-def _load(model: Any, **options: Any) -> tuple[Any, Any, dict[str, Any]]:
-    from .. import models
-
+def _load(model: Any, revision: str | None, how: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+    """(model, tokenizer, what the record says of them); `how`: the options of `models.load`."""
     if isinstance(model, (tuple, list)):
         if len(model) != 2:
             raise TypeError(f"a model in memory must be a pair (model, tokenizer), got {len(model)} things.")
@@ -158,13 +158,12 @@ def _load(model: Any, **options: Any) -> tuple[Any, Any, dict[str, Any]]:
         about: dict[str, Any] = {"name": "in memory", "description": type(weights).__name__, "kind": "memory"}
         about["revision"] = None
     else:
-        source = models.resolve(model, revision=options["revision"])
-        if source.kind == "folder" and not _has_tokenizer(Path(source.location)):
+        source = models.resolve(model, revision=revision)
+        if source.kind == "folder" and not any((Path(source.location) / name).exists() for name in TOKENIZERS):
             raise ValueError(
                 f"the model {str(model)!r} has no tokenizer, and benchmarks are text: save one into its folder with "
                 "tokenizer.save_pretrained."
             )
-        how = {key: options[key] for key in ("dtype", "device", "init", "seed", "trust_remote_code")}
         weights, tokenizer = models.load(source, **how)
         about = {key: getattr(source, key) for key in ("name", "description", "kind", "revision")}
         about |= _training_run(Path(source.location)) if source.kind == "folder" else {}
@@ -176,7 +175,7 @@ def _load(model: Any, **options: Any) -> tuple[Any, Any, dict[str, Any]]:
             "scored by the likelihood of text."
         )
     about |= {
-        "init": bool(options["init"]),
+        "init": bool(how["init"]),
         "architecture": type(weights).__name__,
         "parameters": sum(p.numel() for p in weights.parameters()),
         "dtype": str(weights.dtype).removeprefix("torch."),
@@ -184,11 +183,6 @@ def _load(model: Any, **options: Any) -> tuple[Any, Any, dict[str, Any]]:
         "weights": _fingerprint(weights),
     }
     return weights.eval(), tokenizer, about
-
-
-def _has_tokenizer(folder: Path) -> bool:
-    names = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "spiece.model", "vocab.txt")
-    return any((folder / name).exists() for name in names)
 
 
 def _fingerprint(weights: Any) -> str:
@@ -219,26 +213,6 @@ def _training_run(folder: Path) -> dict[str, Any]:
         return about | {"step": int(state["global_step"]), "steps": int(state["max_steps"])}
     except (OSError, KeyError, TypeError, ValueError):
         return about
-
-
-def _checkpoint(about: dict[str, Any], selected_by: str) -> dict[str, Any]:
-    step, steps = about.get("step"), about.get("steps")
-    final = None if step is None or steps is None else step >= steps
-    where = {key: about.get(f"training_{key}") for key in ("run", "place", "folder")}
-    return {"selected_by": selected_by, "step": step, "steps": steps, "final": final, **where}
-
-
-def _scorer(
-    weights: Any, tokenizer: Any, about: dict[str, Any], batch_tokens: int | None, max_length: int | None
-) -> Any:
-    from .scorer import Scorer
-
-    if batch_tokens is not None and batch_tokens < 1:
-        raise ValueError(f"batch_tokens must be at least 1, got {batch_tokens}: leave it out for the default.")
-    with inside.quiet():
-        scorer = Scorer(weights, tokenizer, batch_tokens=batch_tokens, max_length=max_length)
-    about["context"] = scorer.max_length
-    return scorer
 
 
 # -- one benchmark -------------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict
+from types import UnionType
+from typing import Any, TypedDict, get_args, get_type_hints
 
 import numpy as np
 
@@ -16,8 +17,8 @@ from ..files import atomic
 from ..records import Damaged, Evaluation, read
 
 __all__ = [
-    "COLUMNS", "TEXT", "EvaluatedRun", "Item", "calibration", "item_hash", "load_run", "log_share",
-    "read_items", "summarise", "write_items",
+    "TEXT", "EvaluatedRun", "Item", "calibration", "item_hash", "load_run", "log_share", "read_items", "summarise",
+    "write_items",
 ]  # fmt: skip
 
 TEXT = "text:"
@@ -42,10 +43,18 @@ class Item(TypedDict):
     cut: int  # tokens lost on the left because the prompt was longer than the context
 
 
-COLUMNS = {"task": "string", "subtask": "string", "doc_id": "int32", "item": "string", "prediction": "string"}
-COLUMNS |= {"target": "string", "gold": "list int32", "correct": "double", "acc_norm": "double"}
-COLUMNS |= {"loglikelihoods": "list double", "greedy": "list bool", "units": "list int32", "cut": "int32"}
-"""Names and arrow types, in the order of the file."""
+def _schema(*, strict: bool) -> Any:
+    """The columns of the file as arrow types; `strict`: a value that every item has may not be missing."""
+    import pyarrow as pa
+
+    arrow = {str: pa.string(), int: pa.int32(), float: pa.float64(), bool: pa.bool_()}
+    fields = []
+    for name, hint in get_type_hints(Item).items():
+        optional = isinstance(hint, UnionType)
+        kind = get_args(hint)[0] if optional else hint
+        inner = get_args(kind)
+        fields.append(pa.field(name, pa.list_(arrow[inner[0]]) if inner else arrow[kind], optional or not strict))
+    return pa.schema(fields)
 
 
 def item_hash(arguments: Any, target: Any) -> str:
@@ -55,18 +64,15 @@ def item_hash(arguments: Any, target: Any) -> str:
 
 
 def write_items(path: Path, items: Sequence[Item]) -> None:
-    """Whole or not at all. The same items give the same bytes."""
+    """Whole or not at all. The same items give the same bytes, with checksums, so that damage is seen."""
     import pyarrow as pa
     import pyarrow.parquet
 
-    def arrow(kind: str) -> Any:
-        inner = pa.type_for_alias(kind.removeprefix("list "))
-        return pa.list_(inner) if kind.startswith("list ") else inner
-
-    schema = pa.schema([(name, arrow(kind)) for name, kind in COLUMNS.items()])
-    table = pa.Table.from_pylist(list(items), schema=schema)
+    table = pa.Table.from_pylist(list(items), schema=_schema(strict=False))
     with atomic(path) as temporary:
-        pyarrow.parquet.write_table(table, temporary, compression="zstd", row_group_size=1 << 16)
+        pyarrow.parquet.write_table(
+            table, temporary, compression="zstd", row_group_size=1 << 16, write_page_checksum=True
+        )
 
 
 def read_items(path: Path) -> list[Item]:
@@ -74,15 +80,17 @@ def read_items(path: Path) -> list[Item]:
     import pyarrow.parquet
 
     try:
-        table = pyarrow.parquet.read_table(path)
+        table = pyarrow.parquet.read_table(path, page_checksum_verification=True)
+        missing = [name for name in Item.__annotations__ if name not in table.column_names]
+        if missing:
+            raise Damaged(f"{str(path)!r} must have the columns of an evaluation, but lacks {', '.join(missing)}.")
+        return table.select(list(Item.__annotations__)).cast(_schema(strict=True)).to_pylist()
     except FileNotFoundError:
         raise FileNotFoundError(f"no items at {str(path)!r}: give a folder that `decondense evaluate` wrote.") from None
-    except (pyarrow.ArrowException, OSError) as error:
+    except Damaged:
+        raise
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise Damaged(f"{str(path)!r} could not be read as items: {str(error).splitlines()[0]}.") from error
-    missing = [name for name in COLUMNS if name not in table.column_names]
-    if missing:
-        raise Damaged(f"{str(path)!r} must have the columns of an evaluation, but lacks {', '.join(missing)}.")
-    return table.to_pylist()
 
 
 # -- a run ---------------------------------------------------------------------------------------------------
@@ -146,16 +154,16 @@ def summarise(items: Sequence[Item]) -> dict[str, Any]:
         result["acc_norm"] = float(np.mean(norm))
     if all(len(item["loglikelihoods"] or ()) == 1 for item in items):
         result["perplexity"] = float(np.exp(-np.mean([item["loglikelihoods"] for item in items])))
-    error = calibration(items)
-    if error is not None:
-        result["ece"] = error["ece"]
+    ece = calibration(items)
+    if ece is not None:
+        result["ece"] = ece
     cut = [item["cut"] for item in items if item["cut"]]
     if cut:
         result["cut"] = {"items": len(cut), "most_tokens": max(cut)}
     return result
 
 
-def calibration(items: Sequence[Item], *, bins: int = 15) -> dict[str, Any] | None:
+def calibration(items: Sequence[Item], *, bins: int = 15) -> float | None:
     """Expected calibration error of the choice likelihoods.
 
     The confidence of an item is the largest softmax probability of its choices' log-likelihoods, its hit whether that
@@ -165,23 +173,12 @@ def calibration(items: Sequence[Item], *, bins: int = 15) -> dict[str, Any] | No
 
     ``None`` for tasks without choices.
     """
-    confidence, hit = [], []
-    for item in items:
-        values = np.array(item["loglikelihoods"] or (), dtype=np.float64)
-        if len(values) < 2 or not item["gold"]:
-            return None
-        shares = np.exp(values - values.max())
-        shares /= shares.sum()
-        confidence.append(float(shares.max()))
-        hit.append(float(int(values.argmax()) in item["gold"]))
-    if not confidence:
+    if not items or any(len(item["loglikelihoods"] or ()) < 2 or not item["gold"] for item in items):
         return None
-    confidences, hits = np.array(confidence), np.array(hit)
-    place = np.minimum((confidences * bins).astype(int), bins - 1)
-    table = [
-        {"items": int(np.sum(place == b)), "confidence": float(np.mean(confidences[place == b])),
-         "accuracy": float(np.mean(hits[place == b]))}
-        for b in range(bins) if np.any(place == b)
-    ]  # fmt: skip
-    ece = sum(row["items"] * abs(row["accuracy"] - row["confidence"]) for row in table) / len(confidence)
-    return {"ece": float(ece), "bins": table}
+    values = [np.array(item["loglikelihoods"], dtype=np.float64) for item in items]
+    confidence = np.array([1 / np.exp(v - v.max()).sum() for v in values])
+    hit = np.array([float(int(v.argmax()) in (item["gold"] or ())) for v, item in zip(values, items)])
+    place = np.minimum((confidence * bins).astype(int), bins - 1)
+    parts = [place == b for b in range(bins)]
+    gaps = [part.sum() * abs(hit[part].mean() - confidence[part].mean()) for part in parts if part.any()]
+    return float(sum(gaps) / len(items))

@@ -18,11 +18,8 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-import os
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,40 +27,12 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from ..insides.lm_eval import check_model_class
+from .unfinished import Journal
 
-__all__ = ["Journal", "Scorer"]
+__all__ = ["Scorer"]
 
 Answer = tuple[float, bool]
 Request = tuple[Any, list[int], list[int]]
-
-
-_HEADS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-"""Models whose output head was checked before, and the head, or ``None`` where the short way is wrong."""
-
-
-class Journal:
-    """Finished batches in a file of JSON lines; a line cut short by a crash is ignored."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.done: dict[tuple[str, int], list[Answer]] = {}
-        if path.exists():
-            for line in path.read_text(encoding="utf-8").split("\n"):
-                try:
-                    entry = json.loads(line)
-                    answers = [(float(value), bool(greedy)) for value, greedy in entry["answers"]]
-                    self.done[entry["stage"], entry["batch"]] = answers
-                except (json.JSONDecodeError, KeyError, TypeError, ValueError):
-                    continue
-
-    def add(self, stage: str, batch: int, answers: Sequence[Answer]) -> None:
-        self.done[stage, batch] = list(answers)
-        line = json.dumps({"stage": stage, "batch": batch, "answers": [[v, int(g)] for v, g in answers]})
-        with self.path.open("a", encoding="utf-8") as file:
-            # a leading newline ends whatever a crash left on the last line
-            file.write(("" if file.tell() == 0 else "\n") + line)
-            file.flush()
-            os.fsync(file.fileno())
 
 
 @dataclass
@@ -104,9 +73,8 @@ class Scorer(HFLM):
         accepted = inspect.signature(getattr(model, "forward", model.__call__)).parameters
         self._options = {"use_cache": False} if "use_cache" in accepted else {}
         self._head: Any = None
-        self._head_checked = False
-        if model in _HEADS:
-            self._head, self._head_checked = _HEADS[model], True
+        if self.backend == "causal":
+            self._try_head()
 
     # -- tokens ----------------------------------------------------------------------------------------------
 
@@ -169,7 +137,6 @@ class Scorer(HFLM):
         return self._loglikelihood_tokens([(pair, *tokens) for pair, tokens in zip(pairs, encoded)])
 
     def _check_length(self, request: Any, tokens: int) -> None:
-        """Here the task and the item of a request are known; ``_rows`` sees its tokens only."""
         if 0 < tokens <= self.max_length:
             return
         saved = "" if self.journal is None else "; finished tasks are kept in partial/ and not scored again"
@@ -194,20 +161,6 @@ class Scorer(HFLM):
             context_len=1,
         )
         return [make_disjoint_window(window) for window in windows]
-
-    def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
-        if self.backend != "causal":
-            return super().loglikelihood_rolling(requests, disable_tqdm=disable_tqdm)
-        windows: list[Request] = []
-        owner: list[int] = []
-        for number, request in enumerate(requests):
-            for context, continuation in self.rolling_windows(request.args[0]):
-                windows.append((None, context, continuation))
-                owner.append(number)
-        totals = [0.0] * len(requests)
-        for number, (value, _) in zip(owner, self._loglikelihood_tokens(windows)):
-            totals[number] += value
-        return totals
 
     # -- scores ----------------------------------------------------------------------------------------------
 
@@ -238,15 +191,6 @@ class Scorer(HFLM):
         their tokens, so that the order does not depend on where a request came from."""
         rows: dict[tuple[int, ...], _Row] = {}
         for index, (_, context, continuation) in enumerate(requests):
-            if not continuation:
-                raise ValueError(
-                    f"a continuation must have at least one token, got none for {str(requests[index][0])[:80]!r}."
-                )
-            if len(continuation) > self.max_length:
-                raise ValueError(
-                    f"a continuation must fit the context of {self.max_length} tokens, got {len(continuation)} tokens: "
-                    "take a model with a longer context."
-                )
             tokens = (context + continuation)[self._lost(context, continuation) : -1]
             row = rows.setdefault(tuple(tokens), _Row(tokens, 0, []))
             row.scored = max(row.scored, len(continuation))
@@ -324,8 +268,6 @@ class Scorer(HFLM):
 
     def _logits(self, inputs: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """inputs (rows, width), positions (k,) in the flattened batch → logits (k, vocabulary)."""
-        if not self._head_checked:
-            self._check_head(inputs)
         if self._head is None:
             full = self.model(inputs, **self._options).logits
             return full.flatten(0, 1)[positions.to(full.device)]
@@ -340,22 +282,20 @@ class Scorer(HFLM):
         finally:
             hook.remove()
 
-    def _check_head(self, inputs: torch.Tensor) -> None:
+    @torch.inference_mode()
+    def _try_head(self) -> None:
         """Use the short way only where it gives what the model itself gives: some models do more after the head than
         act on each position by itself."""
-        self._head_checked = True
-        get = getattr(self.model, "get_output_embeddings", None)
-        head = get() if get is not None else None
+        head = getattr(self.model, "get_output_embeddings", lambda: None)()
         if not isinstance(head, torch.nn.Module):
             return
-        probe = inputs[:1, : min(4, inputs.shape[1])]
-        last = torch.tensor([probe.shape[1] - 1], device=self.device)
+        probe = torch.arange(min(4, self.max_length), device=self.device)[None] % self.vocab_size
         expected = self.model(probe, **self._options).logits[0, -1:]
         self._head = head
         try:
-            short = self._logits(probe, last)
+            short = self._logits(probe, torch.tensor([probe.shape[1] - 1], device=self.device))
+            same = short.shape == expected.shape and torch.allclose(short, expected, rtol=1e-2, atol=1e-2)
         except (RuntimeError, IndexError, ValueError):
-            short = None
-        if short is None or short.shape != expected.shape or not torch.allclose(short, expected, rtol=1e-2, atol=1e-2):
+            same = False
+        if not same:
             self._head = None
-        _HEADS[self.model] = self._head

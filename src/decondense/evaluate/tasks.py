@@ -8,11 +8,14 @@ left out, and ``Benchmark.fewshot_source`` says so.
 
 from __future__ import annotations
 
+import functools
 import gzip
+import io
 import json
 import lzma
 import os
 import re
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,17 +41,15 @@ class Benchmark:
     name: str
     tasks: dict[str, Any]
     shots: int
-    source: str
     fewshot_source: str
+    local: bool  # the rows come from a folder
 
 
 def shots_for(name: str, shots: str | int) -> int | None:
     """Examples before the question. ``None``: whatever lm-eval's definition of the task says."""
-    if isinstance(shots, str) and shots in PRESETS:
-        if shots == "zero":
-            return 0
-        if name not in PAPER:
-            return None
+    if shots in ("gpt2", "qwen3") and name not in PAPER:
+        return None
+    if shots in PRESETS:
         return PRESETS[shots] if name in FEWSHOT else 0
     try:
         number = int(shots)
@@ -82,10 +83,9 @@ def build(
                 started(name)
             leaves = leaves_of(name, index)
             tasks = {leaf: _task(name, leaf, index, folder) for leaf in leaves}
-            number = _set_shots(tasks.values(), wanted[name], seed)
+            number = max(_set_shots(task, wanted[name], seed) for task in tasks.values())
             sources = {_fewshot_source(task) for task in tasks.values()} if number else {"none"}
-            source = "hub" if folder is None else "folder"
-            benchmarks.append(Benchmark(name, tasks, number, source, ", ".join(sorted(sources))))
+            benchmarks.append(Benchmark(name, tasks, number, ", ".join(sorted(sources)), folder is not None))
     return benchmarks
 
 
@@ -107,12 +107,11 @@ def _task(name: str, leaf: str, index: dict[str, Any], folder: Path | None) -> A
         config.pop(key, None)
     if folder is not None:
         config |= _local(name, leaf, config, folder)
-    else:
-        if not hub_reachable():
-            raise OSError(
-                f"the data of task {leaf!r} ({config.get('dataset_path')}) is on the datasets hub, which cannot be "
-                "reached from here: give a folder with --data."
-            )
+    elif not hub_reachable():
+        raise OSError(
+            f"the data of task {leaf!r} ({config.get('dataset_path')}) is on the datasets hub, which cannot be "
+            "reached from here: give a folder with --data."
+        )
     try:
         task = ConfigurableTask(config=config)
     except Exception as error:  # rows without the fields of a template, or one of a dozen errors of the hub client
@@ -124,30 +123,22 @@ def _task(name: str, leaf: str, index: dict[str, Any], folder: Path | None) -> A
     return task
 
 
-def _set_shots(tasks: Any, wanted: int | None, seed: int) -> int:
+def _set_shots(task: Any, wanted: int | None, seed: int) -> int:
     """As ``lm_eval.simple_evaluate`` does it: a definition that says 0 keeps its 0 (its prompt has its own
     examples), and the sampler starts anew from the seed for every task."""
-    numbers = set()
-    for task in tasks:
-        own = task.get_config("num_fewshot")
-        number = own if own is not None and (wanted is None or own == 0) else (wanted or 0)
-        task.set_config(key="num_fewshot", value=number)
-        task.set_fewshot_seed(seed=seed)
-        numbers.add(number)
-        _enough_examples(task, number)
-    return max(numbers)
-
-
-def _enough_examples(task: Any, number: int) -> None:
-    if number == 0:
-        return
-    pool = inside.few_shot_split(task)
-    available = inside.example_count(task) - (1 if pool == _evaluated(task) else 0)
-    if number > available:
-        raise ValueError(
-            f"shots must be at most {available} for task {task.config.task!r}, whose split {pool!r} holds no more "
-            f"examples, got {number}."
-        )
+    own = task.get_config("num_fewshot")
+    number = own if own is not None and (wanted is None or own == 0) else (wanted or 0)
+    task.set_config(key="num_fewshot", value=number)
+    task.set_fewshot_seed(seed=seed)
+    if number:
+        pool = inside.few_shot_split(task)
+        available = inside.example_count(task) - (pool == _evaluated(task))
+        if number > available:
+            raise ValueError(
+                f"shots must be at most {available} for task {task.config.task!r}, whose split {pool!r} holds no more "
+                f"examples, got {number}."
+            )
+    return number
 
 
 def _evaluated(task: Any) -> str:
@@ -180,9 +171,9 @@ def bench_folder(data: str | Path | None, *, texts: str | Path | None = None) ->
     return folder
 
 
-def data_files(benchmarks: Sequence[Benchmark]) -> list[tuple[str, int, int]]:
-    """Path, size and time of change of every local file below the folders that the tasks read from."""
-    places = {str(task.config.dataset_path) for b in benchmarks if b.source == "folder" for task in b.tasks.values()}
+def data_files(benchmark: Benchmark) -> list[tuple[str, int, int]]:
+    """Path, size and time of change of every local file below the folders that its tasks read from."""
+    places = {str(task.config.dataset_path) for task in benchmark.tasks.values()} if benchmark.local else set()
     files = sorted(file for place in places for file in Path(place).rglob("*") if file.is_file())
     return [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
 
@@ -216,17 +207,15 @@ def _local(name: str, leaf: str, config: dict[str, Any], folder: Path) -> dict[s
 
 def _split_file(place: Path, leaf: str, split: str) -> Path | None:
     """``dev_r2`` of the task ``anli_r2`` may also be called ``dev``."""
-    stems = [split]
-    parts = leaf.split("_")
-    for number in range(1, len(parts)):
-        ending = "_" + "_".join(parts[number:])
-        if split.endswith(ending):
-            stems.append(split.removesuffix(ending))
+    endings = [leaf[at:] for at, letter in enumerate(leaf) if letter == "_"]
+    stems = [split, *(split.removesuffix(ending) for ending in endings if split.endswith(ending))]
     files = (place / f"{stem}{kind}{packed}" for stem in stems for kind in ENDINGS for packed in ("", ".gz", ".xz"))
     return next((file for file in files if file.is_file()), None)
 
 
-_ROWS: dict[tuple[str, int, int], list[dict[str, Any]]] = {}
+@functools.lru_cache(maxsize=2)  # mmlu is one file for 57 tasks: read it once
+def _rows(file: Path, size: int, changed: int) -> list[dict[str, Any]]:
+    return read_rows(file)
 
 
 def _dataset(files: dict[str, Path], subset: str | None, is_member: bool) -> dict[str, Any]:
@@ -234,14 +223,7 @@ def _dataset(files: dict[str, Path], subset: str | None, is_member: bool) -> dic
 
     splits = {}
     for split, file in files.items():
-        stat = file.stat()
-        key = (str(file), stat.st_size, stat.st_mtime_ns)
-        if key not in _ROWS:
-            # mmlu is one file for 57 tasks: read it once, but do not hold more than the last two.
-            for old in list(_ROWS)[:-1]:
-                del _ROWS[old]
-            _ROWS[key] = read_rows(file)
-        rows = _ROWS[key]
+        rows = _rows(file, file.stat().st_size, file.stat().st_mtime_ns)
         column = next((c for c in SUBSET_COLUMNS if rows and c in rows[0]), None)
         if is_member and subset is not None and column is not None:
             rows = [row for row in rows if row[column] == subset]
@@ -259,8 +241,6 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
         with opened(file, "rb") as stream:
             content = stream.read()
         if kind == ".parquet":
-            import io
-
             import pyarrow.parquet
 
             rows = pyarrow.parquet.read_table(io.BytesIO(content)).to_pylist()
@@ -268,7 +248,7 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
             rows = json.loads(content)
         else:
             rows = [json.loads(line) for line in re.split(rb"\r?\n", content) if line.strip()]
-    except (EOFError, OSError, lzma.LZMAError, ValueError) as error:
+    except (EOFError, OSError, lzma.LZMAError, zlib.error, ValueError, RecursionError) as error:
         raise ValueError(f"{str(file)!r} could not be read as rows: {error}; the file is damaged.") from error
     if not rows or not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"{str(file)!r} must hold one object per item: it holds none, or something else.")

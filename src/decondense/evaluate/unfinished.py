@@ -1,17 +1,48 @@
-"""What an evaluation has done so far, so that it can go on after an interruption."""
+"""What an evaluation has done so far, so that it can go on after an interruption. What is damaged is done again."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..files import write_text
+from ..records import Damaged
 from .items import Item, read_items, write_items
 
-__all__ = ["Parts"]
+__all__ = ["Journal", "Parts"]
+
+
+class Journal:
+    """Finished batches in a file, a line each: a checksum and [stage, batch, answers] in JSON. A line that a crash cut
+    short, or that was damaged, does not count."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.done: dict[tuple[str, int], list[tuple[float, bool]]] = {}
+        lines = path.read_bytes().split(b"\n") if path.exists() else []
+        for checksum, _, line in (line.partition(b" ") for line in lines):
+            if line and checksum == _checksum(line):
+                stage, batch, answers = json.loads(line)
+                self.done[stage, batch] = [(value, bool(greedy)) for value, greedy in answers]
+
+    def add(self, stage: str, batch: int, answers: Sequence[tuple[float, bool]]) -> None:
+        self.done[stage, batch] = list(answers)
+        line = json.dumps([stage, batch, [[value, int(greedy)] for value, greedy in answers]]).encode()
+        with self.path.open("ab") as file:
+            # a leading newline ends whatever a crash left on the last line
+            file.write(b"\n" + _checksum(line) + b" " + line)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _checksum(line: bytes) -> bytes:
+    return b"%08x" % zlib.crc32(line)
 
 
 class Parts:
@@ -24,22 +55,22 @@ class Parts:
         if folder is None:
             return
         stamp = json.dumps(settings, sort_keys=True, default=str)
-        if folder.exists():
-            file = folder / "settings.json"
-            if not file.exists() or file.read_text(encoding="utf-8") != stamp:
-                shutil.rmtree(folder)
+        file = folder / "settings.json"
+        if folder.exists() and (not file.exists() or file.read_bytes() != stamp.encode()):
+            shutil.rmtree(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "settings.json", stamp)
+        write_text(file, stamp)
 
-    def journal(self) -> Any:
-        from .scorer import Journal
-
+    def journal(self) -> Journal | None:
         return None if self.folder is None else Journal(self.folder / "batches.jsonl")
 
     def finished(self, name: str, data: Any) -> list[Item] | None:
         """The items of a benchmark that was scored on ``data``, the files and times it was read from."""
         file = self._file(name, data)
-        return read_items(file) if file is not None and file.exists() else None
+        try:
+            return read_items(file) if file is not None else None
+        except (FileNotFoundError, Damaged):
+            return None
 
     def keep(self, name: str, data: Any, items: list[Item]) -> None:
         file = self._file(name, data)

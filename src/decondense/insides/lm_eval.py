@@ -22,7 +22,7 @@ from . import Moved, attribute, member
 _NAME = r"""["']?([\w.()-]+)["']?"""
 NAME = re.compile(rf"""^["']?(?:task|group|tag)["']?\s*:\s*{_NAME}\s*(?:#.*)?$""", re.MULTILINE)
 TAGS = re.compile(rf"""^["']?tag["']?\s*:[ \t]*\n((?:\s*-\s*{_NAME}[ \t]*\n)+)""", re.MULTILINE)
-OVERRIDDEN = ("_loglikelihood_tokens", "loglikelihood", "loglikelihood_rolling", "prefix_token_id", "max_length")
+OVERRIDDEN = ("_loglikelihood_tokens", "loglikelihood", "prefix_token_id", "max_length")
 
 
 # -- names of tasks ------------------------------------------------------------------------------------------
