@@ -64,9 +64,13 @@ def agreement_cloud() -> str:
 
 def losses() -> str:
     """Every registered loss."""
-    from decondense.losses.registry import table
+    from decondense.losses.registry import SOURCES, registered
 
-    return table()
+    lines = ["| loss | what it is | from | presets |", "| --- | --- | --- | --- |"]
+    for name, entry in registered().items():
+        presets = ", ".join(entry.presets) or "–"
+        lines.append(f"| `{name}` | {entry.about} | {SOURCES[entry.source]}: {entry.reference} | {presets} |")
+    return "\n".join(lines) + "\n"
 
 
 def losses_cpu() -> str:

@@ -7,7 +7,6 @@ pairs are formed inside it and never across the batch.
 
 from __future__ import annotations
 
-import math
 import sys
 
 import torch
@@ -114,20 +113,27 @@ def enough(n: Tensor, value: Tensor) -> Tensor:
     return torch.where(n >= 2, value, 0)
 
 
-def angle(c: Tensor, clamp: float) -> tuple[Tensor, Tensor]:
-    """The angular distance D = arccos(c)/π in [0, 1] and −dD/dc = 1/(π √(1 − c²)), at c limited to ±(1 − clamp).
+def limited(c: Tensor, clamp: float, *, hard: bool) -> Tensor:
+    """Cosines within ±(1 − clamp). Straight-through, a gradient passes as if nothing had happened; hard, none does.
 
-    Straight-through: where the limit bites the distance saturates, and the slope is the one at the boundary.
-    The limit stays one rounding step away from ±1, where the slope is infinite.
+    The limit stays one rounding step away from ±1, where the slope of the arccosine is infinite.
     """
     bound = 1 - max(clamp, torch.finfo(c.dtype).eps)
-    c = c.clamp(-bound, bound)
-    return torch.arccos(c) / math.pi, torch.rsqrt(1 - c * c) / math.pi
+    inside = c.clamp(-bound, bound)
+    return inside if hard else inside.detach() + (c - c.detach())
 
 
-def outside(c: Tensor, clamp: float) -> Tensor:
-    """Where a hard clamp has no gradient."""
-    return c.abs() > 1 - clamp
+def arc(c: Tensor, clamp: float, *, hard: bool) -> tuple[Tensor, Tensor]:
+    """θ = arccos(c) and −dθ/dc = 1/√(1 − c²) of a tile of cosines, which it may overwrite, limited as in `limited`.
+
+    Straight-through, where the limit bites the angle saturates, and the slope is the one at the boundary.
+    """
+    flat = c.abs() > 1 - clamp if hard else None
+    bound = 1 - max(clamp, torch.finfo(c.dtype).eps)
+    c = c.clamp_(-bound, bound)
+    angle = torch.arccos(c)
+    slope = c.square_().neg_().add_(1).rsqrt_()
+    return angle, slope if flat is None else slope.masked_fill_(flat, 0)
 
 
 def centred(z: Tensor, weight: Tensor | None, n: Tensor) -> Tensor:

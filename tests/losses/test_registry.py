@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,17 +14,15 @@ from decondense import losses
 from decondense.losses import registry
 from decondense.train import recipe_from
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 FILE = """
 from decondense.losses import register
-from decondense.losses.options import finish
 
 
 @register("mean of the squares", source="rival", reference="Nobody 2030", presets={"paper": {"scale": 2.0}})
-def toy(z, mask=None, *, scale: float = 1.0, reduction: str = "mean"):
+def toy(z, mask=None, *, scale: float = 1.0):
     if scale <= 0:
         raise ValueError(f"scale must be positive, got {scale}: leave it out.")
-    return finish(scale * z.square().mean((1, 2)), mask, reduction)
+    return scale * z.square().mean((1, 2))
 """
 
 
@@ -48,7 +45,12 @@ def test_one_file_is_enough(toy):
     assert values.shape == (2, 2)
     assert cosines is None
     assert list(losses.registered("rival")).count("toy") == 1
-    assert "| `toy` | mean of the squares | the literature: Nobody 2030 | paper |" in registry.table()
+    assert losses.toy(z, torch.eye(2, 5), reduction="none").tolist() == [0, 0]  # no two tokens count
+    assert losses.toy(z, max_tokens=2) != losses.toy(z)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'size'"):
+        losses.toy(z, size=1)
+    with pytest.raises(ValueError, match="reduction must be one of"):
+        losses.toy(z, reduction="sum")
     model = {"architecture": "llama", "tokenizer": "bytes"}
     recipe = recipe_from({"name": "toy", "model": model, "loss": {"name": "toy", "options": {"scale": 3.0}}})
     assert recipe.loss.name == "toy"
@@ -57,7 +59,7 @@ def test_one_file_is_enough(toy):
 
 
 def test_a_name_is_taken_once(toy):
-    def dispersion(z, mask=None, *, reduction="mean"): ...
+    def dispersion(z, mask=None): ...
 
     with pytest.raises(ValueError, match=r"a second 'dispersion' in .* beside decondense\.losses\.dispersion: rename"):
         losses.register("another", source="rival", reference="Nobody")(dispersion)
@@ -72,13 +74,11 @@ def test_every_loss_of_the_package_is_registered():
         assert getattr(losses, name) is entry.function
         assert entry.about
         assert entry.reference
+        assert {"max_tokens", "shared_sample", "generator", "reduction"} <= set(entry.options)
+        with pytest.raises(TypeError, match="unexpected keyword argument 'tua'"):  # not swallowed by **common
+            entry.function(torch.randn(1, 3, 2), tua=1.0)
         for preset in entry.presets:
             assert losses.get(name, preset=preset).keywords == dict(entry.presets[preset])
-
-
-def test_the_table_in_the_documents():
-    """benchmarks/tables.py --check, which test_docs.py runs, compares the text; here: that it is asked to."""
-    assert "<!-- table: losses -->" in (ROOT / "docs" / "method.md").read_text()
 
 
 @pytest.mark.parametrize(

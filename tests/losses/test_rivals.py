@@ -111,15 +111,6 @@ def test_pooled_covariance_is_that_of_the_tokens_that_count():
         losses.pooled_covariance(z, torch.eye(3, 9, dtype=torch.bool) & (torch.arange(3) == 0)[:, None])
 
 
-def test_uniformity_is_dispersion_by_cosine():
-    """exp(−t‖u − v‖²) = exp(2tc) exp(−2t): Wang & He's D = −cosine at τ = 1/(2t), without the diagonal."""
-    z = cloud((2, 9, 5)).requires_grad_()
-    a = losses.uniformity(z, t=1.25)
-    b = losses.dispersion(z, distance="cosine", tau=0.4, eps=0.0) - 2.5
-    torch.testing.assert_close(a, b)
-    torch.testing.assert_close(gradient(a, z), gradient(b, z))
-
-
 def test_cosreg_points_where_first_order_dispersion_points():
     z = cloud((1, 9, 5)).requires_grad_()
     a = gradient(losses.cosreg(z), z).flatten()

@@ -10,18 +10,20 @@ axis="feature" and pairs="sum", times λ.
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from torch import Tensor
 
 from .decorrelation import decorrelation
-from .registry import register
+from .registry import Common, register
 
 
 @register("squared correlations of the features", source="rival", reference="Zbontar et al. 2021, arXiv 2103.03230")
 def barlow_twins(
-    z: Tensor, mask: Tensor | None = None, *, redundancy_weight: float = 5e-3, reduction: str = "mean"
+    z: Tensor, mask: Tensor | None = None, *, redundancy_weight: float = 5e-3, **common: Unpack[Common]
 ) -> Tensor:
     """Redundancy of the features of hidden states z (batch, tokens, width): a scalar, or (batch,) unreduced.
 
     redundancy_weight is λ. A feature without variance has no correlation and counts as 0.
     """
-    return redundancy_weight * decorrelation(z, mask, axis="feature", pairs="sum", reduction=reduction)
+    return redundancy_weight * decorrelation(z, mask, axis="feature", pairs="sum", reduction="none")

@@ -9,21 +9,20 @@ number of pairs, a factor of 1 − 1/n; Rudman & Eickhoff 2023 apply it to hidde
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from torch import Tensor
 
-from .. import geometry
 from .moments import mean_cosine
-from .options import finish
-from .registry import register
+from .registry import Common, register
 
 
 @register(
     "mean cosine of the pairs", source="rival", reference="Gao et al. 2019, arXiv 1907.12009", aliases=("cos_reg",)
 )
-def cosreg(z: Tensor, mask: Tensor | None = None, *, backend: str = "auto", reduction: str = "mean") -> Tensor:
+def cosreg(z: Tensor, mask: Tensor | None = None, *, backend: str = "auto", **common: Unpack[Common]) -> Tensor:
     """Mean cosine of hidden states z (batch, tokens, width): a scalar in [−1, 1], or (batch,) unreduced.
 
     A vector of zeros has no direction and counts as orthogonal to all others; backend as in `dispersion`.
     """
-    mask = geometry.check_states(z, mask)
-    return finish(mean_cosine(z, mask, eps=0.0, backend=backend), mask, reduction)
+    return mean_cosine(z, mask, backend=backend)

@@ -15,14 +15,16 @@ square of the width.
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 from torch import Tensor
 
 from .. import geometry
 from .moments import two_moments
-from .options import check_choice, finish
-from .registry import register
-from .sampling import RELEASED_SAMPLE, sample
+from .options import check_choice
+from .registry import Common, register
+from .sampling import RELEASED_SAMPLE
 
 
 @register(
@@ -42,20 +44,15 @@ def decorrelation(
     axis: str = "token",
     pairs: str = "mean",
     diagonal: bool = False,
-    max_tokens: int | None = None,
-    shared_sample: bool = False,
-    generator: torch.Generator | None = None,
-    reduction: str = "mean",
+    **common: Unpack[Common],
 ) -> Tensor:
     """Decorrelation loss of hidden states z (batch, tokens, width): a scalar, or (batch,) unreduced.
 
     `diagonal=True` adds the correlations of each vector with itself, which are all 1. A vector without
     variance has no correlation and counts as 0.
     """
-    mask = geometry.check_states(z, mask)
     check_choice("axis", axis, ("token", "feature"))
     check_choice("pairs", pairs, ("mean", "sum"))
-    z, mask = sample(z, mask, max_tokens, shared=shared_sample, generator=generator)
     z, weight, n = geometry.keep(z, mask)
     if axis == "token":
         z = z - z.mean(-1, keepdim=True)
@@ -68,5 +65,4 @@ def decorrelation(
     total = value * geometry.pair_count(items)
     if diagonal:
         total = total + items
-    value = total if pairs == "sum" else total / geometry.pair_count(items, diagonal=diagonal).clamp_min(1)
-    return finish(value, mask, reduction)
+    return total if pairs == "sum" else total / geometry.pair_count(items, diagonal=diagonal).clamp_min(1)

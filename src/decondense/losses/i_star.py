@@ -18,14 +18,15 @@ cloud, as for the other losses. With n tokens C has rank n − 1 at most: withou
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 from torch import Tensor
 
 from .. import geometry
 from .covariance import off_diagonal_power
-from .options import finish
 from .pairs import full_precision
-from .registry import register
+from .registry import Common, register
 
 
 @register(
@@ -40,7 +41,7 @@ def i_star(
     *,
     shrinkage: float = 0.0,
     target: Tensor | None = None,
-    reduction: str = "mean",
+    **common: Unpack[Common],
 ) -> Tensor:
     """1 − IsoScore* of hidden states z (batch, tokens, width): a scalar in [0, 1], or (batch,) unreduced.
 
@@ -49,7 +50,6 @@ def i_star(
 
     Tokens that differ by no more than rounding have no shape: the value is 1, that of a line, and the gradient 0.
     """
-    mask = geometry.check_states(z, mask)
     _check(shrinkage, target, z.shape[2])
     z, weight, n = geometry.keep(z, mask)
     x = _shape(z, geometry.centred(z, weight, n), scale=shrinkage == 0)
@@ -62,8 +62,7 @@ def i_star(
         trace, power = _shrunk(x, freedom, trace, power, shrinkage, target)
     empty = power == 0
     ratio = torch.where(empty, 1, trace.square() / torch.where(empty, 1, power))
-    value = (width - ratio) / (width - 1) if width > 1 else 0 * ratio  # one feature is isotropic
-    return finish(value, mask, reduction)
+    return (width - ratio) / (width - 1) if width > 1 else 0 * ratio  # one feature is isotropic
 
 
 def _shape(z: Tensor, x: Tensor, *, scale: bool) -> Tensor:

@@ -12,15 +12,14 @@ the same state not at all, as they have no direction to part in. Where a text re
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from .. import geometry
-from .options import finish
 from .pairs import Stored, apply, tiles
-from .registry import register
-from .sampling import sample
+from .registry import Common, register
 
 
 @register(
@@ -33,21 +32,15 @@ def koleo(
     mask: Tensor | None = None,
     *,
     eps: float = 1e-8,
-    max_tokens: int | None = None,
-    shared_sample: bool = False,
-    generator: torch.Generator | None = None,
-    reduction: str = "mean",
+    **common: Unpack[Common],
 ) -> Tensor:
     """KoLeo loss of hidden states z (batch, tokens, width): a scalar, or (batch,) unreduced.
 
     eps is the ε inside the logarithm: two tokens at a distance under it count as one. A vector of zeros has no
-    direction and stays at the origin, one away from all others; max_tokens, shared_sample and generator as in
-    `dispersion`.
+    direction and stays at the origin, one away from all others.
     """
-    mask = geometry.check_states(z, mask)
     geometry.check_positive("eps", eps)
-    z, mask = sample(z, mask, max_tokens, shared=shared_sample, generator=generator)
-    return finish(apply(_Nearest(eps), z, mask), mask, reduction)
+    return apply(_Nearest(eps), z, mask)
 
 
 @dataclass(frozen=True)

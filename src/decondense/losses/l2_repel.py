@@ -11,15 +11,16 @@ diagonal. With it the repulsion has no gradient at all there, and only the norm 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from .. import geometry
-from .options import check_choice, finish
+from .options import check_choice
 from .pairs import Stored, apply, tiles
-from .registry import register
-from .sampling import RELEASED_SAMPLE, sample
+from .registry import Common, register
+from .sampling import RELEASED_SAMPLE
 
 
 @register(
@@ -42,23 +43,18 @@ def l2_repel(
     pairs: str = "mean",
     diagonal: bool = False,
     constant: float = 0.0,
-    max_tokens: int | None = None,
-    shared_sample: bool = False,
-    generator: torch.Generator | None = None,
-    reduction: str = "mean",
+    **common: Unpack[Common],
 ) -> Tensor:
     """ℓ2-repel loss of hidden states z (batch, tokens, width): a scalar, or (batch,) unreduced.
 
     tau          temperature; squared distances of hidden states are large, so 1.0 looks at nearest pairs only.
     norm_weight  λ_norm; `norm="mean"` weighs the mean of z², `norm="sum"` the paper's ‖Z‖².
     pairs        "mean": log of the mean over pairs; "sum": log of the sum, as the paper writes it.
-    diagonal, constant, max_tokens, shared_sample, generator: as in `dispersion`.
+    diagonal, constant: as in `dispersion`.
     """
-    mask = geometry.check_states(z, mask)
     geometry.check_positive("tau", tau)
     check_choice("norm", norm, ("mean", "sum"))
     check_choice("pairs", pairs, ("mean", "sum"))
-    z, mask = sample(z, mask, max_tokens, shared=shared_sample, generator=generator)
     value = apply(_Repulsion(tau=tau, diagonal=diagonal), z, mask)
     full, _, n = geometry.keep(z, mask)
     if pairs == "mean":
@@ -66,7 +62,7 @@ def l2_repel(
     if norm_weight:
         square = full.square().sum((1, 2))
         value = value + norm_weight * (square if norm == "sum" else square / (n * z.shape[2]))
-    return finish(value + constant, mask, reduction)
+    return value + constant
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the losses share around their mathematics: checked choices, and the mean over sequences."""
+"""What the losses share around their mathematics: checked choices, and the choice of a kernel."""
 
 from __future__ import annotations
 
@@ -41,11 +41,3 @@ def fused(z: Tensor, backend: str, *, tau: float = 1.0) -> bool:
             f"{tau}: use backend='auto'."
         )
     return fits
-
-
-def finish(value: Tensor, mask: Tensor | None, reduction: str) -> Tensor:
-    """The mean over the sequences of values (batch,), 0 for those with fewer than two tokens that count."""
-    check_choice("reduction", reduction, ("mean", "none"))
-    if mask is not None:
-        value = torch.where(mask.bool().sum(1) >= 2, value, 0)
-    return value.mean() if reduction == "mean" else value

@@ -7,17 +7,18 @@ Source: Liu et al. 2026, table of variants; with D = −cosine it is the hinge f
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Unpack
 
-import torch
 from torch import Tensor
 
 from .. import geometry
 from . import pairs
 from .dispersion import DISTANCES
-from .options import check_choice, finish, fused
-from .registry import register
-from .sampling import RELEASED_SAMPLE, sample
+from .options import check_choice, fused
+from .registry import Common, register
+from .sampling import RELEASED_SAMPLE
 
 
 @register(
@@ -40,21 +41,16 @@ def orthogonalization(
     hard_clamp: bool = False,
     distance: str = "angular",
     diagonal: bool = False,
-    max_tokens: int | None = None,
-    shared_sample: bool = False,
-    generator: torch.Generator | None = None,
     backend: str = "auto",
-    reduction: str = "mean",
+    **common: Unpack[Common],
 ) -> Tensor:
     """Orthogonalization loss of hidden states z (batch, tokens, width): a scalar, or (batch,) unreduced.
 
     The options that it shares with `dispersion` mean the same there. The straight-through clamp is what we
     recommend: the hard clamp of Algorithm 1 cannot separate tokens that have already collapsed.
     """
-    mask = geometry.check_states(z, mask)
     geometry.check_clamp(clamp)
     check_choice("distance", distance, DISTANCES)
-    z, mask = sample(z, mask, max_tokens, shared=shared_sample, generator=generator)
     routine: pairs.Routine
     if fused(z, backend):
         curve = "orthogonalization" if distance == "angular" else "orthogonalization_cosine"
@@ -64,7 +60,7 @@ def orthogonalization(
     else:
         hinge = Hinge(margin=margin, clamp=clamp, hard_clamp=hard_clamp, distance=distance)
         routine = pairs.CosinePairs(curve=hinge, log=False, eps=eps, diagonal=diagonal)
-    return finish(pairs.apply(routine, z, mask), mask, reduction)
+    return pairs.apply(routine, z, mask)
 
 
 @dataclass(frozen=True)
@@ -80,8 +76,6 @@ class Hinge:
         if self.distance == "cosine":
             gap = (c + self.margin).clamp_min_(0)
             return gap.square(), 2 * gap
-        flat = geometry.outside(c, self.clamp) if self.hard_clamp else None
-        distance, slope = geometry.angle(c, self.clamp)
-        gap = (self.margin - distance).clamp_min_(0)
-        slope = slope.mul_(gap).mul_(2)
-        return gap.square_(), slope if flat is None else slope.masked_fill_(flat, 0)
+        angle, slope = geometry.arc(c, self.clamp, hard=self.hard_clamp)
+        gap = angle.div_(math.pi).neg_().add_(self.margin).clamp_min_(0)
+        return gap.square(), slope.div_(math.pi).mul_(gap).mul_(2)

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from .. import geometry
-from .options import finish
 from .pairs import Stored, apply, tiles
-from .registry import register
-from .sampling import RELEASED_SAMPLE, sample
+from .registry import Common, register
+from .sampling import RELEASED_SAMPLE
 
 
 @register(
@@ -32,21 +32,15 @@ def perplexity_entropy(
     *,
     tau: float = 1.0,
     eps: float = 1e-2,
-    max_tokens: int | None = None,
-    shared_sample: bool = False,
-    generator: torch.Generator | None = None,
-    reduction: str = "mean",
+    **common: Unpack[Common],
 ) -> Tensor:
     """Perplexity entropy of hidden states z (batch, tokens, width): a scalar, or (batch,) unreduced.
 
-    tau is the temperature of the squared distances, eps the ε inside the logarithm; max_tokens, shared_sample
-    and generator as in `dispersion`.
+    tau is the temperature of the squared distances, eps the ε inside the logarithm.
     """
-    mask = geometry.check_states(z, mask)
     geometry.check_positive("tau", tau)
     geometry.check_positive("eps", eps)
-    z, mask = sample(z, mask, max_tokens, shared=shared_sample, generator=generator)
-    return finish(apply(_Neighbours(tau=tau, eps=eps), z, mask), mask, reduction)
+    return apply(_Neighbours(tau=tau, eps=eps), z, mask)
 
 
 @dataclass(frozen=True)

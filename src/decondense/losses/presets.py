@@ -36,14 +36,10 @@ class Loss(nn.Module):
 
         A row of single tokens has no pair and counts as 0.
         """
-        device = states[0].device
         if states[0].shape[1] < 2:
-            return torch.zeros(len(states), states[0].shape[0], device=device), None
+            return torch.zeros(len(states), states[0].shape[0], device=states[0].device), None
         masks = [None if mask is None else mask.to(z.device) for z in states]
-        together = registered()[self.name].layers
-        if together is not None:
-            return together(states, masks, **self.keywords)
-        return torch.stack([self(z, m, reduction="none").to(device) for z, m in zip(states, masks)]), None
+        return registered()[self.name].over_layers(states, masks, **self.keywords)
 
     def check(self) -> None:
         """Refuse a keyword with an impossible value now, not in the first step of a training run."""

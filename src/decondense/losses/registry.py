@@ -1,74 +1,171 @@
 """Which losses there are. A loss is one file with one registered function; the rest follows from the registration.
 
     @register("1 minus something", source="rival", reference="Somebody 2030, arXiv 3001.00001")
-    def my_loss(z, mask=None, *, tau=1.0, reduction="mean"): ...
+    def my_loss(z, mask=None, *, tau=1.0, **common: Unpack[Common]): ...
 
 is enough for `losses.my_loss`, `losses.get("my_loss")`, recipes and the command line, the study of variants, and the
 table in docs/method.md. Files in this folder are found by themselves; any other module registers when it is imported.
+
+What is written is the value of each sequence, (batch,), for states that have been checked; the registration adds what
+all losses share: the options of `Common`, 0 for a sequence with fewer than two tokens that count, and the mean.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypedDict
 
+import torch
 from torch import Tensor
 
+from .. import geometry
 from .options import check_choice
+from .sampling import RELEASED_SAMPLE, sample
 
 SOURCES = {"paper": "the paper", "released": "its released code", "rival": "the literature"}
-Function = TypeVar("Function", bound=Callable[..., Tensor])
+P = ParamSpec("P")
+
+
+class Common(TypedDict, total=False):
+    """The options of every loss.
+
+    max_tokens     with more tokens than this a random subset is used (256 for `estimator="sampled"`)
+    shared_sample  draw one set of positions for the whole batch
+    generator      where the draw comes from
+    reduction      "mean" over the sequences, or "none": (batch,)
+    """
+
+    max_tokens: int | None
+    shared_sample: bool
+    generator: torch.Generator | None
+    reduction: str
+
+
+DEFAULTS = {"max_tokens": None, "shared_sample": False, "generator": None, "reduction": "mean"}
+
+
+class OfMoments(NamedTuple):
+    """What a loss may return instead of its values: a curve of moments (batch,) of the cosines, the mean first.
+
+    The curve is applied to all layers together: on a GPU its dozen of tiny operations would otherwise cost more than
+    the sums over the tokens.
+    """
+
+    curve: Callable[..., Tensor]
+    moments: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
 class Entry:
     """A registered loss.
 
-    function   of z (batch, tokens, width), mask (batch, tokens) and keywords, `reduction` among them: a scalar
+    written    of z (batch, tokens, width), mask (batch, tokens) and its own keywords: (batch,), or `OfMoments`
     about      what it is, in one line, for the table of the documents
     source     "paper", "released" or "rival"
     reference  where it was published
     presets    keywords under the name of a preset (`presets.PRESETS`)
-    layers     the same for many layers at once, if that is cheaper: (states, masks, **keywords) → values and mean
-               cosines, each (layers, batch), the second None where unknown
     """
 
-    function: Callable[..., Tensor]
+    written: Callable[..., Tensor | OfMoments]
     about: str
     source: str
     reference: str
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     aliases: tuple[str, ...] = ()
-    layers: Callable[..., tuple[Tensor, Tensor | None]] | None = None
 
     @property
     def name(self) -> str:
-        return self.function.__name__
+        return self.written.__name__
 
     @property
     def options(self) -> list[str]:
         return [name for name in inspect.signature(self.function).parameters if name not in ("z", "mask")]
 
+    @functools.cached_property
+    def function(self) -> Callable[..., Tensor]:
+        """The loss as it is called: a scalar, or (batch,) with `reduction="none"`."""
+        signature = inspect.signature(self.written)
+        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        common = [
+            inspect.Parameter(
+                key, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=Common.__annotations__[key]
+            )
+            for key, value in DEFAULTS.items()
+        ]
+        signature = signature.replace(parameters=[*own, *common])
+
+        @functools.wraps(self.written)
+        def function(z: Tensor, mask: Tensor | None = None, *, reduction: str = "mean", **options: Any) -> Tensor:
+            if wrong := options.keys() - signature.parameters.keys():  # which `**common` would swallow
+                raise TypeError(f"{self.name}() got an unexpected keyword argument {min(wrong)!r}")
+            check_choice("reduction", reduction, ("mean", "none"))
+            values = self.over_layers([z], [mask], **options)[0][0]
+            return values.mean() if reduction == "mean" else values
+
+        function.__signature__ = signature  # type: ignore[attr-defined]
+        return function
+
+    def over_layers(
+        self,
+        states: Sequence[Tensor],
+        masks: Sequence[Tensor | None],
+        *,
+        max_tokens: int | None = None,
+        shared_sample: bool = False,
+        generator: torch.Generator | None = None,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Values (layers, batch), on the device of the first layer, and mean cosines where they come for nothing."""
+        if max_tokens is None and options.get("estimator") == "sampled":
+            max_tokens = RELEASED_SAMPLE["max_tokens"]
+        split = options.get("process_group") is not None
+        if split and max_tokens is not None:
+            raise ValueError(
+                f"process_group needs all tokens, got max_tokens={max_tokens}: samples do not cross ranks."
+            )
+        masks = [geometry.check_states(z, mask) for z, mask in zip(states, masks)]
+        layers = [sample(*layer, max_tokens, shared=shared_sample, generator=generator) for layer in zip(states, masks)]
+        parts = [self.written(z, mask, **options) for z, mask in layers]
+        several = {id(mask): mask.sum(1) >= 2 for _, mask in layers if mask is not None}  # most layers share a mask
+        later = [part for part in parts if isinstance(part, OfMoments)]
+        cosines = None
+        if later:
+            cosines, *rest = (_stack(moment) for moment in zip(*(part.moments for part in later)))
+            values = later[0].curve(cosines, *rest)
+        else:
+            values = _stack([part for part in parts if isinstance(part, Tensor)])
+        if several and not split:  # the tokens of a split sequence are counted over the ranks
+            values = torch.where(_stack([several[id(mask)] for _, mask in layers]), values, 0)
+        return values, cosines
+
+
+def _stack(values: Sequence[Tensor]) -> Tensor:
+    """(layers, batch) on the device of the first layer."""
+    return torch.stack([value.to(values[0].device) for value in values])
+
 
 _entries: dict[str, Entry] = {}
 
 
-def register(about: str, *, source: str, reference: str, **rest: Any) -> Callable[[Function], Function]:
+def register(
+    about: str, *, source: str, reference: str, **rest: Any
+) -> Callable[[Callable[P, Tensor | OfMoments]], Callable[P, Tensor]]:
     """Decorator: the function below is a loss. Arguments as in `Entry`."""
     check_choice("source", source, SOURCES)
 
-    def add(function: Function) -> Function:
-        entry = Entry(function, about, source, reference, **rest)
+    def add(written: Callable[P, Tensor | OfMoments]) -> Callable[P, Tensor]:
+        entry = Entry(written, about, source, reference, **rest)
         other = _entries.get(entry.name)
-        if other is not None and other.function.__module__ != function.__module__:
+        if other is not None and other.written.__module__ != written.__module__:
             raise ValueError(
-                f"a loss must have a name of its own, got a second {entry.name!r} in {function.__module__} beside "
-                f"{other.function.__module__}: rename the function."
+                f"a loss must have a name of its own, got a second {entry.name!r} in {written.__module__} beside "
+                f"{other.written.__module__}: rename the function."
             )
         _entries[entry.name] = entry
-        return function
+        return entry.function
 
     return add
 
@@ -78,12 +175,3 @@ def registered(source: str | None = None) -> dict[str, Entry]:
     order = list(SOURCES)
     names = sorted(_entries, key=lambda name: (order.index(_entries[name].source), name != "dispersion", name))
     return {name: _entries[name] for name in names if source in (None, _entries[name].source)}
-
-
-def table() -> str:
-    """The losses as a table in Markdown, for docs/method.md."""
-    lines = ["| loss | what it is | from | presets |", "| --- | --- | --- | --- |"]
-    for name, entry in registered().items():
-        presets = ", ".join(entry.presets) or "–"
-        lines.append(f"| `{name}` | {entry.about} | {SOURCES[entry.source]}: {entry.reference} | {presets} |")
-    return "\n".join(lines) + "\n"

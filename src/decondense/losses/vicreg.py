@@ -13,13 +13,14 @@ covariance term grows with the fourth power of their scale, so the weight must b
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 from torch import Tensor
 
 from .. import geometry
 from .covariance import off_diagonal_power
-from .options import finish
-from .registry import register
+from .registry import Common, register
 
 
 @register(
@@ -35,14 +36,13 @@ def vicreg(
     covariance_weight: float = 1.0,
     gamma: float = 1.0,
     eps: float = 1e-4,
-    reduction: str = "mean",
+    **common: Unpack[Common],
 ) -> Tensor:
     """Variance and covariance terms of hidden states z (batch, tokens, width): a scalar, or (batch,) unreduced.
 
     variance_weight μ and covariance_weight ν weigh the two terms (0 leaves one out), gamma is the standard deviation
     from which on a feature is left alone, eps keeps the slope of the root finite at a constant feature.
     """
-    mask = geometry.check_states(z, mask)
     geometry.check_positive("gamma", gamma)
     geometry.check_positive("eps", eps)
     z, weight, n = geometry.keep(z, mask)
@@ -51,4 +51,4 @@ def vicreg(
     variance = x.square().sum(1) / freedom[:, None]
     hinge = (gamma - torch.sqrt(variance + eps)).clamp_min(0).mean(1)
     covariance = off_diagonal_power(x) / (freedom.square() * z.shape[2])
-    return finish(variance_weight * hinge + covariance_weight * covariance, mask, reduction)
+    return variance_weight * hinge + covariance_weight * covariance
