@@ -12,8 +12,8 @@ import numpy as np
 
 from decondense.records import Measured, Outcomes, Snapshot, Training
 from decondense.studies.arms import recipe_of
-from decondense.studies.core import Conclusion, Study, _write_config
-from decondense.studies.runs import Run, Runs, measured_name, trained_name
+from decondense.studies.core import Study, _write_config
+from decondense.studies.runs import Conclusion, Run, Runs, measured_name, trained_name
 from decondense.studies.work import save_run
 
 STATES = 7

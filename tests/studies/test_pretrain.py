@@ -11,8 +11,7 @@ import pytest
 from decondense.records import Training
 from decondense.studies import find, settings_of
 from decondense.studies.pretrain import outcomes, tokens_saved
-from decondense.studies.runs import Run, Runs
-from decondense.studies.screen import by_document
+from decondense.studies.runs import Run, Runs, by_document
 from decondense.words import amount
 
 

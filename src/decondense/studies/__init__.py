@@ -1,23 +1,31 @@
-"""Every claim of the paper as one command: `decondense study NAME`. One file per claim, and its scales in scales/.
+"""Every claim of the paper as one command: `decondense study NAME`.
 
-A module of this package that defines STUDY is a study; nothing else registers it.
+scales/NAME.yaml says what the claim is and what each scale trains or measures, and NAME.py how to conclude from the
+runs; nothing else registers a study. See `core.Study` for what a module may define.
 """
 
 from __future__ import annotations
 
 import importlib
-import pkgutil
+from importlib import resources
 
 from ..words import nearest
-from .core import Study, collect, conclude, run, settings_of
-from .settings import SCALES
+from .core import HOOKS, Study, collect, conclude, run, settings_of
+from .settings import SCALES, scale_file
 
 __all__ = ["SCALES", "STUDIES", "Study", "collect", "conclude", "find", "run", "settings_of"]
 
-_MODULES = [importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
-_STUDIES: list[Study] = [module.STUDY for module in _MODULES if hasattr(module, "STUDY")]
+
+def _study(name: str) -> Study:
+    module, file = importlib.import_module(f"{__name__}.{name}"), scale_file(name)
+    texts = {key: file[key] for key in ("claim", "question", "criterion", "timed", "toy") if key in file}
+    return Study(name, **texts, **{hook: getattr(module, hook) for hook in HOOKS if hasattr(module, hook)})
+
+
+_NAMES = {file.name.removesuffix(".yaml") for file in resources.files(__name__).joinpath("scales").iterdir()}
 # the numbered claims of the paper in their order, then the other questions
-STUDIES = {s.name: s for s in sorted(_STUDIES, key=lambda s: (not s.claim[1:].isdigit(), s.claim, s.name))}
+_ORDERED = sorted(map(_study, _NAMES - {"recipes"}), key=lambda s: (not s.claim[1:].isdigit(), s.claim, s.name))
+STUDIES = {study.name: study for study in _ORDERED}
 
 
 def find(name: str) -> Study:

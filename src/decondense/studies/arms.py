@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ..files import flat
@@ -14,7 +14,7 @@ from ..train.folder import FREE
 from ..train.recipe import Recipe, recipe_from
 from .settings import Settings, joined
 
-__all__ = ["TEACHER", "check", "checking", "essence", "fingerprint", "recipe_of", "teacher_recipe"]
+__all__ = ["TEACHER", "essence", "recipe_of", "teacher_recipe"]
 
 TEACHER = "teacher"
 
@@ -22,40 +22,22 @@ TEACHER = "teacher"
 def recipe_of(settings: Settings, arm: str, seed: int) -> Recipe:
     """The whole recipe of an arm and a seed. A teacher that is trained first has the fingerprint of its recipe in its
     name, so that students of different teachers are different trainings."""
-    content = joined(joined(settings["base"], settings["arms"][arm]), {"name": arm, "train": {"seed": seed}})
-    recipe = recipe_from(content, f"arm {arm!r}")
+    recipe = _recipe(settings, settings["arms"][arm], arm, seed, f"arm {arm!r}")
     distillation = recipe.baselines.distillation
     if distillation is not None and distillation.teacher == TEACHER and settings.get("teacher"):
-        distillation.teacher = f"{TEACHER} {fingerprint(teacher_recipe(settings, seed).model_dump(mode='json'))}"
+        content = essence(teacher_recipe(settings, seed).model_dump(mode="json"))
+        fingerprint = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+        distillation.teacher = f"{TEACHER} {fingerprint}"
     return recipe
 
 
 def teacher_recipe(settings: Settings, seed: int) -> Recipe:
-    content = joined(joined(settings["base"], settings["teacher"]), {"name": TEACHER, "train": {"seed": seed}})
-    return recipe_from(content, TEACHER)
+    return _recipe(settings, settings["teacher"], TEACHER, seed, TEACHER)
 
 
-def check(settings: Settings) -> None:
-    """Every recipe is valid, or the first that is not is named, before anything runs."""
-    for arm in settings.get("arms") or ():
-        recipe_of(settings, arm, 0)
-    if settings.get("teacher"):
-        teacher_recipe(settings, 0)
-
-
-def checking(*needed: str) -> Callable[[Settings], None]:
-    """`check`, of a study that compares arms by name: they must be there."""
-
-    def both(settings: Settings) -> None:
-        missing = [arm for arm in needed if arm not in settings["arms"]]
-        if missing:
-            raise ValueError(
-                f"the study compares the arms {', '.join(map(repr, needed))}, and the settings lack "
-                f"{', '.join(map(repr, missing))}: change arms one by one, like arms.NAME.loss.weight=0.2."
-            )
-        check(settings)
-
-    return both
+def _recipe(settings: Settings, changes: Mapping[str, Any], name: str, seed: int, where: str) -> Recipe:
+    content = joined(joined(settings["base"], changes), {"name": name, "train": {"seed": seed}})
+    return recipe_from(content, where)
 
 
 def essence(recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,8 +47,3 @@ def essence(recipe: Mapping[str, Any]) -> dict[str, Any]:
         recipe = recipe_from(dict(recipe)).model_dump(mode="json")
     free = {"name", "data.folder", "train.seed", *(f"train.{key}" for key in FREE)}
     return {key: value for key, value in flat(dict(recipe)).items() if key not in free}
-
-
-def fingerprint(recipe: Mapping[str, Any]) -> str:
-    """Equal for recipes that train the same model, up to the seed."""
-    return hashlib.sha256(json.dumps(essence(recipe), sort_keys=True).encode()).hexdigest()[:16]

@@ -16,7 +16,7 @@ import fnmatch
 import gc
 import platform
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,53 +29,62 @@ from ..files import safe_name, versions, write_csv, write_text
 from ..records import Training, find
 from ..stats.verdicts import UNDECIDED
 from ..words import round_to
-from .arms import TEACHER
-from .arms import check as check_arms
-from .runs import Members, Planned, Run, Runs, measured_name, plain, read_run, trained_name
+from .arms import TEACHER, recipe_of, teacher_recipe
+from .runs import Conclusion, Members, Planned, Run, Runs, measured_name, trained_name
 from .settings import SCALES, Settings, command_of, read_scales, settings_from
 from .work import NotRun, Workshop, in_small, known_runs, make, save_run
 
-__all__ = ["Conclusion", "Study", "collect", "conclude", "run", "select", "settings_of"]
+__all__ = ["HOOKS", "Study", "collect", "conclude", "run", "select", "settings_of"]
 
+HOOKS = ("conclude", "refuse", "measurements", "arms", "criterion_of", "needed")  # of a study's module
 TOY = " (Smoke scale: it checks the code, not the claim.)"
 
-
-@dataclass
-class Conclusion:
-    """`estimate` may have decisions and intervals in it, which become sections."""
-
-    verdict: str
-    sentence: str  # without the verdict in front
-    columns: list[str]
-    rows: list[list[Any]]
-    estimate: dict[str, Any]
-    draw: Callable[[Path], object] | None = None  # writes the figure
-
-    def __post_init__(self) -> None:
-        self.estimate = plain(self.estimate)
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Study:
-    """One claim. Its scales are in scales/NAME.yaml; every arm is trained with every seed of the settings."""
+    """One claim. What it says and its scales are in scales/NAME.yaml, the functions in NAME.py; every arm is trained
+    with every seed of the settings."""
 
     name: str
     claim: str
     question: str
-    criterion: str
     conclude: Callable[[Runs, Settings], Conclusion]
-    check: Callable[[Settings], object] = check_arms  # of settings, before anything runs
+    criterion: str = ""
+    criterion_of: Callable[[Settings], str] | None = None  # where settings change what the criterion says
+    refuse: Callable[[Settings], None] = lambda settings: None  # what its end would stumble over, before anything runs
     # what is measured: model, text and, where the settings have several, their own names for it
     measurements: Callable[[Settings], list[dict[str, Any]]] = lambda settings: []
     arms: Callable[[Any], Settings] = lambda arms: arms  # what the file says of the arms → the arms
-    criterion_of: Callable[[Settings], str] | None = None  # where settings change what the criterion says
+    needed: Sequence[str] = ()  # arms that it compares by name
     toy: bool = True  # a smoke run says nothing about the claim
     timed: bool = False  # the claim is about speed, so the runs keep theirs
+
+    def __post_init__(self) -> None:
+        if self.criterion_of is not None:
+            object.__setattr__(self, "criterion", self.criterion_of(self.scales["gpu"]))
 
     @cached_property
     def scales(self) -> dict[str, Settings]:
         scales = read_scales(self.name)
         return {k: v | {"arms": self.arms(v["arms"])} if "arms" in v else v for k, v in scales.items()}
+
+    def check(self, settings: Settings) -> None:
+        """The arms are there, every recipe is valid, and the study can end with these settings; or the first that is
+        wrong is named, before anything runs."""
+        arms = settings.get("arms") or {}
+        missing = [arm for arm in self.needed if "arms" in settings and arm not in arms]
+        if missing:
+            raise ValueError(
+                f"the study compares the arms {', '.join(map(repr, self.needed))}, and the settings lack "
+                f"{', '.join(map(repr, missing))}: change arms one by one, like arms.NAME.loss.weight=0.2."
+            )
+        for arm in arms:
+            recipe_of(settings, arm, 0)
+        if settings.get("teacher"):
+            teacher_recipe(settings, 0)
+        self.refuse(settings)
 
     def plan(self, settings: Settings) -> list[Planned]:
         """Every run that the settings ask for: seed by seed, and then what is measured."""
@@ -100,23 +109,11 @@ def settings_of(study: Study, scale: str, changes: Sequence[str] = (), seeds: Se
     return settings_from(default, f"{study.name} at scale {scale}", changes, seeds)
 
 
-# ---- running -----------------------------------------------------------------------------------------------------
-
-
 def run(
-    study: Study,
-    scale: str,
-    folder: Path,
-    settings: Settings,
-    *,
-    pieces: Sequence[str] | None = None,
-    data: str | None = None,
-    bench: str | None = None,
-    device: str | None = None,
-    reuse: Sequence[Path] = (),
-    timed: bool = True,
-    say: Callable[[str], None] = lambda sentence: None,
-) -> records.Study:
+    study: Study, scale: str, folder: Path, settings: Settings, *, pieces: Sequence[str] | None = None,
+    data: str | None = None, bench: str | None = None, device: str | None = None, reuse: Sequence[Path] = (),
+    timed: bool = True, say: Say = lambda sentence: None,
+) -> records.Study:  # fmt: skip
     """Make the runs that are not there yet, then compute the result from all that are; returns it.
 
     pieces: numbers (from 1) or names of the runs to make, with * for any letters; default all.
@@ -126,7 +123,7 @@ def run(
     study.check(settings)
     plan = study.plan(settings)
     chosen = select(study, plan, pieces)
-    config = read_config(study, scale, folder)
+    fresh = read_config(study, scale, folder) is None
     members = Members(plan, settings)
     done = {one.name for one in _runs(folder, members).values()}
     shop = Workshop(folder, settings, data, bench, device, say, timed and study.timed, known_runs(reuse, members))
@@ -136,21 +133,20 @@ def run(
         for planned in chosen:
             if planned.name in done:
                 say(f"{planned.name}: done before")
-                continue
-            make(planned, shop)
+            else:
+                make(planned, shop)
     except NotRun as error:
         reason = str(error)
         say(f"not run: {reason}")
     except BaseException:
-        if config is None and not (folder / "runs").is_dir():
+        if fresh and not (folder / "runs").is_dir():
             (folder / "config.yaml").unlink(missing_ok=True)
         raise
     finally:
         gc.unfreeze()  # what the trainings have set aside
-    for used in [planned.name for planned in chosen] + [safe_name(arm) for arm in settings.get("arms", ())]:
-        shutil.rmtree(shop.work / used, ignore_errors=True)  # what a killed process had no time to remove
-    for teacher in shop.work.glob(f"{TEACHER}-seed-*"):
-        shutil.rmtree(teacher, ignore_errors=True)
+    left = [*(planned.name for planned in chosen), *map(safe_name, settings.get("arms", ())), f"{TEACHER}-seed-*"]
+    for path in [path for name in left for path in shop.work.glob(name)]:
+        shutil.rmtree(path, ignore_errors=True)  # what a killed process had no time to remove
     with contextlib.suppress(OSError):
         shop.work.rmdir()
     return conclude(study, scale, folder, settings=settings, reason=reason)
@@ -176,30 +172,18 @@ def select(study: Study, plan: list[Planned], wanted: Sequence[str] | None) -> l
 def _runs(folder: Path, members: Members) -> dict[str, Run]:
     """Folder → finished run in DIR/runs; one that does not belong is an error, as it would not be counted."""
     taken = {}
-    for path in sorted((folder / "runs").glob("[!.]*")):
-        one = read_run(path)
-        if one is None:
-            continue
-        member, reason = members.take(one)
-        if member is None:
+    for found in members.among((path, path.name) for path in sorted((folder / "runs").glob("[!.]*"))):
+        if found.member is None:
             raise ValueError(
-                f"the run {path.name} in this folder is not of this study with these settings: {reason}; choose "
-                "another folder with --out."
+                f"the run {found.name} in this folder is not of this study with these settings: {found.reason}; "
+                "choose another folder with --out."
             )
-        taken[path.name] = member
+        taken[found.name] = found.member
     return taken
 
 
-# ---- merging -----------------------------------------------------------------------------------------------------
-
-
 def collect(
-    study: Study,
-    scale: str,
-    folder: Path,
-    sources: Sequence[Path],
-    *,
-    say: Callable[[str], None] = lambda sentence: None,
+    study: Study, scale: str, folder: Path, sources: Sequence[Path], *, say: Say = lambda sentence: None
 ) -> None:
     """Copy the runs that belong, of all folders below the sources, into DIR/runs: all or, where one cannot be, none.
     A run that is there twice must have the same numbers."""
@@ -209,23 +193,17 @@ def collect(
     present = {one.name: one for one in _runs(folder, members).values()}
     fresh: dict[str, Run] = {}
     for source in sources:
-        belonging, others = 0, []
-        for path, name in find([source]):
-            one = read_run(path.parent)
-            if one is None:
+        there = list(members.among((path.parent, name) for path, name in find([source])))
+        others = [f"{found.name}: {found.reason}" for found in there if found.member is None]
+        for found in there:
+            if (one := found.member) is None:
                 continue
-            member, reason = members.take(one)
-            if member is None:
-                others.append(f"{name}: {reason}")
-                continue
-            if isinstance(member.record, Training):
-                small = in_small(member.record, path.parent, heatmaps=settings.get("heatmaps", "none"))
-                member = member._replace(record=small)
-            belonging += 1
-            known = present.get(member.name) or fresh.setdefault(member.name, member)
-            if known.record.to_json() != member.record.to_json():
-                raise ValueError(f"the run {member.name!r} is there twice with different numbers: keep one of them.")
-        if not belonging:
+            if isinstance(one.record, Training):
+                one = one._replace(record=in_small(one.record, found.folder, settings))
+            known = present.get(one.name) or fresh.setdefault(one.name, one)
+            if known.record.to_json() != one.record.to_json():
+                raise ValueError(f"the run {one.name!r} is there twice with different numbers: keep one of them.")
+        if len(others) == len(there):
             raise ValueError(
                 f"no run at {str(source)!r} belongs to {study.name} at scale {scale}: "
                 f"{others[0] if others else 'there is none that is finished'}."
@@ -240,9 +218,7 @@ def collect(
 def read_config(study: Study, scale: str, folder: Path) -> Settings | None:
     """The settings with which a study was begun in a folder; None where none was."""
     file = folder / "config.yaml"
-    if not file.is_file():
-        return None
-    content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    content = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
     if not isinstance(content, dict) or content.get("command") != "study":
         return None
     if (content.get("study"), content.get("scale")) != (study.name, scale):
@@ -259,20 +235,16 @@ def _write_config(study: Study, scale: str, folder: Path, settings: Mapping[str,
     write_text(folder / "config.yaml", yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
 
 
-# ---- the result --------------------------------------------------------------------------------------------------
-
-
 def conclude(
     study: Study, scale: str, folder: Path, *, settings: Settings | None = None, reason: str = ""
 ) -> records.Study:
     """Compute the result from the runs in `folder`, write it and return it. Runs nothing."""
     settings = settings or read_config(study, scale, folder) or settings_of(study, scale)
     plan = study.plan(settings)
-    taken = _runs(folder, Members(plan, settings))
+    members = Members(plan, settings)
+    taken = _runs(folder, members)
     runs = Runs(
-        [one._replace(name=name) for name, one in taken.items()],
-        list(settings.get("arms", ())),
-        [p.config for p in plan if p.config is not None],
+        [one._replace(name=name) for name, one in taken.items()], list(settings.get("arms", ())), members.configs
     )
     used = settings | ({"seeds": runs.seeds} if runs.seeds else {})
     if taken or not plan:
@@ -297,7 +269,7 @@ def conclude(
         config=used,
         runs=sorted(taken),
         estimate=round_to(end.estimate, whole=False),
-        versions=_versions(list(taken.values())) if plan else versions("decondense", "numpy", "scipy"),
+        versions=_versions(taken.values()) if plan else versions("decondense", "numpy", "scipy"),
     )
     folder.mkdir(parents=True, exist_ok=True)
     if end.draw is not None:
@@ -308,7 +280,7 @@ def conclude(
     return record
 
 
-def _versions(runs: Sequence[Run]) -> dict[str, str]:
+def _versions(runs: Iterable[Run]) -> dict[str, str]:
     """Package → its versions, of all runs; several where they differ."""
     known: dict[str, set[str]] = {}
     for one in runs:

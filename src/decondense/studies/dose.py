@@ -2,11 +2,8 @@
 
 If condensation harms language modelling, pushing the geometry one way must help and the other way must hurt. A
 penalty of any sign also disturbs the training, which costs something in both directions; over doses that are
-symmetric around 0 that cost cancels in the slope, and what is left is the direction.
-
-Criterion, two parts that must both hold over training seeds (95 % intervals): held-out loss at the paper's λ = 0.1
-minus at λ = 0 is below 0; and the slope of held-out loss over all doses, one least-squares slope per seed, is below
-0.
+symmetric around 0 that cost cancels in the slope, and what is left is the direction. So both must hold: the paper's
+λ = 0.1 against λ = 0, and the slope over all doses, one least-squares slope per seed.
 """
 
 from __future__ import annotations
@@ -20,26 +17,21 @@ import numpy as np
 
 from ..figures.studies import curves
 from ..stats.verdicts import combine, decide
-from .arms import check as check_arms
-from .core import Conclusion, Study
-from .runs import Metric, Runs, cosine, held_out, spearman
-from .settings import Settings, joined, read_scales
+from .runs import Conclusion, Metric, Runs, Settings, cosine, held_out, loss_of, spearman
 
 
 def by_dose(settings: Settings) -> dict[float, str]:
     """Weight → the arm that has it, in the order of the weights. An arm is what its recipe says, not its name."""
-    found = {_dose(settings, arm): arm for arm in settings["arms"]}
-    return {dose: found[dose] for dose in sorted(found)}
+    return dict(sorted((_dose(settings, arm), arm) for arm in settings["arms"]))
 
 
 def _dose(settings: Settings, arm: str) -> float:
-    loss = joined(settings["base"], settings["arms"][arm]).get("loss", {})
+    loss = loss_of(settings, arm)
     return float(loss.get("weight", 0.1)) if loss.get("name", "none") != "none" else 0.0
 
 
-def check(settings: Settings) -> None:
+def refuse(settings: Settings) -> None:
     """The doses that the criterion compares are there, each once."""
-    check_arms(settings)
     doses = by_dose(settings)
     listed = ", ".join(f"{_dose(settings, arm):g}" for arm in settings["arms"])
     if len(doses) < len(settings["arms"]):
@@ -63,72 +55,57 @@ def criterion_of(settings: Settings) -> str:
 
 
 def conclude(runs: Runs, settings: Settings) -> Conclusion:
-    arm_of = by_dose(settings)
-    doses = list(arm_of)
-    zero = arm_of[0.0]
-    against = {d: decide(runs.differences(arm_of[d], zero, held_out), claim="less") for d in doses if d}
+    arm_of, dose = by_dose(settings), settings["dose"]
+    here = {d: arm for d, arm in arm_of.items() if arm in runs}
+    against = {d: runs.contrast(arm, arm_of[0.0], held_out) for d, arm in arm_of.items() if d}
     slope = decide(_slopes(runs, arm_of), claim="less")
-    verdict = combine([against[settings["dose"]], slope])
-    scored = [d for d in doses if runs.scores(arm_of[d])]
-    tasks = list(dict.fromkeys(t for d in scored for scores in runs.scores(arm_of[d]).values() for t in scores))
-    best = min((d for d in doses if arm_of[d] in runs), key=lambda d: runs.mean(arm_of[d], held_out), default=0.0)
+    scores = {d: scored for d, arm in arm_of.items() if (scored := runs.scores(arm))}
+    tasks = list(dict.fromkeys(task for seeds in scores.values() for one in seeds.values() for task in one))
+    best = min(here, key=lambda d: runs.mean(here[d], held_out), default=0.0)
     sentence = (
-        f"held-out loss at λ = {_plain(settings['dose'])} minus at 0 {against[settings['dose']].words(4)}; slope over "
-        f"doses, nats per unit of λ, {slope.words(4)} (below 0: condensing hurts more than dispersing); lowest mean "
-        f"loss at λ = {_plain(best)}. Mean cosine {_at(runs, arm_of, cosine, '.3f')}; Spearman "
-        f"{_at(runs, arm_of, spearman, '+.2f')}."
+        f"held-out loss at λ = {_plain(dose)} minus at 0 {against[dose].words(4)}; slope over doses, nats per unit of "
+        f"λ, {slope.words(4)} (below 0: condensing hurts more than dispersing); lowest mean loss at λ = {_plain(best)}"
+        f". Mean cosine {_at(runs, arm_of, cosine, '.3f')}; Spearman {_at(runs, arm_of, spearman, '+.2f')}."
     )
-    estimate = {
-        "against_zero": {arm_of[d]: x for d, x in against.items()},
-        "slope": slope,
-        "scores": {arm_of[d]: {t: _mean_score(runs, arm_of[d], t) for t in tasks} for d in scored},
-    }
-    panels = _panels(runs, arm_of, next((t for t in tasks if not t.endswith("perplexity")), None))
-    draw = partial(curves, panels, note="dots: training seeds; bars: 95 % intervals over them")
-    return Conclusion(verdict, sentence, *runs.rows(tasks), estimate, draw)
-
-
-def _panels(runs: Runs, arm_of: Mapping[float, str], task: str | None) -> list[dict[str, Any]]:
-    """Over the doses: loss against λ = 0, the small doses again where the ends would hide them, geometry, a task."""
-    here, zero = [d for d, arm in arm_of.items() if arm in runs], arm_of[0.0]
-
-    def panel(title: str, y: str, values: Mapping[float, list[float]], **more: Any) -> dict[str, Any]:
-        doses = list(values)
-        common = {"x": "weight λ", "scale": "symlog", "ticks": doses}
-        return {"title": title, "y": y, "series": {"": (doses, list(values.values()))}, **common, **more}
-
-    title, unit = "held-out loss minus that of λ = 0", "nats per token"
-    losses = {d: [x for x in runs.differences(arm_of[d], zero, held_out) if math.isfinite(x)] for d in here}
-    small = {d: values for d, values in losses.items() if abs(d) < max(map(abs, here))}
-    panels = [panel(title, unit, losses, line=0.0)]
-    panels += [panel(f"{title}, small doses", unit, small, line=0.0)] if len(small) > 2 else []
-    panels.append(panel("geometry", "mean cosine of the blocks", {d: runs.values(arm_of[d], cosine) for d in here}))
-    if task is not None:
-        at_zero, scores = runs.scores(zero), {d: runs.scores(arm) for d, arm in arm_of.items() if runs.scores(arm)}
-        gains = {
-            d: [100 * (seeds[seed][task] - at_zero[seed][task]) for seed in seeds if seed in at_zero]
-            for d, seeds in scores.items()
+    means = {
+        arm_of[d]: {
+            task: float(np.mean(values)) if (values := [one[task] for one in seeds.values() if task in one]) else None
+            for task in tasks
         }
-        panels.append(panel(f"{task} minus that of λ = 0", "accuracy, points", gains, line=0.0))
-    return panels
+        for d, seeds in scores.items()
+    }
+    estimate = {"against_zero": {arm_of[d]: x for d, x in against.items()}, "slope": slope, "scores": means}
+    losses = {d: runs.differences(arm, arm_of[0.0], held_out) for d, arm in here.items()}
+    losses = {d: [x for x in values if math.isfinite(x)] for d, values in losses.items()}
+    small = {d: values for d, values in losses.items() if abs(d) < max(map(abs, here))}
+    title, unit = "held-out loss minus that of λ = 0", "nats per token"
+    panels = [_panel(title, unit, losses, line=0.0)]
+    if len(small) > 2:  # again where the ends would hide them
+        panels.append(_panel(f"{title}, small doses", unit, small, line=0.0))
+    geometry = {d: runs.values(arm, cosine) for d, arm in here.items()}
+    panels.append(_panel("geometry", "mean cosine of the blocks", geometry))
+    task = next((t for t in tasks if not t.endswith("perplexity")), None)
+    if task is not None:
+        zero = scores.get(0.0, {})
+        gains = {d: [100 * (seeds[s][task] - zero[s][task]) for s in seeds if s in zero] for d, seeds in scores.items()}
+        panels.append(_panel(f"{task} minus that of λ = 0", "accuracy, points", gains, line=0.0))
+    draw = partial(curves, panels, note="dots: training seeds; bars: 95 % intervals over them")
+    return Conclusion(combine([against[dose], slope]), sentence, *runs.rows(tasks), estimate, draw)
+
+
+def _panel(title: str, y: str, values: Mapping[float, list[float]], **more: Any) -> dict[str, Any]:
+    doses = list(values)
+    common = {"x": "weight λ", "scale": "symlog", "ticks": doses}
+    return {"title": title, "y": y, "series": {"": (doses, list(values.values()))}, **common, **more}
 
 
 def _slopes(runs: Runs, arm_of: Mapping[float, str]) -> list[float]:
     """Σ λ (y_λ − ȳ)/Σ λ² per seed that has every dose; λ sums to 0."""
     x = np.asarray(list(arm_of))
     x = x - x.mean()
-    slopes = []
-    for seed in runs.seeds:
-        row = [runs.table.get(arm, {}).get(seed) for arm in arm_of.values()]
-        if all(r is not None for r in row):
-            y = np.array([held_out(r) for r in row if r is not None])
-            slopes.append(float(x @ y / (x @ x)))
-    return slopes
-
-
-def _mean_score(runs: Runs, arm: str, task: str) -> float | None:
-    values = [scores[task] for scores in runs.scores(arm).values() if task in scores]
-    return float(np.mean(values)) if values else None
+    tables = [runs.table.get(arm, {}) for arm in arm_of.values()]
+    whole = [seed for seed in runs.seeds if all(seed in table for table in tables)]
+    return [float(x @ np.array([held_out(table[seed]) for table in tables]) / (x @ x)) for seed in whole]
 
 
 def _plain(dose: float) -> str:
@@ -140,10 +117,3 @@ def _at(runs: Runs, arm_of: Mapping[float, str], metric: Metric, form: str) -> s
     here = [d for d in dict.fromkeys((min(arm_of), 0.0, max(arm_of))) if arm_of[d] in runs]
     parts = [f"{runs.mean(arm_of[d], metric):{form}} at {_plain(d)}".replace("-", "−") for d in here]
     return ", ".join(parts) or "unknown"
-
-
-STUDY = Study(
-    "dose", "causality",
-    "Does language modelling improve when the geometry is dispersed, and suffer when it is condensed?",
-    criterion_of(read_scales("dose")["gpu"]), conclude, criterion_of=criterion_of, check=check,
-)  # fmt: skip

@@ -1,30 +1,20 @@
-"""C4: condensation is there at initialisation, and training relieves it.
-
-Criterion: over training runs, Spearman at step 0 is above 0, and Spearman at the end minus at step 0 is below 0; both
-95 % intervals over training seeds must say so. At paper scale a row of published checkpoints is one training run. How
-the mean cosine itself changes is said beside it: a trend can flatten while the level rises.
-"""
+"""C4: condensation is there at initialisation, and training relieves it. At paper scale a row of published checkpoints
+is one training run. How the mean cosine itself changes is said beside it: a trend can flatten while the level rises."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from ..figures.studies import heat_row
 from ..records import Snapshot
 from ..stats.verdicts import combine, decide, signed
-from .arms import check as check_arms
-from .core import Conclusion, Study
-from .runs import Runs
-from .settings import Settings
+from .runs import Conclusion, Metric, Runs, Settings, cosine, last, spearman
 
-CRITERION = (
-    "Spearman at step 0 is above 0, and Spearman at the end minus at step 0 is below 0: both 95 % intervals over "
-    "training runs (seeds; published runs at paper scale)."
-)
 ARM = "from scratch"
+METRICS: dict[str, Metric] = {
+    "Spearman": spearman, "mean cosine of the blocks": cosine, "mean cosine of the last 3 states": last,
+}  # fmt: skip
 
 
 def measurements(settings: Settings) -> list[dict[str, Any]]:
@@ -35,13 +25,10 @@ def measurements(settings: Settings) -> list[dict[str, Any]]:
     ]
 
 
-def check(settings: Settings) -> None:
-    if "checkpoints" in settings:
-        return
-    if list(settings["arms"]) != [ARM]:
+def refuse(settings: Settings) -> None:
+    if list(settings.get("arms", [ARM])) != [ARM]:
         given = ", ".join(map(repr, settings["arms"]))
         raise ValueError(f"the study follows one arm, {ARM!r}, got {given}: change that one, or base.")
-    check_arms(settings)
 
 
 def courses(runs: Runs, settings: Settings) -> dict[str, list[tuple[str, Snapshot]]]:
@@ -57,23 +44,13 @@ def courses(runs: Runs, settings: Settings) -> dict[str, list[tuple[str, Snapsho
     return {model: row for model, row in rows.items() if ends[model] <= {revision for revision, _ in row}}
 
 
-def _spearman(shot: Snapshot) -> float:
-    return math.nan if shot.spearman is None else shot.spearman
-
-
-METRICS: dict[str, Callable[[Snapshot], float]] = {
-    "Spearman": _spearman,
-    "mean cosine of the blocks": lambda shot: shot.blocks,
-    "mean cosine of the last 3 states": lambda shot: math.nan if shot.last is None else shot.last,
-}
-
-
 def conclude(runs: Runs, settings: Settings) -> Conclusion:
     rows = courses(runs, settings)
     unit = "training seed" if "checkpoints" not in settings else "training run"
-    start = decide([_spearman(row[0][1]) for row in rows.values()], claim="greater", unit=unit, bound=1.0)
+    ends = [(row[0][1], row[-1][1]) for row in rows.values()]
+    start = decide([spearman(first) for first, _ in ends], claim="greater", unit=unit, bound=1.0)
     fall, level, late = (
-        decide([metric(row[-1][1]) - metric(row[0][1]) for row in rows.values()], claim="less", unit=unit)
+        decide([metric(end) - metric(first) for first, end in ends], claim="less", unit=unit)
         for metric in METRICS.values()
     )
     table = [
@@ -94,11 +71,5 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     draw = partial(heat_row, first, points=points, x="optimiser step (heatmaps: the first run)") if rows else None
     columns = ["run", "checkpoint", "step", "spearman", "kendall", "mean_cosine_last", "mean_cosine"]
     estimate: dict[str, Any] = {"start": start, "change": fall, "mean_cosine": level, "last": late}
-    estimate |= {"ends": [signed(_spearman(row[-1][1]), 3) for row in rows.values()]}
+    estimate |= {"ends": [signed(spearman(end), 3) for _, end in ends]}
     return Conclusion(combine([start, fall]), sentence, columns, table, estimate, draw)
-
-
-STUDY = Study(
-    "init", "C4", "Is condensation there at initialisation, and does training relieve it?",
-    CRITERION, conclude, measurements=measurements, check=check,
-)  # fmt: skip

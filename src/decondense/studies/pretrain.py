@@ -3,17 +3,13 @@
 Confirmed with fresh seeds: what `screen` chose, each at its own best learning rate, against cross-entropy at its own,
 over budgets and models. The loss of a run is known for every held-out document of every text, so a difference has an
 interval over seeds and documents both (docs/statistics.md): texts take the place of tasks, documents of items, and the
-average over texts is what is judged.
-
-Criterion, stated beforehand. The smallest effect that matters is 0.005 nats per token. At the largest budget, with 95 %
-intervals corrected for all cells (Bonferroni): reproduced when for one of the losses the interval lies below −0.005 in
-every model; not reproduced when for every loss it lies above −0.005 in some model; else undecided.
+average over texts is what is judged. The correction for all cells is Bonferroni's.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import product
 from typing import Any
@@ -26,28 +22,22 @@ from ..stats.crossed import crossed_macro
 from ..stats.significance import holm
 from ..stats.verdicts import NOT, REPRODUCED, UNDECIDED, Decision, from_interval
 from ..words import amount, signed
-from .core import Conclusion, Study
-from .runs import Runs, cosine
-from .screen import by_document
-from .settings import Settings, joined
+from .runs import Conclusion, Runs, Settings, by_document, cosine
+from .settings import joined
 
 NONE = "cross-entropy"
-SMALLEST = 0.005
+SMALLEST = 0.005  # nats per token: the smallest effect that matters
 BETWEEN = " · "
-CRITERION = (
-    f"At the largest budget, for one of the losses and in every model, the 95 % interval over seeds and documents of "
-    f"held-out loss minus cross-entropy's, corrected for all cells, lies below −{SMALLEST:g} nats per token; not "
-    f"reproduced when for every loss it lies above −{SMALLEST:g} in some model."
-)
+
+Cell = tuple[str, ...]  # loss, model, budget: together the name of an arm
 
 
-def expanded(arms: dict[str, Any]) -> Settings:
+def arms(named: Settings) -> Settings:
     """Every loss for every model and budget, named "LOSS · MODEL · TOKENS"."""
+    cells = product(named["models"].items(), named["budgets"], named["losses"].items())
     return {
         BETWEEN.join((loss, model, amount(tokens))): joined(joined(shape, change), {"data": {"tokens": tokens}})
-        for (model, shape), tokens, (loss, change) in product(
-            arms["models"].items(), arms["budgets"], arms["losses"].items()
-        )
+        for (model, shape), tokens, (loss, change) in cells
     }
 
 
@@ -79,86 +69,55 @@ def tokens_saved(budgets: Sequence[float], losses: Sequence[float], at: float, r
 
 
 def conclude(runs: Runs, settings: Settings) -> Conclusion:
-    cells = [tuple(arm.split(BETWEEN)) for arm in settings["arms"]]
-    tokens = {arm: joined(settings["base"], settings["arms"][arm])["data"]["tokens"] for arm in settings["arms"]}
+    tokens: dict[Cell, int] = {
+        tuple(arm.split(BETWEEN)): joined(settings["base"], change)["data"]["tokens"]
+        for arm, change in settings["arms"].items()
+    }
     table = {}
-    for loss, model, budget in cells:
-        base = runs.table.get(BETWEEN.join((NONE, model, budget)), {})
-        treated = runs.table.get(BETWEEN.join((loss, model, budget)), {})
+    for cell in tokens:
+        base, treated = (runs.table.get(BETWEEN.join((loss, *cell[1:])), {}) for loss in (NONE, cell[0]))
         seeds = [seed for seed in treated if seed in base]
-        if loss != NONE and len(seeds) > 1:
+        if cell[0] != NONE and len(seeds) > 1:
             pairs = outcomes([base[s] for s in seeds], [treated[s] for s in seeds])
-            table[loss, model, budget] = (crossed_macro(pairs, paired=True), pairs, len(seeds))
+            table[cell] = (crossed_macro(pairs, paired=True), float(np.mean([b.mean() for b, _ in pairs])), len(seeds))
     corrected = dict(zip(table, holm([crossed.p for crossed, *_ in table.values()])))
-    baseline = _baseline(runs, cells, tokens)
-    decisions: dict[tuple[str, str, str], Decision] = {}
+    decisions: dict[Cell, Decision] = {}
     columns = ["loss", "model", "tokens", "seeds", "cross_entropy", "difference", "low", "high", "p", "p_holm"]
     columns += ["smallest_effect", "tokens_saved", "mean_cosine_change"]
     rows: list[list[Any]] = []
-    for cell, (crossed, pairs, n) in table.items():
-        loss, model, budget = cell
-        low, high = crossed.interval(1 - 0.05 / len(table))
+    for cell, (crossed, level, n) in table.items():
+        (loss, model, _), difference, strict = cell, crossed.difference, 1 - 0.05 / len(table)
         decisions[cell] = from_interval(
-            crossed.difference, low, high, n=n, claim="less", smallest=SMALLEST, level=1 - 0.05 / len(table)
+            difference, *crossed.interval(strict), n=n, claim="less", smallest=SMALLEST, level=strict
         )
-        level = float(np.mean([b.mean() for b, _ in pairs]))
-        arm, plain = (BETWEEN.join((name, model, budget)) for name in (loss, NONE))
-        saved = tokens_saved(*baseline[model], tokens[arm], level + crossed.difference)
-        moved = runs.mean(arm, cosine) - runs.mean(plain, cosine)
-        inner = crossed.interval()
-        rows.append([loss, model, tokens[arm], n, level, crossed.difference, *inner, crossed.p, corrected[cell],
-                     crossed.minimal_effect(), saved, moved])  # fmt: skip
-    verdict = _verdict(decisions, cells, tokens)
+        plain = [c for c in tokens if c[:2] == (NONE, model) and BETWEEN.join(c) in runs]
+        known = [runs.mean(BETWEEN.join(c), by_document) for c in plain]
+        saved = tokens_saved([tokens[c] for c in plain], known, tokens[cell], level + difference)
+        moved = runs.mean(BETWEEN.join(cell), cosine) - runs.mean(BETWEEN.join((NONE, *cell[1:])), cosine)
+        row = [loss, model, tokens[cell], n, level, difference, *crossed.interval(), crossed.p, corrected[cell]]
+        rows.append([*row, crossed.minimal_effect(), saved, moved])
     words = "; ".join(
         f"{loss}, {model}, {amount(count)}: {signed(difference, 4)} [{signed(low, 4)}, {signed(high, 4)}]"
         for loss, model, count, _, _, difference, low, high, *_ in rows
     )
     sentence = f"held-out loss minus cross-entropy's, nats per token over seeds and documents: {words or 'not run'}."
     estimate = {"cells": {BETWEEN.join(cell): d for cell, d in decisions.items()}, "smallest": SMALLEST}
-    draw = partial(curves, _panels(rows), note="means over seeds and documents; intervals in the table")
-    return Conclusion(verdict, sentence, columns, rows, estimate, draw if rows else None)
-
-
-def _baseline(
-    runs: Runs, cells: Sequence[tuple[str, ...]], tokens: dict[str, int]
-) -> dict[str, tuple[list[float], list[float]]]:
-    """model → (budgets, cross-entropy's mean loss at each)."""
-    table: dict[str, tuple[list[float], list[float]]] = {}
-    for loss, model, budget in cells:
-        arm = BETWEEN.join((loss, model, budget))
-        x, y = table.setdefault(model, ([], []))
-        if loss == NONE and arm in runs:
-            x.append(tokens[arm])
-            y.append(runs.mean(arm, by_document))
-    return table
-
-
-def _verdict(
-    decisions: dict[tuple[str, str, str], Decision], cells: Sequence[tuple[str, ...]], tokens: dict[str, int]
-) -> str:
-    """At the largest budget of each model; see the criterion."""
-    largest = {
-        model: max((t, b) for (_, m, b), t in zip(cells, tokens.values()) if m == model)[1] for _, model, _ in cells
-    }
-    losses = {loss for loss, *_ in cells if loss != NONE}
-    ends = {loss: [decisions.get((loss, model, budget)) for model, budget in largest.items()] for loss in losses}
-    below = [all(d and d.high is not None and d.high < -SMALLEST for d in row) for row in ends.values()]
-    above = [any(d and d.low is not None and d.low > -SMALLEST for d in row) for row in ends.values()]
-    return REPRODUCED if any(below) else NOT if above and all(above) else UNDECIDED
-
-
-def _panels(rows: Sequence[list[Any]]) -> list[dict[str, Any]]:
-    """One per model: a loss is a line over budgets."""
     series: dict[str, dict[str, tuple[list[int], list[list[float]]]]] = {}
-    for loss, model, count, _, _, difference, *_ in rows:
+    for loss, model, count, _, _, difference, *_ in rows:  # a panel for each model, a line over budgets for each loss
         x, y = series.setdefault(model, {}).setdefault(loss, ([], []))
         x.append(count)
         y.append([difference])
     common = {"x": "training tokens", "y": "held-out loss minus cross-entropy's", "scale": "log", "line": 0.0}
-    return [{"title": model, "series": lines, **common} for model, lines in series.items()]
+    panels = [{"title": model, "series": lines, **common} for model, lines in series.items()]
+    draw = partial(curves, panels, note="means over seeds and documents; intervals in the table") if rows else None
+    return Conclusion(_verdict(decisions, tokens), sentence, columns, rows, estimate, draw)
 
 
-STUDY = Study(
-    "pretrain", "Table 4", "Trained from nothing, does a loss on the hidden states lower the held-out loss?",
-    CRITERION, conclude, arms=expanded,
-)  # fmt: skip
+def _verdict(decisions: Mapping[Cell, Decision], tokens: Mapping[Cell, int]) -> str:
+    """At the largest budget of each model; see the criterion."""
+    largest = {cell[1]: cell[2] for cell in sorted(tokens, key=tokens.__getitem__)}
+    losses = {loss for loss, *_ in tokens if loss != NONE}
+    ends = [[decisions.get((loss, *place)) for place in largest.items()] for loss in losses]
+    below = [all(d and d.high is not None and d.high < -SMALLEST for d in row) for row in ends]
+    above = [any(d and d.low is not None and d.low > -SMALLEST for d in row) for row in ends]
+    return REPRODUCED if any(below) else NOT if above and all(above) else UNDECIDED

@@ -10,8 +10,8 @@ whatever its folder is called: a folder of `decondense train` counts too.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,25 +19,15 @@ import numpy as np
 
 from ..files import safe_name
 from ..records import Measured, Outcomes, Snapshot, Training, read
-from ..stats.verdicts import Decision, Mean
+from ..stats.verdicts import Decision, Mean, decide
 from .arms import essence, recipe_of
 from .outcomes import OF_TASKS
-from .settings import Settings, joined
+from .settings import Settings, joined, loss_of
 
 __all__ = [
-    "Members",
-    "Metric",
-    "Planned",
-    "Run",
-    "Runs",
-    "cosine",
-    "held_out",
-    "last",
-    "plain",
-    "read_run",
-    "spearman",
-    "speed",
-]
+    "Conclusion", "Found", "Members", "Metric", "Planned", "Run", "Runs", "Settings", "by_document", "cosine",
+    "held_out", "last", "loss_of", "spearman",
+]  # fmt: skip
 
 
 class Planned(NamedTuple):
@@ -56,6 +46,16 @@ class Run(NamedTuple):
     name: str
     record: Training | Measured
     outcomes: Outcomes | None = None
+
+
+class Found(NamedTuple):
+    """A finished run somewhere: as it is there, and as the study has it, or None and the reason."""
+
+    name: str
+    folder: Path
+    run: Run
+    member: Run | None
+    reason: str
 
 
 def read_run(path: Path) -> Run | None:
@@ -78,6 +78,13 @@ class Members:
         self.arms = {arm: essence(recipe) for arm, recipe in self.recipes.items()}
         self.configs = [planned.config for planned in plan if planned.config is not None]
         self.of_tasks = {key: settings.get(key) for key in OF_TASKS} if settings.get("tasks") else None
+
+    def among(self, folders: Iterable[tuple[Path, str]]) -> Iterator[Found]:
+        """The finished runs of these folders, each with the name to show of it."""
+        for folder, name in folders:
+            run = read_run(folder)
+            if run is not None:
+                yield Found(name, folder, run, *self.take(run))
 
     def take(self, run: Run) -> tuple[Run | None, str]:
         """The run as the study has it: under its name, with its arm and recipe, and with outcomes where it asks for
@@ -102,14 +109,12 @@ class Members:
         """The first key in which it differs from its arm, or from the arm that is nearest to it."""
         if not self.arms:
             return "the study trains nothing"
-
-        def differing(arm: str) -> list[str]:
-            wanted = self.arms[arm]
-            return sorted(k for k in wanted.keys() | content.keys() if wanted.get(k) != content.get(k))
-
-        nearest = min(self.arms, key=lambda arm: len(differing(arm)))
-        arm = str(record.arm) if record.arm in self.arms else nearest
-        key = differing(arm)[0]
+        differing = {
+            arm: sorted(key for key in wanted.keys() | content.keys() if wanted.get(key) != content.get(key))
+            for arm, wanted in self.arms.items()
+        }
+        arm = str(record.arm) if record.arm in differing else min(differing, key=lambda arm: len(differing[arm]))
+        key = differing[arm][0]
         return f"{key} is {content.get(key)!r} in it and {self.arms[arm].get(key)!r} in the arm {arm!r} here"
 
 
@@ -125,13 +130,17 @@ def seed_of(record: Training) -> int:
     return int(record.recipe["train"]["seed"])
 
 
-# ---- numbers of a training ---------------------------------------------------------------------------------------
+# ---- numbers of a training or, where the geometry is enough, of a snapshot ---------------------------------------
 
-Metric = Callable[[Training], float]
+Metric = Callable[[Any], float]
 
 
 def _number(value: float | None) -> float:
     return math.nan if value is None else float(value)
+
+
+def _shot(run: Training | Snapshot, at: int) -> Snapshot:
+    return run if isinstance(run, Snapshot) else run.snapshots[at]
 
 
 def held_out(run: Training) -> float:
@@ -139,30 +148,30 @@ def held_out(run: Training) -> float:
     return _number(run.held_out[-1].loss)
 
 
-def cosine(run: Training, at: int = -1) -> float:
+def by_document(run: Training) -> float:
+    """Held-out loss, nats per token: mean over texts of the mean over documents."""
+    texts: dict[str, list[float]] = {}
+    for document in run.held_out_documents or ():
+        texts.setdefault(document.text, []).append(_number(document.loss))
+    return sum(sum(losses) / len(losses) for losses in texts.values()) / len(texts) if texts else math.nan
+
+
+def cosine(run: Training | Snapshot, at: int = -1) -> float:
     """Mean cosine of the block outputs, which are what the losses act on, at a snapshot; default the last."""
-    return run.snapshots[at].blocks
+    return _shot(run, at).blocks
 
 
-def spearman(run: Training, at: int = -1) -> float:
+def spearman(run: Training | Snapshot, at: int = -1) -> float:
     """Spearman of mean cosine with depth, over all states, at a snapshot; NaN where it is not defined."""
-    return _number(run.snapshots[at].spearman)
+    return _number(_shot(run, at).spearman)
 
 
-def last(run: Training, at: int = -1) -> float:
+def last(run: Training | Snapshot, at: int = -1) -> float:
     """Mean cosine of the last three states."""
-    return _number(run.snapshots[at].last)
+    return _number(_shot(run, at).last)
 
 
-def speed(run: Training) -> float:
-    return _number(run.tokens_per_second)
-
-
-def plain(value: Any) -> Any:
-    """Decisions and intervals as sections, however deep."""
-    if isinstance(value, dict):
-        return {key: plain(inner) for key, inner in value.items()}
-    return asdict(value) if isinstance(value, Decision) else value._asdict() if isinstance(value, Mean) else value
+# ---- what `conclude` is given, and what it gives -----------------------------------------------------------------
 
 
 class Runs:
@@ -170,28 +179,27 @@ class Runs:
     measurements in the order in which the settings name them."""
 
     def __init__(self, runs: Iterable[Run], arms: Sequence[str] = (), configs: Sequence[Any] = ()) -> None:
-        self.table: dict[str, dict[int, Training]] = {arm: {} for arm in arms}
-        self.outcomes: dict[str, dict[int, Outcomes]] = {arm: {} for arm in arms}
-        self.measured = []
-        names: dict[tuple[str, int], str] = {}
+        found: dict[str, dict[int, Run]] = {arm: {} for arm in arms}
+        self.measured: list[Measured] = []
         for run in runs:
             if isinstance(run.record, Measured):
                 self.measured.append(run.record)
                 continue
             arm, seed = str(run.record.arm), seed_of(run.record)
-            if seed in self.table[arm]:
+            if (same := found[arm].setdefault(seed, run)) is not run:
                 raise ValueError(
-                    f"seed {seed} of {arm!r} is in two runs, {names[arm, seed]} and {run.name}: a copy is not another "
-                    "seed; keep one."
+                    f"seed {seed} of {arm!r} is in two runs, {same.name} and {run.name}: a copy is not another seed; "
+                    "keep one."
                 )
-            names[arm, seed] = run.name
-            self.table[arm][seed] = run.record
-            if run.outcomes is not None:
-                self.outcomes[arm][seed] = run.outcomes
-        order = list(configs)
-        self.measured.sort(key=lambda record: order.index(record.config) if record.config in order else len(order))
-        self.table = {arm: dict(sorted(seeds.items())) for arm, seeds in self.table.items() if seeds}
-        self.outcomes = {arm: dict(sorted(self.outcomes[arm].items())) for arm in self.table}
+        self.measured.sort(key=lambda record: configs.index(record.config))
+        self.table: dict[str, dict[int, Training]] = {}
+        self.outcomes: dict[str, dict[int, Outcomes]] = {}
+        for arm, seeds in found.items():
+            for seed, run in sorted(seeds.items()):
+                assert isinstance(run.record, Training), run.name
+                self.table.setdefault(arm, {})[seed] = run.record
+                if run.outcomes is not None:
+                    self.outcomes.setdefault(arm, {})[seed] = run.outcomes
 
     @property
     def arms(self) -> list[str]:
@@ -216,13 +224,23 @@ class Runs:
         return [metric(run) for run in self.of(arm)]
 
     def mean(self, arm: str, metric: Metric) -> float:
-        values = self.values(arm, metric)
-        return float(np.mean(values)) if values else math.nan
+        return float(np.mean(self.values(arm, metric) or [math.nan]))
 
     def differences(self, arm: str, other: str, metric: Metric) -> list[float]:
         """`arm` − `other`, seed by seed, for the seeds that both have."""
         first, second = self.table.get(arm, {}), self.table.get(other, {})
         return [metric(first[seed]) - metric(second[seed]) for seed in first if seed in second]
+
+    def contrast(self, arm: str, other: str, metric: Metric, *, claim: str = "less", level: float = 0.95) -> Decision:
+        """Is `arm` − `other` below 0 over the seeds, or above?"""
+        return decide(self.differences(arm, other, metric), claim=claim, level=level)
+
+    def cost(self, arm: str, seed: int, base: str) -> float | None:
+        """Time per token against `base` of the same seed; None where one of them has no speed."""
+        run, plain = (self.table.get(name, {}).get(seed) for name in (arm, base))
+        if run is None or plain is None or not run.tokens_per_second or not plain.tokens_per_second:
+            return None
+        return plain.tokens_per_second / run.tokens_per_second
 
     def scores(self, arm: str) -> dict[int, dict[str, float]]:
         """seed → task → accuracy."""
@@ -240,3 +258,24 @@ class Runs:
                 scores = self.scores(arm).get(seed, {})
                 rows.append([*row, run.skipped, *(scores.get(task) for task in tasks)])
         return columns, rows
+
+
+@dataclass
+class Conclusion:
+    """`estimate` may have decisions and intervals in it, however deep, which become sections."""
+
+    verdict: str
+    sentence: str  # without the verdict in front
+    columns: list[str]
+    rows: list[list[Any]]
+    estimate: dict[str, Any]
+    draw: Callable[[Path], object] | None = None  # writes the figure
+
+    def __post_init__(self) -> None:
+        self.estimate = _plain(self.estimate)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return asdict(value) if isinstance(value, Decision) else value._asdict() if isinstance(value, Mean) else value

@@ -2,11 +2,8 @@
 
 Two kinds of families: published models, measured (any list of ids), and one trained here from nothing, whose members
 differ in depth and width. The unit is the model: a family member is one number (Spearman; of a model trained with
-several seeds, their mean), and windows only make that number more precise.
-
-Criterion: the slope of Spearman over log₁₀(parameters), one slope for all families with a level of its own for each,
-is below 0: 95 % interval over models (n − families − 1 degrees of freedom), at least 4 models. A family of one tells
-nothing and is shown only.
+several seeds, their mean), and windows only make that number more precise. All families share one slope, whose
+interval has n − families − 1 degrees of freedom. A family of one tells nothing and is shown only.
 """
 
 from __future__ import annotations
@@ -18,15 +15,8 @@ from typing import Any, NamedTuple
 from ..figures.studies import heat_row
 from ..records import Snapshot
 from ..stats.verdicts import signed, slope
-from .arms import check as check_arms
-from .core import Conclusion, Study
-from .runs import Runs, cosine, spearman
-from .settings import Settings
+from .runs import Conclusion, Runs, Settings, cosine, spearman
 
-CRITERION = (
-    "The slope of Spearman over log₁₀(parameters), families having a level each, is below 0: 95 % interval over "
-    "models, at least 4 of them."
-)
 SCRATCH = "trained from scratch"
 
 
@@ -35,10 +25,9 @@ def measurements(settings: Settings) -> list[dict[str, Any]]:
     return [{"model": model, "family": family} for family, models in families for model in models]
 
 
-def check(settings: Settings) -> None:
+def refuse(settings: Settings) -> None:
     if not settings.get("arms") and not settings.get("families"):
         raise ValueError("the study needs models, got no arms and no families: name some with --set families.NAME=[…].")
-    check_arms(settings)
 
 
 class Member(NamedTuple):
@@ -54,24 +43,22 @@ class Member(NamedTuple):
 
 
 def members(runs: Runs) -> list[Member]:
-    trained = []
-    for arm in runs.arms:
+    models = []
+    for arm, trained in runs.table.items():
         first, means = runs.of(arm)[0], (runs.mean(arm, spearman), runs.mean(arm, cosine))
-        trained.append(Member(SCRATCH, arm, first.model.parameters, len(runs.of(arm)), *means, first.snapshots[-1]))
-    measured = []
+        models.append(Member(SCRATCH, arm, first.model.parameters, len(trained), *means, first.snapshots[-1]))
     for one in runs.measured:
-        shot = one.measurement
-        trend = math.nan if shot.spearman is None else shot.spearman
-        family, model = one.config["family"], str(shot.model)
-        measured.append(Member(family, model, shot.parameters or 1, 1, trend, shot.blocks, shot))
-    return [*trained, *measured]
+        shot, family = one.measurement, one.config["family"]
+        numbers = (spearman(shot), cosine(shot))
+        models.append(Member(family, str(shot.model), shot.parameters or 1, 1, *numbers, shot))
+    return models
 
 
 def conclude(runs: Runs, settings: Settings) -> Conclusion:
     models = members(runs)
     families = [m.family for m in models]
     trend = slope([math.log10(m.parameters) for m in models], [m.spearman for m in models], families, claim="less")
-    alone = sorted({f for f in families if families.count(f) == 1})
+    alone = {f for f in families if families.count(f) == 1}
     several = [f for f in dict.fromkeys(families) if f not in alone]
     named = ", ".join(several) or "no family of two"
     sentence = f"slope of Spearman {trend.words(2)} per tenfold parameters ({named}){trend.why}"
@@ -86,9 +73,3 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     draw = partial(heat_row, panels, points=points, x="parameters", numbers=True) if models else None
     columns, rows = list(Member._fields[:-1]), [list(m[:-1]) for m in models]
     return Conclusion(trend.verdict, sentence + ".", columns, rows, {"slope": trend}, draw)
-
-
-STUDY = Study(
-    "size", "C1", "Inside a family, do smaller models condense more?",
-    CRITERION, conclude, measurements=measurements, check=check,
-)  # fmt: skip

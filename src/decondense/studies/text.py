@@ -2,12 +2,7 @@
 
 The unit is the text. The claim is about what happens when a given model reads something else, so what varies is the
 text, and a new text is what one would generalise to; training seeds do not enter, and a bootstrap over windows would
-only say how well each text is known.
-
-Criterion: for every model, the 95 % prediction interval of Spearman on one more text (t over the texts, n − 1 degrees
-of freedom) is within ±0.2 of the mean and does not contain 0; at least 3 texts. Not reproduced when the texts surely
-differ more than that: ±1.96 times the lower 95 % confidence limit of their spread exceeds 0.2. With several models all
-must agree.
+only say how well each text is known. With several models all must agree.
 """
 
 from __future__ import annotations
@@ -21,32 +16,20 @@ import numpy as np
 from ..figures.studies import heat_grid
 from ..records import Snapshot
 from ..stats.verdicts import combine, signed, steady
-from .arms import checking
-from .core import Conclusion, Study
-from .runs import Runs
-from .settings import Settings
+from .runs import Conclusion, Runs, Settings, spearman
 from .work import part_of
 
 MARGIN = 0.2
-CRITERION = (
-    "For every model the 95 % prediction interval of Spearman on one more text, over the texts measured, is "
-    "within ±0.2 of the mean and does not contain 0; not reproduced when even the lower 95 % confidence limit of "
-    "the spread between texts, times 1.96, exceeds 0.2. The unit is the text: a new text is what the claim speaks "
-    "of."
-)
-TRAINED = "trained first"
+(TRAINED,) = needed = ("trained first",)
 
 
 def measurements(settings: Settings) -> list[dict[str, Any]]:
-    models = [TRAINED] if "base" in settings else settings["models"]
+    models = needed if "base" in settings else settings["models"]
     return [{"model": model, "text": text} for model in models for text in settings["texts"]]
 
 
-def check(settings: Settings) -> None:
-    if "base" not in settings:
-        return
-    checking(TRAINED)(settings)
-    for name in settings["texts"]:
+def refuse(settings: Settings) -> None:
+    for name in settings["texts"] if "base" in settings else ():
         part_of(name)
 
 
@@ -56,7 +39,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         table.setdefault(one.config["model"], {})[one.config["text"]] = one.measurement
     decisions, words, agreement = {}, [], {}
     for model, shots in table.items():
-        values = [math.nan if shot.spearman is None else shot.spearman for shot in shots.values()]
+        values = [spearman(shot) for shot in shots.values()]
         decisions[model] = steady(values, margin=MARGIN, unit="text")
         agreement[model] = _agreement([shot.mean_cosine for shot in shots.values()])
         listed = ", ".join(f"{t} {signed(v, 2)}" for t, v in zip(shots, values))
@@ -81,9 +64,3 @@ def _agreement(curves: list[list[float | None]]) -> float:
     if len(curves) < 2:
         return math.nan
     return float(np.corrcoef(np.array(curves, dtype=float))[np.triu_indices(len(curves), 1)].min())
-
-
-STUDY = Study(
-    "text", "C2", "Is a model as condensed on one text as on another?",
-    CRITERION, conclude, measurements=measurements, check=check,
-)  # fmt: skip

@@ -3,11 +3,7 @@
 All arms train on the same tokens in the same order. A loss that makes a step slower is charged for it: cross-entropy
 is also trained on 10 % more tokens, which says what a longer training would have bought, and an arm's *loss at
 matched cost* is its held-out loss minus what cross-entropy would have reached in the same time (linear in the cost,
-from its two runs of the same seed).
-
-Criterion: loss at matched cost of the dispersion loss minus that of decorrelation, ℓ2-repel and orthogonalization
-(the paper's order) is below 0 for each: 95 % intervals over training seeds. Every other arm is told against
-cross-entropy.
+from its two runs of the same seed). Every arm outside the criterion is told against cross-entropy.
 """
 
 from __future__ import annotations
@@ -17,18 +13,12 @@ from functools import partial
 from ..figures.studies import effects
 from ..losses.registry import registered
 from ..stats.verdicts import combine, decide, interval
-from .arms import checking, recipe_of
-from .core import Conclusion, Study
-from .runs import Runs, cosine, held_out, speed
-from .settings import Settings
+from .arms import recipe_of
+from .runs import Conclusion, Runs, Settings, cosine, held_out
 
-CRITERION = (
-    "Held-out loss at matched cost of dispersion minus that of decorrelation, ℓ2-repel and orthogonalization is "
-    "below 0 for each: 95 % intervals over training seeds."
-)
 PLAIN, LONGER, OURS = "cross-entropy", "cross-entropy, 10 % more tokens", "dispersion"
-PAPER = ("decorrelation", "l2_repel", "orthogonalization")
-GROUPS = {"paper": 0, "ancestor": 3, "baseline": 2, "rival": 1}
+PAPER = ("decorrelation", "l2_repel", "orthogonalization")  # in the paper's order
+needed = (PLAIN, LONGER, OURS, *PAPER)
 
 
 def arms(named: Settings) -> Settings:
@@ -37,8 +27,7 @@ def arms(named: Settings) -> Settings:
     return named | {name: {"loss": {"name": name}} for name in registered() if name not in there}
 
 
-def check(settings: Settings) -> None:
-    checking(PLAIN, LONGER, OURS, *PAPER)(settings)
+def refuse(settings: Settings) -> None:
     plain, longer = (recipe_of(settings, arm, 0).steps for arm in (PLAIN, LONGER))
     if longer <= plain:  # what more tokens buy is read off the two
         raise ValueError(
@@ -60,29 +49,22 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     columns, rows = runs.rows()
     columns += ["cost", "loss_at_matched_cost"]
     for row in rows:
-        row += [_cost(runs, row[0], row[1]), matched.get(row[0], {}).get(row[1])]
-    costs = {arm: [x for s in runs.table[arm] if (x := _cost(runs, arm, s)) is not None] for arm in gains}
-    prices = {arm: f"{sum(c) / len(c):.2f}×" if c else "–" for arm, c in costs.items()}
+        row += [runs.cost(row[0], row[1], PLAIN), matched.get(row[0], {}).get(row[1])]
+    right = []
+    for arm in gains:
+        costs = [x for seed in runs.table[arm] if (x := runs.cost(arm, seed, PLAIN)) is not None]
+        right.append(f"{runs.mean(arm, cosine):.3f} · " + (f"{sum(costs) / len(costs):.2f}×" if costs else "–"))
     draw = partial(
         effects,
         [(arm.replace("_", " "), list(matched[arm].values())) for arm in gains],
         x="held-out loss minus cross-entropy's at matched cost, nats per token",
-        right=[f"{runs.mean(arm, cosine):.3f} · {price}" for arm, price in prices.items()],
+        right=right,
         right_title="mean cosine · cost",
-        colours=[_group(arm) for arm in gains],
+        colours=[_colour(arm) for arm in gains],
         note="blue: the paper's losses; pink: ancestors; green: baselines; orange: rivals",
     )
     estimate = {"contrasts": contrasts, "at_matched_cost": gains}
     return Conclusion(combine(list(contrasts.values())), sentence, columns, rows, estimate, draw)
-
-
-def _cost(runs: Runs, arm: str, seed: int) -> float | None:
-    """Time per token against cross-entropy of the same seed."""
-    plain = runs.table.get(PLAIN, {}).get(seed)
-    run = runs.table[arm][seed]
-    if plain is None or not plain.tokens_per_second or not run.tokens_per_second:
-        return None
-    return speed(plain) / speed(run)
 
 
 def _matched(runs: Runs, arm: str) -> dict[int, float]:
@@ -91,7 +73,7 @@ def _matched(runs: Runs, arm: str) -> dict[int, float]:
     result = {}
     for seed, run in runs.table[arm].items():
         plain, longer = runs.table.get(PLAIN, {}).get(seed), runs.table.get(LONGER, {}).get(seed)
-        cost = 1.0 if arm == PLAIN else _cost(runs, arm, seed)
+        cost = 1.0 if arm == PLAIN else runs.cost(arm, seed, PLAIN)
         if plain is None or longer is None or cost is None:
             continue
         factor = (longer.tokens or 0) / (plain.tokens or 1)
@@ -100,16 +82,7 @@ def _matched(runs: Runs, arm: str) -> dict[int, float]:
     return result
 
 
-def _group(arm: str) -> int:
+def _colour(arm: str) -> int:
     if arm in registered("rival"):
-        return GROUPS["rival"]
-    if arm.endswith("ancestor"):
-        return GROUPS["ancestor"]
-    return GROUPS["baseline"] if arm in ("noisy embedding", "active forgetting") else GROUPS["paper"]
-
-
-STUDY = Study(
-    "variants", "table of variants",
-    "Which loss does most for its cost: the paper's four, their ancestors, the baselines, or the rivals?",
-    CRITERION, conclude, timed=True, arms=arms, check=check,
-)  # fmt: skip
+        return 1
+    return 3 if arm.endswith("ancestor") else 2 if arm in ("noisy embedding", "active forgetting") else 0

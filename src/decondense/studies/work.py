@@ -10,7 +10,7 @@ import gc
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,16 +20,13 @@ from ..records import Measured, Measurement, Snapshot, Training, find, in_short,
 from ..words import round_to
 from .arms import TEACHER, recipe_of, teacher_recipe
 from .outcomes import evaluate_folder
-from .runs import Members, Planned, Run, cosine, held_out, read_run, spearman
+from .runs import Found, Members, Planned, Run, cosine, held_out, spearman
 from .settings import Settings
 
 __all__ = ["NotRun", "Workshop", "in_small", "known_runs", "make", "part_of", "save_run"]
 
 POINTS = 60  # of a kept history
 EVERY = 30.0  # seconds between two words about a training that goes on
-
-
-Known = tuple[str, Path, Run]  # where from, its folder, the run
 
 
 class NotRun(Exception):
@@ -47,11 +44,7 @@ class Workshop:
     device: str | None = None
     say: Callable[[str], None] = field(default=lambda sentence: None)
     times: bool = True  # False: seconds and speeds are not kept, so that the same runs are the same bytes
-    known: Mapping[str, list[Known]] = field(default_factory=dict)  # runs of other folders
-
-    @property
-    def heatmaps(self) -> str:
-        return str(self.settings.get("heatmaps", "none"))
+    known: Mapping[str, list[Found]] = field(default_factory=dict)  # runs of other folders, under their names here
 
     @property
     def work(self) -> Path:
@@ -59,31 +52,23 @@ class Workshop:
 
 
 def make(planned: Planned, shop: Workshop) -> None:
-    """Make a run and put it into DIR/runs, or take over an equal one that is known."""
-    with _owned(shop, planned.name):
-        shop.say(f"{planned.name}: {planned.words}")
-        if planned.config is not None:
-            run = Run(planned.name, _measured(planned.config, shop))
-        else:
-            run = _taken_over(planned, shop) or _trained(planned, shop)
-        if isinstance(run.record, Training):
-            shop.say(f"  {_in_words(run.record)}")
-        if not shop.times:
-            run = run._replace(record=run.record.model_copy(update=_without_times(run.record)))
-        save_run(run, shop.folder / "runs")
-        shutil.rmtree(shop.work / planned.name, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _owned(shop: Workshop, name: str) -> Iterator[None]:
-    """One process per run. The lock goes when the process ends, however it ends."""
+    """Make a run and put it into DIR/runs, or take over an equal one that is known. One process per run: the lock goes
+    when the process ends, however it ends."""
     shop.work.mkdir(parents=True, exist_ok=True)
     try:
-        with locked(shop.work / f"{name}.lock"):
-            yield
+        with locked(shop.work / f"{planned.name}.lock"):
+            shop.say(f"{planned.name}: {planned.words}")
+            if planned.config is not None:
+                run = Run(planned.name, _measured(planned.config, shop))
+            else:
+                run = _taken_over(planned, shop) or _trained(planned, shop)
+            if isinstance(run.record, Training):
+                shop.say(f"  {_in_words(run.record)}")
+            save_run(run if shop.times else run._replace(record=_timeless(run.record)), shop.folder / "runs")
+            shutil.rmtree(shop.work / planned.name, ignore_errors=True)
     except InUse:
         raise ValueError(
-            f"the run {name!r} is being made by another process: choose another with --piece, or wait for it."
+            f"the run {planned.name!r} is being made by another process: choose another with --piece, or wait for it."
         ) from None
     finally:
         with contextlib.suppress(OSError):
@@ -104,9 +89,6 @@ def save_run(run: Run, folder: Path) -> None:
     ready.replace(folder / run.name)
 
 
-# ---- trainings ---------------------------------------------------------------------------------------------------
-
-
 def _trained(planned: Planned, shop: Workshop) -> Run:
     arm, seed, settings = str(planned.arm), int(planned.seed or 0), shop.settings
     if settings.get("tasks") and shop.bench is None and settings.get("tasks_needed", True):
@@ -122,7 +104,7 @@ def _trained(planned: Planned, shop: Workshop) -> Run:
     assert isinstance(record, Training), record.kind
     packages = versions("decondense", "numpy", "scipy") | record.versions
     record = record.model_copy(update={"arm": arm, "recipe": plain, "versions": packages})
-    record = in_small(record, folder, heatmaps=shop.heatmaps)
+    record = in_small(record, folder, settings)
     outcomes = None
     if settings.get("tasks") and shop.bench is not None:
         outcomes = evaluate_folder(folder / "model", settings, seed, bench=shop.bench, device=shop.device)
@@ -146,14 +128,16 @@ def _carry_out(recipe: Any, folder: Path, shop: Workshop) -> Path:
     except ValueError:  # begun with other settings
         begun = False
         shutil.rmtree(folder)
+    tokens = _now_and_then(lambda done, of: shop.say(f"  tokenised {done:,} of {of:,} tokens"))
+    # without the figures of a run folder, which would be thrown away with it
     train(
         recipe,
         folder,
         resume=begun,
         say=lambda sentence: shop.say(f"  {sentence}"),
         show=_now_and_then(step),
-        preparing=_now_and_then(lambda done, of: shop.say(f"  tokenised {done:,} of {of:,} tokens")),
-        draw=False,  # the figures of a run folder would be thrown away with it
+        preparing=tokens,
+        draw=False,
     )
     _free_memory()
     return folder
@@ -198,29 +182,26 @@ def _in_words(run: Training) -> str:
     return words + (f" (from {run.origin})" if run.origin else "")
 
 
-# ---- what is kept ------------------------------------------------------------------------------------------------
-
-
-def in_small(record: Training, folder: Path, *, heatmaps: str, origin: str | None = None) -> Training:
+def in_small(record: Training, folder: Path, settings: Settings, *, origin: str | None = None) -> Training:
     """A run as a study keeps it: at most about 60 points of its history, histograms only of the snapshots that are
     drawn, numbers of six digits, and no path of this machine. What is small already stays as it is."""
     history = record.history
     chosen = history if len(history) <= POINTS + 1 else history[:: -(-len(history) // POINTS)]
     if chosen and chosen[-1] is not history[-1]:
         chosen = [*chosen, history[-1]]
-    shots = [
-        _shot(shot, folder, drawn=heatmaps == "all" or (heatmaps == "last" and shot is record.snapshots[-1]))
-        for shot in record.snapshots
-    ]
-    content = record.model_copy(update={"history": chosen, "snapshots": shots}).model_dump(
-        mode="json", by_alias=True, exclude_unset=True, exclude={"command"}
+    drawn = _drawn(record, settings)
+    shots = [_shot(shot, folder, drawn=any(shot is one for one in drawn)) for shot in record.snapshots]
+    small = record.model_copy(update={"history": chosen, "snapshots": shots})
+    content = round_to(
+        small.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude={"command"}), whole=False
     )
-    content = round_to(content, whole=False) | {
-        "schema": Training.reads[0],
-        "recipe": record.recipe,
-        "skipped_steps": record.skipped,
-    }
+    content |= {"schema": Training.reads[0], "recipe": record.recipe, "skipped_steps": record.skipped}
     return Training.model_validate(content if origin is None else content | {"origin": origin})
+
+
+def _drawn(record: Training, settings: Settings) -> list[Snapshot]:
+    """The snapshots whose histograms the study keeps."""
+    return {"all": record.snapshots, "last": record.snapshots[-1:], "none": []}[settings.get("heatmaps", "none")]
 
 
 def _shot(shot: Snapshot, folder: Path, *, drawn: bool) -> Snapshot:
@@ -233,48 +214,39 @@ def _shot(shot: Snapshot, folder: Path, *, drawn: bool) -> Snapshot:
     return Snapshot(**content) if density is None else Snapshot(**content, histogram=density)
 
 
-def _without_times(record: Training | Measured) -> dict[str, Any]:
-    return {key: None for key in ("seconds", "tokens_per_second") if key in record.model_fields_set}
+def _timeless(record: Any) -> Any:
+    return record.model_copy(update=dict.fromkeys({"seconds", "tokens_per_second"} & record.model_fields_set))
 
 
-# ---- runs that are there already ---------------------------------------------------------------------------------
-
-
-def known_runs(places: Sequence[Path], members: Members) -> dict[str, list[Known]]:
-    """Name → the runs of that arm and seed in and below the places, each with where it came from and its folder."""
-    known: dict[str, list[Known]] = {}
+def known_runs(places: Sequence[Path], members: Members) -> dict[str, list[Found]]:
+    """Name → the trainings of that arm and seed in and below the places."""
+    known: dict[str, list[Found]] = {}
     for place in places:
-        trainings = 0
-        for path, name in find([place]):
-            run = read_run(path.parent) if path.name == "result.json" else None
-            if run is None or not isinstance(run.record, Training):
-                continue
-            trainings += 1
-            member = members.take(run)[0]
-            if member is not None:
-                known.setdefault(member.name, []).append((run.record.origin or name, path.parent, member))
+        there = members.among((path.parent, name) for path, name in find([place]))
+        trainings = [found for found in there if isinstance(found.run.record, Training)]
         if not trainings:
             raise FileNotFoundError(
                 f"no training runs at {str(place)!r}: give folders that `decondense study` or `decondense train` wrote."
             )
+        for found in trainings:
+            if found.member is not None:
+                known.setdefault(found.member.name, []).append(found)
     return known
 
 
 def _taken_over(planned: Planned, shop: Workshop) -> Run | None:
     """An equal run of another study or of `decondense train`, with what this study asks for; None where none is."""
     needed = shop.settings.get("tasks") and shop.settings.get("tasks_needed", True)
-    for origin, folder, run in shop.known.get(planned.name, ()):
-        assert isinstance(run.record, Training), run.record.kind
-        small = in_small(run.record, folder, heatmaps=shop.heatmaps, origin=origin)
-        drawn = {"all": small.snapshots, "last": small.snapshots[-1:], "none": []}[shop.heatmaps]
-        if any(shot.histogram is None for shot in drawn) or (needed and run.outcomes is None):
-            continue
-        # a speed is compared with that of other arms on the same machine at the same time, and this is neither
-        return run._replace(record=small.model_copy(update=_without_times(small)))
+    for found in shop.known.get(planned.name, ()):
+        run = found.member
+        assert run is not None
+        assert isinstance(run.record, Training), found.name
+        small = in_small(run.record, found.folder, shop.settings, origin=run.record.origin or found.name)
+        bare = any(shot.histogram is None for shot in _drawn(small, shop.settings))
+        if not bare and (run.outcomes is not None or not needed):
+            # a speed is compared with that of other arms on the same machine at the same time, and this is neither
+            return run._replace(record=_timeless(small))
     return None
-
-
-# ---- measurements ------------------------------------------------------------------------------------------------
 
 
 def _measured(config: dict[str, Any], shop: Workshop) -> Measured:
@@ -287,29 +259,20 @@ def _measured(config: dict[str, Any], shop: Workshop) -> Measured:
     if model in arms:
         folder = shop.work / safe_name(model)
         source = str(_carry_out(recipe_of(shop.settings, model, 1), folder, shop) / "model")
-    result = measure(
-        source,
-        text=_documents(config["text"], shop.data),
-        windows=config["windows"],
-        tokens=config["tokens"],
-        bootstrap=config["bootstrap"],
-        revision=config.get("revision"),
-        device=shop.device,
-        data=shop.data,
-    )
+    asked: dict[str, Any] = {key: config.get(key) for key in ("windows", "tokens", "bootstrap", "revision")}
+    text = _documents(config["text"], shop.data)
+    result = measure(source, text=text, **asked, device=shop.device, data=shop.data)
     whole = Measurement.model_validate(result.record)
-    part = part_of(config["text"]) is not None
     shot = in_short(
-        whole,
-        histogram=True,
+        whole, histogram=True,
         model=model if model in arms else result.label,
         parameters=whole.model.parameters,
-        text=config["text"] if part else whole.text.name,
+        text=whole.text.name if part_of(config["text"]) is None else config["text"],
         text_source=whole.text.source,
         text_sha256=whole.text.sha256,
         # over windows: says how well this model on this text is known, and decides nothing
         window_interval=result.interval("spearman"),
-    )
+    )  # fmt: skip
     return Measured(
         schema=Measured.reads[0],
         measurement=Snapshot(**round_to(shot.model_dump(exclude_unset=True), whole=False)),
