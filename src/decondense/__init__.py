@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import losses
+    from .figures.plot import plot
     from .handle import Handle
     from .meter.compare import compare
     from .meter.result import Condensation, load
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from .regularizer import regularize
 
 __version__ = "0.2.0"
-__all__ = ["Condensation", "Handle", "compare", "load", "losses", "measure", "regularize"]
+__all__ = ["Condensation", "Handle", "compare", "load", "losses", "measure", "plot", "regularize"]
 
 # Imported when somebody asks for them: torch takes seconds, which `decondense --help` need not, and the meter brings
 # matplotlib and scipy along, which a training loop has no use for.
@@ -22,6 +23,7 @@ _HOMES = {
     "compare": ".meter",
     "load": ".meter",
     "measure": ".meter",
+    "plot": ".figures.plot",
     "regularize": ".regularizer",
 }
 

@@ -1,3 +1,5 @@
+"""Whole figures: their numbers, and what they must not hide. How they are asked for is in report/test_plot.py."""
+
 from __future__ import annotations
 
 import csv
@@ -9,11 +11,9 @@ import numpy as np
 import pytest
 from by_hand import condensation
 
-from decondense.commands.terminal import bar
 from decondense.figures.chart import PALETTE, look
-from decondense.figures.measurements import heatmap, heatmaps, positions, top_of, trend_plot
+from decondense.figures.measurements import heatmap, top_of, trend_plot
 from decondense.figures.training import training_figure
-from decondense.files import write_csv
 from decondense.meter.compare import Comparison
 from decondense.meter.result import Condensation
 from decondense.records import HeldOut, Step, Training
@@ -28,23 +28,17 @@ def read(path):
         return list(csv.DictReader(file))
 
 
-def is_png(path):
-    return path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-
-
 @pytest.mark.parametrize("final_norm", [True, False, None])
 def test_heatmap_and_its_numbers(tmp_path, final_norm):
     result = fake(final_norm=final_norm)
-    path = result.plot(tmp_path / "h.png")
-    assert is_png(path)
+    path = heatmap(result, tmp_path / "h.png")
     rows = read(tmp_path / "h.csv")
     assert len(rows) == 5
     density = [float(v) for k, v in rows[2].items() if k.lstrip("-").replace(".", "").isdigit()]
     assert density == pytest.approx(result.histogram[2].tolist(), abs=1e-6)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["h.csv", "h.png"]
-    again = (tmp_path / "h.png").read_bytes()
-    heatmap(result, path)
-    assert path.read_bytes() == again
+    before = path.read_bytes()
+    assert heatmap(result, path).read_bytes() == before, "the same numbers give the same bytes"
 
 
 def test_released_view_and_unknown_view(tmp_path):
@@ -56,54 +50,32 @@ def test_released_view_and_unknown_view(tmp_path):
         heatmap(Condensation(record), tmp_path / "r.png", view="released")
 
 
-def test_other_formats(tmp_path):
-    assert heatmap(fake(), tmp_path / "h.svg").read_text().startswith("<?xml")
-    with pytest.raises(ValueError, match=r"must be \.png, \.svg or \.pdf"):
-        heatmap(fake(), tmp_path / "h.xyz")
-    assert not list(tmp_path.glob(".*"))
-
-
-def test_family_pairs_and_rows_of_checkpoints(tmp_path):
+def test_numbers_of_families_and_pairs(tmp_path):
     family = [fake(parameters=10**k, layers=3 + k, name=f"org/m{k}", end=0.1 + 0.9 / k) for k in (3, 5, 7)]
-    comparison = Comparison(family, "size")
-    heatmaps(family, tmp_path / "hm.png")
-    trend_plot(comparison.rows(), tmp_path / "t.png", axis="size", paired=False)
-    assert is_png(tmp_path / "hm.png")
+    trend_plot(Comparison(family, "size").rows(), tmp_path / "t.png", axis="size", paired=False)
     assert [float(r["spearman"]) for r in read(tmp_path / "t.csv")] == [r.spearman for r in family]
     pairs = Comparison([*family[:2], *family[1:]], "order", paired=True)
     trend_plot(pairs.rows(), tmp_path / "p.png", axis="order", paired=True)
     assert [r["pair"] for r in read(tmp_path / "p.csv")] == ["0", "0", "1", "1"]
     assert "of 2 pairs" in pairs.verdict
-    assert positions(pairs.rows(), "order", True)[0] == [0, 0, 1, 1]
 
 
 def test_a_full_disk_leaves_no_figure(tmp_path, monkeypatch):
-    from matplotlib.figure import Figure
-
     def full(self, name, **options):
         Path(name).write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Figure, "savefig", full)
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
     with pytest.raises(OSError, match="No space"):
         heatmap(fake(), tmp_path / "h.png")
     assert [p.name for p in tmp_path.iterdir()] == ["h.csv"]
-
-
-def test_bars_and_csv(tmp_path):
-    assert bar(0.5, width=8) == "████"
-    assert bar(1.2, width=4) == "████"
-    assert bar(-0.1) == "◂"
-    assert bar(0) == ""
-    write_csv(tmp_path / "x.csv", [{"a": 1, "b": "x,y"}])
-    assert (tmp_path / "x.csv").read_text() == 'a,b\n1,"x,y"\n'
 
 
 def test_reports_import_no_torch():
     code = (
         "import sys, types; p = types.ModuleType('decondense'); import importlib.util as u; "
         "p.__path__ = list(u.find_spec('decondense').submodule_search_locations); sys.modules['decondense'] = p; "
-        "import decondense.figures.measurements, decondense.report.page, decondense.report.results_table; "
+        "import decondense.figures.plot, decondense.report.page, decondense.report.results_table; "
         "import decondense.meter.result; "
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
     )
@@ -129,53 +101,39 @@ def test_series_can_be_told_apart():
     assert len({one["colour"] for one in looks[:8]}) == 8
 
 
-@pytest.fixture
-def axes(monkeypatch):
-    """The panels of every figure that is drawn."""
-    from decondense.figures import draw
-
-    drawn = []
-    own = draw._chart
-    monkeypatch.setattr(draw, "_chart", lambda axis, *rest: drawn.append(axis) or own(axis, *rest))
-    return drawn
-
-
-def losses(values, tokens=1):
-    rows = [{"step": i, "tokens": i * tokens, "loss": value} for i, value in enumerate(values)]
-    history, held_out = [Step(**row) for row in rows], [HeldOut(**row) for row in rows[:2]]
-    return Training.model_construct(history=history, held_out=held_out)
+def training(**runs):
+    """The panels of the figure of these runs: name → losses."""
+    pairs = []
+    for name, values in runs.items():
+        rows = [{"step": i, "tokens": i, "loss": value} for i, value in enumerate(values)]
+        history, held_out = [Step(**row) for row in rows], [HeldOut(**row) for row in rows[:2]]
+        pairs.append((name, Training.model_construct(history=history, held_out=held_out)))
+    return training_figure(pairs).axes
 
 
-def test_training_runs_have_the_colours_of_all_series(tmp_path, axes):
+def test_training_runs_have_the_colours_of_all_series():
     """Of eight runs none is black, as the axes are, or too pale to see on white."""
-    training_figure([(f"run {i}", losses([3.0, 2.0])) for i in range(8)], tmp_path / "a.png")
-    assert [line.get_color() for line in axes[0].lines] == [line.get_color() for line in axes[1].lines] == list(PALETTE)
+    for axis in training(**{f"run {i}": [3.0, 2.0] for i in range(8)}):
+        assert [line.get_color() for line in axis.lines] == list(PALETTE)
 
 
 @pytest.mark.parametrize("values", [[3.05, 3.4, 3.6, 3.2, 3.5], [3.0, 3.0], [3.0], [2.0, 5.0, 9.0]])
-def test_every_value_of_a_short_run_is_in_the_picture(tmp_path, axes, values):
+def test_every_value_of_a_short_run_is_in_the_picture(values):
     """A few steps go up and down by more than the loss falls."""
-    training_figure([("a", losses(values))], tmp_path / "a.png")
-    low, high = axes[0].get_ylim()
+    low, high = training(a=values)[0].get_ylim()
     assert low <= min(values) <= max(values) <= high
 
 
-def test_a_run_that_fell_apart_does_not_flatten_the_others(tmp_path, axes):
-    training_figure([("good", losses([3.5, 3.2, 3.1])), ("bad", losses([3.5, 3.4, 10.0]))], tmp_path / "a.png")
+def test_a_run_that_fell_apart_does_not_flatten_the_others():
+    axes = training(good=[3.5, 3.2, 3.1], bad=[3.5, 3.4, 10.0])
     low, high = axes[0].get_ylim()
     assert low < 3.1
     assert 3.5 < high < 4
     assert [text.get_text() for text in axes[1].get_legend().get_texts()] == ["good: 3.2000", "bad: 3.4000"]
 
 
-def test_a_cut_colour_scale_says_so(tmp_path, monkeypatch):
-    from matplotlib.figure import Figure
-
-    labels = []
-    own = Figure.colorbar
-    monkeypatch.setattr(Figure, "colorbar", lambda *a, **k: labels.append(own(*a, **k)) or labels[-1])
-    for peak in (1, 200):
-        result = fake()
-        result.record.histogram.counts[1][70] *= peak
-        heatmap(result, tmp_path / "h.png")
-    assert [bar.ax.get_ylabel() for bar in labels] == ["density of cosines", "density of cosines (cut at 10)"]
+@pytest.mark.parametrize(("peak", "label"), [(1, "density of cosines"), (200, "density of cosines (cut at 10)")])
+def test_a_cut_colour_scale_says_so(peak, label):
+    result = fake()
+    result.record.histogram.counts[1][70] *= peak
+    assert heatmap(result).axes[-1].get_ylabel() == label

@@ -7,10 +7,17 @@ import pytest
 import torch
 from tiny_models import build
 
+from decondense.figures.measurements import trend_charts
 from decondense.meter import compare, load, measure
 from decondense.meter.compare import families
 
 SMALL = {"windows": 3, "tokens": 32, "bootstrap": 50}
+
+
+def ticks(comparison):
+    """What stands below the trend figure."""
+    charts = trend_charts(comparison.rows(), axis=comparison.axis, paired=comparison.paired)
+    return [label for _, label in charts[0].x.ticks]
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +43,9 @@ def test_saved_results_and_models_side_by_side(shared, prose, results, tmp_path)
     rows = json.loads(comparison.to_json())["rows"]
     assert rows[0]["spearman"] == results[0].spearman
     assert rows[1]["kendall_blocks_low"] == results[1].interval("kendall", states="blocks")[0]
-    paths = comparison.plot(tmp_path)
-    assert all(p.exists() and p.with_suffix(".csv").exists() for p in paths)
+    comparison.plot(tmp_path / "figures")
+    names = {"heatmaps.png", "heatmaps.csv", "trend.png", "trend.csv"}
+    assert {p.name for p in (tmp_path / "figures").iterdir()} == names
 
 
 def test_texts_are_an_axis(stories, prose, tmp_path):
@@ -45,7 +53,7 @@ def test_texts_are_an_axis(stories, prose, tmp_path):
     (tmp_path / "two.txt").write_text(prose[0][30_000:])
     comparison = compare([stories], texts=[tmp_path / "one.txt", tmp_path / "two.txt"], **SMALL)
     assert comparison.axis == "text"
-    assert [row["text"] for row in comparison.rows()] == ["one.txt", "two.txt"]
+    assert ticks(comparison) == ["one.txt", "two.txt"]
 
 
 def test_sizes_are_an_axis_and_its_trend_is_in_words(stories, prose):
@@ -76,6 +84,7 @@ def test_revisions_become_a_row_of_checkpoints(results, monkeypatch):
     assert asked == [("allenai/Olmo-3-1025-7B", r) for r in entry["revisions"]]
     assert comparison.axis == "checkpoint"
     assert comparison.verdict == "Spearman does not change with checkpoint order"
+    assert ticks(comparison) == [r if len(r) <= 18 else r[:17] + "…" for r in entry["revisions"]]
 
 
 def test_families_are_complete():
@@ -103,7 +112,9 @@ def test_results_of_one_name_are_told_apart(results):
     folders = [copy.deepcopy(results[0]) for _ in range(2)]
     for result, run in zip(folders, "ab"):
         result.record.model.name = f"/home/runs/{run}/model"
-    assert compare(folders).labels == ["LlamaModel (a/model)", "LlamaModel (b/model)"]
+    comparison = compare(folders)
+    assert comparison.labels == ["LlamaModel (a/model)", "LlamaModel (b/model)"]
+    assert ticks(comparison) == ["LlamaMo… (a/model)", "LlamaMo… (b/model)"]
 
 
 def test_what_is_no_measurement(results, tmp_path):

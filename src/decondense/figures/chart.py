@@ -168,17 +168,15 @@ def dots(
     """At every `x` its values as small open dots, and their mean with Student's interval where there are several;
     `across`: values along the x axis, places along the y axis."""
     known = [[v for v in some if v is not None and math.isfinite(v)] for some in values]
-    places = [place for place, some in zip(x, known) for _ in some]
-    singles = [v for some in known for v in some]
-    several = [(place, *student(some, level)) for place, some in zip(x, known) if len(some) > 1]
-    at, mean = [s[0] for s in several], [float(s[1]) for s in several]
-    low, high = [float(s[1] - s[2]) for s in several], [float(s[1] + s[2]) for s in several]
-    series = []
-    if joined:
-        means = [float(np.mean(some)) if some else math.nan for some in known]
-        series.append(Series(list(x), means, name, colour, dash="solid", width=1.7))
+    means = [float(np.mean(some)) if some else math.nan for some in known]
+    singles = [(place, v) for place, some in zip(x, known) for v in some]
+    several = [(place, *map(float, student(some, level))) for place, some in zip(x, known) if len(some) > 1]
+    low, high = ([mean + sign * half for _, mean, half in several] for sign in (-1, 1))
+    at, mean = ([row[i] for row in several] for i in (0, 1))
+    places, values = ([row[i] for row in singles] for i in (0, 1))
+    series = [Series(list(x), means, name, colour, dash="solid", width=1.7)] if joined else []
     series.append(Series(at, mean, colour=colour, symbol="square", size=8, low=low, high=high, across=across))
-    series.append(Series(places, singles, colour=colour, symbol="circle", size=6, hollow=True, across=across))
+    series.append(Series(places, values, colour=colour, symbol="circle", size=6, hollow=True, across=across))
     for one in series if across else ():
         one.x, one.y = one.y, one.x
     return series

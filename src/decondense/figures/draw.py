@@ -1,4 +1,5 @@
-"""Charts as files, with matplotlib: written to a temporary name and renamed; the same numbers give the same bytes."""
+"""Charts with matplotlib: as a file, which is written to a temporary name and renamed (the same numbers give the same
+bytes), on your own axes, or as a figure."""
 
 from __future__ import annotations
 
@@ -17,15 +18,16 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter
 
 from ..files import atomic, write_csv
-from ..words import amount
+from ..words import amount, several
 from .chart import DASHES, FAINT, INK, PAPER, SYMBOLS, Axis, Band, Chart, Heat, Series
 
-__all__ = ["Strip", "draw"]
+__all__ = ["Strip", "Where", "draw"]
 
 MAP = "viridis"
 COLOURS = {INK: "black", FAINT: "#777777", PAPER: "white"}
 DASH = dict(zip(DASHES, ("-", "--", ":", "-.", (0, (8, 3)), (0, (8, 2, 1, 2)))))
 SYMBOL = dict(zip(SYMBOLS, "osD^xP"))
+Where = str | os.PathLike[str] | None
 KINDS = ("png", "svg", "pdf")
 POINTS = 0.62  # of a pixel of the page
 
@@ -42,31 +44,58 @@ class Strip:
 
 
 def draw(
-    strips: Sequence[Strip], path: str | os.PathLike[str], *, rows: Iterable[Mapping[str, Any]] | None = None
-) -> Path:
-    """Strips below each other to a .png, .svg or .pdf; its folder is made. `rows` go into a CSV beside it."""
-    target = Path(path)
-    kind = target.suffix.lstrip(".").lower() or "png"
-    if kind not in KINDS:
+    strips: Sequence[Strip], path: Where = None, *, name: str = "figure.png", title: str | None = None, ax: Any = None,
+    rows: Iterable[Mapping[str, Any]] | None = None,
+) -> Any:  # fmt: skip
+    """Strips below each other; `figures.plot` says what `path`, `ax`, `title` and the value are. `name` is that of the
+    file where `path` is a folder (it exists, or has no ending), and `rows` go into a CSV beside it."""
+    target = None if path is None else Path(path)
+    if target is not None and (target.is_dir() or not target.suffix):
+        target = target / name
+    kind = "png" if target is None else target.suffix.lstrip(".").lower()
+    if target is not None and kind not in KINDS:
         raise ValueError(f"a figure must be .png, .svg or .pdf, got {target.name!r}.")
+    if target is not None and ax is not None:
+        raise ValueError("a figure goes into a file or onto axes, got both path and ax: give one of them.")
+    charts = [chart for strip in strips for row in strip.rows for chart in row]
+    if title is not None and len(charts) == 1:
+        charts[0].title = title
+    whole = _figure(strips) if ax is None else _onto(ax, charts)
+    if title is not None and len(charts) > 1:
+        whole.suptitle(title, fontsize=10)
+    if target is None:
+        return whole if ax is None else ax
     target.parent.mkdir(parents=True, exist_ok=True)
-    heights = [strip.size[1] for strip in strips]
-    whole = Figure(figsize=(max(strip.size[0] for strip in strips), sum(heights)), layout="constrained")
-    parts: Any = [whole] if len(strips) == 1 else whole.subfigures(len(strips), 1, height_ratios=heights)
-    for part, strip in zip(parts, strips):
-        _strip(part, strip)
     if rows is not None:
         write_csv(target.with_suffix(".csv"), rows)
-    FigureCanvasAgg(whole)
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {"Software": None})
     with atomic(target) as temporary, matplotlib.rc_context({"svg.hashsalt": "decondense"}):  # else names are random
         whole.savefig(temporary, dpi=160, format=kind, metadata=metadata)
     return target
 
 
-def _strip(part: Any, strip: Strip) -> None:
-    columns = max(map(len, strip.rows))
-    axes = part.subplots(len(strip.rows), columns, sharex=strip.shared, sharey=strip.shared, squeeze=False)
+def _figure(strips: Sequence[Strip]) -> Figure:
+    heights = [strip.size[1] for strip in strips]
+    whole = Figure(figsize=(max(strip.size[0] for strip in strips), sum(heights)), layout="constrained")
+    FigureCanvasAgg(whole)
+    parts: Any = [whole] if len(strips) == 1 else whole.subfigures(len(strips), 1, height_ratios=heights)
+    for part, strip in zip(parts, strips):
+        grid = part.subplots(
+            len(strip.rows), max(map(len, strip.rows)), sharex=strip.shared, sharey=strip.shared, squeeze=False
+        )
+        _strip(part, strip, grid)
+    return whole
+
+
+def _onto(ax: Any, charts: list[Chart]) -> Any:
+    axes = np.array(ax, dtype=object).reshape(1, -1)
+    if axes.size != len(charts):
+        raise ValueError(f"this figure has {several(len(charts), 'panel')}: ax must be as many axes, got {axes.size}.")
+    _strip(axes[0, 0].figure, Strip([charts], (0, 0)), axes)
+    return axes[0, 0].figure
+
+
+def _strip(part: Any, strip: Strip, axes: np.ndarray) -> None:
     heats: list[Heat] = []
     image = None
     for line, charts in zip(axes, strip.rows):
@@ -79,7 +108,7 @@ def _strip(part: Any, strip: Strip) -> None:
                     axis.fill_between(mark.x, mark.low, mark.high, color=mark.colour, alpha=mark.opacity, lw=0)
                 else:
                     _series(axis, mark)
-            _chart(axis, chart, 8 if strip.shared or columns > 2 else 9)
+            _chart(axis, chart, 8 if strip.shared or axes.shape[1] > 2 else 9)
         for axis in line[len(charts) :]:
             axis.set_visible(False)
     if strip.x:

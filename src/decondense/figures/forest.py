@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ..words import p_words, signed
 from .chart import FAINT, INK, PALETTE, Axis, Box, Chart, Frame, Remark, Rule, Series
-from .draw import Strip, draw
+from .draw import Strip, Where, draw
 
 __all__ = ["forest", "forest_chart"]
 
@@ -90,11 +88,11 @@ def _shown_range(rows: Sequence[Row], scale: float) -> tuple[float, float]:
 
 
 def forest(
-    rows: Sequence[Row], path: str | os.PathLike[str], *, title: str, power: float, published: float | None = None
-) -> Path:
-    """Draw the rows of a comparison (`records.differences`) to `path` (.png, .pdf or .svg). `published`: an average in
-    points to draw beside ours."""
-    chart = forest_chart(title, rows, power=power)
+    rows: Sequence[Row], path: Where = None, *, power: float, published: float | None = None, **where: Any
+) -> Any:
+    """The rows of a comparison (`records.differences`) as a figure. `published`: an average in points to draw beside
+    ours."""
+    chart = forest_chart("", rows, power=power)
     chart.x.title = (
         "treated − base, points, with 95 % interval (p of tasks after Holm)\n"
         f"grey: would be found with less than {100 * power:.0f} % probability"
@@ -104,4 +102,4 @@ def forest(
         line = Series([published] * 2, [0.55, 1.45], colour=PALETTE[1], dash="dash", width=2.5)
         chart.frames[0].marks.append(line)
         chart.remarks = [Remark(f"published {signed(published, 2)}", published, 1.1, PALETTE[1])]
-    return draw([Strip([[chart]], (7.2, 1.3 + 0.36 * len(rows)))], path)
+    return draw([Strip([[chart]], (7.2, 1.3 + 0.36 * len(rows)))], path, name="forest.png", **where)

@@ -19,24 +19,13 @@ class Geometry:
 
     def __init__(self, record: Measurement) -> None:
         self.record = record
-
-    @property
-    def layers(self) -> int:
-        """L, the number of blocks."""
-        return self.record.model.layers
-
-    @property
-    def states(self) -> list[State]:
-        return self.record.states[: self.layers + 1]
-
-    @property
-    def before_norm(self) -> State | None:
-        """The last block's output before the final norm; None where the model does not give it away."""
-        return self.record.states[self.layers + 1] if len(self.record.states) > self.layers + 1 else None
-
-    @property
-    def final_norm(self) -> bool | None:
-        return self.record.final_norm
+        self.layers = record.model.layers  # L, the number of blocks
+        self.states, rest = record.states[: self.layers + 1], record.states[self.layers + 1 :]
+        self.before_norm: State | None = rest[0] if rest else None  # None where the model does not give it away
+        self.final_norm = record.final_norm
+        self.text = record.text.name
+        self.label = record.model.description + (", freshly initialised" if record.model.init else "")
+        """What tables and figures call it."""
 
     def values(self, name: str) -> np.ndarray:
         """(L+1,) of any statistic of the states, by name."""
@@ -93,21 +82,11 @@ class Geometry:
     def interval(self, name: str, *, states: str = "all") -> tuple[float, float]:
         """The 95 % interval of a trend statistic, from a bootstrap over windows; NaN where there is none."""
         entry = self._trend(name, states)
-        whole = entry.low is not None and entry.high is not None
-        return (known(entry.low), known(entry.high)) if whole else (float("nan"), float("nan"))
+        return known(entry.low), known(entry.high)
 
     @property
     def spearman(self) -> float:
         return self.trend("spearman")
-
-    @property
-    def label(self) -> str:
-        """What tables and figures call it."""
-        return self.record.model.description + (", freshly initialised" if self.record.model.init else "")
-
-    @property
-    def text(self) -> str:
-        return self.record.text.name
 
 
 Short = Snapshot | Geometry

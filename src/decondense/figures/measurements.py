@@ -1,27 +1,29 @@
 """Charts of measurements: the density of cosines over depth, and how it changes along a row of results.
 
 `heat_frame` and `heat_chart` describe one heatmap, for files and for the page; `trend_charts` a statistic along a
-row of results. The others draw files, each with a CSV of its numbers beside it.
+row of results. The others are whole figures: a file has a CSV of its numbers beside it, `where` is that of `draw`.
 """
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..words import amount, span
+from ..words import amount, round_to, span
 from .chart import FAINT, INK, PALETTE, Axis, Chart, Frame, Heat, Remark, Rule, Series, with_intervals
-from .draw import Strip, draw
+from .draw import Strip, Where, draw
 from .measured import Geometry, Short, histogram_quantiles
 
-__all__ = ["floor_of", "heat_chart", "heat_frame", "heatmap", "heatmaps", "top_of", "trend_charts", "trend_plot"]
+__all__ = [
+    "DEPTH", "floor_of", "heat_chart", "heat_frame", "heat_rows", "heatmap", "heatmaps", "top_of", "trend_charts",
+    "trend_plot",
+]  # fmt: skip
 
 CLIP = 10.0  # the density at which the published figures cut the colour scale
+DEPTH = "depth: layer / number of layers (right of a white line: after the final norm)"
 
 
 def floor_of(densities: Iterable[np.ndarray]) -> float:
@@ -97,16 +99,17 @@ def heat_rows(
     """Small heatmaps (title, result) on one scale, for a file."""
     densities = [density_of(result, view) for row in rows for _, result in row]
     floor, top = floor_of(densities), top_of(densities)
-    charts = []
-    for row in rows:
-        frames = [heat_frame(r, top=top, view=view, relative=True, spread=spread) for _, r in row]
-        charts.append([heat_chart(t, [f], [r], floor=floor, relative=True) for f, (t, r) in zip(frames, row)])
-    for chart in (chart for row in charts for chart in row):
+
+    def small(title: str, result: Short) -> Chart:
+        frame = heat_frame(result, top=top, view=view, relative=True, spread=spread)
+        chart = heat_chart(title, [frame], [result], floor=floor, relative=True)
         chart.x.title = chart.y.title = ""  # one for all
-    return charts
+        return chart
+
+    return [[small(*panel) for panel in row] for row in rows]
 
 
-def heatmap(result: Geometry, path: str | os.PathLike[str], *, view: str = "pooled") -> Path:
+def heatmap(result: Geometry, path: Where = None, *, view: str = "pooled", **where: Any) -> Any:
     """Density of cosines (colour) against depth, with the mean and the 5–95 % band. `view`: pooled, released."""
     drawn = [density_of(result, view)]
     frame = heat_frame(result, top=top_of(drawn), view=view, relative=True)
@@ -114,24 +117,23 @@ def heatmap(result: Geometry, path: str | os.PathLike[str], *, view: str = "pool
     words = "cosine similarity of two tokens of a window"
     chart = heat_chart(title, [frame], [result], floor=floor_of(drawn), y=words, relative=True)
     chart.legend = "lower right"
-    return draw([Strip([[chart]], (7.2, 4.8), _footnote(result, view))], path, rows=_heatmap_rows([result], view))
+    strip = Strip([[chart]], (7.2, 4.8), _footnote(result, view))
+    return draw([strip], path, name="heatmap.png", rows=_heatmap_rows([result], view), **where)
 
 
-def heatmaps(results: Sequence[Geometry], path: str | os.PathLike[str], *, view: str = "pooled") -> Path:
+def heatmaps(results: Sequence[Geometry], path: Where = None, *, view: str = "pooled", **where: Any) -> Any:
     """Several heatmaps side by side on one scale."""
     columns = min(4, len(results))
     texts = {r.text for r in results}
     panels: list[tuple[str, Short]] = []
     for r in results:
-        low, high = r.interval("spearman")
-        rho = span(r.spearman, *((None, None) if math.isnan(low) else (low, high)))
-        panels.append((f"{_wrap(r.label if len(texts) == 1 else f'{r.label}, {r.text}')}\nSpearman {rho}", r))
+        label = r.label if len(texts) == 1 else f"{r.label}, {r.text}"
+        panels.append((f"{_wrap(label)}\nSpearman {span(r.spearman, *round_to(r.interval('spearman'), 12))}", r))
     rows = heat_rows([panels[i : i + columns] for i in range(0, len(panels), columns)], view=view, spread=True)
     rows[0][0].legend = "lower right"
     size = (3.1 * columns + 1.4, 3.1 * len(rows) + 0.9)
-    words = "depth: layer / number of layers (right of a white line: after the final norm)"
-    strip = Strip(rows, size, words, "cosine similarity", shared=True)
-    return draw([strip], path, rows=_heatmap_rows(results, view))
+    strip = Strip(rows, size, DEPTH, "cosine similarity", shared=True)
+    return draw([strip], path, name="heatmaps.png", rows=_heatmap_rows(results, view), **where)
 
 
 def _footnote(result: Geometry, view: str) -> str:
@@ -193,13 +195,13 @@ def trend_charts(rows: Sequence[Mapping[str, Any]], *, axis: str, paired: bool) 
     return charts
 
 
-def trend_plot(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike[str], *, axis: str, paired: bool) -> Path:
-    """The same as a file."""
+def trend_plot(rows: Sequence[Mapping[str, Any]], path: Where = None, *, axis: str, paired: bool, **where: Any) -> Any:
+    """The same as a figure."""
     charts = trend_charts(rows, axis=axis, paired=paired)
     for chart in charts:
         chart.title = ""  # the axis says it
     note = "bars: 95 % intervals from a bootstrap over windows"
-    return draw([Strip([charts], (8.4, 4.2), note)], path, rows=rows)
+    return draw([Strip([charts], (8.4, 4.2), note)], path, name="trend.png", rows=rows, **where)
 
 
 def positions(rows: Sequence[Mapping[str, Any]], axis: str, paired: bool) -> tuple[list[float], list[str], str]:
@@ -207,10 +209,13 @@ def positions(rows: Sequence[Mapping[str, Any]], axis: str, paired: bool) -> tup
     if axis == "size":
         sizes = [float(row["parameters"]) for row in rows]
         return sizes, [amount(size) for size in sizes], "parameters"
-    names = {
-        "checkpoint": ([str(row["revision"]) for row in rows], "checkpoint"),
-        "text": ([str(row["text"]).split(":")[0] for row in rows], "text"),
-    }
-    labels, title = names.get(axis, ([str(row["model"]).rsplit("/", maxsplit=1)[-1] for row in rows], "model"))
-    places = [float(i // 2 if paired else i) for i in range(len(rows))]
-    return places, [label if len(label) <= 18 else label[:17] + "…" for label in labels], title
+    key, title = {"checkpoint": ("revision", "checkpoint"), "text": ("text", "text")}.get(axis, ("model", "model"))
+    labels = [str(row[key]).split(":")[0] if key == "text" else str(row[key]) for row in rows]
+    return [float(i // 2 if paired else i) for i in range(len(rows))], list(map(_short, labels)), title
+
+
+def _short(label: str, width: int = 18) -> str:
+    """Of what tells two results of one name apart, which stands in brackets, nothing is cut."""
+    name, bracket, rest = label.partition(" (")
+    name, room = name.rsplit("/", maxsplit=1)[-1], max(4, width - len(bracket + rest))
+    return (name if len(name) <= room else name[: room - 1] + "…") + bracket + rest

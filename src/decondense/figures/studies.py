@@ -12,10 +12,10 @@ from typing import Any
 
 from ..stats.intervals import student
 from ..words import amount, signed
-from .chart import FAINT, PALETTE, Axis, Box, Chart, Frame, Rule, dots
+from .chart import PALETTE, Axis, Box, Chart, Frame, Rule, dots
 from .draw import Strip, draw
 from .measured import Short
-from .measurements import heat_rows
+from .measurements import DEPTH, heat_rows
 
 __all__ = ["curves", "effects", "heat_grid", "heat_row"]
 
@@ -30,21 +30,19 @@ def heat_grid(
 
     below: panels as `curves` has them, for what heatmaps are too coarse to show.
     """
-    charts = heat_rows([_titled(panels) for _, panels in rows])
+    charts = _heats([panels for _, panels in rows])
     for line, (label, _) in zip(charts, rows):
         line[0].y.title = label
-    words = "depth: layer / number of layers (right of a white line: after the final norm)" + _below(note)
     size = (2.2 * max(map(len, charts)) + 1.5, 2.3 * len(rows) + 0.9)
-    strips = [Strip(charts, size, words, "cosine similarity of two tokens", shared=True)]
+    strips = [Strip(charts, size, DEPTH + _below(note), "cosine similarity of two tokens", shared=True)]
     if below:
         strips.append(Strip([[_panel(panel) for panel in below]], (size[0], 3.0)))
     return draw(strips, path)
 
 
 def heat_row(
-    panels: Sequence[tuple[str, Short]], path: Path, *, points: Mapping[str, Points], x: str, numbers: bool = False,
-    note: str = "",
-) -> Path:  # fmt: skip
+    panels: Sequence[tuple[str, Short]], path: Path, *, points: Mapping[str, Points], x: str, numbers: bool = False
+) -> Path:
     """Heatmaps, and below them charts side by side with one dot per seed or model: `points` are label of the y axis →
     (label on the x axis, values).
 
@@ -52,34 +50,31 @@ def heat_row(
     """
     lines = math.ceil(len(panels) / 6)
     columns = math.ceil(len(panels) / lines)
-    charts = heat_rows([_titled(panels[i : i + columns]) for i in range(0, len(panels), columns)])
+    charts = _heats([panels[i : i + columns] for i in range(0, len(panels), columns)])
     words = "depth (right of a white line: after the final norm)"
     width = max(6.0, 2.2 * columns + 1.2)
     upper = Strip(charts, (width, 2.3 * lines + 0.3), words, "cosine", shared=True)
-    lower = [_points(those, y, x + _below(note), numbers) for y, those in points.items()]
+    lower = [_panel(_points(those, y, numbers) | {"title": "", "x": x}, joined=False) for y, those in points.items()]
     return draw([upper, Strip([lower], (width, 2.9))], path)
 
 
-def _titled(panels: Sequence[tuple[str, Short]]) -> list[tuple[str, Short]]:
-    return [(f"{title}\nSpearman {signed(shot.spearman, 2)}", shot) for title, shot in panels]
+def _heats(rows: Sequence[Sequence[tuple[str, Short]]]) -> list[list[Chart]]:
+    return heat_rows([[(f"{title}\nSpearman {signed(s.spearman, 2)}", s) for title, s in row] for row in rows])
 
 
-def _points(points: Points, y: str, x: str, numbers: bool) -> Chart:
+def _points(points: Points, y: str, numbers: bool) -> dict[str, Any]:
     places = [float(label) if numbers else float(i) for i, (label, _) in enumerate(points)]
-    ticks = [(place, label) for place, (label, _) in zip(places, points)]
-    reach = None
+    values = [values for _, values in points]
+    panel = {"y": y, "line": 0, "series": {"": (places, values)}, "ticks": places, "labels": [p[0] for p in points]}
     if numbers:
         # labels at powers of ten where those of all models would lie over each other
         low, high = (math.floor(math.log10(f(places))) for f in (min, max))
         shown = [float(10**k) for k in range(low, high + 2)] if len(places) > 8 else places
-        ticks = [(place, amount(place)) for place in shown]
+        panel |= {"scale": "log", "ticks": shown, "labels": list(map(amount, shown))}
     if y.startswith("Spearman"):
-        reach = (-1.08, 1.08)
-        if any(abs(mean) + half > 1.08 for _, values in points for mean, half in [student(values)]):
-            y += "\n(bars cut at ±1)"
-    marks: list[Any] = [*dots(places, [values for _, values in points])]
-    axis = Axis(x, ticks=ticks, scale="log" if numbers else "linear", grid=False)
-    return Chart("", axis, Axis(y, range=reach), [Frame(marks)], [Rule(0, "y")])
+        cut = any(abs(mean) + half > 1.08 for mean, half in map(student, values))
+        panel |= {"limits": (-1.08, 1.08), "y": y + "\n(bars cut at ±1)" * cut}
+    return panel
 
 
 def effects(
@@ -110,17 +105,19 @@ def effects(
 
 def curves(panels: Sequence[Mapping[str, Any]], path: Path, *, note: str = "") -> Path:
     """Panels side by side. Each has `title`, `x`, `y` (labels), `series`: name → (x values, one list of values per
-    x); and optionally `scale` ("log", "symlog"), `line` (a level to draw), `ticks`, `limits`."""
+    x); and optionally `scale` ("log", "symlog"), `line` (a level to draw), `ticks` and their `labels`, `limits`."""
     return draw([Strip([[_panel(panel) for panel in panels]], (3.9 * len(panels) + 0.4, 3.7), note)], path)
 
 
-def _panel(panel: Mapping[str, Any]) -> Chart:
+def _panel(panel: Mapping[str, Any], *, joined: bool = True) -> Chart:
     marks: list[Any] = []
     for number, (name, (x, values)) in enumerate(panel["series"].items()):
-        marks += dots(x, values, colour=PALETTE[number % len(PALETTE)], name=name, joined=True)
-    ticks = [(tick, f"{tick:g}".replace("-", "−")) for tick in panel.get("ticks") or ()] or None
-    axis = Axis(panel["x"], scale=panel.get("scale") or "linear", ticks=ticks, grid=False)
-    rules = [Rule(panel["line"], "y", FAINT)] if panel.get("line") is not None else []
+        marks += dots(x, values, colour=PALETTE[number % len(PALETTE)], name=name, joined=joined)
+    places = panel.get("ticks") or ()
+    labels = panel.get("labels") or [f"{place:g}".replace("-", "−") for place in places]
+    scale = panel.get("scale") or "linear"
+    axis = Axis(panel["x"], scale=scale, ticks=list(zip(places, labels)) or None, grid=False)
+    rules = [Rule(panel["line"], "y")] if panel.get("line") is not None else []
     y = Axis(panel["y"], range=panel.get("limits"))
     return Chart(panel["title"], axis, y, [Frame(marks)], rules, legend="best" if len(panel["series"]) > 1 else "")
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ..records import Training
 from .chart import Axis, Chart, Frame, Series, look
-from .draw import Strip, draw
+from .draw import Strip, Where, draw
 
 __all__ = ["Curve", "curve_charts", "training_figure"]
 
@@ -67,7 +66,7 @@ def curve_charts(runs: Sequence[Curve], *, unit: str = "tokens", height: int = 3
     return charts
 
 
-def training_figure(runs: Sequence[tuple[str, Training]], path: Path) -> Path:
+def training_figure(runs: Sequence[tuple[str, Training]], path: Where = None, **where: Any) -> Any:
     """`runs`: (name, record of a training run). A panel each for the task loss, the held-out loss and, where any run
     has one, the penalty. A loss that fell apart leaves the picture, and the legend has its last value."""
     curves = [Curve(name, name, number, record) for number, (name, record) in enumerate(runs)]
@@ -82,7 +81,7 @@ def training_figure(runs: Sequence[tuple[str, Training]], path: Path) -> Path:
             line.name = f"{line.label}: {last:.4f}"
         if chart.title != "penalty":
             chart.y.range = _without_collapse([[v for v in line.y if v is not None] for line in lines])
-    return draw([Strip([charts], (3.6 * len(charts), 3.2))], path)
+    return draw([Strip([charts], (3.6 * len(charts), 3.2))], path, name="training.png", **where)
 
 
 def _without_collapse(lines: Sequence[Sequence[float]]) -> tuple[float, float] | None:

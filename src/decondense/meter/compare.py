@@ -13,7 +13,7 @@ import numpy as np
 import yaml
 
 from .. import records
-from ..files import file_in, told_apart
+from ..files import told_apart
 from ..words import nearest
 from .result import Condensation
 from .trend import curve_statistics
@@ -109,14 +109,18 @@ class Comparison:
             notes=self.notes, rows=self.rows(),
         ).to_json()  # fmt: skip
 
-    def plot(self, path: str | os.PathLike[str], *, view: str = "pooled") -> list[Path]:
-        """The heatmaps into a file, or as heatmaps.png into a folder, and trend.png beside them, each with its CSV.
-        Folders are made. ``view``: pooled, released."""
-        from ..figures.measurements import heatmaps, trend_plot
+    def plot(
+        self, path: str | os.PathLike[str] | None = None, *, ax: Any = None, title: str | None = None,
+        view: str = "pooled",
+    ) -> Any:  # fmt: skip
+        """The heatmaps side by side, as ``decondense.plot`` draws them; beside a file there is also trend.png."""
+        from ..figures.measurements import trend_plot
+        from ..figures.plot import plot
 
-        target = file_in(path, "heatmaps.png")
-        trend = trend_plot(self.rows(), target.with_name("trend.png"), axis=self.axis, paired=self.paired)
-        return [heatmaps(self.results, target, view=view), trend]
+        drawn = plot(self.results, path, ax=ax, title=title, view=view)
+        if isinstance(drawn, Path):
+            trend_plot(self.rows(), drawn.with_name("trend.png"), axis=self.axis, paired=self.paired)
+        return drawn
 
 
 def compare(

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from ..figures.measured import Geometry, histogram_quantiles
-from ..files import file_in
 from ..records import Measurement, Record, parse, read
 from ..words import several
 from .tally import Tally
@@ -73,12 +72,14 @@ class Condensation(Geometry):
         """Write ``path``, or ``path/result.json`` if it is a folder; to a temporary name first, then renamed."""
         return self.record.save(path)
 
-    def plot(self, path: str | os.PathLike[str], *, view: str = "pooled") -> Path:
-        """Draw the heatmap into a file, or as heatmap.png into a folder; a CSV with its numbers is written beside it.
-        Folders are made. ``view``: pooled, released."""
-        from ..figures.measurements import heatmap
+    def plot(
+        self, path: str | os.PathLike[str] | None = None, *, ax: Any = None, title: str | None = None,
+        view: str = "pooled",
+    ) -> Any:  # fmt: skip
+        """The heatmap, as ``decondense.plot`` draws it."""
+        from ..figures.plot import plot
 
-        return heatmap(self, file_in(path, "heatmap.png"), view=view)
+        return plot(self, path, ax=ax, title=title, view=view)
 
 
 def load(path: str | os.PathLike[str]) -> Any:

@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from ..figures.chart import FAINT, PALETTE, Axis, Band, Chart, Frame, Rule, Series
+from ..figures.chart import FAINT, PALETTE, Axis, Band, Chart, Frame, Series
 from ..figures.forest import forest_chart
 from ..figures.measured import Geometry
 from ..figures.measurements import trend_charts
+from ..figures.scores import score_chart, score_rows
 from ..records import STATISTICS, Comparison, Evaluation, Measurement, Significance, differences
 from ..stats.intervals import student
-from ..words import DIFFERENCE, cell, difference_cells, duration, points, round_to, several, span
+from ..words import DIFFERENCE, cell, difference_cells, duration, points, several, span
 from .panels import Shot, heat_panel
 from .reproduce import evaluate_command, measure_command, significance_command
 from .section import Origin, Panel, Section, Source, Table
@@ -169,7 +170,7 @@ def evaluation(source: Source[Evaluation]) -> Section:
     model, tasks = record.model, record.tasks
     panels, tables, parts = [], [], []
     if tasks:
-        panels.append(Panel([scores(record)]))
+        panels.append(Panel([score_chart(record)]))
         tables.append(_score_table(record))
         if record.macro_average is not None:
             parts.append(f"average accuracy over {several(len(tasks), 'task')}: {points(record.macro_average)} %")
@@ -197,41 +198,13 @@ def evaluation(source: Source[Evaluation]) -> Section:
     )  # fmt: skip
 
 
-def scores(record: Evaluation) -> Chart:
-    """Accuracy of each task with its 95 % interval over items, the average as a line."""
-    tasks, average = record.tasks, record.macro_average
-    places = list(range(len(tasks), 0, -1))
-    values = [100 * task.acc for task in tasks.values()]
-    reach = [0.0 if task.stderr is None else 196 * task.stderr for task in tasks.values()]
-    words = [
-        f"{name}\n{value:.2f}" + (f" ± {half:.2f}" if half else "") + f"\n{task.items:,} items"
-        for (name, task), value, half in zip(tasks.items(), values, reach)
-    ]
-    low, high = ([v + sign * half for v, half in zip(values, reach)] for sign in (-1, 1))
-    style: dict[str, Any] = {"symbol": "circle", "size": 10, "across": True, "of": words, "hover": "{of}"}
-    marks: list[Any] = [Series(values, places, "accuracy, 95 % over items", low=low, high=high, **style)]
-    y = Axis(ticks=list(zip(places, tasks)), range=(0.4, len(tasks) + 0.6), grid=False)
-    note = "Lines: 95 % interval over items." + ("" if average is None else " Dashed: the average over tasks.")
-    height = 120 + 30 * len(tasks)
-    chart = Chart("Accuracy of each task", Axis("accuracy, %"), y, [Frame(marks)], height=height, note=note)
-    chart.rules = [] if average is None else [Rule(100 * average, dash="dash", width=1.5)]
-    chart.rows = _score_rows(record)
-    return chart
-
-
-def _score_rows(record: Evaluation) -> list[dict[str, Any]]:
-    columns = ("items", "shots", "acc", "stderr", "acc_norm", "ece", "perplexity")
-    tasks = {name: task.model_dump() for name, task in record.tasks.items()}
-    return [{"task": name} | {c: round_to(task.get(c)) for c in columns} for name, task in tasks.items()]
-
-
 def _score_table(record: Evaluation) -> Table:
     def words(column: str, value: Any) -> str:
         if value is not None and column in ("acc", "stderr", "acc_norm"):
             return points(value)
         return f"{value:.3f}" if value is not None and column == "ece" else cell(value)
 
-    rows = _score_rows(record)
+    rows = score_rows(record)
     shown = [[words(column, value) for column, value in row.items()] for row in rows]
     heads = ["task", "items", "shots", "accuracy, %", "± (items)", "normalised, %", "ECE", "perplexity"]
     return Table.of("Scores", rows, shown=shown, heads=heads)
