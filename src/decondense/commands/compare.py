@@ -11,7 +11,7 @@ import typer
 from ..files import safe_name, write_text
 from ..words import amount, span
 from . import options as o
-from .terminal import default_folder, err, fitting_table, fresh_folder, is_main, out, writing
+from .terminal import default_folder, err, fresh_folder, is_main, out, table, writing
 
 if TYPE_CHECKING:
     from ..meter.compare import Comparison
@@ -74,11 +74,11 @@ def run_comparison(
     interruption: name the folders again."""
     from ..meter import compare as run
 
-    with fresh_folder(out_dir if out_dir is not None else Path("comparison"), force=force) as folder:
+    with fresh_folder(out_dir or Path("comparison"), force=force) as folder:
 
         def started(name: str, number: int, total: int) -> None:
             if is_main() and not as_json:
-                err.print(f"measuring {name} ({number + 1} of {total})", markup=False)
+                err.print(f"measuring {name} ({number + 1} of {total})")
 
         def finished(result: Condensation) -> None:
             if is_main():
@@ -99,10 +99,10 @@ def run_comparison(
     out.print(_table(comparison))
     for result in comparison.results:
         if not result.complete:
-            err.print(f"warning: {result.label} on {result.text} is incomplete.", markup=False)
+            err.print(f"warning: {result.label} on {result.text} is incomplete.")
     for note in comparison.notes:
-        err.print(f"warning: {note}", markup=False)
-    out.print(comparison.verdict, style="bold", markup=False)
+        err.print(f"warning: {note}")
+    out.print(comparison.verdict, style="bold")
     out.print(f"written: {folder}/result.json, heatmaps.png, trend.png, each figure with its CSV")
 
 
@@ -120,7 +120,7 @@ def _table(comparison: Comparison) -> Any:
     ]
     columns = ("model", "text", "parameters", "Spearman [95 %]", "last states", "verdict")
     same_text = ["text"] if len({row[1] for row in rows}) == 1 else []
-    return fitting_table(columns, rows, left=("model", "text", "verdict"), drop=(*same_text, "verdict", "parameters"))
+    return table(columns, rows, left=("model", "text", "verdict"), drop=(*same_text, "verdict", "parameters"))
 
 
 def _folder_name(result: Condensation) -> str:

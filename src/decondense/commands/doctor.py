@@ -8,6 +8,8 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from rich.text import Text
+
 from . import options as o
 from .terminal import out
 
@@ -23,20 +25,20 @@ def doctor(
     if as_json:
         print(json.dumps(state, indent=1, ensure_ascii=False))
         return
-    out.print("[bold]versions[/bold]")
+    out.print("versions", style="bold")
     for name, version in state["versions"].items():
         out.print(f"  {name:<14}{version or 'not installed'}")
-    out.print("[bold]devices[/bold]")
+    out.print("devices", style="bold")
     for device in state["devices"]:
         out.print(f"  {device['name']:<14}{device['what']}; kernels: {device['kernels']}")
-    out.print("[bold]models without a network[/bold]")
+    out.print("models without a network", style="bold")
     for name, entry in state["models"].items():
-        out.print(f"  {_mark(entry['ready'])} {name:<18}{entry['note']}")
-    out.print("[bold]texts without a network[/bold]")
+        out.print(" ", _mark(entry["ready"]), f"{name:<18}{entry['note']}")
+    out.print("texts without a network", style="bold")
     for name, where in state["texts"].items():
-        out.print(f"  {_mark(where is not None)} {name:<18}{where or 'needs the datasets hub or a data folder'}")
-    out.print(f"[bold]hub[/bold]  {'reachable' if state['hub'] else 'not reachable from here'}")
-    out.print(f"[bold]cache[/bold]  {state['cache']}", soft_wrap=True)
+        out.print(" ", _mark(where is not None), f"{name:<18}{where or 'needs the datasets hub or a data folder'}")
+    out.print(Text("hub ", "bold"), "reachable" if state["hub"] else "not reachable from here")
+    out.print(Text("cache ", "bold"), state["cache"])
 
 
 def examine(data: Path | None = None) -> dict[str, Any]:
@@ -77,5 +79,5 @@ def _devices() -> list[dict[str, str]]:
     ]
 
 
-def _mark(ready: bool) -> str:
-    return "[green]yes[/green]" if ready else "[dim]no [/dim]"
+def _mark(ready: bool) -> Text:
+    return Text("yes", "green") if ready else Text("no ", "dim")

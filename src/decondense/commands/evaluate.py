@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
+from ..words import several
 from . import options as o
-from .terminal import default_folder, err, fresh_folder, out, plain_table, progress_bar, run_record, writing
+from .terminal import default_folder, err, fresh_folder, out, progress_bar, run_record, table, writing
 
 if TYPE_CHECKING:
     from ..records import Evaluation
@@ -56,7 +58,7 @@ def evaluate(
     options = o.given(locals(), "fresh") | {"tasks": "" if tasks == "none" else tasks, "text": o.names_of(text)}
     if not options["tasks"] and not options["text"]:
         raise ValueError("--tasks none leaves nothing to do: name tasks, or a text with --text.")
-    with fresh_folder(out_dir if out_dir is not None else default_folder("evaluation", model), force=force) as folder:
+    with fresh_folder(out_dir or default_folder("evaluation", model), force=force) as folder:
         _evaluate_into(folder, model, options, fresh=fresh, as_json=as_json)
 
 
@@ -80,10 +82,11 @@ def _evaluate_into(folder: Path, model: str, options: dict[str, Any], *, fresh: 
                 progress=None if move is None else lambda what, done, total: move(done, total, what),
             )
     except BaseException as error:
-        _drop_if_empty(partial)
+        if partial.is_dir() and {p.name for p in partial.iterdir()} <= {"settings.json"}:
+            shutil.rmtree(partial, ignore_errors=True)  # an end before the first batch leaves no folder behind
         if isinstance(error, KeyboardInterrupt) and partial.exists():
             beside = "; result.json is of the evaluation before it" if (folder / "result.json").exists() else ""
-            err.print(f"interrupted: {partial} holds what is done of {model}{beside}.", markup=False)
+            err.print(f"interrupted: {partial} holds what is done of {model}{beside}.")
             err.print("Repeat the command to go on from there.")
         raise
     seconds = time.monotonic() - begun
@@ -99,47 +102,34 @@ def _evaluate_into(folder: Path, model: str, options: dict[str, Any], *, fresh: 
         print(record.to_json(), end="")
         return
     show(record)
-    out.print(f"written: {folder}/items.parquet, result.json ({len(items):,} items, {seconds:.0f} s)", markup=False)
-
-
-def _drop_if_empty(partial: Path) -> None:
-    """An end before the first batch leaves no folder behind."""
-    if partial.is_dir() and {p.name for p in partial.iterdir()} <= {"settings.json"}:
-        shutil.rmtree(partial, ignore_errors=True)
+    out.print(f"written: {folder}/items.parquet, result.json ({len(items):,} items, {seconds:.0f} s)")
 
 
 def show(record: Evaluation) -> None:
-    """Names of models, tasks, texts and folders are the user's: none of them is read as markup."""
-    from rich.text import Text
-
-    from ..words import several
-
-    model = record.model.model_dump()
-    rest = f", {model['parameters']:,} parameters, {model['dtype']}"
-    out.print(Text.assemble((model["description"], "bold"), rest))
+    model = record.model
+    out.print(Text.assemble((model.description, "bold"), f", {model.parameters:,} parameters, {model.dtype}"))
     if record.tasks:
         columns = ("task", "items", "shots", "accuracy", "± (items)", "normalised", "ECE", "perplexity")
         rows = []
         for name, scores in record.tasks.items():
-            row = scores.model_dump()
-            figures = [f"{row['items']:,}", str(row["shots"]), f"{100 * row['acc']:.2f}"]
-            figures.append("" if row["stderr"] is None else f"{100 * row['stderr']:.2f}")
-            figures.append(f"{100 * row['acc_norm']:.2f}" if row["acc_norm"] is not None else "")
-            figures.append(f"{row['ece']:.3f}" if row["ece"] is not None else "")
-            figures.append(f"{row['perplexity']:.2f}" if row["perplexity"] is not None else "")
-            rows.append((name, *figures))
-        out.print(plain_table(columns, rows, left=("task",)))
-        graded = [name for name, scores in record.tasks.items() if scores.graded]
+            percent = [None if v is None else 100 * v for v in (scores.acc, scores.stderr, scores.acc_norm)]
+            cells = [_fixed(value, 2) for value in percent]
+            cells += [_fixed(scores.ece, 3), _fixed(scores.perplexity, 2)]
+            rows.append((name, f"{scores.items:,}", str(scores.shots), *cells))
+        out.print(table(columns, rows, left=("task",)))
+        graded = ", ".join(name for name, scores in record.tasks.items() if scores.graded)
         if graded:
-            gloss = f"{', '.join(graded)}: graded, the share of probability on right answers"
-            out.print(gloss, style="dim", markup=False)
-        over = f"average over {several(len(record.tasks), 'task')}: "
-        out.print(Text.assemble(over, (f"{100 * (record.macro_average or 0):.2f}", "bold")))
+            out.print(f"{graded}: graded, the share of probability on right answers", style="dim")
+        average = Text(_fixed(100 * (record.macro_average or 0), 2), "bold")
+        out.print(f"average over {several(len(record.tasks), 'task')}:", average)
     for name, row in record.texts.items():
         out.print(
             f"{name}: token perplexity {row['token_perplexity']:.3f}, word perplexity {row['word_perplexity']:.3f}, "
-            f"{row['bits_per_byte']:.4f} bits per byte ({row['tokens']:,} tokens in windows of {row['window_tokens']})",
-            markup=False,
+            f"{row['bits_per_byte']:.4f} bits per byte ({row['tokens']:,} tokens in windows of {row['window_tokens']})"
         )
     for note in record.notes:
-        out.print(f"note: {note}", markup=False)
+        out.print(f"note: {note}")
+
+
+def _fixed(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"

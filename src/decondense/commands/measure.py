@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
 from ..files import write_csv, write_text
 from . import options as o
 from .compare import run_comparison
-from .terminal import bar, default_folder, err, fitting_table, fresh_folder, is_main, out, progress_bar, run_record
-from .terminal import writing as writing_into
+from .terminal import bar, default_folder, err, fresh_folder, is_main, out, progress_bar, run_record, table, writing
 
 if TYPE_CHECKING:
     from ..meter.result import Condensation
@@ -53,7 +53,7 @@ def measure(
         run_comparison([model], options, revisions=o.names_of(revisions), out_dir=out_dir, force=force, as_json=as_json)
         return
     options |= {"revision": revision}
-    target = out_dir if out_dir is not None else default_folder("condensation", model)
+    target = out_dir or default_folder("condensation", model)
     config = {"command": "measure", "model": model, **options}
     with fresh_folder(target, force=force or resume or _same(target, config)) as folder:
         _measure_into(folder, config, options, resume=resume, as_json=as_json)
@@ -106,11 +106,9 @@ def _measure_into(
 
 def show(result: Condensation, folder: Path) -> None:
     record = result.record
-    out.print(
-        f"[bold]{result.label}[/bold] on {result.text} ({record.text.source}), "
-        f"{record.windows_done} windows × {record.settings['tokens']} tokens"
-    )
-    out.print(state_table(result))
+    much = f"{record.windows_done} windows × {record.settings['tokens']} tokens"
+    out.print(Text(result.label, "bold"), f"on {result.text} ({record.text.source}), {much}")
+    out.print(_state_table(result))
     out.print(
         "near: neighbouring tokens; far: half a window apart or more; -1st: without the first token;\n"
         "-top3: without the 3 dimensions of largest variance or of largest share of the cosine (the lower)",
@@ -121,14 +119,14 @@ def show(result: Condensation, folder: Path) -> None:
         for statistic in ("spearman", "kendall", "slope", "last"):
             low, high = result.interval(statistic, states=curve)
             parts.append(f"{statistic} {result.trend(statistic, states=curve):.2f} [{low:.2f}, {high:.2f}]")
-        out.print(f"{name:>14}: " + ", ".join(parts), style="dim", markup=False)
-    out.print(result.verdict, style="bold", markup=False)
+        out.print(f"{name:>14}: " + ", ".join(parts), style="dim")
+    out.print(result.verdict, style="bold")
     for note in result.notes:
         out.print(f"note: {note}")
     out.print(f"written: {folder}/result.json, states.csv, heatmap.png")
 
 
-def state_table(result: Condensation) -> Any:
+def _state_table(result: Condensation) -> Any:
     """One line per hidden state, with a small bar; 78 columns, fewer where the terminal has fewer."""
     rows = []
     normed = result.final_norm
@@ -144,14 +142,14 @@ def state_table(result: Condensation) -> Any:
         name = "embedding" if number == 0 else f"{state.state}{suffix}"
         rows.append((name, f"{cosine:.3f}", bar(cosine, width=10), *cells))
     columns = ("state", "cosine", "", "std", "5 %", "95 %", "near", "far", "-1st", "-top3")
-    return fitting_table(columns, rows, left=("state", ""), drop=("", "std", "far", "near", "-1st", "95 %", "5 %"))
+    return table(columns, rows, left=("state", ""), drop=("", "std", "far", "near", "-1st", "95 %", "5 %"))
 
 
 def write_files(folder: Path, config: dict[str, Any], result: Condensation, seconds: float) -> None:
     """``result.json``, ``config.yaml``, ``run.json``, ``states.csv`` and the heatmap."""
     import yaml
 
-    with writing_into(folder):
+    with writing(folder):
         result.save(folder / "result.json")
         write_text(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
         write_text(folder / "run.json", run_record(seconds, config["device"]))

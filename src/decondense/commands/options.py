@@ -21,6 +21,7 @@ Init = Annotated[bool, typer.Option("--init", help="the same architecture, fresh
 Revision = Annotated[str | None, typer.Option(help="branch, tag or commit of a hub id")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16, float64 or auto")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …; auto spreads a model too large for one")]
+BestDevice = Annotated[str | None, typer.Option(help="cpu, cuda, …; default the best there is")]
 Batch = Annotated[int, typer.Option(help="windows per forward pass")]
 Last = Annotated[int, typer.Option(help="how many last states the statistic `last` averages")]
 Bootstrap = Annotated[int, typer.Option(help="resamplings of the windows for the intervals")]
@@ -42,3 +43,13 @@ def given(parameters: Mapping[str, Any], *apart: str) -> dict[str, Any]:
 def names_of(text: str | None) -> list[str] | None:
     """ "a, b" as ["a", "b"]; nothing as None."""
     return [name.strip() for name in (text or "").split(",") if name.strip()] or None
+
+
+def seeds_of(text: str | None) -> list[int] | None:
+    """ "1, 2" as [1, 2]."""
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() for part in parts) or len(set(parts)) < len(parts):
+        raise ValueError(f"--seeds must be different whole numbers with commas, like 1,2,3, got {text!r}.")
+    return [int(part) for part in parts]

@@ -29,7 +29,7 @@ def report(
         _write_table(folders, readme, show=table)
         if out_file is None:
             return
-    target = out_file if out_file is not None else Path("report.html")
+    target = out_file or Path("report.html")
     if target.is_dir():
         target = target / "report.html"
     with output_folder(target.parent):
@@ -59,7 +59,7 @@ def _write_page(folders: list[Path], target: Path, *, title: str | None, as_json
     if size > LARGE:
         err.print(f"warning: the page has {size / 1e6:.0f} MB; give fewer folders at a time for one that opens fast.")
     number = sum(content.counts.values())
-    out.print(f"written: {target} ({number} result{'s' * (number != 1)}, {size / 1e6:.1f} MB)", markup=False)
+    out.print(f"written: {target} ({number} result{'s' * (number != 1)}, {size / 1e6:.1f} MB)")
 
 
 def _write_table(folders: list[Path], readme: Path | None, *, show: bool) -> None:
@@ -78,9 +78,9 @@ def _write_table(folders: list[Path], readme: Path | None, *, show: bool) -> Non
             write_text(readme, text)
         if not show:
             _tell(skipped)
-        err.print(f"written: {readme}", markup=False)
+        err.print(f"written: {readme}")
 
 
 def _tell(skipped: Sequence[Any]) -> None:
     for entry in skipped:
-        err.print(f"skipped: {entry.folder}: {entry.reason}", markup=False)
+        err.print(f"skipped: {entry.folder}: {entry.reason}")

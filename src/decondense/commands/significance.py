@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,7 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from . import options as o
-from .terminal import fresh_folder, out, plain_table, writing
+from .terminal import fresh_folder, out, table, writing
 
 if TYPE_CHECKING:
     from ..records import Significance
@@ -48,38 +49,35 @@ def significance(
 ) -> None:
     """Say whether two ways of training differ: paired tests on the same items, with seeds, intervals and power."""
     options = o.given(locals(), "runs")
-    from ..figures.forest import forest
+    from ..figures.plot import plot
     from ..files import replaced, write_text
-    from ..records import differences
     from ..stats.significance import significance as compare
     from ..stats.tables import csv_table, latex, markdown
 
     base, treated = _divide(runs)
-    with fresh_folder(out_dir if out_dir is not None else Path("significance"), force=force) as folder:
+    with fresh_folder(out_dir or Path("significance"), force=force) as folder:
         record = compare(base, treated, **options)
         with writing(folder), replaced(folder, stale=("table.tex", "forest.png")) as place:
             record.save(place)
             write_text(place / "table.md", markdown(record))
             write_text(place / "table.csv", csv_table(record))
+            written = "result.json, table.md, table.csv"
             if record.tasks:
                 write_text(place / "table.tex", latex(record))
-                forest(differences(record), place / "forest.png", title=record.arms, power=record.power)
-            written = ["result.json", "table.md", "table.csv", *(["table.tex", "forest.png"] if record.tasks else [])]
+                plot(record, place / "forest.png")
+                written += ", table.tex, forest.png"
     if as_json:
         print(record.to_json(), end="")
         return
     _show(record)
-    out.print(f"written: {folder}/{', '.join(written)}", markup=False)
+    out.print(f"written: {folder}/{written}")
 
 
 def _divide(runs: list[str]) -> tuple[list[str], list[str]]:
-    if DIVIDER in runs:
-        at = runs.index(DIVIDER)
-        base, treated = runs[:at], runs[at + 1 :]
-    elif len(runs) == 2:
-        base, treated = runs[:1], runs[1:]
-    else:
+    if DIVIDER not in runs and len(runs) != 2:
         raise ValueError(f"put -- between base and treated runs: BASE… -- TREATED…; got {len(runs)} runs without it.")
+    at = runs.index(DIVIDER) if DIVIDER in runs else 1
+    base, treated = runs[:at], [run for run in runs[at:] if run != DIVIDER]
     if not base or not treated:
         raise ValueError("significance needs at least one base and one treated run: BASE… -- TREATED….")
     return base, treated
@@ -115,14 +113,14 @@ def _show(record: Significance) -> None:
             f"treated ahead on {ranks['ahead']} of {len(record.tasks)} tasks, behind on {ranks['behind']} "
             f"(sign test p = {ranks['sign_test_p']:.2f})"
         )
-    out.print(record.verdict, style="bold", markup=False)
+    out.print(record.verdict, style="bold")
     for note in record.notes:
-        out.print(f"note: {note}", markup=False)
+        out.print(f"note: {note}")
 
 
 def _print_table(rows: list[tuple[str, ...]], *, without: tuple[str, ...] = ()) -> None:
     from ..stats.tables import SHORT
 
-    shown = [number for number, column in enumerate(SHORT) if column not in without]
-    cells = [[row[number] for number in shown] for row in rows]
-    out.print(plain_table([SHORT[number] for number in shown], cells, left=SHORT[:1]))
+    shown = [column not in without for column in SHORT]
+    cells = [list(compress(row, shown)) for row in rows]
+    out.print(table(list(compress(SHORT, shown)), cells, left=SHORT[:1]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import tempfile
@@ -19,22 +20,12 @@ from ..files import InUse, locked, os_reason, safe_name
 from ..words import duration
 
 __all__ = [
-    "bar",
-    "default_folder",
-    "err",
-    "fitting_table",
-    "fresh_folder",
-    "is_main",
-    "out",
-    "output_folder",
-    "plain_table",
-    "progress_bar",
-    "run_record",
-    "writing",
-]
+    "bar", "default_folder", "err", "fresh_folder", "is_main", "out", "output_folder", "progress_bar", "run_record",
+    "table", "writing",
+]  # fmt: skip
 
-out = Console(soft_wrap=True, highlight=False)
-err = Console(stderr=True, soft_wrap=True, highlight=False)
+out = Console(soft_wrap=True, highlight=False, markup=False)  # names of models, texts and folders are no markup
+err = Console(soft_wrap=True, highlight=False, markup=False, stderr=True)
 EVERY = 10.0  # seconds between lines of progress that go into a file or a pipe
 
 
@@ -127,24 +118,25 @@ def progress_bar(label: str, *, quiet: bool) -> Iterator[Any]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.table import Column
 
+    whole = {"table_column": Column(no_wrap=True)}
     with Progress(
-        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),  # names are no markup
+        TextColumn("{task.description}", markup=False, **whole),
         *([BarColumn(bar_width=min(30, err.width - 75))] if err.width >= 90 else []),
-        MofNCompleteColumn(table_column=Column(no_wrap=True)),
-        TimeRemainingColumn(table_column=Column(no_wrap=True)),
-        TextColumn("left", table_column=Column(no_wrap=True)),
-        TextColumn("{task.fields[note]}", markup=False, table_column=Column(no_wrap=True)),
+        MofNCompleteColumn(**whole),
+        TimeRemainingColumn(**whole),
+        TextColumn("left", **whole),
+        TextColumn("{task.fields[note]}", markup=False, **whole),
         console=err,
         transient=True,
     ) as shown:
         task = shown.add_task(label, total=None, note="")
-        current = label
+        current = None
 
         def move(done: int, total: int, what: str = label, note: str = "") -> None:
             nonlocal current
-            if what != current:
+            if what != current:  # what was done before it began says nothing about its pace
                 current = what
-                shown.reset(task, description=what)
+                shown.reset(task, description=what, completed=done)
             shown.update(task, completed=done, total=total, note=note)
 
         yield move
@@ -163,38 +155,28 @@ def _progress_lines(label: str) -> Callable[..., None]:
             said = now
             pace = (now - begun) / (done - first) if done > first else None
             left = "" if pace is None else f", about {duration(pace * (total - done))} left"
-            err.print(f"{what}: {done:,} of {total:,}{left}{note and '; ' + note}", markup=False)
+            err.print(f"{what}: {done:,} of {total:,}{left}{note and '; ' + note}")
 
     return move
 
 
-def fitting_table(
+def table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[str] = (), drop: Sequence[str] = ()
 ) -> Table:
-    """A table in which no cell is cut: columns of `drop` are left out, in this order, until it fits the terminal. Those
-    of `left` are words, which may go over several lines; the others are numbers, which may not."""
-    rows = [tuple(row) for row in rows]
+    """A table in which no cell is cut, nor read as markup: columns of `drop` are left out, in this order, until it fits
+    the terminal. Those of `left` are words, which may go over several lines; the others are numbers, which may not."""
+    rows = [[Text(cell) for cell in row] for row in rows]
     for number in range(len(drop) + 1):
-        shown = [name for name in columns if name not in drop[:number]]
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for name in shown:
+        made = Table(box=None, pad_edge=False, header_style="bold")
+        shown = [name not in drop[:number] for name in columns]
+        for name in itertools.compress(columns, shown):
             words = name in left
-            table.add_column(name, justify="left" if words else "right", no_wrap=not words, overflow="fold")
+            made.add_column(name, justify="left" if words else "right", no_wrap=not words, overflow="fold")
         for row in rows:
-            table.add_row(*(cell for name, cell in zip(columns, row) if name in shown))
-        if out.measure(table, options=out.options.update(max_width=1000)).maximum <= out.width:
+            made.add_row(*itertools.compress(row, shown))
+        if out.measure(made, options=out.options.update(max_width=1000)).maximum <= out.width:
             break
-    return table
-
-
-def plain_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[str] = ()) -> Table:
-    """A table whose cells are never read as markup and stay on their lines; columns of `left` are words."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in columns:
-        table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return table
+    return made
 
 
 def bar(value: float, *, width: int = 24) -> str:

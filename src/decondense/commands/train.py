@@ -13,21 +13,18 @@ import typer
 
 from ..words import signed
 from . import options as o
-from .terminal import err, fitting_table, is_main, out, progress_bar
+from .terminal import err, is_main, out, progress_bar, table
 
 if TYPE_CHECKING:
     from ..records import Training
 
-Recipe = Annotated[Path | None, typer.Argument(help="recipe (YAML); without one, --model is needed")]
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="override a key of the recipe: train.seed=2; may be repeated"),
-]
-
 
 def train(
-    recipe: Recipe = None,
-    settings: Set = None,
+    recipe: Annotated[Path | None, typer.Argument(help="recipe (YAML); without one, --model is needed")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="override a key of the recipe: train.seed=2; may be repeated"),
+    ] = None,
     model: Annotated[str | None, typer.Option(help="model to train: hub id, folder, GGUF file or bundled name")] = None,
     text: Annotated[str | None, typer.Option(help="named text (its train split) or file; several with commas")] = None,
     held_out: Annotated[str | None, typer.Option(help="text for the held-out loss; default the end of --text")] = None,
@@ -44,7 +41,7 @@ def train(
     seed: Annotated[int | None, typer.Option(help="order of the data, fresh weights, noise")] = None,
     seeds: Annotated[str | None, typer.Option(help="several, 1,2,3: one run folder each")] = None,
     data: o.Data = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, …; default the best there is")] = None,
+    device: o.BestDevice = None,
     on_nan: Annotated[str | None, typer.Option(help="loss not finite: stop (default), or skip the step")] = None,
     out_dir: Annotated[Path | None, typer.Option("--out", help="run folder; default runs/NAME")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue an interrupted run with the same command")] = False,
@@ -79,7 +76,9 @@ def train(
         "train.on_nan": on_nan,
         "train.seed": seed,
     }
-    chosen = _seeds(seeds, seed)
+    if seed is not None and seeds is not None:
+        raise ValueError("--seed and --seeds say the same twice: give one of them.")
+    chosen: list[int | None] = [*(o.seeds_of(seeds) or [None])]
     recipes = [_build(recipe, flags | ({} if n is None else {"train.seed": n}), settings or []) for n in chosen]
     for one, built in zip(chosen, recipes):  # before the first run starts
         if one is not None and built.train.seed != one:
@@ -91,10 +90,8 @@ def train(
         if dry_run:
             print(built.to_yaml(), end="")
             continue
-        folder = out_dir if out_dir is not None else Path("runs") / built.name
-        if seeds is not None:
-            folder = folder / f"seed-{one}"
-        _run(built, folder, resume=resume, as_json=as_json)
+        folder = out_dir or Path("runs") / built.name
+        _run(built, folder / f"seed-{one}" if seeds else folder, resume=resume, as_json=as_json)
     _part()
 
 
@@ -124,26 +121,13 @@ def _part() -> None:
         torch.distributed.destroy_process_group()
 
 
-def _seeds(seeds: str | None, seed: int | None) -> list[int | None]:
-    if seeds is None:
-        return [None]
-    if seed is not None:
-        raise ValueError("--seed and --seeds say the same twice: give one of them.")
-    parts = [part.strip() for part in seeds.split(",")]
-    if not all(part.isdigit() for part in parts) or len(set(parts)) < len(parts):
-        raise ValueError(f"--seeds must be different whole numbers with commas, like 1,2,3, got {seeds!r}.")
-    return [int(part) for part in parts]
-
-
 def _build(path: Path | None, flags: dict[str, Any], settings: list[str]) -> Any:
     import yaml
 
     from ..train import load_recipe, recipe_from, with_settings
 
-    given = [
-        f"{key}={yaml.safe_dump(value, default_flow_style=True)}" for key, value in flags.items() if value is not None
-    ]
-    given = [g.removesuffix("\n").removesuffix("\n...") for g in given]
+    said = {key: yaml.safe_dump(value, default_flow_style=True) for key, value in flags.items() if value is not None}
+    given = [f"{key}=" + text.removesuffix("\n").removesuffix("\n...") for key, text in said.items()]
     if path is not None:
         return load_recipe(path, [*given, *settings])
     if flags["model.name"] is None:
@@ -231,7 +215,7 @@ def show_run(record: Training, folder: Path) -> None:
             cells = (f"{snapshots[step].blocks:.3f}", signed(snapshots[step].spearman, 2))
         tokens = step * (record.tokens or 0) // record.steps
         rows.append((str(step), f"{tokens:,}", f"{losses[step]:.4f}" if step in losses else "", *cells))
-    out.print(fitting_table(("step", "tokens", "held-out loss", "mean cosine", "Spearman"), rows, drop=("tokens",)))
+    out.print(table(("step", "tokens", "held-out loss", "mean cosine", "Spearman"), rows, drop=("tokens",)))
     out.print("mean cosine: over the block outputs, on held-out windows", style="dim")
     speed = record.tokens_per_second
     pace = "" if speed is None else f", {speed:,.0f} tokens/s in steps"
