@@ -157,7 +157,7 @@ def test_a_bug_keeps_its_trace(capsys, model, tmp_path, monkeypatch, what):
     bugs = {
         "a call with an argument too many": (TypeError, "decondense.commands.measure.show", lambda result: None),
         "a value that does not convert": (TypeError, "decondense.commands.measure.bar", None),
-        "elsewhere": (ValueError, "decondense.commands.measure.fitting_table", lambda *a, **k: int("x")),
+        "elsewhere": (ValueError, "decondense.commands.measure.table", lambda *a, **k: int("x")),
     }
     kind, place, broken = bugs[what]
     monkeypatch.setattr(place, broken)

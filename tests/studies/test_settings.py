@@ -154,7 +154,7 @@ def test_merge_takes_runs_from_elsewhere(command, tmp_path):
         (["widht"], "there is no study 'widht': did you mean 'width'?"),
         (["zzz"], "the studies are size, text, width"),
         (["width", "--scale", "huge"], "scale must be one of smoke, gpu, paper, got 'huge'"),
-        (["width", "--seeds", "1,x"], "--seeds must be whole numbers"),
+        (["width", "--seeds", "1,x"], "--seeds must be different whole numbers"),
         (["width", "--seeds", "1,1"], "must be different whole numbers"),
         (["theory", "--seeds", "1"], "trains nothing"),
         (["width", "--piece", "9"], "has no run '9': its runs are 1 (MLP-width-8-seed-1), 2"),

@@ -115,7 +115,7 @@ def show(record: Evaluation) -> None:
             percent = [None if v is None else 100 * v for v in (scores.acc, scores.stderr, scores.acc_norm)]
             cells = [_fixed(value, 2) for value in percent]
             cells += [_fixed(scores.ece, 3), _fixed(scores.perplexity, 2)]
-            rows.append((name, f"{scores.items:,}", str(scores.shots), *cells))
+            rows.append((name, f"{scores.items:,}", str(scores.model_dump()["shots"]), *cells))
         out.print(table(columns, rows, left=("task",)))
         graded = ", ".join(name for name, scores in record.tasks.items() if scores.graded)
         if graded:

@@ -118,7 +118,7 @@ def progress_bar(label: str, *, quiet: bool) -> Iterator[Any]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.table import Column
 
-    whole = {"table_column": Column(no_wrap=True)}
+    whole: dict[str, Any] = {"table_column": Column(no_wrap=True)}
     with Progress(
         TextColumn("{task.description}", markup=False, **whole),
         *([BarColumn(bar_width=min(30, err.width - 75))] if err.width >= 90 else []),
@@ -164,18 +164,21 @@ def table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[str] = (), drop: Sequence[str] = ()
 ) -> Table:
     """A table in which no cell is cut, nor read as markup: columns of `drop` are left out, in this order, until it fits
-    the terminal. Those of `left` are words, which may go over several lines; the others are numbers, which may not."""
-    rows = [[Text(cell) for cell in row] for row in rows]
+    the terminal. Those of `left` are words, which may go over several lines; the others are numbers, which may not.
+    Without `drop` lines are as long as they must be."""
+    cells = [[Text(cell) for cell in row] for row in rows]
     for number in range(len(drop) + 1):
         made = Table(box=None, pad_edge=False, header_style="bold")
         shown = [name not in drop[:number] for name in columns]
         for name in itertools.compress(columns, shown):
             words = name in left
             made.add_column(name, justify="left" if words else "right", no_wrap=not words, overflow="fold")
-        for row in rows:
+        for row in cells:
             made.add_row(*itertools.compress(row, shown))
-        if out.measure(made, options=out.options.update(max_width=1000)).maximum <= out.width:
+        needed = out.measure(made, options=out.options.update(max_width=1000)).maximum
+        if needed <= out.width:
             break
+        made.width = None if drop else needed
     return made
 
 

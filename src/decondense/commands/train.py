@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -78,7 +78,7 @@ def train(
     }
     if seed is not None and seeds is not None:
         raise ValueError("--seed and --seeds say the same twice: give one of them.")
-    chosen: list[int | None] = [*(o.seeds_of(seeds) or [None])]
+    chosen: Sequence[int | None] = o.seeds_of(seeds) or [None]
     recipes = [_build(recipe, flags | ({} if n is None else {"train.seed": n}), settings or []) for n in chosen]
     for one, built in zip(chosen, recipes):  # before the first run starts
         if one is not None and built.train.seed != one:

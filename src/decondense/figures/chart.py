@@ -173,10 +173,10 @@ def dots(
     several = [(place, *map(float, student(some, level))) for place, some in zip(x, known) if len(some) > 1]
     low, high = ([mean + sign * half for _, mean, half in several] for sign in (-1, 1))
     at, mean = ([row[i] for row in several] for i in (0, 1))
-    places, values = ([row[i] for row in singles] for i in (0, 1))
+    places, y = ([row[i] for row in singles] for i in (0, 1))
     series = [Series(list(x), means, name, colour, dash="solid", width=1.7)] if joined else []
     series.append(Series(at, mean, colour=colour, symbol="square", size=8, low=low, high=high, across=across))
-    series.append(Series(places, values, colour=colour, symbol="circle", size=6, hollow=True, across=across))
+    series.append(Series(places, y, colour=colour, symbol="circle", size=6, hollow=True, across=across))
     for one in series if across else ():
         one.x, one.y = one.y, one.x
     return series
