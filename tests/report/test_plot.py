@@ -47,8 +47,8 @@ def test_every_result_takes_the_same_arguments(everything, tmp_path, name):
         draw(ax=Figure().subplots(1, 7))
     with pytest.raises(ValueError, match="got both path and ax: give one of them"):
         draw(tmp_path / "c.png", ax=axes)
-    with pytest.raises(ValueError, match=r"must be \.png, \.svg or \.pdf, got 'c\.xyz'"):
-        draw(tmp_path / "c.xyz")
+    with pytest.raises(ValueError, match=r"must be \.png, \.svg or \.pdf, got '.*c\.xyz'"):
+        draw(tmp_path / "new" / "c.xyz")
     assert {p.name for p in tmp_path.iterdir()} == {"a", "b"}
 
 

@@ -17,7 +17,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter
 
-from ..files import atomic, write_csv
+from ..files import atomic, file_in, write_csv
 from ..words import amount, several
 from .chart import DASHES, FAINT, INK, PAPER, SYMBOLS, Axis, Band, Chart, Heat, Series
 
@@ -49,13 +49,10 @@ def draw(
 ) -> Any:  # fmt: skip
     """Strips below each other; `figures.plot` says what `path`, `ax`, `title` and the value are. `name` is that of the
     file where `path` is a folder (it exists, or has no ending), and `rows` go into a CSV beside it."""
-    target = None if path is None else Path(path)
-    if target is not None and (target.is_dir() or not target.suffix):
-        target = target / name
-    kind = "png" if target is None else target.suffix.lstrip(".").lower()
-    if target is not None and kind not in KINDS:
-        raise ValueError(f"a figure must be .png, .svg or .pdf, got {target.name!r}.")
-    if target is not None and ax is not None:
+    kind = "" if path is None or Path(path).is_dir() else Path(path).suffix.lstrip(".").lower()
+    if kind and kind not in KINDS:
+        raise ValueError(f"a figure must be .png, .svg or .pdf, got {os.fspath(path or '')!r}.")
+    if path is not None and ax is not None:
         raise ValueError("a figure goes into a file or onto axes, got both path and ax: give one of them.")
     charts = [chart for strip in strips for row in strip.rows for chart in row]
     if title is not None and len(charts) == 1:
@@ -63,14 +60,14 @@ def draw(
     whole = _figure(strips) if ax is None else _onto(ax, charts)
     if title is not None and len(charts) > 1:
         whole.suptitle(title, fontsize=10)
-    if target is None:
+    if path is None:
         return whole if ax is None else ax
-    target.parent.mkdir(parents=True, exist_ok=True)
+    target = file_in(path, name)
     if rows is not None:
         write_csv(target.with_suffix(".csv"), rows)
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {"Software": None})
     with atomic(target) as temporary, matplotlib.rc_context({"svg.hashsalt": "decondense"}):  # else names are random
-        whole.savefig(temporary, dpi=160, format=kind, metadata=metadata)
+        whole.savefig(temporary, dpi=160, format=kind or "png", metadata=metadata)
     return target
 
 
