@@ -111,6 +111,17 @@ def test_killed_and_repeated_is_the_same_bytes(tmp_path, trained):
     assert not list(tmp_path.rglob("weights*"))
 
 
+def test_interrupted_before_any_work_leaves_nothing_and_names_nothing(command, tmp_path, monkeypatch):
+    def train(planned, shop):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(work, "_trained", train)
+    code, out, err = command("study", "counteract", "--out", tmp_path / "o")
+    assert (code, out) == (130, "")
+    assert str(tmp_path) not in err
+    assert not (tmp_path / "o").exists()
+
+
 def test_a_training_that_fails_at_once_leaves_nothing(refusal, tmp_path):
     change = "base.data.text=novels:train"
     sentence = refusal("study", "counteract", "--set", change, "--out", tmp_path / "o" / "p")

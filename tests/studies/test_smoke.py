@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -95,6 +96,38 @@ def test_counteract(command, tmp_path):
     assert [shot.step for shot in treated.snapshots] == [0, 2, 4]
     # both arms start from the same weights
     assert treated.snapshots[0].mean_cosine == pytest.approx(plain.snapshots[0].mean_cosine)
+
+
+def test_killed_in_the_middle_and_repeated_is_the_same_bytes(command, tmp_path):
+    """SIGKILL in the second of two runs, after a checkpoint: nothing has a chance to tidy up."""
+    asked = [
+        "study",
+        "init",
+        "--seeds",
+        "1,2",
+        "--set",
+        "base.train.checkpoints=4",
+        "--set",
+        "base.snapshots.count=1",
+        "--out",
+    ]
+    code = "import sys, torch; torch.set_num_threads(1); from decondense.cli import main; main(sys.argv[1:])"
+    process = subprocess.Popen([sys.executable, "-c", code, *asked, tmp_path / "killed"], stderr=subprocess.DEVNULL)
+    working = tmp_path / "killed" / ".work" / "from-scratch-seed-2"
+    while process.poll() is None and not list(working.glob("checkpoints/*/complete.json")):
+        time.sleep(0.002)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert working.is_dir()
+    assert not (tmp_path / "killed" / "result.json").exists()
+    _, _, err = command(*asked, tmp_path / "killed")
+    assert "from-scratch-seed-1: done before" in err
+    assert not working.parent.exists()
+    command(*asked, tmp_path / "left")
+    files = [path.relative_to(tmp_path / "left") for path in (tmp_path / "left").rglob("*") if path.is_file()]
+    assert {"result.json", "table.csv", "figure.png"} < set(map(str, files))
+    for file in files:
+        assert (tmp_path / "killed" / file).read_bytes() == (tmp_path / "left" / file).read_bytes(), file
 
 
 def test_text(command, tmp_path):
