@@ -1,8 +1,7 @@
 """Every way to name a model: a hub id, a folder, a GGUF file, or a bundled name.
 
 A *bundled name* is a model that travels inside a package of the Python package index, so that it can be had
-where the model hub cannot be reached. GGUF weights (bundled or given as a file) are dequantised once to
-safetensors in a cache, ``$DECONDENSE_CACHE`` or ``~/.cache/decondense``, and read from there afterwards.
+where the model hub cannot be reached. GGUF weights are dequantised once: ``weights_cache``.
 
 Only safetensors and GGUF are read, never pickle, and code that comes with a model runs only when the caller
 says ``trust_remote_code=True``.
@@ -52,21 +51,20 @@ def resolve(name: str | os.PathLike[str], *, revision: str | None = None) -> Sou
     The order is: bundled name, GGUF file, folder, hub id. Nothing is downloaded here.
     """
     text = os.fspath(name)
+    path = Path(text).expanduser()
+    if revision is not None and (text.lower() in BUNDLED or path.exists()):
+        raise ValueError(f"revision belongs to hub ids, got revision={revision!r} for {text!r}: leave it out.")
     if text.lower() in BUNDLED:
         name = text.lower()
-        _refuse_revision(name, revision)
         return Source(name, "bundled", str(bundled_folder(name)), BUNDLED[name].description)
-    path = Path(text).expanduser()
     if path.is_file():
         if path.suffix.lower() != ".gguf":
             raise ValueError(
                 f"a model file must be GGUF, got {text!r}: give the folder that holds config.json and "
                 "*.safetensors instead."
             )
-        _refuse_revision(text, revision)
-        return Source(text, "gguf", str(convert_gguf(path, path.stem)), f"{path.stem}, dequantised GGUF")
+        return Source(text, "gguf", str(convert_gguf([path], path.stem)), f"{path.stem}, dequantised GGUF")
     if path.is_dir():
-        _refuse_revision(text, revision)
         folder = path if (path / "config.json").exists() or not (path / "model").is_dir() else path / "model"
         _check_folder(folder)
         # "model" is what every run folder calls its own: the run's name tells it from others.
@@ -192,15 +190,12 @@ def _dtype(dtype: str | torch.dtype | None, device_type: str) -> torch.dtype | s
 
     if dtype is None:
         return torch.float32 if device_type == "cpu" else "auto"
-    if isinstance(dtype, torch.dtype):
+    if isinstance(dtype, torch.dtype) or dtype == "auto":
         return dtype
-    names = {"float32", "float16", "bfloat16", "float64"}
-    short = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64"}
-    wanted = short.get(dtype, dtype)
-    if wanted == "auto":
-        return "auto"
-    if wanted not in names:
-        raise ValueError(f"dtype must be one of {', '.join(sorted(names))} or auto, got {dtype!r}.")
+    names = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
+    wanted = names.get(dtype, dtype)
+    if wanted not in names.values():
+        raise ValueError(f"dtype must be one of {', '.join(names.values())} or auto, got {dtype!r}.")
     return getattr(torch, wanted)
 
 
@@ -230,11 +225,6 @@ def check_config(config: Any) -> None:
         for pattern, largest in LARGEST.items():
             if isinstance(value, int) and not 0 <= value <= largest and re.search(pattern, key.rpartition(".")[2]):
                 raise ValueError(f"the configuration's {key} must lie in 0 … {largest:,}, got {value:,}: correct it")
-
-
-def _refuse_revision(name: str, revision: str | None) -> None:
-    if revision is not None:
-        raise ValueError(f"revision belongs to hub ids, got revision={revision!r} for {name!r}: leave it out.")
 
 
 def _check_folder(path: Path) -> None:

