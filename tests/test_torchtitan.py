@@ -92,6 +92,7 @@ def test_refused(found):
     for name, words in said.items():
         assert words in found["refused"][name], name
     assert found["refused"]["nothing"] == ""
+    assert found["removed"], "the trainer did not get its own loss back"
 
 
 def test_two_processes(tmp_path):

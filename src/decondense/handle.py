@@ -12,7 +12,7 @@ import math
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from types import TracebackType
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -27,6 +27,7 @@ SCHEDULES = ("constant", "linear", "cosine", "release")
 _attached: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
+@dataclass(kw_only=True)
 class Term:
     """What is added: a loss over the chosen layers, and its weight at a step.
 
@@ -35,21 +36,20 @@ class Term:
                from the optimiser step to a factor of the weight.
     """
 
-    def __init__(
-        self,
-        *,
-        loss: Loss,
-        weight: float,
-        layers: hs.Layers = "all",
-        schedule: Schedule = "constant",
-        ramp_steps: int | None = None,
-        release_at: int | None = None,
-        segments: str | None = "auto",
-        check_every: int | None = None,
-    ) -> None:
-        hs.check_layers(layers)
-        if not isinstance(weight, (int, float)) or not math.isfinite(weight):
-            raise ValueError(f"weight must be a finite number, got {weight!r}: the paper uses 0.1.")
+    loss: Loss
+    weight: float
+    layers: hs.Layers = "all"
+    schedule: Schedule = "constant"
+    ramp_steps: int | None = None
+    release_at: int | None = None
+    segments: str | None = "auto"
+    check_every: int | None = None
+
+    def __post_init__(self) -> None:
+        hs.check_layers(self.layers)
+        schedule, ramp_steps, release_at = self.schedule, self.ramp_steps, self.release_at
+        if not isinstance(self.weight, (int, float)) or not math.isfinite(self.weight):
+            raise ValueError(f"weight must be a finite number, got {self.weight!r}: the paper uses 0.1.")
         if not callable(schedule):
             check_choice("schedule", schedule, SCHEDULES)
             if schedule != "constant" and (ramp_steps is None or ramp_steps < 1):
@@ -62,16 +62,13 @@ class Term:
                 f"release_at, a step from 0 on, goes with schedule='release', got {release_at} with {schedule!r}: "
                 "say from which optimiser step on the weight falls, over ramp_steps."
             )
-        if segments is not None:
-            check_choice("segments", segments, ("auto", "position_ids"))
-        if check_every is not None and (check_every < 1 or loss.name != "dispersion"):
+        if self.segments is not None:
+            check_choice("segments", self.segments, ("auto", "position_ids"))
+        if self.check_every is not None and (self.check_every < 1 or self.loss.name != "dispersion"):
             raise ValueError(
-                f"check_every must be at least 1 and goes with dispersion, got {check_every} for {loss.name}: "
-                "leave it out for no check."
+                f"check_every must be at least 1 and goes with dispersion, got {self.check_every} for "
+                f"{self.loss.name}: leave it out for no check."
             )
-        self.loss, self.weight, self.layers = loss, weight, layers
-        self.schedule, self.ramp_steps, self.release_at = schedule, ramp_steps, release_at
-        self.segments, self.check_every = segments, check_every
 
     def weight_at(self, step: int) -> float:
         """The weight at an optimiser step: 0 at step 0 of a rise, the full weight from `ramp_steps` on."""
@@ -84,12 +81,7 @@ class Term:
         return self.weight * factors[self.schedule]
 
     def penalty(
-        self,
-        capture: hs.Capture,
-        first: int,
-        *,
-        labels: Tensor | None = None,
-        items: Tensor | int | None = None,
+        self, capture: hs.Capture, first: int, *, labels: Tensor | None = None, items: Tensor | int | None = None
     ) -> dict[str, Tensor]:
         """The penalty of one call: {"penalty", "share": scalars, "per_layer", "mean_cosine": (layers,)}.
 
@@ -99,13 +91,12 @@ class Term:
         """
         states, mask, labels = self.sequences(capture, first, labels)
         values, cosines = self.loss.over_layers(states, mask)
-        if items is None or labels is None:
-            share = values.new_full((values.shape[1],), 1 / values.shape[1])
-        else:
+        share, part = values.new_full((values.shape[1],), 1 / values.shape[1]), values.new_ones(())
+        if items is not None and labels is not None:
             counted = (labels != -100).reshape(len(labels), -1).sum(1)  # one label per token, or per sequence
             share = counted.to(values) / torch.as_tensor(items).to(values)
+            part = share.sum()
         per_layer = (values * share).sum(1)  # not a matrix product: autocast would make that bfloat16
-        part = share.sum() if items is not None and labels is not None else share.new_ones(())
         result = {"penalty": per_layer.mean(), "per_layer": per_layer.detach() / _or_one(part), "share": part}
         if cosines is not None:
             result["mean_cosine"] = cosines.detach().mean(1)
@@ -240,9 +231,7 @@ class Handle:
     def __enter__(self) -> Handle:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.remove()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Handle:

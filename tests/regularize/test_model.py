@@ -8,11 +8,12 @@ import weakref
 
 import pytest
 import torch
+import transformers
 from torch import nn
-from transformers import BertConfig, BertForSequenceClassification
 
 import decondense as dc
 from decondense import losses
+from decondense.meter.statistics import window_statistics
 from regularize.models import FAMILIES, VOCABULARY, assert_same, gpt2, gradients, llama, padded, t5, tokens
 
 
@@ -227,21 +228,37 @@ def test_replicas_of_data_parallel_are_refused():
             model(input_ids=ids, labels=ids)
 
 
-def test_one_label_per_sequence():
-    """Classification under Trainer: items are sequences."""
+CLASSIFIERS = {
+    "BertForSequenceClassification": {"vocab_size": VOCABULARY, "input_ids": tokens()},
+    "ViTForImageClassification": {"image_size": 16, "patch_size": 4, "pixel_values": torch.randn(4, 3, 16, 16)},
+}
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_one_label_per_sequence(name):
+    """Classification of texts and of images, under Trainer: items are sequences, of tokens or of patches."""
+    kind, (*options, (key, x)) = getattr(transformers, name), CLASSIFIERS[name].items()
     torch.manual_seed(1)
-    config = BertConfig(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_labels=3)
-    config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
-    model, ids, labels = BertForSequenceClassification(config).train(), tokens(), torch.tensor([0, 1, 2, 1])
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "num_labels": 3}
+    model, labels = kind(kind.config_class(**shape, **dropout, **dict(options))).train(), torch.tensor([0, 1, 2, 1])
+    z = states(model, **{key: x})
+    expected = torch.stack([losses.dispersion(layer, estimator="first_order") for layer in z[1:]])
     with dc.regularize(model) as handle:
-        model(input_ids=ids, labels=labels)
+        model(**{key: x}, labels=labels).loss.backward()
         whole = handle.last["penalty"]
+        torch.testing.assert_close(handle.last["per_layer"], expected.detach())
         parts = []
         for i in range(4):
-            model(input_ids=ids[i : i + 1], labels=labels[i : i + 1], num_items_in_batch=4)
+            model(**{key: x[i : i + 1]}, labels=labels[i : i + 1], num_items_in_batch=4)
             assert handle.last["share"] == 0.25
             parts.append(handle.last["penalty"] * handle.last["share"])
         torch.testing.assert_close(torch.stack(parts).sum(), whole)
+    if key == "pixel_values":
+        with pytest.raises(TypeError, match=r"reads token ids; ViTFor.* collect .*statistics.window_statistics\(z\)"):
+            dc.measure(model)
+        cosines = [window_statistics(layer.detach()[0]).scalars[0, 0] for layer in z]  # as the sentence says
+        torch.testing.assert_close(torch.stack(cosines).float(), torch.stack([losses.mean_cosine(x)[0] for x in z]))
 
 
 def test_the_model_is_not_kept_alive():

@@ -173,17 +173,21 @@ def refused(change, **settings):
     told = types.SimpleNamespace(
         parallel_dims=dims,
         model_parts=trainer.model_parts,
+        loss_fn=trainer.loss_fn,
         device=torch.device("cpu"),
         config=types.SimpleNamespace(parallelism=config, training=copy.copy(trainer.config.training)),
     )
     change(told)
     try:
-        ours.Penalty(told, ours.Regularizer(**settings))
+        ours.Penalty(told, ours.Regularizer(**settings)).handle.remove()
     except ValueError as error:
         return str(error)
     return ""
 
 
+bare = trainer.loss_fn
+trainer.penalty.handle.remove()
+found["removed"] = trainer.loss_fn is not bare
 found["refused"] = {
     "pipeline": refused(lambda t: setattr(t.parallel_dims, "pp", 2)),
     "backend": refused(lambda t: setattr(t.config.parallelism, "spmd_backend", "full_dtensor")),

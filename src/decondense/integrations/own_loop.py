@@ -37,7 +37,10 @@ class OwnLoop:
         handle.undo.callback(enter.remove)
         handle.read(self._wanted)
         handle.undo.callback(self.model.register_forward_hook(hs.Hook(self._leave), with_kwargs=True).remove)
-        handle.undo.callback(_listen(self).remove)
+        # This hook is global and must not keep the model alive.
+        me = weakref.ref(self)
+        steps = register_optimizer_step_post_hook(lambda optimiser, *_: (loop := me()) and loop.stepped(optimiser))
+        handle.undo.callback(steps.remove)
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if is_replica(module):
@@ -109,18 +112,6 @@ class OwnLoop:
                 "handle.remove()."
             )
         handle.given, handle.reached = 0, False
-
-
-def _listen(loop: OwnLoop) -> Any:
-    """Tell the loop of every optimiser step. The hook is global and must not keep the model alive."""
-    reference = weakref.ref(loop)
-
-    def stepped(optimiser: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        loop = reference()
-        if loop is not None:
-            loop.stepped(optimiser)
-
-    return register_optimizer_step_post_hook(stepped)
 
 
 def _loss_of(out: Any, labels: bool) -> Tensor | None:

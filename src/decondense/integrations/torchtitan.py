@@ -23,7 +23,7 @@ docs/scale.md says what of this has been run, where, and what has not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial
 
 from .. import hidden_states as hs
-from ..handle import Term
+from ..handle import Handle, Term
 from ..insides.torchtitan import configurations
 from ..losses.presets import get
 
@@ -88,7 +88,7 @@ def regularized(config: titan.Trainer.Config, **settings: Any) -> Trainer.Config
     if type(config) is not titan.Trainer.Config:
         raise TypeError(
             f"config must be a torchtitan.trainer.Trainer.Config, got {type(config).__qualname__}: a trainer of its "
-            "own needs its own subclass; call attach(trainer, Regularizer(…)) in it."
+            "own needs its own subclass; call Penalty(trainer, Regularizer(…)) in it."
         )
     rest = {f.name: getattr(config, f.name) for f in fields(config)}
     return Trainer.Config(**rest, regularizer=Regularizer(**settings))
@@ -106,7 +106,7 @@ class Trainer(titan.Trainer):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         settings = config.regularizer
-        self.penalty = attach(self, settings) if settings.weight or settings.schedule != "constant" else None
+        self.penalty = Penalty(self, settings) if settings.weight or settings.schedule != "constant" else None
 
     def train_step(self, data_iterator: Iterator[Any]) -> None:
         if self.penalty is None:
@@ -118,44 +118,39 @@ class Trainer(titan.Trainer):
         return None
 
 
-def attach(trainer: titan.Trainer, settings: Regularizer) -> Penalty:
-    """Hook the model of a finished trainer and wrap its `loss_fn`; the validator keeps the bare one."""
-    penalty = Penalty(trainer, settings)
-    trainer.loss_fn = penalty.wrap(trainer.loss_fn)
-    return penalty
-
-
 class Penalty:
-    """The term of one trainer. `last` has task_loss, penalty, weight of the latest step, on this rank.
+    """A loss on the model of a finished trainer, whose `loss_fn` it wraps; the validator keeps the bare one.
 
+    `last` has task_loss, penalty, weight of the latest step, on this rank; `handle.remove()` takes all of it off.
     All that changes from step to step lives in tensors that are written in place: under a CUDA graph the Python in
     the loss runs only once.
     """
 
     def __init__(self, trainer: titan.Trainer, settings: Regularizer) -> None:
-        self.trainer = trainer
-        self.model = _model_of(trainer)
+        self.trainer, self.model, self.step = trainer, _model_of(trainer), 0
         sequence = _sequence_axis(trainer)
         self._split = None if sequence is None else trainer.parallel_dims.get_mesh(sequence).get_group()
         self._labels_split = self._split if sequence == "cp" else None
         self._check(settings)
-        options = {k: v for k, v in (("estimator", settings.estimator), ("tau", settings.tau)) if v is not None}
-        if self._split is not None:
-            options["process_group"] = self._split
-        self.term = Term(
-            loss=get(settings.loss, preset=settings.preset, **options),
+        options = {"estimator": settings.estimator, "tau": settings.tau, "process_group": self._split}
+        loss = get(settings.loss, preset=settings.preset, **{k: v for k, v in options.items() if v is not None})
+        self._weight = torch.zeros((), device=trainer.device)
+        self._sums = torch.zeros(2, device=trainer.device)  # of the task loss and of the penalty, over the step
+        term = Term(
+            loss=loss,
             weight=settings.weight,
             schedule=settings.schedule,
             ramp_steps=settings.ramp_steps,
             segments="position_ids" if settings.documents and self._split is None else None,
         )
         names = _state_names(self.model)
-        self.chosen = hs.select(_layers(settings.layers), len(names), first=1)  # only these are read: all of the term's
-        self._reader = hs.ModuleReader(self.model, [names[i] for i in self.chosen])
-        self._capture: hs.Capture | None = None
-        self._hooks = self._reader.attach(lambda: True, self._captured)
-        self._weight = torch.zeros((), device=trainer.device)
-        self._sums = torch.zeros(2, device=trainer.device)  # of the task loss and of the penalty, over the step
+        chosen = hs.select(_layers(settings.layers), len(names), first=1)  # only these are read: all of the term's
+        self.handle = Handle(self, term, [names[i] for i in chosen])
+
+    def attach(self, handle: Handle) -> None:
+        handle.read(lambda: True)
+        handle.undo.callback(setattr, self.trainer, "loss_fn", self.trainer.loss_fn)
+        self.trainer.loss_fn = self._with_penalty(self.trainer.loss_fn)
 
     @property
     def last(self) -> dict[str, Tensor]:
@@ -163,7 +158,8 @@ class Penalty:
 
     def begin(self, step: int) -> None:
         """Before an optimiser step; torchtitan counts them from 1."""
-        self._weight.fill_(self.term.weight_at(step - 1))
+        self.step = step - 1
+        self._weight.fill_(self.handle.weight)
         self._sums.zero_()
 
     def log(self, step: int) -> None:
@@ -175,21 +171,14 @@ class Penalty:
         values = {"task_loss": task, "penalty": penalty, "penalty_weight": weight}
         self.trainer.metrics_processor.logger.log({f"regularizer/{k}": v for k, v in values.items()}, step)
 
-    def remove(self) -> None:
-        """Take the hooks off and give the trainer its own loss back."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
-        self.trainer.loss_fn = getattr(self.trainer.loss_fn, "bare", self.trainer.loss_fn)
-
-    def wrap(self, bare: Any) -> Any:
+    def _with_penalty(self, bare: Any) -> Any:
         """A loss of torchtitan, plus the term of the call just made."""
 
         def with_penalty(
             pred: Tensor, labels: Tensor, global_valid_tokens: Tensor | None = None, **rest: Any
         ) -> tuple[Tensor, dict[str, Tensor]]:
             loss, metrics = bare(pred, labels, global_valid_tokens, **rest)
-            if self._capture is None:
+            if not self.handle.captures:
                 return loss, metrics
             with spmd.no_typecheck():
                 task = (loss.to_local() if isinstance(loss, DTensor) else loss).detach()
@@ -198,31 +187,23 @@ class Penalty:
                     added = DTensor.from_local(added, loss.device_mesh, loss.placements)
                 return loss + added, metrics
 
-        with_penalty.bare = bare  # type: ignore[attr-defined]
         return with_penalty
 
-    # ---- one call ----
-
-    def _captured(self, capture: hs.Capture) -> None:
-        self._capture = capture
-
     def _added(self, task: Tensor, labels: Tensor, items: Tensor | None, positions: Tensor | None) -> Tensor:
-        capture, self._capture = self._capture, None
-        assert capture is not None
+        states = self._local(self.handle.captures[-1].states)
+        self.handle.captures.clear()
         if items is None:
             items = self._everywhere((labels != -100).sum())
-        capture = hs.Capture(self._local(list(capture.states)), None, positions)
-        states, mask, cut = self.term.sequences(capture, first=0, labels=labels)
+        term = self.handle.term
+        states, mask, cut = term.sequences(hs.Capture(states, None, positions), first=0, labels=labels)
         assert cut is not None
-        values, _ = self.term.loss.over_layers(states, mask)
-        per_sequence = values.mean(0)
+        per_sequence = term.loss.over_layers(states, mask)[0].mean(0)
         counted = (cut != -100).sum(1)
-        penalty = (per_sequence * counted / items).sum()
-        here = penalty.detach()
-        if self._labels_split is not None:
-            # The gradient of this rank's tokens belongs to the whole sequence, with the whole sequence's share; the
-            # value does too, but torchtitan adds up the ranks' losses, and this rank's labels are its part in that.
-            penalty = (per_sequence * self._everywhere(counted) / items).sum()
+        here = (per_sequence.detach() * counted / items).sum()
+        # Under context parallelism the gradient of this rank's tokens belongs to the whole sequence, with the whole
+        # sequence's share; the value does too, but torchtitan adds up the ranks' losses, and this rank's labels are
+        # its part in that.
+        penalty = (per_sequence * self._everywhere(counted) / items).sum()
         self._sums += torch.stack([task, here])
         return self._weight * (penalty - penalty.detach() + here)
 
@@ -231,7 +212,7 @@ class Penalty:
             dist.all_reduce(count := count.clone(), group=self._labels_split)
         return count
 
-    def _local(self, states: list[Tensor]) -> list[Tensor]:
+    def _local(self, states: Sequence[Tensor]) -> list[Tensor]:
         """The states as this rank's part of the sequence, plain tensors.
 
         Under tensor parallelism they are DTensors. Sequence parallelism splits them over the tokens; the final norm

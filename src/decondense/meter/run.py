@@ -21,7 +21,7 @@ from ..windows import draw_windows
 from . import processes
 from .result import Condensation, build
 from .spectrum import SPECTRAL, spectral_statistics
-from .states import StateReader
+from .states import StateReader, token_embedding
 from .statistics import FINE_BINS, columns, window_statistics
 from .tally import Tally
 
@@ -169,6 +169,8 @@ def _open_model(
         if loading["device"] is None:
             loading = loading | {"device": processes.local_device()}
         return source, *models.load(source, head=False, **loading)
+    if isinstance(model, torch.nn.Module):
+        token_embedding(model)  # a model that reads no token ids cannot be helped by a tokenizer
     if not isinstance(model, (tuple, list)) or len(model) != 2:
         what = f"{len(model)} items" if isinstance(model, (tuple, list)) else type(model).__name__
         raise TypeError(

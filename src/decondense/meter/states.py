@@ -34,7 +34,7 @@ class StateReader:
     def __init__(self, model: Any, *, stack: str = "decoder") -> None:
         if stack not in STACKS:
             raise ValueError(f"stack must be one of {', '.join(STACKS)}, got {stack!r}.")
-        self.embedding = _token_embedding(model)
+        self.embedding = token_embedding(model)
         self.model = getattr(model, "base_model", model)
         pair = bool(getattr(model.config, "is_encoder_decoder", False))
         self.stack = stack if pair else "only"
@@ -102,7 +102,7 @@ class StateReader:
         visit(layers, out.last_hidden_state)
 
 
-def _token_embedding(model: Any) -> Any:
+def token_embedding(model: Any) -> Any:
     """The table of token vectors, which only a transformers model that reads token ids has."""
     if not hasattr(model, "config") or not hasattr(model, "get_input_embeddings"):
         reason = "is no transformers model"
