@@ -27,8 +27,7 @@ def curve(c: float, *, curve: str, tau: float, clamp: float, hard_clamp: bool, m
     if curve == "orthogonalization_cosine":
         gap = max(0.0, margin + c)
         return gap**2, 2 * gap
-    assert curve == "decorrelation"
-    return c**2, 2 * c
+    return {"decorrelation": (c**2, 2 * c), "mean": (c, 1.0)}[curve]
 
 
 def pairwise(
@@ -45,7 +44,7 @@ def pairwise(
         if n < 2:
             continue
         norm = {i: math.sqrt(float(z[b, i] @ z[b, i])) for i in tokens}
-        u = {i: z[b, i] / (norm[i] + eps) for i in tokens}
+        u = {i: z[b, i] / (norm[i] + eps) if norm[i] > 0 else 0 * z[b, i] for i in tokens}
         pairs = [(i, j) for i in tokens for j in tokens if diagonal or i != j]
         terms = {(i, j): curve(float(u[i] @ u[j]), **options) for i, j in pairs}
         if curve_name.startswith("dispersion"):
@@ -61,58 +60,19 @@ def pairwise(
             g[i] = g[i] + w * u[j]
             g[j] = g[j] + w * u[i]
         for i in tokens:
-            grads[b, i] = g[i] / (norm[i] + eps)
+            if norm[i] + eps > 0:
+                grads[b, i] = g[i] / (norm[i] + eps)
             if norm[i] > 0:
                 grads[b, i] -= z[b, i] * float(g[i] @ z[b, i]) / (norm[i] * (norm[i] + eps) ** 2)
     return values, grads
 
 
-def two_moments(z, mask, first, second, *, eps=1e-2):
-    """Means of c_ij and c_ij² over the pairs i ≠ j (2, B); the gradient of Σ_b first_b mean_b + second_b square_b."""
-    z = z.detach().to(torch.float64).cpu().numpy()
-    keep = np.ones(z.shape[:2], bool) if mask is None else mask.cpu().numpy()
-    means, grad = np.zeros((2, len(z))), np.zeros(z.shape)
-    for b in range(len(z)):
-        tokens = [i for i in range(z.shape[1]) if keep[b, i]]
-        count = len(tokens) * (len(tokens) - 1)
-        norm = {i: math.sqrt(float(z[b, i] @ z[b, i])) for i in tokens}
-        u = {i: z[b, i] / (norm[i] + eps) if norm[i] > 0 else 0 * z[b, i] for i in tokens}
-        for i in tokens:
-            g = np.zeros(z.shape[2])
-            for j in tokens:
-                if i == j:
-                    continue
-                c = float(u[i] @ u[j])
-                means[0, b] += c / count
-                means[1, b] += c**2 / count
-                # the pair counts twice, as (i, j) and as (j, i)
-                g = g + 2 / count * (float(first[b]) + float(second[b]) * 2 * c) * u[j]
-            if norm[i] > 0:
-                r = norm[i] + eps
-                grad[b, i] = g / r - z[b, i] * float(g @ z[b, i]) / (norm[i] * r**2)
-            elif eps > 0:
-                grad[b, i] = g / eps
-    return means, grad
-
-
-def eager_moments(z, mask=None, *, eps=1e-2):
-    """The two means in torch: the matrix product in z's dtype, the rest in float32; (2, B) with autograd."""
-    wide = z.float()
-    u = (wide / (wide.norm(dim=-1, keepdim=True) + eps)).to(z.dtype)
-    c = (u @ u.transpose(1, 2)).float()
-    pair = ~torch.eye(z.shape[1], dtype=torch.bool, device=z.device).expand(c.shape)
-    if mask is not None:
-        pair = pair & mask[:, :, None] & mask[:, None, :]
-    count = pair.sum((1, 2))
-    return torch.stack([(c * pair).sum((1, 2)) / count, (c * c * pair).sum((1, 2)) / count])
-
-
 def eager(z, mask=None, *, curve_name="dispersion", tau=1.0, clamp=0.1, hard_clamp=False, margin=0.5, eps=1e-2,
           diagonal=False):  # fmt: skip
-    """The formula in torch: matrix product in z's dtype, the rest in float32; values (B,) with autograd."""
-    wide = z.float()
+    """The formula in torch: matrix product in z's dtype, the rest in at least float32; values (B,) with autograd."""
+    wide = z.to(torch.promote_types(z.dtype, torch.float32))
     u = (wide / (wide.norm(dim=-1, keepdim=True) + eps)).to(z.dtype)
-    c = (u @ u.transpose(1, 2)).float()
+    c = (u @ u.transpose(1, 2)).to(wide.dtype)
     limit = 1 - clamp
     inside = c.clamp(-limit, limit)
     if hard_clamp:
@@ -126,16 +86,14 @@ def eager(z, mask=None, *, curve_name="dispersion", tau=1.0, clamp=0.1, hard_cla
     if not diagonal:
         pair &= ~torch.eye(z.shape[1], dtype=torch.bool, device=z.device)
     count = pair.sum((1, 2))
-    if curve_name == "dispersion":
-        terms = -theta / (math.pi * tau)
-    elif curve_name == "dispersion_cosine":
-        terms = c / tau
-    elif curve_name == "orthogonalization":
-        terms = (margin - theta / math.pi).relu() ** 2
-    elif curve_name == "orthogonalization_cosine":
-        terms = (margin + c).relu() ** 2
-    else:
-        terms = c**2
+    terms = {
+        "dispersion": lambda: -theta / (math.pi * tau),
+        "dispersion_cosine": lambda: c / tau,
+        "orthogonalization": lambda: (margin - theta / math.pi).relu() ** 2,
+        "orthogonalization_cosine": lambda: (margin + c).relu() ** 2,
+        "decorrelation": lambda: c**2,
+        "mean": lambda: c,
+    }[curve_name]()
     if curve_name.startswith("dispersion"):
         return terms.masked_fill(~pair, -math.inf).flatten(1).logsumexp(1) - count.log()
     return (terms * pair).sum((1, 2)) / count

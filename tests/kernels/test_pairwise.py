@@ -2,83 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
-import oracle
 import pytest
+import routines
 import torch
+from routines import CUDA, DTYPES, FLOOR, assert_as_good_as_eager, cloud, error
 
 from decondense.kernels import MAX_WIDTH, pairwise
-from decondense.kernels.curves import CURVES
 
-CUDA = torch.cuda.is_available()
-DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if CUDA else [])
-
-
-def cloud(batch, tokens, width, *, condensed=0.5, spread=3.0, seed=0):
-    """Tokens round a common direction per sequence, norms log-normal: like hidden states."""
-    g = torch.Generator().manual_seed(seed)
-    common = torch.randn(batch, 1, width, generator=g)
-    z = math.sqrt(condensed) * common + math.sqrt(1 - condensed) * torch.randn(batch, tokens, width, generator=g)
-    return z * spread * torch.exp(0.5 * torch.randn(batch, tokens, 1, generator=g))
-
-
-def run(z, mask=None, *, upstream=None, curve="dispersion", **options):
-    value, saved = pairwise.forward(z, mask, curve=curve, **options)
-    upstream = torch.ones(len(z), device=z.device) if upstream is None else upstream
-    return value, pairwise.backward(z, mask, saved, upstream, curve=curve, **options)
-
-
-def reference(z, mask=None, *, curve="dispersion", **options):
-    return oracle.pairwise(z, mask, curve_name=curve, **options)
-
-
-def ragged(device):
-    """A mask (5, 40): a sequence with holes, shorter ones, a single token, none."""
-    mask = torch.arange(40)[None, :] < torch.tensor([40, 17, 2, 1, 0])[:, None]
-    mask[0, ::3] = False
-    return mask.to(device)
-
-
-# Rounding alone: below this nothing is asked of the kernels.
-FLOOR = {torch.float32: 1e-6, torch.float16: 5e-4, torch.bfloat16: 4e-3}
-
-
-def error(a, b):
-    a = a.detach().double().cpu().numpy() if isinstance(a, torch.Tensor) else a
-    return float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-300))
-
-
-def eager_errors(z, mask, value, grad, *, curve="dispersion", **options):
-    leaf = z.detach().clone().requires_grad_()
-    out = oracle.eager(leaf, mask, curve_name=curve, **options)
-    out.sum().backward()
-    return error(out, value), error(leaf.grad, grad)
-
-
-def assert_as_good_as_eager(z, mask=None, **options):
-    """Error at most twice that of the eager formula; never asked to beat a few units of rounding."""
-    value, grad = reference(z, mask, **options)
-    got_value, got_grad = run(z, mask, **options)
-    eager_value, eager_grad = eager_errors(z, mask, value, grad, **options)
-    assert got_grad.dtype == z.dtype
-    assert got_grad.shape == z.shape
-    assert error(got_value, value) <= max(2 * eager_value, 1e-6)
-    assert error(got_grad, grad) <= max(2 * eager_grad, FLOOR[z.dtype])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("curve", list(CURVES))
-def test_value_and_gradient(curve, dtype, device):
-    z = cloud(2, 45, 40).to(dtype).to(device)
-    assert_as_good_as_eager(z, curve=curve)
-
-
-@pytest.mark.parametrize("condensed", [0.0, 0.9, 0.999])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_from_dispersed_to_condensed(condensed, dtype, device):
-    assert_as_good_as_eager(cloud(1, 40, 64, condensed=condensed).to(dtype).to(device))
+run, reference = (functools.partial(f, "dispersion") for f in (routines.run, routines.reference))
 
 
 @pytest.mark.parametrize(
@@ -101,59 +36,9 @@ def test_from_dispersed_to_condensed(condensed, dtype, device):
     ids=str,
 )
 def test_options(options, device):
-    assert_as_good_as_eager(cloud(2, 37, 24, condensed=0.3).to(device), **options)
-
-
-@pytest.mark.parametrize("shape", [(1, 2, 2), (1, 3, 5), (3, 33, 7), (1, 64, 32), (2, 65, 33), (1, 31, 130)])
-def test_odd_shapes(shape, device):
-    assert_as_good_as_eager(cloud(*shape, seed=sum(shape)).to(device))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_mask_of_ragged_lengths(dtype, device):
-    z, mask = cloud(5, 40, 24).to(dtype).to(device), ragged(device)
-    z[~mask] = math.nan  # a masked token is never read
-    value, grad = reference(z.nan_to_num(), mask)
-    got_value, got_grad = run(z, mask)
-    clean = z.nan_to_num()
-    eager_value, eager_grad = eager_errors(clean[:3], mask[:3], value[:3], grad[:3])
-    assert error(got_value, value) <= max(2 * eager_value, 1e-6)
-    assert error(got_grad, grad) <= max(2 * eager_grad, FLOOR[dtype])
-    assert (got_value[3:] == 0).all()
-    assert (got_grad[3:] == 0).all()
-    assert (got_grad[~mask] == 0).all()
-    again, _ = run(z[:2, :17], mask[:2, :17])  # the padded tail adds nothing
-    torch.testing.assert_close(again[1], got_value[1], rtol=1e-6, atol=1e-6)
-
-
-def test_mask_of_ones_changes_nothing(device):
-    z = cloud(2, 33, 16).to(device)
-    plain, plain_grad = run(z)
-    masked, masked_grad = run(z, torch.ones(2, 33, dtype=torch.bool, device=device))
-    torch.testing.assert_close(plain, masked)
-    torch.testing.assert_close(plain_grad, masked_grad)
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("curve", list(CURVES))
-def test_invalid_numbers_are_seen(bad, curve, device):
-    z = cloud(2, 20, 16).to(device)
-    z[1, 7, 3] = bad
-    value, grad = run(z, curve=curve)
-    assert value[0].isfinite()
-    assert value[1].isnan()
-    assert grad[0].isfinite().all()
-    assert grad[1].isnan().any()
-
-
-def test_zero_vectors(device):
-    z = cloud(1, 20, 16).to(device)
-    z[0, 3] = 0
-    z[0, 11] = 0
-    value, grad = reference(z)
-    got_value, got_grad = run(z)
-    assert error(got_value, value) < 1e-6
-    assert error(got_grad, grad) < 1e-5
+    curve = options.get("curve", "dispersion")
+    rest = {key: value for key, value in options.items() if key != "curve"}
+    assert_as_good_as_eager(curve, cloud(2, 37, 24, condensed=0.3).to(device), **rest)
 
 
 def test_identical_vectors(device):
@@ -168,42 +53,17 @@ def test_antipodal_clusters(device):
     """Mean cosine about zero: the anchor's gradient says nothing, the deviations must say it all."""
     z = cloud(1, 40, 32, condensed=0.95)
     z[:, ::2] *= -1
-    assert_as_good_as_eager(z.to(device))
-    assert_as_good_as_eager(z.half().to(device))
+    assert_as_good_as_eager("dispersion", z.to(device))
+    assert_as_good_as_eager("dispersion", z.half().to(device))
 
 
 def test_two_vectors_closed_form(device):
     z = torch.tensor([[[3.0, 0.0], [0.0, 2.0]]], device=device)
-    value, grad = run(z, eps=0.0)
+    value, grad = run(z, eps=0.0, upstream=torch.ones(1))
     assert abs(float(value) + 0.5) < 1e-6  # −arccos(0)/π
     # ∂/∂z_1 of −arccos(c)/π with c = 0: (1/π) (z_2/‖z_2‖)/‖z_1‖
     expected = torch.tensor([[[0.0, 1 / (3 * math.pi)], [1 / (2 * math.pi), 0.0]]], device=device)
     torch.testing.assert_close(grad, expected, rtol=1e-5, atol=1e-7)
-
-
-def test_upstream_gradient_and_no_side_effect(device):
-    z = cloud(3, 20, 16).to(device)
-    _value, saved = pairwise.forward(z, None)
-    ones = pairwise.backward(z, None, saved, torch.ones(3, device=device))
-    scale = torch.tensor([2.0, 0.0, -0.5], device=device)
-    torch.testing.assert_close(pairwise.backward(z, None, saved, scale), ones * scale[:, None, None])
-    torch.testing.assert_close(pairwise.backward(z, None, saved, torch.ones(3, device=device)), ones)
-
-
-def test_strided_inputs(device):
-    base = cloud(2, 12, 48).to(device)
-    for z in (base[:, ::2], base[:, :, 8:24], base[:, :, ::2], base.transpose(0, 1)):
-        value, grad = run(z)
-        expected, expected_grad = run(z.contiguous())
-        torch.testing.assert_close(value, expected)
-        torch.testing.assert_close(grad, expected_grad)
-
-
-def test_value_alone(device):
-    z = cloud(2, 40, 16).to(device)
-    value, saved = pairwise.forward(z, None, need_grad=False)
-    assert saved == ()
-    torch.testing.assert_close(value, run(z)[0], rtol=1e-6, atol=1e-6)
 
 
 def planned(z, masked):
@@ -237,7 +97,7 @@ def test_row_blocks_and_chunks_of_sequences(dtype, with_mask, device, monkeypatc
         assert planned(z, with_mask) == expected
         value, grad = run(z, mask)
         torch.testing.assert_close(value, whole, rtol=1e-6, atol=1e-6)
-        assert error(grad, whole_grad.double().cpu().numpy()) < FLOOR[dtype]
+        assert error(grad, whole_grad) < FLOOR[dtype]
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -253,10 +113,9 @@ def test_plan_keeps_to_the_budget(masked):
 
 def test_float16_gradients_do_not_underflow(device):
     z = (cloud(1, 40, 32) * 200).half().to(device)
-    _value, saved = pairwise.forward(z, None)
-    scale = torch.full((1,), 2.0**16, device=device)
-    grad = pairwise.backward(z, None, saved, scale).double().cpu().numpy() / 2.0**16
-    assert error(grad, reference(z)[1]) < 2e-3
+    scale = 2.0**16
+    _, grad = run(z, upstream=scale * routines.weights("dispersion", 1))
+    assert error(grad.double() / scale, reference(z)[1]) < 2e-3
 
 
 def test_autocast_takes_bfloat16_products(device):
@@ -265,10 +124,10 @@ def test_autocast_takes_bfloat16_products(device):
     with torch.autocast(device.type, dtype=torch.bfloat16):
         assert pairwise._precision(z).copy == torch.bfloat16
         got_value, got_grad = run(z)
-    eager_value, eager_grad = eager_errors(z.bfloat16(), None, value, grad)
+    theirs = routines.eager("dispersion", z.bfloat16())
     assert got_grad.dtype == torch.float32
-    assert error(got_value, value) <= 2 * eager_value
-    assert error(got_grad, grad) <= eager_grad  # norms and the first-order part are float32
+    assert error(got_value, value) <= 2 * error(theirs[0], value)
+    assert error(got_grad, grad) <= error(theirs[1], grad)  # norms and the first-order part are float32
 
 
 def test_masked_autocast(device):
@@ -283,11 +142,6 @@ def test_masked_autocast(device):
     assert error(got_grad, grad) < 5e-3
 
 
-def test_same_bits_every_time(device):
-    z = cloud(2, 100, 48).to(device)
-    assert all(torch.equal(first, again) for first, again in zip(run(z), run(z)))
-
-
 def test_bad_arguments_say_what_to_do(device):
     z = cloud(1, 4, 8).to(device)
     for bad, mask, options, sentence in (
@@ -300,25 +154,3 @@ def test_bad_arguments_say_what_to_do(device):
     ):
         with pytest.raises(ValueError, match=sentence):
             pairwise.forward(bad, mask, **options)
-
-
-@pytest.mark.skipif(not CUDA, reason="needs a GPU: the interpreter is too slow for full tiles")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("shape", [(2, 513, 768), (3, 300, 771), (1, 1000, 8192)])
-def test_full_tiles_on_the_gpu(shape, dtype, device):
-    """Against eager float64 (checked against the loops above on small shapes by the tests before)."""
-    z = cloud(*shape, condensed=0.8).to(dtype).to(device)
-    leaf = z.double().requires_grad_()
-    wide = leaf / (leaf.norm(dim=-1, keepdim=True) + 1e-2)
-    c = wide @ wide.transpose(1, 2)
-    inside = c.detach().clamp(-0.9, 0.9)
-    theta = inside.acos() - (1 - inside**2).rsqrt() * (c - c.detach())
-    eye = torch.eye(shape[1], dtype=torch.bool, device=device)
-    value = (-theta / math.pi).masked_fill(eye, -math.inf).flatten(1).logsumexp(1)
-    value = value - math.log(shape[1] * (shape[1] - 1))
-    value.sum().backward()
-    expected = leaf.grad.cpu().numpy()
-    eager_value, eager_grad = eager_errors(z, None, value.detach().cpu().numpy(), expected)
-    got_value, got_grad = run(z)
-    assert error(got_value, value.detach().cpu().numpy()) <= max(2 * eager_value, 1e-6)
-    assert error(got_grad, expected) <= max(2 * eager_grad, FLOOR[dtype])
