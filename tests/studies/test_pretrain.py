@@ -96,17 +96,22 @@ def test_two_seeds_that_agree_decide_nothing():
 def test_the_screen_takes_the_best_rate_of_the_best_arms_and_no_control():
     study = find("screen")
     settings = settings_of(study, "gpu")
-    base = {"cross-entropy @ 0.001": 4.10, "cross-entropy @ 0.002": 4.05, "cross-entropy @ 0.003": 4.20}
-    others = {
+    losses = dict.fromkeys(settings["arms"], 4.5) | {
+        "cross-entropy @ 0.001": 4.10, "cross-entropy @ 0.002": 4.05,
         "decorrelation last 1 @ 0.002": 4.01, "decorrelation last 1 @ 0.003": 4.30,
         "decorrelation last 3 @ 0.003": 4.02,  # a second weight of the same
         "z-loss 1e-3 @ 0.002": 4.00,  # a control
         "koleo last 1 @ 0.002": 4.03, "dispersion all 0.1 @ 0.002": 4.07,
     }  # fmt: skip
-    runs = [training(arm, 1, {"one": [loss], "two": [loss]}) for arm, loss in (base | others).items()]
+    runs = [training(arm, 1, {"one": [loss], "two": [loss]}) for arm, loss in losses.items()]
     end = study.conclude(Runs(runs, list(settings["arms"])), settings)
     assert end.verdict == "undecided"
     assert end.estimate["chosen"] == ["decorrelation last 1 @ 0.002", "koleo last 1 @ 0.002"]
     assert end.estimate["cross_entropy"] == pytest.approx(4.05)
     row = next(r for r in end.rows if r[0] == "decorrelation last 1 @ 0.003")
-    assert row[3] == pytest.approx(0.10)  # against cross-entropy at the same rate
+    assert row[3] == pytest.approx(4.30 - 4.5)  # against cross-entropy at the same rate
+
+    part = study.conclude(Runs(runs[1:], list(settings["arms"])), settings)  # without cross-entropy @ 0.0005
+    assert part.estimate["chosen"] == []
+    assert "nothing is chosen before all are run: 1 of" in part.sentence
+    assert "cross-entropy @ 0.0005 among them" in part.sentence

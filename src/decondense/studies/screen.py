@@ -14,7 +14,7 @@ from typing import Any
 
 from ..figures.studies import effects
 from ..stats.verdicts import UNDECIDED
-from ..words import signed
+from ..words import list_of, signed
 from .runs import Conclusion, Runs, Settings, by_document, cosine, loss_of
 from .settings import joined
 
@@ -45,9 +45,13 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
             chosen.setdefault((loss["name"], str(loss.get("layers", "all"))), arm)
     winners = list(chosen.values())[:2]
     named = ", ".join(f"{arm} ({signed(losses[arm] - base, 4)})" for arm in winners)
+    missing = [arm for arm in settings["arms"] if arm not in runs]
+    rates = [arm for arm in missing if arm.startswith(f"{NONE} @ ")]
+    waits = f"; nothing is chosen before all are run: {len(missing)} of {len(settings['arms'])} arms are missing"
     sentence = (
-        f"one seed; against cross-entropy at its best rate, {f'{base:.4f}' if math.isfinite(base) else 'not run'}, go "
-        f"on: {named or 'none'}; {len(runs.arms)} of {len(settings['arms'])} arms were run."
+        f"one seed; against cross-entropy at its best rate, {f'{base:.4f}' if math.isfinite(base) else 'not run'}, "
+        f"{'ahead so far' if missing else 'go on'}: {named or 'none'}{waits if missing else ''}"
+        f"{f', {list_of(rates)} among them' if rates else ''}."
     )
     columns = ["arm", "loss", "minus_cross_entropy", "minus_same_rate", "mean_cosine", "mean_cosine_last_state"]
     rows: list[list[Any]] = []
@@ -63,5 +67,5 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         x="held-out loss minus that of cross-entropy at its best rate, nats per token",
         note="one seed each: this chooses what is confirmed, and decides nothing",
     )
-    estimate = {"cross_entropy": base, "chosen": winners}
+    estimate = {"cross_entropy": base, "chosen": [] if missing else winners}
     return Conclusion(UNDECIDED, sentence, columns, rows, estimate, draw if math.isfinite(base) else None)
