@@ -18,15 +18,23 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 import tiny_gguf
+import torch
+from train.runs import tiny, weights
 
 import decondense as dc
 from decondense import cli, models
+from decondense.evaluate.harness import evaluate
+from decondense.evaluate.items import load_run
 from decondense.meter.compare import Comparison
 from decondense.records.reading import KINDS
 from decondense.report.page import collect, render
 from decondense.text import open_text
+from decondense.train import train
+from decondense.train.folder import check_recipe, last_complete_checkpoint
 from decondense.train.recipe import load_recipe, recipe_from
 
 resource = pytest.importorskip("resource", reason="limits are set in the manner of POSIX")
@@ -52,12 +60,12 @@ def _bounds(monkeypatch, tmp_path) -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def refusal(what: object, call: Callable[..., Any], *arguments: Any) -> str | None:
+def refusal(what: object, call: Callable[..., Any], *arguments: Any, **options: Any) -> str | None:
     """The sentence, or None where it was taken. What nobody raised on purpose fails the test."""
     signal.signal(signal.SIGPROF, lambda *_: pytest.fail(f"more than 10 s: {what}"))
     signal.setitimer(signal.ITIMER_PROF, 10)  # of this process: other tests may run beside it
     try:
-        call(*arguments)
+        call(*arguments, **options)
     except Exception as error:
         if not cli._on_purpose(error) or not isinstance(error, (ValueError, OSError)):
             error.add_note(f"made by {what}")
@@ -160,8 +168,6 @@ def test_texts(ending, tmp_path):
         b'{"data": [{"paragraphs": 3}]}', b'text\n"a\rb', b"text,b\nx,2,3\n", b"text\n\0\n", b'{"text": "\\ud800"}',
     ]  # fmt: skip
     if ending == ".parquet":
-        import pyarrow.parquet
-
         pyarrow.parquet.write_table(pyarrow.table({"text": ["a b", "c"]}), file)
         whole = file.read_bytes()
         blobs += [whole[:i] + rng.randbytes(1) + whole[i + 1 :] for i in rng.sample(range(len(whole)), 40)]
@@ -208,6 +214,80 @@ def test_models(tmp_path):
         (folder / file_name).write_bytes(content)
         assert refusal((file_name, content[-200:]), models.load, folder), (file_name, content)
         shutil.rmtree(folder)
+
+
+def damaged(blob: bytes, rng: random.Random, number: int) -> list[bytes]:
+    """The same with another bit somewhere, `number` times; half of it, none of it, and something else."""
+    flips = [(rng.randrange(len(blob)), 1 << rng.randrange(8)) for _ in range(number)]
+    return [*(blob[:at] + bytes([blob[at] ^ bit]) + blob[at + 1 :] for at, bit in flips),
+            blob[: len(blob) // 2], b"", b"\xff\xfe{]"]  # fmt: skip
+
+
+def test_items(make_run):
+    """What is read of a damaged table is what was written, or nothing."""
+    folder = make_run("run", {task: [0, 1, 0.5] * 9 for task in ("piqa", "text:a")})
+    file, whole = folder / "items.parquet", load_run(folder)
+    sentences = []
+    for blob in damaged(file.read_bytes(), random.Random(0), 150):
+        file.write_bytes(blob)
+        loaded: list[Any] = []
+        sentences.append(refusal(blob[:60], lambda: loaded.append(load_run(folder))))  # noqa: B023
+        assert sentences[-1] or loaded[0].items == whole.items
+    assert sum(map(bool, sentences)) > 100
+    rows = [item for items in whole.items.values() for item in items]
+    for column, value in (("correct", None), ("doc_id", None), ("correct", "x"), ("gold", ["a"]), ("task", None)):
+        table = pyarrow.table({key: [value if key == column else row[key] for row in rows] for key in rows[0]})
+        pyarrow.parquet.write_table(table, file)
+        assert "could not be read as items" in str(refusal(column, load_run, folder)), (column, value)
+
+
+def test_unfinished_evaluations(tmp_path):
+    """Of a damaged `partial/` nothing is believed that is not whole: it is done again, with the same result."""
+    rows = [{"goal": f"boil {i}", "sol1": "heat it", "sol2": "cool it " * i, "label": i % 2} for i in range(1, 7)]
+    (tmp_path / "piqa").mkdir()
+    (tmp_path / "piqa" / "validation.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    model, partial = models.load(tiny_gguf.write(tmp_path / "m.gguf")), tmp_path / "partial"
+    options = {"tasks": "piqa", "data": tmp_path, "batch_tokens": 40, "partial": partial}
+    whole = evaluate(model, **options)
+    shutil.copytree(partial, tmp_path / "kept")
+    rng = random.Random(0)
+    for name in sorted(p.name for p in partial.iterdir()):
+        for blob in damaged((tmp_path / "kept" / name).read_bytes(), rng, 2):
+            shutil.rmtree(partial)
+            journal = name == "batches.jsonl"  # is asked where the benchmark is not finished
+            shutil.copytree(tmp_path / "kept", partial, ignore=shutil.ignore_patterns("*.parquet" if journal else ""))
+            (partial / name).write_bytes(blob)
+            again: list[Any] = []
+            assert refusal((name, blob[:60]), lambda: again.append(evaluate(model, **options))) is None  # noqa: B023
+            assert again == [whole], (name, blob)
+
+
+def test_unfinished_runs(tmp_path):
+    """A checkpoint with another bit anywhere is not resumed from: the one before it is, or the run begins anew. A
+    recipe that was changed is not taken for the one that was begun."""
+    recipe, folder, tokens = tiny("data.tokens=1024", "train.checkpoints=2"), tmp_path / "run", tmp_path / "tokens"
+    begun = train(recipe, folder, cache=tokens)
+    whole = weights(begun.folder)
+    (folder / "result.json").unlink()
+    rng, last = random.Random(0), folder / "checkpoints" / "checkpoint-4"
+    files = [p for p in last.rglob("*") if p.is_file()]
+    assert len(files) > 6
+    for file in (*files, folder / "recipe.yaml"):
+        content = file.read_bytes()
+        for blob in damaged(content, rng, 3):
+            file.write_bytes(blob)
+            if file in files:
+                assert last_complete_checkpoint(folder) == last.with_name("checkpoint-2"), (file.name, blob[:60])
+            else:
+                refusal(blob[:60], check_recipe, folder, recipe, resume=True)
+        file.write_bytes(content)
+    assert last_complete_checkpoint(folder) == last
+    for steps in ((4,), (2, 4)):
+        for step in steps:
+            (folder / "checkpoints" / f"checkpoint-{step}" / "optimizer.pt").write_bytes(b"PK")
+        train(recipe, folder, cache=tokens, resume=True)
+        assert all(torch.equal(whole[name], weight) for name, weight in weights(folder).items())
+        (folder / "result.json").unlink()
 
 
 @pytest.mark.parametrize(

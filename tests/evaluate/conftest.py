@@ -32,3 +32,11 @@ def pair(stories) -> tuple[Any, Any]:
     from decondense import models
 
     return models.load(stories, device="cpu")
+
+
+@pytest.fixture(scope="session")
+def whole(stories, bench):
+    """Eight items of two tasks: (record, items)."""
+    from decondense.evaluate.harness import evaluate
+
+    return evaluate(stories, data=bench, tasks="piqa,winogrande", limit=8, device="cpu")

@@ -46,14 +46,7 @@ def test_three_tasks_equal_lm_evals_command_line(command_line, bench, stories):
         assert (found["different_items"], found["different_outcomes"]) == (0, 0)
         assert found["largest_gap"] < 2e-4
         for a, b in zip(mine, theirs):
-            arguments = [tuple(b["arguments"][key].values()) for key in sorted(b["arguments"])]
-            assert a["item"] == item_hash(arguments, b["target"])
-            assert a["correct"] == float(b["acc"])
-            for value, greedy, (their_value, their_greedy) in zip(
-                a["loglikelihoods"], a["greedy"], b["filtered_resps"]
-            ):
-                assert value == pytest.approx(float(their_value), abs=2e-4)
-                assert greedy == (str(their_greedy) == "True")
+            assert a["greedy"] == [str(greedy) == "True" for _, greedy in b["filtered_resps"]]
         assert record.tasks[name].acc == pytest.approx(sum(float(b["acc"]) for b in theirs) / LIMIT)
     perplexity = [float(b["perplexity"]) for b in command_line["lambada_openai"]]
     assert record.tasks["lambada_openai"].perplexity == pytest.approx(math.exp(-sum(perplexity) / LIMIT), rel=1e-4)
@@ -63,7 +56,7 @@ def test_three_tasks_equal_lm_evals_command_line(command_line, bench, stories):
 def test_all_ten_equal_lm_evals_command_line(bench, stories, tmp_path):
     """Two items of each, and of each of mmlu's 57 subjects."""
     agree = script()
-    _, items = evaluate(stories, tasks="paper", data=bench, limit=2, device="cpu")
+    record, items = evaluate(stories, tasks="paper", data=bench, limit=2, device="cpu")
     found = agree.write_definitions(list(tasks.PAPER), bench, "gpt2", tmp_path)
     agree.run_lm_eval(list(found), tmp_path, argparse.Namespace(model=stories, device="cpu", batch_size=8, limit=2))
     samples = agree.read_samples(tmp_path)
@@ -72,6 +65,8 @@ def test_all_ten_equal_lm_evals_command_line(bench, stories, tmp_path):
         result = agree.compare([item for item in items if item["subtask"] == leaf], theirs)
         assert (result["different_items"], result["different_outcomes"]) == (0, 0), leaf
         assert result["largest_gap"] < 2e-4
+    outcomes = [item["correct"] for item in items if item["task"] == "mmlu"]
+    assert record.tasks["mmlu"].acc == pytest.approx(sum(outcomes) / len(outcomes))  # weighted as lm-eval's group is
 
 
 @pytest.mark.parametrize(
@@ -95,19 +90,3 @@ def test_the_others_equal_lm_evals_evaluator(names, limit, bench, pair):
                 assert a["item"] == item_hash(b["arguments"], b["target"])
                 assert a["correct"] == pytest.approx(b["acc"], abs=1e-5)
                 assert a["loglikelihoods"] == pytest.approx([v for v, _ in b["filtered_resps"]], abs=2e-4)
-
-
-@pytest.mark.slow
-def test_mmlu_equals_lm_evals_group(bench, pair):
-    """57 subtasks, weighted by size as lm-eval's group is."""
-    from lm_eval.evaluator import evaluate as lm_evaluate
-    from lm_eval.models.huggingface import HFLM
-
-    record, items = evaluate(pair, tasks=["mmlu"], data=bench, limit=2)
-    with quiet():
-        lm = HFLM(pretrained=pair[0], tokenizer=pair[1], batch_size=16)
-        (mmlu,) = tasks.build(["mmlu"], data=bench, shots="gpt2")
-        theirs = lm_evaluate(lm=lm, task_dict={"tasks": mmlu.tasks}, limit=2, bootstrap_iters=0)
-    rows = [row for name in mmlu.tasks for row in theirs["samples"][name]]
-    assert [a["correct"] for a in items] == [b["acc"] for b in rows]
-    assert record.tasks["mmlu"].acc == pytest.approx(sum(b["acc"] for b in rows) / len(rows))

@@ -173,11 +173,3 @@ def test_out_of_memory_halves_the_batch(pair, scorer):
     values = [value for value, _ in ask(scorer, PAIRS[:7])]
     assert [value for value, _ in ask(small, PAIRS[:7])] == pytest.approx(values, abs=1e-5)
     assert max(calls) > 2
-
-
-def test_rolling_windows_score_every_token_once(scorer):
-    text = "Once upon a time there was a dog. " * 100
-    windows = scorer.rolling_windows(text)
-    assert [t for _, scored in windows for t in scored] == scorer.encode_many([text])[0]
-    assert len(windows) > 1
-    assert all(len(context) + len(scored) <= 513 for context, scored in windows)

@@ -149,14 +149,14 @@ def kill_in_step(step: int) -> None:
     """Between the backward pass and the optimiser's step."""
     from decondense.train.trainer import Trainer
 
-    own = Trainer._look
+    own = Trainer.on_pre_optimizer_step
 
-    def look(self: Trainer) -> None:
+    def look(self: Trainer, *args: Any, **kwargs: Any) -> None:
         if self.state.global_step == step:
             end()
-        own(self)
+        own(self, *args, **kwargs)
 
-    Trainer._look = look  # type: ignore[method-assign]
+    Trainer.on_pre_optimizer_step = look  # type: ignore[method-assign]
 
 
 def kill_around_marker(step: int, *, after: bool) -> None:
@@ -191,23 +191,19 @@ def kill_in_optimiser_save(step: int) -> None:
 
 def kill_in_model_save(step: int) -> None:
     """Training is over, the model folder is begun."""
-    from decondense.train import card
+    from decondense.train import result
 
-    def model_card(record: dict[str, Any]) -> str:
-        end()
-        return ""
-
-    card.model_card = model_card
+    result.model_card = lambda record: end() or ""
 
 
 def kill_while_tokenising(step: int) -> None:
     from decondense.train import token_files
 
-    def articles(texts: Any, tokenizer: Any) -> Any:
-        yield [5, 6, 7], "abc"
+    def stream(*_: Any) -> Any:
+        yield 0, [5, 6, 7], "abc", "nowhere"
         end()
 
-    token_files._tokenised = articles
+    token_files._stream = stream
 
 
 KILLS: dict[str, Callable[[int], None]] = {

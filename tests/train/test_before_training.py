@@ -117,7 +117,7 @@ def test_a_connection_that_breaks(tmp_path, cache, monkeypatch):
 
     def of_two(*args, **kwargs):
         made = arguments(*args, **kwargs)
-        monkeypatch.setattr(run, "process_count", lambda: 2)
+        monkeypatch.setattr(run.run_folder, "process_count", lambda: 2)
         return made
 
     monkeypatch.setattr(run, "_arguments", of_two)

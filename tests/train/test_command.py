@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 
 import pytest
 import torch
@@ -132,7 +134,6 @@ def test_a_dry_run_of_a_recipe_is_the_whole_recipe(recipe, capsys):
             ["small.yaml", "--seeds", "1,x"],
             "--seeds must be different whole numbers with commas, like 1,2,3, got '1,x'",
         ),
-        (["small.yaml", "--seeds", "1,1"], "--seeds must be different whole numbers"),
         (["small.yaml", "--seeds", "1", "--seed", "2"], "--seed and --seeds say the same twice"),
         (
             ["small.yaml", "--seeds", "9,2", "--set", "train.seed=9"],
@@ -142,18 +143,10 @@ def test_a_dry_run_of_a_recipe_is_the_whole_recipe(recipe, capsys):
             ["small.yaml", "--loss", "dispersion", "--layers", "1-3"],
             "--layers must be all, last, early_half, late_half or",
         ),
-        (["small.yaml", "--loss", "dispersion", "--layers", "1,"], "numbers of hidden states with commas, like 1,2,3"),
         (["small.yaml", "--loss", "dispersion", "--layers", "first"], "(−1 is the last), got 'first'."),
         (["small.yaml", "--weight", "0.1"], "setting 'loss.weight' needs a loss, and loss.name is none: name one"),
         (["--model", "gpt2", "--weight", "0.5"], "setting 'loss.weight' needs a loss, and loss.name is none: name one"),
-        (["small.yaml", "--loss", "none", "--weight", "0.5"], "setting 'loss.weight' needs a loss"),
-        (["small.yaml", "--on-nan", "pray"], "train.on_nan: Input should be 'stop' or 'skip', got 'pray'"),
-        (["small.yaml", "--tokens", "few"], "data.tokens: a number of tokens must be like"),
-        (["small.yaml", "--context", "128", "--set", "train.batch_tokens=1K"], "data.context must be at most 64"),
         (["small.yaml", "--teacher", "nobody/has-this"], "the hub did not provide it"),
-        (["small.yaml", "--text", "absent.txt"], "no text at 'absent.txt'"),
-        (["small.yaml", "--set", "train.batch_tokens=16"], "must hold at least one block of data.context = 32"),
-        (["small.yaml", "--out", "small.yaml/run"], "must be writable: not a directory"),
     ],
 )
 def test_errors_are_one_sentence(recipe, capsys, arguments, said):
@@ -181,17 +174,25 @@ def test_not_finite_ends_with_exit_code_2(recipe, capsys, monkeypatch):
     assert result(recipe.parent / "run")["skipped_steps"] == [2]
 
 
-def test_interrupted_then_resumed_then_finished(recipe, capsys, monkeypatch):
-    own = Trainer._look
+@pytest.mark.parametrize("place", ["run.prepare", "run.run_folder.begin"])
+def test_interrupted_before_any_work(place, recipe, capsys, monkeypatch):
+    """A SIGINT leaves nothing, and names nothing that is not there."""
+    monkeypatch.setattr(f"decondense.train.{place}", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    assert run(capsys, recipe, "--out", "deep/run")[::2] == (130, "")
+    assert list(recipe.parent.iterdir()) == [recipe]
 
-    def look(self):
+
+def test_interrupted_then_resumed_then_finished(recipe, capsys, monkeypatch):
+    own = Trainer.on_pre_optimizer_step
+
+    def look(self, *args, **kwargs):
         if self.state.global_step == 1:
             raise KeyboardInterrupt
-        own(self)
+        own(self, *args, **kwargs)
 
     command = [recipe, "--out", "run", "--set", "train.checkpoints=2"]
     with monkeypatch.context() as patched:
-        patched.setattr(Trainer, "_look", look)
+        patched.setattr(Trainer, "on_pre_optimizer_step", look)
         code, _, err = run(capsys, *command)
     assert code == 130
     assert "interrupted: the same command with --resume continues from checkpoint-1." in err

@@ -77,19 +77,6 @@ def test_no_labels_no_term():
     assert not logits.grad.any()
 
 
-def test_temperature_keeps_the_size_of_the_gradient():
-    """At high τ softmax is linear in the logits: τ² · ∂CE/∂s → (s − t − means)/V, whatever τ is."""
-    student, teacher, labels = problem()
-    gradients = []
-    for temperature in (50.0, 100.0):
-        leaf = student.clone().float().requires_grad_()
-        distillation(leaf, teacher.float(), labels, temperature=temperature).backward()
-        gradients.append(leaf.grad)
-    torch.testing.assert_close(gradients[0], gradients[1], rtol=0.05, atol=5e-3)
-    centred = (student - student.mean(-1, keepdim=True)) - (teacher - teacher.mean(-1, keepdim=True))
-    assert float(gradients[1][0, 0, 3]) == pytest.approx(float(centred[0, 0, 3]) / 7, rel=0.05)
-
-
 def test_mixture():
     student, teacher, labels = problem()
     inputs = {"input_ids": torch.zeros(2, 5, dtype=torch.long), "labels": labels}

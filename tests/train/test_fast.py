@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import shutil
 
 import pytest
@@ -135,8 +136,13 @@ def test_a_recipe_that_insists_is_told(tmp_path, cache):
 # ---- compiled blocks ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="SKIPPED WITHOUT A COMPILER: torch.compile needs g++ on a CPU")
-def test_compiled_blocks_give_the_same_gradients():
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_blocks_give_the_same_gradients(backend, monkeypatch):
+    """Forward and backward as they are traced; the code that is generated of them takes a minute on a CPU."""
+    if backend == "inductor" and shutil.which("g++") is None:
+        pytest.skip("SKIPPED WITHOUT A COMPILER: torch.compile needs g++ on a CPU")
+    compile_with = functools.partialmethod(torch.nn.Module.compile, backend=backend)
+    monkeypatch.setattr(torch.nn.Module, "compile", compile_with)
     plain, compiled = llama(2).train(), llama(2).train()
     names = list(compiled.state_dict())
     assert compile_blocks(compiled) == 2

@@ -86,20 +86,6 @@ def test_mixed_texts_need_blocks_to_hold_out(tmp_path, cache):
         train(tiny(f"data={{{data}}}"), tmp_path / "run", cache=cache)
 
 
-@pytest.mark.parametrize(
-    ("data", "sentence"),
-    [
-        ("text: {a: 0}", "text must name at least one text, each with a share above 0"),
-        ("text: []", "text must name at least one text"),
-        ("text: pydoc, held_out: {a: -1}", "held_out must name at least one text"),
-        ("text: {a: 1}, order: sequential", "have no shares: give text as a list"),
-    ],
-)
-def test_shares_that_are_none(data, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        tiny(f"data={{{data}, context: 32}}")
-
-
 def test_a_copied_cache_is_found_with_its_texts(tmp_path, monkeypatch):
     """Another machine has other folders and other times; budgets of runs do not matter either where a text ends."""
     for name in ("here", "there"):

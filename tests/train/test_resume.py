@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from decondense.train import recipe_from, train
-from decondense.train.checkpoints import last_complete_checkpoint, mark
+from decondense.train.folder import last_complete_checkpoint, mark
 from train.runs import child, content, result, tiny, weights
 
 # Everything that has a state of its own: dropout, the sampler's draws, noise on the embeddings, the clock of active
@@ -137,16 +137,24 @@ def test_resume_with_another_recipe_is_refused(tmp_path, cache):
     train(tiny("train.micro_batch=2", "train.keep=3"), folder, cache=cache, resume=True)
 
 
-def test_only_marked_checkpoints_count(tmp_path):
+def test_only_whole_checkpoints_count(tmp_path):
+    folder = tmp_path / "checkpoints"
     for step in (5, 10, 20, 30):
-        (tmp_path / f"checkpoint-{step}").mkdir()
-    (tmp_path / "checkpoint-old").mkdir()
+        (folder / f"checkpoint-{step}").mkdir(parents=True)
+        (folder / f"checkpoint-{step}" / "weights").write_bytes(b"12345")
+    (folder / "checkpoint-old").mkdir()
     assert last_complete_checkpoint(tmp_path) is None
     for step in (5, 20, 10):
-        mark(tmp_path / f"checkpoint-{step}", step=step)
-    assert last_complete_checkpoint(tmp_path) == tmp_path / "checkpoint-20"
+        mark(folder / f"checkpoint-{step}", step=step)
+    assert last_complete_checkpoint(tmp_path) == folder / "checkpoint-20"
+    (folder / "checkpoint-20" / "weights").write_bytes(b"12346")
+    assert last_complete_checkpoint(tmp_path) == folder / "checkpoint-10"
+    marker = folder / "checkpoint-10" / "complete.json"
+    marker.write_text(marker.read_text().replace("10", "11", 1))
     last_complete_checkpoint(tmp_path, remove_others=True)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-20", "checkpoint-old"]
+    assert sorted(p.name for p in folder.iterdir()) == ["checkpoint-5", "checkpoint-old"]
+    (folder / "checkpoint-5" / "complete.json").write_text('{"step": 5}')  # as older versions wrote it
+    assert last_complete_checkpoint(tmp_path) == folder / "checkpoint-5"
 
 
 def test_a_recipe_of_an_older_version_may_lack_keys(tmp_path, cache):

@@ -9,7 +9,7 @@ import pytest
 import transformers
 
 from decondense.train import recipe_from, tokenizer, train
-from train.runs import content, tiny
+from train.runs import content
 
 
 def recipe(*settings: str, config: dict | None = None):
@@ -48,10 +48,3 @@ def test_a_vocabulary_that_is_given_stays(tmp_path, cache):
     run = train(recipe(config={"vocab_size": 512}), tmp_path / "run", cache=cache)
     assert json.loads((run.folder / "model" / "config.json").read_text())["vocab_size"] == 512
     assert np.isfinite(run.held_out_loss)
-
-
-def test_trained_weights_know_their_own(tmp_path):
-    with pytest.raises(ValueError, match="trained weights know their own tokenizer"):
-        tiny("model={name: gpt2, tokenizer: {train: 8192}}")
-    with pytest.raises(ValueError, match="greater than or equal to 257"):
-        tiny("model.tokenizer={train: 100}")

@@ -140,7 +140,7 @@ def _build(path: Path | None, flags: dict[str, Any], settings: list[str]) -> Any
 def _run(recipe: Any, folder: Path, *, resume: bool, as_json: bool) -> None:
     from ..records import Training, read
     from ..train import train as carry_out
-    from ..train.checkpoints import where_it_goes_on
+    from ..train.folder import where_it_goes_on
 
     quiet = as_json or not is_main()
 
@@ -156,8 +156,8 @@ def _run(recipe: Any, folder: Path, *, resume: bool, as_json: bool) -> None:
                 preparing=preparing, say=say,
             )  # fmt: skip
     except KeyboardInterrupt:
-        if is_main():
-            err.print(f"interrupted: the same command with --resume {where_it_goes_on(folder / 'checkpoints')}.")
+        if is_main() and folder.is_dir():  # else nothing was begun
+            err.print(f"interrupted: the same command with --resume {where_it_goes_on(folder)}.")
         raise
     if not is_main():
         return
@@ -173,15 +173,14 @@ def _speak_when_ended(folder: Path) -> None:
     notice. They say so first; where they do notice, `train` has a sentence of its own."""
     import signal
 
-    from ..train.checkpoints import where_it_goes_on
-    from ..train.folder import process_count
+    from ..train.folder import process_count, where_it_goes_on
 
     def ended(number: int, frame: Any) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one need not wait
         raise OSError(
             "this process was told to end (SIGTERM), as launchers do when another process of the run has died: the "
             "same command with --resume, on as many processes or another number, "
-            f"{where_it_goes_on(folder / 'checkpoints')}."
+            f"{where_it_goes_on(folder)}."
         )
 
     if process_count() > 1:

@@ -1,7 +1,7 @@
 """The run folder: one run at a time, one recipe for its whole life.
 
 RUN/recipe.yaml        the recipe in full, written when training begins
-RUN/checkpoints/       Trainer's checkpoints; those with complete.json can be resumed from
+RUN/checkpoints/       Trainer's checkpoints; those with complete.json are whole, and can be resumed from
 RUN/snapshots/         the meter at step 0 and at the steps of the recipe (`decondense.load` reads them)
 RUN/model/             the trained model, with a card that says how it was made
 RUN/result.json        what came out: losses, held-out loss, snapshots, speed; written last
@@ -11,26 +11,31 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
 from safetensors import SafetensorError
 
 from ..files import InUse, flat, locked, os_reason, write_text
 from ..records import read
-from .recipe import Recipe, recipe_from
+from .recipe import Recipe, read_yaml, recipe_from
 
-__all__ = ["begin", "check_recipe", "finished", "first_process", "owned", "process_count", "sharded"]
+__all__ = [
+    "begin", "check_recipe", "finished", "first_process", "last_complete_checkpoint", "mark", "marked", "owned",
+    "process_count", "sharded", "where_it_goes_on",
+]  # fmt: skip
 
 # A resumed run may change these: they say how fast and where, or how much is told, not what is computed.
 FREE = ("micro_batch", "device", "report_to", "on_nan", "keep", "compile", "fused_loss", "checkpointing")
 
 LITTLE = 1 << 20  # bytes: a disk with less than this left is full
+MARKER = "complete.json"
 
 
 def first_process() -> bool:
@@ -97,7 +102,7 @@ def check_recipe(folder: Path, recipe: Recipe, *, resume: bool) -> bool:
         return False
     if not file.is_file():
         return False
-    content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    content = read_yaml(file)
     with contextlib.suppress(ValueError):  # written by an older version, it lacks what has come since
         content = recipe_from(content).model_dump(mode="json")
     before, now = flat(content), flat(recipe.model_dump(mode="json"))
@@ -125,3 +130,71 @@ def begin(folder: Path, recipe: Recipe) -> Iterator[None]:
         raise OSError(
             f"the disk became full while writing into {str(folder)!r}: free some space and repeat with --resume."
         ) from error
+
+
+# ---- checkpoints -------------------------------------------------------------------------------------------------
+
+
+def mark(checkpoint: Path, **content: Any) -> None:
+    """Trainer writes a checkpoint in place, so a run that is killed while writing leaves half of one. When everything
+    is on disk a marker says so, with what Trainer does not keep and a digest of it all."""
+    for file in checkpoint.rglob("*"):
+        if file.is_file():
+            _sync(file)
+    write_text(checkpoint / MARKER, json.dumps(content | {"digest": _digest(checkpoint, content)}) + "\n")
+    for path in (checkpoint / MARKER, checkpoint, checkpoint.parent):
+        _sync(path)
+
+
+def marked(checkpoint: Path) -> dict[str, Any] | None:
+    """What the marker says, if there is one and the checkpoint is as it was then."""
+    try:
+        content = json.loads((checkpoint / MARKER).read_text(encoding="utf-8"))
+        digest = content.pop("digest", None)  # older versions had none
+        return content if digest is None or digest == _digest(checkpoint, content) else None
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def _digest(checkpoint: Path, content: dict[str, Any]) -> str:
+    digest = hashlib.sha256(json.dumps(content).encode())
+    for file in sorted(p for p in checkpoint.rglob("*") if p.is_file() and p.name != MARKER):
+        with file.open("rb") as handle:
+            digest.update(
+                f"{file.relative_to(checkpoint)} {hashlib.file_digest(handle, 'sha256').hexdigest()}".encode()
+            )
+    return digest.hexdigest()
+
+
+def last_complete_checkpoint(run: Path, *, remove_others: bool = False) -> Path | None:
+    """The latest checkpoint of a run that is whole.
+
+    A resumed run removes the others: half-written ones are of no use, and an older one may be half deleted with its
+    marker still there, if the run was killed while Trainer made room.
+    """
+    found = [p for p in (run / "checkpoints").glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name)]
+    paths = sorted(found, key=lambda p: -int(p.name.partition("-")[2]))
+    last = next((path for path in paths if marked(path) is not None), None)
+    if remove_others:
+        for path in paths:
+            if path != last:
+                shutil.rmtree(path, ignore_errors=True)
+    return last
+
+
+def where_it_goes_on(run: Path) -> str:
+    """What `--resume` would do, for a sentence that proposes it."""
+    last = last_complete_checkpoint(run)
+    return "starts from step 0: there is no checkpoint yet" if last is None else f"continues from {last.name}"
+
+
+def _sync(path: Path) -> None:
+    """On disk before the run goes on. Windows opens no folder, and flushes only what is open for writing."""
+    windows = os.name == "nt"
+    if windows and path.is_dir():
+        return
+    handle = os.open(path, os.O_RDWR if windows else os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

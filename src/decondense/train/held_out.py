@@ -61,63 +61,59 @@ def frequency_deciles(tokens: np.ndarray, vocabulary: int) -> np.ndarray:
 def document_losses(model: Any, documents: list[Document], context: int, deciles: np.ndarray) -> dict[str, Any]:
     """What result.json keeps: `held_out_documents`, `held_out_texts` and `held_out_by`."""
     device = next(model.parameters()).device
-    sums, counts = torch.zeros(2, len(documents), dtype=torch.float64, device=device)
-    by = {"frequency": torch.zeros(2, DECILES, dtype=torch.float64, device=device),
-          "position": torch.zeros(2, OCTILES, dtype=torch.float64, device=device)}  # fmt: skip
-    group = torch.from_numpy(deciles).to(device)
-    octile = (torch.arange(context, device=device) * OCTILES // context)[1:]
+    losses: list[np.ndarray] = []
+    groups: dict[str, list[np.ndarray]] = {"document": [], "frequency": [], "position": []}  # of every predicted token
     training = model.training
     model.eval()
     try:
         with torch.no_grad(), eager(model):
             for of, ids, length in _batches(documents, context):
-                of, ids, length = of.to(device), ids.to(device), length.to(device)
-                logits = model(input_ids=ids, use_cache=False)["logits"][:, :-1].float()
-                target = ids[:, 1:]
-                predicted = torch.arange(1, ids.shape[1], device=device) < length[:, None]
-                loss = F.cross_entropy(logits.transpose(1, 2), target, reduction="none")[predicted].double()
-                ones = torch.ones_like(loss)
-                where = of[:, None].expand_as(target)[predicted]
-                sums.index_add_(0, where, loss)
-                counts.index_add_(0, where, ones)
-                places = {"frequency": group[target[predicted]],
-                          "position": octile[: ids.shape[1] - 1].expand_as(target)[predicted]}  # fmt: skip
-                for name, bins in places.items():
-                    by[name].index_add_(1, bins, torch.stack([loss, ones]))
+                given = torch.from_numpy(ids).to(device)
+                logits = model(input_ids=given, use_cache=False)["logits"][:, :-1].float()
+                loss = F.cross_entropy(logits.transpose(1, 2), given[:, 1:], reduction="none")
+                place = np.arange(1, ids.shape[1])
+                predicted = place < length[:, None]
+                losses.append(loss.double().cpu().numpy()[predicted])
+                groups["document"].append(np.broadcast_to(of[:, None], predicted.shape)[predicted])
+                groups["frequency"].append(deciles[ids[:, 1:][predicted]])
+                groups["position"].append(np.broadcast_to(place * OCTILES // context, predicted.shape)[predicted])
     finally:
         model.train(training)
-    totals: dict[str, list[float]] = {}
-    rows = []
-    for document, loss, count in zip(documents, sums.tolist(), counts.tolist()):
+
+    def by(name: str, size: int) -> list[tuple[float, int]]:
+        """(sum of the losses, number of tokens) of each group."""
+        of = np.concatenate([np.zeros(0, np.int64), *groups[name]])
+        sums = np.bincount(of, weights=np.concatenate([np.zeros(0), *losses]), minlength=size)
+        return list(zip(sums.tolist(), np.bincount(of, minlength=size).tolist()))
+
+    rows: list[dict[str, Any]] = []
+    totals: dict[str, tuple[float, int]] = {}
+    for document, (total, count) in zip(documents, by("document", len(documents))):
         if count:
-            rows.append({"text": document.text, "document": document.number, "tokens": int(count),
-                         "loss": loss / count})  # fmt: skip
-            total = totals.setdefault(document.text, [0.0, 0.0])
-            totals[document.text] = [total[0] + loss, total[1] + count]
+            rows.append({"text": document.text, "document": document.number, "tokens": count, "loss": total / count})
+            before = totals.get(document.text, (0.0, 0))
+            totals[document.text] = (before[0] + total, before[1] + count)
     return {
         "held_out_documents": rows,
-        "held_out_texts": {name: loss / count for name, (loss, count) in totals.items()},
+        "held_out_texts": {name: total / count for name, (total, count) in totals.items()},
         "held_out_by": {
-            name: [{"tokens": int(n), "loss": s / n if n else None} for s, n in zip(*pair.tolist())]
-            for name, pair in by.items()
+            name: [{"tokens": n, "loss": total / n if n else None} for total, n in by(name, size)]
+            for name, size in (("frequency", DECILES), ("position", OCTILES))
         },
     }
 
 
-def _batches(documents: list[Document], context: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+def _batches(documents: list[Document], context: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """(document of each row, ids padded on the right, lengths): pieces of like length together, since padding is work.
     A causal model does not see what comes after, so padding needs no mask."""
-    pieces = [
+    cut = [
         (number, document.tokens[low : low + context])
         for number, document in enumerate(documents)
         for low in range(0, len(document.tokens), context)
     ]
-    pieces = sorted((p for p in pieces if len(p[1]) > 1), key=lambda p: -len(p[1]))
+    pieces = sorted((p for p in cut if len(p[1]) > 1), key=lambda p: -len(p[1]))
     while pieces:
         longest = len(pieces[0][1])
         some, pieces = pieces[: max(1, TOKENS // longest)], pieces[max(1, TOKENS // longest) :]
-        ids = np.zeros((len(some), longest), np.int64)
-        for row, (_, piece) in enumerate(some):
-            ids[row, : len(piece)] = piece
-        lengths = torch.tensor([len(piece) for _, piece in some])
-        yield torch.tensor([number for number, _ in some]), torch.from_numpy(ids), lengths
+        ids = np.stack([np.pad(piece, (0, longest - len(piece))) for _, piece in some])
+        yield np.array([number for number, _ in some]), ids, np.array([len(piece) for _, piece in some])

@@ -76,19 +76,23 @@ class Recipe(Part):
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def load_recipe(path: str | os.PathLike[str], settings: Sequence[str] = ()) -> Recipe:
-    """Read a recipe; `settings` are "key.key=value" strings that override it."""
-    file = Path(path)
-    if not file.is_file():
-        raise FileNotFoundError(f"no recipe at {str(path)!r}: give a YAML file, or --model and the other flags.")
+def read_yaml(file: Path) -> dict[str, Any]:
+    """A file of sections; what it is instead is one sentence."""
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # a 13th month, brackets in brackets
         raise ValueError(f"recipe {file.name!r} must be YAML: {' '.join(str(error).split())}.") from None
     if not isinstance(content, dict):
         raise ValueError(f"recipe {file.name!r} must be a mapping of sections, got {type(content).__name__}.")
-    content.setdefault("name", file.stem)
-    return recipe_from(with_settings(content, settings), file.name)
+    return content
+
+
+def load_recipe(path: str | os.PathLike[str], settings: Sequence[str] = ()) -> Recipe:
+    """Read a recipe; `settings` are "key.key=value" strings that override it."""
+    file = Path(path)
+    if not file.is_file():
+        raise FileNotFoundError(f"no recipe at {str(path)!r}: give a YAML file, or --model and the other flags.")
+    return recipe_from(with_settings({"name": file.stem} | read_yaml(file), settings), file.name)
 
 
 def with_settings(content: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a run leaves behind: result.json, the history as a table and a figure, and the model."""
+"""What a run leaves behind: result.json, the history as a table and a figure, and the model with its card."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any, cast
 from ..files import finite, versions, write_csv, write_text
 from ..models import hardware
 from ..records import Measurement, Step, Training, in_short, read
+from ..words import nats
 from .folder import first_process, process_count
 from .prepare import Prepared
 
-__all__ = ["record_of", "save_model", "write_result"]
+__all__ = ["model_card", "record_of", "save_model", "write_result"]
 
 
 def record_of(prepared: Prepared, trainer: Any, command: str, losses: dict[str, Any]) -> Training:
@@ -62,8 +63,6 @@ def save_model(trainer: Any, folder: Path, record: Training, tokenizer: Any) -> 
 
     Every process takes part, since sharded weights must be gathered; the first one writes.
     """
-    from .card import model_card
-
     model = trainer.model
     if hasattr(model, "merge_and_unload"):
         model = model.merge_and_unload()
@@ -76,7 +75,7 @@ def save_model(trainer: Any, folder: Path, record: Training, tokenizer: Any) -> 
     shutil.rmtree(temporary, ignore_errors=True)
     model.save_pretrained(temporary, state_dict=None if weights is None else without_twins(model, weights))
     tokenizer.save_pretrained(temporary)
-    write_text(temporary / "README.md", model_card(record.model_dump(mode="json")))
+    write_text(temporary / "README.md", model_card(record))
     shutil.rmtree(folder / "model", ignore_errors=True)
     temporary.replace(folder / "model")
 
@@ -86,6 +85,43 @@ def without_twins(model: Any, weights: dict[str, Any]) -> dict[str, Any]:
     `save_pretrained` would keep if it could see that they are the same."""
     tied = getattr(model, "all_tied_weights_keys", {})
     return {name: weight for name, weight in weights.items() if tied.get(name) not in weights}
+
+
+def model_card(record: Training) -> str:
+    """How a model was made, from its result alone: Markdown with the front matter that model hubs read."""
+    recipe, model, held_out = record.recipe, record.model, record.held_out
+    loss, baselines = recipe["loss"], {k: v for k, v in recipe["baselines"].items() if v}
+    added = "no regulariser"
+    if loss["name"] != "none":
+        added = f"{loss['name']}, weight {loss['weight']:g}, {loss['layers']}"
+    rows = {
+        "started from": f"{model.source} ({model.parameters:,} parameters)",
+        "text": ", ".join(f"{text.name} ({text.source})" for text in record.text),
+        "tokens": f"{record.tokens:,} in {record.steps:,} steps",
+        "context": f"{recipe['data']['context']} tokens",
+        "loss on the hidden states": added + "".join(f", {k} = {v}" for k, v in loss["options"].items()),
+        "other methods": ", ".join(f"{k.replace('_', ' ')}: {v}" for k, v in baselines.items()) or "none",
+        "held-out loss": f"{nats(held_out[0].loss)} before, {nats(held_out[-1].loss)} after",
+        "seed": recipe["train"]["seed"],
+        "hardware": record.hardware,
+        "versions": ", ".join(f"{k} {v}" for k, v in record.versions.items()),
+    }
+    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+    return f"""---
+library_name: transformers
+tags: [decondense]
+---
+# {recipe["name"]}
+
+Trained with [decondense](https://arxiv.org/abs/2602.00217), a package that measures embedding condensation and trains
+against it. The whole recipe, the losses and the measurements lie beside this model in its run folder.
+
+| | |
+|---|---|
+{table}
+
+The held-out loss is cross-entropy in nats per token, without the added loss.
+"""
 
 
 def write_result(folder: Path, record: Training, *, draw: bool = True) -> None:

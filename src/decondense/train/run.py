@@ -19,11 +19,10 @@ from ..insides.transformers import use_one_gpu
 from ..needs import need
 from ..regularizer import regularize
 from ..weights_cache import quiet_loading
+from . import folder as run_folder
 from .active_forgetting import Forgetting
 from .blocks import Order
-from .checkpoints import last_complete_checkpoint, where_it_goes_on
 from .fast import matmul_precision
-from .folder import begin, check_recipe, finished, first_process, owned, process_count
 from .held_out import document_losses, frequency_deciles
 from .prepare import Prepared, prepare
 from .recipe import Recipe
@@ -71,16 +70,16 @@ def train(
     need("train", "training")
     target = Path(folder)
     say = say or (lambda sentence: None)
-    with owned(target):
-        record = finished(target)
+    with run_folder.owned(target):
+        record = run_folder.finished(target)
         if record is not None and resume:
-            check_recipe(target, recipe, resume=True)
+            run_folder.check_recipe(target, recipe, resume=True)
             say(f"this run is finished: {target / 'result.json'}")
             return Run(target, record)
-        begun = check_recipe(target, recipe, resume=resume)
+        begun = run_folder.check_recipe(target, recipe, resume=resume)
         checkpoint = None
         if resume:
-            checkpoint = last_complete_checkpoint(target / "checkpoints", remove_others=first_process())
+            checkpoint = run_folder.last_complete_checkpoint(target, remove_others=run_folder.first_process())
             start = "there is no complete checkpoint" if begun else f"there is no run in {str(target)!r} yet"
             say(f"resuming from {checkpoint.name}" if checkpoint else f"{start}: starting from step 0")
         prepared = prepare(recipe, target, cache, preparing)
@@ -88,7 +87,7 @@ def train(
         fast = prepared.device.type == "cuda" and prepared.speed["compiled"]
         with quiet_loading(), matmul_precision("high" if fast else torch.get_float32_matmul_precision()):
             trainer = _trainer(prepared, show, say, start=checkpoint is None)
-            with begin(target, recipe):
+            with run_folder.begin(target, recipe):
                 record = _carry_out(prepared, trainer, checkpoint, command, draw=draw)
         if prepared.device.type == "cuda":
             del prepared, trainer
@@ -115,7 +114,7 @@ def _carry_out(
     if prepared.centre is not None:
         prepared.centre.fold()
     save_model(trainer, prepared.folder, record, prepared.tokenizer)
-    if first_process():
+    if run_folder.first_process():
         write_result(prepared.folder, record, draw=draw)
     return json.loads(record.to_json())
 
@@ -153,7 +152,7 @@ def _trainer(prepared: Prepared, show: Show | None, say: Callable[[str], None], 
         trainer.add_callback(Forgetting(every=forgetting.every, std=forgetting.std, seed=recipe.train.seed))
     milestones = Milestones(recipe, prepared.folder / "snapshots", prepared.window_text, prepared.tokenizer)
     trainer.add_callback(milestones)
-    if show is not None and first_process():
+    if show is not None and run_folder.first_process():
         trainer.add_callback(Shown(show, clock, recipe.step_tokens, milestones))
     if prepared.centre is not None:
         trainer.add_callback(prepared.centre)
@@ -177,7 +176,7 @@ def _regularized(recipe: Recipe, trainer: Any) -> Any:
 def _arguments(prepared: Prepared, *, start: bool) -> Any:
     from transformers import TrainingArguments
 
-    recipe, world, micro = prepared.recipe, process_count(), prepared.micro_batch
+    recipe, world, micro = prepared.recipe, run_folder.process_count(), prepared.micro_batch
     train = recipe.train
     rate = train.learning_rate * (math.sqrt(world) if train.scale_learning_rate else 1.0)
     arguments = TrainingArguments(
@@ -206,7 +205,6 @@ def _arguments(prepared: Prepared, *, start: bool) -> Any:
         remove_unused_columns=False,
         label_names=["labels"],
         prediction_loss_only=True,
-        eval_strategy="no",
         eval_on_start=start,
         save_strategy="no",
         save_total_limit=train.keep,
@@ -232,7 +230,7 @@ def _one_sentence(prepared: Prepared) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        where = where_it_goes_on(prepared.folder / "checkpoints")
+        where = run_folder.where_it_goes_on(prepared.folder)
         if out_of_memory(error):
             micro = prepared.micro_batch
             smaller = max((d for d in range(1, micro) if micro % d == 0), default=None)
@@ -241,7 +239,7 @@ def _one_sentence(prepared: Prepared) -> Iterator[None]:
                 f"the memory of {prepared.device} must hold train.micro_batch = {micro} blocks of "
                 f"{prepared.recipe.data.context} tokens, but it does not: add --resume --set {remedy}, which {where}."
             ) from None
-        if process_count() == 1 or not lost_process(error):
+        if run_folder.process_count() == 1 or not lost_process(error):
             raise
         raise OSError(
             f"another process of this run has died ({str(error).splitlines()[0][:120]}): the same command with "

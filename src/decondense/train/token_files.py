@@ -37,6 +37,7 @@ HEADING = re.compile(r" = [^=\s].* = \s*")
 
 Progress = Callable[[int, int], None]
 Opened = tuple[np.ndarray, np.ndarray, list[dict[str, Any]]]  # tokens, starts, about the texts
+Tokenised = tuple[int, list[int], str, str]  # number of the text, token ids with the separator, document, source
 
 
 def prepare(
@@ -64,7 +65,7 @@ def prepare(
         cache,
         keys[0],
         lambda: _open(cache, keys, kind),
-        lambda: _tokenise(names, tokenizer, budget, cache, keys, kind, data, progress),
+        lambda: _tokenise(_stream(names, tokenizer, data), budget, cache, keys, kind, progress),
     )
     if len(ids) < context:
         raise ValueError(
@@ -128,33 +129,27 @@ def documents_of(name: str, data: str | None) -> tuple[str, Iterator[str]]:
 
 
 def _tokenise(
-    names: list[str],
-    tokenizer: Any,
-    budget: tuple[int, int],
-    cache: Path,
-    keys: list[str],
-    kind: np.dtype[Any],
-    data: str | None,
+    stream: Iterator[Tokenised], budget: tuple[int, int], cache: Path, keys: list[str], kind: np.dtype[Any],
     progress: Progress | None,
-) -> None:
-    separator, (tokens, least) = separator_of(tokenizer), budget
+) -> None:  # fmt: skip
+    """Write documents until the budget is reached (filed under the last key) or they end (under the first)."""
+    tokens, least = budget
     begun = {ending: cache / f".{keys[0]}.{ending}" for ending in ("tokens", "starts", "json")}
     used: list[dict[str, Any]] = []
     digest, written, number, ended = hashlib.sha256(), 0, 0, True
     try:
         with begun["tokens"].open("wb") as ids_file, begun["starts"].open("wb") as starts_file:
-            for index, ids, document, source in _stream(names, tokenizer, data):
+            for index, ids, document, source in stream:
                 if not used or used[-1]["number"] != index:
                     used.append({"number": index, "source": source, "documents": 0, "tokens": 0})
                     digest = hashlib.sha256()
                 with _writable(cache):
                     starts_file.write(np.int64(written).tobytes())
-                    ids_file.write(np.asarray([*ids, separator], dtype=kind).tobytes())
+                    ids_file.write(np.asarray(ids, dtype=kind).tobytes())
                 digest.update(document.encode("utf-8", "surrogatepass"))
+                used[-1] |= {"documents": used[-1]["documents"] + 1, "tokens": used[-1]["tokens"] + len(ids)}
                 used[-1]["sha256"] = digest.hexdigest()
-                used[-1]["documents"] += 1
-                used[-1]["tokens"] += len(ids) + 1
-                number, written = number + 1, written + len(ids) + 1
+                number, written = number + 1, written + len(ids)
                 if progress is not None:
                     progress(min(written, tokens), tokens)
                 if written >= tokens and number >= least:
@@ -165,9 +160,8 @@ def _tokenise(
                     file.flush()
                     os.fsync(file.fileno())
         with _writable(cache):
-            begun["json"].write_text(
-                json.dumps({"length": written, "documents": number, "texts": used}), encoding="utf-8"
-            )
+            record = {"length": written, "documents": number, "texts": used}
+            begun["json"].write_text(json.dumps(record), encoding="utf-8")
             for ending, path in begun.items():  # the record comes last
                 path.replace(cache / f"{keys[0 if ended else -1]}.{ending}")
     finally:
@@ -192,36 +186,40 @@ def _open(cache: Path, keys: list[str], kind: np.dtype[Any]) -> Opened | None:
     return None
 
 
-def _stream(names: list[str], tokenizer: Any, data: str | None) -> Iterator[tuple[int, list[int], str, str]]:
-    """(number of the text, token ids, document, source) of every document of the texts, one text after the other."""
-    for index, name in enumerate(names):
-        source, documents = documents_of(name, data)
-        for ids, document in _tokenised(documents, tokenizer):
-            yield index, ids, document, source
-
-
-def _tokenised(documents: Iterable[str], tokenizer: Any) -> Iterator[tuple[list[int], str]]:
-    """Token ids of each document; a few at a time, so that a fast tokenizer has something to share out."""
+def _stream(names: list[str], tokenizer: Any, data: str | None) -> Iterator[Tokenised]:
+    """Every document of the texts, one text after the other; some at a time, so that a fast tokenizer has something to
+    share out, and a long one in pieces."""
+    end = separator_of(tokenizer)
 
     def ids_of(texts: list[str]) -> list[list[int]]:
-        if not texts:
-            return []
-        return tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+        options = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
+        return tokenizer(texts, **options)["input_ids"] if texts else []
 
+    for index, name in enumerate(names):
+        source, documents = documents_of(name, data)
+        for batch in _batches(documents):
+            if len(batch[0]) > PIECE:
+                whole = [i for _, piece in text.stretches(batch[0], PIECE) for i in ids_of([piece])[0]]
+                yield index, [*whole, end], batch[0], source
+            else:
+                yield from ((index, [*ids, end], document, source) for ids, document in zip(ids_of(batch), batch))
+
+
+def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
+    """Documents with words in them, in lists of about BATCH characters; one above PIECE alone."""
     batch: list[str] = []
     size = 0
-    for document in documents:
-        if not document.strip():
-            continue
-        if len(document) <= PIECE:
-            batch.append(document)
-            size += len(document)
-        if len(document) > PIECE or size >= BATCH:
-            yield from zip(ids_of(batch), batch)
+    for document in filter(str.strip, documents):
+        if batch and (size >= BATCH or len(document) > PIECE):
+            yield batch
             batch, size = [], 0
         if len(document) > PIECE:
-            yield [i for _, piece in text.stretches(document, PIECE) for i in ids_of([piece])[0]], document
-    yield from zip(ids_of(batch), batch)
+            yield [document]
+        else:
+            batch.append(document)
+            size += len(document)
+    if batch:
+        yield batch
 
 
 def _key(names: list[str], tokenizer: Any, budget: tuple[int, int] | None, cache: Path, data: str | None) -> str:

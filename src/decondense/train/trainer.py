@@ -4,11 +4,12 @@
 * input embeddings may have a learning rate of their own (active forgetting);
 * a teacher's predictions may be part of the loss (distillation);
 * terms on the logits may be added to it (`controls.py`), and are logged beside it;
-* checkpoints get a completion marker, and only a marked one is resumed from (`checkpoints.py`).
+* checkpoints get a completion marker, and only a marked one is resumed from (`folder.py`).
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from pathlib import Path
@@ -23,9 +24,9 @@ from ..insides.accelerate import keep_float32, watch_gradient_norm
 from ..insides.transformers import loss_copies, loss_sum, scaled_for_accumulation
 from .active_forgetting import embedding_learning_rate
 from .blocks import Order
-from .checkpoints import last_complete_checkpoint, mark, marked
 from .controls import logit_terms
 from .distillation import share_loss
+from .folder import last_complete_checkpoint, mark, marked
 from .recipe import Recipe
 
 __all__ = ["NotFinite", "Trainer"]
@@ -37,8 +38,10 @@ class NotFinite(ValueError):
     """The loss or the gradient became NaN or infinite."""
 
 
-class Trainer(transformers.Trainer):
-    """`handle`: what `regularize` returned for this trainer, if anything. `skipped`: the steps left out, from 1."""
+class Trainer(transformers.Trainer, TrainerCallback):
+    """Also its own callback: it is told when a step begins, when its gradient is there, when a checkpoint is written.
+
+    `handle`: what `regularize` returned for this trainer, if anything. `skipped`: the steps left out, from 1."""
 
     def __init__(self, *, recipe: Recipe, clock: Any, teacher: nn.Module | None = None, **options: Any) -> None:
         super().__init__(**options)
@@ -55,7 +58,7 @@ class Trainer(transformers.Trainer):
         self._logged_step = self._skipped_since = 0
         watch_gradient_norm(self.accelerator, lambda norm: setattr(self, "_norm", norm))
         keep_float32(self.accelerator)
-        self.add_callback(_Watch(self))
+        self.add_callback(self)
 
     # ---- what a checkpoint keeps beside Trainer's own state ----
 
@@ -69,7 +72,7 @@ class Trainer(transformers.Trainer):
         self._begun = time.monotonic()
         if checkpoint is None:
             return
-        marker = marked(checkpoint)
+        marker = marked(checkpoint) or {}
         self._logged_step = marker["step"]
         self._seconds_before, self.skipped = marker.get("seconds", 0.0), marker.get("skipped_steps", [])
         if self.handle is not None:
@@ -79,11 +82,15 @@ class Trainer(transformers.Trainer):
             if marker.get("agreement") is not None:
                 self.handle.agreement = torch.tensor(marker["agreement"], device=self.args.device)
 
-    def _mark(self) -> None:
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if torch.distributed.is_initialized():
+            torch.distributed.barrier()  # every process has written its part
+        if not state.is_world_process_zero:
+            return
         agreement = getattr(self.handle, "agreement", None)
         mark(
-            self.folder / f"checkpoint-{self.state.global_step}",
-            step=self.state.global_step,
+            self.folder / f"checkpoint-{state.global_step}",
+            step=state.global_step,
             seconds=round(self.seconds, 2),
             skipped_steps=self.skipped,
             agreement=None if agreement is None else agreement.tolist(),
@@ -104,24 +111,15 @@ class Trainer(transformers.Trainer):
         return optimiser
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        scheduler: Any = super().create_scheduler(num_training_steps, optimizer)
         forgetting = self.recipe.baselines.active_forgetting
-        if forgetting is None or self.lr_scheduler is not None:
-            return super().create_scheduler(num_training_steps, optimizer)
-        optimiser: Any = optimizer or self.optimizer
-        first: Any = super().create_scheduler(num_training_steps, optimizer)
-        usual = first.lr_lambdas[0]
-
-        def cycle(step: int) -> float:
-            return embedding_learning_rate(
-                step, steps=num_training_steps, every=forgetting.every, warmup=forgetting.warmup
-            )
-
-        inner = getattr(optimiser, "optimizer", optimiser)
-        factors = [cycle if group.get("embeddings") else usual for group in inner.param_groups]
-        for group in inner.param_groups:  # undo what the first scheduler set
-            group["lr"] = group["initial_lr"]
-        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(inner, factors)
-        return self.lr_scheduler
+        for number, group in enumerate(scheduler.optimizer.param_groups):
+            if forgetting is not None and group.get("embeddings"):
+                scheduler.lr_lambdas[number] = functools.partial(
+                    embedding_learning_rate, steps=num_training_steps, every=forgetting.every, warmup=forgetting.warmup
+                )
+                group["lr"] = 0.0  # a cycle begins there; the schedule of the others has set it already
+        return scheduler
 
     # ---- the loss ----
 
@@ -191,14 +189,14 @@ class Trainer(transformers.Trainer):
         self._bad = bad if self._bad is None else self._bad | bad
         return loss
 
-    def _remember(self) -> None:
-        """At the beginning of a step: the sums of the log, should the step be skipped."""
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Keep the sums of the log, should the step be skipped."""
         if self.recipe.train.on_nan == "skip":
             handles = dict(self.handle.engine.sums) if self.handle is not None else {}
             self._before_step = (loss_sum(self).clone(), handles, dict(self._sums))
 
-    def _look(self) -> None:
-        """Before the optimiser's step: is everything finite? The answer is the same on every process."""
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Is everything finite? The answer is the same on every process."""
         bad, self._bad = self._bad, None
         norm, self._norm = self._norm, None
         if norm is not None:
@@ -245,7 +243,7 @@ class Trainer(transformers.Trainer):
         size = self.recipe.batch_blocks
         seen = [int(b) for b in order.order[step * size : (step + 1) * size]]
         numbers = ", ".join(map(str, seen[:LISTED])) + (f" and {len(seen) - LISTED} more" if seen[LISTED:] else "")
-        checkpoint = last_complete_checkpoint(self.folder)
+        checkpoint = last_complete_checkpoint(self.folder.parent)
         last = "there is no checkpoint yet" if checkpoint is None else f"the last good checkpoint is {checkpoint.name}"
         return (
             f"the loss must stay finite, but loss or gradient is NaN or infinite at step {step + 1} of "
@@ -253,22 +251,3 @@ class Trainer(transformers.Trainer):
             f"{order.blocks.origin(seen[0])}); {last}: lower train.learning_rate and start in another "
             "folder, or add --resume --on-nan skip."
         )
-
-
-class _Watch(TrainerCallback):
-    """Tells the trainer when a step begins, when its gradient is there, and when a checkpoint is written."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer = trainer
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.trainer._remember()
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.trainer._look()
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if torch.distributed.is_initialized():
-            torch.distributed.barrier()  # every process has written its part
-        if state.is_world_process_zero:
-            self.trainer._mark()

@@ -67,17 +67,13 @@ def snapshot(model: Any, tokenizer: Any, text: str, *, label: str, **size: Any) 
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     batch = 4
-    if _sharded(model):
+    if any(hasattr(p, "device_mesh") for p in model.parameters()):  # FSDP: only a call of the whole model gathers it
         # All processes gather the weights together, so all must run as many passes.
-        model, each = _whole(model), size["windows"] // world
-        batch = max(b for b in range(1, 5) if each % b == 0)
+        batch = max(b for b in range(1, 5) if size["windows"] // world % b == 0)
+        name = type(model).__name__.removeprefix("FSDP")  # what fully_shard prepends to the class
+        model = type(name, (_Whole,), {})(model)
     with torch.random.fork_rng(devices), eager(model), matmul_precision("highest"):
         return measure((model, tokenizer), text=[text], batch=batch, label=label, **size)
-
-
-def _sharded(model: nn.Module) -> bool:
-    """Whether FSDP holds the weights, so that only a call of the whole model puts them together."""
-    return any(hasattr(p, "device_mesh") for p in model.parameters())
 
 
 class _Whole(nn.Module):
@@ -106,11 +102,6 @@ class _Whole(nn.Module):
             hook.remove()
         (stack,) = outputs
         return BaseModelOutput(last_hidden_state=stack.last_hidden_state, hidden_states=stack.hidden_states)
-
-
-def _whole(model: Any) -> _Whole:
-    name = type(model).__name__.removeprefix("FSDP")  # what fully_shard prepends to the class
-    return type(name, (_Whole,), {})(model)
 
 
 class Clock(TrainerCallback):
