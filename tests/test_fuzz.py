@@ -30,7 +30,7 @@ from decondense import cli, models
 from decondense.evaluate.harness import evaluate
 from decondense.evaluate.items import load_run
 from decondense.meter.compare import Comparison
-from decondense.records.reading import KINDS
+from decondense.records import Record
 from decondense.report.page import collect, render
 from decondense.text import open_text
 from decondense.train import train
@@ -119,7 +119,7 @@ EXAMPLES = {
 
 @pytest.mark.parametrize("kind", EXAMPLES)
 def test_records(kind, tmp_path):
-    assert {kind.kind for kind in KINDS} <= set(EXAMPLES)
+    assert {kind.kind for kind in Record.by_schema.values()} <= set(EXAMPLES)
     rng, base, folder = random.Random(kind), EXAMPLES[kind], tmp_path / "r"
     folder.mkdir()
     if kind == "comparison":

@@ -176,7 +176,7 @@ def _dequantise(path: Path, folder: Path) -> None:
     try:
         add_bos = _wants_bos(path)
         with quiet_loading():
-            tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=file)
+            tokenizer: Any = AutoTokenizer.from_pretrained(where, gguf_file=file)
         plain = {"dtype": torch.float32, "quantization_config": GgufConfig(dequantize=True)}
         model = whole_model(AutoModelForCausalLM, where, gguf_file=file, **plain)
     except Exception as error:

@@ -15,10 +15,9 @@ fit is a `Damaged` with the path and the field. Files of version 1 are read too.
 
 from __future__ import annotations
 
-from .base import Damaged, Number, Record
+from .base import Damaged, Number, Record, find, parse, read
 from .evaluation import Differences, Evaluation, Outcomes, Significance, TaskOutcomes, differences
 from .measurement import STATISTICS, Comparison, Interval, Measured, Measurement, Snapshot, State, in_short
-from .reading import find, parse, read
 from .study import Study, Table
 from .training import HeldOut, Step, Training
 

@@ -1,14 +1,15 @@
-"""What all records share: parts that forbid unknown fields, and the record, which is a whole file."""
+"""What all records share: parts that forbid unknown fields, the record, which is a whole file, and its reader."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..files import file_in, finite, pretty_json, write_text
+from ..files import file_in, finite, pretty_json, read_json, write_text
 
 Number = float | None
 Density = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -36,11 +37,18 @@ class Record(Part):
 
     kind: ClassVar[str]
     reads: ClassVar[tuple[str, ...]]
+    by_schema: ClassVar[dict[str, type[Record]]] = {}
     schema_: str = Field(alias="schema")
 
     def __init_subclass__(cls, reads: tuple[str, ...], **config: Any) -> None:
         super().__init_subclass__(**config)
         cls.kind, cls.reads = cls.__name__.lower(), reads
+        Record.by_schema |= dict.fromkeys(reads, cls)
+
+    @classmethod
+    def upgraded(cls, content: Section, folder: Path) -> Section:
+        """Content of an older version as the newest has it; `folder` is where other files that it refers to lie."""
+        return content
 
     def to_json(self) -> str:
         """The same numbers give the same bytes; fields that were never set are left out."""
@@ -52,3 +60,62 @@ class Record(Part):
         target = file_in(path, "result.json")
         write_text(target, self.to_json())
         return target
+
+
+def parse(content: Any, name: str = "result.json", folder: Path | None = None) -> Record:
+    """Content of a JSON file as its record. `name` is what the sentence calls the file, `folder` where it lies."""
+    schema = content.get("schema") if isinstance(content, dict) else None
+    if not isinstance(schema, str):
+        raise Damaged(f"{name} names no schema: it is not a result of decondense.")
+    if schema not in Record.by_schema:
+        raise Damaged(f"{name} has the schema {schema[:80]!r}, which this version does not read.")
+    kind = Record.by_schema[schema]
+    if schema != kind.reads[0]:
+        content = kind.upgraded(content, folder or Path())
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "content"
+        raise Damaged(
+            f"{name} is damaged: {where}: {first['msg'].lower()}, which the schema {schema!r} does not allow; make the "
+            "result again, or leave it out."
+        ) from None
+
+
+def read(path: str | os.PathLike[str]) -> Record:
+    """The record in a file, or in the result.json of a folder."""
+    target = Path(path)
+    if target.is_dir():
+        target = target / "result.json"
+    try:
+        content = read_json(target)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"no result at {str(path)!r}: give result.json or the folder that holds it.") from None
+    except ValueError as error:
+        raise Damaged(str(error)) from error
+    return parse(content, str(target), target.parent)
+
+
+def find(places: Sequence[str | os.PathLike[str]]) -> Iterator[tuple[Path, str]]:
+    """(path, name to show) of every result.json in and below the folders, or of the files themselves, each once, in a
+    fixed order. Hidden folders and links to folders are not entered."""
+    seen: set[Path] = set()
+    for place in map(Path, places):
+        if not place.exists():
+            raise FileNotFoundError(f"no folder at {str(place)!r}: give folders that hold results (result.json).")
+        for path, name in _files(place):
+            if path.resolve() not in seen:
+                seen.add(path.resolve())
+                yield path, name
+
+
+def _files(place: Path) -> Iterator[tuple[Path, str]]:
+    if place.is_file():
+        yield place, place.resolve().parent.name if place.name == "result.json" else place.name
+        return
+    root = place.resolve().name or "results"
+    for where, folders, files in os.walk(place):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        if "result.json" in files:
+            yield Path(where) / "result.json", (Path(root) / Path(where).relative_to(place)).as_posix()

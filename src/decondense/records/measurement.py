@@ -104,14 +104,10 @@ class Measurement(Record, reads=("decondense.condensation/2", "decondense.conden
         if any(len(table) < least for table in tables) or not self.per_window.mean_cosine:
             raise ValueError(f"{self.model.layers} layers have {least} states: states, counts or per_window have fewer")
         lacking = [key for key in ("windows", "tokens", "last") if not isinstance(self.settings.get(key), int)]
-        lacking += [
-            f"{name} of {key}"
-            for key in ("all", *self.trend)
-            for name in STATISTICS
-            if name not in self.trend.get(key, ())
-        ]
+        for key in dict.fromkeys(["all", *self.trend]):
+            lacking += [f"{name} of {key}" for name in STATISTICS if name not in self.trend.get(key, {})]
         if lacking:
-            raise ValueError(f"settings or trend lack {', '.join(dict.fromkeys(lacking))}")
+            raise ValueError(f"settings or trend lack {', '.join(lacking)}")
         return self
 
 
@@ -156,21 +152,14 @@ class Snapshot(Part):
 
 def in_short(whole: Measurement, *, histogram: bool = False, **more: Any) -> Snapshot:
     """A measurement as training runs and studies keep it; `histogram`: with the density, in 64 bins."""
-    layers = whole.model.layers
-    trend = whole.trend["all"]
-    density = None
-    if histogram:
-        density = [_coarse_density(row) for row in whole.histogram.counts[: layers + 1]]
+    states = whole.model.layers + 1
     return Snapshot(
-        mean_cosine=[state.mean_cosine for state in whole.states[: layers + 1]],
-        spearman=trend["spearman"].value,
+        mean_cosine=[state.mean_cosine for state in whole.states[:states]],
         spearman_blocks=whole.trend["blocks"]["spearman"].value if "blocks" in whole.trend else None,
-        kendall=trend["kendall"].value,
-        slope=trend["slope"].value,
-        last=trend["last"].value,
         windows=whole.windows_done,
         final_norm=bool(whole.final_norm),
-        histogram=density,
+        histogram=[_coarse_density(row) for row in whole.histogram.counts[:states]] if histogram else None,
+        **{name: whole.trend["all"][name].value for name in STATISTICS},
         **more,
     )
 

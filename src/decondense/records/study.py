@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from pydantic import model_validator
@@ -38,3 +39,8 @@ class Study(Record, reads=("decondense.study/2", "decondense.study/1")):
     runs: list[str]
     estimate: Section
     versions: dict[str, str]
+
+    @classmethod
+    def upgraded(cls, content: Section, folder: Path) -> Section:
+        """Version 1 rested on piece files, which this version does not read: its numbers stand, its charts do not."""
+        return {key: value for key, value in content.items() if key != "pieces"} | {"runs": []}
