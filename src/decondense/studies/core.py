@@ -254,23 +254,16 @@ def conclude(
     toy = TOY if study.toy and scale == "smoke" and taken else ""
     here = [f"{platform.machine()} CPU"] if not plan else ["none"]
     record = records.Study(
-        schema=records.Study.reads[0],
-        study=study.name,
-        claim=study.claim,
-        question=study.question,
+        schema=records.Study.reads[0], study=study.name, claim=study.claim, question=study.question,
         criterion=study.criterion if study.criterion_of is None else study.criterion_of(used),
-        scale=scale,
-        verdict=end.verdict,
-        sentence=f"{end.verdict}: {end.sentence}{toy}",
+        scale=scale, verdict=end.verdict, sentence=f"{end.verdict}: {end.sentence}{toy}",
         command=command_of(study.name, scale, settings_of(study, scale), used),
         hardware="; ".join(sorted({one.record.hardware for one in taken.values()}) or here),
         table=records.Table(columns=end.columns, rows=round_to(end.rows, whole=False)),
-        figures=["figure.png"] if end.draw is not None else [],
-        config=used,
-        runs=sorted(taken),
+        figures=["figure.png"] if end.draw is not None else [], config=used, runs=sorted(taken),
         estimate=round_to(end.estimate, whole=False),
         versions=_versions(taken.values()) if plan else versions("decondense", "numpy", "scipy"),
-    )
+    )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     if end.draw is not None:
         end.draw(folder / "figure.png")

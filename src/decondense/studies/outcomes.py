@@ -28,16 +28,11 @@ def evaluate_folder(model: Path, settings: Settings, seed: int, *, bench: str, d
     from ..models import pick_device
 
     half = pick_device(device).type == "cuda"  # a CPU without bfloat16 takes minutes for a sentence
+    dtype, shots = settings.get("dtype") if half else None, settings.get("shots", "gpt2")
     record, items = evaluate(
-        str(model),
-        tasks=settings["tasks"],
-        data=bench,
-        shots=settings.get("shots", "gpt2"),
-        limit=settings.get("limit"),
-        dtype=settings.get("dtype") if half else None,
-        device=device,
-        training_seed=seed,
-    )
+        str(model), tasks=settings["tasks"], data=bench, shots=shots, limit=settings.get("limit"), dtype=dtype,
+        device=device, training_seed=seed,
+    )  # fmt: skip
     scores = {task: round(entry.acc, 6) for task, entry in record.tasks.items()}
     perplexities = {task: entry.perplexity for task, entry in record.tasks.items() if entry.perplexity is not None}
     by_task: dict[str, list[Item]] = {}
@@ -58,11 +53,8 @@ def pack(items: Sequence[Item]) -> TaskOutcomes:
     order = hashlib.sha256("\n".join(f"{i['subtask']} {i['item']}" for i in items).encode()).hexdigest()[:16]
     correct = [float(i["correct"]) for i in items]
     plain = all(c in (0.0, 1.0) for c in correct)
-    packed = TaskOutcomes(
-        n=len(items),
-        items=order,
-        correct="".join(str(int(c)) for c in correct) if plain else [round(c, 5) for c in correct],
-    )
+    kept = "".join(str(int(c)) for c in correct) if plain else [round(c, 5) for c in correct]
+    packed = TaskOutcomes(n=len(items), items=order, correct=kept)
     if all(i["loglikelihoods"] and i["gold"] for i in items):
         shares = np.array([log_share(i) for i in items], dtype="<f2")
         packed.log_share = base64.b64encode(shares.tobytes()).decode("ascii")

@@ -131,14 +131,9 @@ def _carry_out(recipe: Any, folder: Path, shop: Workshop) -> Path:
     tokens = _now_and_then(lambda done, of: shop.say(f"  tokenised {done:,} of {of:,} tokens"))
     # without the figures of a run folder, which would be thrown away with it
     train(
-        recipe,
-        folder,
-        resume=begun,
-        say=lambda sentence: shop.say(f"  {sentence}"),
-        show=_now_and_then(step),
-        preparing=tokens,
-        draw=False,
-    )
+        recipe, folder, resume=begun, say=lambda sentence: shop.say(f"  {sentence}"), show=_now_and_then(step),
+        preparing=tokens, draw=False,
+    )  # fmt: skip
     _free_memory()
     return folder
 
@@ -192,9 +187,8 @@ def in_small(record: Training, folder: Path, settings: Settings, *, origin: str 
     drawn = _drawn(record, settings)
     shots = [_shot(shot, folder, drawn=any(shot is one for one in drawn)) for shot in record.snapshots]
     small = record.model_copy(update={"history": chosen, "snapshots": shots})
-    content = round_to(
-        small.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude={"command"}), whole=False
-    )
+    content = small.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude={"command"})
+    content = round_to(content, whole=False)
     content |= {"schema": Training.reads[0], "recipe": record.recipe, "skipped_steps": record.skipped}
     return Training.model_validate(content if origin is None else content | {"origin": origin})
 
@@ -273,13 +267,11 @@ def _measured(config: dict[str, Any], shop: Workshop) -> Measured:
         # over windows: says how well this model on this text is known, and decides nothing
         window_interval=result.interval("spearman"),
     )  # fmt: skip
+    packages = versions("decondense", "numpy", "scipy", "torch", "transformers")
     return Measured(
-        schema=Measured.reads[0],
-        measurement=Snapshot(**round_to(shot.model_dump(exclude_unset=True), whole=False)),
-        config=config,
-        hardware=hardware(pick_device(shop.device)),
-        versions=versions("decondense", "numpy", "scipy", "torch", "transformers"),
-    )
+        schema=Measured.reads[0], measurement=Snapshot(**round_to(shot.model_dump(exclude_unset=True), whole=False)),
+        config=config, hardware=hardware(pick_device(shop.device)), versions=packages,
+    )  # fmt: skip
 
 
 def part_of(name: str) -> tuple[int, int] | None:
