@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from study_runs import run
 
 from decondense.records import Training
 from decondense.studies import find, settings_of
@@ -15,32 +16,24 @@ from decondense.studies.runs import Run, Runs, by_document
 from decondense.words import amount
 
 
-def training(arm: str, seed: int, losses: dict[str, list[float]], cosine: float = 0.5) -> Run:
+def training(arm: str, seed: int, losses: dict[str, list[float]]) -> Run:
     documents = [
         {"text": text, "document": i, "tokens": 10, "loss": loss}
         for text, values in losses.items()
         for i, loss in enumerate(values)
     ]
-    shot = dict.fromkeys(("spearman", "spearman_blocks", "kendall", "slope", "last"), 0.5)
-    shot |= {"mean_cosine": [0.1, cosine, cosine], "windows": 4, "final_norm": True, "step": 4, "tokens": 1024}
-    record = Training.model_validate(
-        {
-            "schema": "decondense.train/2", "finished": True, "recipe": {"train": {"seed": seed}}, "steps": 4,
-            "model": {"name": "m", "parameters": 10}, "history": [], "snapshots": [shot], "skipped_steps": [],
-            "held_out": [{"step": 4, "tokens": 1024, "loss": 3.0}], "held_out_documents": documents,
-            "hardware": "a machine", "versions": {}, "arm": arm,
-        }
-    )  # fmt: skip
-    return Run(f"{arm}-{seed}", record)
+    content = run(held_out_documents=documents) | {"recipe": {"train": {"seed": seed}}, "arm": arm}
+    del content["outcomes"]
+    return Run(f"{arm}-{seed}", Training.model_validate(content))
 
 
 def test_texts_weigh_the_same_whatever_they_are_long():
-    run = training("a", 1, {"one": [1.0, 2.0, 3.0], "two": [6.0]}).record
-    assert by_document(run) == pytest.approx((2.0 + 6.0) / 2)
-    pairs = outcomes([run], [training("b", 1, {"one": [1.0, 2.0, 2.5], "two": [5.0]}).record])
+    plain = training("a", 1, {"one": [1.0, 2.0, 3.0], "two": [6.0]}).record
+    assert by_document(plain) == pytest.approx((2.0 + 6.0) / 2)
+    pairs = outcomes([plain], [training("b", 1, {"one": [1.0, 2.0, 2.5], "two": [5.0]}).record])
     assert [float((t - b).mean()) for b, t in pairs] == pytest.approx([-0.5 / 3, -1.0])
     with pytest.raises(ValueError, match="the same held-out documents"):
-        outcomes([run], [training("b", 1, {"one": [1.0]}).record])
+        outcomes([plain], [training("b", 1, {"one": [1.0]}).record])
 
 
 def test_tokens_saved_is_read_off_the_baselines_own_curve():

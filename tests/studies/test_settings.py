@@ -29,9 +29,9 @@ def test_the_studies_are_there_and_the_numbered_claims_come_first():
 @pytest.mark.parametrize(("name", "scale"), EVERY)
 def test_settings_are_complete_and_recipes_valid(name, scale):
     study = studies.STUDIES[name]
-    about = study.scales[scale]
-    assert about["about"]
-    assert about["cost"]
+    assert all(
+        (study.criterion, study.question.endswith("?"), study.scales[scale]["about"], study.scales[scale]["cost"])
+    )
     settings = settings_of(study, scale)
     assert json.loads(json.dumps(settings)) == settings
     study.check(settings)
@@ -45,13 +45,6 @@ def test_settings_are_complete_and_recipes_valid(name, scale):
         assert covered == [(s, arm) for s in settings["seeds"] for arm in settings["arms"]]
     if scale == "gpu" and "seeds" in settings and name != "screen":  # which chooses, and decides nothing
         assert len(settings["seeds"]) >= 3
-
-
-@pytest.mark.parametrize("name", studies.STUDIES)
-def test_the_criterion_is_stated_before(name):
-    study = studies.STUDIES[name]
-    assert study.criterion
-    assert study.question.endswith("?")
 
 
 def test_arms_are_what_they_say():
@@ -130,22 +123,6 @@ def test_plan_lists_runs(command, refusal):
     assert len(out.splitlines()) == 8 + 1
     assert out.splitlines()[-1] == "8 runs"
     assert "no run 'seed-9'" in refusal("study", "dose", "--scale", "gpu", "--plan", "--piece", "seed-9")
-
-
-def test_merge_takes_runs_from_elsewhere(command, tmp_path):
-    study = studies.STUDIES["dose"]
-    settings = settings_of(study, "smoke")
-    write(tmp_path / "a", study, "smoke", settings, of_seeds(settings, lambda arm, s: run(held_out=3 + s / 10), [1, 2]))
-    write(tmp_path / "b", study, "smoke", settings, of_seeds(settings, lambda arm, s: run(held_out=3 + s / 10), [3]))
-    code, out, _ = command(
-        "study", "dose", "--merge", "--from", tmp_path / "a", "--from", tmp_path / "b", "--out", tmp_path / "c"
-    )
-    assert code == 0
-    assert "undecided: " in out
-    record = json.loads((tmp_path / "c" / "result.json").read_text())
-    assert (len(record["runs"]), record["config"]["seeds"]) == (9, [1, 2, 3])
-    code, out, _ = command("study", "dose", "--merge", "--out", tmp_path / "c", "--json")
-    assert json.loads(out) == record
 
 
 @pytest.mark.parametrize(
@@ -242,29 +219,28 @@ def test_settings_that_cannot_end_well_are_refused_before_anything_runs(
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]
 
 
-def test_settings_of_paper_scale_are_checked_too():
-    for name, change, words in (
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
         ("distill", "pairs=[[a, b, c]]", "a list of different pairs of names"),
         ("init", "checkpoints.mine=step0", "a section of lists of different names"),
         ("text", "models=[gpt2, gpt2]", "a list of different names"),
         ("dose", "tasks_needed=1", "true or false"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            settings_of(studies.STUDIES[name], "paper", [change])
+    ],
+)
+def test_settings_of_paper_scale_are_checked_too(name, change, words):
+    with pytest.raises(ValueError, match=words):
+        settings_of(studies.STUDIES[name], "paper", [change])
 
 
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        ("dose", "limit=20"),
-        ("dose", "tasks=[]"),
-        ("dose", "seeds=[0, 7]"),
-        ("dose", "dose=1"),
-        ("size", "families.mine=[org/model-s, org/model-l]"),
-        ("estimators", "margin=1e-3"),
+        ("dose", "limit=20"), ("dose", "tasks=[]"), ("dose", "seeds=[0, 7]"), ("dose", "dose=1"),
+        ("size", "families.mine=[org/model-s, org/model-l]"), ("estimators", "margin=1e-3"),
         ("text", "texts=[wikitext-2, imdb, squad]"),
     ],
-)
+)  # fmt: skip
 def test_good_changes_stay_good(name, change):
     study = studies.STUDIES[name]
     settings = settings_of(study, "gpu", [change])

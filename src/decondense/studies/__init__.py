@@ -22,7 +22,8 @@ def _study(name: str) -> Study:
     return Study(name, **texts, **{hook: getattr(module, hook) for hook in HOOKS if hasattr(module, hook)})
 
 
-_NAMES = {file.name.removesuffix(".yaml") for file in resources.files(__name__).joinpath("scales").iterdir()}
+_FILES = [file.name for file in resources.files(__name__).joinpath("scales").iterdir()]
+_NAMES = {name.removesuffix(".yaml") for name in _FILES if name.endswith(".yaml")}
 # the numbered claims of the paper in their order, then the other questions
 _ORDERED = sorted(map(_study, _NAMES - {"recipes"}), key=lambda s: (not s.claim[1:].isdigit(), s.claim, s.name))
 STUDIES = {study.name: study for study in _ORDERED}
