@@ -1,8 +1,12 @@
+"""The command as users call it: what it writes and says, what it refuses, and how it ends."""
+
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -10,13 +14,16 @@ import sys
 import time
 from pathlib import Path
 
+import by_hand
 import pytest
 import yaml
+from rich.console import Console
+from rich.text import Text
 
 import decondense
 from decondense import cli
 from decondense.commands import terminal
-from decondense.meter import load
+from decondense.meter import Interrupted, load
 from decondense.words import span
 
 QUICK = ["--text", "pydoc", "--windows", "4", "--tokens", "48", "--bootstrap", "50"]
@@ -33,17 +40,23 @@ def model(shared):
     return str(shared / "models" / "stories260K")
 
 
-def run(capsys, *arguments):
+def run(*arguments):
     """(exit code, stdout, stderr) of the command."""
-    with pytest.raises(SystemExit) as caught:
-        cli.main([str(a) for a in arguments])
-    captured = capsys.readouterr()
-    return caught.value.code or 0, captured.out, captured.err
+    done = by_hand.cli(*arguments)
+    return done.returncode, done.stdout, done.stderr
 
 
-def test_measure_writes_a_folder_and_says_what_it_found(capsys, model, tmp_path):
+def refused(*arguments):
+    """The one sentence on stderr that the command ends with, and exit code 2."""
+    code, stdout, stderr = run(*arguments)
+    assert (code, stdout, stderr.count("\n")) == (2, "", 1), stderr
+    assert stderr.startswith("error: ")
+    return stderr
+
+
+def test_measure_writes_a_folder_and_says_what_it_found(model, tmp_path):
     out = tmp_path / "deep" / "o"
-    code, stdout, _ = run(capsys, "measure", model, *QUICK, "--out", out, "--spectral", "--released")
+    code, stdout, _ = run("measure", model, *QUICK, "--out", out, "--spectral", "--released")
     assert code == 0
     assert "ondensing: Spearman" in stdout or "no clear trend: Spearman" in stdout
     assert "embedding" in stdout
@@ -62,42 +75,38 @@ def test_measure_writes_a_folder_and_says_what_it_found(capsys, model, tmp_path)
     assert config["spectral"] is True
 
 
-def test_the_same_command_gives_the_same_bytes(capsys, model, tmp_path):
+def test_the_same_command_gives_the_same_bytes(model, tmp_path):
     for name in ("a", "b"):
-        assert run(capsys, "measure", model, *QUICK, "--out", tmp_path / name)[0] == 0
+        assert run("measure", model, *QUICK, "--out", tmp_path / name)[0] == 0
     assert (tmp_path / "a" / "result.json").read_bytes() == (tmp_path / "b" / "result.json").read_bytes()
     assert (tmp_path / "a" / "heatmap.png").read_bytes() == (tmp_path / "b" / "heatmap.png").read_bytes()
 
 
-def test_json_is_all_there_is_on_stdout(capsys, model, tmp_path):
-    code, stdout, stderr = run(capsys, "measure", model, *QUICK, "--out", tmp_path / "o", "--json")
+def test_json_is_all_there_is_on_stdout(model, tmp_path):
+    code, stdout, stderr = run("measure", model, *QUICK, "--out", tmp_path / "o", "--json")
     assert code == 0
     assert json.loads(stdout)["schema"] == "decondense.condensation/2"
     assert stdout == (tmp_path / "o" / "result.json").read_text()
     assert stderr == ""
 
 
-def test_compare_results_and_models(capsys, model, tmp_path):
+def test_compare_results_and_models(model, tmp_path):
     for seed in (0, 1):
-        run(capsys, "measure", model, *QUICK, "--seed", seed, "--out", tmp_path / f"r{seed}")
+        run("measure", model, *QUICK, "--seed", seed, "--out", tmp_path / f"r{seed}")
     out = tmp_path / "c"
-    code, stdout, _ = run(
-        capsys, "compare", tmp_path / "r0", tmp_path / "r1" / "result.json", model, *QUICK[:-2], "--out", out
-    )
+    code, stdout, _ = run("compare", tmp_path / "r0", tmp_path / "r1" / "result.json", model, *QUICK[:-2], "--out", out)
     assert code == 0
     assert "Spearman" in stdout
     names = {p.name for p in out.iterdir()}
     assert names == {"result.json", "heatmaps.png", "heatmaps.csv", "trend.png", "trend.csv", "results"}
     assert len(json.loads((out / "result.json").read_text())["rows"]) == 3
-    code, stdout, _ = run(
-        capsys, "compare", tmp_path / "r0", tmp_path / "r1", "--paired", "--out", tmp_path / "p", "--json"
-    )
+    code, stdout, _ = run("compare", tmp_path / "r0", tmp_path / "r1", "--paired", "--out", tmp_path / "p", "--json")
     assert json.loads(stdout)["paired"] is True
 
 
-def test_compare_texts(capsys, model, tmp_path, shared):
+def test_compare_texts(model, tmp_path, shared):
     options = ["--texts", "imdb,squad", "--data", shared / "data", "--windows", 2, "--tokens", 32]
-    code, _, _ = run(capsys, "compare", model, *options, "--out", tmp_path / "o")
+    code, _, _ = run("compare", model, *options, "--out", tmp_path / "o")
     assert code == 0
     assert json.loads((tmp_path / "o" / "result.json").read_text())["axis"] == "text"
     first, second = sorted(p.name for p in (tmp_path / "o" / "results").iterdir())
@@ -105,21 +114,21 @@ def test_compare_texts(capsys, model, tmp_path, shared):
     assert second.endswith("models-stories260K-squad-validation")
 
 
-def test_comparing_what_differs_is_said_and_no_number_is_cut(capsys, model, tmp_path, shared, monkeypatch):
+def test_comparing_what_differs_is_said_and_no_number_is_cut(model, tmp_path, shared, monkeypatch):
     for name, options in {"short": ["--tokens", "24"], "long": [], "imdb": ["--text", "imdb"]}.items():
         data = ["--data", shared / "data"]
-        assert run(capsys, "measure", model, *QUICK, *data, *options, "--out", tmp_path / name)[0] == 0
+        assert run("measure", model, *QUICK, *data, *options, "--out", tmp_path / name)[0] == 0
     folders = [tmp_path / name for name in ("short", "long", "imdb")]
     for width in (80, 60):
         monkeypatch.setattr(terminal.out, "width", width)
-        code, stdout, stderr = run(capsys, "compare", *folders, "--out", tmp_path / "c", "--force")
+        code, stdout, stderr = run("compare", *folders, "--out", tmp_path / "c", "--force")
         assert code == 0
         table = stdout.split("Spearman from")[0].splitlines()
         assert all(len(line) <= width for line in table)
         rows = json.loads((tmp_path / "c" / "result.json").read_text())["rows"]
         assert all(span(r["spearman"], r["spearman_low"], r["spearman_high"]) in "".join(table) for r in rows)
         assert "the windows have 24, 48 tokens" in stderr
-        code, stdout, _ = run(capsys, "measure", model, *QUICK, "--out", tmp_path / "m")
+        code, stdout, _ = run("measure", model, *QUICK, "--out", tmp_path / "m")
         lines = stdout.splitlines()
         lines = lines[1 : lines.index(next(line for line in lines if line.startswith("near:")))]
         assert all(len(line) <= width for line in lines)
@@ -127,32 +136,32 @@ def test_comparing_what_differs_is_said_and_no_number_is_cut(capsys, model, tmp_
     assert [r["model"] for r in rows[:2]] == ["stories260K (tokens 24)", "stories260K (tokens 48)"]
 
 
-def test_models_of_one_name_are_told_apart_and_keep_their_own_folders(capsys, model, tmp_path, monkeypatch):
+def test_models_of_one_name_are_told_apart_and_keep_their_own_folders(model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for run_name in ("runs/a", "runs/b"):
         shutil.copytree(model, Path(run_name) / "model")
         (Path(run_name) / "model" / "config.json").touch()
-        assert run(capsys, "measure", f"{run_name}/model", *QUICK)[0] == 0
+        assert run("measure", f"{run_name}/model", *QUICK)[0] == 0
     assert sorted(p.name for p in Path("condensation").iterdir()) == ["runs-a-model", "runs-b-model"]
-    _, stdout, _ = run(capsys, "compare", *Path("condensation").iterdir(), "--json")
+    _, stdout, _ = run("compare", *Path("condensation").iterdir(), "--json")
     assert {row["model"] for row in json.loads(stdout)["rows"]} == {"a", "b"}
 
 
-def test_a_result_is_never_replaced_in_silence(capsys, model, tmp_path):
+def test_a_result_is_never_replaced_in_silence(model, tmp_path):
     out = tmp_path / "o"
-    assert run(capsys, "measure", model, *QUICK, "--out", out)[0] == 0
+    assert run("measure", model, *QUICK, "--out", out)[0] == 0
     before = (out / "result.json").read_bytes()
-    code, _, stderr = run(capsys, "measure", model, *QUICK, "--seed", "1", "--out", out)
-    assert "already holds a result: choose another folder with --out" in sentence(code, stderr)
+    said = refused("measure", model, *QUICK, "--seed", "1", "--out", out)
+    assert "already holds a result: choose another folder with --out" in said
     assert (out / "result.json").read_bytes() == before
-    assert run(capsys, "measure", model, *QUICK, "--out", out)[0] == 0  # the very same again
+    assert run("measure", model, *QUICK, "--out", out)[0] == 0  # the very same again
     assert (out / "result.json").read_bytes() == before
-    assert run(capsys, "measure", model, *QUICK, "--seed", "1", "--out", out, "--force")[0] == 0
+    assert run("measure", model, *QUICK, "--seed", "1", "--out", out, "--force")[0] == 0
     assert (out / "result.json").read_bytes() != before
 
 
 @pytest.mark.parametrize("what", ["a call with an argument too many", "a value that does not convert", "elsewhere"])
-def test_a_bug_keeps_its_trace(capsys, model, tmp_path, monkeypatch, what):
+def test_a_bug_keeps_its_trace(model, tmp_path, monkeypatch, what):
     """Neither is a refusal: no sentence, and the exit code of an uncaught exception, 1."""
     bugs = {
         "a call with an argument too many": (TypeError, "decondense.commands.measure.show", lambda result: None),
@@ -162,19 +171,19 @@ def test_a_bug_keeps_its_trace(capsys, model, tmp_path, monkeypatch, what):
     kind, place, broken = bugs[what]
     monkeypatch.setattr(place, broken)
     with pytest.raises(kind):
-        cli.main(["measure", model, *QUICK, "--out", str(tmp_path / "o")])
-    assert "error:" not in capsys.readouterr().err
+        run("measure", model, *QUICK, "--out", tmp_path / "o")
 
 
-def test_version_and_help(capsys):
-    assert run(capsys, "--version") == (0, f"decondense {decondense.__version__}\n", "")
+def test_version_and_help():
+    assert run("--version") == (0, f"decondense {decondense.__version__}\n", "")
     for arguments in (("-h",), ("measure", "-h"), ("compare", "--help")):
-        code, stdout, _ = run(capsys, *arguments)
+        code, stdout, _ = run(*arguments)
         assert code == 0
         assert "Usage: decondense" in stdout
     assert stdout.index("--paired") < stdout.index("--json")
     order = ["measure", "compare", "train", "evaluate", "significance", "study", "report", "doctor"]
     assert [c.name or c.callback.__name__ for c in cli.app.registered_commands] == order
+    assert run("measure", "x", "--windows", "many")[0] == run("nonsense")[0] == 2
 
 
 def test_progress_into_a_pipe_is_a_line_now_and_then_with_the_time_left(capsys, monkeypatch):
@@ -185,33 +194,47 @@ def test_progress_into_a_pipe_is_a_line_now_and_then_with_the_time_left(capsys, 
             move(done, 100)
         move(5, 30, "step")
         move(10, 30, "step", "loss 2.5")
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "measuring x: 10 of 100, about 90 s left"
-    assert lines[1] == "measuring x: 21 of 100, about 79 s left"
-    assert lines[-1] == "step: 10 of 30, about 40 s left; loss 2.5"
+    assert capsys.readouterr().err.splitlines() == [
+        "measuring x: 10 of 100, about 90 s left",
+        "measuring x: 21 of 100, about 79 s left",
+        "step: 5 of 30",
+        "step: 10 of 30, about 40 s left; loss 2.5",
+    ]
     with terminal.progress_bar("x", quiet=True) as move:
         assert move is None
 
 
-def test_doctor(capsys, shared):
-    code, stdout, _ = run(capsys, "doctor", "--data", shared / "data")
+def test_progress_in_a_terminal_shows_the_time_left(monkeypatch):
+    """Of a run that goes on at step 400 of 1000 and makes one in two seconds: not what has passed, nor a pace that
+    counts the 400."""
+    now, file = [0.0], io.StringIO()
+    console = Console(file=file, force_terminal=True, width=100, get_time=lambda: now[0])
+    monkeypatch.setattr(terminal, "err", console)
+    with terminal.progress_bar("tokenising", quiet=False) as move:
+        move(10, 10)
+        for step in range(400, 421):
+            now[0] += 2.0
+            move(step, 1000, "step", "[loss] 2.5")
+        now[0] += 0.6  # rich reckons anew twice a second
+    shown = Text.from_ansi(file.getvalue()).plain
+    assert re.search(r"step .* 420/1000 0:19:20 left \[loss\] 2\.5", shown)
+    assert "?  left" not in shown, "nothing is said of a time that nobody knows"
+
+
+@pytest.mark.parametrize(("value", "width", "shown"), [(0.5, 8, "████"), (1.2, 4, "████"), (-0.1, 9, "◂"), (0, 9, "")])
+def test_bar(value, width, shown):
+    assert terminal.bar(value, width=width) == shown
+
+
+def test_doctor(shared):
+    code, stdout, _ = run("doctor", "--data", shared / "data")
     assert code == 0
     for word in ("torch", "kernels:", "smollm2-135m", "wikitext-2", "not reachable"):
         assert word in stdout
-    code, stdout, _ = run(capsys, "doctor", "--json")
+    code, stdout, _ = run("doctor", "--json")
     found = json.loads(stdout)
     assert found["texts"]["pydoc"] == "python itself"
     assert found["devices"][0]["name"] == "cpu"
-
-
-def sentence(code, stderr):
-    """One sentence on stderr, exit code 2."""
-    assert code == 2
-    lines = stderr.strip().splitlines()
-    assert len(lines) == 1, stderr
-    assert lines[0].startswith("error: ")
-    assert "Traceback" not in stderr
-    return lines[0]
 
 
 @pytest.mark.parametrize(
@@ -231,85 +254,74 @@ def sentence(code, stderr):
         (["NOWEIGHTS"], "must hold *.safetensors"),
         (["BADGGUF"], "GGUF"),
         (["MODEL", "--revisions", "a,b", "--resume"], "--revisions cannot be combined"),
+        (["compare", "--family", "llama9"], "family must be one of gpt2"),
+        (["compare"], "at least two results"),
+        (["compare", "NORESULT", "NORESULT"], "schema"),
     ],
 )
-def test_bad_input_is_one_sentence_and_leaves_nothing(capsys, model, shared, tmp_path, arguments, message):
+def test_bad_input_is_one_sentence_and_leaves_nothing(model, shared, tmp_path, arguments, message):
     (tmp_path / "empty.txt").write_text(" \n")
     (tmp_path / "short.txt").write_text("Only a few words.")
     (tmp_path / "noweights").mkdir()
     (tmp_path / "noweights" / "config.json").write_text((shared / "models/stories260K/config.json").read_text())
     (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(100))
+    (tmp_path / "x.json").write_text("{}")
     places = {
         "MODEL": model,
         "EMPTY": tmp_path / "empty.txt",
         "SHORT": tmp_path / "short.txt",
         "NOWEIGHTS": tmp_path / "noweights",
         "BADGGUF": tmp_path / "bad.gguf",
+        "NORESULT": tmp_path / "x.json",
     }
-    given = [places.get(a, a) for a in arguments]
+    command = [] if arguments[0] == "compare" else ["measure"]
     extra = [] if "--text" in arguments else ["--text", "pydoc"]
-    code, stdout, stderr = run(capsys, "measure", *given, *extra, "--out", tmp_path / "o")
-    assert message in sentence(code, stderr)
-    assert stdout == ""
+    assert message in refused(*command, *(places.get(a, a) for a in arguments), *extra, "--out", tmp_path / "o")
     assert not (tmp_path / "o").exists()
 
 
-def test_unknown_family_and_lonely_result(capsys, model, tmp_path):
-    code, _, stderr = run(capsys, "compare", "--family", "llama9", "--out", tmp_path / "o")
-    assert "family must be one of gpt2" in sentence(code, stderr)
-    code, _, stderr = run(capsys, "compare", "--out", tmp_path / "o")
-    assert "at least two results" in sentence(code, stderr)
-    (tmp_path / "x.json").write_text("{}")
-    code, _, stderr = run(capsys, "compare", tmp_path / "x.json", tmp_path / "x.json", "--out", tmp_path / "o")
-    assert "schema" in sentence(code, stderr)
-
-
-def test_an_output_folder_that_cannot_be_written(capsys, model, tmp_path):
+def test_an_output_folder_that_cannot_be_written(model, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("in the way")
-    code, _, stderr = run(capsys, "measure", model, *QUICK, "--out", tmp_path / "file")
-    assert "must be writable" in sentence(code, stderr)
-    locked = tmp_path / "locked"
-    locked.mkdir()
-    locked.chmod(0o555)
-    if os.access(locked, os.W_OK):
-        pytest.skip("this user may write everywhere")
-    code, _, stderr = run(capsys, "measure", model, *QUICK, "--out", locked)
-    assert "must be writable: permission denied" in sentence(code, stderr)
-
-
-def test_read_only_folder_for_a_user_who_may_write_everywhere(capsys, model, tmp_path, monkeypatch):
-    import tempfile
+    assert "must be writable" in refused("measure", model, *QUICK, "--out", tmp_path / "file")
 
     def refuse(*args, **kwargs):
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(tempfile, "NamedTemporaryFile", refuse)
-    code, _, stderr = run(capsys, "measure", model, *QUICK, "--out", tmp_path / "o")
-    assert "must be writable: permission denied" in sentence(code, stderr)
+    monkeypatch.setattr("tempfile.NamedTemporaryFile", refuse)
+    said = refused("measure", model, *QUICK, "--out", tmp_path / "o")
+    assert "must be writable: permission denied" in said
 
 
-def test_a_refused_command_leaves_no_folder_above_its_own(capsys, tmp_path, monkeypatch):
+def test_a_refused_command_leaves_no_folder_above_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here").mkdir()
     for out in ("a/b/c", "here/b"):
-        code, _, _ = run(capsys, "measure", "no/such-model", *QUICK, "--out", out)
-        assert code == 2
+        refused("measure", "no/such-model", *QUICK, "--out", out)
     assert [p.name for p in tmp_path.rglob("*")] == ["here"]
 
 
-def test_disk_full_while_writing(capsys, model, tmp_path, monkeypatch):
+def test_disk_full_while_writing(model, tmp_path, monkeypatch):
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    code, _, stderr = run(capsys, "measure", model, *QUICK, "--out", tmp_path / "o")
-    assert "the disk is full" in sentence(code, stderr)
+    assert "the disk is full" in refused("measure", model, *QUICK, "--out", tmp_path / "o")
     assert not (tmp_path / "o").exists()
 
 
-def test_wrong_usage_is_exit_code_2(capsys):
-    assert run(capsys, "measure", "x", "--windows", "many")[0] == 2
-    assert run(capsys, "nonsense")[0] == 2
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), Interrupted(None)], ids=["loading", "first window"])
+def test_ctrl_c_before_any_work_names_no_folder(tmp_path, monkeypatch, stop):
+    """There is none: what nothing was written into is taken away."""
+
+    def interrupted(*args, **options):
+        raise stop
+
+    monkeypatch.setattr("decondense.meter.measure", interrupted)
+    code, stdout, stderr = run("measure", "x", *QUICK, "--out", tmp_path / "new" / "o")
+    assert (code, stdout) == (130, "")
+    assert str(tmp_path) not in stderr
+    assert "--resume" not in stderr
+    assert not (tmp_path / "new").exists()
 
 
 def test_ctrl_c_leaves_a_valid_result_that_resume_completes(model, tmp_path):

@@ -118,25 +118,29 @@ def progress_bar(label: str, *, quiet: bool) -> Iterator[Any]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.table import Column
 
+    class TimeLeft(TimeRemainingColumn):
+        def render(self, task: Any) -> Text:
+            text = super().render(task)
+            return text.append(" left") if text else text
+
     whole: dict[str, Any] = {"table_column": Column(no_wrap=True)}
     with Progress(
         TextColumn("{task.description}", markup=False, **whole),
         *([BarColumn(bar_width=min(30, err.width - 75))] if err.width >= 90 else []),
         MofNCompleteColumn(**whole),
-        TimeRemainingColumn(**whole),
-        TextColumn("left", **whole),
+        TimeLeft(**whole),
         TextColumn("{task.fields[note]}", markup=False, **whole),
         console=err,
         transient=True,
     ) as shown:
         task = shown.add_task(label, total=None, note="")
-        current = None
+        current = label
 
         def move(done: int, total: int, what: str = label, note: str = "") -> None:
             nonlocal current
-            if what != current:  # what was done before it began says nothing about its pace
+            if what != current:
                 current = what
-                shown.reset(task, description=what, completed=done)
+                shown.reset(task, description=what)
             shown.update(task, completed=done, total=total, note=note)
 
         yield move
