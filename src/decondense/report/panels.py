@@ -15,7 +15,7 @@ from ..figures.training import Curve, curve_charts
 from ..words import amount, round_to, span
 from .section import Panel
 
-__all__ = ["Line", "Shot", "curve_panel", "depth_panel", "heat_panel", "trend_panel", "views_of"]
+__all__ = ["Line", "Shot", "curve_panel", "depth_panel", "heat_panel", "trend_panel"]
 
 VIEWS = [("pooled", "pooled: all pairs of all windows"), ("released", "released: matrices averaged first")]
 SPEARMAN = ("spearman", "Spearman of mean cosine with depth", lambda shot: shot.result.spearman)
@@ -96,24 +96,18 @@ def numbered(lines: Sequence[Line]) -> dict[str, list[Line]]:
     return arms
 
 
-def views_of(results: Sequence[Short]) -> list[tuple[str, str]]:
-    """Both views, if any of the results has the released one; else no choice."""
-    return list(VIEWS) if any("released" in _measured_views(result) for result in results) else []
-
-
-def _measured_views(result: Short) -> list[str]:
+def _views(result: Short) -> list[str]:
     released = isinstance(result, Geometry) and result.record.released_histogram is not None
     return ["pooled", "released"] if released else ["pooled"]
 
 
-def heat_panel(
-    rows: Sequence[tuple[str, Sequence[Shot]]], title: str = "", note: str = "", *, y: str = "", **more: Any
-) -> Panel:
-    """A heatmap per row on one scale, and one slider for all: each shows its last state up to that step. Without `y`
-    they are small."""
+def heat_panel(rows: Sequence[tuple[str, Sequence[Shot]]], title: str = "", note: str = "", **more: Any) -> Panel:
+    """A heatmap per row on one scale, small ones if there are several, and one slider for all: each shows its last
+    state up to that step. Both views if any of the results has the released one; else no choice."""
     results = [shot.result for _, row in rows for shot in row]
-    floor = floor_of([density_of(r, view) for r in results for view in _measured_views(r)])
+    floor = floor_of([density_of(r, view) for r in results for view in _views(r)])
     top = top_of([density_of(r) for r in results])
+    views = list(VIEWS) if any("released" in _views(result) for result in results) else []
     charts = []
     labels: dict[int, str] = {}
     for name, row in rows:
@@ -121,11 +115,11 @@ def heat_panel(
         for shot in row:
             if shot.step is not None:
                 labels[shot.step] = shot.on_slider
-            for view in _measured_views(shot.result):
+            for view in _views(shot.result):
                 frames.append(heat_frame(shot.result, top=top, view=view, step=shot.step, caption=shot.caption))
-        large = y or ("cosine of two tokens" if len(rows) == 1 else "")
-        charts.append(heat_chart(name, frames, [shot.result for shot in row], floor=floor, y=large))
-    return Panel(charts, title, note, views_of(results), sorted(labels.items()), small=len(rows) > 1, **more)
+        y = "cosine of two tokens" if len(rows) == 1 else ""
+        charts.append(heat_chart(name, frames, [shot.result for shot in row], floor=floor, y=y))
+    return Panel(charts, title, note, views, sorted(labels.items()), small=len(rows) > 1, **more)
 
 
 def curve_panel(lines: Sequence[Line], title: str, note: str, *, unit: str) -> Panel | None:

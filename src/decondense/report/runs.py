@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -17,6 +17,7 @@ from .sections import origin_of
 
 __all__ = ["Run", "group_of", "read_run", "training"]
 
+DIGITS = {"held_out": 4, "spearman": 2, "mean_cosine": 3}
 LAST = ("last", "mean cosine of the last states", lambda shot: shot.last)
 
 
@@ -32,6 +33,17 @@ class Run(Line):
     def last(self, name: str) -> Any:
         """The last value of a column of the history."""
         return next((value for value in reversed(self.points(name)[2]) if value is not None), None)
+
+    @property
+    def ends(self) -> dict[str, tuple[Any, Any]]:
+        """First and last finite value of what training moves, by the names of DIGITS."""
+        values = {
+            "held_out": [row.loss for row in self.training.held_out],
+            "spearman": [shot.result.spearman for shot in self.shots],
+            "mean_cosine": [shot.blocks for shot in self.shots],
+        }
+        known = {name: [v for v in round_to(row, 12) if v is not None] for name, row in values.items()}
+        return {name: (row[0], row[-1]) if row else (None, None) for name, row in known.items()}
 
 
 def group_of(record: Training) -> tuple[str, str]:
@@ -146,25 +158,18 @@ def _verdict(arms: dict[str, list[Any]]) -> str:
     clauses = []
     for arm, members in arms.items():
         parts = []
-        for words, pairs, digits in (
-            ("held-out loss", [_ends(run.training.held_out, lambda row: row.loss) for run in members], 4),
-            ("mean cosine", [_ends(run.shots, lambda shot: shot.blocks) for run in members], 3),
-            ("Spearman", [_ends(run.shots, lambda shot: shot.result.spearman) for run in members], 2),
-        ):
-            both = [pair for pair in pairs if pair[0] is not None]
+        for name, words in (("held_out", "held-out loss"), ("mean_cosine", "mean cosine"), ("spearman", "Spearman")):
+            both = [run.ends[name] for run in members if run.ends[name][0] is not None]
             if both:
-                first, last = (sum(pair[i] for pair in both) / len(both) for i in (0, 1))
-                parts.append(f"{words} {_fixed(first, digits)} → {_fixed(last, digits)}")
+                parts.append(f"{words} {_moved(name, [sum(column) / len(both) for column in zip(*both)])}")
         seeds = f" ({len(members)} runs, means)" if len(members) > 1 else ""
         name = f"{arm}{seeds}: " if len(arms) > 1 or seeds else ""
         clauses.append(name + (", ".join(parts) or "nothing was measured"))
     return "; ".join(clauses)
 
 
-def _ends(rows: Sequence[Any], value: Callable[[Any], Any]) -> tuple[Any, Any]:
-    """First and last finite value."""
-    numbers = [v for v in round_to([value(row) for row in rows], 12) if v is not None]
-    return (numbers[0], numbers[-1]) if numbers else (None, None)
+def _moved(name: str, ends: Sequence[Any]) -> str:
+    return " → ".join(_fixed(end, DIGITS[name]) for end in ends)
 
 
 def _run_table(runs: Sequence[Run], differing: Sequence[str]) -> Table:
@@ -177,18 +182,14 @@ def _run_table(runs: Sequence[Run], differing: Sequence[str]) -> Table:
     for run in runs:
         record, recipe = run.training, flat(run.training.recipe)
         seed = next((recipe[k] for k in recipe if k.rsplit(".", 1)[-1] == "seed"), None)
-        held = _ends(record.held_out, lambda row: row.loss)
-        rho = _ends(run.shots, lambda shot: shot.result.spearman)
-        cosine = _ends(run.shots, lambda shot: shot.blocks)
         settings = {key: recipe.get(key) for key in differing}
         steps, tokens, task, penalty = (run.last(name) for name in ("step", "tokens", "task_loss", "penalty"))
         row = {"run": run.label, **settings, "seed": seed, "steps": steps, "tokens": tokens}
         row |= {"task_loss": task, "penalty": penalty}
-        for name, (first, last) in (("held_out", held), ("spearman", rho), ("mean_cosine", cosine)):
+        for name, (first, last) in run.ends.items():
             row |= {f"{name}_first": first, f"{name}_last": last}
         rows.append(row | {"tokens_per_second": record.tokens_per_second, "finished": record.finished})
-        moved = (f"{_fixed(a, digits)} → {_fixed(b, digits)}" for (a, b), digits in ((held, 4), (rho, 2), (cosine, 3)))
-        speed = record.tokens_per_second
+        speed, moved = record.tokens_per_second, [_moved(*item) for item in run.ends.items()]
         shown.append([
             run.label, *("–" if s is None else str(s) for s in (*settings.values(), seed)),
             "–" if steps is None else f"{steps:,}", "–" if tokens is None else amount(tokens), _fixed(task, 4),

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, Field, PositiveInt, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from ..figures.forest import forest_chart
 from ..files import flat
 from ..records import Damaged, Measured, Study, Training, read
+from ..records.evaluation import TaskDifference
 from .panels import BLOCKS, SPEARMAN, Line, Shot, curve_panel, depth_panel, heat_panel, numbered, trend_panel
 from .section import Panel, Picture, Section, Source, Table, inside
 from .sections import difference_table, origin_of
@@ -200,47 +201,30 @@ def _heat(arms: dict[str, list[Line]]) -> Panel | None:
     return heat_panel(rows, title, " ".join(notes), slider="Checkpoint" if named else "Training step")
 
 
+class _Estimate(BaseModel):
+    """Of a comparison of two arms; what else it has is not looked at."""
+
+    runs: dict[str, dict[str, dict[str, float]]] = Field(min_length=2, max_length=2)  # by arm, seed and task
+    macro: dict[str, Any] | None = None
+
+
 def benchmark_rows(record: Study) -> tuple[list[dict[str, Any]], str]:
     """The rows of a table of differences between two arms, as the forest plot takes them, and which arms; none if it is
     another table. Single seeds come from the estimate, whose runs are base and treated arm."""
-    lines = [dict(zip(record.table.columns, values)) for values in record.table.rows]
+    rows = []
     try:
-        content = _Benchmarks.model_validate(record.estimate | {"lines": lines})
+        estimate = _Estimate.model_validate(record.estimate)
+        base, treated = estimate.runs
+        for values in record.table.rows:
+            line = dict(zip(record.table.columns, values))
+            task = str(line.get("task"))
+            seeds = [scores[task] for scores in estimate.runs[treated].values() if task in scores]
+            if task == "average":
+                seeds = (estimate.macro or {}).get("treated_seeds", [])
+            more = {"treated_seeds": seeds, "base_seeds": [], "test": "", "significant": False}
+            row = TaskDifference.model_validate(line | more)
+            row.significant = (row.p if row.p_holm is None else row.p_holm) <= ALPHA
+            rows.append(row.model_dump())
     except ValidationError:
         return [], ""
-    base, treated = content.runs
-    rows = []
-    for line in content.lines:
-        if line.task == "average":
-            seeds = content.macro.treated_seeds if content.macro is not None else []
-        else:
-            seeds = [scores[line.task] for scores in content.runs[treated].values() if line.task in scores]
-        p = line.p if line.p_holm is None else line.p_holm
-        rows.append(line.model_dump() | {"significant": p <= ALPHA, "treated_seeds": seeds})
     return rows, f"{treated} − {base}"
-
-
-class _Line(BaseModel):
-    """A row of a table of differences; what else it has is not looked at."""
-
-    task: str
-    items: PositiveInt
-    base: float
-    treated: float
-    difference: float
-    low: float | None
-    high: float | None
-    p: float
-    p_holm: float | None = None
-    seed_sd: float | None = None
-    smallest_effect: float | None = None
-
-
-class _Macro(BaseModel):
-    treated_seeds: list[float]
-
-
-class _Benchmarks(BaseModel):
-    lines: list[_Line] = Field(min_length=1)
-    runs: dict[str, dict[str, dict[str, float]]] = Field(min_length=2, max_length=2)  # by arm, seed and task
-    macro: _Macro | None = None
