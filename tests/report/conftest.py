@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from page_results import write_everything, write_measurement, write_run, write_runs, write_study
 
-from decondense.report.page import collect, render, report
+from decondense.report.page import report
 
 
 @pytest.fixture(scope="session")
@@ -30,5 +30,12 @@ def everything(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def page(everything) -> str:
-    return render(collect([everything]))
+def page_file(everything, tmp_path_factory) -> Path:
+    file = tmp_path_factory.mktemp("page") / "page.html"
+    report([everything], file)
+    return file
+
+
+@pytest.fixture(scope="session")
+def page(page_file) -> str:
+    return page_file.read_text(encoding="utf-8")

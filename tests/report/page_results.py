@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
-import struct
 import zlib
 from collections.abc import Sequence
 from functools import cache
@@ -12,19 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import typer
 from by_hand import condensation, make_item
-from typer.testing import CliRunner
+from matplotlib.image import imsave
 
-from decondense.commands.report import report
 from decondense.evaluate.items import EvaluatedRun, summarise
 from decondense.meter.compare import Comparison
 from decondense.meter.result import Condensation
 from decondense.records import Evaluation, in_short
+from decondense.report.page import collect
 from decondense.report.plotly import traces
 from decondense.stats.significance import significance
 
-__all__ = ["traces"]
 HOSTILE = "<script>alert(1)</script></script><img src=x onerror=alert(2)>\"'&amp;%{x}"
 
 
@@ -157,13 +155,9 @@ def write_significance(folder: Path, *, seeds=3, bonus=0.02, name="run") -> dict
 
 def png(width=160, height=90) -> bytes:
     """A small grey picture."""
-    rows = b"".join(b"\0" + bytes(min(255, x + y) for x in range(width)) for y in range(height))
-
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-    head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    file = io.BytesIO()
+    imsave(file, np.add.outer(np.arange(height), np.arange(width)), format="png", cmap="gray")
+    return file.getvalue()
 
 
 def write_study(folder: Path, *, study="width", claim="C3", verdict="reproduced", **changes) -> dict:
@@ -263,11 +257,28 @@ def write_everything(root: Path) -> Path:
     return root
 
 
-def run(*arguments: str) -> Any:
-    """`decondense report` with these arguments."""
-    app = typer.Typer()
-    app.command()(report)
-    return CliRunner().invoke(app, [str(a) for a in arguments])
+def section_of(*places: Path) -> Any:
+    """The one section of a page of these folders."""
+    (section,) = collect(places).sections
+    return section
+
+
+def charts_of(section: Any) -> dict[str, Any]:
+    return {chart.title: chart for panel in section.panels for chart in panel.charts}
+
+
+def lines_of(chart: Any) -> list[dict[str, Any]]:
+    """What plotly draws of its last frame."""
+    return traces(chart.frames[-1])
+
+
+def estimates(chart: Any) -> dict[float, tuple[float, float, float, str]]:
+    """Of a forest plot: place → difference, its interval, and what the legend says of it."""
+    return {
+        y: (x, x - down, x + up, trace["name"])
+        for trace in lines_of(chart)[1:]
+        for x, y, down, up in zip(trace["x"], trace["y"], trace["error_x"]["arrayminus"], trace["error_x"]["array"])
+    }
 
 
 def without_library(text: str) -> str:

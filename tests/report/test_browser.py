@@ -15,15 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from page_results import (
-    HOSTILE,
-    write_everything,
-    write_measurement,
-    write_run,
-    write_runs,
-    write_significance,
-    write_study,
-)
+from page_results import HOSTILE, write_measurement, write_run, write_runs, write_significance, write_study
 
 from decondense.report.page import report
 
@@ -82,15 +74,8 @@ def visit(browser):
 
 
 @pytest.fixture(scope="module")
-def everything(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("page")
-    report([write_everything(folder / "results")], folder / "page.html")
-    return folder / "page.html"
-
-
-@pytest.fixture(scope="module")
-def opened(browser, everything):
-    page, said = open_page(browser, everything)
+def opened(browser, page_file):
+    page, said = open_page(browser, page_file)
     yield page, said
     page.context.close()
 
@@ -111,6 +96,11 @@ def until(page, expression: str, seconds=20.0) -> None:
     while not page.evaluate(expression):
         assert time.monotonic() < end, f"never true: {expression}"
         time.sleep(0.02)
+
+
+def drawn(page, figure: str, state: str) -> None:
+    """Wait until a chart shows that view or step."""
+    until(page, f"document.getElementById('{figure}').dataset.drawn === '{state}'")
 
 
 def shown(page, figure: str):
@@ -139,6 +129,11 @@ def download(page, locator) -> tuple[str, bytes]:
     return waiting.value.suggested_filename, Path(waiting.value.path()).read_bytes()
 
 
+def table(page, locator) -> list[dict[str, str]]:
+    """A CSV that is downloaded."""
+    return list(csv.DictReader(io.StringIO(download(page, locator)[1].decode())))
+
+
 def test_every_chart_is_drawn(page):
     figures = page.evaluate("[...document.querySelectorAll('figure.chart')].map(f => f.id)")
     assert len(figures) > 15
@@ -156,57 +151,50 @@ def test_view_is_switched_by_keyboard(page):
     panel = figure.rsplit("-", 1)[0]
     page.locator(f"#{panel} input[value=pooled]").focus()
     page.keyboard.press("ArrowRight")
-    until(page, f"document.getElementById('{figure}').dataset.drawn === 'released'")
+    drawn(page, figure, "released")
     assert heat(page, figure) != before
     assert page.locator(f"#{panel} input[value=released]").is_checked()
     page.keyboard.press("ArrowLeft")
-    until(page, f"document.getElementById('{figure}').dataset.drawn === 'pooled'")
+    drawn(page, figure, "pooled")
     assert heat(page, figure) == before
 
 
-def test_slider_moves_all_runs(page):
-    figures = [figure_of(page, name) for name in ("cross-entropy-seed1", "dispersion-seed1")]
+@pytest.mark.parametrize(
+    ("kind", "names", "steps", "tokens"),
+    [
+        ("training", ("cross-entropy-seed1", "dispersion-seed1"), ("100", "300"), "9.83M"),
+        ("study", ("MLP 64, seed 1", "MLP 1024, seed 1"), ("50", "100"), "10k"),
+    ],
+)
+def test_slider_moves_all_runs(page, kind, names, steps, tokens):
+    figures = [figure_of(page, name, kind) for name in names]
     panel = figures[0].rsplit("-", 1)[0]
     for figure in figures:
         shown(page, figure)
     after = [heat(page, figure) for figure in figures]
     slider = page.locator(f"#{panel}-step")
-    assert slider.get_attribute("aria-valuetext") == "step 300 · 9.83M tokens"
+    assert slider.get_attribute("aria-valuetext") == f"step {steps[-1]} · {tokens} tokens"
     slider.focus()
     page.keyboard.press("Home")
-    until(page, f"document.getElementById('{figures[1]}').dataset.drawn === '0'")
-    until(page, f"document.getElementById('{figures[0]}').dataset.drawn === '0'")
-    before = [heat(page, figure) for figure in figures]
-    assert before[0] != after[0]
-    assert before[1] != after[1]
+    for figure, last in zip(figures, after):
+        drawn(page, figure, "0")
+        assert heat(page, figure) != last
+        assert "step 0: Spearman" in page.locator(f"#{figure} .caption").inner_text()
     assert page.locator(f"#{panel} output").inner_text() == "step 0 · 0 tokens"
-    assert "step 0: Spearman" in page.locator(f"#{figures[1]} .caption").inner_text()
     page.keyboard.press("ArrowRight")
-    until(page, f"document.getElementById('{figures[1]}').dataset.drawn === '100'")
+    drawn(page, figures[1], steps[0])
     page.locator(f"#{panel} button[data-jump=last]").click()
-    until(page, f"document.getElementById('{figures[1]}').dataset.drawn === '300'")
+    drawn(page, figures[1], steps[-1])
     assert heat(page, figures[1]) == after[1]
 
 
-def test_a_study_has_a_slider_and_its_picture_comes_last(page):
-    figures = [figure_of(page, name, "study") for name in ("MLP 64, seed 1", "MLP 1024, seed 1")]
-    panel = figures[0].rsplit("-", 1)[0]
-    for figure in figures:
-        shown(page, figure)
-    after = [heat(page, figure) for figure in figures]
-    page.locator(f"#{panel} button[data-jump=first]").click()
-    for figure, drawn in zip(figures, after):
-        until(page, f"document.getElementById('{figure}').dataset.drawn === '0'")
-        assert heat(page, figure) != drawn
-        assert "step 0: Spearman" in page.locator(f"#{figure} .caption").inner_text()
-    section = page.locator("section", has=page.locator(f"#{figures[0]}"))
+def test_the_picture_of_a_study_comes_last_and_its_charts_have_tables(page):
+    section = page.locator("section", has=page.locator(f"#{figure_of(page, 'MLP 64, seed 1', 'study')}"))
     picture = section.locator("figure.picture").bounding_box()["y"]
     assert picture > max(chart.bounding_box()["y"] for chart in section.locator("figure.chart").all())
-    _, body = download(page, page.locator(f"#{figure_of(page, 'What training changed')} [data-download=csv]"))
-    rows = list(csv.DictReader(io.StringIO(body.decode())))
+    rows = table(page, page.locator(f"#{figure_of(page, 'What training changed')} [data-download=csv]"))
     assert [rows[0][name] for name in ("run", "layer")] == ["MLP 64, seed 1", "0"]
     assert len(rows) == 4 * 7
-    page.locator(f"#{panel} button[data-jump=last]").click()
 
 
 @pytest.mark.parametrize("title", ["Density of cosines at every layer", "MLP 1024, seed 1"])
@@ -216,9 +204,7 @@ def test_hover_names_layer_cosine_and_density(page, title):
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     page.wait_for_selector(f"#{figure} .hovertext")
     words = page.locator(f"#{figure} .hovertext").first.text_content()
-    assert "layer" in words
-    assert "cosine" in words
-    assert "density" in words
+    assert all(word in words for word in ("layer", "cosine", "density"))
 
 
 def test_downloads(page):
@@ -228,17 +214,15 @@ def test_downloads(page):
     assert name.endswith(".png")
     assert body[:8] == b"\x89PNG\r\n\x1a\n"
     assert len(body) > 10_000
-    name, body = download(page, chart.locator("[data-download=csv]"))
-    rows = list(csv.DictReader(io.StringIO(body.decode())))
+    rows = table(page, chart.locator("[data-download=csv]"))
     assert set(rows[0]) == {"view", "step", "layer", "cosine", "density"}
     assert {row["view"] for row in rows} == {"pooled", "released"}
     total = sum(float(row["density"]) for row in rows if row["view"] == "pooled" and row["layer"] == "3") / 64
     assert abs(total - 1) < 0.001, "a density over [−1, 1] integrates to 1"
-    name, body = download(page, chart.locator("[data-download=json]"))
+    _, body = download(page, chart.locator("[data-download=json]"))
     assert json.loads(body)["frames"][0]["traces"][0]["type"] == "heatmap"
     figure = figure_of(page, "Task loss while training", "training")
-    _, body = download(page, shown(page, figure).locator("[data-download=csv]"))
-    rows = list(csv.DictReader(io.StringIO(body.decode())))
+    rows = table(page, shown(page, figure).locator("[data-download=csv]"))
     assert len(rows) == 4 * 300
     assert set(rows[0]) == {"run", "step", "tokens", "task_loss"}
     assert rows[-1]["run"] == "dispersion-seed2"
@@ -246,8 +230,7 @@ def test_downloads(page):
     assert body.decode().splitlines()[0] == "width,seed,spearman"
     _, body = download(page, page.locator("[data-download=picture]").first)
     assert body[:4] == b"\x89PNG"
-    section = page.locator("[data-download=section]").first
-    _, body = download(page, section)
+    _, body = download(page, page.locator("[data-download=section]").first)
     assert json.loads(body)["origins"][0]["command"].startswith("decondense study")
     _, body = download(page, page.locator("[data-download=all]"))
     assert len(json.loads(body)) == page.locator("section").count()
@@ -308,8 +291,8 @@ def test_forty_results_open_in_three_seconds(browser, forty):
     assert max(found[-1]) < 3
 
 
-def test_nothing_is_wider_than_a_phone(visit, everything):
-    page = visit(everything, width=360, height=740, is_mobile=True, has_touch=True)
+def test_nothing_is_wider_than_a_phone(visit, page_file):
+    page = visit(page_file, width=360, height=740, is_mobile=True, has_touch=True)
     # the first chart of every panel of the first section of every kind
     firsts = "[...new Map([...document.querySelectorAll('section')].reverse().map(s => [s.dataset.kind, s])).values()]"
     panels = page.evaluate(f"{firsts}.flatMap(s => [...s.querySelectorAll('.panel')].map(p => p.id))")
@@ -367,11 +350,9 @@ def test_everything_can_be_reached_by_keyboard(visit, tmp_path):
             break
         assert where[2] != "none", f"no focus is to be seen on {where}"
         reached.add(tuple(where[:2]))
-    for kind in ("png", "csv", "json", "table", "all", "section", "open", "first", "last"):
-        assert ("BUTTON", kind) in reached
-    assert ("INPUT", "range") in reached
-    assert ("INPUT", "radio") in reached
-    assert ("DIV", "table") in reached, "a wide table can be scrolled"
+    buttons = ("png", "csv", "json", "table", "all", "section", "open", "first", "last")
+    others = {("INPUT", "range"), ("INPUT", "radio"), ("DIV", "table")}  # a wide table can be scrolled
+    assert {("BUTTON", kind) for kind in buttons} | others <= reached
     assert any(tag == "SUMMARY" for tag, _ in reached)
     nameless = page.evaluate(
         "[...document.querySelectorAll('input')].filter(i => !i.labels.length && !i.getAttribute('aria-label')).length"

@@ -9,10 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
+from by_hand import cli
 from page_results import (
     data_of,
+    estimates,
+    lines_of,
     png,
-    run,
+    section_of,
     traces,
     whole,
     without_library,
@@ -24,10 +28,14 @@ from page_results import (
     write_study,
 )  # fmt: skip
 
-from decondense.commands.report import report as command
 from decondense.report.page import KINDS, collect, page_data, render
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def escaped(words: str) -> str:
+    """As jinja2 writes it."""
+    return html.escape(words).replace("&#x27;", "&#39;").replace("&quot;", "&#34;")
 
 
 # -- what is found -------------------------------------------------------------------------------------------
@@ -79,9 +87,9 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_shown(tmp_path):
     assert reasons["empty"] == f"{wrong}; make the result again, or leave it out."
     text = render(content)
     for entry in content.skipped:
-        assert html.escape(entry.reason).replace("&#x27;", "&#39;").replace("&quot;", "&#34;") in text
-    done = run(tmp_path, "--out", tmp_path / "page.html")
-    assert done.exit_code == 0
+        assert escaped(entry.reason) in text
+    done = cli("report", tmp_path, "--out", tmp_path / "page.html")
+    assert done.returncode == 0
     assert sum(line.startswith("skipped: ") for line in done.stderr.splitlines()) == 9
 
 
@@ -132,21 +140,13 @@ def test_a_bug_is_never_called_a_damaged_file(tmp_path, monkeypatch, builder, er
     assert caught.value is error
 
 
-def test_nothing_found_is_one_sentence_and_no_file(tmp_path, capsys):
-    from decondense import cli
-
-    if all((c.name or c.callback.__name__) != "report" for c in cli.app.registered_commands):
-        cli.app.command()(command)
+@pytest.mark.parametrize(("place", "words"), [("empty", "no result to show"), ("nowhere", "no folder at")])
+def test_nothing_found_is_one_sentence_and_no_file(tmp_path, place, words):
     (tmp_path / "empty").mkdir()
-    for place, words in ((tmp_path / "empty", "no result to show"), (tmp_path / "nowhere", "no folder at")):
-        with pytest.raises(SystemExit) as stop:
-            cli.main(["report", str(place), "--out", str(tmp_path / "new" / "page.html")])
-        assert stop.value.code == 2
-        said = capsys.readouterr().err
-        assert said.startswith("error: ")
-        assert words in said
-        assert said.count("\n") == 1
-        assert not (tmp_path / "new").exists()
+    done = cli("report", tmp_path / place, "--out", tmp_path / "new" / "page.html")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith(f"error: {words}")
+    assert not (tmp_path / "new").exists()
 
 
 def test_sections_of_one_name_are_told_apart_by_folder(tmp_path):
@@ -191,7 +191,7 @@ def test_the_band_is_the_interval_of_a_mean(tmp_path):
     from scipy.stats import t
 
     result = write_measurement(tmp_path / "m", layers=2, windows=5)
-    (section,) = collect([tmp_path]).sections
+    section = section_of(tmp_path)
     rows = section.panels[1].charts[0].rows
     table = result.record.per_window.mean_cosine
     for layer in range(3):
@@ -202,7 +202,7 @@ def test_the_band_is_the_interval_of_a_mean(tmp_path):
         shown = [rows[layer][name] for name in ("mean_cosine", "mean_low", "mean_high")]
         assert shown == pytest.approx([centre, centre - reach, centre + reach], rel=1e-9)
     write_measurement(tmp_path / "m", layers=2, windows=1)
-    (section,) = collect([tmp_path]).sections
+    section = section_of(tmp_path)
     assert "95 % interval of the mean" not in str(section.panels[1].charts[0].frames)
 
 
@@ -221,14 +221,11 @@ def test_every_section_has_verdict_command_configuration_and_downloads(page, eve
     content = collect([everything])
     for section in content.sections:
         body = re.search(rf'<section id="{section.id}".*?</section>', page, re.DOTALL)[0]
-        for line in section.lines:
-            assert html.escape(line).replace("&#x27;", "&#39;") in body
-        assert html.escape(section.verdict).replace("&#x27;", "&#39;") in page
+        said = [*section.lines, *(origin.command for origin in section.origins)]
+        assert all(escaped(words) in body for words in said)
+        assert escaped(section.verdict) in page
         assert body.count("Full configuration") == len(section.origins)
         assert f'data-download="section" data-id="{section.id}"' in body
-        for origin in section.origins:
-            assert origin.command is not None
-            assert html.escape(origin.command).replace("&#x27;", "&#39;") in body
         charts = sum(len(panel.charts) for panel in section.panels)
         for kind in ("png", "csv", "json"):
             assert body.count(f'data-download="{kind}"') == charts
@@ -238,7 +235,7 @@ def test_every_section_has_verdict_command_configuration_and_downloads(page, eve
 
 
 def test_runs_side_by_side(everything):
-    (section,) = (s for s in collect([everything / "train"]).sections)
+    section = section_of(everything / "train")
     heat, curves, trend = section.panels
     assert [chart.title for chart in heat.charts] == [
         "cross-entropy-seed1", "cross-entropy-seed2", "dispersion-seed1", "dispersion-seed2",
@@ -249,14 +246,13 @@ def test_runs_side_by_side(everything):
     assert [chart.title for chart in curves.charts] == [
         "Task loss while training", "Held-out loss", "Penalty", "Mean cosine while training",
     ]  # fmt: skip
-    task, _, penalty, _ = curves.charts
-    assert len(traces(task.frames[0])) == 4
-    assert len(traces(penalty.frames[0])) == 2, "cross-entropy alone has no penalty"
-    assert [len(trace["y"]) for trace in traces(task.frames[0])] == [300] * 4, "no step is left out"
-    colours = [trace["line"]["color"] for trace in traces(task.frames[0])]
+    task, _, penalty, _ = map(lines_of, curves.charts)
+    assert len(penalty) == 2, "cross-entropy alone has no penalty"
+    assert [len(trace["y"]) for trace in task] == [300] * 4, "no step is left out"
+    colours = [trace["line"]["color"] for trace in task]
     assert colours[0] == colours[1] != colours[2] == colours[3], "seeds of an arm share a colour"
     record = json.loads((everything / "train" / "dispersion-seed1" / "result.json").read_text())
-    assert traces(task.frames[0])[2]["y"] == pytest.approx([row["task_loss"] for row in record["history"]], rel=1e-5)
+    assert task[2]["y"] == pytest.approx([row["task_loss"] for row in record["history"]], rel=1e-5)
     assert len(trend.charts) == 2
     assert "no added loss (2 runs, means): held-out loss 3.50" in section.verdict
     (table,) = section.tables
@@ -265,9 +261,9 @@ def test_runs_side_by_side(everything):
 
 
 def test_the_arm_without_a_loss_comes_first(tmp_path):
-    write_run(tmp_path / "a", layers=3, steps=20, snapshots=(0, 20))
-    write_run(tmp_path / "b", layers=3, steps=20, snapshots=(0, 20), weight=0)
-    (section,) = collect([tmp_path]).sections
+    for name, weight in (("a", 0.1), ("b", 0)):
+        write_run(tmp_path / name, layers=3, steps=20, snapshots=(0, 20), weight=weight)
+    section = section_of(tmp_path)
     assert [chart.title for chart in section.panels[0].charts] == ["b", "a"]
 
 
@@ -290,7 +286,7 @@ def test_an_unfinished_run_and_a_lost_snapshot_are_said(tmp_path):
     record["history"][4]["loss"] = record["history"][4]["task_loss"] = None
     record["snapshots"][2]["file"] = "../../secret.json"
     (tmp_path / "a" / "result.json").write_text(json.dumps(record))
-    (section,) = collect([tmp_path]).sections
+    section = section_of(tmp_path)
     assert section.notes[0] == "unfinished: the run stopped at step 20."
     assert "snapshots/step-000010.json could not be read" in section.notes[1]
     assert "outside the run folder" in section.notes[2]
@@ -302,38 +298,29 @@ def test_an_unfinished_run_and_a_lost_snapshot_are_said(tmp_path):
 
 def test_forest_shows_differences_in_points(tmp_path):
     record = write_significance(tmp_path / "s")
-    (section,) = collect([tmp_path]).sections
-    chart = section.panels[0].charts[0]
-    points = {}
-    for trace in traces(chart.frames[0])[1:]:
-        points |= dict(zip(trace["y"], zip(trace["x"], trace["error_x"]["array"], trace["error_x"]["arrayminus"])))
-    rows = [*record["tasks"], record["macro"]]
+    section = section_of(tmp_path)
+    points, rows = estimates(section.panels[0].charts[0]), [*record["tasks"], record["macro"]]
     assert len(points) == len(rows) == 4
     for place, row in zip(range(4, 0, -1), rows):
-        x, up, down = points[place]
-        assert x == pytest.approx(100 * row["difference"], rel=1e-4)
-        assert x + up == pytest.approx(100 * row["high"], rel=1e-3)
-        assert x - down == pytest.approx(100 * row["low"], rel=1e-3, abs=1e-4)
-    filled = [t for t in traces(chart.frames[0])[1:] if t["name"] == "differs"]
-    assert sum(len(t["x"]) for t in filled) == sum(bool(row["significant"]) for row in rows)
+        *three, name = points[place]
+        assert three == pytest.approx([100 * row[key] for key in ("difference", "low", "high")], rel=1e-3, abs=1e-4)
+        assert (name == "differs") is bool(row["significant"])
     assert section.verdict == record["verdict"]
     assert len(section.panels) == 2, "scores and likelihoods"
 
 
 def test_scores_of_an_evaluation(tmp_path):
     record = write_evaluation(tmp_path / "e")
-    (section,) = collect([tmp_path]).sections
-    (trace,) = traces(section.panels[0].charts[0].frames[0])
+    section = section_of(tmp_path)
+    (trace,) = lines_of(section.panels[0].charts[0])
     for x, reach, task in zip(trace["x"], trace["error_x"]["array"], record["tasks"].values()):
         assert x == pytest.approx(100 * task["acc"], rel=1e-5)
         assert reach == pytest.approx(196 * task["stderr"], rel=1e-5)
     assert f"average accuracy over 3 tasks: {100 * record['macro_average']:.2f} %" in section.verdict
     assert "wikitext-2:test: 0.9500 bits per byte" in section.verdict
     config = {"command": "evaluate", "model": "a b", "tasks": "piqa", "limit": 5, "text": ["x", "y"], "init": True}
-    import yaml
-
     (tmp_path / "e" / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
-    (section,) = collect([tmp_path]).sections
+    section = section_of(tmp_path)
     assert section.origins[0].command == "decondense evaluate 'a b' --tasks piqa --limit 5 --text x,y --init"
 
 
@@ -341,7 +328,7 @@ def test_study_pictures(tmp_path):
     write_study(tmp_path / "s", figures=["figure.png", "gone.png", "../secret.png", "fake.png"])
     (tmp_path / "secret.png").write_bytes(png())
     (tmp_path / "s" / "fake.png").write_text("<svg onload=alert(1)>")
-    (section,) = collect([tmp_path]).sections
+    section = section_of(tmp_path)
     assert [picture.name for picture in section.pictures] == ["figure.png"]
     assert len(section.notes) == 3
     text = render(collect([tmp_path]))
@@ -356,10 +343,10 @@ def test_study_pictures(tmp_path):
 
 def test_comparison_without_its_measurements(tmp_path):
     comparison = write_comparison(tmp_path / "c", keep=False)
-    (section,) = collect([tmp_path]).sections
+    section = section_of(tmp_path)
     assert section.verdict == comparison.verdict
     assert "not recorded" in section.origins[0].remark
-    trace = traces(section.panels[0].charts[0].frames[0])[0]
+    trace = lines_of(section.panels[0].charts[0])[0]
     assert trace["y"] == pytest.approx([r.spearman for r in comparison.results], rel=1e-5)
 
 
@@ -375,20 +362,12 @@ def test_measurements_of_every_sort(tmp_path, options):
 
 
 def test_command(everything, tmp_path):
-    done = run(everything, "--out", tmp_path, "--title", "Tuesday <1>")
-    assert done.exit_code == 0, done.stderr
+    done = cli("report", everything, "--out", tmp_path, "--title", "Tuesday <1>")
+    assert done.returncode == 0, done.stderr
     text = (tmp_path / "report.html").read_text()
     assert "<title>Tuesday &lt;1&gt;</title>" in text
     assert f"written: {tmp_path}/report.html (13 results, " in done.stdout.replace("\n", "")
-    done = run(everything / "measured", "--out", tmp_path / "one.html", "--json")
+    done = cli("report", everything / "measured", "--out", tmp_path / "one.html", "--json")
     summary = json.loads(done.stdout)
     assert summary["results"] == {"measurement": 1}
     assert summary["bytes"] == (tmp_path / "one.html").stat().st_size
-
-
-def test_a_study_without_a_verdict_is_not_shown(tmp_path):
-    write_study(tmp_path / "s")
-    file = tmp_path / "s" / "result.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"verdict": None}))
-    with pytest.raises(ValueError, match=r"s: result\.json is damaged: verdict: input should be a valid string"):
-        collect([tmp_path])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from page_results import run, write_measurement, write_study
+from by_hand import cli
+from page_results import write_measurement, write_study
 
 from decondense.report.results_table import BEGIN, END, insert_table, results_table
 
@@ -17,8 +18,8 @@ def test_table_and_readme(tmp_path):
     (tmp_path / "results" / "bad" / "result.json").write_text("{")
     readme = tmp_path / "README.md"
     readme.write_text(f"# head\n\n{BEGIN}\nold\n{END}\n\ntail\n")
-    done = run(tmp_path / "results", "--table", "--readme", readme)
-    assert done.exit_code == 0, done.stderr
+    done = cli("report", tmp_path / "results", "--table", "--readme", readme)
+    assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "| study | claim | verdict | sentence | hardware | folder |"
     assert [line.split(" | ")[1] for line in lines[2:]] == ["C2", "C3"]
@@ -44,8 +45,8 @@ def test_a_study_whose_words_are_no_text_is_left_out_of_the_tables(tmp_path, rea
         file.write_text(json.dumps(json.loads(file.read_text()) | words))
     target = tmp_path / "README.md"
     target.write_text(f"{BEGIN}\n{END}\n<!-- verdicts -->\n<!-- end verdicts -->\n")
-    done = run(tmp_path / "results", *(["--readme", target] if readme else ["--table"]))
-    assert done.exit_code == 0
+    done = cli("report", tmp_path / "results", *(["--readme", target] if readme else ["--table"]))
+    assert done.returncode == 0
     said = done.stderr.replace("\n", " ")
     for name, part in (("null", "verdict"), ("number", "sentence"), ("empty", "claim")):
         assert f"skipped: results/{name}: result.json is damaged: {part}: " in said

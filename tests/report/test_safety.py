@@ -13,8 +13,10 @@ from page_results import (
     traces,
     without_library,
     write_evaluation,
+    write_json,
     write_measurement,
     write_run,
+    write_runs,
     write_significance,
     write_study,
 )  # fmt: skip
@@ -26,36 +28,29 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_a_hostile_name_is_text(tmp_path):
     write_measurement(tmp_path / "m", layers=3, name=HOSTILE, text=HOSTILE)
-    write_run(tmp_path / "t", layers=3, steps=20, snapshots=(0, 20), name=HOSTILE, text=HOSTILE)
+    record = write_run(tmp_path / "t", layers=3, steps=20, snapshots=(0, 20), name=HOSTILE, text=HOSTILE)
+    record["recipe"]["loss"]["name"] = HOSTILE  # which is the name of an arm
+    write_json(tmp_path / "u", record | {"snapshots": []})
     write_study(
         tmp_path / "s", study=HOSTILE, claim=HOSTILE, sentence=HOSTILE, verdict=HOSTILE, config={HOSTILE: HOSTILE}
     )
+    write_runs(tmp_path / "s", (HOSTILE, "plain"))
     write_evaluation(tmp_path / "e", name=HOSTILE)
     write_significance(tmp_path / "g", name=HOSTILE)
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "result.json").write_text(json.dumps({"schema": HOSTILE}))
-    text = without_library(render(collect([tmp_path]), title=HOSTILE))
+    write_json(tmp_path / "b", {"schema": HOSTILE})
+    content = collect([tmp_path])
+    for chart in (chart for section in content.sections for panel in section.panels for chart in panel.charts):
+        for trace in (trace for frame in chart.frames for trace in traces(frame)):
+            for words in (str(trace.get("name")), str(trace.get("hovertemplate")), str(trace.get("customdata"))):
+                assert "<script" not in words
+                assert "amp;%{x}" not in words, "plotly fills that in"
+    text = without_library(render(content, title=HOSTILE))
     assert text.count("<script") == text.count("</script>") == 3, "two of data, one of the page"
     assert "<img" not in text.replace('<img src="data:image/png;base64', "")
     assert "<script>alert" not in text
     assert HOSTILE not in text
     data, _ = data_of(text)
     assert HOSTILE in data["sections"]["r1"]["title"]
-
-
-def test_names_in_charts_are_escaped_for_plotly(tmp_path):
-    write_run(tmp_path / "t", layers=3, steps=20, snapshots=(0, 20), name="<b>x</b>%{y}")
-    record = json.loads((tmp_path / "t" / "result.json").read_text())
-    record["recipe"]["loss"]["name"] = "<b>x</b>%{y}"
-    (tmp_path / "u").mkdir()
-    (tmp_path / "u" / "result.json").write_text(json.dumps(record | {"snapshots": []}))
-    (section,) = collect([tmp_path]).sections
-    for panel in section.panels:
-        for chart in panel.charts:
-            for frame in chart.frames:
-                for trace in traces(frame):
-                    assert "<b>x" not in str(trace.get("name"))
-                    assert "%{y}x" not in str(trace.get("hovertemplate"))
 
 
 def test_json_in_the_page_cannot_end_its_element():

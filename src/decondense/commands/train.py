@@ -18,6 +18,15 @@ from .terminal import err, is_main, out, progress_bar, table
 if TYPE_CHECKING:
     from ..records import Training
 
+FLAGS = {
+    "model": "model.name", "text": "data.text", "held_out": "data.held_out", "tokens": "data.tokens",
+    "context": "data.context", "data": "data.folder", "loss": "loss.name", "weight": "loss.weight",
+    "layers": "loss.layers", "estimator": "loss.options.estimator", "teacher": "baselines.distillation.teacher",
+    "noisy_embedding": "baselines.noisy_embedding", "active_forgetting": "baselines.active_forgetting.every",
+    "learning_rate": "train.learning_rate", "device": "train.device", "on_nan": "train.on_nan", "seed": "train.seed",
+}  # fmt: skip
+"""Options, and the key of the recipe that each sets."""
+
 
 def train(
     recipe: Annotated[Path | None, typer.Argument(help="recipe (YAML); without one, --model is needed")] = None,
@@ -57,25 +66,9 @@ def train(
     Flags override the recipe, --set overrides both; docs/training.md explains every key. Several GPUs: torchrun
     --nproc-per-node 8 -m decondense.cli train …, or accelerate launch with recipes/launch/.
     """
-    flags = {
-        "model.name": model,
-        "data.text": _several(text),
-        "data.held_out": _several(held_out),
-        "data.tokens": tokens,
-        "data.context": context,
-        "data.folder": None if data is None else str(data),
-        "loss.name": loss,
-        "loss.weight": weight,
-        "loss.layers": _layers(layers),
-        "loss.options.estimator": estimator,
-        "baselines.distillation.teacher": teacher,
-        "baselines.noisy_embedding": noisy_embedding,
-        "baselines.active_forgetting.every": active_forgetting,
-        "train.learning_rate": learning_rate,
-        "train.device": device,
-        "train.on_nan": on_nan,
-        "train.seed": seed,
-    }
+    given = o.given(locals()) | {"model": model, "layers": _layers(layers)}
+    given |= {"text": _several(text), "held_out": _several(held_out)}
+    flags = {key: given[name] for name, key in FLAGS.items()}
     if seed is not None and seeds is not None:
         raise ValueError("--seed and --seeds say the same twice: give one of them.")
     chosen: Sequence[int | None] = o.seeds_of(seeds) or [None]
