@@ -1,4 +1,4 @@
-"""What decondense needs of the insides of torch and torchtitan is where it was, and what is gone is named."""
+"""What decondense needs of torch and torchtitan is where it was, and what is gone is named; errors without a type."""
 
 from __future__ import annotations
 
@@ -6,20 +6,53 @@ import sys
 from types import ModuleType
 
 import pytest
+import torch
 from torch import nn
 
 from decondense.insides import Moved
-from decondense.insides.torch import is_replica
+from decondense.insides import torch as inside
 from decondense.insides.torchtitan import configurations
 
 
 def test_replicas_of_data_parallel(monkeypatch):
     module = nn.Linear(2, 2)
-    assert not is_replica(module)
-    assert is_replica(module._replicate_for_data_parallel())
+    assert not inside.is_replica(module)
+    assert inside.is_replica(module._replicate_for_data_parallel())
     monkeypatch.delattr(nn.Module, "_replicate_for_data_parallel")
     with pytest.raises(Moved, match=r"_replicate_for_data_parallel must exist in torch, because replicas"):
-        is_replica(module)
+        inside.is_replica(module)
+
+
+def test_compiled_modules_are_set_aside_and_come_back():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[0].compile()
+    assert model[0]._compiled_call_impl is not None  # what compile() sets, and what a call looks at
+    model[0]._compiled_call_impl = lambda x: x + 7
+    with inside.eager(model):
+        plain = model[0](torch.zeros(1, 2))
+    assert torch.equal(plain, model[0].forward(torch.zeros(1, 2)))
+    assert torch.equal(model[0](torch.zeros(1, 2)), torch.full((1, 2), 7.0))
+
+
+def test_an_attribute_that_is_gone_is_named(monkeypatch):
+    monkeypatch.delattr(nn.Module, "_compiled_call_impl")
+    moved = pytest.raises(Moved, match=r"_compiled_call_impl must exist in torch, because compiled blocks")
+    with moved, inside.eager(nn.Linear(2, 2)):
+        pass
+
+
+def test_memory_that_is_not_there():
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 55)
+    assert inside.out_of_memory(caught.value)
+    assert inside.out_of_memory(torch.OutOfMemoryError("CUDA out of memory."))
+    assert not inside.out_of_memory(RuntimeError("shapes do not fit"))
+
+
+def test_a_process_that_is_gone():
+    assert inside.lost_process(torch.distributed.DistBackendError("NCCL error"))
+    assert inside.lost_process(RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:30382."))
+    assert not inside.lost_process(RuntimeError("shapes do not fit"))
 
 
 def test_configurations_of_torchtitan(monkeypatch):

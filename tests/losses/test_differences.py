@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import clouds
 import pytest
 import torch
 
@@ -12,13 +13,11 @@ from decondense import losses
 
 def cloud(tokens: int, width: int, cone: float) -> torch.Tensor:
     """Normal tokens around a common direction of relative length `cone`: mean cosine about cone²/(1 + cone²)."""
-    g = torch.Generator().manual_seed(0)
-    z = torch.randn(1, tokens, width, generator=g, dtype=torch.float64)
-    return (z + cone * torch.randn(1, 1, width, generator=g, dtype=torch.float64)).requires_grad_()
+    return clouds.cloud((1, tokens, width), cone).requires_grad_()
 
 
 def gradient(loss, z: torch.Tensor, **options) -> torch.Tensor:
-    return torch.autograd.grad(loss(z, **options), z)[0].flatten()
+    return clouds.gradient(loss(z, **options), z).flatten()
 
 
 def agreement(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -44,7 +44,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
-from decondense.kernels import MIN_TAU, rows
+from decondense.kernels import rows
 from decondense.kernels.curves import CURVES, MIN_CLAMP, gain
 from decondense.kernels.rows import INTERPRET
 from decondense.kernels.tiles import finish_kernel, product_kernel, tile_kernel
@@ -100,18 +100,6 @@ def gram_tile(itemsize: int, dot: str, device: torch.device, triangle: bool = Tr
     if triangle or not large:
         return Tile(128, 128, depth, 8, 4 if large else 2)
     return Tile(128, 256, depth, 8, 3)
-
-
-def _rate(curve: str, tau: float, clamp: float) -> float:
-    if curve not in CURVES:
-        raise ValueError(f"curve must be one of {', '.join(CURVES)}, got {curve!r}.")
-    if curve.startswith("dispersion") and not tau >= MIN_TAU:
-        raise ValueError(
-            f'tau must be at least {MIN_TAU} for the kernels, got {tau}: use backend="torch" for a smaller temperature.'
-        )
-    if not 0.0 <= clamp < 1.0:
-        raise ValueError(f"clamp must lie in [0, 1), got {clamp}: 0.1 is the usual value.")
-    return gain(curve, tau) if curve.startswith("dispersion") else 0.0
 
 
 def _leading(tokens: int) -> int:
@@ -220,9 +208,10 @@ def sums(
     """The loss of every sequence of z (B, N, F), and what its gradient is made of.
 
     mask (B, N) bool marks the tokens that count.  A sequence with fewer than two has the value 0.
-    `need_grad=False` skips the second product: there is no remainder then.
+    `need_grad=False` skips the second product: there is no remainder then.  The options are those that a loss has
+    checked; tau is at least `MIN_TAU`.
     """
-    rate = _rate(curve, tau, clamp)
+    rate = gain(curve, tau) if curve.startswith("dispersion") else 0.0
     z, mask = rows.check(z, mask)
     batch, tokens, width = z.shape
     how = _precision(z)
