@@ -50,17 +50,12 @@ def check_clamp(clamp: float) -> None:
         )
 
 
-def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """float64 stays float64; everything else is summed in float32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 def keep(z: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
-    """z in the accumulation dtype with zeros where the mask is false, the mask as numbers, and n (batch,).
+    """z with zeros where the mask is false, the mask as numbers, and n (batch,): float64 stays, all else is float32.
 
     Selection instead of multiplication: a NaN at a position that does not count is gone, not 0 · NaN.
     """
-    z = z.to(accumulation_dtype(z.dtype))
+    z = z if z.dtype == torch.float64 else z.float()
     if mask is None:
         return z, None, torch.full((z.shape[0],), float(z.shape[1]), dtype=z.dtype, device=z.device)
     mask = mask.bool()
