@@ -62,14 +62,8 @@ def test_distributions_are_ready_to_publish(built):
     (wheel,) = built.glob("*.whl")
     package = {p.relative_to(ROOT / "src").as_posix() for p in (ROOT / "src" / "decondense").rglob("*") if p.is_file()}
     assert {name for name in package if "__pycache__" not in name} <= set(zipfile.ZipFile(wheel).namelist())
-    assert {
-        "CHANGELOG.md",
-        "CITATION.cff",
-        "LICENSE",
-        "mkdocs.yml",
-        "recipes/smoke.yaml",
-        "tests/reference.py",
-    } <= names
+    others = {"CHANGELOG.md", "CITATION.cff", "LICENSE", "mkdocs.yml", "recipes/smoke.yaml", "tests/reference.py"}
+    assert others <= names
 
 
 def requirements(*extras: str) -> list[Requirement]:

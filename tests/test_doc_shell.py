@@ -34,12 +34,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from doc_commands import FENCE, ROOT, SHELL, lines_of, make_targets, shell_blocks, text_of, without_comment
+from doc_commands import DOCUMENTS, FENCE, ROOT, SHELL, lines_of, make_targets, shell_blocks, text_of, without_comment
 from doc_workplace import divide_runs, write_data, write_model, write_run
 
 from decondense import cli
 
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TOLD = {"--dry-run", "--plan", "list", "doctor"}  # with these a command writes nothing
 
 
