@@ -37,10 +37,13 @@ class OwnLoop:
         handle.undo.callback(enter.remove)
         handle.read(self._wanted)
         handle.undo.callback(self.model.register_forward_hook(hs.Hook(self._leave), with_kwargs=True).remove)
-        # This hook is global and must not keep the model alive.
-        me = weakref.ref(self)
-        steps = register_optimizer_step_post_hook(lambda optimiser, *_: (loop := me()) and loop.stepped(optimiser))
-        handle.undo.callback(steps.remove)
+        me = weakref.ref(self)  # the hook is global and must not keep the model alive
+
+        def stepped(optimiser: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            if (loop := me()) is not None:
+                loop.stepped(optimiser)
+
+        handle.undo.callback(register_optimizer_step_post_hook(stepped).remove)
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if is_replica(module):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .. import hidden_states as hs
 from ..handle import Handle
 from ..insides import transformers as inside
-from ..losses import mean_cosine
+from ..losses.presets import get
 
 
 class TrainerEngine:
@@ -133,10 +133,8 @@ class TrainerEngine:
     @torch.no_grad()
     def _cosine(self, capture: hs.Capture) -> Tensor:
         """Mean cosine per layer: free to first order, else one more read of the states, once per log."""
-        term, first = self._handle.term, self._handle.reader.first
-        states = [capture.states[i] for i in hs.select(term.layers, len(capture.states), first)]
-        mask = term.mask(capture)
-        return torch.stack([mean_cosine(z, mask).mean() for z in states])
+        states, mask, _ = self._handle.term.sequences(capture, self._handle.reader.first)
+        return get("cosreg").over_layers(states, mask)[0].mean(1)
 
     def _note(self, name: str, value: Tensor) -> None:
         if self.logged_step < 0:

@@ -44,9 +44,6 @@ class Common(TypedDict, total=False):
     reduction: str
 
 
-DEFAULTS = {"max_tokens": None, "shared_sample": False, "generator": None, "reduction": "mean"}
-
-
 class OfMoments(NamedTuple):
     """What a loss may return instead of its values: a curve of moments (batch,) of the cosines, the mean first.
 
@@ -87,25 +84,23 @@ class Entry:
     @functools.cached_property
     def function(self) -> Callable[..., Tensor]:
         """The loss as it is called: a scalar, or (batch,) with `reduction="none"`."""
-        signature = inspect.signature(self.written)
-        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        common = [
-            inspect.Parameter(
-                key, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=Common.__annotations__[key]
-            )
-            for key, value in DEFAULTS.items()
-        ]
-        signature = signature.replace(parameters=[*own, *common])
 
         @functools.wraps(self.written)
         def function(z: Tensor, mask: Tensor | None = None, *, reduction: str = "mean", **options: Any) -> Tensor:
-            if wrong := options.keys() - signature.parameters.keys():  # which `**common` would swallow
+            if wrong := options.keys() - parameters.keys():  # which `**common` would swallow
                 raise TypeError(f"{self.name}() got an unexpected keyword argument {min(wrong)!r}")
             check_choice("reduction", reduction, ("mean", "none"))
             values = self.over_layers([z], [mask], **options)[0][0]
             return values.mean() if reduction == "mean" else values
 
-        function.__signature__ = signature  # type: ignore[attr-defined]
+        written, *others = (
+            inspect.signature(f, follow_wrapped=False) for f in (self.written, self.over_layers, function)
+        )
+        parameters = {name: p for name, p in written.parameters.items() if p.kind is not p.VAR_KEYWORD}
+        parameters |= {
+            name: p for other in others for name, p in other.parameters.items() if name in Common.__annotations__
+        }
+        function.__signature__ = written.replace(parameters=list(parameters.values()))  # type: ignore[attr-defined]
         return function
 
     def over_layers(
