@@ -76,10 +76,8 @@ class Order(torch.utils.data.Dataset):
         self.blocks, self.isolated = blocks, isolated
         n = len(blocks)
         passes = -(-length // n)
-        orders = [
-            np.arange(n) if seed is None else np.random.default_rng([seed, k]).permutation(n) for k in range(passes)
-        ]
-        self.order = np.concatenate(orders)[:length]
+        orders = (np.random.default_rng([seed, k]).permutation(n) for k in range(passes) if seed is not None)
+        self.order = np.concatenate(list(orders) or [np.arange(n)] * passes)[:length]
 
     def __len__(self) -> int:
         return len(self.order)

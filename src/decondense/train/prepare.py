@@ -53,8 +53,7 @@ class Prepared:
 
 def prepare(recipe: Recipe, folder: Path, cache: str | os.PathLike[str] | None, preparing: Any = None) -> Prepared:
     _check_reports(recipe.train.report_to)
-    device = _device(recipe)
-    bf16 = _bf16(recipe, device)
+    device, bf16 = _device(recipe)
     where = Path(cache) if cache is not None else cache_dir() / "tokens"
     with quiet_loading():
         model, tokenizer, source = _model(recipe, device, where)
@@ -64,7 +63,6 @@ def prepare(recipe: Recipe, folder: Path, cache: str | os.PathLike[str] | None, 
             f"data.context must be at most {limit}, the positions of this model, got {recipe.data.context}."
         )
     micro = _micro_batch(recipe, model, device)
-    _check_processes(recipe)
     _check_disk(folder, model, recipe)
     teacher = _teacher(recipe, model, tokenizer, device)
     blocks, held_out, texts = blocks_of(recipe, tokenizer, where, preparing)
@@ -91,8 +89,10 @@ def _check_reports(wanted: list[str]) -> None:
             )
 
 
-def _device(recipe: Recipe) -> torch.device:
-    device = pick_device(recipe.train.device)
+def _device(recipe: Recipe) -> tuple[torch.device, bool]:
+    """(where, whether in bf16). The recipe decides. Trainer would follow `accelerate launch` wherever the recipe does
+    not say bf16; the "no" of a launcher is its default and says nothing."""
+    device, wanted = pick_device(recipe.train.device), recipe.train.precision
     if device.type == "cuda":
         if device.index is not None:  # Trainer takes the first one it sees, whatever we say
             raise ValueError(
@@ -101,13 +101,6 @@ def _device(recipe: Recipe) -> torch.device:
             )
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
-    return device
-
-
-def _bf16(recipe: Recipe, device: torch.device) -> bool:
-    """The recipe decides. Trainer would follow `accelerate launch` wherever the recipe does not say bf16; the "no" of
-    a launcher is its default and says nothing."""
-    wanted = recipe.train.precision
     bf16 = wanted == "bf16" or (wanted == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported())
     launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
     if launched not in ("no", "bf16" if bf16 else "no"):
@@ -115,7 +108,7 @@ def _bf16(recipe: Recipe, device: torch.device) -> bool:
             f"train.precision = {wanted} ({'bf16' if bf16 else 'fp32'} here) and the launcher's mixed_precision must "
             f"agree, got {launched}: leave mixed_precision out of the launch, or change train.precision."
         )
-    return bf16
+    return device, bf16
 
 
 def _model(recipe: Recipe, device: torch.device, cache: Path) -> tuple[Any, Any, dict[str, Any]]:
@@ -237,16 +230,6 @@ def _window_text(recipe: Recipe, tokenizer: Any, held_out: Blocks) -> str:
     return decoded
 
 
-def _check_processes(recipe: Recipe) -> None:
-    """Sharded weights are gathered by all processes together, so all must look at as many windows."""
-    world, wanted = process_count(), recipe.snapshots
-    if sharded() and wanted.count and wanted.windows % world:
-        raise ValueError(
-            f"snapshots.windows must be a multiple of the {world} processes when the weights are sharded (FSDP), got "
-            f"{wanted.windows}: change it, or set snapshots.count to 0."
-        )
-
-
 def _check_disk(folder: Path, model: Any, recipe: Recipe) -> None:
     """Weights in float32, and two moments for what is trained, for every checkpoint kept and one being written."""
     weights = sum(p.numel() for p in model.parameters()) * 4
@@ -263,8 +246,14 @@ def _check_disk(folder: Path, model: Any, recipe: Recipe) -> None:
 
 
 def _micro_batch(recipe: Recipe, model: Any, device: torch.device) -> int:
-    """Blocks per forward pass: what the recipe says, else the largest divisor of a process's share that should fit."""
-    world = process_count()
+    """Blocks per forward pass: what the recipe says, else the largest divisor of a process's share that should fit.
+    Sharded weights are gathered by all processes together, so all must also look at as many windows."""
+    world, snapshots = process_count(), recipe.snapshots
+    if sharded() and snapshots.count and snapshots.windows % world:
+        raise ValueError(
+            f"snapshots.windows must be a multiple of the {world} processes when the weights are sharded (FSDP), got "
+            f"{snapshots.windows}: change it, or set snapshots.count to 0."
+        )
     if recipe.batch_blocks % world:
         raise ValueError(
             f"train.batch_tokens must give every one of {world} processes as many blocks, got {recipe.batch_blocks} "
