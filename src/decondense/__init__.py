@@ -11,9 +11,10 @@ if TYPE_CHECKING:
     from .meter.result import Condensation, load
     from .meter.run import measure
     from .regularizer import regularize
+    from .stats.significance import significance
 
 __version__ = "0.2.0"
-__all__ = ["Condensation", "Handle", "compare", "load", "losses", "measure", "plot", "regularize"]
+__all__ = ["Condensation", "Handle", "compare", "load", "losses", "measure", "plot", "regularize", "significance"]
 
 # Imported when somebody asks for them: torch takes seconds, which `decondense --help` need not, and the meter brings
 # matplotlib and scipy along, which a training loop has no use for.
@@ -25,6 +26,7 @@ _HOMES = {
     "measure": ".meter",
     "plot": ".figures.plot",
     "regularize": ".regularizer",
+    "significance": ".stats.significance",
 }
 
 

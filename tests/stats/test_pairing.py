@@ -8,7 +8,7 @@ from by_hand import compared, make_item
 
 def test_items_that_do_not_match(make_run):
     base = make_run("a", {"t": [1, 0, 1, 1]})
-    rows = [make_item("t", n, 1) for n in range(2, 6)]
+    rows = [make_item("t", n, n % 2) for n in range(2, 6)]
     treated = make_run("b", {"t": rows}, settings={"limit": 4})
     with pytest.raises(ValueError, match=r"4 of 6 items of 't' are not in all of them \(limit is None and 4\)"):
         compared([base], [treated])
@@ -29,7 +29,7 @@ def test_repeated_items_are_paired_one_by_one(make_run):
 
 
 def test_missing_tasks(make_run):
-    base, treated = make_run("a", {"t": [1, 0], "u": [1, 1]}), make_run("b", {"t": [1, 0]})
+    base, treated = make_run("a", {"t": [1, 0], "u": [1, 1]}), make_run("b", {"t": [1, 1]})
     with pytest.raises(ValueError, match=r"task 'u' is missing in 1 of 2 runs \(b\)"):
         compared([base], [treated])
     assert [r["task"] for r in compared([base], [treated], common=True)["tasks"]] == ["t"]
@@ -94,7 +94,8 @@ def test_bad_options(six):
     base, treated = six
     for arms, options, words in (
         (([], treated), {}, "at least one base and one treated"),
-        ((base[:2], treated), {"paired": True}, "as many base as treated runs, got 2 and 3"),
+        ((base[:2], treated), {"paired": True}, "as many base as treated runs, at least 2, got 2 and 3"),
+        ((base[:1], treated[:1]), {"paired": True}, "at least 2, got 1 and 1"),
         (six, {"alpha": 5}, "alpha and power must lie between 0 and 1"),
         (six, {"power": 0.04}, r"power must be above alpha, got 0.04 and 0.05: .*\.$"),
         (six, {"bootstrap": -3}, r"bootstrap must be a number of resamplings, got -3: .*\.$"),

@@ -94,15 +94,24 @@ def test_two_items_that_are_gained_prove_nothing(make_run, tmp_path):
     copes(record, tmp_path)
 
 
-def test_identical_outcomes_state_no_smallest_effect(make_run, tmp_path):
+def test_identical_scores_state_no_smallest_effect(make_run, tmp_path):
+    """The likelihoods differ, the scores do not: there is a comparison, but nothing to measure it by."""
     graded = np.linspace(0, 1, 9)
-    arms = [[make_run(name, {"t": [1, 0] * 9, "g": graded})] for name in "ab"]
+    arms = []
+    for name, shift in (("a", 0), ("b", 0.5)):
+        items = [make_item("t", n, n % 2, values=(-1.0 - shift * (n % 3), -2.0)) for n in range(18)]
+        arms.append([make_run(name, {"t": items, "g": graded})])
     record = compared(*arms)
     assert (record["macro"]["p"], record["macro"]["smallest_effect"]) == (1.0, None)
     assert "0.00 points would have been found" not in record["verdict"]
     assert "What could have been found cannot be stated" in record["verdict"]
     assert record["tasks"][1]["low"] is None
     copes(record, tmp_path)
+
+
+def test_runs_that_agree_on_everything_are_refused(make_run):
+    with pytest.raises(ValueError, match=r"every outcome is the same in all of them: there is nothing to test"):
+        compared([make_run("a", {"t": [1, 0] * 9})], [make_run("b", {"t": [1, 0] * 9})])
 
 
 @pytest.mark.parametrize(("p", "words"), [(1e-9, "p < 0.0001"), (0.002, "p = 0.0020"), (0.0625, "p = 0.062")])

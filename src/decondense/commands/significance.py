@@ -35,9 +35,11 @@ OPTIONS = {"cls": SeparatorCommand}  # for the registration in cli.py
 
 
 def significance(
-    runs: Annotated[list[str], typer.Argument(help="BASE… -- TREATED…: folders of `evaluate`, one per seed")],
+    runs: Annotated[list[str], typer.Argument(help="BASE… -- TREATED…: folders of `evaluate`, other tools' logs")],
     paired: Annotated[bool, typer.Option("--paired", help="the i-th base and treated run share their seed")] = False,
     common: Annotated[bool, typer.Option("--common", help="compare the items that all runs have")] = False,
+    metric: Annotated[str | None, typer.Option(help="names by preference; default acc, exact_match, …")] = None,
+    filter: Annotated[str | None, typer.Option(help="lm-eval's filter; default the first in the log")] = None,
     alpha: Annotated[float, typer.Option(help="level of the tests")] = 0.05,
     power: Annotated[float, typer.Option(help="power at which the smallest detectable effect is stated")] = 0.8,
     bootstrap: Annotated[int, typer.Option(help="resamplings of items and seeds")] = 2000,

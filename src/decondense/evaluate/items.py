@@ -17,8 +17,8 @@ from ..files import atomic
 from ..records import Damaged, Evaluation, read
 
 __all__ = [
-    "TEXT", "EvaluatedRun", "Item", "calibration", "item_hash", "load_run", "log_share", "read_items", "summarise",
-    "write_items",
+    "TEXT", "EvaluatedRun", "Item", "calibration", "item_hash", "load_run", "log_shares", "read_items", "right_share",
+    "summarise", "write_items",
 ]  # fmt: skip
 
 TEXT = "text:"
@@ -127,15 +127,25 @@ def load_run(path: str | Path) -> EvaluatedRun:
 # -- numbers from items --------------------------------------------------------------------------------------
 
 
-def log_share(item: Item) -> float:
-    """With choices, the log of the softmax share of the right ones; with a single continuation its log-likelihood; for
-    a window of text its log-likelihood per token. In nats."""
-    values = np.array(item["loglikelihoods"], dtype=np.float64)
-    if item["task"].startswith(TEXT):
-        return float(values[0]) / (item["units"] or [1])[0]
-    if len(values) == 1:
-        return float(values[0])
-    return float(np.logaddexp.reduce(values[item["gold"]]) - np.logaddexp.reduce(values))
+def log_shares(items: Sequence[Item]) -> np.ndarray:
+    """(items,) in nats: the log-likelihood per token of a window of text, else ``right_share``."""
+    values = [item["loglikelihoods"] or [] for item in items]
+    if items and items[0]["task"].startswith(TEXT):
+        return np.array([one[0] / (item["units"] or [1])[0] for one, item in zip(values, items)])
+    return right_share(values, [item["gold"] or [] for item in items])
+
+
+def right_share(values: Sequence[Sequence[float]], golds: Sequence[Sequence[int]]) -> np.ndarray:
+    """(items,) from the log-likelihoods l of every item's choices and the numbers of the right ones: the log of their
+    softmax share, log Σ_right exp l − log Σ exp l; with a single continuation its log-likelihood."""
+    sizes = np.array([len(one) for one in values], dtype=int)
+    flat = np.array([value for one in values for value in one], dtype=np.float64)
+    starts = np.cumsum(sizes) - sizes
+    right = np.full(len(flat), -np.inf)
+    chosen = np.array([start + gold for start, some in zip(starts, golds) for gold in some], dtype=int)
+    right[chosen] = flat[chosen]
+    shares = np.logaddexp.reduceat(right, starts) - np.logaddexp.reduceat(flat, starts)
+    return np.where(sizes == 1, flat[starts], shares)
 
 
 def summarise(items: Sequence[Item]) -> dict[str, Any]:

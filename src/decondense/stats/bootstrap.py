@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from .checkpoints import MANY
 from .crossed import Crossed
 
 __all__ = ["hierarchical_bootstrap"]
@@ -77,8 +78,11 @@ def _borrowed_weights(size: int, samples: int, rng: np.random.Generator) -> np.n
 
 
 def _resampled_means(table: np.ndarray, rows: int, rng: np.random.Generator) -> np.ndarray:
-    """table (runs, n) → (rows, runs): means over n items drawn with replacement, the same items for every run."""
+    """table (runs, n) → (rows, runs): means over n items drawn with replacement, the same items for every run. Where
+    drawing so many items takes seconds, from the normal distribution that such means have then."""
     n = table.shape[1]
+    if n > MANY:
+        return rng.multivariate_normal(table.mean(1), np.cov(table, ddof=0) / n, size=rows, method="eigh")
     drawn = rng.integers(0, n, size=(rows, n))
     drawn += n * np.arange(rows)[:, None]
     counts = np.bincount(drawn.ravel(), minlength=rows * n).reshape(rows, n)

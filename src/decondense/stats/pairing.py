@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from ..evaluate.items import EvaluatedRun, Item
+import numpy as np
 
-__all__ = ["check_runs", "match"]
+from ..evaluate.logs import Log, Scores, named
+from ..records import Evaluation
+
+__all__ = ["Matched", "check_runs", "match"]
+
+Pair = tuple[np.ndarray, np.ndarray]
 
 
-def check_runs(arms: list[list[EvaluatedRun]]) -> list[str]:
+def check_runs(arms: list[list[Log]]) -> list[str]:
     """Refuse checkpoints picked from the middle, several checkpoints of one training run, and copies."""
     notes = []
     for arm, runs in zip(("base", "treated"), arms):
@@ -19,7 +25,16 @@ def check_runs(arms: list[list[EvaluatedRun]]) -> list[str]:
         names: dict[str, str] = {}
         folders: dict[str, list[str]] = {}
         for run in runs:
-            checkpoint, weights = run.record.checkpoint, run.record.model.weights
+            notes += [f"{arm} run {run.label!r}, {note}" for note in run.notes]
+            seen[run.fingerprint] += 1
+            if seen[run.fingerprint] > 1:
+                what = "have the same weights" if run.record is not None else "are the same log"
+                raise ValueError(
+                    f"two {arm} runs {what} (one is {run.label!r}): a copy is not another seed; leave it out."
+                )
+            if run.record is None:
+                continue
+            checkpoint = run.record.checkpoint
             if checkpoint.final is False and checkpoint.selected_by == "final":
                 raise ValueError(
                     f"the {arm} run {run.label!r} is step {checkpoint.step} of {checkpoint.steps}, and nothing "
@@ -28,13 +43,7 @@ def check_runs(arms: list[list[EvaluatedRun]]) -> list[str]:
                 )
             if checkpoint.selected_by != "final":
                 notes.append(f"{arm} run {run.label!r}: the checkpoint was chosen by {checkpoint.selected_by}.")
-            seen[weights] += 1
-            if seen[weights] > 1:
-                raise ValueError(
-                    f"two {arm} runs have the same weights (one is {run.label!r}): a copy is not another seed; "
-                    "leave it out."
-                )
-            place, folder = _training_run(run)
+            place, folder = _training_run(run.record)
             folders.setdefault(place, []).append(folder)
             names[place] = checkpoint.run or Path(place).name
         for place, inside in folders.items():
@@ -43,41 +52,40 @@ def check_runs(arms: list[list[EvaluatedRun]]) -> list[str]:
                     f"{len(inside)} {arm} runs are checkpoints of one training run ({names[place]!r}): the unit is the "
                     "training seed; give its final checkpoint only."
                 )
-    if {r.record.model.weights for r in arms[0]} & {r.record.model.weights for r in arms[1]}:
-        notes.append("a base and a treated run have the same weights.")
+    if {run.fingerprint for run in arms[0]} & {run.fingerprint for run in arms[1]}:
+        notes.append("a base and a treated run have the same weights, or are the same log.")
     return notes
 
 
-def _training_run(run: EvaluatedRun) -> tuple[str, str]:
+def _training_run(record: Evaluation) -> tuple[str, str]:
     """(training run, folder in it): the same first and another second is another checkpoint of the same run. The same
     folder with other weights was trained anew. Evaluations that did not record it are judged by the path as typed."""
-    checkpoint = run.record.checkpoint
+    checkpoint = record.checkpoint
     if checkpoint.place is not None:
         return checkpoint.place, checkpoint.folder or ""
-    typed = Path(run.record.model.name)
+    typed = Path(record.model.name)
     return (str(typed.parent), typed.name) if typed.name.startswith("checkpoint-") else (str(typed), "")
 
 
-def _keys(items: Sequence[Item]) -> list[tuple[str, str, int]]:
-    """Items by subtask and hash; the k-th copy of a repeated item is its own."""
-    seen: Counter[tuple[str, str]] = Counter()
-    keys = []
-    for item in items:
-        key = (item["subtask"], item["item"])
-        keys.append((*key, seen[key]))
-        seen[key] += 1
-    return keys
+@dataclass
+class Matched:
+    """A task on the items that all runs have, in one order: outcomes (seeds, items) of both arms, the group of every
+    item, and what guessing would score."""
+
+    score: Pair | None
+    likelihood: Pair | None
+    clusters: np.ndarray | None
+    chance: float
 
 
-def match(
-    arms: list[list[EvaluatedRun]], *, common: bool = False
-) -> tuple[dict[str, list[list[list[Item]]]], list[str]]:
-    """For every task the items of every run of both arms in one order, and notes about what had to be left out."""
+def match(arms: list[list[Log]], *, common: bool = False) -> tuple[dict[str, Matched], list[str]]:
+    """Every task that the runs share, and notes about what had to be left out. Items are matched by id and checked by
+    the hash of what was asked."""
     runs = [run for arm in arms for run in arm]
-    tasks = list(dict.fromkeys(task for run in runs for task in run.items))
+    tasks = list(dict.fromkeys(task for run in runs for task in run.tasks))
     notes = []
     for task in list(tasks):
-        without = [run.label for run in runs if task not in run.items]
+        without = [run.label for run in runs if task not in run.tasks]
         if without:
             if not common:
                 raise ValueError(
@@ -88,29 +96,102 @@ def match(
             notes.append(f"{task} is left out: {len(without)} of {len(runs)} runs do not have it.")
     if not tasks:
         raise ValueError("the runs have no task in common: evaluate them on the same tasks.")
-    matched: dict[str, list[list[list[Item]]]] = {}
-    for task in tasks:
-        tables = [[dict(zip(_keys(run.items[task]), run.items[task])) for run in arm] for arm in arms]
-        flat = [table for arm in tables for table in arm]
-        union = set().union(*flat)
-        shared = [key for key in flat[0] if all(key in table for table in flat)]
+    return {task: _task(task, arms, common, notes) for task in tasks}, notes
+
+
+def _task(task: str, arms: list[list[Log]], common: bool, notes: list[str]) -> Matched:
+    runs = [run for arm in arms for run in arm]
+    columns = [run.tasks[task] for run in runs]
+    _same_metric(task, runs, columns, notes)
+    places = [dict(zip(column.ids, range(len(column.ids)))) for column in columns]
+    union = dict.fromkeys(name for column in columns for name in column.ids)
+    shared = [name for name in union if all(name in place for place in places)]
+    order = [[place[name] for name in shared] for place in places]
+    changed = set()
+    kind = next((kind for kind in columns[0].hashes if all(kind in column.hashes for column in columns)), None)
+    if kind is None:
         if len(shared) < len(union):
-            missing = len(union) - len(shared)
-            why = _why_different(runs)
-            if not common or not shared:
-                raise ValueError(
-                    f"the runs must have the same items, but {missing} of {len(union)} items of {task!r} are not in "
-                    f"all of them{why}: evaluate with the same data, shots, seed and limit, or compare the "
-                    f"{len(shared)} shared items with --common."
-                )
-            notes.append(f"{task}: {missing} of {len(union)} items are not in all runs and are left out{why}.")
-        matched[task] = [[[table[key] for key in shared] for table in arm] for arm in tables]
-    return matched, notes
+            raise ValueError(
+                f"items whose wording cannot be compared must have the same ids in all runs, but "
+                f"{len(union) - len(shared)} of {len(union)} items of {task!r} are not in all "
+                f"{_of(union, set(shared))}: give logs of one tool."
+            )
+        notes.append(f"{task}: items are matched by id alone; the logs do not tell whether their words are the same.")
+    else:
+        asked = [[hashes[i] for i in rows] for hashes, rows in zip((c.hashes[kind]() for c in columns), order)]
+        changed = {name for name, *hashes in zip(shared, *asked) if len(set(hashes)) > 1}
+    missing = len(union) - len(shared) + len(changed)
+    if missing:
+        why = _why_different(runs)
+        kept = [name for name in shared if name not in changed]
+        what = f"{missing} of {len(union)} items of {task!r} are not in all of them"
+        if changed:
+            what += f", {len(changed)} of these asked in other words {_of(changed, set())}"
+        elif not why:
+            what += f" {_of(union, set(shared))}"
+        if not common or not kept:
+            raise ValueError(
+                f"the runs must have the same items, but {what}{why}: evaluate with the same data, shots, seed and "
+                f"limit, or compare the {len(kept)} shared items with --common."
+            )
+        notes.append(f"{task}: {missing} of {len(union)} items are not in all runs and are left out{why}.")
+        order = [[place[name] for name in kept] for place in places]
+    return Matched(
+        _pair(arms, [column.score for column in columns], order),
+        _pair(arms, [column.likelihood for column in columns], order),
+        _groups(task, runs, columns, order),
+        columns[0].chance,
+    )
 
 
-def _why_different(runs: Sequence[EvaluatedRun]) -> str:
+def _same_metric(task: str, runs: Sequence[Log], columns: Sequence[Scores], notes: list[str]) -> None:
+    first = columns[0]
+    for run, column in zip(runs, columns):
+        if (column.score is None) != (first.score is None) or column.lower != first.lower:
+            says = ["none", "better when higher", "better when lower"]
+            kinds = [says[0 if c.score is None else 1 + c.lower] for c in (first, column)]
+            raise ValueError(
+                f"the scores of {task!r} must mean the same in all runs, but {first.metric or 'none'!r} in "
+                f"{runs[0].label!r} is {kinds[0]} and {column.metric or 'none'!r} in {run.label!r} is {kinds[1]}: name "
+                "the metric with --metric."
+            )
+    names = list(dict.fromkeys(column.metric for column in columns))
+    if len(names) > 1:
+        notes.append(f"{task}: the metric is called {' and '.join(names)}; they are taken for the same.")
+    if first.lower:
+        notes.append(f"{task}: {first.metric} is better when lower, so its sign is turned: above 0 is better.")
+
+
+def _of(names: Iterable[str], without: set[str]) -> str:
+    return named([name for name in names if name not in without])
+
+
+def _pair(arms: list[list[Log]], values: list[np.ndarray | None], order: list[list[int]]) -> Pair | None:
+    rows = [value[places] for value, places in zip(values, order) if value is not None]
+    if len(rows) < len(values):
+        return None
+    size = len(arms[0])
+    return np.array(rows[:size]), np.array(rows[size:])
+
+
+def _groups(task: str, runs: Sequence[Log], columns: Sequence[Scores], order: list[list[int]]) -> np.ndarray | None:
+    """(items,) numbers of groups, the same in all runs that say them."""
+    found = None
+    for run, column, rows in zip(runs, columns, order):
+        if column.clusters is None:
+            continue
+        groups = [column.clusters[i] for i in rows]
+        if found is not None and groups != found:
+            raise ValueError(
+                f"the items of {task!r} must be in the same clusters in all runs, but {run.label!r} differs."
+            )
+        found = groups
+    return None if found is None else np.unique(found, return_inverse=True)[1]
+
+
+def _why_different(runs: Sequence[Log]) -> str:
     for key in ("shots", "limit", "seed", "text_tokens"):
-        values = list(dict.fromkeys(str(run.record.settings.get(key)) for run in runs))
+        values = list(dict.fromkeys(str(run.record.settings.get(key)) for run in runs if run.record is not None))
         if len(values) > 1:
             return f" ({key} is {' and '.join(values)})"
     return ""

@@ -8,59 +8,85 @@ record says which. docs/statistics.md has the reasons.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy import stats
 
-from ..evaluate.items import TEXT, EvaluatedRun, Item, load_run, log_share
+from ..evaluate.items import EvaluatedRun
+from ..evaluate.logs import Log, Wanted
+from ..evaluate.readers import read_logs
 from ..files import told_apart
-from ..records import Significance
+from ..records import Significance, differences
 from .bootstrap import hierarchical_bootstrap
 from .checkpoints import checkpoint_average, is_binary, mcnemar, paired_interval, permutation, smallest_effect
 from .crossed import Crossed, crossed_macro
 from .pairing import check_runs, match
 from .tables import verdict
 
-__all__ = ["analyse", "holm", "ranks", "significance"]
+__all__ = ["Comparison", "analyse", "holm", "ranks", "significance"]
 
 Pair = tuple[np.ndarray, np.ndarray]
+Runs = str | Path | EvaluatedRun | Log
+
+
+class Comparison(Significance, reads=Significance.reads):
+    """The record of a comparison: ``verdict`` in a sentence, its rows as a frame, its forest plot."""
+
+    def to_pandas(self) -> Any:
+        """A row per task and one for the average; scores as fractions."""
+        import pandas
+
+        return pandas.DataFrame(differences(self)).set_index("task")
+
+    def plot(self, path: str | os.PathLike[str] = "forest.png") -> Path:
+        """Draw the differences and their intervals into a file (.png, .pdf or .svg)."""
+        from ..figures.forest import forest
+
+        return forest(differences(self), path, title=self.arms, power=self.power)
 
 
 def significance(
-    base: Sequence[str | Path | EvaluatedRun],
-    treated: Sequence[str | Path | EvaluatedRun],
+    base: Runs | Sequence[Runs],
+    treated: Runs | Sequence[Runs],
     *,
     paired: bool = False,
     common: bool = False,
+    metric: str | None = None,
+    filter: str | None = None,
     alpha: float = 0.05,
     power: float = 0.8,
     bootstrap: int = 2000,
     permutations: int = 10_000,
     seed: int = 0,
-) -> Significance:
+) -> Comparison:
     """Compare evaluations of two ways of training.
 
     Args:
-        base, treated: folders that ``decondense evaluate`` wrote (or loaded runs), one per training seed.
+        base, treated: one run per training seed, or several: folders that ``decondense evaluate`` wrote, logs of
+            lm-eval, inspect_ai or lighteval, tables with the columns item and score (docs/statistics.md, section 1).
         paired: the i-th base and the i-th treated run share their seed (data order, initial weights). Without it the
             seeds are independent samples, which is also right, only less powerful, when they are not.
         common: compare the items that all runs have; by default runs with different items are refused.
+        metric: names in the order of preference, with commas; by default acc, exact_match, or what there is.
+        filter: of lm-eval, by which an answer was read; by default the first in the log.
         alpha, power: level of the tests, and the power at which the smallest detectable effect is stated.
         bootstrap, permutations, seed: resamplings and their random stream.
 
     Returns:
-        the content of ``result.json``.
+        the content of ``result.json``, with ``to_pandas()`` and ``plot()``.
     """
     _check_options(alpha, power, bootstrap, permutations)
-    arms = [[r if isinstance(r, EvaluatedRun) else load_run(r) for r in arm] for arm in (base, treated)]
+    wanted = Wanted(tuple(name.strip() for name in (metric or "").split(",") if name.strip()), filter)
+    arms = [[log for run in _several(arm) for log in read_logs(run, wanted)] for arm in (base, treated)]
     if not arms[0] or not arms[1]:
         raise ValueError("significance needs at least one base and one treated run: BASE… -- TREATED….")
-    if paired and len(arms[0]) != len(arms[1]):
+    if paired and (len(arms[0]) != len(arms[1]) or len(arms[0]) == 1):
         raise ValueError(
-            f"paired seeds need as many base as treated runs, got {len(arms[0])} and {len(arms[1])}: leave "
+            f"paired seeds need as many base as treated runs, at least 2, got {len(arms[0])} and {len(arms[1])}: leave "
             "--paired out."
         )
     runs = [run for arm in arms for run in arm]
@@ -68,10 +94,14 @@ def significance(
         run.label = label
     notes = check_runs(arms)
     matched, left_out = match(arms, common=common)
-    accuracy, likelihood = _outcomes(matched)
+    accuracy = {task: found.score for task, found in matched.items() if found.score is not None}
+    likelihood = {task: found.likelihood for task, found in matched.items() if found.likelihood is not None}
+    _check_ties([*accuracy.values(), *likelihood.values()])
     options: dict[str, Any] = {
         "paired": paired, "alpha": alpha, "power": power, "permutations": permutations, "seed": seed,
     }  # fmt: skip
+    settings: dict[str, Any] = {"common": common, "bootstrap": bootstrap, "permutations": permutations, "seed": seed}
+    settings |= {key: value for key, value in (("metric", metric), ("filter", filter)) if value is not None}
     seeds = (len(arms[0]), len(arms[1]))
     content: dict[str, Any] = {
         "schema": Significance.reads[0],
@@ -82,13 +112,13 @@ def significance(
         "claim": "checkpoints" if seeds == (1, 1) else "training",
         "alpha": alpha,
         "power": power,
-        "settings": {"common": common, "bootstrap": bootstrap, "permutations": permutations, "seed": seed},
+        "settings": settings,
         **analyse(accuracy, bootstrap=bootstrap, **options),
         "likelihood": analyse(likelihood, bootstrap=0, **options) if likelihood else None,
         "ranks": ranks(accuracy),
     }
     content["notes"] = [*notes, *left_out, *_doubts(content["macro"], seeds)]
-    record = Significance.model_validate(content | {"verdict": ""})
+    record = Comparison.model_validate(content | {"verdict": ""})
     record.verdict = verdict(record)
     return record
 
@@ -96,29 +126,31 @@ def significance(
 # -- runs and items ------------------------------------------------------------------------------------------
 
 
-def _describe(run: EvaluatedRun) -> dict[str, Any]:
+def _several(runs: Runs | Sequence[Runs]) -> Iterable[Runs]:
+    return [runs] if isinstance(runs, Runs) else runs
+
+
+def _describe(run: Log) -> dict[str, Any]:
+    if run.record is None:
+        return {
+            "run": run.label,
+            "model": run.model,
+            "tool": run.tool,
+            "log": run.fingerprint,
+            "training_seed": run.seed,
+        }
     model, checkpoint = run.record.model, run.record.checkpoint
     named = {"run": run.label, "model": model.description, "weights": model.weights}
     return named | {key: getattr(checkpoint, key) for key in ("training_seed", "selected_by", "step")}
 
 
-def _outcomes(matched: dict[str, list[list[list[Item]]]]) -> tuple[dict[str, Pair], dict[str, Pair]]:
-    """(seeds, items) arrays of both arms: the score of every item, and the log-likelihood of what is right."""
-    accuracy: dict[str, Pair] = {}
-    likelihood: dict[str, Pair] = {}
-    for task, arms in matched.items():
-        is_text = task.startswith(TEXT)
-        if not is_text:
-            accuracy[task] = _both(arms, lambda item: item["correct"])
-        items = (item for arm in arms for run in arm for item in run)
-        if all(item["loglikelihoods"] and (item["gold"] or is_text) for item in items):
-            likelihood[task] = _both(arms, log_share)
-    return accuracy, likelihood
-
-
-def _both(arms: list[list[list[Item]]], outcome: Any) -> Pair:
-    base, treated = (np.array([[outcome(item) for item in run] for run in arm], dtype=np.float64) for arm in arms)
-    return base, treated
+def _check_ties(outcomes: Iterable[Pair]) -> None:
+    """Runs that agree on every single outcome are one and the same, or were not read as what they are."""
+    if all(np.ptp(np.concatenate(pair), axis=0).max() == 0 for pair in outcomes):
+        raise ValueError(
+            "the runs must differ on at least one item, but every outcome is the same in all of them: "
+            "there is nothing to test; look whether base and treated are different models."
+        )
 
 
 # -- numbers -------------------------------------------------------------------------------------------------
@@ -137,7 +169,7 @@ def analyse(
     counts = {len(arm) for pair in pairs for arm in pair}
     tasks = []
     for name, pair in outcomes.items():
-        row, _ = _row([pair], paired, alpha / len(outcomes), power, permutations, seed)
+        row, estimate = _row([pair], paired, alpha / len(outcomes), power, permutations, seed)
         if len(counts) == 1 and counts != {1}:
             # the i-th two checkpoints against each other, items only: says nothing about another seed
             row["pairs"] = [
@@ -147,7 +179,10 @@ def analyse(
         tasks.append({"task": name} | row)
     for row, adjusted in zip(tasks, holm([row["p"] for row in tasks])):
         row |= {"p_holm": adjusted, "significant": adjusted <= alpha}
-    macro, estimate = _row(pairs, paired, alpha, power, permutations, seed)
+    if len(pairs) > 1:
+        macro, estimate = _row(pairs, paired, alpha, power, permutations, seed)
+    else:
+        macro = {key: value for key, value in tasks[0].items() if key not in ("task", "pairs", "p_holm")}
     macro |= {"tasks": len(pairs), "significant": macro["p"] <= alpha}
     if bootstrap and estimate.se > 0:
         macro["bootstrap"] = hierarchical_bootstrap(pairs, estimate, paired=paired, samples=bootstrap, seed=seed)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..evaluate.items import Item, log_share
+from ..evaluate.items import Item, log_shares
 from ..records import Outcomes, TaskOutcomes
 from .settings import Settings
 
@@ -56,7 +56,7 @@ def pack(items: Sequence[Item]) -> TaskOutcomes:
     kept = "".join(str(int(c)) for c in correct) if plain else [round(c, 5) for c in correct]
     packed = TaskOutcomes(n=len(items), items=order, correct=kept)
     if all(i["loglikelihoods"] and i["gold"] for i in items):
-        shares = np.array([log_share(i) for i in items], dtype="<f2")
+        shares = log_shares(items).astype("<f2")
         packed.log_share = base64.b64encode(shares.tobytes()).decode("ascii")
     return packed
 

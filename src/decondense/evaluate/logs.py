@@ -1,0 +1,221 @@
+"""Evaluation logs of any origin as columns: ids, scores, a hash of what was asked. ``readers.py`` has other tools'."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..records import Evaluation
+from ..words import nearest, several
+from .items import TEXT, EvaluatedRun, Item, log_shares
+
+__all__ = [
+    "Log", "Scores", "Wanted", "chance_of", "check", "field_of", "from_run", "hashed", "item_id",
+    "lower_is_better", "named", "number_of", "one_run", "others", "pick",
+]  # fmt: skip
+
+LOWER = {
+    "perplexity",
+    "ppl",
+    "word_perplexity",
+    "byte_perplexity",
+    "bits_per_byte",
+    "loss",
+    "nll",
+    "mse",
+    "mae",
+    "rmse",
+}
+LOWER |= {"brier", "brier_score", "ece", "ter", "wer", "cer", "edit_distance", "toxicity"}
+"""Metrics that are better when lower, where a log does not say it."""
+USUAL = ("acc", "exact_match", "accuracy", "em", "score")
+"""The metric that is compared where none is named: the first of these, or else the first there is."""
+
+
+@dataclass
+class Wanted:
+    """What to take out of a log: the first of these ``metrics`` that a task has, the outcome after this ``filter``
+    (lm-eval), and the field by which items belong together."""
+
+    metrics: tuple[str, ...] = ()
+    filter: str | None = None
+    cluster: str | None = None
+
+
+@dataclass
+class Scores:
+    """One task of one run: an entry per item in every column. ``score`` is better when higher, so it has the other sign
+    where the metric is better when ``lower``; ``likelihood``: of what is right, in nats; ``hashes``: of what was asked,
+    by the way of hashing, made when they are needed; ``chance``: what guessing would score."""
+
+    ids: list[str]
+    score: np.ndarray | None
+    likelihood: np.ndarray | None = None
+    hashes: Mapping[str, Callable[[], list[str]]] = field(default_factory=dict, repr=False)
+    clusters: list[str] | None = None
+    metric: str = ""
+    lower: bool = False
+    chance: float = 0.0
+
+
+@dataclass
+class Log:
+    """One run: its tasks, and the ``fingerprint`` that a copy has too. ``record`` where it is an evaluation of ours."""
+
+    path: str
+    tool: str
+    tasks: dict[str, Scores] = field(repr=False)
+    fingerprint: str
+    model: str = ""
+    seed: str | None = None
+    record: Evaluation | None = field(default=None, repr=False)
+    notes: list[str] = field(default_factory=list)
+    label: str = ""  # what tells it from the runs it is compared with
+
+
+def check(log: Log) -> None:
+    """Items, numbers, and no id twice."""
+    if not any(scores.ids for scores in log.tasks.values()):
+        raise ValueError(f"{log.path!r} must hold items, got none: give a log that was finished.")
+    for task, scores in log.tasks.items():
+        repeated = [name for name, count in Counter(scores.ids).items() if count > 1]
+        if repeated:
+            raise ValueError(
+                f"an item must occur once in {task!r} of {log.path!r}, but {several(len(repeated), 'item')} "
+                f"{named(repeated)} occur more often: leave the copies out."
+            )
+        for values in (scores.score, scores.likelihood):
+            wrong = [] if values is None else np.flatnonzero(~np.isfinite(values)).tolist()
+            if wrong:
+                raise ValueError(
+                    f"scores must be numbers, but {len(wrong)} of {len(scores.ids)} of {task!r} in {log.path!r} are "
+                    f"missing or not finite {named([scores.ids[i] for i in wrong])}: score these items, or leave them "
+                    "out of all runs."
+                )
+
+
+def named(ids: Sequence[str], most: int = 3) -> str:
+    return f"({', '.join(ids[:most])}{', …' if len(ids) > most else ''})"
+
+
+# -- for all readers -----------------------------------------------------------------------------------------
+
+
+def others(names: Iterable[str], chosen: str) -> str:
+    return ", ".join(name for name in names if name != chosen)
+
+
+def hashed(*content: bytes) -> str:
+    digest = hashlib.sha256()
+    for part in content:
+        digest.update(part)
+    return digest.hexdigest()[:16]
+
+
+def lower_is_better(metric: str) -> bool:
+    return metric.lower() in LOWER
+
+
+def pick(there: Iterable[str], wanted: Wanted, task: str, path: Path) -> str | None:
+    """Which of a task's metrics is compared; None where there is none at all."""
+    names = list(there)
+    for name in wanted.metrics or USUAL:
+        if name in names:
+            return name
+    if wanted.metrics and names:
+        raise ValueError(
+            f"task {task!r} of {str(path)!r} must have the metric {' or '.join(wanted.metrics)}, got "
+            f"{', '.join(names)}: {nearest(wanted.metrics[0], names)}"
+        )
+    return names[0] if names else None
+
+
+def field_of(rows: Sequence[Any], get: Callable[[Any], Any], name: str | None, path: Path) -> list[str] | None:
+    """The field ``name`` of every row as text, where one is asked for."""
+    if name is None:
+        return None
+    try:
+        return [str(get(row)[name]) for row in rows]
+    except (KeyError, TypeError) as error:
+        known = ", ".join(map(str, get(rows[0]) or ())) or "none"
+        raise ValueError(
+            f"--cluster must be a field of every item, but {name!r} is not in {str(path)!r}: known are {known}."
+        ) from error
+
+
+def one_run(path: Path, files: Sequence[Path], by_task: dict[str, list[Path]]) -> None:
+    folders = sorted({str(file.parent) for file in files})
+    if len(folders) > 1:
+        raise ValueError(
+            f"{str(path)!r} must hold the log of one run, got {len(folders)} folders with logs "
+            f"{named(folders, 2)}: name one of them."
+        )
+    for task, copies in by_task.items():
+        if len(copies) > 1:
+            raise ValueError(
+                f"{str(path)!r} must hold a task once, got {task!r} in {copies[0].name} and {copies[1].name}: name the "
+                "files to compare, or move one away."
+            )
+
+
+LETTERS = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0, "yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
+"""inspect_ai's own reading of a score that is no number."""
+
+
+def number_of(value: Any) -> float:
+    """NaN for what is no number; letters and booleans as inspect_ai counts them."""
+    try:
+        return math.nan if value is None else float(LETTERS.get(value, value) if isinstance(value, str) else value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+# -- ours ----------------------------------------------------------------------------------------------------
+
+
+def from_run(run: EvaluatedRun, wanted: Wanted | None = None) -> Log:
+    """An evaluation of ours."""
+    wanted = wanted or Wanted()
+    tasks = {}
+    for task, items in run.items.items():
+        text = task.startswith(TEXT)
+        metrics = {"acc": "correct"} if text or any(i["acc_norm"] is None for i in items) else OURS
+        metric = pick(metrics, wanted if not text else Wanted(), task, Path(run.path))
+        score = None if text else np.array([item[metrics[metric or "acc"]] for item in items], dtype=np.float64)  # type: ignore[literal-required]
+        known = all(item["loglikelihoods"] and (item["gold"] or text) for item in items)
+        choices = [len(item["loglikelihoods"] or ()) for item in items]
+        tasks[task] = Scores(
+            ids=[item_id(task, item["subtask"], item["doc_id"]) for item in items],
+            score=score,
+            likelihood=log_shares(items) if known else None,
+            hashes={"prompt": partial(_hashes, items)},
+            clusters=field_of(items, lambda item: item, wanted.cluster, Path(run.path)),
+            metric="" if text else metric or "acc",
+            chance=chance_of(choices),
+        )
+    record = run.record
+    return Log(run.path, "decondense", tasks, record.model.weights, record.model.description, None, record)
+
+
+OURS = {"acc": "correct", "acc_norm": "acc_norm"}
+
+
+def _hashes(items: Sequence[Item]) -> list[str]:
+    return [item["item"] for item in items]
+
+
+def chance_of(choices: Sequence[int]) -> float:
+    """What guessing scores, of how many choices each item has; 0 where nothing is chosen."""
+    return float(np.mean([1 / n for n in choices])) if choices and min(choices) > 1 else 0.0
+
+
+def item_id(task: str, subtask: str, number: Any) -> str:
+    return str(number) if subtask in (task, "") else f"{subtask}/{number}"

@@ -1,0 +1,313 @@
+"""Logs that other tools wrote, each read as it lies on the disk and without the tool: lm-eval's samples (JSON lines),
+inspect_ai's .eval (a zip of JSON), lighteval's details (parquet), and plain tables. Checked with lm-eval 0.4.13,
+inspect_ai 0.3.285 and lighteval 0.13.0."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import struct
+import zipfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..records import Damaged
+from . import logs as columns
+from .items import EvaluatedRun, item_hash, load_run, right_share
+from .logs import Log, Scores, Wanted, chance_of, field_of, hashed, lower_is_better, number_of, one_run, others, pick
+from .samples import first_line, read_samples
+
+__all__ = ["read_logs"]
+
+EMPTY = "must hold items, got none: give a log that was finished."
+
+
+def read_logs(path: str | Path | EvaluatedRun | Log, wanted: Wanted | None = None) -> list[Log]:
+    """The runs in a folder or file, of whatever tool; several where a table has several seeds."""
+    wanted = wanted or Wanted()
+    if isinstance(path, Log):
+        logs = [path]
+    elif isinstance(path, EvaluatedRun):
+        logs = [columns.from_run(path, wanted)]
+    else:
+        logs = _read(Path(path), wanted)
+    for log in logs:
+        columns.check(log)
+    return logs
+
+
+def _read(path: Path, wanted: Wanted) -> list[Log]:
+    if path.is_dir() and not (path / "result.json").exists():
+        for pattern, reader in (
+            ("samples_*.jsonl", read_samples), ("*.eval", _inspect), ("details_*.parquet", _lighteval),
+        ):  # fmt: skip
+            files = sorted(path.rglob(pattern))
+            if files:
+                return [reader(path, files, wanted)]
+    if path.is_file():
+        if path.suffix == ".eval":
+            return [_inspect(path, [path], wanted)]
+        if path.suffix == ".jsonl" and {"doc_id", "filter"} <= first_line(path).keys():
+            return [read_samples(path, [path], wanted)]
+        if path.suffix == ".parquet" and {"doc", "metric"} <= set(_schema(path)):
+            return [_lighteval(path, [path], wanted)]
+        return _tables(path, wanted)
+    return [columns.from_run(load_run(path), wanted)]
+
+
+# -- inspect_ai ----------------------------------------------------------------------------------------------
+
+ZSTD = 93  # the method of a zip that Python reads from 3.14 on
+CUT = "(content truncated)"
+
+
+def _inspect(path: Path, files: Sequence[Path], wanted: Wanted) -> Log:
+    """A log per task. Summaries have every score; a question too long for them is read from its sample. An item that
+    was asked in several epochs has their mean."""
+    tasks: dict[str, Scores] = {}
+    names: dict[str, list[Path]] = {}
+    models: dict[str, None] = {}
+    notes, raw = [], []
+    for file in files:
+        content = _eval_file(file)
+        header, samples = content["header"], content["samples"]
+        task = str(header["eval"]["task"])
+        names.setdefault(task, []).append(file)
+        if header.get("status") != "success":
+            raise ValueError(
+                f"the log {str(file)!r} must be finished, but its status is {header.get('status')!r}: repeat it with "
+                "`inspect eval-retry`."
+            )
+        models[str(header["eval"].get("model"))] = None
+        tasks[task], more = _inspected(task, samples, wanted, file)
+        notes += more
+        raw.append(file.read_bytes())
+    one_run(path, files, names)
+    if len(models) > 1:
+        raise ValueError(f"{str(path)!r} must hold the logs of one model, got {', '.join(models)}: name files of one.")
+    return Log(str(path), "inspect_ai", tasks, hashed(*raw), next(iter(models)), notes=notes)
+
+
+def _inspected(task: str, samples: list[dict[str, Any]], wanted: Wanted, path: Path) -> tuple[Scores, list[str]]:
+    if not samples:
+        return Scores([], None), []
+    tables = [_flat_scores(sample.get("scores") or {}) for sample in samples]
+    listed = list(dict.fromkeys(name for table in tables for name in table))
+    metric = pick(listed, wanted, task, path)
+    values: dict[str, list[float]] = {}
+    firsts: dict[str, dict[str, Any]] = {}
+    for sample, table in zip(samples, tables):
+        values.setdefault(str(sample["id"]), []).append(number_of(table.get(metric or "", math.nan)))
+        firsts.setdefault(str(sample["id"]), sample)
+    score = np.array([float(np.mean(of)) for of in values.values()])
+    epochs = {len(of) for of in values.values()}
+    if len(epochs) > 1:
+        raise ValueError(
+            f"every item of {task!r} in {str(path)!r} must be asked in as many epochs, got {min(epochs)} to "
+            f"{max(epochs)}: repeat the evaluation."
+        )
+    notes = [f"{task}: the mean over {max(epochs)} epochs of every item."] if max(epochs) > 1 else []
+    if len(listed) > 1 and not wanted.metrics:
+        notes.append(f"{task}: the scorer is {metric}; the log also has {others(listed, metric or '')}.")
+    lower = lower_is_better(metric or "")
+    asked = [[s.get(key) for key in ("input", "choices", "target")] for s in firsts.values()]
+    scores = Scores(
+        list(values), -score if lower else score, None, {"inspect_ai": lambda: [_content(one) for one in asked]},
+        field_of(list(firsts.values()), lambda s: s.get("metadata") or {}, wanted.cluster, path), metric or "", lower,
+        chance_of([len(s.get("choices") or ()) for s in firsts.values()]),
+    )  # fmt: skip
+    return scores, notes
+
+
+def _content(asked: list[Any]) -> str:
+    """Of a conversation, who says what: the names of messages are drawn anew in every run."""
+    question = asked[0]
+    if isinstance(question, list):
+        question = [[message.get("role"), message.get("content")] for message in question]
+    return item_hash([question, asked[1]], asked[2])
+
+
+def _flat_scores(scores: dict[str, Any]) -> dict[str, Any]:
+    """scorer → value, and scorer/key → value where a scorer gives several."""
+    flat: dict[str, Any] = {}
+    for name, score in scores.items():
+        value = score.get("value")
+        flat |= {f"{name}/{key}": inner for key, inner in value.items()} if isinstance(value, dict) else {name: value}
+    return flat
+
+
+def _eval_file(path: Path) -> dict[str, Any]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = {info.filename: info for info in archive.infolist()}
+            if "header.json" not in members:
+                raise ValueError(
+                    f"the log {str(path)!r} must be finished, but has no header.json: repeat the evaluation."
+                )
+
+            def load(name: str) -> Any:
+                return json.loads(_member(archive, path, members[name]))
+
+            whole = [name for name in members if name.startswith("samples/")]
+            samples = load("summaries.json") if "summaries.json" in members else [load(name) for name in whole]
+            for number, sample in enumerate(samples):
+                if CUT in json.dumps([sample.get(key) for key in ("input", "choices", "target")]):
+                    samples[number] = load(f"samples/{sample['id']}_epoch_{sample['epoch']}.json")
+            return {"header": load("header.json"), "samples": samples}
+    except (zipfile.BadZipFile, OSError, KeyError, json.JSONDecodeError, UnicodeDecodeError, struct.error) as error:
+        raise Damaged(f"{str(path)!r} could not be read as a log of inspect_ai: {error}.") from error
+
+
+def _member(archive: zipfile.ZipFile, path: Path, info: zipfile.ZipInfo) -> bytes:
+    if info.compress_type != ZSTD:
+        return archive.read(info)
+    import pyarrow
+
+    with path.open("rb") as file:
+        file.seek(info.header_offset + 26)
+        name, extra = struct.unpack("<HH", file.read(4))
+        file.seek(name + extra, 1)
+        packed = file.read(info.compress_size)
+    return bytes(pyarrow.CompressedInputStream(pyarrow.BufferReader(packed), "zstd").read())
+
+
+# -- lighteval -----------------------------------------------------------------------------------------------
+
+
+SHOTS = re.compile(r"\|\d+$")  # lighteval's names end in the number of examples
+
+
+def _lighteval(path: Path, files: Sequence[Path], wanted: Wanted) -> Log:
+    """``details_TASK_DATE.parquet``, a file per task: the document, the model's response, the metrics."""
+    tables = {file: _parquet(file) for file in files}
+    names: dict[str, list[Path]] = {}
+    for file, rows in tables.items():
+        name = str(rows[0]["doc"]["task_name"]) if rows else file.stem
+        names.setdefault(SHOTS.sub("", name), []).append(file)
+    one_run(path, files, names)
+    tasks = {task: _details(task, tables[file], wanted, file) for task, (file,) in names.items()}
+    return Log(str(path), "lighteval", tasks, hashed(*(file.read_bytes() for file in files)), path.name)
+
+
+def _details(task: str, rows: list[dict[str, Any]], wanted: Wanted, path: Path) -> Scores:
+    if not rows:
+        return Scores([], None)
+    docs = [row["doc"] for row in rows]
+    metric = pick(rows[0]["metric"], wanted, task, path)
+    values = np.array([number_of(row["metric"].get(metric)) for row in rows])
+    lower = lower_is_better(metric or "")
+    golds = [doc["gold_index"] if isinstance(doc["gold_index"], list) else [doc["gold_index"]] for doc in docs]
+    logs = [row["model_response"].get("logprobs") or [] for row in rows]
+    known = all(len(v) == len(doc["choices"]) > 0 and gold for v, doc, gold in zip(logs, docs, golds))
+    asked = [[doc["query"], doc["choices"], row["model_response"].get("input")] for doc, row in zip(docs, rows)]
+    return Scores(
+        [str(doc["id"]) for doc in docs], -values if lower else values, right_share(logs, golds) if known else None,
+        {"lighteval": lambda: [item_hash(one, gold) for one, gold in zip(asked, golds)]},
+        field_of(docs, lambda doc: doc | (doc.get("specific") or {}), wanted.cluster, path), metric or "", lower,
+        chance_of([len(v) for v in logs]),
+    )  # fmt: skip
+
+
+def _schema(path: Path) -> list[str]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        return list(parquet.read_schema(path).names)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise Damaged(f"{str(path)!r} could not be read as parquet: {str(error).splitlines()[0]}.") from error
+
+
+def _parquet(path: Path) -> list[dict[str, Any]]:
+    import pyarrow
+    from pyarrow import parquet
+
+    missing = {"doc", "metric", "model_response"} - set(_schema(path))
+    if missing:
+        raise Damaged(f"{str(path)!r} must hold details of lighteval, but lacks {', '.join(sorted(missing))}.")
+    try:
+        return list(parquet.read_table(path, columns=["doc", "metric", "model_response"]).to_pylist())
+    except (pyarrow.ArrowException, OSError) as error:
+        raise Damaged(f"{str(path)!r} could not be read as details: {str(error).splitlines()[0]}.") from error
+
+
+# -- a plain table -------------------------------------------------------------------------------------------
+
+TEXT_COLUMNS = ("item", "task", "cluster", "seed", "metric", "hash", "prompt")
+TABLES = (".csv", ".jsonl", ".ndjson", ".parquet")
+
+
+def _tables(path: Path, wanted: Wanted) -> list[Log]:
+    """A row per item with ``item`` and ``score``; ``task``, ``cluster``, ``seed``, ``metric``, ``hash`` or ``prompt``
+    where there are any. A log per seed; several metrics of an item are several rows."""
+    table = _columns(path)
+    missing = [name for name in ("item", "score") if name not in table]
+    if missing:
+        raise ValueError(
+            f"{str(path)!r} must be a log of lm-eval, inspect_ai or lighteval, or a table with the columns item and "
+            f"score, but it lacks {' and '.join(missing)}: it has {', '.join(table) or 'no columns'}."
+        )
+    size = len(table["item"])
+    if not size:
+        raise ValueError(f"{str(path)!r} {EMPTY}")
+    cluster = wanted.cluster or ("cluster" if "cluster" in table else None)
+    if cluster is not None and cluster not in table:
+        raise ValueError(
+            f"--cluster must be a field of every item, but {cluster!r} is not in {str(path)!r}: known are "
+            f"{', '.join(table)}."
+        )
+    keys = [map(str, table.get(name, [default] * size)) for name, default in DEFAULTS.items()]
+    parts: dict[str, dict[str, dict[str, list[int]]]] = {}
+    for row, (seed, task, metric) in enumerate(zip(*keys)):
+        parts.setdefault(seed, {}).setdefault(task, {}).setdefault(metric, []).append(row)
+    content = hashed(path.read_bytes())
+    logs = []
+    for seed, tasks in parts.items():
+        name = f"{path} seed {seed}" if len(parts) > 1 else str(path)
+        log = Log(name, "table", {}, f"{content} {seed}", path.stem, seed or None)
+        for task, metrics in tasks.items():
+            metric = pick(metrics, wanted if "metric" in table else Wanted(), task, path) or ""
+            rows = metrics[metric]
+            of = {key: [str(values[row]) for row in rows] for key, values in table.items() if key in TEXT_COLUMNS}
+            score, lower = np.array([number_of(table["score"][row]) for row in rows]), lower_is_better(metric)
+            prompts = of.get("hash") or of.get("prompt")
+            hashes = {"table": partial(_hashed, prompts)} if prompts else {}
+            clusters = [str(table[cluster][row]) for row in rows] if cluster else None
+            log.tasks[task] = Scores(of["item"], -score if lower else score, None, hashes, clusters, metric, lower)
+        logs.append(log)
+    return logs
+
+
+def _hashed(prompts: Sequence[str]) -> list[str]:
+    return [hashed(prompt.encode()) for prompt in prompts]
+
+
+DEFAULTS = {"seed": "", "task": "items", "metric": "score"}
+
+
+def _columns(path: Path) -> dict[str, list[Any]]:
+    import pyarrow
+    from pyarrow import csv, parquet
+    from pyarrow import json as json_lines
+
+    if path.suffix not in TABLES:
+        raise ValueError(
+            f"{str(path)!r} must be a folder of `decondense evaluate`, a log of lm-eval, inspect_ai or lighteval, or a "
+            f"table ({', '.join(TABLES)}): give one of these."
+        )
+    if path.stat().st_size == 0:
+        raise ValueError(f"{str(path)!r} {EMPTY}")
+    try:
+        if path.suffix == ".csv":
+            text = dict.fromkeys(TEXT_COLUMNS, pyarrow.string())
+            table = csv.read_csv(path, convert_options=csv.ConvertOptions(column_types=text))
+        else:
+            table = parquet.read_table(path) if path.suffix == ".parquet" else json_lines.read_json(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise Damaged(f"{str(path)!r} could not be read as a table: {str(error).splitlines()[0]}.") from error
+    return {name: table.column(name).to_pylist() for name in table.column_names}

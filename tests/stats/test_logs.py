@@ -1,0 +1,349 @@
+"""Logs of other tools, as these wrote them (logs/make.py), whole and spoilt."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from by_hand import cli, make_item, write_run
+from pyarrow import parquet
+
+import decondense as dc
+from decondense.evaluate.items import item_hash, log_shares
+from decondense.evaluate.logs import Wanted
+from decondense.evaluate.readers import read_logs
+from decondense.records import Damaged
+
+LOGS = Path(__file__).parent / "logs"
+
+
+def one(path, **wanted):
+    (log,) = read_logs(path, Wanted(**wanted))
+    return log
+
+
+def table(path: Path, rows, **more):
+    """rows: (item, score) or whole rows."""
+    rows = [row if isinstance(row, dict) else dict(zip(("item", "score"), row)) | more for row in rows]
+    if path.suffix == ".csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0] if rows else ["item", "score"])
+            writer.writeheader()
+            writer.writerows(rows)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        parquet.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+# -- what the tools themselves computed ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("run", ["base", "treated"])
+def test_lm_eval_scores_are_those_of_its_results(run):
+    (file,) = (LOGS / "lm-eval" / run).glob("results_*.json")
+    results = json.loads(file.read_text())["results"]
+    log = one(LOGS / "lm-eval" / run)
+    assert (log.tool, set(log.tasks)) == ("lm-eval", {"nature", "sums", "words", "pages"})
+    assert log.tasks["nature"].score.mean() == pytest.approx(results["nature"]["acc,none"])
+    assert sorted({name.split("/")[0] for name in log.tasks["nature"].ids}) == ["plants", "stars"]
+    assert log.tasks["nature"].chance == pytest.approx((12 / 3 + 8 / 2) / 20)
+    for name in ("strict-match", "flexible-extract"):
+        found = one(LOGS / "lm-eval" / run, filter=name).tasks["sums"]
+        assert found.score.mean() == pytest.approx(results["sums"][f"exact_match,{name}"])
+    words, pages = log.tasks["words"], log.tasks["pages"]
+    assert np.exp(-words.likelihood.mean()) == pytest.approx(results["words"]["perplexity,none"])
+    assert pages.score is None
+    size = np.array([len(text) for text in PAGES])
+    nats = np.sum(pages.likelihood * size) / size.sum()
+    assert np.exp(-nats) == pytest.approx(results["pages"]["byte_perplexity,none"])
+    norm = one(LOGS / "lm-eval" / run, metrics=("acc_norm", "acc", "exact_match")).tasks["nature"]
+    expected = (12 * results["plants"]["acc_norm,none"] + 8 * results["stars"]["acc_norm,none"]) / 20
+    assert norm.score.mean() == pytest.approx(expected)
+
+
+PAGES = [f"one two three {word}" for word in ("four", "five", "six", "seven", "eight", "nine")]
+
+
+def test_lm_eval_likelihoods_by_a_loop():
+    found = one(LOGS / "lm-eval" / "base").tasks["nature"]
+    (file,) = (LOGS / "lm-eval" / "base").glob("samples_plants_*")
+    for sample in map(json.loads, file.read_text().splitlines()):
+        values = [float(value) for value, _ in sample["filtered_resps"]]
+        share = np.exp(values[int(sample["target"])]) / np.sum(np.exp(values))
+        at = found.ids.index(f"plants/{sample['doc_id']}")
+        assert found.likelihood[at] == pytest.approx(np.log(share))
+
+
+def test_an_evaluation_of_ours_pairs_with_a_log_of_lm_eval(tmp_path):
+    """The same prompts have the same hash, whoever wrote them down."""
+    (file,) = (LOGS / "lm-eval" / "base").glob("samples_plants_*")
+    items = []
+    for sample in map(json.loads, file.read_text().splitlines()):
+        arguments = [tuple(one.values()) for one in sample["arguments"].values()]
+        named = {"item": item_hash(arguments, int(sample["target"])), "doc_id": sample["doc_id"]}
+        items.append(make_item("plants", 0, 1 - sample["acc"], values=(-1.0, -2.0, -3.0), **named))
+    ours = write_run(tmp_path / "ours", {"plants": items})
+    found = dc.significance(file, ours, bootstrap=0)
+    assert found.tasks[0].items == 12
+    assert not [note for note in found.notes if "by id alone" in note]
+    items[3]["item"] = "other"
+    changed = write_run(tmp_path / "changed", {"plants": items})
+    with pytest.raises(ValueError, match=r"1 of 12 items of 'plants' are not in all of them, 1 of these asked"):
+        dc.significance(file, changed, bootstrap=0)
+
+
+@pytest.mark.parametrize("run", ["base", "treated"])
+def test_inspect_scores_are_those_of_its_header(run):
+    from decondense.evaluate.readers import _eval_file
+
+    log = one(LOGS / "inspect" / run)
+    assert (log.tool, log.model) == ("inspect_ai", "mockllm/model")
+    for file in (LOGS / "inspect" / run).glob("*.eval"):
+        header = _eval_file(file)["header"]
+        for score in header["results"]["scores"]:
+            found = one(file, metrics=(score["name"],)).tasks[header["eval"]["task"]]
+            assert found.score.mean() == pytest.approx(score["metrics"]["accuracy"]["value"])
+            assert len(found.ids) == 8
+    assert log.tasks["stars"].chance == 0.5
+    assert any("mean over 2 epochs" in note for note in log.notes)
+
+
+def test_lighteval_scores_by_hand():
+    base, treated = (one(LOGS / "lighteval" / run) for run in ("base", "treated"))
+    assert (base.tool, set(base.tasks)) == ("lighteval", {"stars", "sums"})
+    for log in (base, treated):
+        stars = log.tasks["stars"]
+        (file,) = Path(log.path).glob("details_stars*")
+        for row in parquet.read_table(file).to_pylist():
+            at = stars.ids.index(row["doc"]["id"])
+            values, gold = np.array(row["model_response"]["logprobs"]), row["doc"]["gold_index"]
+            assert stars.score[at] == row["metric"]["acc"] == float(values.argmax() == gold)
+            assert stars.likelihood[at] == pytest.approx(
+                values[row["doc"]["gold_index"]] - np.log(np.exp(values).sum())
+            )
+        assert log.tasks["sums"].metric == "em"
+    assert not np.array_equal(base.tasks["stars"].score, treated.tasks["stars"].score)
+
+
+@pytest.mark.parametrize("tool", ["lm-eval", "inspect", "lighteval"])
+def test_the_command_and_the_function_say_the_same(tool, tmp_path):
+    base, treated = LOGS / tool / "base", LOGS / tool / "treated"
+    found = dc.significance(base, treated, bootstrap=50)
+    done = cli("significance", base, treated, "--bootstrap", 50, "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "result.json").read_text() == found.to_json()
+    frame = found.to_pandas()
+    assert list(frame.index) == [row.task for row in found.tasks] + ["average"]
+    assert frame.loc["average", "difference"] == found.macro.difference
+    assert found.plot(tmp_path / "forest.png").stat().st_size > 10_000
+    assert "compares two checkpoints" in found.verdict
+
+
+def test_logs_of_different_tools_pair_by_id_and_say_so():
+    (sums,) = (LOGS / "inspect" / "base").glob("*sums*")
+    (other,) = (LOGS / "lm-eval" / "treated").glob("samples_sums*")
+    found = dc.significance(sums, other, bootstrap=0)
+    assert found.tasks[0].items == 8
+    assert any("matched by id alone" in note for note in found.notes)
+    assert any("the metric is called match and exact_match" in note for note in found.notes)
+
+
+# -- tables --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
+def test_tables(tmp_path, ending):
+    rows = [
+        {"item": f"0{n}", "score": (n + seed) % 3 / 2, "task": "ab"[n % 2], "seed": seed, "cluster": n // 4}
+        for seed in range(3)
+        for n in range(12)
+    ]
+    logs = read_logs(table(tmp_path / f"t.{ending}", rows))
+    assert [log.seed for log in logs] == ["0", "1", "2"]
+    assert logs[1].tasks["b"].ids == [f"0{n}" for n in range(1, 12, 2)]
+    assert logs[1].tasks["b"].score.tolist() == [(n + 1) % 3 / 2 for n in range(1, 12, 2)]
+    assert logs[0].tasks["a"].clusters == ["0", "0", "1", "1", "2", "2"]
+    other = [row | {"score": 1 - row["score"]} for row in rows]
+    found = dc.significance(tmp_path / f"t.{ending}", table(tmp_path / f"u.{ending}", other), bootstrap=0)
+    assert (found.seeds, found.claim, len(found.tasks)) == ((3, 3), "training", 2)
+
+
+def test_the_sign_of_a_metric_that_is_better_when_lower_is_turned(tmp_path):
+    low = table(tmp_path / "a.csv", [(n, 2 + n % 5) for n in range(20)], metric="wer")
+    high = table(tmp_path / "b.csv", [(n, 3 + n % 7) for n in range(20)], metric="wer")
+    found = dc.significance(low, high, bootstrap=0)
+    assert found.macro.difference < 0
+    assert any("wer is better when lower, so its sign is turned" in note for note in found.notes)
+
+
+def test_order_does_not_matter(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = [(n, int(rng.random() < 0.5)) for n in range(60)]
+    other = [(n, int(rng.random() < 0.6)) for n in range(60)]
+    first = dc.significance(table(tmp_path / "a.csv", rows), table(tmp_path / "b.csv", other), bootstrap=0)
+    again = dc.significance(tmp_path / "a.csv", table(tmp_path / "c.csv", other[::-1]), bootstrap=0)
+    assert (again.macro.p, again.tasks[0].model_dump()["gained"]) == (
+        first.macro.p,
+        first.tasks[0].model_dump()["gained"],
+    )
+
+
+# -- bad input -----------------------------------------------------------------------------------------------
+
+ROWS = [(n, n % 2) for n in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("base", "treated", "words"),
+    [
+        (ROWS, [(n, 1) for n in range(4, 12)], r"8 of 12 items of 'items' are not in all \(0, 1, 2, …\)"),
+        (
+            [{"item": 1, "score": 1, "prompt": "a"}],
+            [{"item": 1, "score": 0, "prompt": "b"}],
+            "in other words (1)",
+        ),
+        (
+            [(1, 1)],
+            [{"item": 1, "score": 1, "metric": "wer"}],
+            "better when higher and 'wer' in 'b.csv' is",
+        ),
+        (ROWS, ROWS, "every outcome is the same in all of them"),
+        (ROWS, [*ROWS[:-1], (7, "nan")], r"1 of 8 of 'items' in .*b.csv' are missing or not finite \(7\)"),
+        (ROWS, [*ROWS[:-1], (7, "")], "are missing or not finite"),
+        (ROWS, [*ROWS[:-1], (7, "maybe")], "are missing or not finite"),
+        (ROWS, [*ROWS, (0, 1)], r"an item must occur once in 'items' of .* 1 item \(0\)"),
+        (ROWS, [{"item": n, "score": 1, "task": "x"} for n in range(8)], "task 'items' is missing in 1 of 2 runs"),
+        (ROWS, [], "must hold items, got none"),
+        (ROWS, [{"question": 1, "points": 2}], "lacks item and score: it has question, points"),
+    ],
+)
+def test_bad_tables(tmp_path, base, treated, words):
+    """A sentence, exit code 2, nothing written."""
+    import re
+
+    words = words if "\\" in words or ".*" in words else re.escape(words)
+    arms = table(tmp_path / "a.csv", base), table(tmp_path / "b.csv", treated)
+    with pytest.raises(ValueError, match=words):
+        dc.significance(*arms)
+    done = cli("significance", *arms, "--out", tmp_path / "out")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_log_given_twice_is_no_second_seed(tmp_path):
+    a, b = table(tmp_path / "a.csv", ROWS), table(tmp_path / "b.csv", [(n, 1) for n in range(8)])
+    with pytest.raises(ValueError, match=r"two base runs are the same log"):
+        dc.significance([a, shutil.copy(a, tmp_path / "copy.csv")], [b])
+
+
+@pytest.mark.parametrize("tool", ["lm-eval", "inspect", "lighteval"])
+def test_logs_that_are_cut_off(tool, tmp_path):
+    shutil.copytree(LOGS / tool / "base", tmp_path / "log")
+    for file in sorted(p for p in (tmp_path / "log").iterdir() if not p.name.startswith("results")):
+        whole = file.read_bytes()
+        file.write_bytes(whole[: len(whole) * 2 // 3])
+    with pytest.raises(Damaged, match=r"cut off|could not be read"):
+        read_logs(tmp_path / "log")
+    done = cli("significance", tmp_path / "log", LOGS / tool / "treated", "--out", tmp_path / "out")
+    assert done.returncode == 2
+    assert not (tmp_path / "out").exists()
+
+
+def test_lines_that_are_lost_reordered_or_copied(tmp_path):
+    (file,) = (LOGS / "lm-eval" / "base").glob("samples_stars*")
+    lines = file.read_text().splitlines(keepends=True)
+    (other,) = (LOGS / "lm-eval" / "treated").glob("samples_stars*")
+
+    def spoilt(*chosen):
+        place = tmp_path / file.name
+        place.write_text("".join(chosen))
+        return place
+
+    whole = dc.significance(file, other, bootstrap=0).macro
+    assert dc.significance(spoilt(*lines[::-1]), other, bootstrap=0).macro.p == whole.p
+    with pytest.raises(ValueError, match=r"1 of 8 items of 'stars' are not in all of them \(7\)"):
+        dc.significance(spoilt(*lines[:-1]), other, bootstrap=0)
+    with pytest.raises(ValueError, match="an item must occur once in 'stars'"):
+        dc.significance(spoilt(*lines, lines[0]), other, bootstrap=0)
+    with pytest.raises(ValueError, match="must hold items, got none"):
+        dc.significance(spoilt(), other, bootstrap=0)
+    with pytest.raises(Damaged, match=r"must hold samples of lm-eval, but 'stars' lacks 'arguments'"):
+        dc.significance(spoilt('{"doc_id": 0, "filter": "none"}\n'), other, bootstrap=0)
+
+
+def test_folders_with_more_than_one_run(tmp_path):
+    with pytest.raises(ValueError, match="must hold the log of one run, got 2 folders"):
+        read_logs(LOGS / "lm-eval")
+    for run in ("base", "treated"):
+        for file in (LOGS / "lm-eval" / run).glob("samples_stars*"):
+            shutil.copy(file, tmp_path / file.name)
+    with pytest.raises(ValueError, match="must hold a task once, got 'stars' in samples_stars_"):
+        read_logs(tmp_path)
+
+
+def test_names_that_are_not_there():
+    base, treated = LOGS / "lm-eval" / "base", LOGS / "lm-eval" / "treated"
+    with pytest.raises(ValueError, match=r"must have the metric f1, got acc, acc_norm: "):
+        dc.significance(base, treated, metric="f1")
+    with pytest.raises(ValueError, match=r"got 'strict': known are strict-match, flexible-extract\."):
+        dc.significance(base, treated, filter="strict")
+
+
+def test_an_unfinished_log_of_inspect_is_refused(tmp_path):
+    import zipfile
+
+    with zipfile.ZipFile(tmp_path / "log.eval", "w") as archive:
+        archive.writestr("header.json", json.dumps({"status": "error", "eval": {"task": "t", "model": "m"}}))
+        archive.writestr("summaries.json", "[]")
+    with pytest.raises(ValueError, match="must be finished, but its status is 'error'"):
+        read_logs(tmp_path / "log.eval")
+
+
+def test_long_questions_of_inspect_are_read_whole(tmp_path):
+    """Summaries cut them: two questions that differ at the end are different questions."""
+    import zipfile
+
+    hashes = []
+    for ending in ("x", "y"):
+        sample = {"id": 1, "epoch": 1, "target": "A", "scores": {"s": {"value": "C"}}}
+        with zipfile.ZipFile(tmp_path / "log.eval", "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("header.json", json.dumps({"status": "success", "eval": {"task": "t", "model": "m"}}))
+            archive.writestr("summaries.json", json.dumps([sample | {"input": "aaa...\n(content truncated)"}]))
+            archive.writestr("samples/1_epoch_1.json", json.dumps(sample | {"input": f"aaa{ending}"}))
+        hashes += one(tmp_path / "log.eval").tasks["t"].hashes["inspect_ai"]()
+    assert hashes[0] != hashes[1]
+
+
+def test_log_shares_by_a_loop():
+    rng = np.random.default_rng(0)
+    items = [make_item("t", n, 0, values=tuple(-5 * rng.random(1 + n % 4)), gold=[0]) for n in range(20)]
+    items[3]["gold"] = [1, 3]
+    for item, found in zip(items, log_shares(items)):
+        values = np.exp(item["loglikelihoods"])
+        share = values.sum() if len(values) == 1 else values[item["gold"]].sum() / values.sum()
+        assert found == pytest.approx(np.log(share))
+
+
+def test_a_hundred_thousand_items_take_seconds(tmp_path):
+    """Under 5 s on two cores; the clock here is generous, as machines that run tests are busy."""
+    rng = np.random.default_rng(0)
+    for name in "ab":
+        rows = [
+            {"item": n, "score": score, "prompt": f"question {n}"}
+            for n, score in enumerate(rng.integers(0, 2, 100_000))
+        ]
+        parquet.write_table(pa.Table.from_pylist(rows), tmp_path / f"{name}.parquet")
+    begun = time.perf_counter()
+    found = dc.significance(tmp_path / "a.parquet", tmp_path / "b.parquet")
+    assert time.perf_counter() - begun < 30
+    assert found.macro.items == 100_000
