@@ -8,10 +8,9 @@ record says which. docs/statistics.md has the reasons.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy import stats
@@ -20,20 +19,24 @@ from ..evaluate.items import EvaluatedRun
 from ..evaluate.logs import Log, Wanted
 from ..evaluate.readers import read_logs
 from ..files import told_apart
-from ..records import Significance, differences
+from ..records import Significance as Record
+from ..records import differences
 from .bootstrap import hierarchical_bootstrap
 from .checkpoints import checkpoint_average, is_binary, mcnemar, paired_interval, permutation, smallest_effect
 from .crossed import Crossed, crossed_macro
 from .pairing import check_runs, match
 from .tables import verdict
 
-__all__ = ["Comparison", "analyse", "holm", "ranks", "significance"]
+if TYPE_CHECKING:
+    from ..figures.draw import Where
+
+__all__ = ["Significance", "analyse", "holm", "ranks", "significance"]
 
 Pair = tuple[np.ndarray, np.ndarray]
 Runs = str | Path | EvaluatedRun | Log
 
 
-class Comparison(Significance, reads=Significance.reads):
+class Significance(Record, reads=()):
     """The record of a comparison: ``verdict`` in a sentence, its rows as a frame, its forest plot."""
 
     def to_pandas(self) -> Any:
@@ -42,11 +45,11 @@ class Comparison(Significance, reads=Significance.reads):
 
         return pandas.DataFrame(differences(self)).set_index("task")
 
-    def plot(self, path: str | os.PathLike[str] = "forest.png") -> Path:
-        """Draw the differences and their intervals into a file (.png, .pdf or .svg)."""
-        from ..figures.forest import forest
+    def plot(self, path: Where = None, **options: Any) -> Any:
+        """``decondense.plot`` of it: a file, your axes (``ax=``), or the figure."""
+        from ..figures.plot import plot
 
-        return forest(differences(self), path, title=self.arms, power=self.power)
+        return plot(self, path, **options)
 
 
 def significance(
@@ -62,7 +65,7 @@ def significance(
     bootstrap: int = 2000,
     permutations: int = 10_000,
     seed: int = 0,
-) -> Comparison:
+) -> Significance:
     """Compare evaluations of two ways of training.
 
     Args:
@@ -104,7 +107,7 @@ def significance(
     settings |= {key: value for key, value in (("metric", metric), ("filter", filter)) if value is not None}
     seeds = (len(arms[0]), len(arms[1]))
     content: dict[str, Any] = {
-        "schema": Significance.reads[0],
+        "schema": Record.reads[0],
         "base": [_describe(run) for run in arms[0]],
         "treated": [_describe(run) for run in arms[1]],
         "seeds": seeds,
@@ -118,7 +121,7 @@ def significance(
         "ranks": ranks(accuracy),
     }
     content["notes"] = [*notes, *left_out, *_doubts(content["macro"], seeds)]
-    record = Comparison.model_validate(content | {"verdict": ""})
+    record = Significance.model_validate(content | {"verdict": ""})
     record.verdict = verdict(record)
     return record
 
