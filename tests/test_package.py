@@ -27,6 +27,7 @@ ORDER = (
     "stats.intervals",
     "figures",
     "meter",
+    "watch",
     "train evaluate",
     "stats",
     "studies",

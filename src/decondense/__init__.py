@@ -12,18 +12,24 @@ if TYPE_CHECKING:
     from .meter.run import measure
     from .regularizer import regularize
     from .stats.significance import significance
+    from .watch import Monitor, monitor
 
 __version__ = "0.2.0"
-__all__ = ["Condensation", "Handle", "compare", "load", "losses", "measure", "plot", "regularize", "significance"]
+__all__ = [
+    "Condensation", "Handle", "Monitor", "compare", "load", "losses", "measure", "monitor", "plot", "regularize",
+    "significance",
+]  # fmt: skip
 
 # Imported when somebody asks for them: torch takes seconds, which `decondense --help` need not, and the meter brings
 # matplotlib and scipy along, which a training loop has no use for.
 _HOMES = {
     "Condensation": ".meter",
     "Handle": ".handle",
+    "Monitor": ".watch",
     "compare": ".meter",
     "load": ".meter",
     "measure": ".meter",
+    "monitor": ".watch",
     "plot": ".figures.plot",
     "regularize": ".regularizer",
     "significance": ".stats.significance",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import fnmatch
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -155,6 +156,7 @@ class ModuleReader:
                     f"modules must name layers that are called, got {name!r}, a {type(modules[name]).__name__}: "
                     f"name what is in it, '{name}.*'."
                 )
+        self.differentiated = True  # whether a loss is taken of the states, so that they must carry a gradient
         self._outputs: dict[str, Tensor] | None = None
 
     def name(self, i: int) -> str:
@@ -177,25 +179,7 @@ class ModuleReader:
             outputs, self._outputs = self._outputs, None
             if outputs is None:
                 return
-            missing = [name for name in self.names if name not in outputs]
-            if missing:
-                raise RuntimeError(
-                    f"modules must name layers that run in every training call, but {', '.join(missing)} did not: "
-                    "leave them out."
-                )
-            states = [outputs[name] for name in self.names]
-            for name, state in outputs.items():
-                if not isinstance(state, Tensor) or state.ndim != 3:
-                    came = tuple(state.shape) if isinstance(state, Tensor) else type(state).__name__
-                    raise TypeError(
-                        f"the output of {name} must be (batch, tokens, width), got {came}: "
-                        "name layers that return hidden states."
-                    )
-                if not state.requires_grad:
-                    raise RuntimeError(
-                        f"the output of {name} must carry a gradient, got none: reentrant checkpointing hides it, "
-                        "use use_reentrant=False; a frozen layer has none, leave it out."
-                    )
+            states = self._states(outputs)
             mask = argument(module.forward, args, kwargs, "attention_mask")
             after(Capture(states, mask, argument(module.forward, args, kwargs, "position_ids")))
 
@@ -204,6 +188,42 @@ class ModuleReader:
         handles += [modules[name].register_forward_hook(Hook(record(name))) for name in self.names]
         handles.append(self.model.register_forward_hook(Hook(end), with_kwargs=True))
         return handles
+
+    def once(self, inputs: dict[str, Any]) -> Capture:
+        """The states of one call, here and now."""
+        outputs: dict[str, Tensor] = {}
+        modules = dict(self.model.named_modules())
+        with ExitStack() as hooks:
+            for name in self.names:
+
+                def keep(module: nn.Module, args: Any, out: Any, name: str = name) -> None:
+                    outputs[name] = out[0] if isinstance(out, tuple) else out
+
+                hooks.callback(modules[name].register_forward_hook(keep).remove)
+            self.model(**inputs)
+        return Capture(self._states(outputs), inputs.get("attention_mask"), inputs.get("position_ids"))
+
+    def _states(self, outputs: dict[str, Tensor]) -> list[Tensor]:
+        """The outputs in the order of the names, or the error that says which of them are no hidden states."""
+        missing = [name for name in self.names if name not in outputs]
+        if missing:
+            raise RuntimeError(
+                f"modules must name layers that run in every training call, but {', '.join(missing)} did not: "
+                "leave them out."
+            )
+        for name, state in outputs.items():
+            if not isinstance(state, Tensor) or state.ndim != 3:
+                came = tuple(state.shape) if isinstance(state, Tensor) else type(state).__name__
+                raise TypeError(
+                    f"the output of {name} must be (batch, tokens, width), got {came}: "
+                    "name layers that return hidden states."
+                )
+            if self.differentiated and torch.is_grad_enabled() and not state.requires_grad:
+                raise RuntimeError(
+                    f"the output of {name} must carry a gradient, got none: reentrant checkpointing hides it, "
+                    "use use_reentrant=False; a frozen layer has none, leave it out."
+                )
+        return [outputs[name] for name in self.names]
 
 
 def _matches(name: str, pattern: str) -> bool:
@@ -240,6 +260,21 @@ def reader_of(model: nn.Module, modules: str | Sequence[str] | None) -> tuple[Re
         stack = inner.base_model
         blocks = getattr(config, "num_hidden_layers", None)
     return StackReader(stack), None if blocks is None else blocks + 1
+
+
+@torch.no_grad()
+def states_of(model: nn.Module, inputs: dict[str, Any], *, modules: str | Sequence[str] | None = None) -> Capture:
+    """The hidden states of one call that is no training call; `inputs` are the model's arguments."""
+    reader, _ = reader_of(model, modules)
+    device = next(model.parameters()).device
+    inputs = {key: value.to(device) if isinstance(value, Tensor) else value for key, value in inputs.items()}
+    mask, positions = inputs.get("attention_mask"), inputs.get("position_ids")
+    if isinstance(reader, ModuleReader):
+        return reader.once(inputs)
+    inner: Any = unwrap_peft(model)
+    pair = bool(getattr(inner.config, "is_encoder_decoder", False))
+    out = (inner if pair else inner.base_model)(**inputs, output_hidden_states=True, return_dict=True)
+    return Capture(out.decoder_hidden_states if pair else out.hidden_states, None if pair else mask, positions)
 
 
 def check_layers(layers: Layers) -> None:

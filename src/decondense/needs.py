@@ -13,6 +13,7 @@ EXTRAS = {
     "page": ("plotly", "jinja2"),
     "gguf": ("gguf",),
     "peft": ("peft",),
+    "pandas": ("pandas",),
 }
 
 

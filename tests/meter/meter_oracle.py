@@ -83,7 +83,17 @@ def spectral(z: np.ndarray) -> dict[str, float]:
         "high_low_ratio": float(np.linalg.norm(z - low) / np.linalg.norm(low)),
         "participation_ratio": float(lam.sum() ** 2 / (lam**2).sum()),
         "isoscore": float((width * phi - 1) / (width - 1)),
+        "matrix_entropy": -sum(q * math.log(q) for q in s**2 / (s**2).sum() if q > 0),
+        "spectral_slope": slope_of([float(x) ** 2 for x in s]),
     }
+
+
+def slope_of(squares: list[float]) -> float:
+    """α of σ² ∝ rank^−α over ranks 3 … 100, by least squares of the logarithms."""
+    points = [(math.log(r), math.log(x)) for r, x in enumerate(squares, 1) if 3 <= r <= 100 and x > 1e-13 * squares[0]]
+    if len(points) < 2:
+        return math.nan
+    return -float(np.polyfit(*zip(*points), 1)[0])
 
 
 def bin_counts(cosines: np.ndarray, bins: int) -> np.ndarray:

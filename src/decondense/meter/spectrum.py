@@ -7,6 +7,9 @@ top_singular_share      σ₁² / Σσ², the share of the top direction (MEV)
 distance_to_rank_one    ‖Z − best rank one‖_F / ‖Z‖_F = √(1 − σ₁²/Σσ²)
 high_low_ratio          ‖Z − 1mᵀ‖_F / ‖1mᵀ‖_F, m the mean token: HFC/LFC (Wang et al. 2022)
 participation_ratio     (Σλ)² / Σλ²
+matrix_entropy          −Σ q log q, q = σ²/Σσ²
+spectral_slope          α of σ² ∝ rank^−α, by least squares of log σ² against log rank over ranks 3 … 100 (α-ReQ,
+                        Agrawal et al. 2022, of the second moments: rank 1 is mostly the mean)
 isoscore                Rudman et al. 2022: with n the width and λ̂ = √n λ/‖λ‖, δ = ‖λ̂ − 1‖/√(2(n − √n)),
                         φ = (n − δ²(n − √n))²/n², IsoScore = (nφ − 1)/(n − 1)
 ======================  ========================================================================================
@@ -26,7 +29,7 @@ import torch
 __all__ = ["SPECTRAL", "spectral_statistics"]
 
 SPECTRAL = ("effective_rank", "top_singular_share", "distance_to_rank_one", "high_low_ratio",
-            "participation_ratio", "isoscore")  # fmt: skip
+            "participation_ratio", "isoscore", "matrix_entropy", "spectral_slope")  # fmt: skip
 
 
 def spectral_statistics(z: torch.Tensor) -> torch.Tensor:
@@ -53,8 +56,21 @@ def spectral_statistics(z: torch.Tensor) -> torch.Tensor:
     high = centred.trace().clamp_min(0)
     frobenius = torch.linalg.matrix_norm(centred)
     participation, isoscore = high.square() / frobenius.square(), _isoscore(high / frobenius, width)
-    values = [rank, share, (1 - share).clamp_min(0).sqrt(), (high / low).sqrt(), participation, isoscore]
-    return torch.stack(values).cpu()
+    q = squared / squared.sum()
+    entropy = -torch.special.xlogy(q, q).sum()
+    values = [rank, share, (1 - share).clamp_min(0).sqrt(), (high / low).sqrt(), participation, isoscore, entropy]
+    return torch.stack([*values, _slope(squared.flip(0))]).cpu()
+
+
+def _slope(squared: torch.Tensor) -> torch.Tensor:
+    """``squared`` descending; NaN where fewer than two of the ranks have anything."""
+    tail = squared[2:100]
+    tail = tail[tail > 0]
+    if len(tail) < 2:
+        return squared.new_tensor(math.nan)
+    x = torch.arange(3, 3 + len(tail), dtype=squared.dtype, device=squared.device).log()
+    x, y = x - x.mean(), tail.log()
+    return -(x * y).sum() / x.square().sum()
 
 
 def _isoscore(ratio: torch.Tensor, width: int) -> torch.Tensor:

@@ -1,0 +1,7 @@
+"""Watching the geometry of a model that trains, without changing anything."""
+
+from .engines import monitor
+from .monitor import Collapse, Monitor
+from .reading import METRICS, Reading, geometry
+
+__all__ = ["METRICS", "Collapse", "Monitor", "Reading", "geometry", "monitor"]

@@ -1,0 +1,145 @@
+"""`monitor`: the geometry of a model's hidden states while it trains. Nothing is added to the loss, and neither weights
+nor random numbers notice it: the run is bit for bit what it would have been.
+
+    watch = monitor(trainer)                 # or a model in a loop of your own
+    trainer.train()
+    watch.to_pandas()                        # one row for every reading and layer
+
+Every `every` steps the states of a training batch are read on their way (or those of `inputs`, fixed ones, in a pass of
+their own), and the meter's statistics taken of some of its sequences, per layer:
+
+===========================  ====================================================================================
+mean_cosine                  of two tokens of a sequence; 1: all tokens of the layer point the same way
+mean_cosine_across           of two tokens of different sequences
+mean_cosine_without_first    within a sequence, its first token left out, which is often an attention sink
+effective_rank               exp(−Σ p log p), p = σ/Σσ: RankMe, of a sequence's tokens
+matrix_entropy               −Σ q log q, q = σ²/Σσ²
+spectral_slope               α of σ² ∝ rank^−α (α-ReQ)
+outlier_share                share of the 3 dimensions of largest variance in the variance of all
+first_token_share            ‖z₁‖² / Σ‖z_i‖²
+===========================  ====================================================================================
+
+and `trend`, Spearman's correlation of mean_cosine with depth over the blocks: 1 where every layer is more condensed
+than the one before.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from .. import hidden_states as hs
+from .monitor import Log, Monitor
+from .reading import METRICS, Reading
+
+__all__ = ["monitor"]
+
+
+def monitor(
+    target: Any,
+    *,
+    every: int = 100,
+    inputs: Any = None,
+    sequences: int = 4,
+    metrics: Sequence[str] = METRICS,
+    modules: str | Sequence[str] | None = None,
+    collapse: float = 0.95,
+    log: Log | None = None,
+) -> Monitor:
+    """Watch the geometry of a model, or of a transformers or TRL trainer's model, while it trains.
+
+    target     a model, whose steps are those of the optimiser that holds its parameters; or a trainer, which logs the
+               readings too: `log_history`, and whatever it reports to (TensorBoard, wandb, trackio, mlflow), one
+               number per metric and layer, and where pictures are taken a heatmap.
+    every      steps between two readings; the first is at step 0
+    inputs     fixed batches to read instead of the training batches: token ids, a mapping of the model's arguments, or
+               several of them. They cost a pass of their own each time.
+    sequences  of the batch, that are looked at
+    metrics    which; see the table above
+    modules    patterns of submodules to read instead of a transformers model's own states; as in `regularize`
+    collapse   warn (`Collapse`) when a layer's mean cosine rises above it
+    log        called with every `Reading`, to send it elsewhere
+    """
+    options: dict[str, Any] = {
+        "every": every, "inputs": inputs, "sequences": sequences, "metrics": metrics, "modules": modules,
+        "collapse": collapse,
+    }  # fmt: skip
+    if isinstance(target, nn.Module):
+        return _of_model(target, log, options)
+    if not isinstance(target, type) and hasattr(target, "callback_handler"):
+        return _of_trainer(target, log, options)
+    raise TypeError(f"target must be a model or a trainer, got {target!r}: pass the object that you train with.")
+
+
+def _of_model(model: nn.Module, log: Log | None, options: dict[str, Any]) -> Monitor:
+    """Steps are counted by the optimisers: one after a training call counts, whichever it is, and only one."""
+    count = 0
+    called = False
+    own = {id(p) for p in model.parameters()}
+
+    def calls(module: nn.Module, args: Any) -> None:
+        nonlocal called
+        called = called or (module.training and torch.is_grad_enabled())
+
+    def stepped(optimiser: Any, args: Any, kwargs: Any) -> None:
+        nonlocal count, called
+        if called and any(id(p) in own for group in optimiser.param_groups for p in group["params"]):
+            count, called = count + 1, False
+            watch.look()
+
+    watch = Monitor(model, step=lambda: count, log=log, **options)
+    watch.undo.callback(model.register_forward_pre_hook(hs.Hook(calls)).remove)
+    watch.undo.callback(register_optimizer_step_post_hook(stepped).remove)
+    watch.look()
+    return watch
+
+
+def _of_trainer(trainer: Any, log: Log | None, options: dict[str, Any]) -> Monitor:
+    """A monitor whose readings go into the trainer's log, and as a heatmap to where it sends pictures."""
+    from transformers import TrainerCallback
+
+    def report(reading: Reading) -> None:
+        if log is not None:
+            log(reading)
+        if trainer.is_world_process_zero():
+            _log_reading(trainer, reading)
+
+    class Watch(TrainerCallback):
+        """Fixed inputs are read between two steps; training batches pass by themselves."""
+
+        def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+            watch.look()
+
+        on_train_end = on_step_begin
+
+    watch = Monitor(trainer.model, step=lambda: int(trainer.state.global_step), log=report, **options)
+    callback = Watch()
+    trainer.add_callback(callback)
+    watch.undo.callback(trainer.remove_callback, callback)
+    return watch
+
+
+def _log_reading(trainer: Any, reading: Reading) -> None:
+    """Into `log_history`, and to every callback that reports somewhere; those that print would fill the screen."""
+    from transformers.trainer_callback import PrinterCallback, ProgressCallback
+
+    logs = reading.figures()
+    state, control = trainer.state, trainer.control
+    if state.epoch is not None:
+        logs["epoch"] = state.epoch
+    state.log_history.append({**logs, "step": state.global_step})
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, (PrinterCallback, ProgressCallback)):
+            continue
+        callback.on_log(trainer.args, state, control, logs=dict(logs), model=trainer.model)
+        writer = getattr(callback, "tb_writer", None)
+        if writer is not None:
+            writer.add_figure("geometry/cosines", reading.plot(), reading.step)
+    wandb = sys.modules.get("wandb")
+    if wandb is not None and getattr(wandb, "run", None) is not None:
+        wandb.log({"geometry/cosines": wandb.Image(reading.plot())}, commit=False)

@@ -1,0 +1,222 @@
+"""`Monitor`: readings of a model's geometry at every so many steps, and what comes out of them."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .. import hidden_states as hs
+from ..insides.torch import eager
+from ..meter.trend import curve_statistics
+from ..needs import need
+from .reading import METRICS, Reading, geometry
+
+__all__ = ["Collapse", "Log", "Monitor"]
+
+BINS = 128
+Log = Callable[[Reading], None]
+
+
+class Collapse(UserWarning):
+    """The tokens of a layer have become nearly parallel."""
+
+
+class Monitor:
+    """What `monitor` returns: the `readings` so far, the table and the picture of them. `remove()` ends it."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        step: Callable[[], int],
+        every: int = 100,
+        inputs: Any = None,
+        sequences: int = 4,
+        metrics: Sequence[str] = METRICS,
+        modules: str | Sequence[str] | None = None,
+        collapse: float = 0.95,
+        log: Log | None = None,
+    ) -> None:
+        unknown = [name for name in metrics if name not in METRICS]
+        if unknown or not metrics:
+            raise ValueError(f"metrics must be of {', '.join(METRICS)}, got {', '.join(unknown) or 'none'}.")
+        for name, value in (("every", every), ("sequences", sequences)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
+        self.model, self.every, self.sequences, self.collapse = model, every, sequences, collapse
+        self.metrics = tuple(dict.fromkeys(("mean_cosine", *metrics)))
+        self.reader, _ = hs.reader_of(model, modules)
+        if isinstance(self.reader, hs.ModuleReader):
+            self.reader.differentiated = False
+        self.modules, self.step, self._log = modules, step, log
+        self.readings: list[Reading] = []
+        self.undo = ExitStack()
+        self._warned: set[str] = set()
+        self._seen: int | None = None  # the step of the last reading
+        self.batches = None if inputs is None else list(batches_of(inputs))
+        if self.batches is None:
+            for hook in self.reader.attach(self._due, self._passing):
+                self.undo.callback(hook.remove)
+        elif any(hasattr(p, "device_mesh") for p in model.parameters()):
+            raise ValueError(
+                "inputs need a pass of their own, which a model sharded by FSDP cannot make in between: leave inputs "
+                "out, and the training batches are read."
+            )
+
+    # ---- reading ----
+
+    def _due(self) -> bool:
+        step = self.step()
+        return step % self.every == 0 and step != self._seen
+
+    def _passing(self, capture: hs.Capture) -> None:
+        """A training call went by: the first of a step that is due."""
+        self._note([capture])
+
+    def look(self) -> Reading | None:
+        """Read `inputs` now, if a reading is due: what an engine calls between two steps."""
+        if self.batches is None or not self._due():
+            return None
+        with self._unnoticed():
+            return self._note([hs.states_of(self.model, batch, modules=self.modules) for batch in self.batches])
+
+    @contextmanager
+    def _unnoticed(self) -> Iterator[None]:
+        modes = [(module, module.training) for module in self.model.modules()]
+        devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+        self.model.eval()
+        try:
+            with torch.random.fork_rng(devices), eager(self.model), torch.no_grad():
+                yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
+    @torch.no_grad()
+    def _note(self, captures: list[hs.Capture]) -> Reading:
+        self._seen = self.step()
+        rows, counts = [], []
+        for i in range(len(captures[0].states)):
+            parts = [c.states[i] for c in captures]
+            width = max(part.shape[1] for part in parts)
+            stacked, mask = _padded(parts, [c.attention_mask for c in captures], width, self.sequences)
+            values, bins = geometry(stacked, mask, metrics=self.metrics)
+            rows.append(values)
+            counts.append(bins.reshape(BINS, -1).sum(1) if len(bins) >= BINS else bins.new_zeros(BINS))
+        table = dict(zip(self.metrics, torch.stack(rows, 1).numpy()))
+        density = torch.stack(counts).double()
+        density = (density / density.sum(1, keepdim=True).clamp_min(1) * BINS / 2).numpy()
+        blocks = table["mean_cosine"][self.reader.first :]
+        trend = float(curve_statistics(blocks)[0]) if len(blocks) > 2 else math.nan
+        names = tuple(_short(self.reader.name(i), i, self.modules) for i in range(len(rows)))
+        reading = Reading(self._seen, names, table, trend, density)
+        self.readings.append(reading)
+        self._warn(reading)
+        if self._log is not None:
+            self._log(reading)
+        return reading
+
+    def _warn(self, reading: Reading) -> None:
+        fallen = [i for i, c in enumerate(reading.table["mean_cosine"]) if c > self.collapse]
+        new = [i for i in fallen if reading.layers[i] not in self._warned]
+        self._warned = {reading.layers[i] for i in fallen}  # one that recovers may fall again
+        if new:
+            worst = max(new, key=lambda i: reading.table["mean_cosine"][i])
+            cosine = reading.table["mean_cosine"][worst]
+            rank = reading.table.get("effective_rank")
+            words = "" if rank is None else f" and an effective rank of {rank[worst]:.1f}"
+            which = f"layer {reading.layers[worst]}" + (f" and {len(new) - 1} more" if len(new) > 1 else "")
+            sentence = (
+                f"step {reading.step}: the tokens of {which} are nearly parallel, with a mean cosine of {cosine:.2f}"
+                f"{words}."
+            )
+            warnings.warn(sentence, Collapse, stacklevel=2)
+
+    # ---- what comes out ----
+
+    def to_pandas(self) -> Any:
+        """One row for every reading and layer: step, layer, the metrics."""
+        need("pandas", "a table")
+        import pandas
+
+        rows = [
+            {"step": r.step, "layer": layer, **{name: float(r.table[name][i]) for name in self.metrics}}
+            for r in self.readings
+            for i, layer in enumerate(r.layers)
+        ]
+        return pandas.DataFrame(rows, columns=["step", "layer", *self.metrics])
+
+    def plot(self, path: Any = None, *, ax: Any = None, title: str | None = None) -> Any:
+        """mean_cosine of every layer over the steps; see ``decondense.plot``."""
+        from ..figures.chart import Axis, Chart, Frame, Series, look
+        from ..figures.draw import Strip, draw
+
+        if not self.readings:
+            raise ValueError("a picture needs a reading, and there is none yet: train first.")
+        steps = [r.step for r in self.readings]
+        cosines = np.stack([r.table["mean_cosine"] for r in self.readings], 1)
+        layers = self.readings[0].layers
+        marks: list[Any] = [Series(steps, y, name, **look(i) | {"symbol": None}) for i, (name, y) in
+                            enumerate(zip(layers, cosines))]  # fmt: skip
+        chart = Chart("Mean cosine of two tokens of a sequence, by layer", Axis("step"), Axis("mean cosine"), [Frame(marks)],
+                      legend="best")  # fmt: skip
+        rows = [{"step": s, "layer": name, "mean_cosine": float(v)}
+                for name, y in zip(layers, cosines) for s, v in zip(steps, y)]  # fmt: skip
+        return draw([Strip([[chart]], (7.2, 4.8))], path, name="geometry.png", ax=ax, title=title, rows=rows)
+
+    def remove(self) -> None:
+        """Take all hooks off again; the readings stay."""
+        self.undo.close()
+
+    def __enter__(self) -> Monitor:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.remove()
+
+
+def _padded(
+    parts: list[Tensor], masks: list[Tensor | None], width: int, sequences: int
+) -> tuple[Tensor, Tensor | None]:
+    """The first `sequences` of several batches as one (sequences, width, d), and its mask where one is needed."""
+    first = parts[0][:sequences]
+    if len(first) == sequences or len(parts) == 1:
+        mask = masks[0]
+        return first, mask[:sequences] if mask is not None and mask.ndim == 2 else None
+    whole, lengths = [], []
+    for part, mask in zip(parts, masks):
+        known = mask if mask is not None and mask.ndim == 2 else part.new_ones(part.shape[:2])
+        room = width - part.shape[1]
+        whole.append(nn.functional.pad(part, (0, 0, 0, room)))
+        lengths.append(nn.functional.pad(known.to(torch.bool), (0, room)))
+    return torch.cat(whole)[:sequences], torch.cat(lengths)[:sequences]
+
+
+def _short(name: str, i: int, modules: Any) -> str:
+    """What a layer is called in a log: its number, or the module's own name."""
+    return f"{i:02d}" if modules is None else name
+
+
+def batches_of(inputs: Any) -> Iterator[dict[str, Any]]:
+    """Batches as keyword arguments of the model: a tensor of token ids, a mapping, or any iterable of either."""
+    if isinstance(inputs, Tensor):
+        yield {"input_ids": inputs}
+    elif hasattr(inputs, "keys"):
+        yield {key: inputs[key] for key in inputs.keys() if key != "labels"}  # noqa: SIM118 (a BatchEncoding)
+    else:
+        try:
+            several = iter(inputs)
+        except TypeError:
+            raise TypeError(
+                f"inputs must be token ids, a mapping of the model's arguments, or batches of them, got "
+                f"{type(inputs).__name__}."
+            ) from None
+        for one in several:
+            yield from batches_of(one)

@@ -1,0 +1,94 @@
+"""One look at the hidden states of a batch: the meter's statistics of every layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..geometry import inverse
+from ..meter.spectrum import SPECTRAL, spectral_statistics
+from ..meter.statistics import FINE_BINS, SCALARS, window_statistics
+
+__all__ = ["METRICS", "Reading", "geometry"]
+
+METRICS = (
+    "mean_cosine", "mean_cosine_across", "mean_cosine_without_first", "effective_rank", "matrix_entropy",
+    "spectral_slope", "outlier_share", "first_token_share",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Reading:
+    """`table`: metric → (layers,), the layers in the order of `layers`, their names; `density` (layers, bins) of the
+    cosines within sequences, −1 … 1."""
+
+    step: int
+    layers: tuple[str, ...]
+    table: dict[str, np.ndarray]
+    trend: float
+    density: np.ndarray
+
+    def figures(self, prefix: str = "geometry/") -> dict[str, float]:
+        """One number for every metric and layer, and the trend, as loggers want them."""
+        flat = {
+            f"{prefix}{metric}/{layer}": float(value)
+            for metric, values in self.table.items()
+            for layer, value in zip(self.layers, values)
+            if math.isfinite(value)
+        }
+        return flat | ({f"{prefix}trend": self.trend} if math.isfinite(self.trend) else {})
+
+    def plot(self, path: Any = None, *, ax: Any = None, title: str | None = None) -> Any:
+        """The heatmap of this reading; see ``decondense.plot``."""
+        from ..figures.draw import Strip, draw
+        from ..figures.measurements import floor_of, heat_chart, heat_frame, top_of
+
+        drawn = SimpleNamespace(histogram=self.density, mean_cosine=self.table["mean_cosine"], final_norm=False)
+        frame = heat_frame(drawn, top=top_of([self.density]))
+        words = "cosine of two tokens of a sequence"
+        chart = heat_chart(f"step {self.step}", [frame], [drawn], floor=floor_of([self.density]), y=words)
+        if not self.layers[0].isdigit():
+            chart.x.title = f"{self.layers[0]} … {self.layers[-1]}"
+        return draw([Strip([[chart]], (6.4, 4.2))], path, name=f"step-{self.step:06d}.png", ax=ax, title=title)
+
+
+@torch.no_grad()
+def geometry(z: Tensor, mask: Tensor | None = None, *, metrics: Sequence[str] = METRICS) -> tuple[Tensor, Tensor]:
+    """z (sequences, tokens, width), mask (sequences, tokens) → the metrics, each the mean over sequences, float64; and
+    the counts of cosines within sequences in fine bins."""
+    z = z.detach()
+    parts = [z] if mask is None or bool(mask.all()) else [row[m.bool()][None] for row, m in zip(z, mask)]
+    parts = [part for part in parts if part.shape[1] > 1]
+    if not parts:
+        return torch.full((len(metrics),), math.nan, dtype=torch.float64), torch.zeros(FINE_BINS, dtype=torch.int64)
+    measured = [window_statistics(part) for part in parts]
+    values = dict(zip(SCALARS, torch.cat([m.scalars[:, : len(SCALARS)] for m in measured]).mean(0)))
+    values["outlier_share"] = values["top3_variance_share"]
+    if any(name in metrics for name in SPECTRAL):
+        clouds = torch.stack([spectral_statistics(cloud) for part in parts for cloud in part])
+        values |= dict(zip(SPECTRAL, clouds.mean(0)))
+    squares = [part.double().square().sum(2) for part in parts]
+    values["first_token_share"] = torch.cat([s[:, 0] / s.sum(1).clamp_min(1e-300) for s in squares]).mean().cpu()
+    values["mean_cosine_across"] = _across(parts)
+    return torch.stack([values[name] for name in metrics]), sum((m.counts for m in measured[1:]), measured[0].counts)
+
+
+def _across(parts: list[Tensor]) -> Tensor:
+    """Mean cosine of two tokens of different sequences: (‖Σ_s S_s‖² − Σ_s ‖S_s‖²) / (N² − Σ n_s²), S_s = Σ_i u_i."""
+    sums, counts = [], []
+    for part in parts:
+        norms = part.double().norm(dim=2)
+        sums.append((part.double() * inverse(norms)[..., None]).sum(1))
+        counts += [part.shape[1]] * len(part)
+    stacked, n = torch.cat(sums), torch.tensor(counts, dtype=torch.float64)
+    pairs = n.sum().square() - n.square().sum()
+    if pairs == 0:
+        return torch.tensor(math.nan, dtype=torch.float64)
+    return ((stacked.sum(0).square().sum() - stacked.square().sum()).cpu() / pairs).clamp(-1, 1)

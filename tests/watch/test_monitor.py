@@ -1,0 +1,242 @@
+"""`dc.monitor`: the numbers are the meter's, the training is bit for bit the one without it, and loggers get it all."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import Trainer, TrainerCallback, ViTConfig, ViTForImageClassification
+
+import decondense as dc
+from decondense.watch import METRICS, Collapse, geometry
+from meter import meter_oracle as oracle
+from regularize.models import gpt2, padded, tokens
+from regularize.test_training import Rows, arguments
+
+
+def loops(clouds: list[np.ndarray]) -> dict[str, float]:
+    """Every metric of some sequences, each (tokens, width), by loops in float64."""
+    one = [oracle.scalars(z) | oracle.spectral(z) for z in clouds]
+    result = {name: float(np.mean([row[name] for row in one])) for name in METRICS if name in one[0]}
+    result["outlier_share"] = float(np.mean([row["top3_variance_share"] for row in one]))
+    result["first_token_share"] = float(np.mean([(z[0] ** 2).sum() / (z**2).sum() for z in clouds]))
+    across = [
+        float(u @ v) for a, x in enumerate(clouds) for b, y in enumerate(clouds) if a != b
+        for u in oracle.unit(x) for v in oracle.unit(y)
+    ]  # fmt: skip
+    return result | {"mean_cosine_across": float(np.mean(across))}
+
+
+@pytest.mark.parametrize("lengths", [(9, 9, 9), (9, 4, 7)])
+def test_the_metrics_are_those_of_loops(lengths):
+    z = torch.randn(3, 9, 6, dtype=torch.float64) + 0.5
+    mask = torch.arange(9) < torch.tensor(lengths)[:, None]
+    values, counts = geometry(z, mask)
+    wanted = loops([row[:n].numpy() for row, n in zip(z, lengths)])
+    assert dict(zip(METRICS, values.tolist())) == pytest.approx({name: wanted[name] for name in METRICS}, rel=1e-9)
+    assert counts.sum() == sum(n * (n - 1) // 2 for n in lengths)
+
+
+def test_one_sequence_has_nothing_across_and_one_token_nothing_at_all():
+    values = dict(zip(METRICS, geometry(torch.randn(1, 5, 4))[0].tolist()))
+    assert math.isnan(values["mean_cosine_across"]) and math.isfinite(values["mean_cosine"])
+    assert geometry(torch.randn(2, 1, 4))[0].isnan().all()
+
+
+def forgetful() -> nn.Module:
+    """A model with dropout, whose random numbers a monitor might disturb."""
+    model = gpt2()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.2
+    return model.train()
+
+
+def loop(attach, steps: int = 5, optimisers=(torch.optim.AdamW,)) -> tuple[dict[str, torch.Tensor], list[float]]:
+    """Weights and losses of a small training."""
+    torch.manual_seed(0)
+    model = forgetful()
+    watch = attach(model)
+    turns = [kind(list(model.parameters()), lr=1e-2) for kind in optimisers]
+    losses = []
+    for i in range(steps):
+        ids = tokens(4) if i % 2 else tokens(4).flip(0)
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        losses.append(loss.item())
+        for optimiser in turns:
+            optimiser.step()
+        model.zero_grad()
+    if watch is not None:
+        watch.remove()
+    assert model.training
+    return {name: p.detach().clone() for name, p in model.named_parameters()}, losses
+
+
+@pytest.mark.parametrize("inputs", [None, tokens(2)])
+def test_training_is_bit_for_bit_the_same(inputs):
+    plain, losses = loop(lambda model: None)
+    watches = []
+    watched, same = loop(lambda model: watches.append(dc.monitor(model, every=2, inputs=inputs)) or watches[0])
+    assert losses == same
+    assert all(torch.equal(plain[name], watched[name]) for name in plain)
+    assert [r.step for r in watches[0].readings] == [0, 2, 4]
+
+
+def test_two_optimisers_over_one_model_make_one_step():
+    watches = []
+    kinds = (torch.optim.AdamW, torch.optim.SGD)
+    loop(lambda m: watches.append(dc.monitor(m, every=1)) or watches[0], steps=3, optimisers=kinds)
+    assert [r.step for r in watches[0].readings] == [0, 1, 2]
+
+
+def test_the_numbers_are_those_of_the_states_that_passed():
+    torch.manual_seed(0)
+    model = gpt2().train()
+    ids, mask, labels = padded(4)
+    with dc.monitor(model, sequences=3) as watch:
+        model(input_ids=ids, attention_mask=mask, labels=labels)
+    model.eval()
+    with torch.no_grad():
+        states = model(input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states
+    (reading,) = watch.readings
+    assert reading.layers == tuple(f"{i:02d}" for i in range(len(states)))
+    for i, z in enumerate(states):
+        wanted = loops([row[m.bool()].numpy() for row, m in zip(z[:3], mask[:3])])
+        assert {name: reading.table[name][i] for name in METRICS} == pytest.approx(wanted, rel=2e-4, abs=1e-5)
+    model(input_ids=ids, labels=ids)
+    assert len(watch.readings) == 1  # removed
+
+
+class Writer:
+    def __init__(self) -> None:
+        self.figures: list[tuple[str, int]] = []
+
+    def add_figure(self, name, figure, step) -> None:
+        assert figure.axes
+        self.figures.append((name, step))
+
+
+class Reports(TrainerCallback):
+    """What an integration of transformers looks like."""
+
+    def __init__(self) -> None:
+        self.tb_writer, self.lines = Writer(), []
+
+    def on_log(self, args, state, control, logs=None, **kwargs) -> None:
+        self.lines.append((state.global_step, dict(logs)))
+
+
+def run(tmp_path, attach) -> tuple[Trainer, dict[str, torch.Tensor], Reports]:
+    torch.manual_seed(0)
+    options = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": 5, "logging_steps": 2}
+    reports = Reports()
+    trainer = Trainer(
+        model=forgetful(), args=arguments(tmp_path, **options), train_dataset=Rows(pad=True), callbacks=[reports]
+    )
+    attach(trainer)
+    trainer.train()
+    return trainer, {name: p.detach().clone() for name, p in trainer.model.named_parameters()}, reports
+
+
+@pytest.mark.parametrize("inputs", [None, [{"input_ids": tokens(2)}, {"input_ids": tokens(3)[:, :7]}]])
+def test_a_trainer_logs_every_layer_and_a_picture_and_trains_the_same(tmp_path, capsys, inputs):
+    _, plain, _ = run(tmp_path, lambda trainer: None)
+    watches = []
+    trainer, watched, reports = run(
+        tmp_path, lambda t: watches.append(dc.monitor(t, every=2, inputs=inputs, metrics=["effective_rank"]))
+    )
+    assert all(torch.equal(plain[name], watched[name]) for name in plain)
+    (watch,) = watches
+    assert [r.step for r in watch.readings] == [0, 2, 4]
+    lines = [line for line in trainer.state.log_history if "geometry/trend" in line]
+    assert [line["step"] for line in lines] == [0, 2, 4]
+    assert lines[1]["geometry/mean_cosine/01"] == watch.readings[1].table["mean_cosine"][1]
+    assert {key.split("/")[1] for key in lines[0] if "/" in key} == {"mean_cosine", "effective_rank", "trend"}
+    assert [step for step, line in reports.lines if "geometry/trend" in line] == [0, 2, 4]
+    assert reports.tb_writer.figures == [("geometry/cosines", step) for step in (0, 2, 4)]
+    assert "geometry/" not in capsys.readouterr().out  # a hundred numbers on the screen help nobody
+
+
+def test_a_table_and_pictures(tmp_path):
+    watches = []
+    loop(lambda m: watches.append(dc.monitor(m, every=2)) or watches[0])
+    table = watches[0].to_pandas()
+    assert list(table.columns) == ["step", "layer", *METRICS]
+    assert len(table) == sum(len(r.layers) for r in watches[0].readings)
+    assert table.mean_cosine[1] == watches[0].readings[0].table["mean_cosine"][1]
+    assert watches[0].plot(tmp_path / "new" / "all.png").exists()
+    assert watches[0].readings[0].plot(tmp_path / "new").name == "step-000000.png"
+
+
+def test_a_layer_that_collapses_is_named_once_until_it_recovers():
+    torch.manual_seed(0)
+    model = gpt2().train()
+    block = model.transformer.h[1]
+    parallel = True
+    block.register_forward_hook(lambda m, a, out: torch.ones_like(out) + 1e-3 * out if parallel else out)
+    watch = dc.monitor(model, every=1)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.0)
+
+    def step() -> list[str]:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            model(input_ids=tokens(4), labels=tokens(4)).loss.backward()
+        optimiser.step()
+        return [str(w.message) for w in said if w.category is Collapse]
+
+    (sentence,) = step()
+    assert "step 0: the tokens of layer 02" in sentence and "nearly parallel" in sentence
+    assert step() == []
+    parallel = False
+    assert step() == []
+    parallel = True
+    assert len(step()) == 1
+
+
+def test_an_image_model_and_a_module_of_ones_own():
+    config = ViTConfig(hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=32, image_size=8,
+                       patch_size=4, num_labels=3)  # fmt: skip
+    model = ViTForImageClassification(config).train()
+    pixels = torch.randn(4, 3, 8, 8)
+    with dc.monitor(model, inputs={"pixel_values": pixels}) as fixed, dc.monitor(model) as passing:
+        model(pixel_values=pixels, labels=torch.tensor([0, 1, 2, 0]))
+    assert len(fixed.readings[0].layers) == len(passing.readings[0].layers) == 4
+
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = block(x).relu()
+            return x
+
+    own = Own().train()
+    own.blocks[0].requires_grad_(False)  # as under LoRA: nothing is differentiated here
+    x = torch.randn(2, 5, 8)
+    with dc.monitor(own, modules="blocks.*", inputs={"x": x}) as fixed, dc.monitor(own, modules="blocks.*") as passing:
+        own(x)
+    assert fixed.readings[0].layers == ("blocks.0", "blocks.1", "blocks.2")
+    for name in METRICS:
+        assert fixed.readings[0].table[name] == pytest.approx(passing.readings[0].table[name])
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"metrics": ["rank"]}, "metrics must be of mean_cosine, .*got rank"),
+        ({"every": 0}, "every must be a whole number of at least 1, got 0"),
+        ({"inputs": 3}, "inputs must be token ids, a mapping of the model's arguments, or batches of them, got int"),
+    ],
+)
+def test_refused(options, sentence):
+    with pytest.raises((ValueError, TypeError), match=sentence):
+        dc.monitor(gpt2(), **options)
+    with pytest.raises(TypeError, match="target must be a model or a trainer"):
+        dc.monitor("gpt2")
