@@ -8,14 +8,14 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from meter import meter_oracle as oracle
+from regularize.models import gpt2, padded, tokens
+from regularize.test_training import Rows, arguments
 from torch import nn
 from transformers import Trainer, TrainerCallback, ViTConfig, ViTForImageClassification
 
 import decondense as dc
 from decondense.watch import METRICS, Collapse, geometry
-from meter import meter_oracle as oracle
-from regularize.models import gpt2, padded, tokens
-from regularize.test_training import Rows, arguments
 
 
 def loops(clouds: list[np.ndarray]) -> dict[str, float]:
@@ -43,7 +43,8 @@ def test_the_metrics_are_those_of_loops(lengths):
 
 def test_one_sequence_has_nothing_across_and_one_token_nothing_at_all():
     values = dict(zip(METRICS, geometry(torch.randn(1, 5, 4))[0].tolist()))
-    assert math.isnan(values["mean_cosine_across"]) and math.isfinite(values["mean_cosine"])
+    assert math.isnan(values["mean_cosine_across"])
+    assert math.isfinite(values["mean_cosine"])
     assert geometry(torch.randn(2, 1, 4))[0].isnan().all()
 
 
@@ -179,7 +180,7 @@ def test_a_layer_that_collapses_is_named_once_until_it_recovers():
     block = model.transformer.h[1]
     parallel = True
     block.register_forward_hook(lambda m, a, out: torch.ones_like(out) + 1e-3 * out if parallel else out)
-    watch = dc.monitor(model, every=1)
+    dc.monitor(model, every=1)
     optimiser = torch.optim.SGD(model.parameters(), lr=0.0)
 
     def step() -> list[str]:
@@ -190,7 +191,8 @@ def test_a_layer_that_collapses_is_named_once_until_it_recovers():
         return [str(w.message) for w in said if w.category is Collapse]
 
     (sentence,) = step()
-    assert "step 0: the tokens of layer 02" in sentence and "nearly parallel" in sentence
+    assert "step 0: the tokens of layer 02" in sentence
+    assert "nearly parallel" in sentence
     assert step() == []
     parallel = False
     assert step() == []

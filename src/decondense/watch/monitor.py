@@ -163,13 +163,17 @@ class Monitor:
         steps = [r.step for r in self.readings]
         cosines = np.stack([r.table["mean_cosine"] for r in self.readings], 1)
         layers = self.readings[0].layers
-        marks: list[Any] = [Series(steps, y, name, **look(i) | {"symbol": None}) for i, (name, y) in
-                            enumerate(zip(layers, cosines))]  # fmt: skip
-        chart = Chart("Mean cosine of two tokens of a sequence, by layer", Axis("step"), Axis("mean cosine"), [Frame(marks)],
-                      legend="best")  # fmt: skip
-        rows = [{"step": s, "layer": name, "mean_cosine": float(v)}
-                for name, y in zip(layers, cosines) for s, v in zip(steps, y)]  # fmt: skip
-        return draw([Strip([[chart]], (7.2, 4.8))], path, name="geometry.png", ax=ax, title=title, rows=rows)
+        marks: list[Any] = [
+            Series(steps, y, name, **look(i) | {"symbol": None}) for i, (name, y) in enumerate(zip(layers, cosines))
+        ]
+        title = title or "Mean cosine of two tokens of a sequence, by layer"
+        chart = Chart(title, Axis("step"), Axis("mean cosine"), [Frame(marks)], legend="best")
+        rows = [
+            {"step": step, "layer": name, "mean_cosine": float(value)}
+            for name, y in zip(layers, cosines)
+            for step, value in zip(steps, y)
+        ]
+        return draw([Strip([[chart]], (7.2, 4.8))], path, name="geometry.png", ax=ax, rows=rows)
 
     def remove(self) -> None:
         """Take all hooks off again; the readings stay."""
