@@ -112,7 +112,7 @@ def run(
         tests = pooled if one else [estimate.p for estimate in estimates]
         single = [2 * stats.t.sf(abs(e.difference) / e.se, e.df) for e in estimates]
         macro = crossed_macro(outcomes, paired=paired)
-        p, low, high = checkpoint_average(outcomes, samples=1000) if one else (macro.p, *macro.interval())
+        p, (low, high), _ = checkpoint_average(outcomes, samples=1000) if one else (macro.p, macro.interval(), None)
         hits["tasks"] += min(holm(tests)) <= level
         hits["satterthwaite"] += min(holm(single)) <= level
         hits["average"] += p <= level
@@ -188,7 +188,7 @@ def few_differing(pairs: int, seed: int) -> list[harness.Row]:
                 share = max(k / n, effect)
                 gained, lost, _same = rng.multinomial(n, [(share + effect) / 2, (share - effect) / 2, 1 - share])
                 tasks.append(_two_checkpoints(n, gained, lost))
-            p, low, high = checkpoint_average(tasks, samples=1000)
+            p, (low, high), _ = checkpoint_average(tasks, samples=1000)
             hits += p <= 0.05
             covered += low <= effect <= high
         name = f"difference, {sum(differing)} of {sum(items)} items of {len(items)} task{'s' * (len(items) > 1)} differ"

@@ -120,7 +120,7 @@ def brute_variance(tasks):
                 for i in range(n):
                     total += (arm[s, i] - arm[s].mean() - arm[:, i].mean() + arm.mean()) ** 2
             noise_part += total / ((s_count - 1) * (n - 1)) / (n * s_count) / t_count**2
-    return seed_part + max(0.0, item_part - noise_part)
+    return max(seed_part, noise_part) + max(0.0, item_part - noise_part)
 
 
 @pytest.mark.parametrize("shape", [((3, 3), (40,)), ((2, 4), (17, 30)), ((5, 3), (8, 9, 50))])
@@ -167,7 +167,7 @@ def test_one_seed_each_is_the_paired_t_test_over_items():
 
 def test_a_single_seed_borrows_the_other_arms_variance():
     rng = np.random.default_rng(2)
-    base, treated = rng.random((1, 50)), rng.random((3, 50))
+    base, treated = rng.random((1, 50)), rng.random((3, 50)) + np.array([[0], [0.1], [0.2]])
     spread = treated.mean(1).var(ddof=1)
     estimate = crossed(base, treated)
     assert estimate.seed_variance == pytest.approx(spread * (1 + 1 / 3))
@@ -231,12 +231,64 @@ def test_rounding_is_not_a_variance():
 
 
 def test_seeds_that_tie_by_chance_are_no_proof():
-    """Two seeds with equal scores and much seed × item noise: both parts of the variance are cut to 0."""
+    """Two seeds with equal scores and much seed × item noise: that noise is the least their variance can be."""
     base = np.array([[1.0, 0, 0, 0], [0, 1.0, 0, 0]])
     treated = np.array([[1.0, 1, 0, 0], [0, 0, 1.0, 1]])
     estimate = crossed(base, treated)
-    assert estimate.se == 0
+    per_arm = [np.var(arm - arm.mean(0), axis=1, ddof=1).sum() / (2 - 1) / 4 for arm in (base, treated)]
+    assert estimate.se**2 == pytest.approx(sum(per_arm) / 2)
     assert estimate.p >= 1 / 3
+
+
+def brute_cluster_variance(values, clusters):
+    """Of a mean: G/(G − 1) Σ_g (Σ_(i in g) (x_i − x̄))²/n²."""
+    names = sorted(set(clusters))
+    sums = [sum(x - np.mean(values) for x, c in zip(values, clusters) if c == name) for name in names]
+    return len(names) / (len(names) - 1) * sum(s**2 for s in sums) / len(values) ** 2
+
+
+def test_clusters_against_loops():
+    rng = np.random.default_rng(0)
+    clusters = rng.integers(0, 7, 60)
+    base, treated = rng.random((3, 60)), rng.random((2, 60)) + 0.3 * rng.random(7)[clusters]
+    estimate = crossed(base, treated, clusters=[clusters])
+    per_item = treated.mean(0) - base.mean(0)
+    noise = 0.0
+    for arm in (base, treated):
+        of_seeds = [brute_cluster_variance(row - arm.mean(0), clusters) for row in arm]
+        noise += sum(of_seeds) / (len(arm) - 1) / len(arm)
+    seeds = sum(np.var(arm.mean(1), ddof=1) / len(arm) for arm in (base, treated))
+    items = brute_cluster_variance(per_item, clusters)
+    assert estimate.se**2 == pytest.approx(max(seeds, noise) + max(0.0, items - noise), rel=1e-12)
+    assert estimate.item_df == pytest.approx(6)
+    assert estimate.effective == pytest.approx(60 * np.var(per_item, ddof=1) / 60 / items)
+    alone = crossed(base, treated, clusters=[np.arange(60)])
+    assert alone.se == pytest.approx(crossed(base, treated).se)
+    assert alone.effective == pytest.approx(60)
+
+
+def test_clusters_against_statsmodels():
+    """The cluster-robust standard error of a mean, as statsmodels 0.15.0 gives it:
+    OLS(values, ones).fit(cov_type="cluster", cov_kwds={"groups": clusters}).bse[0]."""
+    values = np.array([0.3, 0.1, 0.9, 0.8, 0.2, 0.0, 0.7, 0.6, 0.5, 0.4])
+    clusters = np.array([0, 0, 1, 1, 2, 2, 3, 3, 3, 0])
+    estimate = crossed(np.zeros((1, 10)), values[None], clusters=[clusters])
+    assert estimate.se == pytest.approx(0.14764823060233395, rel=1e-12)
+
+
+def test_weights_of_tasks_by_loops():
+    rng = np.random.default_rng(1)
+    tasks = [(rng.random((3, n)), rng.random((4, n)) + shift) for n, shift in ((20, 0.1), (50, 0.3))]
+    weights = [0.8, 0.2]
+    estimate = crossed_macro(tasks, weights=weights)
+    assert estimate.difference == pytest.approx(sum(w * (t.mean() - b.mean()) for w, (b, t) in zip(weights, tasks)))
+    seeds = 0.0
+    for arm in (0, 1):
+        means = [sum(w * task[arm][s].mean() for w, task in zip(weights, tasks)) for s in range(len(tasks[0][arm]))]
+        seeds += np.var(means, ddof=1) / len(means)
+    noise = sum(w**2 * crossed(b, t).noise for w, (b, t) in zip(weights, tasks))
+    items = sum(w**2 * np.var(t.mean(0) - b.mean(0), ddof=1) / b.shape[1] for w, (b, t) in zip(weights, tasks))
+    assert estimate.se**2 == pytest.approx(max(seeds, noise) + max(0.0, items - noise))
 
 
 def test_average_interval():

@@ -126,7 +126,7 @@ def test_average_of_two_checkpoints_keeps_its_level():
     truth = Truth(**SMALL, seeds=(1, 1), seed_sd=0.0)
     found = [checkpoint_average(simulate(truth, rng), samples=200) for _ in range(PAIRS)]
     assert np.mean([p <= 0.05 for p, _, _ in found]) <= at_most(0.05, PAIRS)
-    assert np.mean([low <= 0 <= high for _, low, high in found]) >= at_least(0.95, PAIRS)
+    assert np.mean([low <= 0 <= high for _, (low, high), _ in found]) >= at_least(0.95, PAIRS)
 
 
 def test_interval_covers():

@@ -179,3 +179,41 @@ def test_words():
     assert "90 % interval" in equivalent([0.0, 0.1, 0.2], margin=1).words()
     assert decide([2.0]).words(1) == "+2.0 (1 of at least 3 training seeds)"
     assert decide([]).words() == "unknown (0 of at least 3 training seeds)"
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "words"),
+    [
+        ((0.4, 0.9), (0.45, 0.85), "an effect that matters"),
+        ((-0.9, -0.4), (-0.85, -0.45), "an effect that matters"),
+        ((0.05, 0.31), (0.08, 0.28), "an effect, too small to matter"),
+        ((-0.1, 0.2), (-0.08, 0.18), "no effect that matters"),
+        ((-0.1, 0.32), (-0.08, 0.29), "no effect that matters"),
+        ((0.1, 0.9), (0.2, 0.8), "undecided"),
+        ((-0.2, 0.9), (-0.1, 0.8), "undecided"),
+        ((None, None), (math.nan, math.nan), "undecided"),
+    ],
+)
+def test_what_an_interval_says_about_an_effect_that_would_matter(outer, inner, words):
+    from decondense.stats.verdicts import finding
+
+    assert finding(dict(zip(("low", "high"), outer)), inner, 0.3) == words
+
+
+def test_how_often_each_finding_is_wrong():
+    """Five numbers of spread 1: nothing, half of what would matter, exactly that. No wrong claim in more than 5 %."""
+    from decondense.stats.verdicts import finding
+
+    rng, tries, smallest = np.random.default_rng(0), 2000, 1.2
+    for truth, wrong in (
+        (0.0, ("an effect that matters", "an effect, too small to matter")),
+        (smallest / 2, ("an effect that matters",)),
+        (smallest, ("an effect that matters",)),
+        (smallest, ("no effect that matters", "an effect, too small to matter")),
+    ):
+        found = []
+        for _ in range(tries):
+            values = truth + rng.standard_normal(5)
+            outer, inner = interval(values), interval(values, 0.9)
+            found.append(finding({"low": outer.low, "high": outer.high}, (inner.low, inner.high), smallest))
+        assert np.mean([one in wrong for one in found]) <= 0.065

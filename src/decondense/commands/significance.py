@@ -40,6 +40,8 @@ def significance(
     common: Annotated[bool, typer.Option("--common", help="compare the items that all runs have")] = False,
     metric: Annotated[str | None, typer.Option(help="names by preference; default acc, exact_match, …")] = None,
     filter: Annotated[str | None, typer.Option(help="lm-eval's filter; default the first in the log")] = None,
+    cluster: Annotated[str | None, typer.Option(help="field by which items belong together")] = None,
+    matters: Annotated[float | None, typer.Option(help="smallest difference that would matter, in points")] = None,
     alpha: Annotated[float, typer.Option(help="level of the tests")] = 0.05,
     power: Annotated[float, typer.Option(help="power at which the smallest detectable effect is stated")] = 0.8,
     bootstrap: Annotated[int, typer.Option(help="resamplings of items and seeds")] = 2000,
@@ -109,6 +111,14 @@ def _show(record: Significance) -> None:
         if "bootstrap" in macro:
             low, high = (points(macro["bootstrap"][key], sign=True) for key in ("low", "high"))
             out.print(f"hierarchical bootstrap of the average: {low} to {high} points")
+        if "weighted" in macro:
+            low, high, middle = (points(macro["weighted"][key], sign=True) for key in ("low", "high", "difference"))
+            out.print(f"average weighted by signal to noise: {middle} points, {low} to {high}")
+        if "effective" in macro:
+            out.print(
+                f"{macro['items']} items in {macro['clusters']} clusters tell as much as {macro['effective']:.0f} "
+                "independent ones"
+            )
         base, treated = (", ".join(f"{rank:.1f}" for rank in ranks[arm]) for arm in ("base", "treated"))
         out.print(f"mean rank over tasks (1 is best): base {base}; treated {treated}")
         out.print(

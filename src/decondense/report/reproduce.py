@@ -34,7 +34,7 @@ def significance_command(record: Significance) -> str:
     base, treated = ([shlex.quote(str(run.get("run"))) for run in arm] for arm in (record.base, record.treated))
     flags = [*(["--paired"] if record.paired else []), "--alpha", str(record.alpha), "--power", str(record.power)]
     flags += ["--common"] if record.settings.get("common") else []
-    for key in ("metric", "filter", "bootstrap", "permutations", "seed"):
+    for key in ("metric", "filter", "cluster", "matters", "bootstrap", "permutations", "seed"):
         if key in record.settings:  # where it was given; older results recorded none
             flags += [f"--{key}", shlex.quote(str(record.settings[key]))]
     return " ".join(["decondense significance", *flags, *base, "--", *treated])

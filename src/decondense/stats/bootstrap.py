@@ -17,10 +17,10 @@ __all__ = ["hierarchical_bootstrap"]
 
 def hierarchical_bootstrap(
     outcomes: Sequence[tuple[np.ndarray, np.ndarray]], estimate: Crossed, *, paired: bool = False, samples: int = 2000,
-    seed: int = 0, level: float = 0.95,
+    seed: int = 0, level: float = 0.95, clusters: Sequence[np.ndarray | None] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Resample seeds within each arm (pairs of seeds when ``paired``) and items within each task; one draw of items
-    serves all runs, and one draw of seeds serves all tasks.
+    serves all runs, and one draw of seeds serves all tasks. Where items come in clusters, these are drawn.
 
     Plain resampling of S seeds has (S − 1)/S of their variance: the weights' deviations from 1/S are multiplied by
     √(S/(S−1)) (Rao and Wu's rescaling). Percentiles of a bootstrap over three seeds are those of a normal, not of a t:
@@ -39,13 +39,16 @@ def hierarchical_bootstrap(
         many = int(sizes[1] > 1)
         weights[many] = weights[many] - _borrowed_weights(sizes[many], samples, rng)
     draws = np.zeros(samples)
-    for base, treated in outcomes:
+    for (base, treated), group in zip(outcomes, clusters or [None] * len(outcomes)):
         stacked = np.concatenate([base, treated])
+        sizes_of = np.ones(stacked.shape[1]) if group is None else np.bincount(group).astype(np.float64)
+        if group is not None:
+            stacked = np.array([np.bincount(group, row) for row in stacked])
         n = stacked.shape[1]
         done = 0
         while done < samples:
             rows = min(samples - done, max(1, 4_000_000 // n))
-            means = _resampled_means(stacked, rows, rng)
+            means = _resampled_means(stacked, sizes_of, rows, rng)
             part = slice(done, done + rows)
             first = np.sum(means[:, : sizes[0]] * weights[0][part], axis=1)
             second = np.sum(means[:, sizes[0] :] * weights[1][part], axis=1)
@@ -77,13 +80,14 @@ def _borrowed_weights(size: int, samples: int, rng: np.random.Generator) -> np.n
     return (draws - draws.mean(1, keepdims=True)) / math.sqrt(size - 1)
 
 
-def _resampled_means(table: np.ndarray, rows: int, rng: np.random.Generator) -> np.ndarray:
-    """table (runs, n) → (rows, runs): means over n items drawn with replacement, the same items for every run. Where
-    drawing so many items takes seconds, from the normal distribution that such means have then."""
+def _resampled_means(table: np.ndarray, sizes: np.ndarray, rows: int, rng: np.random.Generator) -> np.ndarray:
+    """table (runs, n) → (rows, runs): means over n units drawn with replacement, the same for every run. A unit is an
+    item, or the sum over a cluster of ``sizes`` items. Where drawing so many takes seconds, from the normal
+    distribution that such means have then."""
     n = table.shape[1]
-    if n > MANY:
+    if n > MANY and sizes.max() == 1:
         return rng.multivariate_normal(table.mean(1), np.cov(table, ddof=0) / n, size=rows, method="eigh")
     drawn = rng.integers(0, n, size=(rows, n))
     drawn += n * np.arange(rows)[:, None]
     counts = np.bincount(drawn.ravel(), minlength=rows * n).reshape(rows, n)
-    return counts @ table.T / n
+    return counts @ table.T / (counts @ sizes)[:, None]

@@ -30,10 +30,12 @@ class Crossed:
 
     ``seeds`` holds what each arm adds to the variance of ``difference`` by the spread of its seeds (seed × item noise
     included), with its degrees of freedom: two arms, or one entry for pairs and for a variance that a lone seed
-    borrows. ``item_variance`` (arm × item) is the other part. ``noise`` is the seed × item part inside the first;
+    borrows; their sum is never below the known part of it, the seed × item ``noise`` (see ``_floored``).
+    ``item_variance`` (arm × item) is the other part.
     ``seed_sd`` the spread of a seed's score beyond it, averaged over the arms (with paired seeds the spread of a
     pair's difference). ``exact`` is the p-value where both parts are 0, so that there is nothing to measure the
-    difference by: see ``_without_variance``. No interval and no smallest effect can be stated there."""
+    difference by: see ``_without_variance``. No interval and no smallest effect can be stated there. ``effective``: so
+    many independent items would have the variance over items that these have in their clusters."""
 
     difference: float
     seeds: tuple[tuple[float, float], ...]
@@ -42,6 +44,7 @@ class Crossed:
     noise: float
     seed_sd: float
     exact: float = 1.0
+    effective: float = math.nan
 
     @property
     def seed_variance(self) -> float:
@@ -122,7 +125,7 @@ class Crossed:
         estimates = [_likely_values(variance, df, number) for variance, df in self.seeds]
         items = _likely_values(self.item_variance, self.item_df, 40 if len(self.seeds) < 2 else 12)
         *arms, items = np.meshgrid(*estimates, items, indexing="ij", sparse=True)
-        total = sum(arms, start=np.zeros(1))
+        total = np.maximum(sum(arms, start=np.zeros(1)), self.noise)
         bottom = sum((v**2 / df for v, (_, df) in zip(arms, self.seeds)), start=np.zeros(1))
         with np.errstate(invalid="ignore"):
             df = np.where(bottom > 0, total**2 / bottom, np.inf)
@@ -143,10 +146,12 @@ def _likely_values(variance: float, df: float, number: int) -> np.ndarray:
 class _Parts:
     """What one task gives: seed means per arm, the variance over items of the difference of arm means, the seed × item
     noise in it, and the same noise in one seed's mean; ``size``: of the largest outcome, to tell rounding from
-    spread; on how many items the treated arm's mean is the higher and the lower."""
+    spread; on how many items the treated arm's mean is the higher and the lower. ``units``: the number of clusters, or
+    of items where there are none; ``effective``: so many independent items would have the same variance."""
 
     seed_means: tuple[np.ndarray, ...]
-    items: int
+    units: int
+    effective: float
     item_variance: float
     noise: float
     noise_per_seed: float
@@ -156,7 +161,7 @@ class _Parts:
     lost: int
 
 
-def _parts(base: np.ndarray, treated: np.ndarray, paired: bool) -> _Parts:
+def _parts(base: np.ndarray, treated: np.ndarray, paired: bool, clusters: np.ndarray | None) -> _Parts:
     base, treated = np.asarray(base, np.float64), np.asarray(treated, np.float64)
     if base.ndim != 2 or treated.ndim != 2 or base.shape[1] != treated.shape[1]:
         raise ValueError(f"outcomes must be (seeds, items) with the same items, got {base.shape} and {treated.shape}.")
@@ -164,23 +169,37 @@ def _parts(base: np.ndarray, treated: np.ndarray, paired: bool) -> _Parts:
         raise ValueError(
             f"paired seeds need as many base as treated runs, got {len(base)} and {len(treated)}: leave pairing out."
         )
-    n = base.shape[1]
     arms = (treated - base,) if paired else (treated, base)
     per_item = treated.mean(0) - base.mean(0)
-    noise, per_seed = 0.0, []
-    known = [_residual(arm) for arm in arms]
-    pooled = [k for k in known if k is not None]
-    for arm, residual in zip(arms, known):
-        # an arm of one seed borrows the other arm's noise
-        value = residual if residual is not None else (sum(pooled) / len(pooled) if pooled else 0.0)
-        noise += value / (n * len(arm))
-        per_seed.append(value / n)
     size = float(max(np.max(np.abs(base)), np.max(np.abs(treated))))
+    known = [_noise_of_a_seed(arm, clusters, size) for arm in arms]
+    pooled = [k for k in known if k is not None]
+    # an arm of one seed borrows the other arm's noise
+    per_seed = [k if k is not None else (sum(pooled) / len(pooled) if pooled else 0.0) for k in known]
+    n, varies = len(per_item), np.ptp(per_item) > 1e-12 * size
+    independent, clustered = (_mean_variance(per_item, groups) if varies else 0.0 for groups in (None, clusters))
     return _Parts(
-        seed_means=tuple(arm.mean(1) for arm in arms), items=n, item_variance=spread(per_item, size) / n, noise=noise,
-        noise_per_seed=float(np.mean(per_seed)), difference=float(per_item.mean()), size=size,
-        gained=int(np.sum(per_item > 1e-12 * size)), lost=int(np.sum(per_item < -1e-12 * size)),
-    )  # fmt: skip
+        seed_means=tuple(arm.mean(1) for arm in arms),
+        units=n if clusters is None else int(clusters.max()) + 1,
+        effective=n * independent / clustered if clustered else float(n),
+        item_variance=clustered,
+        noise=sum(k / len(arm) for k, arm in zip(per_seed, arms)),
+        noise_per_seed=float(np.mean(per_seed)),
+        difference=float(per_item.mean()),
+        size=size,
+        gained=int(np.sum(per_item > 1e-12 * size)),
+        lost=int(np.sum(per_item < -1e-12 * size)),
+    )
+
+
+def _mean_variance(values: np.ndarray, clusters: np.ndarray | None) -> float:
+    """Variance of the mean of (…, n) values, summed over all but the last axis: with G clusters of items that belong
+    together, G/(G − 1) Σ_g (Σ_(i in g) (x_i − x̄))²/n², and s²/n where every item is one of its own."""
+    rest = np.atleast_2d(values - values.mean(-1, keepdims=True))
+    if clusters is not None:
+        rest = np.array([np.bincount(clusters, row) for row in rest])
+    groups = rest.shape[1]
+    return float(np.sum(rest**2)) * groups / max(1, groups - 1) / values.shape[-1] ** 2
 
 
 def _without_variance(means: Sequence[np.ndarray], parts: Sequence[_Parts]) -> float:
@@ -197,59 +216,80 @@ def _without_variance(means: Sequence[np.ndarray], parts: Sequence[_Parts]) -> f
     return items if all(len(m) == 1 for m in means) else max(items, seeds)
 
 
-def _residual(arm: np.ndarray) -> float | None:
-    """Mean square of seed × item: what is left after seed means and item means."""
+def _noise_of_a_seed(arm: np.ndarray, clusters: np.ndarray | None, size: float) -> float | None:
+    """What seed × item adds to the variance of one seed's mean: of what is left after seed means and item means."""
     seeds, items = arm.shape
     if seeds < 2 or items < 2:
         return None
-    rest = arm - arm.mean(1, keepdims=True) - arm.mean(0, keepdims=True) + arm.mean()
-    return float(np.sum(rest**2) / ((seeds - 1) * (items - 1)))
+    rest = arm - arm.mean(0, keepdims=True)
+    return _mean_variance(rest, clusters) / (seeds - 1) if np.ptp(rest, axis=1).max() > 1e-12 * size else 0.0
 
 
-def crossed_macro(tasks: Sequence[tuple[np.ndarray, np.ndarray]], *, paired: bool = False) -> Crossed:
+def _floored(seeds: tuple[tuple[float, float], ...], noise: float) -> tuple[tuple[float, float], ...]:
+    """The seeds' parts, raised in proportion where their sum is below the seed × item noise that is in it. That noise
+    is known from all items, the spread of three seeds hardly: without a floor, seeds that agree by chance give an
+    interval narrower than the items alone allow."""
+    total = sum(variance for variance, _ in seeds)
+    if total >= noise:
+        return seeds
+    if total == 0:
+        return tuple((noise / len(seeds), df) for _, df in seeds)
+    return tuple((variance * noise / total, df) for variance, df in seeds)
+
+
+def crossed_macro(
+    tasks: Sequence[tuple[np.ndarray, np.ndarray]], *, paired: bool = False,
+    clusters: Sequence[np.ndarray | None] | None = None, weights: Sequence[float] | None = None,
+) -> Crossed:  # fmt: skip
     """Mean over tasks of treated − base, seeds and items both random and crossed. ``tasks``: base (S_A, n) and treated
-    (S_B, n), the outcomes of every seed on the same n items of a task.
+    (S_B, n), the outcomes of every seed on the same n items of a task; ``clusters``: (n,) for every task, the number of
+    the group that an item belongs to; ``weights`` w of the tasks, 1/T each by default.
 
     An outcome is y = arm + item + arm×item + seed(arm) + seed×item, so with M_s a seed's mean over tasks
 
-        Var(difference) = Σ_arms σ²_seed/S + (1/T²) Σ_t [σ²_(arm×item)/n + Σ_arms σ²_(seed×item)/(n S)].
+        Var(difference) = Σ_arms σ²_seed/S + Σ_t w_t² [σ²_(arm×item)/n + Σ_arms σ²_(seed×item)/(n S)].
 
-    The variance of the M_s over seeds, divided by S, estimates the first and the last term together; the variance over
-    items of the difference of the arms' means, divided by n, the second and the last; the residual the last alone:
+    The variance of the M_s over seeds, divided by S, estimates the first and the last term together (A); the variance
+    over items of the difference of the arms' means, divided by n, the second and the last (B); the residual the last
+    alone (C). A has few degrees of freedom and must not fall below the part of it that is known:
 
-        V = Σ_arms s²(M_s)/S + max(0, (1/T²) Σ_t [s²_items/n − residual/(n S)]).
+        V = max(A, C) + max(0, B − C).
 
     The two parts of V have their own degrees of freedom: Welch's for the seeds of two arms, nearly the number of items
-    for the other. The test weights their t quantiles (``Crossed.critical``).
+    (of clusters) for the other. The test weights their t quantiles (``Crossed.critical``). With clusters B and C are
+    computed from the sums over each cluster (``_mean_variance``).
 
     Seeds of the two arms are independent samples unless ``paired``. An arm with a single seed is given the other arm's
     seed variance; with one seed in both there is none to estimate, and the items alone are the sample.
     """
-    parts = [_parts(base, treated, paired) for base, treated in tasks]
-    count = len(parts)
-    means = [np.mean([part.seed_means[arm] for part in parts], axis=0) for arm in range(len(parts[0].seed_means))]
-    item_total = sum(part.item_variance for part in parts) / count**2
-    noise = sum(part.noise for part in parts) / count**2
-    per_seed = sum(part.noise_per_seed for part in parts) / count**2
+    parts = [_parts(b, t, paired, g) for (b, t), g in zip(tasks, clusters or [None] * len(tasks))]
+    share = np.full(len(parts), 1 / len(parts)) if weights is None else np.asarray(weights, dtype=np.float64)
+    means = [share @ np.array([part.seed_means[arm] for part in parts]) for arm in range(len(parts[0].seed_means))]
+    item_parts = share**2 * [part.item_variance for part in parts]
+    item_total = float(item_parts.sum())
+    noise = float(share**2 @ [part.noise for part in parts])
+    per_seed = float(share**2 @ [part.noise_per_seed for part in parts])
     size = max(part.size for part in parts)
     variances = [spread(m, size) if len(m) > 1 else None for m in means]
     known = [v for v in variances if v is not None]
-    difference = sum(part.difference for part in parts) / count
+    difference = float(share @ [part.difference for part in parts])
     exact = _without_variance(means, parts) if abs(difference) > 1e-12 * size else 1.0
-    item_term = sum((part.item_variance / count**2) ** 2 / max(1, part.items - 1) for part in parts)
+    item_term = float(np.sum(item_parts**2 / [max(1, part.units - 1) for part in parts]))
     item_df = item_total**2 / item_term if item_term else math.inf
+    effective = sum(part.effective for part in parts)
     if not known:
-        return Crossed(difference, (), item_total, item_df, 0.0, math.nan, exact)
+        return Crossed(difference, (), item_total, item_df, 0.0, math.nan, exact, effective)
     seeds = tuple((v / len(m), len(m) - 1.0) for m, v in zip(means, variances) if v is not None)
     if len(known) < len(variances):
         # one arm has a single seed: its variance is the other's, one and the same estimate used twice
         seeds = ((known[0] + seeds[0][0], seeds[0][1]),)
     return Crossed(
         difference=difference,
-        seeds=seeds,
+        seeds=_floored(seeds, noise),
         item_variance=max(0.0, item_total - noise),
         item_df=item_df,
-        noise=min(noise, sum(variance for variance, _ in seeds)),
+        noise=noise,
         seed_sd=math.sqrt(max(0.0, float(np.mean(known)) - per_seed)),
         exact=exact,
+        effective=effective,
     )

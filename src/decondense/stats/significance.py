@@ -8,7 +8,7 @@ record says which. docs/statistics.md has the reasons.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from .checkpoints import checkpoint_average, is_binary, mcnemar, paired_interval
 from .crossed import Crossed, crossed_macro
 from .pairing import check_runs, match
 from .tables import verdict
+from .verdicts import finding
 
 if TYPE_CHECKING:
     from ..figures.draw import Where
@@ -60,6 +61,8 @@ def significance(
     common: bool = False,
     metric: str | None = None,
     filter: str | None = None,
+    cluster: str | None = None,
+    matters: float | None = None,
     alpha: float = 0.05,
     power: float = 0.8,
     bootstrap: int = 2000,
@@ -76,6 +79,9 @@ def significance(
         common: compare the items that all runs have; by default runs with different items are refused.
         metric: names in the order of preference, with commas; by default acc, exact_match, or what there is.
         filter: of lm-eval, by which an answer was read; by default the first in the log.
+        cluster: the field by which items belong together (a subject, a passage); groups are then what is independent.
+        matters: the smallest difference of the average that would matter, in points, stated before looking: the
+            verdict then tells an effect that matters from one that does not, and no effect from not knowing.
         alpha, power: level of the tests, and the power at which the smallest detectable effect is stated.
         bootstrap, permutations, seed: resamplings and their random stream.
 
@@ -83,7 +89,9 @@ def significance(
         the content of ``result.json``, with ``to_pandas()`` and ``plot()``.
     """
     _check_options(alpha, power, bootstrap, permutations)
-    wanted = Wanted(tuple(name.strip() for name in (metric or "").split(",") if name.strip()), filter)
+    if matters is not None and not matters > 0:
+        raise ValueError(f"matters must be a difference above 0, in points, got {matters}: take 0.3, for instance.")
+    wanted = Wanted(tuple(name.strip() for name in (metric or "").split(",") if name.strip()), filter, cluster)
     arms = [[log for run in _several(arm) for log in read_logs(run, wanted)] for arm in (base, treated)]
     if not arms[0] or not arms[1]:
         raise ValueError("significance needs at least one base and one treated run: BASE… -- TREATED….")
@@ -97,14 +105,17 @@ def significance(
         run.label = label
     notes = check_runs(arms)
     matched, left_out = match(arms, common=common)
+    clusters = {task: found.clusters for task, found in matched.items()}
     accuracy = {task: found.score for task, found in matched.items() if found.score is not None}
     likelihood = {task: found.likelihood for task, found in matched.items() if found.likelihood is not None}
     _check_ties([*accuracy.values(), *likelihood.values()])
     options: dict[str, Any] = {
         "paired": paired, "alpha": alpha, "power": power, "permutations": permutations, "seed": seed,
+        "clusters": clusters,
     }  # fmt: skip
+    given = (("metric", metric), ("filter", filter), ("cluster", cluster), ("matters", matters))
     settings: dict[str, Any] = {"common": common, "bootstrap": bootstrap, "permutations": permutations, "seed": seed}
-    settings |= {key: value for key, value in (("metric", metric), ("filter", filter)) if value is not None}
+    settings |= {key: value for key, value in given if value is not None}
     seeds = (len(arms[0]), len(arms[1]))
     content: dict[str, Any] = {
         "schema": Record.reads[0],
@@ -116,7 +127,13 @@ def significance(
         "alpha": alpha,
         "power": power,
         "settings": settings,
-        **analyse(accuracy, bootstrap=bootstrap, **options),
+        **analyse(
+            accuracy,
+            bootstrap=bootstrap,
+            matters=None if matters is None else matters / 100,
+            chance={task: found.chance for task, found in matched.items()},
+            **options,
+        ),
         "likelihood": analyse(likelihood, bootstrap=0, **options) if likelihood else None,
         "ranks": ranks(accuracy),
     }
@@ -161,34 +178,53 @@ def _check_ties(outcomes: Iterable[Pair]) -> None:
 
 def analyse(
     outcomes: dict[str, Pair], *, paired: bool = False, alpha: float = 0.05, power: float = 0.8, bootstrap: int = 2000,
-    permutations: int = 10_000, seed: int = 0,
+    permutations: int = 10_000, seed: int = 0, clusters: Mapping[str, np.ndarray | None] | None = None,
+    matters: float | None = None, chance: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Tests for every task and for the average over tasks, as rows of ``records.Differences``. ``outcomes``: task →
-    (base, treated), each (seeds, items)."""
+    (base, treated), each (seeds, items); ``clusters``: task → (items,) numbers of groups; ``matters``: see ``finding``;
+    ``chance``: task → what guessing scores, for the signal-to-noise ratio and the average weighted by it."""
     _check_options(alpha, power, bootstrap, permutations)
     if not outcomes:
         return {"tasks": [], "macro": None}
     pairs = list(outcomes.values())
+    groups = [(clusters or {}).get(task) for task in outcomes]
     counts = {len(arm) for pair in pairs for arm in pair}
+    test: dict[str, Any] = {"paired": paired, "power": power, "permutations": permutations, "seed": seed}
     tasks = []
-    for name, pair in outcomes.items():
-        row, estimate = _row([pair], paired, alpha / len(outcomes), power, permutations, seed)
+    for (name, pair), group in zip(outcomes.items(), groups):
+        row, estimate = _row([pair], [group], alpha=alpha / len(outcomes), **test)
         if len(counts) == 1 and counts != {1}:
             # the i-th two checkpoints against each other, items only: says nothing about another seed
             row["pairs"] = [
                 {"difference": float(t.mean() - b.mean()), "p": _paired_test(b, t, permutations, seed)["p"]}
                 for b, t in zip(*pair)
             ]
+        if chance is not None:
+            above = (row["base"] + row["treated"]) / 2 - chance[name]
+            row["signal_to_noise"] = above / row["se"] if row["se"] > 0 else None
         tasks.append({"task": name} | row)
     for row, adjusted in zip(tasks, holm([row["p"] for row in tasks])):
         row |= {"p_holm": adjusted, "significant": adjusted <= alpha}
     if len(pairs) > 1:
-        macro, estimate = _row(pairs, paired, alpha, power, permutations, seed)
+        macro, estimate = _row(pairs, groups, alpha=alpha, **test)
     else:
         macro = {key: value for key, value in tasks[0].items() if key not in ("task", "pairs", "p_holm")}
     macro |= {"tasks": len(pairs), "significant": macro["p"] <= alpha}
     if bootstrap and estimate.se > 0:
-        macro["bootstrap"] = hierarchical_bootstrap(pairs, estimate, paired=paired, samples=bootstrap, seed=seed)
+        macro["bootstrap"] = hierarchical_bootstrap(
+            pairs, estimate, paired=paired, samples=bootstrap, seed=seed, clusters=groups
+        )
+    shares = [max(0.0, row.get("signal_to_noise") or 0.0) for row in tasks]
+    if sum(share > 0 for share in shares) > 1:
+        weights = [share / sum(shares) for share in shares]
+        weighted, _ = _row(pairs, groups, alpha=alpha, weights=weights, **test)
+        macro["weighted"] = {key: weighted[key] for key in ("difference", "low", "high", "p", "smallest_effect")}
+        macro["weighted"]["weights"] = dict(zip(outcomes, weights))
+    for row in (*tasks, macro):
+        inner = row.pop("inner")
+        if matters is not None:
+            row["finding"] = finding(row, inner, matters, significant=row["significant"])
     return {"tasks": tasks, "macro": macro}
 
 
@@ -207,13 +243,15 @@ def _check_options(alpha: float, power: float, bootstrap: int, permutations: int
 
 
 def _row(
-    pairs: list[Pair], paired: bool, alpha: float, power: float, permutations: int, seed: int
-) -> tuple[dict[str, Any], Crossed]:
-    """treated − base on one task, or on the average over several."""
-    estimate = crossed_macro(pairs, paired=paired)
-    seeds = [np.mean([pair[arm].mean(1) for pair in pairs], axis=0) for arm in (0, 1)]
-    base, treated = (float(np.mean([pair[arm].mean() for pair in pairs])) for arm in (0, 1))
-    low, high = estimate.interval()
+    pairs: list[Pair], clusters: list[np.ndarray | None], *, paired: bool, alpha: float, power: float,
+    permutations: int, seed: int, weights: Sequence[float] | None = None,
+) -> tuple[dict[str, Any], Crossed]:  # fmt: skip
+    """treated − base on one task, or on the average over several. ``inner``: the 90 % interval."""
+    estimate = crossed_macro(pairs, paired=paired, clusters=clusters, weights=weights)
+    seeds = [np.average([pair[arm].mean(1) for pair in pairs], axis=0, weights=weights) for arm in (0, 1)]
+    base, treated = (float(arm.mean()) for arm in seeds)
+    ends = estimate.interval(), estimate.interval(0.9)
+    grouped = any(group is not None for group in clusters)
     row: dict[str, Any] = {
         "items": int(sum(b.shape[1] for b, _ in pairs)),
         "base": base,
@@ -230,20 +268,26 @@ def _row(
         "item_se": math.sqrt(estimate.item_variance + estimate.noise),
         "smallest_effect": estimate.minimal_effect(alpha=alpha, power=power),
     }
+    if grouped:
+        row |= {"clusters": int(sum(g.max() + 1 for g in clusters if g is not None)), "effective": estimate.effective}
     if len(seeds[0]) == len(seeds[1]) == 1:
-        if len(pairs) == 1:
+        if len(pairs) == 1 and not grouped:
             first, second = pairs[0][0][0], pairs[0][1][0]
             row |= _paired_test(first, second, permutations, seed)
-            low, high = paired_interval(first, second)
+            ends = paired_interval(first, second), paired_interval(first, second, level=0.9)
         else:
-            row["p"], low, high = checkpoint_average(pairs, samples=permutations, seed=seed)
-            row["test"] = "paired permutation"
-        # of graded outcomes the spread says what their few differing items alone cannot
-        exact = smallest_effect(pairs, alpha=alpha, power=power)
-        graded = not all(is_binary(*pair) for pair in pairs)
-        known = [effect for effect in ([exact, row["smallest_effect"]] if graded else [exact]) if effect is not None]
-        row["smallest_effect"] = max(known) if len(known) == 1 + graded else None
-    return row | {"low": _finite(low), "high": _finite(high)}, estimate
+            p, *averages = checkpoint_average(pairs, weights, clusters, samples=permutations, seed=seed)
+            row |= {"p": p, "test": "paired permutation" + (" of clusters" if grouped else "")}
+            if not grouped:
+                ends = averages[0], averages[1]
+        if not grouped and weights is None:
+            # of graded outcomes the spread says what their few differing items alone cannot
+            exact = smallest_effect(pairs, alpha=alpha, power=power)
+            graded = not all(is_binary(*pair) for pair in pairs)
+            found = [e for e in ([exact, row["smallest_effect"]] if graded else [exact]) if e is not None]
+            row["smallest_effect"] = max(found) if len(found) == 1 + graded else None
+    (low, high), inner = ends
+    return row | {"low": _finite(low), "high": _finite(high), "inner": inner}, estimate
 
 
 def _paired_test(base: np.ndarray, treated: np.ndarray, permutations: int, seed: int) -> dict[str, Any]:

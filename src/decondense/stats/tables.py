@@ -55,9 +55,14 @@ def _sentence(
     if macro.low is not None and macro.high is not None:
         reach = f"95 % interval {say(macro.low, sign=True)} to {say(macro.high, sign=True)}"
     head = no_difference
+    who = "the treated checkpoint scores" if one else "the treated runs score"
+    direction = f"{who} {'better' if macro.difference > 0 else 'worse'}"
     if macro.significant:
-        who = "the treated checkpoint scores" if one else "the treated runs score"
-        head = f"Different, {who} {'better' if macro.difference > 0 else 'worse'}"
+        head = f"Different, {direction}"
+    judged = macro.model_dump().get("finding")
+    if judged is not None:
+        stated = f"{record.settings['matters']:g} {unit} or more would matter"
+        head = f"{judged[0].upper()}{judged[1:]} ({stated}){f', {direction}' if macro.significant else ''}"
     head += (
         f": {what}treated − base is {say(macro.difference, sign=True)} {unit} on {over} ({reach}, {p_words(macro.p)})"
     )

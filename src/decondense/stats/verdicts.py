@@ -17,9 +17,9 @@ the others. numpy and scipy only.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import special
@@ -28,12 +28,39 @@ from ..words import several, signed
 from .intervals import student, t_quantile
 
 __all__ = [
-    "Decision", "Mean", "combine", "decide", "equivalent", "from_interval", "interval", "not_below", "signed",
-    "slope", "steady",
+    "Decision", "Mean", "combine", "decide", "equivalent", "finding", "from_interval", "interval", "not_below",
+    "signed", "slope", "steady",
 ]  # fmt: skip
 
 REPRODUCED, NOT, UNDECIDED = "reproduced", "not reproduced", "undecided"
 LEAST = 3  # numbers; with two the interval is 12.7 standard errors wide on each side, and says nothing
+
+
+MATTERS, SMALL, NONE = "an effect that matters", "an effect, too small to matter", "no effect that matters"
+
+
+def finding(
+    row: Mapping[str, Any], inner: tuple[float, float], smallest: float, *, significant: bool | None = None
+) -> str:
+    """What an interval says about an effect, where `smallest` is the least that would matter.
+
+    With [l, h] the 95 % interval (`row`: low, high) and [l', h'] the 90 % one (`inner`):
+
+        an effect that matters           l > smallest or h < −smallest
+        an effect, too small to matter   different from 0, and −smallest < l', h' < smallest
+        no effect that matters           the same, not different from 0 (equivalence: two one-sided tests at 5 %)
+        undecided                        anything else, also an effect of which the size is not known
+
+    Different from 0: `significant`, or else that [l, h] excludes 0."""
+    low, high = row["low"], row["high"]
+    if low is None or high is None or not all(map(math.isfinite, (low, high, *inner))):
+        return UNDECIDED
+    different = not low <= 0 <= high if significant is None else significant
+    if different and (low > smallest or high < -smallest):
+        return MATTERS
+    if -smallest < inner[0] and inner[1] < smallest:
+        return SMALL if different else NONE
+    return UNDECIDED
 
 
 @dataclass(frozen=True)
