@@ -5,6 +5,10 @@ have. `tasks`: share of comparisons in which at least one of ten tasks is called
 `average`: share in which the average is; `pooled`: the same as `tasks` when seeds are counted as items (McNemar on
 seeds × items), which is wrong; `satterthwaite`: `tasks` with one t of Satterthwaite's degrees of freedom instead
 of Cochran and Cox's critical value; `coverage`: how often the 95 % interval of the average holds the truth.
+`task_coverage`: the same of single tasks; `tied`: in what share of these the seeds agree by chance (A < C/2, see
+`crossed_macro`), `tied_coverage` how often the interval holds the truth there, and `without_floor` how often it would
+without the floor. `weighted`: coverage of the average weighted by signal to noise. `matters`, `small`, `none`,
+`undecided`: what is said of the average where 0.3 points would matter.
 Without an effect `tasks` and `average` should be at most 0.05 (standard error 0.007 with 1000 comparisons). In the rows
 with a difference on the largest task only that task is looked at, at a tenth of the level, the first step of Holm.
 
@@ -38,9 +42,14 @@ from decondense.stats.bootstrap import hierarchical_bootstrap
 from decondense.stats.checkpoints import checkpoint_average, mcnemar, smallest_effect
 from decondense.stats.crossed import Crossed, crossed_macro
 from decondense.stats.significance import holm
+from decondense.stats.verdicts import MATTERS as MATTER
+from decondense.stats.verdicts import NONE, SMALL, UNDECIDED, finding
 
 COLUMNS = ("truth", "seeds", "seed_sd", "effect", "pairs", "tasks", "average", "pooled", "satterthwaite")
-COLUMNS += ("coverage", "bootstrap_coverage", "stated_power")
+COLUMNS += ("coverage", "bootstrap_coverage", "stated_power", "task_coverage", "tied", "tied_coverage", "without_floor")
+COLUMNS += ("weighted", "matters", "small", "none", "undecided")
+MATTERS = 0.003
+FINDINGS = {MATTER: "matters", SMALL: "small", NONE: "none", UNDECIDED: "undecided"}
 STUDY = Path(__file__).parents[1] / "results" / "studies" / "benchmarks" / "result.json"
 
 
@@ -91,6 +100,11 @@ def conditions(measured: Path) -> list[tuple[str, Truth, bool]]:
         ("1 seed, items as the sample", Truth(seeds=(1, 1), seed_sd=0.0), False),
         ("1 seed, claim about training", Truth(seeds=(1, 1)), False),
         ("seed spread as measured", measured_truth(measured), False),
+        ("items in clusters of 20, named", Truth(cluster=20), False),
+        ("items in clusters of 20, not named", Truth(cluster=20), False),
+        ("as measured, half of what matters", replace(measured_truth(measured), effect=MATTERS / 2), False),
+        ("as measured, just what matters", replace(measured_truth(measured), effect=MATTERS), False),
+        ("as measured, four times that", replace(measured_truth(measured), effect=4 * MATTERS), False),
     ]
 
 
@@ -99,7 +113,8 @@ def run(
 ) -> harness.Row:
     """``level``: of the tests; the interval is the 95 % one."""
     rng = np.random.default_rng(seed)
-    hits = {"tasks": 0, "average": 0, "pooled": 0, "satterthwaite": 0, "coverage": 0, "boot": 0}
+    hits = dict.fromkeys(("tasks", "average", "pooled", "satterthwaite", "coverage", "boot", "weighted"), 0)
+    hits |= dict.fromkeys((*FINDINGS.values(), "task_coverage", "tied", "tied_coverage", "without_floor"), 0)
     effect = float(np.mean(truth.effect))
     one = truth.seeds == (1, 1)
     for number in range(pairs):
@@ -108,16 +123,19 @@ def run(
             [(int(np.sum(b > a)), int(np.sum(b < a))) for a, b in outcomes] if truth.seeds[0] == truth.seeds[1] else []
         )
         pooled = [mcnemar(gained, lost) for gained, lost in counts]
-        estimates = [crossed_macro([pair], paired=paired) for pair in outcomes]
+        groups = [None] * len(outcomes) if name.endswith("not named") else truth.clusters()
+        estimates = [crossed_macro([pair], paired=paired, clusters=[g]) for pair, g in zip(outcomes, groups)]
         tests = pooled if one else [estimate.p for estimate in estimates]
         single = [2 * stats.t.sf(abs(e.difference) / e.se, e.df) for e in estimates]
-        macro = crossed_macro(outcomes, paired=paired)
+        macro = crossed_macro(outcomes, paired=paired, clusters=groups)
         p, (low, high), _ = checkpoint_average(outcomes, samples=1000) if one else (macro.p, macro.interval(), None)
         hits["tasks"] += min(holm(tests)) <= level
         hits["satterthwaite"] += min(holm(single)) <= level
         hits["average"] += p <= level
         hits["pooled"] += bool(pooled) and min(holm(pooled)) <= level
         hits["coverage"] += low <= effect <= high
+        if not one and len(outcomes) > 1:
+            _new_rules(hits, truth, outcomes, estimates, macro, groups, paired, p <= level)
         if number < bootstrap:
             found = hierarchical_bootstrap(outcomes, macro, paired=paired, samples=300, seed=0)
             hits["boot"] += found["low"] <= effect <= found["high"]
@@ -135,9 +153,43 @@ def run(
         "standard_error": math.sqrt(0.05 * 0.95 / pairs),
         "stated_power": "",
     }
+    if not one and len(truth.items) > 1:
+        row |= {key: hits[key] / pairs for key in ("weighted", *FINDINGS.values())}
+        row |= {key: hits[key] / pairs / len(truth.items) for key in ("task_coverage", "tied")}
+        row |= {
+            key: hits[key] / hits["tied"] if hits["tied"] else math.nan for key in ("tied_coverage", "without_floor")
+        }
     if bootstrap:
         row["bootstrap_coverage"] = hits["boot"] / min(pairs, bootstrap)
     return row
+
+
+def _new_rules(
+    hits: dict[str, int], truth: Truth, outcomes: list[Any], estimates: list[Crossed], macro: Crossed,
+    groups: list[np.ndarray | None], paired: bool, significant: bool,
+) -> None:  # fmt: skip
+    effects = np.broadcast_to(np.asarray(truth.effect, dtype=np.float64), (len(outcomes),))
+    ratios = []
+    for (base, treated), estimate, effect in zip(outcomes, estimates, effects):
+        low, high = estimate.interval()
+        inside = low <= effect <= high or (math.isnan(low) and estimate.difference == effect)
+        hits["task_coverage"] += inside
+        arms = [treated.mean(1) - base.mean(1)] if paired else [base.mean(1), treated.mean(1)]
+        raw = tuple((float(np.var(m, ddof=1)) / len(m), len(m) - 1.0) for m in arms if len(m) > 1)
+        if len(raw) < len(arms):
+            raw = ((raw[0][0] * (1 + max(map(len, arms))), raw[0][1]),)
+        if sum(variance for variance, _ in raw) < estimate.noise / 2:
+            low, high = replace(estimate, seeds=raw).interval()
+            hits["tied"] += 1
+            hits["tied_coverage"] += inside
+            hits["without_floor"] += low <= effect <= high
+        # the simulated tasks are not chosen from: guessing scores nothing
+        ratios.append((base.mean() + treated.mean()) / 2 / estimate.se if estimate.se else 0.0)
+    weights = np.array(ratios) / sum(ratios)
+    low, high = crossed_macro(outcomes, paired=paired, clusters=groups, weights=weights).interval()
+    hits["weighted"] += low <= weights @ effects <= high
+    low, high = macro.interval()
+    hits[FINDINGS[finding({"low": low, "high": high}, macro.interval(0.9), MATTERS, significant=significant)]] += 1
 
 
 def true_design(estimates: list[Crossed]) -> Crossed:

@@ -6,7 +6,8 @@ Item i of task t is answered right by seed s of an arm when a hidden score is po
 
 b: difficulty of the item, shared by all runs; g: items that a way of training gets right or wrong whatever the seed;
 u: the seed's own level on the task, correlated over tasks; e: the rest. Var b + Var g + Var e = 1, so that the expected
-accuracy of a seed without u is Φ(μ). Items are drawn anew in every simulation: a null is a null over items and seeds.
+accuracy of a seed without u is Φ(μ). With `cluster` items in a group, `shared` of g and of e is one draw for the whole
+group. Items are drawn anew in every simulation: a null is a null over items and seeds.
 """
 
 from __future__ import annotations
@@ -38,6 +39,12 @@ class Truth:
     noise: float = 0.03
     effect: float | Sequence[float] = 0.0
     paired_correlation: float = 0.0
+    cluster: int = 1
+    shared: float = 0.5
+
+    def clusters(self) -> list[np.ndarray | None]:
+        """For every task the group of each item."""
+        return [None if self.cluster == 1 else np.arange(n) // self.cluster for n in self.items]
 
 
 def simulate(truth: Truth, rng: np.random.Generator) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -61,8 +68,17 @@ def simulate(truth: Truth, rng: np.random.Generator) -> list[tuple[np.ndarray, n
                 first = np.sqrt(truth.seed_correlation) * common[0] + np.sqrt(1 - truth.seed_correlation) * own[0]
                 z = truth.paired_correlation * first + np.sqrt(1 - truth.paired_correlation**2) * z
             seed_level = spreads[t] / stats.norm.pdf(level) * z
-            kept = np.sqrt(truth.persistent) * rng.standard_normal(n)
-            rest = np.sqrt(truth.noise) * rng.standard_normal((seeds, n))
+            kept = np.sqrt(truth.persistent) * _grouped(truth, rng, 1, n)[0]
+            rest = np.sqrt(truth.noise) * _grouped(truth, rng, seeds, n)
             arms.append((level + difficulty + kept + seed_level[:, None] + rest > 0).astype(np.float64))
         result.append((arms[0], arms[1]))
     return result
+
+
+def _grouped(truth: Truth, rng: np.random.Generator, rows: int, n: int) -> np.ndarray:
+    """(rows, n) of variance 1; items of a cluster share a part of it."""
+    own = rng.standard_normal((rows, n))
+    if truth.cluster == 1:
+        return own
+    group = rng.standard_normal((rows, -(-n // truth.cluster))).repeat(truth.cluster, axis=1)[:, :n]
+    return np.sqrt(truth.shared) * group + np.sqrt(1 - truth.shared) * own

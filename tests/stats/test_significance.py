@@ -241,3 +241,68 @@ def test_a_damaged_evaluation_is_named_with_its_field(make_run):
     (bad / "result.json").write_text(json.dumps(content))
     with pytest.raises(Damaged, match=r"b/result\.json is damaged: checkpoint\.step: .*make the result again"):
         significance([good], [bad])
+
+
+@pytest.mark.parametrize(
+    ("matters", "found"),
+    [(0.5, "an effect that matters"), (60, "an effect, too small to matter"), (10, "undecided")],
+)
+def test_what_would_matter_is_in_the_verdict(six, matters, found):
+    record = compared(*six, bootstrap=0, matters=matters)
+    words = f"{found[0].upper()}{found[1:]} ({matters} points or more would matter), the treated runs score better: "
+    assert record["verdict"].startswith(words)
+    assert (record["macro"]["finding"], record["settings"]["matters"]) == (found, matters)
+
+
+def test_what_would_matter_where_nothing_differs(six):
+    base, treated = six
+    same = compared(base[:1] + treated[1:2], base[1:2] + treated[:1], bootstrap=0, matters=99)
+    assert same["macro"]["finding"] == "no effect that matters"
+    with pytest.raises(ValueError, match=r"matters must be a difference above 0, in points, got 0"):
+        compared(base, treated, matters=0)
+    assert "finding" not in compared(base, treated, bootstrap=0)["macro"]
+
+
+def test_the_average_weighted_by_signal_to_noise():
+    rng = np.random.default_rng(0)
+    outcomes = {
+        name: ((rng.random((3, n)) < level).astype(float), (rng.random((3, n)) < level + 0.05).astype(float))
+        for name, n, level in (("easy", 200, 0.6), ("hard", 300, 0.35), ("chance", 400, 0.15))
+    }
+    record = analyse(outcomes, bootstrap=0, chance=dict.fromkeys(outcomes, 0.25))
+    ratios = []
+    for row in record["tasks"]:
+        above = (row["base"] + row["treated"]) / 2 - 0.25
+        assert row["signal_to_noise"] == pytest.approx(above / row["se"])
+        ratios.append(max(0.0, above / row["se"]))
+    weights = np.array(ratios) / sum(ratios)
+    found = record["macro"]["weighted"]
+    assert list(found["weights"].values()) == pytest.approx(weights.tolist())
+    assert found["weights"]["chance"] == 0
+    assert found["difference"] == pytest.approx(weights @ [row["difference"] for row in record["tasks"]])
+    assert found["low"] < found["difference"] < found["high"]
+
+
+def test_clusters_by_the_command(make_run, tmp_path):
+    """Ten questions about each of 30 subjects, all of which the treated model learned or not."""
+    rng = np.random.default_rng(0)
+    subjects = np.arange(300) // 10
+    learned = rng.random(30) < 0.4
+
+    def rows(gain):
+        answers = (rng.random(300) < 0.3) | (gain & learned[subjects])
+        return {"t": [make_item("t", n, a, subtask=f"subject-{subjects[n]}") for n, a in enumerate(answers)]}
+
+    arms = [make_run("a", rows(False))], [make_run("b", rows(True))]
+    plain, grouped = compared(*arms, bootstrap=50), compared(*arms, bootstrap=50, cluster="subtask")
+    row = grouped["tasks"][0]
+    assert (row["clusters"], row["test"]) == (30, "paired permutation of clusters")
+    assert 30 < row["effective"] < 200
+    assert row["high"] - row["low"] > 1.2 * (plain["tasks"][0]["high"] - plain["tasks"][0]["low"])
+    boot = [r["macro"]["bootstrap"] for r in (plain, grouped)]
+    assert boot[1]["se"] > 1.2 * boot[0]["se"]
+    done = cli("significance", *arms[0], *arms[1], "--cluster", "subtask", "--out", tmp_path / "out", "--bootstrap", 50)
+    assert done.returncode == 0, done.stderr
+    assert "300 items in 30 clusters tell as much as" in " ".join(done.stdout.split())
+    with pytest.raises(ValueError, match=r"--cluster must be a field of every item, but 'passage' is not in "):
+        compared(*arms, cluster="passage")

@@ -29,7 +29,7 @@ def mcnemar(gained: int, lost: int) -> float:
     each goes either way with probability ½."""
     if gained < 0 or lost < 0:
         raise ValueError(f"gained and lost must be counts, got {gained} and {lost}.")
-    return float(stats.binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
+    return float(min(1.0, 2 * special.bdtr(min(gained, lost), gained + lost, 0.5))) if gained + lost else 1.0
 
 
 def permutation(differences: np.ndarray, *, samples: int = 10_000, seed: int = 0) -> float:
@@ -95,7 +95,7 @@ def checkpoint_average(
     clusters: Sequence[np.ndarray | None] | None = None, *, samples: int = 10_000, seed: int = 0,
 ) -> tuple[float, tuple[float, float], tuple[float, float]]:  # fmt: skip
     """p, 95 % and 90 % interval of the mean over tasks of the difference of two checkpoints, each task (1, items) in
-    both arms: the permutation test on all items, each with the weight w/n of its task (clusters of items keep together), and
+    both arms: the permutation test on all items, each with the weight w/n of its task (clusters keep together), and
     ``average_interval``. A task with so few items that they do not vary cannot make it look certain, as it would with a
     t test over items. The intervals take no clusters."""
     share = np.full(len(tasks), 1 / len(tasks)) if weights is None else np.asarray(weights, dtype=np.float64)
