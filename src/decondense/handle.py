@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from . import hidden_states as hs
 from .losses.options import check_choice
-from .losses.presets import Loss
+from .losses.presets import Loss, get
 
 Schedule = str | Callable[[int], float]
 SCHEDULES = ("constant", "linear", "cosine", "release")
@@ -37,7 +37,7 @@ class Term:
     """
 
     loss: Loss
-    weight: float
+    weight: float = 0.1
     layers: hs.Layers = "all"
     schedule: Schedule = "constant"
     ramp_steps: int | None = None
@@ -117,6 +117,12 @@ class Term:
             return states, mask, labels
         labels = None if labels is None else torch.where(cut.mask, cut.gather(labels), -100)
         return [cut.gather(z) for z in states], cut.mask, labels
+
+    @torch.no_grad()
+    def mean_cosine(self, capture: hs.Capture, first: int) -> Tensor:
+        """Mean cosine per layer: what dispersion gives to first order for nothing, here in one more read."""
+        states, mask, _ = self.sequences(capture, first)
+        return get("cosreg").over_layers(states, mask)[0].mean(1)
 
     def agreement(self, capture: hs.Capture, first: int) -> Tensor:
         """Cosine between the estimator's gradient and the exact one, per layer, on the first sequence."""

@@ -241,6 +241,16 @@ def unwrap_peft(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
+def refuse_lightning(target: Any, callback: str) -> None:
+    """Lightning calls `training_step`, past the hooks of its module, and hands the loss to nobody but itself."""
+    kinds = {kind.__name__ for kind in type(target).__mro__ if "lightning" in kind.__module__}
+    if kinds & {"LightningModule", "Trainer"}:
+        raise TypeError(
+            f"Lightning takes callbacks, got its {type(target).__name__}: Trainer(callbacks=[{callback}(…)]), "
+            f"from decondense.integrations.lightning import {callback}."
+        )
+
+
 def reader_of(model: nn.Module, modules: str | Sequence[str] | None) -> tuple[Reader, int | None]:
     """The reader for a model, and the number of states it will deliver where that is known beforehand."""
     if modules is not None:

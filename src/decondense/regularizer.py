@@ -9,6 +9,7 @@ The penalty is the mean over the chosen layers of the loss of each sequence's to
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 from torch import nn
@@ -18,7 +19,7 @@ from .handle import Engine, Handle, Schedule, Term
 from .integrations.own_loop import OwnLoop
 from .losses.presets import Loss, get
 
-__all__ = ["Handle", "Term", "regularize"]
+__all__ = ["Handle", "Term", "regularize", "term_of"]
 
 
 def regularize(
@@ -57,6 +58,23 @@ def regularize(
     check_every  every so many training calls, compare the estimator's gradient with the exact one on the first
                  sequence of the batch: `handle.last["agreement"]`, a cosine per layer, kept until the next check.
     """
+    term = term_of(
+        loss,
+        weight=weight,
+        layers=layers,
+        schedule=schedule,
+        ramp_steps=ramp_steps,
+        release_at=release_at,
+        segments=segments,
+        check_every=check_every,
+        **options,
+    )
+    return Handle(_engine(target), term, modules)
+
+
+def term_of(loss: str | Loss = "dispersion", **options: Any) -> Term:
+    """The term that `regularize` attaches with these options: those of `Term`, the rest are those of the loss."""
+    own = {field.name: options.pop(field.name) for field in fields(Term) if field.name in options}
     if isinstance(loss, str):
         if get(loss).name == "dispersion" and "preset" not in options:
             options.setdefault("estimator", "first_order")
@@ -65,20 +83,11 @@ def regularize(
         raise TypeError(
             f"options go with a loss by name, got {', '.join(options)} beside {loss!r}: give them to losses.get."
         )
-    term = Term(
-        loss=loss,
-        weight=weight,
-        layers=layers,
-        schedule=schedule,
-        ramp_steps=ramp_steps,
-        release_at=release_at,
-        segments=segments,
-        check_every=check_every,
-    )
-    return Handle(_engine(target), term, modules)
+    return Term(loss=loss, **own)
 
 
 def _engine(target: Any) -> Engine:
+    hs.refuse_lightning(target, "RegularizeCallback")
     if isinstance(target, type) or not (isinstance(target, nn.Module) or hasattr(target, "compute_loss")):
         raise TypeError(f"target must be a model or a trainer, got {target!r}: pass the object that you train with.")
     if isinstance(target, nn.Module):

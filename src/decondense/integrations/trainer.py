@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from .. import hidden_states as hs
 from ..handle import Handle
 from ..insides import transformers as inside
-from ..losses.presets import get
 
 
 class TrainerEngine:
@@ -119,7 +118,7 @@ class TrainerEngine:
         handle.task_loss(loss)
         if "mean_cosine" not in handle.last and self._wants_cosine:
             self._wants_cosine = False
-            handle.last["mean_cosine"] = self._cosine(capture)
+            handle.last["mean_cosine"] = handle.term.mean_cosine(capture, handle.reader.first)  # once per log
         logged = 1.0 if whole else 1 / inside.accumulation_steps(self.trainer)
         self._note("task_loss", loss.detach() * logged)
         self._note("penalty", penalty.detach() * logged)
@@ -129,12 +128,6 @@ class TrainerEngine:
             self._note("mean_cosine", handle.last["mean_cosine"].mean())
             self._note("mean_cosine_calls", torch.ones((), device=penalty.device))
         return weight * penalty
-
-    @torch.no_grad()
-    def _cosine(self, capture: hs.Capture) -> Tensor:
-        """Mean cosine per layer: free to first order, else one more read of the states, once per log."""
-        states, mask, _ = self._handle.term.sequences(capture, self._handle.reader.first)
-        return get("cosreg").over_layers(states, mask)[0].mean(1)
 
     def _note(self, name: str, value: Tensor) -> None:
         if self.logged_step < 0:

@@ -69,6 +69,7 @@ def monitor(
         "every": every, "inputs": inputs, "sequences": sequences, "metrics": metrics, "modules": modules,
         "collapse": collapse,
     }  # fmt: skip
+    hs.refuse_lightning(target, "MonitorCallback")
     if isinstance(target, nn.Module):
         return _of_model(target, log, options)
     if not isinstance(target, type) and hasattr(target, "callback_handler"):

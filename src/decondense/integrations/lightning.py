@@ -1,0 +1,199 @@
+"""Lightning: a callback that adds the loss, and one that watches the geometry.
+
+    Trainer(callbacks=[RegularizeCallback(weight=0.1), MonitorCallback(every=100)])
+
+Lightning calls the module's `training_step`, so that is what the loss is added to: to what it returns, which Lightning
+divides by `accumulate_grad_batches` afterwards, penalty and all; with manual optimisation, to what is given to
+`manual_backward`. The hidden states are those of the model inside the module.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..handle import Handle
+from ..losses.presets import Loss
+from ..regularizer import term_of
+from ..watch.monitor import Monitor
+from ..watch.reading import Reading
+
+try:  # one package under two names; a script that uses one of them has imported it already
+    if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:
+        raise ImportError
+    from lightning.pytorch import Callback
+except ImportError:
+    try:
+        from pytorch_lightning import Callback
+    except ImportError as error:
+        raise ImportError("decondense.integrations.lightning needs Lightning: pip install lightning.") from error
+
+__all__ = ["MonitorCallback", "RegularizeCallback"]
+
+
+class RegularizeCallback(Callback):
+    """loss = task_loss + weight · penalty, in training; task_loss, penalty, penalty_weight, mean_cosine are logged.
+
+    loss, options  as in `regularize`: weight, layers, schedule, tau, …
+    model          which attribute of the module is the model whose states are read, as in "student" or "net.encoder";
+                   without a name, the one transformers model in it, or the one submodule that has parameters
+    modules        patterns of the model's submodules to read; as in `regularize`
+    accumulate     with manual optimisation: how many `manual_backward` make a step. The penalty is divided by it, as
+                   your loss is by you.
+
+    step           training batches after which an optimiser had stepped: the clock of the schedule. Two optimisers of
+                   one batch count once; it is kept in Lightning's checkpoints.
+    handle         that of `regularize`, from the start of the training on
+    """
+
+    model: nn.Module
+
+    def __init__(
+        self,
+        loss: str | Loss = "dispersion",
+        *,
+        model: str | None = None,
+        modules: str | Sequence[str] | None = None,
+        accumulate: int = 1,
+        **options: Any,
+    ) -> None:
+        if accumulate < 1:
+            raise ValueError(f"accumulate must be at least 1, got {accumulate}: the calls that make a step.")
+        self.term = term_of(loss, **options)
+        self.name, self.modules, self.accumulate = model, modules, accumulate
+        self.step = 0
+        self.handle: Handle | None = None
+        self._stepped = 0  # Lightning's count of optimiser steps, at the last training step
+        self._collecting = False
+
+    # ---- what Lightning calls ----
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        self.model = model_of(pl_module, self.name)
+        self._module, self._trainer = pl_module, trainer
+        self.handle = Handle(self, self.term, self.modules)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self._stepped = trainer.global_step  # of a checkpoint, too: it has been read by now
+
+    def on_train_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
+        self.step += trainer.global_step != self._stepped
+        self._stepped = trainer.global_step
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if self.handle is not None:
+            self.handle.remove()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self.teardown(trainer, pl_module, "fit")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self.step}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.step = state_dict["step"]
+
+    # ---- the engine ----
+
+    def attach(self, handle: Handle) -> None:
+        handle.read(lambda: self._collecting)
+        for name, wrap in (("training_step", self._around_step), ("manual_backward", self._around_backward)):
+            own = getattr(self._module, name)
+            # Lightning reads the signature to know what to pass: functools.wraps keeps it.
+            setattr(self._module, name, functools.wraps(own)(functools.partial(wrap, handle, own)))
+            handle.undo.callback(delattr, self._module, name)
+
+    def _around_step(self, handle: Handle, own: Any, *args: Any, **kwargs: Any) -> Any:
+        handle.captures.clear()
+        self._collecting = True
+        try:
+            out = own(*args, **kwargs)
+        finally:
+            self._collecting = False
+        automatic = self._module.automatic_optimization
+        if automatic and out is not None and not handle.captures:
+            raise RuntimeError(
+                f"training_step must call {type(self.model).__name__}, whose hidden states are read, but none came: "
+                "say which attribute of the module it is, RegularizeCallback(model='…')."
+            )
+        if not automatic and handle.captures:
+            raise RuntimeError(
+                "the penalty belongs to the loss of manual_backward, but that was not called after the model: call "
+                "self.manual_backward(loss) in training_step."
+            )
+        if not automatic or out is None:  # None: Lightning skips the batch
+            return out
+        if isinstance(out, Mapping):
+            return {**out, "loss": self._grown(handle, out["loss"])}
+        return self._grown(handle, out)
+
+    def _around_backward(self, handle: Handle, own: Any, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        own(self._grown(handle, loss, self.accumulate) if handle.captures else loss, *args, **kwargs)
+
+    def _grown(self, handle: Handle, loss: Tensor, parts: int = 1) -> Tensor:
+        capture = handle.captures[0]
+        weight = handle.weight
+        penalty = handle.take(scale=1 / parts)
+        handle.task_loss(loss)
+        last = handle.last
+        if "mean_cosine" not in last and (self._trainer.global_step + 1) % self._trainer.log_every_n_steps == 0:
+            last["mean_cosine"] = self.term.mean_cosine(capture, handle.reader.first)
+        told = {"task_loss": last["task_loss"], "penalty": last["penalty"], "penalty_weight": weight}
+        if "mean_cosine" in last:
+            told["mean_cosine"] = last["mean_cosine"].mean()
+        self._module.log_dict(told, batch_size=len(capture.states[0]))
+        return loss + weight * penalty.to(loss.device)
+
+
+class MonitorCallback(Callback):
+    """`monitor` for Lightning: readings go to every logger of the trainer, and as a heatmap to TensorBoard.
+
+    Options as in `monitor`, and `model` as in `RegularizeCallback`. `monitor` is the `Monitor`, from the start of the
+    training on: `callback.monitor.to_pandas()`.
+    """
+
+    monitor: Monitor
+
+    def __init__(self, *, model: str | None = None, log: Any = None, **options: Any) -> None:
+        self.name, self.log_reading, self.options = model, log, options
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        def report(reading: Reading) -> None:
+            if self.log_reading is not None:
+                self.log_reading(reading)
+            for logger in trainer.loggers if trainer.is_global_zero else []:
+                logger.log_metrics(reading.figures(), step=reading.step)
+                if hasattr(logger.experiment, "add_figure"):
+                    logger.experiment.add_figure("geometry/cosines", reading.plot(), reading.step)
+
+        model = model_of(pl_module, self.name)
+        self.monitor = Monitor(model, step=lambda: int(trainer.global_step), log=report, **self.options)
+
+    def on_train_batch_start(self, *args: Any, **kwargs: Any) -> None:
+        self.monitor.look()
+
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+        self.monitor.look()
+        self.monitor.remove()
+
+    def on_exception(self, *args: Any, **kwargs: Any) -> None:
+        if hasattr(self, "monitor"):
+            self.monitor.remove()
+
+
+def model_of(module: nn.Module, name: str | None) -> nn.Module:
+    """The submodule of that name; without one, the only transformers model, or the only one with parameters."""
+    if name is not None:
+        return module.get_submodule(name)
+    children = {key: child for key, child in module.named_children() if any(True for _ in child.parameters())}
+    models = {key: child for key, child in children.items() if hasattr(child, "config")} or children
+    if len(models) != 1:
+        raise ValueError(
+            f"{type(module).__name__} must have one model whose hidden states are read, got "
+            f"{', '.join(models) or 'none'}: say which, model='…'."
+        )
+    return next(iter(models.values()))

@@ -1,0 +1,146 @@
+"""The callbacks of Lightning, with the real trainer: gradients are those of the plain sum, and everything is logged."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import decondense as dc
+from regularize.models import assert_same, gradients, llama, tokens
+
+pytest.importorskip("pytorch_lightning")
+import pytorch_lightning as pl
+
+from decondense.integrations.lightning import MonitorCallback, RegularizeCallback
+
+LOADER = torch.utils.data.DataLoader(tokens(16), batch_size=2)
+
+
+class Module(pl.LightningModule):
+    """How the loss is made: by the model, by the module from logits, in a dict, or with manual optimisation."""
+
+    def __init__(self, kind: str = "labels", parts: int = 2, frozen: bool = False) -> None:
+        super().__init__()
+        self.model = llama(layers=2)
+        self.measure = nn.CrossEntropyLoss()
+        if frozen:
+            self.teacher = llama(layers=1)
+        self.kind, self.parts, self.before_steps = kind, parts, []
+        self.automatic_optimization = kind != "manual"
+
+    def training_step(self, batch, batch_idx):
+        out = self.model(input_ids=batch, labels=batch, use_cache=False)
+        if self.kind in ("logits", "manual"):
+            loss = self.measure(out.logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
+        else:
+            loss = out.loss
+        if self.kind != "manual":
+            return {"loss": loss} if self.kind == "dict" else loss
+        self.manual_backward(loss / self.parts)
+        if (batch_idx + 1) % self.parts == 0:
+            for optimiser in self.optimizers():
+                optimiser.step()
+                optimiser.zero_grad()
+        return None
+
+    def configure_optimizers(self):
+        halves = [p for p in self.model.parameters() if p.ndim == 2], [p for p in self.model.parameters() if p.ndim < 2]
+        if self.automatic_optimization:
+            return torch.optim.SGD(halves[0] + halves[1], lr=0.1)
+        return [torch.optim.SGD(half, lr=0.1) for half in halves]
+
+    def on_before_optimizer_step(self, optimizer):
+        if not self.before_steps or self.automatic_optimization:
+            self.before_steps.append(gradients(self.model))
+
+
+class Lines(pl.loggers.logger.DummyLogger):
+    """A logger that keeps its lines."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def log_metrics(self, metrics, step=None):
+        self.lines.append((step, metrics))
+
+
+def fit(module, *callbacks, parts=2, steps=4, checkpoint=None):
+    logger = Lines()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = pl.Trainer(
+            max_steps=steps, accelerator="cpu", logger=logger, log_every_n_steps=1, callbacks=list(callbacks),
+            accumulate_grad_batches=parts if module.automatic_optimization else 1, enable_progress_bar=False,
+            enable_model_summary=False, enable_checkpointing=False,
+        )  # fmt: skip
+        trainer.fit(module, LOADER, ckpt_path=checkpoint, weights_only=False)
+    return trainer, logger
+
+
+def plain_sum(weight: float, parts: int = 2) -> dict[str, torch.Tensor]:
+    """Gradients of the first step, by hand: the mean over the micro-batches of task + weight · mean over the blocks."""
+    model = llama(layers=2).train()
+    for batch, _ in zip(LOADER, range(parts)):
+        out = model(input_ids=batch, labels=batch, output_hidden_states=True)
+        penalty = torch.stack([dc.losses.dispersion(z, estimator="first_order") for z in out.hidden_states[1:]]).mean()
+        ((out.loss + weight * penalty) / parts).backward()
+    return gradients(model)
+
+
+@pytest.mark.parametrize("kind", ["labels", "logits", "dict", "manual"])
+def test_gradients_are_those_of_the_plain_sum(kind):
+    module = Module(kind)
+    callback = RegularizeCallback(weight=3.0, accumulate=2 if kind == "manual" else 1)
+    _, logger = fit(module, callback)
+    assert_same(module.before_steps[0], plain_sum(3.0), 1e-5)
+    told = [line for _, line in logger.lines if "task_loss" in line]
+    assert told[-1]["penalty"] < 0 < told[-1]["task_loss"]
+    assert told[-1]["penalty_weight"] == 3.0
+    assert -1 <= told[-1]["mean_cosine"] <= 1
+    assert "training_step" not in vars(module)  # removed with the end of the training
+    assert not callback.handle.attached
+
+
+@pytest.mark.parametrize("kind", ["labels", "manual"])
+def test_the_ramp_counts_training_steps(kind, tmp_path):
+    """Two micro-batches make one, and so do two optimisers; a resumed run goes on where it was."""
+    callback = RegularizeCallback("cosreg", schedule="linear", ramp_steps=8, weight=0.8, accumulate=2)
+    trainer, _ = fit(Module(kind), callback, steps=6 if kind == "manual" else 3)
+    assert callback.step == 3
+    assert callback.handle.weight == pytest.approx(0.3)
+    trainer.save_checkpoint(tmp_path / "state.ckpt")
+    resumed = RegularizeCallback("cosreg", schedule="linear", ramp_steps=8, weight=0.8, accumulate=2)
+    fit(Module(kind), resumed, steps=8 if kind == "manual" else 4, checkpoint=tmp_path / "state.ckpt")
+    assert resumed.step == 4
+
+
+def test_what_is_read_must_be_called_and_named():
+    with pytest.raises(ValueError, match="one model whose hidden states are read, got model, teacher: say which"):
+        fit(Module(frozen=True), RegularizeCallback())
+    module = Module(frozen=True)
+    with pytest.raises(RuntimeError, match="training_step must call LlamaForCausalLM"):
+        fit(module, RegularizeCallback(model="teacher"))
+    assert "training_step" not in vars(module)
+    fit(Module(frozen=True), RegularizeCallback(model="model", modules="model.layers.*"), steps=1)
+    with pytest.raises(ValueError, match="weight must be a finite number"):
+        RegularizeCallback(weight=float("nan"))
+    for attach, name in ((dc.regularize, "RegularizeCallback"), (dc.monitor, "MonitorCallback")):
+        for target in (module, pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)):
+            with pytest.raises(TypeError, match=rf"Trainer\(callbacks=\[{name}"):
+                attach(target)
+
+
+@pytest.mark.parametrize("inputs", [None, tokens(2)])
+def test_the_monitor_watches_and_changes_nothing(inputs):
+    modules = [Module(), Module()]
+    fit(modules[0])
+    callback = MonitorCallback(every=2, inputs=inputs, metrics=["effective_rank"])
+    _, logger = fit(modules[1], callback)
+    assert all(torch.equal(a, b) for a, b in zip(modules[0].parameters(), modules[1].parameters()))
+    steps = [step for step, line in logger.lines if "geometry/trend" in line or "geometry/mean_cosine/01" in line]
+    assert steps == [r.step for r in callback.monitor.readings] == ([0, 2] if inputs is None else [0, 2, 4])
+    assert set(callback.monitor.to_pandas().columns) == {"step", "layer", "mean_cosine", "effective_rank"}
