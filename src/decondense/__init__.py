@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from . import losses
     from .figures.plot import plot
     from .handle import Handle
+    from .integrations.callback import DecondenseCallback
     from .meter.compare import compare
     from .meter.result import Condensation, load
     from .meter.run import measure
@@ -16,14 +17,15 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 __all__ = [
-    "Condensation", "Handle", "Monitor", "compare", "load", "losses", "measure", "monitor", "plot", "regularize",
-    "significance",
+    "Condensation", "DecondenseCallback", "Handle", "Monitor", "compare", "load", "losses", "measure", "monitor",
+    "plot", "regularize", "significance",
 ]  # fmt: skip
 
 # Imported when somebody asks for them: torch takes seconds, which `decondense --help` need not, and the meter brings
 # matplotlib and scipy along, which a training loop has no use for.
 _HOMES = {
     "Condensation": ".meter",
+    "DecondenseCallback": ".integrations.callback",
     "Handle": ".handle",
     "Monitor": ".watch",
     "compare": ".meter",

@@ -6,6 +6,7 @@ the whole step's items. A penalty that is added to it must follow the same rule,
 
 from __future__ import annotations
 
+import sys
 from importlib.metadata import version
 from typing import Any
 
@@ -64,6 +65,21 @@ def sequence_shards(trainer: Any) -> dict[str, int]:
 def loss_sum(trainer: Any) -> Any:
     """The sum of the losses since the last line of the log. A step that is skipped must be taken out of it again."""
     return _of(trainer, "_tr_loss", "a skipped step must not count in the log")
+
+
+def calling_trainer(callback: Any) -> Any:
+    """The trainer that is calling this callback, or None: events carry its model, arguments and state, but not itself.
+
+    It is the `self` of one of the calling functions, the one that holds the callback.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        handler = getattr(owner, "callback_handler", None)
+        if hasattr(owner, "compute_loss") and callback in getattr(handler, "callbacks", ()):
+            return owner
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
 
 
 def use_one_gpu(arguments: Any) -> None:

@@ -1,0 +1,50 @@
+"""A plugin of Axolotl: two keys of its YAML, and its trainer has the loss.
+
+    plugins: [decondense.integrations.axolotl.DecondensePlugin]
+    decondense: {weight: 0.1}
+
+The section takes the options of `regularize`: loss, weight, layers, schedule, ramp_steps, tau, …
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, field_validator
+
+from ..handle import Handle
+from ..regularizer import regularize, term_of
+
+try:
+    from axolotl.integrations.base import BasePlugin
+except ImportError as error:
+    raise ImportError(f"decondense.integrations.axolotl needs axolotl, and importing it failed ({error}).") from error
+
+__all__ = ["DecondenseArgs", "DecondensePlugin"]
+
+
+class DecondenseArgs(BaseModel):
+    """The section `decondense` of Axolotl's configuration."""
+
+    decondense: dict[str, Any] = {}
+
+    @field_validator("decondense")
+    @classmethod
+    def _known(cls, section: dict[str, Any]) -> dict[str, Any]:
+        try:
+            term_of(**{key: value for key, value in section.items() if key != "modules"})
+        except TypeError as error:  # pydantic tells a ValueError by itself
+            raise ValueError(str(error)) from error
+        return section
+
+
+class DecondensePlugin(BasePlugin):
+    """Attaches the loss when Axolotl has built its trainer."""
+
+    handle: Handle
+
+    def get_input_args(self) -> str:
+        return f"{__name__}.{DecondenseArgs.__name__}"
+
+    def post_trainer_create(self, cfg: Any, trainer: Any) -> None:
+        self.handle = regularize(trainer, **dict(cfg.decondense or {}))

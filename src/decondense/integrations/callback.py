@@ -1,0 +1,56 @@
+"""`DecondenseCallback`: `regularize` as a callback of a transformers or TRL trainer, for who builds no trainer himself.
+
+    Trainer(…, callbacks=[DecondenseCallback(weight=0.1)])      # the same as regularize(trainer, weight=0.1)
+
+LLaMA-Factory and ms-swift build the trainer, and take callbacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import TrainerCallback
+
+from ..handle import Handle
+from ..insides.transformers import calling_trainer
+from ..losses.presets import Loss
+from ..regularizer import regularize, term_of
+
+__all__ = ["DecondenseCallback"]
+
+
+class DecondenseCallback(TrainerCallback):
+    """Attaches the loss when the trainer has been built, or at the latest when it begins to train.
+
+    loss, modules, options  as in `regularize`
+    trainer                 whose callback this is, where one knows it; else it is found as the caller
+    handle                  that of `regularize`, once attached; None before
+    """
+
+    def __init__(
+        self,
+        loss: str | Loss = "dispersion",
+        *,
+        trainer: Any = None,
+        modules: str | Sequence[str] | None = None,
+        **options: Any,
+    ) -> None:
+        term_of(loss, **options)  # what is wrong in the options is wrong here, not when the training begins
+        self.loss, self.options = loss, {"modules": modules, **options}
+        self.trainer, self.handle = trainer, None
+        self.handle: Handle | None
+
+    def on_init_end(self, *args: Any, **kwargs: Any) -> None:
+        if self.handle is not None and self.handle.attached:
+            return
+        trainer = self.trainer if self.trainer is not None else calling_trainer(self)
+        if trainer is None:
+            raise RuntimeError(
+                "DecondenseCallback must be called by the transformers trainer whose callback it is, and no such "
+                "trainer called it: attach to the trainer itself, dc.regularize(trainer, …)."
+            )
+        self.handle = regularize(trainer, self.loss, **self.options)
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        self.on_init_end()  # a callback of add_callback sees no other beginning
