@@ -38,8 +38,8 @@ class DecondenseCallback(TrainerCallback):
     ) -> None:
         term_of(loss, **options)  # what is wrong in the options is wrong here, not when the training begins
         self.loss, self.options = loss, {"modules": modules, **options}
-        self.trainer, self.handle = trainer, None
-        self.handle: Handle | None
+        self.trainer = trainer
+        self.handle: Handle | None = None
 
     def on_init_end(self, *args: Any, **kwargs: Any) -> None:
         if self.handle is not None and self.handle.attached:
