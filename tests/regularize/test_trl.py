@@ -10,7 +10,6 @@ import torch
 import decondense as dc
 from regularize.models import PLAIN, VOCABULARY, llama
 
-peft = pytest.importorskip("peft")
 pytest.importorskip("trl")
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -117,16 +116,15 @@ def stage(name: str, config: dict):
     words = tokenizer()
     words.chat_template = TALK
     given: dict = {"processing_class": words}
+    if "LoRA" in name:  # on attention only
+        peft = pytest.importorskip("peft")
+        given["peft_config"] = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     if name.startswith("SFT"):
         rows = Dataset.from_dict({"messages": talks()}) if "assistant" in name else texts(8)
         extra = {"SFT assistant": {"assistant_only_loss": True}, "SFT packed": {"packing": True}}.get(name, {})
-        if "LoRA" in name:
-            given["peft_config"] = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
         return SFTTrainer(llama(), args=SFTConfig(max_length=16, **config, **extra), train_dataset=rows, **given)
     if name.startswith("DPO"):
-        if "LoRA" in name:  # the reference is the same model with its adapter switched off
-            given["peft_config"] = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
-        else:
+        if "LoRA" not in name:  # there the reference is the same model with its adapter switched off
             given["ref_model"] = llama()
         rows = prompts(prompt="prompt", chosen="first", rejected="second")
         return DPOTrainer(llama(), args=DPOConfig(**config), train_dataset=rows, **given)
@@ -136,8 +134,8 @@ def stage(name: str, config: dict):
     if name == "reward":
         torch.manual_seed(1)
         model = LlamaForSequenceClassification(llama().config.__class__(**llama().config.to_dict() | {"num_labels": 1}))
-        return RewardTrainer(model, args=RewardConfig(**config), train_dataset=prompts(chosen="first", rejected="second"),
-                             **given)  # fmt: skip
+        rows = prompts(chosen="first", rejected="second")
+        return RewardTrainer(model, args=RewardConfig(**config), train_dataset=rows, **given)
     if name == "GKD":
         rows = Dataset.from_dict({"messages": talks()})
         args = GKDConfig(lmbda=0.0, max_length=32, **config)
@@ -149,8 +147,8 @@ def stage(name: str, config: dict):
 
 def one_step(name: str, folder, weight: float, steps: int = 2):
     """A step of plain descent in `steps` micro-batches of 2, and what went through the decoder stack in each."""
-    config = {**PLAIN, "output_dir": str(folder), "bf16": False, "report_to": "none", "max_steps": 1, "logging_steps": 1,
-              "gradient_checkpointing": False, "per_device_train_batch_size": 2,
+    config = {**PLAIN, "output_dir": str(folder), "bf16": False, "report_to": "none", "max_steps": 1,
+              "logging_steps": 1, "gradient_checkpointing": False, "per_device_train_batch_size": 2,
               "gradient_accumulation_steps": steps}  # fmt: skip
     trainer = stage(name, config)
     before = copy.deepcopy(trainer.model)
@@ -217,8 +215,8 @@ STAGES = ["SFT", "SFT assistant", "SFT packed", "SFT LoRA", "DPO", "DPO LoRA", "
 
 @pytest.mark.parametrize("name", STAGES)
 def test_a_stage_steps_along_the_plain_sum(tmp_path, name):
-    """p(with) − p(without) = −lr · weight · ∇penalty under accumulation. So the same tokens were drawn in both runs, and
-    no pass of a reference or a teacher has counted."""
+    """p(with) − p(without) = −lr · weight · ∇penalty under accumulation. So the same tokens were drawn in both runs,
+    and no pass of a reference or a teacher has counted."""
     plain, _, _ = one_step(name, tmp_path, 0.0)
     trainer, before, calls = one_step(name, tmp_path, 10.0)
     assert len(calls) == 2
