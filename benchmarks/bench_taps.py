@@ -78,12 +78,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--old", help="the src folder of the other state")
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--out", type=Path, help="folder for taps.csv; default: only print")
     parser.add_argument("--child", action="store_true", help="measure the package on the path and print JSON")
     options = parser.parse_args()
     if options.child:
         print(json.dumps(measure(options.rounds)))
         return
     trees = {"new": NEW} if options.old is None else {"old": options.old, "new": NEW}
+    rows = []
     print(f"{'':4} {'model':16} {'loss':13} {'ms':>8} {'over none':>10} {'spread':>8} {'GiB':>7}")
     for tree, path in trees.items():
         command = [sys.executable, __file__, "--child", "--rounds", str(options.rounds)]
@@ -93,9 +95,15 @@ def main() -> None:
             base = variants["none"]["ms"]
             for variant, row in variants.items():
                 ratio, spread = row["ms"] / base, row["spread"] / base
+                cells = {"tree": tree, "model": model, "loss": variant, "ms": row["ms"], "ratio": ratio}
+                rows.append(cells | {"spread": spread, "peak_gib": row["GiB"]})
                 print(
                     f"{tree:4} {model:16} {variant:13} {row['ms']:8.2f} {ratio:10.4f} {spread:8.4f} {row['GiB']:7.2f}"
                 )
+    if options.out is not None:
+        import harness
+
+        harness.write("taps", rows, options.out)
 
 
 if __name__ == "__main__":

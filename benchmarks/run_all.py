@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 HERE = Path(__file__).parent
-CPU = ["bench_losses.py", "bench_agreement.py", "bench_measure.py", "bench_significance.py"]
+CPU = ["bench_losses.py", "bench_agreement.py", "bench_measure.py", "bench_monitor.py", "bench_significance.py"]
 GPU = [
     "bench_exact.py",
     "bench_first_order.py",

@@ -162,6 +162,26 @@ def throughput() -> str:
     return markdown(["", "micro-batch", "tokens/s", "ratio", "peak GiB"], lines, "throughput", rows)
 
 
+def taps() -> str:
+    """Ratios of a step before and after autograd adds the gradients of the loss."""
+    rows = read("taps")
+    ratios = {(r["model"], r["loss"], r["tree"]): f"{float(r['ratio']):.4f}" for r in rows}
+    cases = dict.fromkeys((r["model"], r["loss"]) for r in rows if r["loss"] != "none")
+    lines = [[model, loss, *(ratios[model, loss, tree] for tree in ("old", "new"))] for model, loss in cases]
+    return markdown(["gpt2, 32 × 1024 tokens", "loss", "0.1.0", "0.2.0"], lines, "taps", rows)
+
+
+def monitor() -> str:
+    rows = read("monitor")
+    lines = [
+        [r["readings"], f"{r['model']}, {r['batch']} × {r['tokens']} tokens", f"{float(r['step_ms']):.0f}",
+         f"{float(r['reading_ms']):.0f}", f"{float(r['share_percent']):.2f} %"]
+        for r in rows
+    ]  # fmt: skip
+    header = ["readings of", "model", "step, ms", "reading, ms", "share of the time, every 100 steps"]
+    return markdown(header, lines, "monitor", rows)
+
+
 def significance() -> str:
     """Error rates without a difference."""
     rows = [r for r in read("significance") if float(r["effect"]) == 0]
@@ -187,6 +207,8 @@ def rate(value: str) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "losses": losses,
     "throughput": throughput,
+    "taps": taps,
+    "monitor": monitor,
     "profile_train_step": profile_train_step,
     "train_step_short": train_step_short,
     "exact": exact,

@@ -105,6 +105,38 @@ def test_the_same_runs_in_geometry_and_loss():
         assert (ends[0] < ends[1]).all()
 
 
+def test_screen():
+    rows = {row["arm"]: row for row in table("screen")}
+    plain, faster = (rows[f"{PLAIN} @ {rate}"]["loss"] for rate in ("0.002", "0.003"))
+    gained = {arm.partition(" @ ")[0]: signed(row["minus_same_rate"], 3) for arm, row in rows.items() if "0.002" in arm}
+    assert f"decorrelation of the last state {gained['decorrelation last 1']} nats" in RESULTS
+    assert (
+        f"uniformity {gained['uniformity last 0.1']}, orthogonalization {gained['orthogonalization last 1']}" in RESULTS
+    )
+    assert f"dispersion of the last state alone {gained['dispersion last 0.1']}" in RESULTS
+    controls = gained["z-loss 1e-3"], gained["label smoothing 0.1"]
+    assert "a z-loss {} and label smoothing {}".format(*controls) in RESULTS
+    assert f"dispersion on all layers {gained['dispersion all 0.1']}" in RESULTS
+    assert f"| {gained['dispersion all 0.1']} nats, one seed |" in RESULTS
+    assert f"held-out loss {gained['decorrelation last 1']} nats against cross-entropy at the same learning" in RESULTS
+    assert (
+        f"decorrelation of the last state lowers held-out loss by {gained['decorrelation last 1'][1:]} nats" in README
+    )
+    assert f"on all layers raises it by {gained['dispersion all 0.1'][1:]}" in README
+    assert f"cross-entropy itself is {faster - plain:.3f} nats worse at 0.003 than at 0.002" in RESULTS
+    ours = [rows[f"decorrelation last 1 @ {rate}"]["loss"] for rate in ("0.002", "0.003")]
+    assert f"(0.003: {ours[1] - ours[0]:.3f} nats worse)" in RESULTS
+    assert estimate("screen")["chosen"] == []
+    found = runs("screen")
+    assert f"{len(found)} of 36 runs" in RESULTS
+    arms = (f"{PLAIN} @ 0.002", "decorrelation last 1 @ 0.002", f"{PLAIN} @ 0.003", "decorrelation last 1 @ 0.003")
+    by_place = [[place["loss"] for place in found[arm][1].held_out_by["position"]] for arm in arms]
+    first, last = (signed(by_place[1][i] - by_place[0][i], 2) for i in (0, -1))
+    assert f"in the first 64 tokens of a block {first} nats, in the last 64 {last}" in RESULTS
+    assert f"({by_place[2][0]:.2f} in the first 64 tokens, {by_place[2][-1]:.2f} in the last)" in RESULTS
+    assert f"it does ({by_place[3][0]:.2f} and {by_place[3][-1]:.2f})" in RESULTS
+
+
 def test_dose():
     found = estimate("dose")
     against = found["against_zero"]
