@@ -15,7 +15,7 @@ PACKAGE = ROOT / "src" / "decondense"
 ORDER = (
     "words files hub geometry needs",
     "records theory insides",
-    "kernels",
+    "kernels inputs",
     "losses",
     "hidden_states stack",
     "handle",

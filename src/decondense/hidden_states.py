@@ -18,9 +18,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from .inputs import arguments
 from .losses.options import check_choice
 
 LAYER_NAMES = ("all", "last", "early_half", "late_half")
+# They return what every block puts out and the last one's once more after the norm, nothing of the embedding layer.
+LATE = ("mamba", "mamba2", "falcon_mamba")
 Layers = str | Sequence[int] | Callable[[int], Sequence[int]]
 
 
@@ -104,6 +107,7 @@ class StackReader:
             mask = argument(module.forward, args, kwargs, "attention_mask")
             positions = argument(module.forward, args, kwargs, "position_ids")
             self._inputs = (mask, positions)
+            self._read = {name: argument(module.forward, args, kwargs, name) for name in ("input_ids", "inputs_embeds")}
             return args, {**kwargs, "output_hidden_states": True}
 
         def take(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
@@ -117,7 +121,7 @@ class StackReader:
                     f"{type(out).__name__} without them: drop return_dict=False, or name the layers to read "
                     "with modules=[…]."
                 )
-            after(Capture(states, mask, positions))
+            after(Capture(in_order(module, states, self._read), mask, positions))
             if self._wanted is True:
                 return None
             rest = {key: value for key, value in out.items() if key != "hidden_states"}
@@ -156,6 +160,7 @@ class ModuleReader:
                     f"modules must name layers that are called, got {name!r}, a {type(modules[name]).__name__}: "
                     f"name what is in it, '{name}.*'."
                 )
+        self.side = _side([modules[name] for name in self.names], unwrap_peft(model))
         self.differentiated = True  # whether a loss is taken of the states, so that they must carry a gradient
         self._outputs: dict[str, Tensor] | None = None
 
@@ -180,8 +185,9 @@ class ModuleReader:
             if outputs is None:
                 return
             states = self._states(outputs)
-            mask = argument(module.forward, args, kwargs, "attention_mask")
-            after(Capture(states, mask, argument(module.forward, args, kwargs, "position_ids")))
+            names = ("attention_mask", "decoder_attention_mask", "position_ids")
+            given = {name: argument(module.forward, args, kwargs, name) for name in names}
+            after(Capture(states, self.mask(given), given["position_ids"]))
 
         handles: list[Any] = [self.model.register_forward_pre_hook(Hook(start), with_kwargs=True)]
         modules = dict(self.model.named_modules())
@@ -201,7 +207,11 @@ class ModuleReader:
 
                 hooks.callback(modules[name].register_forward_hook(keep).remove)
             self.model(**inputs)
-        return Capture(self._states(outputs), inputs.get("attention_mask"), inputs.get("position_ids"))
+        return Capture(self._states(outputs), self.mask(inputs), inputs.get("position_ids"))
+
+    def mask(self, given: dict[str, Any]) -> Tensor | None:
+        """The mask of the layers that are read, among the arguments of a call."""
+        return given.get("decoder_attention_mask" if self.side == "decoder" else "attention_mask")
 
     def _states(self, outputs: dict[str, Tensor]) -> list[Tensor]:
         """The outputs in the order of the names, or the error that says which of them are no hidden states."""
@@ -224,6 +234,20 @@ class ModuleReader:
                     "use use_reentrant=False; a frozen layer has none, leave it out."
                 )
         return [outputs[name] for name in self.names]
+
+
+def _side(layers: list[nn.Module], model: Any) -> str:
+    """Of which stack of an encoder–decoder the layers are, which decides about their mask; any other model has one."""
+    if not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return "only"
+    inside = {id(module) for module in model.get_decoder().modules()}
+    sides = {"decoder" if id(layer) in inside else "encoder" for layer in layers}
+    if len(sides) == 2:
+        raise ValueError(
+            f"modules must name layers of one stack of {type(model).__name__}, whose encoder and decoder read other "
+            "tokens, got both: name those of the encoder or those of the decoder."
+        )
+    return sides.pop()
 
 
 def _matches(name: str, pattern: str) -> bool:
@@ -276,15 +300,42 @@ def reader_of(model: nn.Module, modules: str | Sequence[str] | None) -> tuple[Re
 def states_of(model: nn.Module, inputs: dict[str, Any], *, modules: str | Sequence[str] | None = None) -> Capture:
     """The hidden states of one call that is no training call; `inputs` are the model's arguments."""
     reader, _ = reader_of(model, modules)
-    device = next(model.parameters()).device
-    inputs = {key: value.to(device) if isinstance(value, Tensor) else value for key, value in inputs.items()}
-    mask, positions = inputs.get("attention_mask"), inputs.get("position_ids")
-    if isinstance(reader, ModuleReader):
-        return reader.once(inputs)
     inner: Any = unwrap_peft(model)
-    pair = bool(getattr(inner.config, "is_encoder_decoder", False))
-    out = (inner if pair else inner.base_model)(**inputs, output_hidden_states=True, return_dict=True)
-    return Capture(out.decoder_hidden_states if pair else out.hidden_states, None if pair else mask, positions)
+    given = arguments(inner, inputs)
+    if isinstance(reader, ModuleReader):
+        return reader.once(given)
+    body = body_of(inner, given)
+    out = body(**given, output_hidden_states=True, return_dict=True)
+    side = "decoder_" if getattr(inner.config, "is_encoder_decoder", False) else ""
+    states = in_order(body, out[f"{side}hidden_states"], given)
+    return Capture(states, given.get(f"{side}attention_mask"), given.get("position_ids"))
+
+
+def in_order(stack: Any, states: Sequence[Tensor], given: dict[str, Any]) -> Sequence[Tensor]:
+    """Hidden states as all models return them but those of `LATE`: the embedding layer, block 1, …, and the last block
+    after the final norm."""
+    if getattr(getattr(stack, "config", None), "model_type", None) not in LATE:
+        return states
+    embedded = given.get("inputs_embeds")
+    if embedded is None:
+        embedded = stack.get_input_embeddings()(given["input_ids"])
+    return (embedded, *states[:-2], states[-1])
+
+
+def body_of(model: Any, inputs: dict[str, Any], stack: str = "decoder") -> Any:
+    """The part of a transformers model that is called for its hidden states: without the head, of an encoder–decoder
+    the encoder alone or all of it, and of two towers (CLIP, SigLIP) the one that reads `inputs`."""
+    body = getattr(unwrap_peft(model), "base_model", model)
+    if getattr(model.config, "is_encoder_decoder", False) and stack == "encoder":
+        return body.get_encoder()
+    if not hasattr(body, "logit_scale") or not hasattr(body, "vision_model"):
+        return body
+    if ("pixel_values" in inputs) == ("input_ids" in inputs):
+        raise ValueError(
+            f"{type(model).__name__} has two towers, which read different things: give pixel_values or input_ids, "
+            f"one of them, got {', '.join(inputs)}."
+        )
+    return body.vision_model if "pixel_values" in inputs else body.text_model
 
 
 def check_layers(layers: Layers) -> None:

@@ -90,6 +90,7 @@ def load(
     init: bool = False,
     seed: int = 0,
     head: bool = True,
+    tokenizer: bool = True,
     trust_remote_code: bool = False,
     config_changes: dict[str, Any] | None = None,
     **options: Any,
@@ -104,6 +105,7 @@ def load(
             accelerate spread a model that is too large for one device (``device_map="auto"``).
         init: the same architecture, freshly initialised from ``seed``, instead of the trained weights.
         head: with the language-model head where the checkpoint has one; ``False`` loads the bare stack.
+        tokenizer: ``False`` for a model that reads no text: ``None`` comes in its place.
         trust_remote_code: run code that comes with the model. Never unless said.
         config_changes: values of the model's configuration to change; with ``init`` only.
         options: handed on to transformers' ``from_pretrained`` (``from_config`` when ``init``).
@@ -126,7 +128,7 @@ def load(
             config.update(config_changes)
         check_config(config)
         auto = _auto_class(config, head)
-        tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
+        words = load_tokenizer(source, trust_remote_code=trust_remote_code) if tokenizer else None
         if init:
             # A fork keeps the caller's random stream as it was.
             with torch.random.fork_rng():
@@ -143,7 +145,7 @@ def load(
             model = whole_model(auto, source.location, dtype=precision, use_safetensors=True, **common, **options)
     if target is not None and not options.get("device_map"):
         model = model.to(target)
-    return model.eval(), tokenizer
+    return model.eval(), words
 
 
 def load_tokenizer(source: Source, *, trust_remote_code: bool = False) -> Any:

@@ -87,8 +87,8 @@ def test_the_model_is_left_without_hooks_even_after_an_error():
 def test_errors():
     with pytest.raises(ValueError, match="stack must be one of decoder, encoder"):
         StateReader(build("llama"), stack="middle")
-    with pytest.raises(TypeError, match=r"Linear is no transformers model: collect .*window_statistics\(z\)"):
+    with pytest.raises(TypeError, match=r"Linear is no transformers model: measure it with inputs=…"):
         StateReader(torch.nn.Linear(2, 2))
     small = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-    with pytest.raises(TypeError, match="ViTModel does not read token ids: collect its hidden states"):
+    with pytest.raises(TypeError, match="ViTModel does not read token ids: measure it with inputs=…"):
         StateReader(ViTModel(ViTConfig(image_size=8, patch_size=4, **small)))

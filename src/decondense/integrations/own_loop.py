@@ -75,7 +75,8 @@ class OwnLoop:
         if not handle.captures:
             return None
         (capture,) = handle.captures
-        if capture.attention_mask is None and labels is not None and is_encoder_decoder(module):
+        encoder = getattr(handle.reader, "side", "decoder") == "encoder"
+        if capture.attention_mask is None and labels is not None and is_encoder_decoder(module) and not encoder:
             # Targets are padded with −100, and the decoder sees them shifted: no label, no token.
             capture.attention_mask = labels != -100
         task = _loss_of(out, labels is not None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,14 +98,17 @@ def build(
     origins: list[dict[str, int]],
     final_norm: bool | None,
     versions: dict[str, str],
+    names: list[str] | None = None,
+    notes: Sequence[str] = (),
 ) -> Condensation:
-    """Make the record out of a tally."""
+    """Make the record out of a tally. ``names`` are those of the states where they are modules, the first of which is
+    no embedding layer then; a short window has no cosines at long distances."""
     layers = int(model["layers"])
-    known = layers + 2 if final_norm is not None else layers + 1
+    known = min(len(tally.counts), layers + 2 if final_norm is not None else layers + 1)
     done = tally.windows
-    means = {name: tally.column(name).mean(0) for name in tally.columns}
+    means = {name: _mean(tally.column(name)) for name in tally.columns}
     table = tally.column("mean_cosine")
-    trend = _trends(table[:, :known], layers, settings)
+    trend = _trends(table[:, :known], layers, settings, first=1 if names is None else 0)
     record: dict[str, Any] = {
         "schema": Measurement.reads[0],
         "model": model,
@@ -116,9 +119,9 @@ def build(
         "windows_done": len(done),
         "final_norm": final_norm,
         "verdict": verdict(trend),
-        "notes": _notes(means, model, final_norm) + _cautions(len(done), settings["tokens"]),
+        "notes": [*notes, *_notes(means, model, final_norm), *_cautions(len(done), settings["tokens"])],
         "trend": trend,
-        "states": [_state(i, layers, final_norm, means, tally.counts[i]) for i in range(known)],
+        "states": [_state(i, layers, final_norm, means, tally.counts[i], names) for i in range(known)],
         "histogram": _histogram(tally.counts[:known].reshape(known, BINS, -1).sum(-1)),
         "per_window": {"window": done, "mean_cosine": table[:, :known].tolist()},
         "windows": [{"window": w, **origins[w]} for w in done],
@@ -129,9 +132,16 @@ def build(
     return Condensation(record)
 
 
-def _trends(table: np.ndarray, layers: int, settings: dict[str, Any]) -> dict[str, Any]:
-    """table (windows, states) of mean cosines, the state before the final norm last where it is known."""
-    curves = {"all": table[:, : layers + 1], "blocks": table[:, 1 : layers + 1]}
+def _mean(table: np.ndarray) -> np.ndarray:
+    """table (windows, states): the means over the windows that have the number."""
+    known = ~np.isnan(table)
+    return np.where(known, table, 0).sum(0) / np.where(known.any(0), known.sum(0), np.nan)
+
+
+def _trends(table: np.ndarray, layers: int, settings: dict[str, Any], *, first: int) -> dict[str, Any]:
+    """table (windows, states) of mean cosines, the state before the final norm last where it is known; the blocks are
+    the states from ``first`` on."""
+    curves = {"all": table[:, : layers + 1], "blocks": table[:, first : layers + 1]}
     if table.shape[1] == layers + 2:
         before = np.delete(table, layers, axis=1)
         curves |= {"all_before_norm": before, "blocks_before_norm": before[:, 1:]}
@@ -140,9 +150,14 @@ def _trends(table: np.ndarray, layers: int, settings: dict[str, Any]) -> dict[st
 
 
 def _state(
-    i: int, layers: int, final_norm: bool | None, means: dict[str, np.ndarray], counts: np.ndarray
+    i: int,
+    layers: int,
+    final_norm: bool | None,
+    means: dict[str, np.ndarray],
+    counts: np.ndarray,
+    names: list[str] | None,
 ) -> dict[str, Any]:
-    name = "embedding" if i == 0 else f"block {min(i, layers)}"
+    name = names[i] if names else "embedding" if i == 0 else f"block {min(i, layers)}"
     if final_norm and i >= layers:
         name += ", after the final norm" if i == layers else ", before the final norm"
     values = {column: float(mean[i]) for column, mean in means.items()}

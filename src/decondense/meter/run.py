@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,16 @@ from ..files import versions
 from ..text import open_text
 from ..windows import draw_windows
 from . import processes
+from .batches import Mask, measure_batches
 from .result import Condensation, build
-from .spectrum import SPECTRAL, spectral_statistics
+from .spectrum import SPECTRAL
 from .states import StateReader, token_embedding
-from .statistics import FINE_BINS, columns, window_statistics
+from .statistics import FINE_BINS, columns, state_statistics
 from .tally import Tally
 
 __all__ = ["Interrupted", "measure"]
+
+TEXT = "wikitext-2"
 
 
 class Interrupted(KeyboardInterrupt):
@@ -37,9 +41,12 @@ class Interrupted(KeyboardInterrupt):
 
 
 def measure(
-    model: str | os.PathLike[str] | tuple[Any, Any],
+    model: str | os.PathLike[str] | tuple[Any, Any] | torch.nn.Module,
     *,
-    text: str | os.PathLike[str] | Iterable[Any] = "wikitext-2",
+    text: str | os.PathLike[str] | Iterable[Any] = TEXT,
+    inputs: Any = None,
+    modules: str | Sequence[str] | None = None,
+    mask: Mask | None = None,
     windows: int = 100,
     tokens: int = 512,
     seed: int = 0,
@@ -64,10 +71,18 @@ def measure(
     """Measure how condensed the hidden states of a model are.
 
     Args:
-        model: hub id, folder, GGUF file, bundled name, or ``(model, tokenizer)`` in memory.
+        model: hub id, folder, GGUF file, bundled name, or ``(model, tokenizer)`` in memory; with ``inputs`` a model
+            alone is enough.
         text: a named text, a file, ``"-"`` for stdin, strings, or a table; see ``decondense.text``.
-        windows, tokens, seed: how many windows, their exact length, and the seed of their places. The seed also
-            drives the bootstrap and, with ``init``, the fresh weights.
+        inputs: instead of a text, batches of what the model reads: a tensor (token ids, pixel values, features), a
+            mapping of its arguments, or an iterable of either, such as a DataLoader. The first ``windows`` sequences
+            count, in the tokens that their mask keeps, and take the place of windows; see docs/measuring.md.
+        modules: with ``inputs``: patterns of submodules whose outputs (batch, tokens, width) are measured instead of
+            the model's hidden states, for any ``nn.Module``; as in ``regularize``.
+        mask: with ``inputs``: which tokens count beside the attention mask, a function of a batch that returns
+            (batch, tokens): ``lambda batch: batch["input_ids"] == image_token``.
+        windows, tokens, seed: how many windows (of inputs: at most), their exact length, and the seed of their places.
+            The seed also drives the bootstrap and, with ``init``, the fresh weights.
         spectral: also effective rank, share of the top singular value, distance to rank one, HFC/LFC ratio,
             participation ratio and IsoScore.
         released: also the histogram of the matrices averaged over windows, as the published figures were made;
@@ -87,12 +102,25 @@ def measure(
     Started by torchrun or ``accelerate launch``, the windows are split over the processes and every process
     returns the whole result.
     """
-    for name, value in (("batch", batch), ("last", last), ("bootstrap", bootstrap)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    for name, value in (("windows", windows), ("batch", batch), ("last", last), ("bootstrap", bootstrap)):
+        if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
             raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
+    loading = {"dtype": dtype, "device": device, "init": init, "seed": seed, "trust_remote_code": trust_remote_code}
+    if inputs is not None:
+        for name, given in (("text", text is not TEXT), ("released", released), ("partial", partial is not None)):
+            if given:
+                raise ValueError(f"{name} goes with a text, got it beside inputs: leave one of them out.")
+        source, network, _ = _open_model(model, label, revision, loading, reads_text=False)
+        settings = {"windows": windows, "seed": seed, "spectral": spectral, "last": last, "bootstrap": bootstrap}
+        with _evaluating(network):
+            return measure_batches(
+                source, network, inputs, modules=modules, mask=mask, stack=stack, init=init, settings=settings,
+                progress=progress,
+            )  # fmt: skip
+    if modules is not None or mask is not None:
+        raise ValueError("modules and mask go with inputs, batches of what the model reads: give those too.")
     rank, world = processes.join_group()
     opened = open_text(text, data=data, column=column)
-    loading = {"dtype": dtype, "device": device, "init": init, "seed": seed, "trust_remote_code": trust_remote_code}
     source, network, tokenizer = _open_model(model, label, revision, loading)
     _check_length(network, tokens)
     drawn = draw_windows(opened, tokenizer, windows=windows, tokens=tokens, seed=seed)
@@ -107,9 +135,7 @@ def measure(
         "windows": windows, "tokens": tokens, "seed": seed, "batch": batch, "spectral": spectral, "released": released,
         "last": last, "bootstrap": bootstrap,
     }  # fmt: skip
-    training = network.training
-    network.eval()
-    try:
+    with _evaluating(network):
         reader = StateReader(network, stack=stack)
         identity = {
             "kind": source.kind,
@@ -156,19 +182,29 @@ def measure(
                 tally.save(store, key)
             raise Interrupted(finish(tally) if tally.rows else None) from None
         return finish(functools.reduce(Tally.merge, processes.gather(tally, world)))
+
+
+@contextlib.contextmanager
+def _evaluating(network: torch.nn.Module) -> Iterator[None]:
+    training = network.training
+    network.eval()
+    try:
+        yield
     finally:
         network.train(training)
 
 
 def _open_model(
-    model: Any, label: str | None, revision: str | None, loading: dict[str, Any]
+    model: Any, label: str | None, revision: str | None, loading: dict[str, Any], *, reads_text: bool = True
 ) -> tuple[models.Source, Any, Any]:
     """(where it comes from, model, tokenizer)"""
     if isinstance(model, (str, os.PathLike)):
         source = models.resolve(model, revision=revision)
         if loading["device"] is None:
             loading = loading | {"device": processes.local_device()}
-        return source, *models.load(source, head=False, **loading)
+        return source, *models.load(source, head=False, tokenizer=reads_text, **loading)
+    if not reads_text and isinstance(model, torch.nn.Module):
+        model = (model, None)
     if isinstance(model, torch.nn.Module):
         token_embedding(model)  # a model that reads no token ids cannot be helped by a tokenizer
     if not isinstance(model, (tuple, list)) or len(model) != 2:
@@ -188,17 +224,9 @@ def _batch(reader: StateReader, ids: torch.Tensor, windows: list[int], settings:
     def visit(number: int, z: torch.Tensor) -> None:
         if number == last and reader.final_norm is False:
             return  # the same tensor as the one before the norm
-        if not bool(torch.isfinite(z.sum())) and not bool(torch.isfinite(z).all()):
-            raise ValueError(
-                f"hidden state {min(number, last)} of windows {windows[0]}–{windows[-1]} must be finite, but holds "
-                f"NaN or infinity: measure with dtype float32 instead of {str(z.dtype).removeprefix('torch.')}."
-            )
         matrix = None if tally.matrices is None else torch.from_numpy(tally.matrices[number])
-        # All windows go through each operation together: dozens of small ones per window, or one thread per window,
-        # cost a CPU half as much again.
-        scalars, counts = window_statistics(z, matrix=matrix)
-        if settings["spectral"]:
-            scalars = torch.cat([scalars, torch.stack([spectral_statistics(cloud) for cloud in z])], 1)
+        where = f"hidden state {min(number, last)} of windows {windows[0]}–{windows[-1]}"
+        scalars, counts = state_statistics(z, where, spectral=settings["spectral"], matrix=matrix)
         tally.counts[number] += counts.numpy()
         rows[number] = scalars.numpy()
 

@@ -20,28 +20,32 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..hidden_states import body_of, in_order
+from ..inputs import arguments
 from ..stack import repeated_blocks
 
 __all__ = ["StateReader"]
 
+Batch = dict[str, Any]
 Visit = Callable[[int, torch.Tensor], None]
 STACKS = ("decoder", "encoder")
 
 
 class StateReader:
-    """``states`` is L + 2; ``read(ids, visit)`` calls ``visit(number, tensor)`` once for each, in any order."""
+    """``states`` is L + 2; ``read(batch, visit)`` calls ``visit(number, tensor)`` once for each, in any order.
 
-    def __init__(self, model: Any, *, stack: str = "decoder") -> None:
+    A batch is token ids (batch, tokens) or a mapping of the model's arguments; ``probe`` is one, a few ids by default.
+    """
+
+    def __init__(self, model: Any, *, stack: str = "decoder", probe: Batch | None = None) -> None:
         if stack not in STACKS:
             raise ValueError(f"stack must be one of {', '.join(STACKS)}, got {stack!r}.")
-        self.embedding = token_embedding(model)
-        self.model = getattr(model, "base_model", model)
-        pair = bool(getattr(model.config, "is_encoder_decoder", False))
-        self.stack = stack if pair else "only"
-        if pair and stack == "encoder":
-            self.model = self.model.get_encoder()
+        if probe is None:
+            vocabulary = len(token_embedding(model).weight)
+            probe = {"input_ids": torch.arange(6).view(1, 6) % min(6, vocabulary) + 1}
+        self.whole, self.model = model, body_of(model, probe, stack)
+        self.stack = stack if getattr(model.config, "is_encoder_decoder", False) else "only"
         self.blocks = repeated_blocks(self.model.get_decoder() if self.stack == "decoder" else self.model)
-        probe = torch.arange(6).view(1, 6) % min(6, len(self.embedding.weight)) + 1
         returned = self._returned(probe)
         self.layers = len(returned) - 1
         self.states = self.layers + 2
@@ -50,42 +54,43 @@ class StateReader:
         if len(self.blocks) == self.layers:
             with contextlib.suppress(TypeError, AttributeError, IndexError, KeyError):
                 self._read_hooked(probe, lambda number, z: read.__setitem__(number, z.clone()))
-        self.hooked = all(i in read and torch.equal(read[i], z) for i, z in enumerate(returned))
+        # Image models return their last state before the norm and, as last_hidden_state, after it.
+        last = [read[i] for i in (self.layers, self.layers + 1) if i in read]
+        self.hooked = all(i in read and torch.equal(read[i], z) for i, z in enumerate(returned[:-1]))
+        self.hooked &= len(last) == 2 and any(torch.equal(z, returned[-1]) for z in last)
         self.final_norm = not torch.equal(read[self.layers], read[self.layers + 1]) if self.hooked else None
 
-    def read(self, ids: torch.Tensor, visit: Visit) -> None:
-        """ids (batch, tokens)."""
+    def read(self, batch: Batch | torch.Tensor, visit: Visit) -> None:
+        batch = {"input_ids": batch} if isinstance(batch, torch.Tensor) else batch
         with torch.inference_mode():
             if self.hooked:
-                self._read_hooked(ids, visit)
+                self._read_hooked(batch, visit)
             else:
-                for number, z in enumerate(self._returned(ids)):
+                for number, z in enumerate(self._returned(batch)):
                     visit(number, z)
 
-    def _inputs(self, ids: torch.Tensor) -> dict[str, Any]:
-        ids = ids.to(self.embedding.weight.device)
-        inputs: dict[str, Any] = {"input_ids": ids}
+    def mask(self, batch: Batch) -> torch.Tensor | None:
+        """(batch, tokens): which tokens of a batch are no padding; None where all are."""
+        return self._inputs(batch).get("decoder_attention_mask" if self.stack == "decoder" else "attention_mask")
+
+    def _inputs(self, batch: Batch) -> Batch:
+        inputs = arguments(self.whole, batch, stack=self.stack)
         if "use_cache" in inspect.signature(self.model.forward).parameters:
             inputs["use_cache"] = False
-        if self.stack == "decoder":
-            # Teacher forcing on the same passage: the decoder sees the window shifted right by one.
-            config = self.model.config
-            starts = (getattr(config, name, None) for name in ("decoder_start_token_id", "pad_token_id"))
-            first = torch.full_like(ids[:, :1], next((s for s in starts if s is not None), 0))
-            inputs["decoder_input_ids"] = torch.cat([first, ids[:, :-1]], 1)
         return inputs
 
-    def _returned(self, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def _returned(self, batch: Batch) -> tuple[torch.Tensor, ...]:
+        inputs = self._inputs(batch)
         with torch.inference_mode():
-            out = self.model(**self._inputs(ids), output_hidden_states=True, return_dict=True)
-        states = getattr(out, "decoder_hidden_states" if self.stack == "decoder" else "hidden_states", None)
-        if not states:
-            raise ValueError(
-                f"a model must return hidden states, {type(self.model).__name__} does not: it cannot be measured."
-            )
-        return tuple(states)
+            out = self.model(**inputs, output_hidden_states=True, return_dict=True)
+            states = getattr(out, "decoder_hidden_states" if self.stack == "decoder" else "hidden_states", None)
+            if not states:
+                raise ValueError(
+                    f"a model must return hidden states, {type(self.model).__name__} does not: it cannot be measured."
+                )
+            return tuple(in_order(self.model, states, inputs))
 
-    def _read_hooked(self, ids: torch.Tensor, visit: Visit) -> None:
+    def _read_hooked(self, batch: Batch, visit: Visit) -> None:
         layers = len(self.blocks)
 
         def entering(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -94,12 +99,18 @@ class StateReader:
         def leaving(number: int, _module: nn.Module, _args: Any, output: Any) -> None:
             visit(number, output[0] if isinstance(output, (tuple, list)) else output)
 
+        def ending(_module: nn.Module, _args: Any, output: Any) -> None:
+            visit(layers, output[0])
+
         with contextlib.ExitStack() as hooks, torch.inference_mode():
             hooks.enter_context(self.blocks[0].register_forward_pre_hook(entering, with_kwargs=True))
             for number, block in zip((*range(1, layers), layers + 1), self.blocks):
                 hooks.enter_context(block.register_forward_hook(functools.partial(leaving, number)))
-            out = self.model(**self._inputs(ids), return_dict=True)
-        visit(layers, out.last_hidden_state)
+            if self.stack == "decoder":  # what the whole model returns may be logits
+                hooks.enter_context(self.model.get_decoder().register_forward_hook(ending))
+                self.model(**self._inputs(batch), return_dict=True)
+            else:
+                visit(layers, self.model(**self._inputs(batch), return_dict=True).last_hidden_state)
 
 
 def token_embedding(model: Any) -> Any:
@@ -113,6 +124,6 @@ def token_embedding(model: Any) -> Any:
                 return embedding
         reason = "does not read token ids"
     raise TypeError(
-        f"measure needs a transformers model that reads token ids; {type(model).__name__} {reason}: collect its hidden "
-        "states z (windows, tokens, width) and give each to decondense.meter.statistics.window_statistics(z)."
+        f"a text needs a transformers model that reads token ids; {type(model).__name__} {reason}: measure it with "
+        "inputs=…, batches of what it reads, and where it is no transformers model name its layers with modules=[…]."
     )

@@ -28,8 +28,9 @@ import torch
 
 from .. import kernels
 from ..geometry import inverse
+from .spectrum import spectral_statistics
 
-__all__ = ["FINE_BINS", "WindowStatistics", "columns", "distance_buckets", "window_statistics"]
+__all__ = ["FINE_BINS", "WindowStatistics", "columns", "distance_buckets", "state_statistics", "window_statistics"]
 
 # Pooled counts are kept eight times finer than the 128 bins that are shown, so that quantiles read from them
 # are off by at most 1/512; int16 bin numbers make torch.bincount five times faster than torch.histc.
@@ -55,6 +56,23 @@ def distance_buckets(tokens: int) -> list[tuple[int, int]]:
 
 def columns(tokens: int) -> tuple[str, ...]:
     return SCALARS + tuple(f"apart_{k}" for k in range(len(distance_buckets(tokens))))
+
+
+def state_statistics(
+    z: torch.Tensor, where: str, *, spectral: bool = False, matrix: torch.Tensor | None = None
+) -> WindowStatistics:
+    """``window_statistics`` of a state that must be finite, ``where`` in words; ``spectral``: with those statistics."""
+    if not bool(torch.isfinite(z.sum())) and not bool(torch.isfinite(z).all()):
+        raise ValueError(
+            f"{where} must be finite, but holds NaN or infinity: measure with dtype float32 instead of "
+            f"{str(z.dtype).removeprefix('torch.')}."
+        )
+    # All windows go through each operation together: dozens of small ones per window, or one thread per window,
+    # cost a CPU half as much again.
+    scalars, counts = window_statistics(z, matrix=matrix)
+    if spectral:
+        scalars = torch.cat([scalars, torch.stack([spectral_statistics(cloud) for cloud in z])], 1)
+    return WindowStatistics(scalars, counts)
 
 
 def window_statistics(z: torch.Tensor, *, matrix: torch.Tensor | None = None) -> WindowStatistics:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import hidden_states as hs
+from ..inputs import batches_of, main_input
 from ..insides.torch import eager
 from ..meter.trend import curve_statistics
 from ..needs import need
@@ -60,7 +61,7 @@ class Monitor:
         self.undo = ExitStack()
         self._warned: set[str] = set()
         self._seen: int | None = None  # the step of the last reading
-        self.batches = None if inputs is None else list(batches_of(inputs))
+        self.batches = None if inputs is None else list(batches_of(inputs, main_input(hs.unwrap_peft(model))))
         if self.batches is None:
             for hook in self.reader.attach(self._due, self._passing):
                 self.undo.callback(hook.remove)
@@ -206,21 +207,3 @@ def _padded(
 def _short(name: str, i: int, modules: Any) -> str:
     """What a layer is called in a log: its number, or the module's own name."""
     return f"{i:02d}" if modules is None else name
-
-
-def batches_of(inputs: Any) -> Iterator[dict[str, Any]]:
-    """Batches as keyword arguments of the model: a tensor of token ids, a mapping, or any iterable of either."""
-    if isinstance(inputs, Tensor):
-        yield {"input_ids": inputs}
-    elif hasattr(inputs, "keys"):
-        yield {key: inputs[key] for key in inputs.keys() if key != "labels"}  # noqa: SIM118 (a BatchEncoding)
-    else:
-        try:
-            several = iter(inputs)
-        except TypeError:
-            raise TypeError(
-                f"inputs must be token ids, a mapping of the model's arguments, or batches of them, got "
-                f"{type(inputs).__name__}."
-            ) from None
-        for one in several:
-            yield from batches_of(one)

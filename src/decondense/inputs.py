@@ -1,0 +1,94 @@
+"""What a model is called with: batches of any kind as its arguments."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Named", "arguments", "batches_of", "main_input"]
+
+TARGETS = ("labels", "return_loss")  # a loss is none of our business
+
+
+@dataclass
+class Named:
+    """Batches with a name and where they come from, for the record of a measurement."""
+
+    batches: Iterable[Any]
+    name: str
+    source: str
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+
+def main_input(model: nn.Module) -> str:
+    """The argument that a bare tensor is given to: input_ids, pixel_values, input_features, or the first there is."""
+    named = getattr(model, "main_input_name", None)
+    return named if isinstance(named, str) else next(iter(inspect.signature(model.forward).parameters), "input")
+
+
+def batches_of(inputs: Any, name: str = "input_ids") -> Iterator[dict[str, Any]]:
+    """Batches as keyword arguments of the model: a tensor, which is the argument `name`; a mapping; or any iterable of
+    either, such as a DataLoader. Of a pair (inputs, targets) the first counts."""
+    if isinstance(inputs, Tensor) or hasattr(inputs, "keys"):
+        yield _batch(inputs, name)
+        return
+    try:
+        several = iter(inputs)
+    except TypeError:
+        raise _strange(inputs) from None
+    for one in several:
+        yield _batch(one[0] if isinstance(one, (tuple, list)) and one else one, name)
+
+
+def _batch(one: Any, name: str) -> dict[str, Any]:
+    if isinstance(one, Tensor):
+        return {name: one}
+    if hasattr(one, "keys"):
+        return {key: one[key] for key in one.keys()}  # noqa: SIM118 (a BatchEncoding)
+    raise _strange(one)
+
+
+def _strange(came: Any) -> TypeError:
+    return TypeError(
+        "inputs must be a tensor of token ids or pixel values, a mapping of the model's arguments, or batches of them, "
+        f"got {type(came).__name__}."
+    )
+
+
+def arguments(model: Any, batch: dict[str, Any], *, stack: str = "decoder") -> dict[str, Any]:
+    """A batch as the model's body is called with it, on its device: without targets, and, for the decoder of an
+    encoder–decoder, with what it reads: `decoder_input_ids`, else the labels shifted right by one, else the same
+    passage so shifted (teacher forcing)."""
+    device = next(model.parameters()).device
+    given = {key: value.to(device) if isinstance(value, Tensor) else value for key, value in batch.items()}
+    labels = given.get("labels")
+    given = {key: value for key, value in given.items() if key not in TARGETS}
+    config = getattr(model, "config", None)
+    if not getattr(config, "is_encoder_decoder", False):
+        return given
+    if stack == "encoder":
+        return {key: value for key, value in given.items() if not key.startswith("decoder_")}
+    if "decoder_input_ids" not in given and "decoder_inputs_embeds" not in given:
+        passage = given.get("input_ids") if labels is None else labels
+        if passage is None:
+            raise ValueError(
+                f"the decoder of {type(model).__name__} must have something to read, got {', '.join(given)}: add "
+                "decoder_input_ids or labels, or measure the encoder with stack='encoder'."
+            )
+        starts = (getattr(config, name, None) for name in ("decoder_start_token_id", "pad_token_id"))
+        first = torch.full_like(passage[:, :1], next((s for s in starts if s is not None), 0))
+        # A label of −100 has no token; the decoder's mask leaves it out.
+        shifted = torch.cat([first, passage[:, :-1]], 1)
+        given["decoder_input_ids"] = shifted.clamp_min(0)
+        if labels is not None and "decoder_attention_mask" not in given and bool((labels < 0).any()):
+            given["decoder_attention_mask"] = (labels >= 0).long()
+        elif labels is None and "decoder_attention_mask" not in given and "attention_mask" in given:
+            given["decoder_attention_mask"] = given["attention_mask"]
+    return given

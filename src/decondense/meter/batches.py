@@ -1,0 +1,229 @@
+"""``measure`` of batches: pixel values, features, padded token ids, whatever a model is called with.
+
+A sequence of a batch takes the place of a window: its tokens are those its mask keeps, and it gets a row of statistics
+of its own. Sequences may differ in length. Every mean is one over sequences, each counting the same; cosines by
+distance are means over those long enough to have that distance; the histogram and its quantiles pool all pairs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..files import versions
+from ..hidden_states import ModuleReader, unwrap_peft
+from ..inputs import Named, arguments, batches_of, main_input
+from ..models import Source
+from ..words import several
+from . import processes
+from .result import Condensation, build
+from .spectrum import SPECTRAL
+from .states import Batch, StateReader, Visit
+from .statistics import FINE_BINS, columns, state_statistics
+from .tally import Tally
+
+__all__ = ["Mask", "measure_batches"]
+
+Mask = Callable[[Batch], Tensor]
+
+
+class NamedStates:
+    """The outputs of named submodules, read as ``StateReader`` reads hidden states."""
+
+    final_norm = False
+
+    def __init__(self, model: nn.Module, patterns: str | Sequence[str]) -> None:
+        self.model, self.reader = model, ModuleReader(model, patterns)
+        self.names = self.reader.names
+        if len(self.names) < 2:
+            raise ValueError(f"modules must name at least 2 layers, a curve over depth, got {self.names[0]!r} alone.")
+        self.layers, self.states = len(self.names) - 1, len(self.names)
+        self.stack = "modules " + (patterns if isinstance(patterns, str) else ", ".join(patterns))
+
+    def mask(self, batch: Batch) -> Tensor | None:
+        return self.reader.mask(arguments(self.model, batch))
+
+    def read(self, batch: Batch, visit: Visit) -> None:
+        with torch.inference_mode():
+            for number, z in enumerate(self.reader.once(arguments(self.model, batch)).states):
+                visit(number, z)
+
+
+@dataclass
+class Row:
+    """A sequence: its tokens that count, and of every state read the statistics of ``columns(tokens)``."""
+
+    tokens: int = 0
+    statistics: dict[int, np.ndarray] = field(default_factory=dict)
+
+    def table(self, states: int, names: int, spectral: int) -> np.ndarray:
+        """(states, names), NaN where there is nothing: distances that it does not have, a state that was not read.
+        Spectral statistics, so many, come last."""
+        table = np.full((states, names), np.nan)
+        for number, values in self.statistics.items():
+            head = len(values) - spectral
+            table[number, :head], table[number, names - spectral :] = values[:head], values[head:]
+        return table
+
+
+@dataclass
+class Gathered:
+    """What a process has read: counts (states, fine bins), and a row for each (batch, row of it)."""
+
+    counts: np.ndarray
+    rows: dict[tuple[int, int], Row] = field(default_factory=dict)
+    width: int = 0
+
+
+def measure_batches(
+    source: Source,
+    network: nn.Module,
+    inputs: Any,
+    *,
+    modules: str | Sequence[str] | None,
+    mask: Mask | None,
+    stack: str,
+    init: bool,
+    settings: dict[str, Any],
+    progress: Callable[[int, int], None] | None,
+) -> Condensation:
+    """``settings["windows"]`` is the most sequences that are read; under a launcher every process goes over the same
+    batches and reads its share of them."""
+    rank, world = processes.join_group()
+    main = main_input(unwrap_peft(network))
+    batches = batches_of(inputs, main)
+    first = next(batches, None)
+    if first is None:
+        raise ValueError("inputs must hold at least one batch, got none.")
+    _size(first, main)
+    reader: Any = StateReader(network, stack=stack, probe=first) if modules is None else NamedStates(network, modules)
+    mine = Gathered(np.zeros((reader.states, FINE_BINS), dtype=np.int64))
+    digest, seen, more = hashlib.sha256(), 0, False
+    for number, batch in enumerate(chain([first], batches)):
+        size = _size(batch, main)
+        more = seen + size > settings["windows"] or seen == settings["windows"]
+        if seen == settings["windows"]:
+            break
+        taken = min(size, settings["windows"] - seen)
+        _digest(digest, batch)
+        if number % world == rank:
+            _read(mine, reader, batch, (number, size, taken), mask, spectral=settings["spectral"])
+        seen += taken
+        if progress is not None:
+            progress(seen, settings["windows"])
+    everyone = processes.gather(mine, world)
+    found = {key: row for part in everyone for key, row in part.rows.items()}
+    rows = {key: found[key] for key in sorted(found)}
+    if not rows:
+        raise ValueError(f"inputs must hold sequences of at least 2 tokens that count, got none among {seen}.")
+    lengths = [row.tokens for row in rows.values()]
+    spectral = SPECTRAL if settings["spectral"] else ()
+    names = columns(max(lengths)) + spectral
+    tables = {i: row.table(reader.states, len(names), len(spectral)) for i, row in enumerate(rows.values())}
+    name, about = "inputs", f"{several(len(rows), 'sequence')} of {', '.join(sorted(first))}"
+    if isinstance(inputs, Named):
+        name, about = inputs.name, inputs.source
+    return build(
+        Tally(names, sum((part.counts for part in everyone[1:]), everyone[0].counts), tables),
+        model={
+            "name": source.name,
+            "kind": source.kind,
+            "description": source.description,
+            "revision": source.revision,
+            "init": init,
+            "architecture": type(getattr(reader, "model", network)).__name__,
+            "stack": reader.stack,
+            "layers": reader.layers,
+            "width": max(part.width for part in everyone),
+            "parameters": sum(p.numel() for p in network.parameters()),
+            "dtype": str(next(network.parameters()).dtype).removeprefix("torch."),
+        },
+        text={
+            "name": name,
+            "source": about,
+            "documents": len(rows),
+            "sha256": digest.hexdigest(),
+        },
+        settings=settings | {"windows": len(rows), "tokens": max(lengths), "inputs": sorted(first)},
+        origins=[{"batch": batch, "row": row, "tokens": n} for (batch, row), n in zip(rows, lengths)],
+        final_norm=reader.final_norm,
+        versions=versions("decondense", "torch", "transformers", "numpy"),
+        names=getattr(reader, "names", None),
+        notes=_notes(network, first, lengths, seen, more=more),
+    )
+
+
+def _size(batch: Batch, name: str) -> int:
+    """The number of its sequences."""
+    tensors = [v for v in (batch.get(name), *batch.values()) if isinstance(v, Tensor) and v.ndim]
+    if not tensors:
+        raise ValueError(f"a batch must hold tensors (sequences, …), got {', '.join(batch) or 'nothing'}.")
+    return len(tensors[0])
+
+
+def _digest(digest: Any, batch: Batch) -> None:
+    for key, value in sorted(batch.items()):
+        if isinstance(value, Tensor):
+            digest.update(f"{key} {value.dtype} {tuple(value.shape)}".encode())
+            digest.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy())
+
+
+def _read(
+    into: Gathered, reader: Any, batch: Batch, place: tuple[int, int, int], mask: Mask | None, *, spectral: bool
+) -> None:
+    """The states of a batch; ``place``: its number, its sequences, and how many of them are taken."""
+    number, size, taken = place
+    kept = reader.mask(batch)
+    if mask is not None:
+        chosen = torch.as_tensor(mask(batch)).bool()
+        kept = chosen if kept is None else chosen.to(kept.device) & kept.bool()
+
+    def visit(at: int, z: Tensor) -> None:
+        if len(z) != size or (kept is not None and kept.shape != z.shape[:2]):
+            came = f"{tuple(z.shape)}" + ("" if kept is None else f" and a mask of {tuple(kept.shape)}")
+            raise ValueError(
+                f"state {at} of a batch of {several(size, 'sequence')} must be (sequences, tokens, width) and its mask "
+                f"(sequences, tokens), got {came}."
+            )
+        z = z[:taken]
+        if kept is None or bool(kept[:taken].all()):
+            parts = [(range(taken), z)]
+        else:
+            parts = [(range(i, i + 1), z[i : i + 1, k.to(z.device)]) for i, k in enumerate(kept[:taken].bool())]
+        into.width = max(into.width, z.shape[2])
+        for which, part in parts:
+            if part.shape[1] < 2:
+                continue  # no pair
+            where = f"hidden state {min(at, reader.layers)} of batch {number}"
+            values, counts = state_statistics(part, where, spectral=spectral)
+            into.counts[at] += counts.numpy()
+            for i, row in zip(which, values.numpy()):
+                entry = into.rows.setdefault((number, i), Row())
+                entry.tokens = max(entry.tokens, part.shape[1])
+                entry.statistics[at] = row
+
+    reader.read(batch, visit)
+
+
+def _notes(network: nn.Module, batch: Batch, lengths: list[int], seen: int, *, more: bool) -> list[str]:
+    notes, low, high = [], min(lengths), max(lengths)
+    if more:
+        notes.append(f"these are the first {several(seen, 'sequence')} of the inputs: windows=… says how many.")
+    if seen > len(lengths):
+        notes.append(f"{several(seen - len(lengths), 'sequence')} with fewer than 2 tokens that count were left out.")
+    if low < high:
+        notes.append(
+            f"the sequences have {low} to {high} tokens: in every mean each sequence counts the same, in the histogram "
+            "and the quantiles each pair of tokens."
+        )
+    tokens = ("cls_token", "class_embedding")
+    if "pixel_values" in batch and any(name.endswith(tokens) for name, _ in network.named_parameters()):
+        notes.append("the first token is the class token: mean_cosine_without_first leaves it out.")
+    return notes

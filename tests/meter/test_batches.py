@@ -1,0 +1,103 @@
+"""`measure(model, inputs=…)`: batches of any kind, sequences of any length."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from meter_oracle import scalars
+from tiny_models import build
+from torch.utils.data import DataLoader, TensorDataset
+from transformers import ViTConfig, ViTModel
+
+import decondense as dc
+
+measure = partial(dc.measure, bootstrap=20)
+
+LENGTHS = (9, 4, 1, 6, 7)
+
+
+def padded() -> dict[str, torch.Tensor]:
+    ids = torch.randint(3, 97, (5, 9), generator=torch.Generator().manual_seed(0))
+    mask = (torch.arange(9) < torch.tensor(LENGTHS)[:, None]).long()
+    return {"input_ids": ids * mask, "attention_mask": mask}
+
+
+def test_sequences_of_different_lengths():
+    """Each counts the same in every mean; a distance is a mean over those that have it; the histogram pools pairs."""
+    model, batch = build("llama"), padded()
+    c = measure(model, inputs=batch, spectral=True)
+    z = model(**batch, output_hidden_states=True).hidden_states[2].detach().double().numpy()
+    rows = [scalars(row[:n]) for row, n in zip(z, LENGTHS) if n > 1]
+    state = c.record.states[2]
+    for name in ("mean_cosine", "mean_cosine_without_first", "token_norm", "top3_variance_share"):
+        assert getattr(state, name) == pytest.approx(np.mean([row[name] for row in rows]), abs=1e-5)
+    far = [row["apart_2"] for row in rows if "apart_2" in row]  # 4–7 tokens apart
+    assert len(far) == 3
+    assert state.by_distance[2] == pytest.approx(np.mean(far), abs=1e-5)
+    assert sum(c.record.histogram.counts[2]) == sum(n * (n - 1) // 2 for n in LENGTHS)
+    assert np.isfinite(c.values("effective_rank")).all()
+    assert [w["tokens"] for w in c.record.windows] == [n for n in LENGTHS if n > 1]
+    assert c.record.text.source == "4 sequences of attention_mask, input_ids"
+    assert "1 sequence with fewer than 2 tokens that count were left out." in c.notes
+    assert any(note.startswith("the sequences have 4 to 9 tokens") for note in c.notes)
+    assert c.final_norm is True
+
+
+def test_the_same_sequences_in_any_wrapping_and_the_first_so_many():
+    model, ids = build("gpt2"), torch.randint(3, 97, (6, 8))
+    whole = measure(model, inputs=ids)
+    loader = DataLoader(TensorDataset(ids, torch.zeros(6)), batch_size=4)
+    for other in (
+        loader,
+        [ids[:4], ids[4:]],
+        iter([{"input_ids": ids[:4]}, {"input_ids": ids[4:], "labels": ids[4:]}]),
+    ):
+        c = measure((model, None), inputs=other)
+        assert c.mean_cosine == pytest.approx(whole.mean_cosine, abs=1e-6)
+        assert c.record.windows_done == 6
+    assert whole.record.windows_done == 6
+    for inputs in (ids, loader, [ids[:5]]):
+        c = measure(model, inputs=inputs, windows=5)
+        each = whole.record.per_window.mean_cosine[:5]
+        assert np.array(c.record.per_window.mean_cosine) == pytest.approx(np.array(each), abs=1e-6)
+        more = "these are the first 5 sequences of the inputs: windows=… says how many."
+        assert (more in c.notes) is not isinstance(inputs, list)
+
+
+def test_inputs_have_a_fingerprint_and_the_result_is_one_like_any_other(tmp_path):
+    config = ViTConfig(hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=32, image_size=8,
+                       patch_size=2)  # fmt: skip
+    model, pixels = ViTModel(config).train(), torch.randn(12, 3, 8, 8)
+    c = measure(model, inputs=pixels, label="tiny")
+    assert model.training
+    assert dc.load(c.save(tmp_path)).to_json() == c.to_json() == measure(model, inputs=pixels, label="tiny").to_json()
+    assert c.plot(tmp_path).is_file()
+    assert c.record.settings | {"windows": 12, "tokens": 17, "inputs": ["pixel_values"]} == c.record.settings
+    assert "tiny" in repr(c)
+    pixels[3, 0, 0, 0] += 1
+    other = measure(model, inputs=pixels, label="tiny")
+    assert other.record.text.sha256 != c.record.text.sha256
+    assert "a difference may be that of the texts" in dc.compare([c, other]).notes[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"inputs": 3}, "inputs must be a tensor of .*, a mapping .*, or batches of them, got int"),
+        ({"inputs": []}, "at least one batch, got none"),
+        ({"inputs": ["a text"]}, "or batches of them, got str"),
+        ({"inputs": {"use_cache": False}}, r"a batch must hold tensors \(sequences, …\), got use_cache"),
+        ({"inputs": torch.ones(2, 1, dtype=torch.long)}, "at least 2 tokens that count, got none among 2"),
+        ({"inputs": torch.ones(2, 4, dtype=torch.long), "text": "imdb"}, "text goes with a text, got it beside inputs"),
+        ({"inputs": torch.ones(2, 4, dtype=torch.long), "windows": 0}, "windows must be an integer of at least 1"),
+        ({"inputs": torch.ones(2, 4, dtype=torch.long), "released": True}, "released goes with a text"),
+        ({"inputs": torch.ones(2, 4, dtype=torch.long), "mask": lambda batch: torch.ones(2, 3)}, "a mask of .2, 3."),
+        ({"modules": "layers.*"}, "modules and mask go with inputs"),
+    ],
+)  # fmt: skip
+def test_refused(options, sentence):
+    with pytest.raises((ValueError, TypeError), match=sentence):
+        measure(build("llama"), **options)

@@ -1,0 +1,287 @@
+"""Kinds of model: small random weights of the real classes of transformers, the loss and the meter on each.
+
+The oracle of both is the same: the hidden states that a plain call of the model returns, or the outputs of the named
+layers, read by hooks of the test's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from meter import meter_oracle as oracle
+from torch import Tensor, nn
+
+import decondense as dc
+from decondense import losses
+
+SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+TEXT = SHAPE | {"vocab_size": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+GROUPED = TEXT | {"num_key_value_heads": 2}
+HEADS = GROUPED | {"head_dim": 8}
+MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+IMAGES = SHAPE | {"image_size": 16, "patch_size": 4}
+TOWERS = {"text_config": TEXT, "vision_config": IMAGES}
+STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+T5 = {"d_model": 32, "d_ff": 48, "d_kv": 8, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 4, "vocab_size": 64,
+      "decoder_start_token_id": 0, "dropout_rate": 0.0}  # fmt: skip
+WHISPER = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 4, "vocab_size": 64,
+           "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "num_mel_bins": 8,
+           "dropout": 0.0, "max_source_positions": 10, "max_target_positions": 32, "pad_token_id": 0, "bos_token_id": 1,
+           "eos_token_id": 2, "decoder_start_token_id": 1}  # fmt: skip
+IMAGE_TOKEN = 60
+measure = partial(dc.measure, bootstrap=10)
+
+
+def randomly(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def words(length: int = 12, padding: int = 3) -> dict[str, Tensor]:
+    """Two passages, the second of them padded."""
+    ids = torch.randint(3, 59, (2, length), generator=randomly())
+    mask = torch.ones_like(ids)
+    mask[1, length - padding :] = 0
+    return {"input_ids": ids * mask, "attention_mask": mask, "labels": torch.where(mask.bool(), ids, -100)}
+
+
+def pictures(*shape: int) -> Tensor:
+    return torch.randn(2, *(shape or (3, 16, 16)), generator=randomly())
+
+
+def labelled() -> dict[str, Tensor]:
+    return {"pixel_values": pictures(), "labels": torch.tensor([0, 1])}
+
+
+def sound() -> dict[str, Tensor]:
+    return {"input_features": pictures(8, 20), "labels": words()["labels"]}
+
+
+def both() -> dict[str, Tensor]:
+    """A picture of four tokens in a text."""
+    batch = words()
+    for name in ("input_ids", "labels"):
+        batch[name][:, 2:6] = IMAGE_TOKEN
+    return batch | {"pixel_values": pictures(1, 3, 16, 16)}
+
+
+@dataclass
+class Kind:
+    """`mask` names the argument that says which of the tokens read are no padding; None: all count."""
+
+    model: str
+    options: dict[str, Any]
+    inputs: Callable[[], dict[str, Any]] = words
+    mask: str | None = "attention_mask"
+    modules: str | None = None
+    norm: bool | None = True  # whether the last state is there before and after a final norm; None: it is not known
+    before: bool = False  # the states that the model returns end before the norm
+
+
+KINDS = {
+    "BERT": Kind("BertForMaskedLM", TEXT | STILL, norm=False),
+    "ModernBERT": Kind("ModernBertForMaskedLM", TEXT),
+    "DistilBERT": Kind("DistilBertForMaskedLM", {
+        "dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4, "vocab_size": 64, "dropout": 0.0,
+        "attention_dropout": 0.0}, norm=False),
+    "T5, decoder": Kind("T5ForConditionalGeneration", T5, mask="labels"),
+    "T5, encoder": Kind("T5ForConditionalGeneration", T5, modules="encoder.block.*"),
+    "Mixtral": Kind("MixtralForCausalLM", GROUPED | {"num_local_experts": 4}),
+    "Qwen3-MoE": Kind("Qwen3MoeForCausalLM", HEADS | MOE | {"num_experts": 4}),
+    "gpt-oss": Kind("GptOssForCausalLM", HEADS | {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "experts of Mixtral": Kind("MixtralForCausalLM", GROUPED | {"num_local_experts": 4}, modules="model.layers.*.mlp"),
+    "Mamba": Kind("MambaForCausalLM", {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 64, "state_size": 8}),
+    "Mamba 2": Kind("Mamba2ForCausalLM", {
+        "hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 64, "state_size": 8, "num_heads": 8, "head_dim": 8,
+        "n_groups": 1, "chunk_size": 8}),
+    "Qwen3-Next": Kind("Qwen3NextForCausalLM", HEADS | MOE | {
+        "num_experts": 4, "shared_expert_intermediate_size": 16, "linear_num_value_heads": 4,
+        "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+        "layer_types": ["linear_attention", "full_attention"]}),
+    "LFM2": Kind("Lfm2ForCausalLM", GROUPED | {"layer_types": ["conv", "full_attention"]}),
+    "Granite hybrid": Kind("GraniteMoeHybridForCausalLM", GROUPED | {
+        "layer_types": ["mamba", "attention"], "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1,
+        "mamba_d_state": 8, "mamba_chunk_size": 8, "shared_intermediate_size": 16, "num_local_experts": 4,
+        "num_experts_per_tok": 2}),
+    "ViT": Kind("ViTForImageClassification", IMAGES | STILL, labelled, None, before=True),
+    "DINOv2": Kind("Dinov2ForImageClassification", IMAGES | STILL | {"mlp_ratio": 2}, labelled, None, before=True),
+    "CLIP, images": Kind("CLIPForImageClassification", TOWERS, labelled, None, norm=None),
+    "SigLIP, images": Kind("SiglipForImageClassification", TOWERS, labelled, None, norm=None),
+    "Whisper, decoder": Kind("WhisperForConditionalGeneration", WHISPER, sound, "labels"),
+    "Whisper, encoder": Kind("WhisperForConditionalGeneration", WHISPER, sound, None, modules="model.encoder.layers.*"),
+    "SmolVLM": Kind("SmolVLMForConditionalGeneration", {
+        "vision_config": IMAGES, "text_config": {"model_type": "llama", **GROUPED}, "image_token_id": IMAGE_TOKEN,
+        "scale_factor": 2, "pad_token_id": 0}, both),
+}  # fmt: skip
+
+
+def build(kind: Kind) -> Any:
+    made = getattr(transformers, kind.model)
+    torch.manual_seed(1)
+    return made(made.config_class(**kind.options))
+
+
+def plain_states(model: Any, kind: Kind, inputs: dict[str, Any]) -> tuple[list[Tensor], Tensor]:
+    """(states, loss) of a plain call."""
+    if kind.modules is None:
+        out = model(**inputs, output_hidden_states=True)
+        states = list(out.get("decoder_hidden_states") or out.hidden_states)
+        if kind.model.startswith("Mamba"):  # returns what each block puts out, and the last once more after the norm
+            states = [model.backbone.embeddings(inputs["input_ids"]), *states[:-2], states[-1]]
+        return states, out.loss
+    states: list[Tensor] = []
+    start, end = kind.modules.split("*")
+    chosen = [m for name, m in model.named_modules() if name.startswith(start) and name.endswith(end)]
+    chosen = [m for m in chosen if name_depth(model, m) == kind.modules.count(".")]
+    hooks = [m.register_forward_hook(lambda _m, _a, out: states.append(out[0] if isinstance(out, tuple) else out))
+             for m in chosen]  # fmt: skip
+    loss = model(**inputs).loss
+    for hook in hooks:
+        hook.remove()
+    return states, loss
+
+
+def name_depth(model: nn.Module, wanted: nn.Module) -> int:
+    return next(name.count(".") for name, module in model.named_modules() if module is wanted)
+
+
+def kept(kind: Kind, inputs: dict[str, Any], states: list[Tensor]) -> Tensor:
+    if kind.mask is None:
+        return torch.ones(states[0].shape[:2], dtype=torch.bool)
+    return inputs[kind.mask] > 0 if kind.mask == "attention_mask" else inputs[kind.mask] != -100
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_loss(name):
+    """The term is in the loss, and its gradient is that of the sum."""
+    kind = KINDS[name]
+    model, inputs = build(kind).train(), kind.inputs()
+    states, loss = plain_states(model, kind, inputs)
+    mask = kept(kind, inputs, states)
+    blocks = states if kind.modules else states[1:]
+    total = loss + 0.5 * torch.stack([losses.dispersion(z, mask, estimator="first_order") for z in blocks]).mean()
+    total.backward()
+    expected = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    with dc.regularize(model, weight=0.5, modules=kind.modules):
+        out = model(**inputs)
+        torch.testing.assert_close(out.loss, total)
+        out.loss.backward()
+    for n, p in model.named_parameters():
+        assert (p.grad is None) is (n not in expected), n
+        if p.grad is not None:
+            torch.testing.assert_close(p.grad, expected[n], rtol=1e-4, atol=1e-6, msg=n)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_meter(name):
+    """Mean cosines of every state, padding left out, by loops over the states of a plain call."""
+    kind = KINDS[name]
+    model, inputs = build(kind).eval(), kind.inputs()
+    with torch.no_grad():
+        states, _ = plain_states(model, kind, inputs)
+    mask = kept(kind, inputs, states)
+    c = measure(model, inputs=inputs, modules=kind.modules)
+    for number, z in enumerate(states):
+        rows = [oracle.scalars(row[m].double().numpy()) for row, m in zip(z, mask)]
+        state = c.record.states[number]
+        if number == len(states) - 1 and kind.before:
+            state = c.before_norm
+        for column in ("mean_cosine", "mean_cosine_without_first", "token_norm"):
+            assert getattr(state, column) == pytest.approx(np.mean([r[column] for r in rows]), abs=2e-5), (
+                number,
+                column,
+            )
+    assert c.record.text.name == "inputs"
+    assert c.record.windows_done == 2
+    assert c.record.settings["tokens"] == int(mask.sum(1).max())
+    assert c.final_norm is (kind.norm if kind.modules is None else False)
+
+
+def test_the_tokens_of_a_picture_and_of_its_text_apart():
+    kind = KINDS["SmolVLM"]
+    model, inputs = build(kind).eval(), kind.inputs()
+    states, _ = plain_states(model, kind, inputs)
+    shown = inputs["input_ids"] == IMAGE_TOKEN
+    parts = {"image": shown, "text": ~shown & inputs["attention_mask"].bool()}
+    for name, mask in parts.items():
+        c = measure(model, inputs=inputs, mask=lambda b: (b["input_ids"] == IMAGE_TOKEN) == (name == "image"))  # noqa: B023
+        for z, value in zip(states, c.mean_cosine):
+            rows = [oracle.scalars(row[m].detach().double().numpy())["mean_cosine"] for row, m in zip(z, mask)]
+            assert value == pytest.approx(np.mean(rows), abs=2e-5)
+
+
+def test_the_towers_of_a_pair():
+    model = build(Kind("CLIPModel", TOWERS | {"projection_dim": 16})).eval()
+    pixels, ids = pictures(), words()["input_ids"]
+    seen = measure(model, inputs={"pixel_values": pixels})
+    assert seen.record.model.architecture == "CLIPVisionModel"
+    assert "the first token is the class token: mean_cosine_without_first leaves it out." in seen.notes
+    z = model.vision_model(pixels, output_hidden_states=True).hidden_states[1].detach().double().numpy()
+    patches = [oracle.scalars(row[1:])["mean_cosine"] for row in z]
+    assert seen.values("mean_cosine_without_first")[1] == pytest.approx(np.mean(patches), abs=2e-5)
+    assert measure(model, inputs={"input_ids": ids}).record.model.architecture == "CLIPTextModel"
+    with pytest.raises(ValueError, match="two towers, which read different things: give pixel_values or input_ids"):
+        measure(model, inputs={"input_ids": ids, "pixel_values": pixels})
+    call = {"input_ids": ids, "pixel_values": pixels, "return_loss": True}
+    model.train()
+    with dc.regularize(model), pytest.raises(TypeError, match=r"CLIPModel must return .*hidden_states.*modules=\[…\]"):
+        model(**call)
+    with dc.regularize(model, modules="vision_model.encoder.layers.*") as handle:
+        model(**call).loss.backward()
+    assert len(handle.last["per_layer"]) == 2
+
+
+def test_both_stacks_at_once_are_refused():
+    model = build(KINDS["T5, decoder"])
+    for call in (dc.regularize, lambda m, modules: measure(m, inputs=words(), modules=modules)):
+        with pytest.raises(ValueError, match=r"layers of one stack of T5.*, got both"):
+            call(model, modules=["encoder.block.*", "decoder.block.*"])
+    sides = [measure(model, inputs=words(), stack=stack).layers for stack in ("encoder", "decoder")]
+    assert sides == [2, 3]
+    whisper = build(KINDS["Whisper, decoder"])
+    with pytest.raises(ValueError, match=r"something to read, got input_features: add decoder_input_ids or labels"):
+        measure(whisper, inputs=pictures(8, 20))
+    assert measure(whisper, inputs=pictures(8, 20), stack="encoder").layers == 2
+
+
+class Diffusion(nn.Module):
+    """A diffusion transformer in the small: patches of a latent, blocks modulated by the time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.time = nn.Conv2d(4, 16, 2, 2), nn.Linear(1, 32)
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True) for _ in range(3))
+        self.head = nn.Linear(16, 16)
+
+    def forward(self, latent: Tensor, t: Tensor) -> Tensor:
+        x = self.patches(latent).flatten(2).mT
+        scale, shift = self.time(t[:, None]).chunk(2, dim=-1)
+        for block in self.blocks:
+            x = block(x * (1 + scale[:, None]) + shift[:, None])
+        return self.head(x)
+
+
+def test_a_module_of_no_library():
+    model, latent, t = Diffusion().train(), pictures(4, 8, 8), torch.tensor([0.1, 0.9])
+    with dc.regularize(model, modules="blocks.*", weight=0.1) as handle:
+        model(latent, t).square().mean().add(handle.penalty()).backward()
+        assert handle.reads == ["blocks.0", "blocks.1", "blocks.2"]
+    c = measure(model, inputs={"latent": latent, "t": t}, modules="blocks.*")
+    assert model.training
+    assert [state.name for state in c.record.states] == handle.reads
+    assert c.record.model.stack == "modules blocks.*"
+    assert c.interval("spearman", states="blocks") == c.interval("spearman")
+    for refused, words in {
+        "head": "at least 2 layers",
+        "patches": "at least 2",
+        ("patches", "head"): "got .2, 16, 4, 4",
+    }.items():
+        with pytest.raises((ValueError, TypeError), match=words):
+            measure(model, inputs={"latent": latent, "t": t}, modules=refused)
