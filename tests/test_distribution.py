@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import decondense
-from decondense.needs import EXTRAS, MissingExtra, need
+from decondense.needs import EXTRAS, PACKAGES, MissingExtra, need
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -191,7 +191,8 @@ def test_every_extra_is_declared_and_named():
     """What needs.py looks for is what pyproject.toml installs: each module, by the extra alone."""
     optional = PROJECT["optional-dependencies"]
     for extra, modules in EXTRAS.items():
-        assert {canonicalize_name(module) for module in modules} <= closure(list(map(Requirement, optional[extra])))
+        names = {canonicalize_name(PACKAGES.get(module, module)) for module in modules}
+        assert names <= closure(list(map(Requirement, optional[extra])))
     (everything,) = map(Requirement, optional["all"])
     assert everything.extras == optional.keys() - {"all", "docs", "dev"}
     assert "decondense[all,docs]" in optional["dev"]

@@ -25,7 +25,7 @@ ORDER = (
     "integrations.axolotl integrations.swift",
     "weights_cache text_files",
     "models text",
-    "windows",
+    "windows images",
     "stats.intervals",
     "figures",
     "meter",

@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Any
 from . import hub
 from .files import flat, own_trace, read_json
 from .needs import need
-from .weights_cache import BUNDLED, bundled_folder, convert_gguf, whole_model
+from .weights_cache import BUNDLED, bundled_folder, convert_gguf, quiet_loading, whole_model
 from .words import nearest
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BUNDLED", "Source", "check_config", "hardware", "load", "load_tokenizer", "pick_device", "resolve"]
+__all__ = ["BUNDLED", "Source", "check_config", "hardware", "load", "load_image_processor", "load_tokenizer",
+           "pick_device", "resolve"]  # fmt: skip
 
 LARGEST = {"layers$|^n_layer$": 10_000, "size$|embd$|^d_": 10_000_000}  # by the name of a configuration's key
 
@@ -152,6 +153,21 @@ def load_tokenizer(source: Source, *, trust_remote_code: bool = False) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(source.location, **_hub_options(source), trust_remote_code=trust_remote_code)
+
+
+def load_image_processor(source: Source, *, trust_remote_code: bool = False) -> Any:
+    """What turns images into the pixel values that an image model reads."""
+    from transformers import AutoImageProcessor
+
+    options = {**_hub_options(source), "trust_remote_code": trust_remote_code}
+    try:
+        with quiet_loading():
+            return AutoImageProcessor.from_pretrained(source.location, **options)
+    except (ValueError, OSError) as error:
+        raise ValueError(
+            f"model {source.description!r} must come with an image processor (preprocessor_config.json) to be measured "
+            f"on images, got none: {hub.first_line(error)}."
+        ) from error
 
 
 def _hub_options(source: Source) -> dict[str, Any]:

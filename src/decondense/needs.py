@@ -14,7 +14,10 @@ EXTRAS = {
     "gguf": ("gguf",),
     "peft": ("peft",),
     "pandas": ("pandas",),
+    "images": ("PIL",),
 }
+
+PACKAGES = {"PIL": "pillow"}  # where the module has another name
 
 
 class MissingExtra(ImportError):
@@ -23,6 +26,6 @@ class MissingExtra(ImportError):
 
 def need(extra: str, purpose: str) -> None:
     """Raise `MissingExtra` unless all packages of `extra` are installed; `purpose` begins the sentence."""
-    missing = [name.replace("_", "-") for name in EXTRAS[extra] if find_spec(name) is None]
+    missing = [PACKAGES.get(name, name).replace("_", "-") for name in EXTRAS[extra] if find_spec(name) is None]
     if missing:
         raise MissingExtra(f"{purpose} needs {' and '.join(missing)}: pip install 'decondense[{extra}]'")

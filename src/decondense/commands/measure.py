@@ -23,6 +23,7 @@ ELSEWHERE = ("device", "data", "batch")  # settings that may differ when a measu
 def measure(
     model: o.Model,
     text: o.Text = "wikitext-2",
+    images: Annotated[Path | None, typer.Option(help="folder of images for an image model, instead of a text")] = None,
     windows: o.Windows = 100,
     tokens: o.Tokens = 512,
     seed: o.Seed = 0,
@@ -46,7 +47,12 @@ def measure(
     as_json: o.Json = False,
 ) -> None:
     """Say how condensed a model is: the cosines of the tokens of a window at every depth, with error bars."""
-    options = o.given(locals(), "revision", "revisions", "resume")
+    options = o.given(locals(), "revision", "revisions", "resume", *(() if images else ("images",)))
+    if images and (resume or revisions or released or text != "wikitext-2" or data or column):
+        raise ValueError(
+            "--images takes the place of a text: leave --text, --data, --column, --released, --resume and --revisions "
+            "out."
+        )
     if revisions:
         if resume or revision:
             raise ValueError("--revisions cannot be combined with --revision or --resume: name one of them.")
@@ -85,7 +91,10 @@ def _measure_into(
     begun = time.monotonic()
     try:
         with progress_bar(f"measuring {Path(config['model']).name}", quiet=as_json) as progress:
-            result = run(config["model"], **options, progress=progress, partial=folder, resume=resume)
+            if "images" in options:
+                result = run(config["model"], **_of_images(config["model"], options), progress=progress)
+            else:
+                result = run(config["model"], **options, progress=progress, partial=folder, resume=resume)
     except Interrupted as stop:
         if stop.result is not None and is_main():
             write_files(folder, config, stop.result, time.monotonic() - begun)
@@ -104,9 +113,21 @@ def _measure_into(
         show(result, folder)
 
 
+def _of_images(model: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The options of ``measure`` for the images of a folder."""
+    from ..images import image_batches
+    from ..models import resolve
+
+    chosen = {key: options[key] for key in ("windows", "seed", "batch", "trust_remote_code")}
+    inputs = image_batches(options["images"], resolve(model, revision=options["revision"]), **chosen)
+    apart = ("images", "text", "tokens", "released", "data", "column")
+    return {key: value for key, value in options.items() if key not in apart} | {"inputs": inputs}
+
+
 def show(result: Condensation, folder: Path) -> None:
     record = result.record
-    much = f"{record.windows_done} windows × {record.settings['tokens']} tokens"
+    much = f"{record.windows_done} {'sequences' if 'inputs' in record.settings else 'windows'}"
+    much += f" × {record.settings['tokens']} tokens"
     out.print(Text(result.label, "bold"), f"on {result.text} ({record.text.source}), {much}")
     out.print(_state_table(result))
     out.print(

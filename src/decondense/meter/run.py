@@ -107,7 +107,8 @@ def measure(
             raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
     loading = {"dtype": dtype, "device": device, "init": init, "seed": seed, "trust_remote_code": trust_remote_code}
     if inputs is not None:
-        for name, given in (("text", text is not TEXT), ("released", released), ("partial", partial is not None)):
+        other = not isinstance(text, str) or text != TEXT
+        for name, given in (("text", other), ("released", released), ("partial", partial is not None)):
             if given:
                 raise ValueError(f"{name} goes with a text, got it beside inputs: leave one of them out.")
         source, network, _ = _open_model(model, label, revision, loading, reads_text=False)

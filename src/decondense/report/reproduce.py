@@ -15,6 +15,8 @@ def measure_command(record: Measurement, config: dict[str, Any] | None) -> str:
     if config is not None and config.get("command") == "measure" and "model" in config:
         return _line("measure", config["model"], _options(config))
     model = record.model
+    if "inputs" in record.settings:
+        return f"dc.measure({model.name!r}, inputs=…)  # {record.text.source}"
     named = {"text": record.text.name, **record.settings, "init": model.init, "revision": model.revision}
     return _line("measure", model.name, named | {"dtype": model.dtype})
 

@@ -1,0 +1,64 @@
+"""Images of a folder as batches of an image model, prepared by the model's own processor."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .inputs import Named
+from .models import Source, load_image_processor
+from .needs import need
+from .words import several
+
+__all__ = ["SUFFIXES", "image_batches"]
+
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
+
+
+def image_batches(
+    folder: str | os.PathLike[str],
+    source: Source,
+    *,
+    windows: int = 100,
+    seed: int = 0,
+    batch: int = 4,
+    trust_remote_code: bool = False,
+) -> Named:
+    """The images in and below ``folder``, at most ``windows`` of them, drawn by ``seed`` and in the order of their
+    names; what comes is what the image processor of ``source`` makes of them: ``pixel_values`` and the like."""
+    need("images", "measuring images")
+    root = Path(folder)
+    if not root.is_dir():
+        raise FileNotFoundError(f"no folder of images at {str(folder)!r}: the path does not exist or is no folder.")
+    files = sorted(path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES)
+    if not files:
+        raise ValueError(f"{str(folder)!r} must hold images ({', '.join(SUFFIXES)}), it holds none.")
+    chosen = np.sort(np.random.default_rng(seed).permutation(len(files))[:windows])
+    processor = load_image_processor(source, trust_remote_code=trust_remote_code)
+    drawn = [files[i] for i in chosen]
+    words = f"{len(drawn)} of {several(len(files), 'image')}"
+    return Named(_Batches(drawn, processor, batch), root.resolve().name, words)
+
+
+class _Batches:
+    def __init__(self, files: list[Path], processor: Any, size: int) -> None:
+        self.files, self.processor, self.size = files, processor, size
+
+    def __iter__(self) -> Iterator[Any]:
+        for i in range(0, len(self.files), self.size):
+            images = [_open(path) for path in self.files[i : i + self.size]]
+            yield dict(self.processor(images=images, return_tensors="pt"))
+
+
+def _open(path: Path) -> Any:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as image:
+            return image.convert("RGB")
+    except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError) as error:
+        raise ValueError(f"{str(path)!r} must be an image, but cannot be read as one: take it out.") from error

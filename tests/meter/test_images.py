@@ -1,0 +1,58 @@
+"""`decondense measure MODEL --images FOLDER`."""
+
+from __future__ import annotations
+
+import sys
+
+import by_hand
+import numpy as np
+import pytest
+import transformers
+import yaml
+from PIL import Image
+
+import decondense as dc
+from decondense.report.reproduce import measure_command
+
+
+def run(*arguments):
+    done = by_hand.cli(*arguments)
+    return done.returncode, done.stdout
+
+
+def refused(*arguments):
+    done = by_hand.cli(*arguments)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    return done.stderr
+
+
+def test_images_of_a_folder(tmp_path, monkeypatch):
+    """Drawn by seed, prepared by the model's own processor; the numbers are those of the pixel values."""
+    model = transformers.ViTModel(transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, image_size=16, patch_size=4
+    ))  # fmt: skip
+    processor = transformers.ViTImageProcessor(size={"height": 16, "width": 16})
+    for part in (model, processor):
+        part.save_pretrained(tmp_path / "vit")
+    (tmp_path / "photos" / "cats").mkdir(parents=True)
+    pixels = np.random.default_rng(0).integers(0, 255, (5, 20, 24, 3), dtype=np.uint8)
+    for i, image in enumerate(pixels):
+        Image.fromarray(image).save(tmp_path / "photos" / "cats" / f"{i}.png")
+    where = (tmp_path / "vit", "--images", tmp_path / "photos", "--bootstrap", "20")
+    code, stdout = run("measure", *where, "--out", tmp_path / "o")
+    assert code == 0
+    assert "on photos (5 of 5 images), 5 sequences × 17 tokens" in stdout
+    c = dc.load(tmp_path / "o")
+    direct = dc.measure(model, inputs=processor(images=list(pixels), return_tensors="pt"), bootstrap=20)
+    assert c.mean_cosine == pytest.approx(direct.mean_cosine, abs=1e-6)
+    assert "--images" in measure_command(c.record, yaml.safe_load((tmp_path / "o" / "config.yaml").read_text()))
+    assert run("measure", *where, "--windows", "2", "--out", tmp_path / "two")[0] == 0
+    assert dc.load(tmp_path / "two").record.text.source == "2 of 5 images"
+    assert "takes the place of a text" in refused("measure", *where, "--text", "imdb")
+    assert "must hold images" in refused("measure", tmp_path / "vit", "--images", tmp_path / "vit")
+    (tmp_path / "photos" / "broken.jpg").write_bytes(b"no image")
+    assert "broken.jpg' must be an image, but cannot be read" in refused("measure", *where, "--out", tmp_path / "p")
+    (tmp_path / "vit" / "preprocessor_config.json").unlink()
+    assert "must come with an image processor" in refused("measure", *where, "--out", tmp_path / "p")
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    assert "needs pillow: pip install 'decondense[images]'" in refused("measure", *where, "--out", tmp_path / "p")
