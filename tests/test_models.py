@@ -156,12 +156,27 @@ def test_folders_that_are_no_models(tmp_path, folder):
     assert "\n" not in str(caught.value)
 
 
+def test_a_model_without_a_tokenizer(tmp_path):
+    import transformers
+
+    config = transformers.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
+    transformers.ViTModel(config).save_pretrained(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"could not be loaded: it has no tokenizer: save one .*measure\(model, inputs=…\)"
+    ):
+        load(tmp_path, device="cpu")
+
+
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
         ("/none", FileNotFoundError, "the path does not exist"),
         ("none.gguf", FileNotFoundError, "the path does not exist"),
         ("two words", ValueError, "hub id, a folder, a GGUF file or one of smollm2-135m"),
+        ("", ValueError, "hub id, a folder, a GGUF file or one of smollm2-135m"),
+        ("a\0b", ValueError, "hub id, a folder, a GGUF file or one of smollm2-135m"),
+        ("x" * 5000, ValueError, r"a hub id, a folder, .{,80}, got 'x{79}…'\.$"),
+        ("x/" * 2500, FileNotFoundError, "no model at 'x/x/.{,200}…': the path does not exist"),
         (__file__, ValueError, "a model file must be GGUF"),
         ("smolm2-135m", ValueError, "no model 'smolm2-135m': did you mean 'smollm2-135m'"),
         ("nobody/nothing-of-the-kind", OSError, "the hub did not provide it"),

@@ -76,6 +76,8 @@ def test_tables_of_every_kind(tmp_path):
         assert open_text(table, column="body").documents == tuple(DOCUMENTS), table
     for strings in (frame["body"], (d for d in DOCUMENTS), frame.rename(columns={"body": "text"})):
         assert open_text(strings).documents == tuple(DOCUMENTS)
+    holes = pandas.DataFrame({"text": [DOCUMENTS[0], None, float("nan"), DOCUMENTS[1]]})
+    assert open_text(holes).documents == tuple(DOCUMENTS[:2])
     (tmp_path / "long.csv").write_text("text\n" + "word " * 60_000)
     assert len(open_text(tmp_path / "long.csv").joined) > 2**17
 
@@ -138,6 +140,11 @@ def test_bad_files(tmp_path, name, content, message):
         ({"train": ["a"], "test": ["b"]}, TypeError, "got dict of train, test: pass one of them"),
         (3, TypeError, "got int"),
         ([], ValueError, "must hold some words"),
+        ("", ValueError, "got '': give one of them"),  # as a path: the current folder
+        ("A sentence. And one more.", ValueError, r"strings are read from a list, \[text\]"),
+        ("either/or", FileNotFoundError, r"strings are read from a list, \[text\]"),
+        ("word " * 5000, ValueError, r"got 'word word .{,80}…': put it in a list, \[text\]\.$"),
+        ("a\0b", ValueError, "must be a file or one of"),
     ],
 )
 def test_bad_names(text, error, message):

@@ -75,7 +75,7 @@ def read_json(path: Path) -> Any:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise ValueError(f"{path.name} could not be read: {os_reason(error)}.") from error
+        raise ValueError(f"{path.name[:200]} could not be read: {os_reason(error)}.") from error
     except RecursionError as error:
         raise ValueError(f"{path.name} is nested too deeply to be a result.") from error
     except ValueError as error:

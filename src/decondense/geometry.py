@@ -39,8 +39,8 @@ def check_states(z: Tensor, mask: Tensor | None) -> Tensor | None:
 
 
 def check_positive(name: str, value: float) -> None:
-    if not 0 < value <= sys.float_info.max:
-        raise ValueError(f"{name} must be a positive number, got {value}: leave it out for the recommended one.")
+    if isinstance(value, str) or not 0 < value <= sys.float_info.max:
+        raise ValueError(f"{name} must be a positive number, got {value!r}: leave it out for the recommended one.")
 
 
 def check_clamp(clamp: float) -> None:

@@ -52,21 +52,24 @@ class Term:
             raise ValueError(f"weight must be a finite number, got {self.weight!r}: the paper uses 0.1.")
         if not callable(schedule):
             check_choice("schedule", schedule, SCHEDULES)
-            if schedule != "constant" and (ramp_steps is None or ramp_steps < 1):
+            if schedule != "constant" and not (isinstance(ramp_steps, int) and ramp_steps >= 1):
                 raise ValueError(
-                    f"schedule={schedule!r} needs ramp_steps of at least 1, got {ramp_steps}: "
+                    f"schedule={schedule!r} needs ramp_steps of at least 1, got {ramp_steps!r}: "
                     "say over how many optimiser steps the weight changes."
                 )
-        if (schedule == "release") != (release_at is not None) or (release_at or 0) < 0:
+        if (schedule == "release") != (release_at is not None) or not (
+            release_at is None or (isinstance(release_at, int) and release_at >= 0)
+        ):
             raise ValueError(
-                f"release_at, a step from 0 on, goes with schedule='release', got {release_at} with {schedule!r}: "
+                f"release_at, a step from 0 on, goes with schedule='release', got {release_at!r} with {schedule!r}: "
                 "say from which optimiser step on the weight falls, over ramp_steps."
             )
         if self.segments is not None:
             check_choice("segments", self.segments, ("auto", "position_ids"))
-        if self.check_every is not None and (self.check_every < 1 or self.loss.name != "dispersion"):
+        every = self.check_every
+        if every is not None and not (isinstance(every, int) and every >= 1 and self.loss.name == "dispersion"):
             raise ValueError(
-                f"check_every must be at least 1 and goes with dispersion, got {self.check_every} for "
+                f"check_every must be at least 1 and goes with dispersion, got {every!r} for "
                 f"{self.loss.name}: leave it out for no check."
             )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import fnmatch
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -341,7 +341,7 @@ def body_of(model: Any, inputs: dict[str, Any], stack: str = "decoder") -> Any:
 def check_layers(layers: Layers) -> None:
     if isinstance(layers, str):
         check_choice("layers", layers, LAYER_NAMES)
-    elif not callable(layers) and not all(isinstance(i, int) for i in layers):
+    elif not callable(layers) and not (isinstance(layers, Iterable) and all(isinstance(i, int) for i in layers)):
         raise TypeError(
             f"layers must be one of {', '.join(map(repr, LAYER_NAMES))}, a list of indices or a callable, "
             f"got {layers!r}: hidden state 0 is the embedding layer, −1 the last."
@@ -357,7 +357,8 @@ def select(layers: Layers, states: int, first: int) -> list[int]:
     half = len(blocks) // 2
     if isinstance(layers, str):
         check_choice("layers", layers, LAYER_NAMES)
-        return {"all": blocks, "last": blocks[-1:], "early_half": blocks[:half], "late_half": blocks[half:]}[layers]
+        named = {"all": blocks, "last": blocks[-1:], "early_half": blocks[:half], "late_half": blocks[half:]}
+        layers = named[layers]
     chosen = list(layers(states)) if callable(layers) else list(layers)
     for index in chosen:
         if not -states <= index < states:

@@ -23,7 +23,7 @@ from . import hub
 from .files import flat, own_trace, read_json
 from .needs import need
 from .weights_cache import BUNDLED, bundled_folder, convert_gguf, quiet_loading, whole_model
-from .words import nearest
+from .words import nearest, quoted
 
 if TYPE_CHECKING:
     import torch
@@ -53,29 +53,29 @@ def resolve(name: str | os.PathLike[str], *, revision: str | None = None) -> Sou
     """
     text = os.fspath(name)
     path = Path(text).expanduser()
-    if revision is not None and (text.lower() in BUNDLED or path.exists()):
+    if revision is not None and (text.lower() in BUNDLED or os.path.exists(path)):
         raise ValueError(f"revision belongs to hub ids, got revision={revision!r} for {text!r}: leave it out.")
     if text.lower() in BUNDLED:
         name = text.lower()
         return Source(name, "bundled", str(bundled_folder(name)), BUNDLED[name].description)
-    if path.is_file():
+    if os.path.isfile(path):  # which Path.is_file does not answer for a name that is too long
         if path.suffix.lower() != ".gguf":
             raise ValueError(
                 f"a model file must be GGUF, got {text!r}: give the folder that holds config.json and "
                 "*.safetensors instead."
             )
         return Source(text, "gguf", str(convert_gguf([path], path.stem)), f"{path.stem}, dequantised GGUF")
-    if path.is_dir():
+    if text and os.path.isdir(path):
         folder = path if (path / "config.json").exists() or not (path / "model").is_dir() else path / "model"
         _check_folder(folder)
         # "model" is what every run folder calls its own: the run's name tells it from others.
         named = folder.resolve().parent if folder.name == "model" else folder.resolve()
         return Source(text, "folder", str(folder), named.name)
     if path.is_absolute() or text.startswith((".", "~")) or text.lower().endswith(".gguf") or text.count("/") > 1:
-        raise FileNotFoundError(f"no model at {text!r}: the path does not exist.")
-    if not text.strip() or any(c.isspace() for c in text):
+        raise FileNotFoundError(f"no model at {quoted(text, 200)}: the path does not exist.")
+    if not text.isprintable() or not text.strip() or any(c.isspace() for c in text) or len(text) > 200:
         raise ValueError(
-            f"a model must be a hub id, a folder, a GGUF file or one of {', '.join(BUNDLED)}, got {text!r}."
+            f"a model must be a hub id, a folder, a GGUF file or one of {', '.join(BUNDLED)}, got {quoted(text)}."
         )
     if "/" not in text and difflib.get_close_matches(text.lower(), BUNDLED, n=1, cutoff=0.8):
         raise ValueError(f"no model {text!r}: {nearest(text.lower(), BUNDLED)}")
@@ -152,7 +152,16 @@ def load(
 def load_tokenizer(source: Source, *, trust_remote_code: bool = False) -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(source.location, **_hub_options(source), trust_remote_code=trust_remote_code)
+    options = {**_hub_options(source), "trust_remote_code": trust_remote_code}
+    try:
+        return AutoTokenizer.from_pretrained(source.location, **options)
+    except ValueError as error:
+        if "backend tokenizer" not in str(error):  # transformers' word for: there is none
+            raise
+        raise ValueError(
+            "it has no tokenizer: save one beside it with tokenizer.save_pretrained(folder); a model that reads no "
+            "text is measured on measure(model, inputs=…), images with --images FOLDER"
+        ) from error
 
 
 def load_image_processor(source: Source, *, trust_remote_code: bool = False) -> Any:

@@ -30,7 +30,7 @@ import numpy as np
 from . import hub
 from .files import packaged_file
 from .text_files import read_documents, row_documents
-from .words import nearest
+from .words import nearest, quoted
 
 __all__ = ["TEXTS", "NamedText", "Text", "available", "file_of", "iterate_documents", "open_text", "stretches"]
 
@@ -134,12 +134,21 @@ def _opened(text: Any, data: str | os.PathLike[str] | None, column: str | None, 
     name, _, split = spec.partition(":")
     if name in TEXTS:
         return _open_named(name, split or TEXTS[name].split, data, characters)
+    if not spec.strip():  # as a path it would be the current folder
+        raise ValueError(f"text must be a name, a file or a list of strings, got {spec!r}: give one of them.")
     path = Path(spec).expanduser()
-    if path.exists():
+    if os.path.exists(path):  # which Path.exists does not answer for a name that is too long
         return Text(path.name, path.name, tuple(read_documents(path, column=column)))
+    if len(spec) > 80 or "\n" in spec:
+        raise ValueError(
+            f"text must be a name, a file or a list of strings, got {quoted(spec)}: put it in a list, [text]."
+        )
     if os.sep in spec or path.suffix:
-        raise FileNotFoundError(f"no text at {spec!r}: the file does not exist.")
-    raise ValueError(f"text must be a file or one of {', '.join(TEXTS)}, got {spec!r}: {nearest(name, TEXTS)}")
+        raise FileNotFoundError(f"no text at {spec!r}: the file does not exist; strings are read from a list, [text].")
+    raise ValueError(
+        f"text must be a file or one of {', '.join(TEXTS)}, got {spec!r}: "
+        + (nearest(name, TEXTS) if nearest(name, TEXTS).startswith("did") else "strings are read from a list, [text].")
+    )
 
 
 def _in_memory(text: Any, column: str | None, characters: int) -> Text:

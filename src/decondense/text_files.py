@@ -9,6 +9,7 @@ import gzip
 import io
 import json
 import lzma
+import math
 import warnings
 import zlib
 from collections.abc import Iterable, Iterator
@@ -60,12 +61,12 @@ def read_documents(path: Path, *, column: str | None = None) -> list[str]:
 
 
 def row_documents(rows: Iterable[Any], column: str | None = None, *, where: str) -> Iterator[str]:
-    """The documents of rows: strings, or dictionaries with the field ``column``, where None is no document."""
+    """The documents of rows: strings, or dictionaries with the field ``column``, where None and NaN are none."""
     for row in rows:
         fields = [column] if column is not None else [name for name in FIELDS if isinstance(row, dict) and name in row]
         if isinstance(row, str) and column is None:
             document = row
-        elif isinstance(row, dict) and fields and (row.get(fields[0]) is None or isinstance(row.get(fields[0]), str)):
+        elif isinstance(row, dict) and fields and _is_document(row.get(fields[0])):
             if fields[0] not in row:
                 raise ValueError(f"{where} has no column {column!r}: {nearest(str(column), map(str, row))}")
             document = row[fields[0]]
@@ -75,8 +76,12 @@ def row_documents(rows: Iterable[Any], column: str | None = None, *, where: str)
                 f"every row of {where} must be a string or have one of the fields {', '.join(FIELDS)}, got {has}: name "
                 "the column that holds the text (--column, column=)."
             )
-        if document is not None:
+        if isinstance(document, str):
             yield document
+
+
+def _is_document(value: Any) -> bool:
+    return value is None or isinstance(value, str) or (isinstance(value, float) and math.isnan(value))
 
 
 def _ending(path: Path) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 __all__ = [
     "DIFFERENCE", "amount", "cell", "difference_cells", "duration", "list_of", "nats", "nearest", "p_value",
-    "p_words", "points", "round_to", "several", "signed", "slug", "span",
+    "p_words", "points", "quoted", "round_to", "several", "signed", "slug", "span",
 ]  # fmt: skip
 
 
@@ -131,6 +131,11 @@ def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.4) -> str:
     names = list(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
     return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}."
+
+
+def quoted(text: str, most: int = 80) -> str:
+    """A string that somebody gave, for a sentence about it: in quotes, and never longer than a line."""
+    return repr(text if len(text) <= most else f"{text[: most - 1]}…")
 
 
 def list_of(names: Iterable[str]) -> str:

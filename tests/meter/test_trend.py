@@ -62,7 +62,7 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says():
 
 def test_verdict_words():
     def entry(value, low, high):
-        return {"spearman": {"value": value, "low": low, "high": high}}
+        return {"spearman": {"value": value, "low": low, "high": high}, "slope": {"value": 0.1}}
 
     up, flat, down = entry(0.81, 0.74, 0.86), entry(0.1, -0.2, 0.4), entry(-0.5, -0.6, -0.4)
     assert verdict({"all": up, "blocks": up}) == "condensing: Spearman 0.81 [0.74, 0.86]"
@@ -70,6 +70,16 @@ def test_verdict_words():
     assert "without the embedding layer no clear trend, 0.10 [−0.20, 0.40]" in verdict({"all": up, "blocks": flat})
     one = entry(0.9, None, None)
     assert verdict({"all": one, "blocks": one}) == "undecided (one window has no interval): Spearman 0.90"
+
+
+def test_a_single_state_has_no_trend_and_is_not_called_constant():
+    """A model of one block: two states with the embedding layer, one without it."""
+    table = np.array([[0.1, 0.2], [0.2, 0.4]])
+    trends = {"all": bootstrap_trend(table), "blocks": bootstrap_trend(table[:, 1:])}
+    end = "; without the embedding layer no trend in a single state, undefined"
+    assert verdict(trends) == f"condensing: Spearman 1.00 [1.00, 1.00]{end}"
+    level = bootstrap_trend(np.full((2, 3), 0.5))
+    assert verdict({"all": level, "blocks": level}) == "constant over depth: Spearman undefined"
 
 
 def test_quantiles_are_within_one_bin_of_the_truth():

@@ -151,10 +151,31 @@ def test_a_model_in_eval_mode_is_an_error_at_the_first_step():
         model.train()
         model(input_ids=ids, labels=ids).loss.backward()
         optimiser.step()
+        model(input_ids=ids, labels=ids).loss.backward()
         model.eval()
-        model(input_ids=ids, labels=ids).loss.backward()  # between two steps: somebody evaluates
+        model(input_ids=ids, labels=ids)  # between two steps: somebody evaluates
         optimiser.step()
-        assert handle.step == 1
+        assert handle.step == 2
+        model(input_ids=ids, labels=ids).loss.backward()  # and forgets to go back
+        with pytest.raises(RuntimeError, match=r"evaluations leave it: call model\.train\(\)"):
+            optimiser.step()
+
+
+@pytest.mark.parametrize("forgotten", ["the loss", "train()"])
+def test_copies_of_the_weights_are_told_too(forgotten):
+    """An optimiser over float32 copies, as mixed precision has it, in pieces or in one."""
+    model, ids = llama().train(forgotten == "the loss"), tokens()
+    for copies in (
+        [p.detach().clone().requires_grad_() for p in model.parameters()],
+        [nn.utils.parameters_to_vector(model.parameters()).detach().requires_grad_()],
+    ):
+        optimiser, other = (torch.optim.SGD(p, lr=1e-3) for p in (copies, nn.Linear(2, 2).parameters()))
+        with dc.regularize(model):
+            out = model(input_ids=ids, labels=ids)
+            (out.logits.sum() if forgotten == "the loss" else out.loss).backward()
+            other.step()
+            with pytest.raises(RuntimeError, match="no backward pass" if forgotten == "the loss" else "eval mode"):
+                optimiser.step()
 
 
 def test_a_step_is_one_of_the_model():

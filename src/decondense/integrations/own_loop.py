@@ -27,7 +27,7 @@ class OwnLoop:
         self.step = 0
         self._call: tuple[Tensor | None, Tensor | int | None] = (None, None)
         self._inside = False
-        self._modes: set[bool] = set()  # of the calls with gradients so far: training or not
+        self._modes: set[bool] = set()  # of the calls with gradients since the last step: training or not
         self._owner = False  # whether an optimiser that holds the model's own parameters has been seen
 
     def attach(self, handle: Handle) -> None:
@@ -96,26 +96,32 @@ class OwnLoop:
         holds the model itself, others do not count. A loss that nobody uses is an error here, in the first step.
         """
         handle = self._handle
-        mine = {id(p) for p in self.model.parameters()}
-        own = any(id(p) in mine for group in optimiser.param_groups for p in group["params"])
+        mine = [p for p in self.model.parameters() if p.requires_grad]
+        its = [p for group in optimiser.param_groups for p in group["params"]]
+        own = not {id(p) for p in self.model.parameters()}.isdisjoint(map(id, its))
         self._owner |= own
         if self._owner and not own:
             return
+        # Copies of the weights, in one piece or many, are as many numbers as the model trains.
+        copies = sum(p.numel() for p in its) == sum(p.numel() for p in mine)
         if handle.reached:
             self.step += 1
-        elif own and (handle.given or handle.captures):
+        elif not own and not (copies and any(p.grad is not None for p in mine)):
+            return
+        elif handle.given or handle.captures:
             raise RuntimeError(
                 "weight · penalty must be part of the loss that is differentiated, but no backward pass has reached it "
                 "before this optimiser step: the loop does not use the loss that the model returns. With a trainer use "
                 "dc.regularize(trainer, …); in a loop of your own add handle.penalty() after a call without labels."
             )
-        elif own and self._modes == {False}:
+        elif self._modes == {False}:
             raise RuntimeError(
                 "the model must be in training mode for its loss to be added, but every call before this optimiser "
-                "step was made in eval mode, in which from_pretrained returns a model: call model.train(), or "
-                "handle.remove()."
+                "step was made in eval mode, in which from_pretrained returns a model and evaluations leave it: call "
+                "model.train(), or handle.remove()."
             )
         handle.given, handle.reached = 0, False
+        self._modes.clear()
 
 
 def _loss_of(out: Any, labels: bool) -> Tensor | None:

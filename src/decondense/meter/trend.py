@@ -63,21 +63,22 @@ def bootstrap_trend(table: np.ndarray, *, samples: int = 2000, seed: int = 0, la
 
 def verdict(trend: dict[str, dict[str, Estimate]]) -> str:
     """One line from the intervals of Spearman's ρ: "condensing: Spearman 0.81 [0.74, 0.86]"."""
-    line = f"{_word(trend['all']['spearman'])}: Spearman {_interval(trend['all']['spearman'])}"
-    blocks = trend["blocks"]["spearman"]
-    if _word(blocks) != _word(trend["all"]["spearman"]):
+    every, blocks = trend["all"], trend["blocks"]
+    line = f"{_word(every)}: Spearman {_interval(every)}"
+    if _word(blocks) != _word(every):
         line += f"; without the embedding layer {_word(blocks)}, {_interval(blocks)}"
     return line
 
 
-def _word(entry: Estimate) -> str:
-    value, low, high = entry["value"], entry["low"], entry["high"]
+def _word(curve: dict[str, Estimate]) -> str:
+    value, low, high = (curve["spearman"][key] for key in ("value", "low", "high"))
     if value is None:
-        return "constant over depth"
+        return "no trend in a single state" if curve["slope"]["value"] is None else "constant over depth"
     if low is None or high is None:
         return "undecided (one window has no interval)"
     return "condensing" if low > 0 else "dispersing" if high < 0 else "no clear trend"
 
 
-def _interval(entry: Estimate) -> str:
+def _interval(curve: dict[str, Estimate]) -> str:
+    entry = curve["spearman"]
     return "undefined" if entry["value"] is None else span(entry["value"], entry["low"], entry["high"])

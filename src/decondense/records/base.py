@@ -86,7 +86,7 @@ def parse(content: Any, name: str = "result.json", folder: Path | None = None) -
 def read(path: str | os.PathLike[str]) -> Record:
     """The record in a file, or in the result.json of a folder."""
     target = Path(path)
-    if target.is_dir():
+    if os.path.isdir(target):  # which Path.is_dir does not answer for a name that is too long
         target = target / "result.json"
     try:
         content = read_json(target)
