@@ -5,8 +5,10 @@ from __future__ import annotations
 import socket
 import urllib.parse
 import urllib.request
+from pathlib import Path
+from typing import Any
 
-__all__ = ["first_line", "hub_reachable"]
+__all__ = ["check_repo", "first_line", "hub_reachable", "push"]
 
 
 def hub_reachable() -> bool:
@@ -29,3 +31,34 @@ def first_line(error: BaseException) -> str:
     """The first line of an error's message, without its full stop: part of a sentence of ours."""
     lines = str(error).strip().splitlines()
     return (lines[0].strip() if lines else type(error).__name__).rstrip(".")
+
+
+def check_repo(repo: str) -> None:
+    """Refuse what cannot be a repository of the hub, before anything is trained for it."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        raise ValueError(f"--push-to-hub must be a hub id, OWNER/NAME, got {repo!r}: {first_line(error)}.") from None
+
+
+def push(folder: Path, repo: str) -> str:
+    """Upload a saved model, with its tokenizer and card, as transformers' Trainer does: the repository is made where
+    there is none, and the folder is one commit. → its address"""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    network: Any = HfHubHTTPError.__base__  # of the client's HTTP library, which changes with its version
+
+    api = HfApi()
+    try:
+        made = api.create_repo(repo, exist_ok=True).repo_id
+        api.upload_folder(repo_id=made, folder_path=folder, commit_message="Trained with decondense")
+    except (network, OSError) as error:
+        raise OSError(
+            f"the model is in {str(folder)!r}, but the hub did not take it as {repo!r}: {first_line(error)}; log in "
+            "with `hf auth login`, and repeat the command with --resume."
+        ) from error
+    return f"{api.endpoint}/{made}"

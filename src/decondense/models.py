@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = ["BUNDLED", "Source", "check_config", "hardware", "load", "load_image_processor", "load_tokenizer",
-           "pick_device", "resolve"]  # fmt: skip
+           "pick_device", "provenance", "resolve"]  # fmt: skip
 
 LARGEST = {"layers$|^n_layer$": 10_000, "size$|embd$|^d_": 10_000_000}  # by the name of a configuration's key
 
@@ -162,6 +162,23 @@ def load_tokenizer(source: Source, *, trust_remote_code: bool = False) -> Any:
             "it has no tokenizer: save one beside it with tokenizer.save_pretrained(folder); a model that reads no "
             "text is measured on measure(model, inputs=…), images with --images FOLDER"
         ) from error
+
+
+def provenance(source: Source) -> dict[str, str]:
+    """``base_model``, the hub id of its weights, and ``licence``, as far as both are known here: from the bundled
+    model's entry, or from the card (README.md) beside the weights."""
+    if source.kind == "bundled":
+        return {"licence": BUNDLED[source.name].licence}
+    known = {"base_model": source.name} if source.kind == "hub" else {}
+    card = Path(source.location) / "README.md"
+    if source.kind == "folder" and card.is_file():
+        from huggingface_hub import metadata_load
+
+        with contextlib.suppress(Exception):  # a card that cannot be read says nothing
+            said = metadata_load(card) or {}
+            known |= {"licence": said["license"]} if isinstance(said.get("license"), str) else {}
+            known |= {"base_model": said["base_model"]} if isinstance(said.get("base_model"), str) else {}
+    return known
 
 
 def load_image_processor(source: Source, *, trust_remote_code: bool = False) -> Any:

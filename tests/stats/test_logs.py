@@ -141,8 +141,8 @@ def test_the_command_and_the_function_say_the_same(tool, tmp_path):
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out" / "result.json").read_text() == found.to_json()
     frame = found.to_pandas()
-    assert list(frame.index) == [row.task for row in found.tasks] + ["average"]
-    assert frame.loc["average", "difference"] == found.macro.difference
+    assert list(frame["task"]) == [row.task for row in found.tasks] + ["average"]
+    assert frame.set_index("task").loc["average", "difference"] == found.macro.difference
     assert found.plot(tmp_path / "forest.png").stat().st_size > 10_000
     assert "compares two checkpoints" in found.verdict
 

@@ -10,9 +10,12 @@ import pytest
 import torch
 import transformers
 import yaml
+from huggingface_hub import HfApi, RepoUrl
 from safetensors.torch import load_file
 
 import decondense as dc
+from decondense import cli
+from decondense.models import Source, provenance
 from decondense.records import read
 from decondense.train import recipe_from, train
 from decondense.train.blocks import Order
@@ -144,8 +147,15 @@ def test_the_card_says_how_it_was_made(finished):
     record = read(run.folder)
     assert card == model_card(record)
     front, body = card.removeprefix("---\n").split("---\n", 1)
-    assert yaml.safe_load(front) == {"library_name": "transformers", "tags": ["decondense"]}
     before, after = run.record["held_out"][0]["loss"], run.record["held_out"][-1]["loss"]
+    metadata = yaml.safe_load(front)
+    assert metadata.keys() == {"library_name", "pipeline_tag", "tags", "model-index"}  # nothing is known of the rest
+    (entry,) = metadata["model-index"]
+    assert entry["results"][0]["metrics"][0]["value"] == round(after, 4)
+    assert recipe_from(yaml.safe_load(body.partition("```yaml\n")[2].partition("```")[0]), "card") == recipe_from(
+        run.record["recipe"], "record"
+    )
+    assert "AutoModelForCausalLM.from_pretrained(" in body
     for words in (
         "# all of it",
         "| tokens | 960 in 10 steps |",
@@ -161,6 +171,62 @@ def test_the_card_says_how_it_was_made(finished):
     other = record.model_copy(update={"recipe": tiny("baselines.noisy_embedding=1.0").model_dump(mode="json")})
     assert "| loss on the hidden states | no regulariser |" in model_card(other)
     assert "| other methods | noisy embedding: 1.0 |" in model_card(other)
+    model = record.model.model_copy(update={"base_model": "someone/small", "licence": "Apache-2.0"})
+    text = [record.text[0].model_copy(update={"name": "wikitext-2:train"})]
+    known = model_card(record.model_copy(update={"model": model, "text": text})).split("---\n")[1]
+    wanted = {"base_model": "someone/small", "license": "apache-2.0", "datasets": ["Salesforce/wikitext"]}
+    assert yaml.safe_load(known) | wanted == yaml.safe_load(known)
+    own = model.model_copy(update={"licence": "Gemma terms of use"})
+    front = yaml.safe_load(model_card(record.model_copy(update={"model": own})).split("---\n")[1])
+    assert (front["license"], front["license_name"]) == ("other", "Gemma terms of use")
+
+
+def test_where_the_weights_come_from(tmp_path):
+    assert provenance(Source("a/b", "hub", "a/b", "a/b")) == {"base_model": "a/b"}
+    assert provenance(Source("smollm2-135m", "bundled", "", "")) == {"licence": "Apache-2.0"}
+    folder = Source("x", "folder", str(tmp_path), "x")
+    assert provenance(folder) == {}
+    (tmp_path / "README.md").write_text("---\nlicense: mit\nbase_model: a/b\n---\n# a model\n")
+    assert provenance(folder) == {"licence": "mit", "base_model": "a/b"}
+    (tmp_path / "README.md").write_text("---\nlicense: [\n---\n")
+    assert provenance(folder) == {}
+
+
+def test_push_to_hub(finished, monkeypatch, capsys, cache):
+    """The folder of the model as it lies there, once it is trained; a hub that refuses leaves the model where it is."""
+    run, _, _ = finished
+    calls = []
+    monkeypatch.setenv("DECONDENSE_CACHE", str(cache))
+    monkeypatch.setattr(
+        HfApi, "create_repo", lambda api, repo, **o: calls.append((repo, o)) or RepoUrl(f"{api.endpoint}/{repo}")
+    )
+    monkeypatch.setattr(HfApi, "upload_folder", lambda api, **o: calls.append(o))
+    recipe = run.folder / "recipe.yaml"
+    command = ["train", str(recipe), "--out", str(run.folder), "--resume", "--push-to-hub"]
+
+    def end(*more):
+        with pytest.raises(SystemExit) as caught:
+            cli.main([*command, *more])
+        return caught.value.code or 0, capsys.readouterr().err
+
+    code, err = end("someone/small")
+    assert code == 0, err
+    assert "uploaded: https://huggingface.co/someone/small" in err
+    (repo, options), upload = calls
+    assert (repo, options) == ("someone/small", {"exist_ok": True})
+    assert (upload["repo_id"], upload["folder_path"]) == ("someone/small", run.folder / "model")
+
+    def refuse(*a, **k):
+        raise OSError("401 Client Error")
+
+    monkeypatch.setattr(HfApi, "upload_folder", refuse)
+    code, err = end("someone/small")
+    assert code == 2
+    assert "but the hub did not take it as 'someone/small': 401 Client Error; log in" in err
+    assert (run.folder / "model" / "README.md").is_file()
+    code, err = end("a b")
+    assert code == 2
+    assert "--push-to-hub must be a hub id, OWNER/NAME, got 'a b'" in err
 
 
 def test_what_is_shown_on_the_way(finished):

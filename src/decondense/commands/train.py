@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..hub import check_repo, push
 from ..words import signed
 from . import options as o
 from .terminal import err, is_main, out, progress_bar, table
@@ -54,6 +55,7 @@ def train(
     on_nan: Annotated[str | None, typer.Option(help="loss not finite: stop (default), or skip the step")] = None,
     out_dir: Annotated[Path | None, typer.Option("--out", help="run folder; default runs/NAME")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue an interrupted run with the same command")] = False,
+    push_to_hub: Annotated[str | None, typer.Option(help="OWNER/NAME: upload the model when it is trained")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the whole recipe and stop")] = False,
     as_json: o.Json = False,
 ) -> None:
@@ -69,6 +71,8 @@ def train(
     given = o.given(locals()) | {"model": model, "layers": _layers(layers)}
     given |= {"text": _several(text), "held_out": _several(held_out)}
     flags = {key: given[name] for name, key in FLAGS.items()}
+    if push_to_hub is not None:
+        check_repo(push_to_hub)
     if seed is not None and seeds is not None:
         raise ValueError("--seed and --seeds say the same twice: give one of them.")
     chosen: Sequence[int | None] = o.seeds_of(seeds) or [None]
@@ -84,7 +88,11 @@ def train(
             print(built.to_yaml(), end="")
             continue
         folder = out_dir or Path("runs") / built.name
-        _run(built, folder / f"seed-{one}" if seeds else folder, resume=resume, as_json=as_json)
+        target = folder / f"seed-{one}" if seeds else folder
+        _run(built, target, resume=resume, as_json=as_json)
+        if push_to_hub is not None and is_main():
+            address = push(target / "model", f"{push_to_hub}-seed-{one}" if seeds else push_to_hub)
+            err.print(f"uploaded: {address}")
     _part()
 
 

@@ -103,11 +103,18 @@ class Comparison:
             return f"condensation against {what}: Spearman {rho:.2f}, Kendall {tau:.2f} over {len(values)} results"
         return f"Spearman from {values.min():.2f} to {values.max():.2f} over {len(values)} results"
 
+    def to_pandas(self) -> Any:
+        """A row per result."""
+        return self.record().to_pandas()
+
     def to_json(self) -> str:
+        return self.record().to_json()
+
+    def record(self) -> records.Comparison:
         return records.Comparison(
             schema=records.Comparison.reads[0], axis=self.axis, paired=self.paired, verdict=self.verdict,
             notes=self.notes, rows=self.rows(),
-        ).to_json()  # fmt: skip
+        )  # fmt: skip
 
     def plot(
         self, path: str | os.PathLike[str] | None = None, *, ax: Any = None, title: str | None = None,

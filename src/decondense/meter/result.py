@@ -68,6 +68,10 @@ class Condensation(Geometry):
         form."""
         return self.record.to_json()
 
+    def to_pandas(self) -> Any:
+        """A row per hidden state: every statistic of ``states.csv``."""
+        return self.record.to_pandas()
+
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write ``path``, or ``path/result.json`` if it is a folder; to a temporary name first, then renamed."""
         return self.record.save(path)

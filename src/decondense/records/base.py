@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..files import file_in, finite, pretty_json, read_json, write_text
+from ..needs import need
 
 Number = float | None
 Density = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -49,6 +50,17 @@ class Record(Part):
     def upgraded(cls, content: Section, folder: Path) -> Section:
         """Content of an older version as the newest has it; `folder` is where other files that it refers to lie."""
         return content
+
+    def lines(self) -> list[Section]:
+        """The result as a table: a row for each state, task, step or model that it is about."""
+        raise NotImplementedError
+
+    def to_pandas(self) -> Any:
+        """`lines` as a pandas frame, every number a column under the name it has in the file."""
+        need("pandas", "a table")
+        import pandas
+
+        return pandas.DataFrame(self.lines())
 
     def to_json(self) -> str:
         """The same numbers give the same bytes; fields that were never set are left out."""

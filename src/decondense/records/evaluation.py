@@ -55,6 +55,10 @@ class Evaluation(Record, reads=("decondense.evaluation/1",)):
     notes: list[str]
     versions: dict[str, str]
 
+    def lines(self) -> list[Section]:
+        """A row per task."""
+        return [{"task": name} | task.model_dump() for name, task in self.tasks.items()]
+
 
 class TaskOutcomes(Part):
     """`correct` is a string of 0 and 1, or numbers where the task is graded; `log_share` float16 in base64; `items` a
@@ -72,6 +76,10 @@ class Outcomes(Record, reads=("decondense.outcomes/1",)):
     weights: str
     dtype: str
     settings: Section = Field({})
+
+    def lines(self) -> list[Section]:
+        """A row per task."""
+        return [{"task": name, "acc": self.scores.get(name), "items": t.n} for name, t in self.outcomes.items()]
 
 
 class Difference(Open):
@@ -122,6 +130,10 @@ class Significance(Record, reads=("decondense.significance/1",)):
     ranks: Section | None = None
     notes: list[str]
     verdict: str
+
+    def lines(self) -> list[Section]:
+        """A row per task and, where there are several, one for their average; scores as fractions."""
+        return differences(self)
 
     @property
     def arms(self) -> str:

@@ -96,6 +96,10 @@ class Measurement(Record, reads=("decondense.condensation/2", "decondense.conden
     per_window: PerWindow
     windows: list[dict[str, int]]
 
+    def lines(self) -> list[Section]:
+        """A row per hidden state."""
+        return [state.row() for state in self.states]
+
     @model_validator(mode="after")
     def _states(self) -> Measurement:
         least = self.model.layers + 1
@@ -177,6 +181,10 @@ class Measured(Record, reads=("decondense.measured/1",)):
     versions: dict[str, str]
     seconds: Number = None
 
+    def lines(self) -> list[Section]:
+        """A row per hidden state."""
+        return [{"state": i, "mean_cosine": value} for i, value in enumerate(self.measurement.mean_cosine)]
+
 
 class Compared(Open):
     """A result of a comparison. The same statistics of the blocks alone, with `_blocks` in their names, stand beside
@@ -208,6 +216,10 @@ class Comparison(Record, reads=("decondense.comparison/1",)):
     verdict: str
     notes: list[str] = Field([])
     rows: list[Compared] = Field(min_length=1)
+
+    def lines(self) -> list[Section]:
+        """A row per model."""
+        return [row.model_dump() for row in self.rows]
 
     @model_validator(mode="after")
     def _pairs(self) -> Comparison:

@@ -40,6 +40,10 @@ class Study(Record, reads=("decondense.study/2", "decondense.study/1")):
     estimate: Section
     versions: dict[str, str]
 
+    def lines(self) -> list[Section]:
+        """The rows of its table."""
+        return [dict(zip(self.table.columns, row)) for row in self.table.rows]
+
     @classmethod
     def upgraded(cls, content: Section, folder: Path) -> Section:
         """Version 1 rested on piece files, which this version does not read: its numbers stand, its charts do not."""

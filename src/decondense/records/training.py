@@ -42,6 +42,8 @@ class TrainedModel(Part):
     name: str
     source: str = "unknown source"
     parameters: int
+    base_model: str | None = None  # hub id of the weights that it started from
+    licence: str | None = None  # of those weights
 
 
 class TrainedText(Part):
@@ -80,6 +82,14 @@ class Training(Record, reads=("decondense.train/2", "decondense.train/1")):
     versions: dict[str, str]
     arm: str | None = None  # of a study
     origin: str | None = None  # where a study took the run over from
+
+    def lines(self) -> list[Section]:
+        """A row per logged step; the held-out loss stands beside those at which it was taken."""
+        held_out = {entry.step: entry.loss for entry in self.held_out}
+        rows = {line.step: line.model_dump() for line in self.history}
+        for entry in self.held_out:
+            rows.setdefault(entry.step, {"step": entry.step, "tokens": entry.tokens})
+        return [rows[step] | {"held_out_loss": held_out.get(step)} for step in sorted(rows)]
 
     @property
     def skipped(self) -> int:

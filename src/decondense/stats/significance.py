@@ -20,7 +20,6 @@ from ..evaluate.logs import Log, Wanted
 from ..evaluate.readers import read_logs
 from ..files import told_apart
 from ..records import Significance as Record
-from ..records import differences
 from .bootstrap import hierarchical_bootstrap
 from .checkpoints import checkpoint_average, is_binary, mcnemar, paired_interval, permutation, smallest_effect
 from .crossed import Crossed, crossed_macro
@@ -39,12 +38,6 @@ Runs = str | Path | EvaluatedRun | Log
 
 class Significance(Record, reads=()):
     """The record of a comparison: ``verdict`` in a sentence, its rows as a frame, its forest plot."""
-
-    def to_pandas(self) -> Any:
-        """A row per task and one for the average; scores as fractions."""
-        import pandas
-
-        return pandas.DataFrame(differences(self)).set_index("task")
 
     def plot(self, path: Where = None, **options: Any) -> Any:
         """``decondense.plot`` of it: a file, your axes (``ax=``), or the figure."""

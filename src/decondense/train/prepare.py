@@ -156,6 +156,7 @@ def _model(recipe: Recipe, device: torch.device, cache: Path) -> tuple[Any, Any,
                 )
             tokenizer = own
         source = {"name": resolved.name, "source": resolved.description + (", fresh weights" if wanted.init else "")}
+        source |= {} if wanted.init else models.provenance(resolved)
     if not hasattr(model, "lm_head") and model.get_output_embeddings() is None:
         raise ValueError(f"train needs a causal language model, got {type(model).__name__}: choose another model.")
     model = model.to(device)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any, cast
 
+import yaml
+
 from ..files import finite, versions, write_csv, write_text
 from ..models import hardware
 from ..records import Measurement, Step, Training, in_short, read
+from ..text import TEXTS
 from ..words import nats
 from .folder import first_process, process_count
 from .prepare import Prepared
@@ -108,9 +112,7 @@ def model_card(record: Training) -> str:
     }
     table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
     return f"""---
-library_name: transformers
-tags: [decondense]
----
+{yaml.safe_dump(_front_matter(record), sort_keys=False)}---
 # {recipe["name"]}
 
 Trained with [decondense](https://arxiv.org/abs/2602.00217), a package that measures embedding condensation and trains
@@ -120,8 +122,52 @@ against it. The whole recipe, the losses and the measurements lie beside this mo
 |---|---|
 {table}
 
-The held-out loss is cross-entropy in nats per token, without the added loss.
+The held-out loss is cross-entropy in nats per token, without the added loss. The licence is that of the weights it
+started from ({model.licence or "not known here"}); the texts have licences of their own.
+
+## How to load it
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("this folder, or its hub id")
+tokenizer = AutoTokenizer.from_pretrained("this folder, or its hub id")
+```
+
+## The recipe
+
+`decondense train recipe.yaml`, with this in the file:
+
+```yaml
+{yaml.safe_dump(recipe, sort_keys=False)}```
 """
+
+
+def _front_matter(record: Training) -> dict[str, Any]:
+    """What model hubs read of a card; only what is known stands in it."""
+    model, texts, loss = record.model, [text.name.partition(":")[0] for text in record.text], record.held_out[-1].loss
+    front: dict[str, Any] = {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["decondense"],
+    }
+    if model.base_model is not None:
+        front["base_model"] = model.base_model
+    if model.licence is not None:
+        known = re.fullmatch(r"[a-z0-9.-]+", model.licence.lower())
+        front |= {"license": model.licence.lower()} if known else {"license": "other", "license_name": model.licence}
+    datasets = sorted({TEXTS[name].hub[0] for name in texts if name in TEXTS and TEXTS[name].hub})
+    front |= {"datasets": datasets} if datasets else {}
+    if loss is not None:
+        held_out = ", ".join(text.name for text in record.held_out_text) or "held-out text"
+        metric = {"type": "loss", "name": "held-out loss, nats per token", "value": round(loss, 4)}
+        result = {
+            "task": {"type": "text-generation"},
+            "dataset": {"type": datasets[0] if datasets else "text", "name": held_out},
+            "metrics": [metric],
+        }
+        front["model-index"] = [{"name": record.recipe["name"], "results": [result]}]
+    return front
 
 
 def write_result(folder: Path, record: Training, *, draw: bool = True) -> None:

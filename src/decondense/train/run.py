@@ -17,6 +17,7 @@ import torch
 from ..insides.torch import lost_process, out_of_memory
 from ..insides.transformers import use_one_gpu
 from ..needs import need
+from ..records import parse
 from ..regularizer import regularize
 from ..weights_cache import quiet_loading
 from . import folder as run_folder
@@ -39,6 +40,10 @@ class Run:
 
     folder: Path
     record: dict[str, Any]
+
+    def to_pandas(self) -> Any:
+        """A row per logged step."""
+        return parse(self.record).to_pandas()
 
     @property
     def held_out_loss(self) -> float:
