@@ -156,7 +156,8 @@ def _front_matter(record: Training) -> dict[str, Any]:
     if model.licence is not None:
         known = re.fullmatch(r"[a-z0-9.-]+", model.licence.lower())
         front |= {"license": model.licence.lower()} if known else {"license": "other", "license_name": model.licence}
-    datasets = sorted({TEXTS[name].hub[0] for name in texts if name in TEXTS and TEXTS[name].hub})
+    places = [TEXTS[name].hub for name in texts if name in TEXTS]
+    datasets = sorted({place[0] for place in places if place is not None})
     front |= {"datasets": datasets} if datasets else {}
     if loss is not None:
         held_out = ", ".join(text.name for text in record.held_out_text) or "held-out text"
