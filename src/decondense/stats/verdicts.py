@@ -28,8 +28,8 @@ from ..words import several, signed
 from .intervals import student, t_quantile
 
 __all__ = [
-    "Decision", "Mean", "combine", "decide", "equivalent", "finding", "from_interval", "interval", "not_below",
-    "signed", "slope", "steady",
+    "Decision", "Mean", "combine", "decide", "equivalent", "finding", "from_interval", "interval", "judged",
+    "not_below", "signed", "slope", "steady", "trend_and_level",
 ]  # fmt: skip
 
 REPRODUCED, NOT, UNDECIDED = "reproduced", "not reproduced", "undecided"
@@ -63,6 +63,19 @@ def finding(
     return UNDECIDED
 
 
+def judged(values: Sequence[float], smallest: float) -> str:
+    """`finding` of the mean of `values`, one per unit, by Student's intervals; undecided with fewer than three."""
+    if _missing(values, "unit", 0.95) is not None or min(values) == max(values):
+        return UNDECIDED
+    (_, low, high), (_, *inner) = interval(values), interval(values, 0.9)
+    return finding({"low": low, "high": high}, (inner[0], inner[1]), smallest)
+
+
+def trend_and_level(trend: Decision, level: Decision) -> str:
+    """Both verdicts on a claim about condensation, side by side: a trend can flatten while the level rises."""
+    return f"By the trend over depth {trend.verdict}, by the level of the mean cosine {level.verdict}."
+
+
 @dataclass(frozen=True)
 class Decision:
     """A verdict, and the interval it comes from: over `n` units of the kind `unit`."""
@@ -87,6 +100,8 @@ class Decision:
             return f"unknown ({self.reason})"
         if self.low is None or self.high is None:
             return f"{signed(self.estimate, digits)} ({self.reason})"
+        if self.low == self.high:
+            return f"{signed(self.estimate, digits)} in {self.n} of {several(self.n, self.unit)}"
         percent = "" if self.level == 0.95 else f"{100 * self.level:.3g} % interval "
         return (
             f"{signed(self.estimate, digits)} {percent}[{signed(self.low, digits)}, {signed(self.high, digits)}] over "
@@ -226,7 +241,8 @@ def steady(values: Sequence[float], *, margin: float, unit: str) -> Decision:
     elif surely * 1.96 > margin:
         verdict, reason = NOT, f"{unit}s differ by more than ±{margin:g}"
     else:
-        verdict, reason = UNDECIDED, f"another {unit} could differ by more than ±{margin:g}, or in sign"
+        sign = ", or in sign" if low <= 0 <= high else ""
+        verdict, reason = UNDECIDED, f"another {unit} could differ by more than ±{margin:g}{sign}"
     return Decision(verdict, mean, low, high, n, unit, 0.95, reason)
 
 

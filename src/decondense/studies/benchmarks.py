@@ -14,10 +14,10 @@ from typing import Any
 from ..figures.forest import forest
 from ..records import Differences, differences
 from ..stats.significance import analyse
-from ..stats.verdicts import UNDECIDED, Decision, from_interval
-from ..words import points, several, signed
+from ..stats.verdicts import UNDECIDED, Decision, from_interval, judged
+from ..words import nats, points, several, signed
 from .outcomes import paired_outcomes
-from .runs import Conclusion, Runs, Settings, cosine, held_out
+from .runs import MATTERS_COSINE, MATTERS_NATS, MATTERS_POINTS, Conclusion, Runs, Settings, cosine, held_out
 
 PLAIN, TREATED = needed = ("cross-entropy", "dispersion")
 PUBLISHED_GAIN = 0.55  # points
@@ -35,16 +35,19 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     likelihood = tasks
     if seeds:
         # With one seed in each arm this is about items alone; the rule below needs three seeds.
-        tasks = analyse(paired_outcomes(base, treated), bootstrap=0)
+        tasks = analyse(paired_outcomes(base, treated), bootstrap=0, matters=MATTERS_POINTS / 100)
         likelihood = analyse(paired_outcomes(base, treated, kind="log_share"), bootstrap=0)
     macro = tasks["macro"]
     decision, average = _decided(macro, seeds)
     loss, geometry = (runs.contrast(TREATED, PLAIN, metric) for metric in (held_out, cosine))
+    share, moved = _manipulated(runs)
     shown = [f"{row['task']} {signed(100 * row['difference'], 2)}" for row in tasks["tasks"] if row["significant"]]
     sentence = (
         f"average of {len(tasks['tasks'])} tasks {average}, {several(seeds, 'training seed')} in each arm"
         f"{decision.why}; single tasks after Holm's correction: {', '.join(shown) or 'none'}. "
-        f"Held-out loss {loss.words(5)}, mean cosine {geometry.words(4)}."
+        f"{_likelihood(likelihood['macro'])}"
+        f"Held-out loss {loss.words(5)}: {judged(runs.differences(TREATED, PLAIN, held_out), MATTERS_NATS)} (of "
+        f"{MATTERS_NATS:g} nats or more); mean cosine {geometry.words(4)}. {moved}"
     )
     columns = ["task", "items", "base", "treated", "difference", "low", "high", "p", "p_holm", "seed_sd"]
     columns.append("smallest_effect")
@@ -60,7 +63,12 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         for arm, trained in runs.table.items()
     }
     estimate = {"macro": macro, "likelihood": likelihood["macro"], "decision": decision, "held_out_loss": loss}
-    estimate |= {"mean_cosine": geometry, "published_gain": PUBLISHED_GAIN, "runs": numbers}
+    estimate |= {
+        "mean_cosine": geometry,
+        "cosine_moved_percent": share,
+        "published_gain": PUBLISHED_GAIN,
+        "runs": numbers,
+    }
     return Conclusion(
         decision.verdict, sentence, columns, [[r.get(c) for c in columns] for r in listed], estimate, draw
     )
@@ -74,4 +82,27 @@ def _decided(macro: dict[str, Any] | None, seeds: int) -> tuple[Decision, str]:
     middle, low, high = (points(end, sign=True) for end in ends)
     inner = [math.nan if end is None else 100 * end for end in ends]
     decision = from_interval(*inner, n=seeds, claim="greater", smallest=PUBLISHED_GAIN)
-    return decision, f"{middle} points [{low}, {high}]"
+    return decision, f"{middle} points [{low}, {high}], {macro['finding']} (of {MATTERS_POINTS:g} points or more)"
+
+
+def _likelihood(macro: dict[str, Any] | None) -> str:
+    if macro is None:
+        return ""
+    middle, low, high = (nats(macro[key], sign=True) for key in ("difference", "low", "high"))
+    return f"Log-likelihood of what is right, average {middle} nats per item [{low}, {high}]. "
+
+
+def _manipulated(runs: Runs) -> tuple[float, str]:
+    """By how many percent the loss moved the mean cosine, and what can be said of the scores then: below the least that
+    matters the treatment did not happen, and scores that stay say nothing about its worth."""
+    plain = runs.mean(PLAIN, cosine)
+    share = 100 * (runs.mean(TREATED, cosine) - plain) / plain
+    if not math.isfinite(share):
+        return share, "Whether the geometry was moved is unknown."
+    moved = f"The loss moved the mean cosine by {signed(share, 1)} %"
+    if abs(share) < 100 * MATTERS_COSINE:
+        return share, (
+            f"{moved}, less than the {100 * MATTERS_COSINE:g} % that would matter: the verdict is about this recipe, "
+            "and whether dispersing helps is undecided."
+        )
+    return share, f"{moved}."

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from ..figures.studies import heat_grid
-from ..stats.verdicts import decide
-from .runs import Conclusion, Runs, Settings, cosine, held_out, loss_of, spearman
+from ..stats.verdicts import decide, judged, trend_and_level
+from .runs import MATTERS_COSINE, MATTERS_NATS, Conclusion, Runs, Settings, cosine, held_out, loss_of, spearman
 
 PLAIN, TREATED = needed = ("cross-entropy", "dispersion")
 
@@ -22,10 +23,13 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     shown = {arm: runs.of(arm) for arm in needed if arm in runs}
     start = float(np.mean([cosine(run, 0) for trained in shown.values() for run in trained] or [math.nan]))
     share = math.nan if change.estimate is None else -100 * change.estimate / runs.mean(PLAIN, cosine)
+    size = judged(runs.differences(TREATED, PLAIN, cosine), MATTERS_COSINE * runs.mean(PLAIN, cosine))
+    worth = judged(runs.differences(TREATED, PLAIN, held_out), MATTERS_NATS)
     sentence = (
         f"mean cosine {start:.3f} before, {runs.mean(PLAIN, cosine):.3f} after cross-entropy, "
         f"{runs.mean(TREATED, cosine):.3f} with dispersion; difference {change.words(4)}, which is {share:.1f} % of it"
-        f"{change.why}. Held-out loss {loss.words(5)}."
+        f"{change.why}: {size} (of {100 * MATTERS_COSINE:g} % or more). Spearman, difference {trend.words(3)}. "
+        f"{trend_and_level(trend, change)} Held-out loss {loss.words(5)}: {worth} (of {MATTERS_NATS:g} nats or more)."
     )
     steps, moved = {}, {}  # of each arm, one dot per seed: the blocks at every snapshot; how far each state has come
     for arm, trained in shown.items():
@@ -41,7 +45,13 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         note=f"seed {runs.seeds[0]}; {_loss_in_words(settings)}",
         below=[over_steps, over_depth | {"y": "mean cosine", "line": 0.0}],
     )
-    estimate = {"mean_cosine": change, "spearman": trend, "held_out_loss": loss, "cross_entropy_alone": left}
+    estimate: dict[str, Any] = {
+        "mean_cosine": change,
+        "spearman": trend,
+        "held_out_loss": loss,
+        "cross_entropy_alone": left,
+    }
+    estimate |= {"findings": {"mean_cosine": size, "held_out_loss": worth}}
     return Conclusion(change.verdict, sentence, *runs.rows(), estimate | {"share_removed_percent": share}, draw)
 
 

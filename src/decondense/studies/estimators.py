@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from ..figures.studies import effects
-from ..stats.verdicts import combine, equivalent, interval, signed
+from ..stats.verdicts import LEAST, Mean, combine, equivalent, interval, signed
 from .runs import Conclusion, Runs, Settings, cosine, held_out
 
 NONE, EXACT = "cross-entropy", "exact"
@@ -35,12 +35,16 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     same = {arm: equivalent(losses[arm], margin=settings["margin"]) for arm in OTHERS}
     geometry = {arm: interval(d) for arm in (NONE, *OTHERS) if (d := runs.differences(arm, EXACT, cosine))}
     cost = {arm: _mean_cost(runs, arm) for arm in runs.arms if arm != NONE}
+    # seed by seed, how much of what the exact loss does to the mean cosine is left
+    kept = {arm: _kept(runs, arm) for arm in OTHERS}
+    keeps = ", ".join(f"{arm} {k.mean:.1f} % [{k.low:.1f}, {k.high:.1f}]" for arm, k in kept.items() if k is not None)
     words = "; ".join(f"{arm} {d.words(4)}" for arm, d in same.items())
     prices = ", ".join(f"{arm} {x:.3f}×" for arm, x in cost.items() if x is not None) or "not measured"
     moved = ", ".join(f"{arm} {signed(g[0], 4)}" for arm, g in geometry.items())
     sentence = (
-        f"held-out loss minus exact: {words}. Mean cosine minus exact: {moved or 'unknown'}. Time per token against "
-        f"cross-entropy: {prices}."
+        f"held-out loss minus exact: {words}. Mean cosine minus exact: {moved or 'unknown'}; of the exact loss's "
+        f"change of it there is left: {keeps or 'unknown, as too few seeds have all three arms'}. Time per token "
+        f"against cross-entropy: {prices}."
     )
     shown = [arm for arm in (NONE, *OTHERS) if arm in runs]
     right = [
@@ -59,7 +63,17 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         note="dots: training seeds; bars: 90 % intervals; shaded: the margin",
     )
     estimate = {"held_out_loss": same, "margin": settings["margin"], "cost": cost, "mean_cosine": geometry}
+    estimate["kept_percent"] = kept
     return Conclusion(combine(list(same.values())), sentence, *runs.rows(), estimate, draw)
+
+
+def _kept(runs: Runs, arm: str) -> Mean | None:
+    """100 (c_none − c_arm)/(c_none − c_exact) of the mean cosines c, over the seeds that have all three; None for fewer
+    than three seeds."""
+    none, exact, here = (runs.table.get(name, {}) for name in (NONE, EXACT, arm))
+    seeds = [seed for seed in here if seed in none and seed in exact]
+    shares = [100 * (cosine(none[s]) - cosine(here[s])) / (cosine(none[s]) - cosine(exact[s])) for s in seeds]
+    return interval(shares) if len(shares) >= LEAST else None
 
 
 def _mean_cost(runs: Runs, arm: str) -> float | None:

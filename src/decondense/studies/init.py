@@ -8,7 +8,7 @@ from typing import Any
 
 from ..figures.studies import heat_row
 from ..records import Snapshot
-from ..stats.verdicts import combine, decide, signed
+from ..stats.verdicts import combine, decide, signed, trend_and_level
 from .runs import Conclusion, Metric, Runs, Settings, cosine, last, spearman
 
 ARM = "from scratch"
@@ -60,7 +60,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     ]
     sentence = (
         f"Spearman at step 0 {start.words(2)}; end minus step 0 {fall.words(2)}. Mean cosine of the blocks, end minus "
-        f"step 0, {level.words()}; of the last three states {late.words()}."
+        f"step 0, {level.words()}; of the last three states {late.words()}. {trend_and_level(fall, level)}"
     )
     first = next(iter(rows.values()), [])
     at = {label: [shot for row in rows.values() for other, shot in row if other == label] for label, _ in first}

@@ -143,6 +143,11 @@ def _shot(run: Training | Snapshot, at: int) -> Snapshot:
     return run if isinstance(run, Snapshot) else run.snapshots[at]
 
 
+MATTERS_NATS, MATTERS_COSINE, MATTERS_POINTS = 0.002, 0.1, 0.3
+"""The smallest effects that matter: of held-out loss in nats per token, of the mean cosine as a share of it, of a
+benchmark average in points."""
+
+
 def held_out(run: Training) -> float:
     """Held-out loss at the end, nats per token."""
     return _number(run.held_out[-1].loss)

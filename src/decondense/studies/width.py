@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from ..figures.studies import heat_row
-from ..stats.verdicts import NOT, REPRODUCED, interval, signed
+from ..stats.verdicts import NOT, REPRODUCED, interval, signed, trend_and_level
 from .runs import Conclusion, Runs, Settings, cosine, held_out, last, spearman
 
 
@@ -41,7 +41,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         f"{wide}; difference {difference.words(2)}{difference.why}. Mean cosine of the blocks at the end "
         f"{runs.mean(narrow, cosine):.3f} and {runs.mean(wide, cosine):.3f}, difference {level.words()}{otherwise}; of "
         f"the last three states {runs.mean(narrow, last):.3f} and {runs.mean(wide, last):.3f}. Held-out loss "
-        f"{runs.mean(narrow, held_out):.2f} and {runs.mean(wide, held_out):.2f}: equal tokens, not equal loss."
+        f"{runs.mean(narrow, held_out):.2f} and {runs.mean(wide, held_out):.2f}: equal tokens, not equal loss. "
+        f"{trend_and_level(difference, level)}"
     )
     shown = {"Spearman": spearman, "mean cosine, all blocks": cosine, "mean cosine, last 3 states": last}
     points = {
