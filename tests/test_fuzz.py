@@ -30,8 +30,9 @@ from decondense import cli, models
 from decondense.evaluate.harness import evaluate
 from decondense.evaluate.items import load_run
 from decondense.meter.compare import Comparison
-from decondense.records import Record
+from decondense.records import Record, parse
 from decondense.report.page import collect, render
+from decondense.studies import STUDIES, conclude
 from decondense.text import open_text
 from decondense.train import train
 from decondense.train.folder import check_recipe, last_complete_checkpoint
@@ -139,6 +140,38 @@ def test_records(kind, tmp_path):
         if sentences[-1] is None:
             refusal(how, lambda: render(collect([folder])))
     assert any(sentences), "no mutation was refused"
+
+
+@pytest.mark.parametrize("name", ["dose", "text", "benchmarks"])
+def test_runs_of_a_study(name, tmp_path):
+    """The conclusion, and the page, from run folders one file of which is damaged."""
+    rng, folder = random.Random(name), tmp_path / "s"
+    shutil.copytree(RESULTS / "studies" / name, folder)
+    files = sorted((folder / "runs").glob("*/*.json"))
+    sentences = []
+    for file in rng.sample(files, 4):
+        whole = file.read_text(encoding="utf-8")
+        content, how = mutated(json.loads(whole), rng)
+        file.write_text(json.dumps(content), encoding="utf-8")
+        sentences.append(refusal(how, conclude, STUDIES[name], "gpu", folder))
+        refusal(how, lambda file=file: render(collect([file.parent])))
+        file.write_text(whole, encoding="utf-8")
+    assert any(sentences), "no mutation was refused"
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"correct": "012"}, "neither 0 nor 1"), ({"correct": "01"}, "2 outcomes of 3 items"),
+        ({"correct": [0.5, 0.5, 2.0]}, "neither 0 nor 1"), ({"n": 4}, "3 outcomes of 4 items"),
+        ({"log_share": "AAA"}, "log_share is no base64"), ({"log_share": "AAAA"}, "1.5 log-likelihoods of 3 items"),
+    ],
+)  # fmt: skip
+def test_outcomes_are_one_of_each_item(change, sentence):
+    task = {"n": 3, "items": "h", "correct": "011", "log_share": "AAAAAAAA"}
+    rest = {"schema": "decondense.outcomes/1", "scores": {}, "weights": "w", "dtype": "float32"}
+    parse(rest | {"outcomes": {"piqa": task}})
+    assert sentence in str(refusal(change, parse, rest | {"outcomes": {"piqa": task | change}}))
 
 
 def test_recipes(tmp_path):

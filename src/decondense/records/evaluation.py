@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from .base import Number, Open, Part, Record, Section
 
@@ -68,6 +70,20 @@ class TaskOutcomes(Part):
     items: str
     correct: str | list[float]
     log_share: str | None = None
+
+    @model_validator(mode="after")
+    def _one_of_each_item(self) -> TaskOutcomes:
+        if len(self.correct) != self.n:
+            raise ValueError(f"{len(self.correct)} outcomes of {self.n} items")
+        if not all(c in ("0", "1") if isinstance(c, str) else 0 <= c <= 1 for c in self.correct):
+            raise ValueError("an outcome is neither 0 nor 1 nor between them")
+        try:
+            shares = None if self.log_share is None else len(base64.b64decode(self.log_share, validate=True)) / 2
+        except binascii.Error as error:
+            raise ValueError("log_share is no base64") from error
+        if shares not in (None, self.n):
+            raise ValueError(f"{shares:g} log-likelihoods of {self.n} items")
+        return self
 
 
 class Outcomes(Record, reads=("decondense.outcomes/1",)):
