@@ -39,3 +39,32 @@ def page_file(everything, tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def page(page_file) -> str:
     return page_file.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from browsing import EXECUTABLE, sync_playwright
+
+    with sync_playwright() as driver:
+        options = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        found = driver.chromium.launch(executable_path=EXECUTABLE, args=options)
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def visit(browser):
+    """Open a page of its own; at the end there must have been no console message and no request."""
+    from browsing import open_page
+
+    opened = []
+
+    def go(path: Path, **options):
+        page, said = open_page(browser, path, **options)
+        opened.append((page, said))
+        return page
+
+    yield go
+    for page, said in opened:
+        page.context.close()
+        assert said == []

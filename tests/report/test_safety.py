@@ -96,7 +96,7 @@ def test_the_same_results_give_the_same_bytes(everything, page):
     assert render(collect([everything])) == page
 
 
-def test_forty_results_stay_under_fifteen_megabytes(forty):
-    assert 5e6 < forty.stat().st_size < 15e6
+def test_forty_results_stay_under_ten_megabytes(forty):
+    assert 5e6 < forty.stat().st_size < 10e6
     data, _ = data_of(forty.read_text())
     assert sum(len(section["origins"]) for section in data["sections"].values()) == 40

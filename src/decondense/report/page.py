@@ -26,8 +26,9 @@ from ..files import finite, write_text
 from ..records import Comparison, Measurement, Study, Training
 from ..words import list_of, slug
 from . import plotly
+from .claims import place_of
 from .runs import Run, group_of, read_run, training
-from .section import Section, Skipped, Source, Table, nothing, read_sources
+from .section import Section, Skipped, Source, Table, brief, nothing, read_sources
 from .sections import comparison, evaluation, measurement, significance
 from .studies import study
 
@@ -91,7 +92,7 @@ def collect(places: Sequence[str | os.PathLike[str]]) -> Report:
             continue
         counts[kind] += 1
     by_kind["training"] = [training(runs) for runs in groups.values()]
-    by_kind["study"].sort(key=lambda section: section.title)
+    by_kind["study"].sort(key=lambda section: (*place_of(section.title), section.title))
     sections = [section for kind in KINDS for section in by_kind[kind]]
     if not sections:
         raise nothing("result to show", places, "in which decondense wrote result.json", skipped)
@@ -186,7 +187,8 @@ def page_data(content: Report) -> tuple[dict[str, Any], Pool]:
                 charts[f"{section.id}-p{p}-c{c}"] = _chart_data(chart, slug(section.id, name[:40], chart.title), pool)
         for t, table in enumerate(section.tables):
             tables[f"{section.id}-t{t}"] = _table_data(table, pool) | {"file": slug(section.id, name[:40], table.title)}
-    return {"sections": sections, "charts": charts, "tables": tables}, pool
+    depths = [[section.title, [pool.pack(vars(depth)) for depth in section.depths]] for section in content.sections]
+    return {"sections": sections, "charts": charts, "tables": tables, "depths": [d for d in depths if d[1]]}, pool
 
 
 # -- HTML ----------------------------------------------------------------------------------------------------
@@ -197,16 +199,18 @@ def render(content: Report, *, title: str | None = None) -> str:
     from plotly.offline import get_plotlyjs
 
     library = get_plotlyjs()
-    script = (TEMPLATES / "page.js").read_text(encoding="utf-8")
+    script = _script("page", "compare", "downloads")
     data, pool = page_data(content)
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters["yaml"] = _yaml
+    environment.filters |= {"yaml": _yaml, "brief": brief}
     page = environment.get_template("page.html").render(
         title=title or "Embedding condensation: results",
         report=content,
+        claims=[section for section in content.sections if section.claim],
+        compare=sum(len(section.depths) for section in content.sections) > 1,
         groups=[(words[0], [s for s in content.sections if s.kind == kind]) for kind, words in KINDS.items()],
         counts=list_of(f"{n} {KINDS[kind][1 if n == 1 else 2]}" for kind, n in content.counts.items()),
         hardware=_hardware(content),
@@ -218,6 +222,12 @@ def render(content: Report, *, title: str | None = None) -> str:
         pool=pool.to_json(),
     )
     return page.encode("utf-8", "replace").decode("utf-8")  # half a surrogate pair in a name must not end the writing
+
+
+def _script(*names: str) -> str:
+    """Parts of one function, so that they share what they define and nothing else does."""
+    parts = "\n".join((TEMPLATES / f"{name}.js").read_text(encoding="utf-8") for name in names)
+    return f'"use strict";\n(() => {{\n{parts}document.documentElement.dataset.ready = "yes";\n}})();\n'
 
 
 def _policy(*scripts: str) -> str:

@@ -13,9 +13,9 @@ from ..figures.measured import Geometry, Short, known
 from ..figures.measurements import density_of, floor_of, heat_chart, heat_frame, top_of
 from ..figures.training import Curve, curve_charts
 from ..words import amount, round_to, span
-from .section import Panel
+from .section import Depth, Panel
 
-__all__ = ["Line", "Shot", "curve_panel", "depth_panel", "heat_panel", "trend_panel"]
+__all__ = ["Line", "Shot", "curve_panel", "depth_panel", "depths_of", "heat_panel", "trend_panel"]
 
 VIEWS = [("pooled", "pooled: all pairs of all windows"), ("released", "released: matrices averaged first")]
 SPEARMAN = ("spearman", "Spearman of mean cosine with depth", lambda shot: shot.result.spearman)
@@ -199,6 +199,20 @@ def depth_panel(lines: Sequence[Line]) -> Panel | None:
     note = "The single marker at the right is the last state, after the final norm."
     normed = any(line.normed for line in every)
     return Panel([chart, *([change] if change else [])], "Over depth", note if normed else "")
+
+
+def depths_of(lines: Sequence[Line]) -> list[Depth]:
+    """The curves of every run or model for the comparison of any two: at the end, and before training."""
+    found = []
+    for line in lines:
+        ends = [("", line.shots[-1])] if line.shots else []
+        if len(line.shots) > 1:
+            ends = [(", after", line.shots[-1]), (", before", line.shots[0])]
+        found += [
+            Depth(line.label + when, round_to(shot.mean_cosine.tolist()), bool(shot.result.final_norm))
+            for when, shot in ends
+        ]
+    return found
 
 
 def _change(trained: Sequence[Line], axis: Axis, height: int, relative: bool) -> Chart | None:

@@ -11,7 +11,7 @@ from ..figures.measured import Geometry
 from ..files import flat, told_apart
 from ..records import Damaged, Measurement, Snapshot, Training, read
 from ..words import amount, round_to, span
-from .panels import SPEARMAN, Line, Shot, curve_panel, heat_panel, numbered, trend_panel
+from .panels import SPEARMAN, Line, Shot, curve_panel, depths_of, heat_panel, numbered, trend_panel
 from .section import Section, Source, Table, inside
 from .sections import origin_of
 
@@ -113,6 +113,7 @@ def training(runs: Sequence[Run]) -> Section:
         gloss="What happened to loss and geometry; whether arms truly differ is for a test of significance to say.",
         notes=[f"{run.label}: {note}" if many else note for run in runs for note in run.notes],
         panels=[panel for panel in panels if panel is not None], tables=[_run_table(runs, differing)],
+        depths=depths_of(runs),
     )  # fmt: skip
 
 

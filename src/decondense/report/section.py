@@ -16,8 +16,12 @@ from ..figures.chart import Chart
 from ..files import read_json
 from ..records import Damaged, Record, find, read
 from ..words import cell, round_to
+from .claims import Claim
 
-__all__ = ["Origin", "Panel", "Picture", "Section", "Skipped", "Source", "Table", "inside", "nothing", "read_sources"]
+__all__ = [
+    "Depth", "Origin", "Panel", "Picture", "Section", "Skipped", "Source", "Table", "brief", "inside", "nothing",
+    "read_sources",
+]  # fmt: skip
 
 _FIGURES = re.compile(r"(?:[\d\s.,+\-−–\[\]%→±<e]|to|[kMB])*")
 R = TypeVar("R", bound=Record, covariant=True)
@@ -72,6 +76,12 @@ def _beside(path: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
+def brief(words: str, most: int = 110) -> tuple[str, str]:
+    """One line, and what is behind "more": words longer than that are cut after their first sentence or clause."""
+    clause = re.match(r"(.{12,}?)(; |\. )(.+)", words, re.DOTALL)
+    return (clause[1] + ".", clause[3]) if clause and len(words) > most else (words, "")
+
+
 def nothing(what: str, places: Sequence[str | os.PathLike[str]], remedy: str, skipped: Sequence[Skipped]) -> ValueError:
     """There is nothing of that sort in the places; with the first reasons why."""
     listed = ", ".join(repr(str(place)) for place in places)
@@ -88,7 +98,6 @@ class Table:
     rows: list[list[Any]]
     shown: list[list[str]] | None = None
     heads: list[str] | None = None
-    folded: bool = False
     note: str = ""
 
     @classmethod
@@ -136,6 +145,16 @@ class Picture:
 
 
 @dataclass
+class Depth:
+    """A curve that can be compared with any other: the mean cosine of every state; `normed`: whether the last is after
+    a final norm."""
+
+    name: str
+    cosine: list[Any]
+    normed: bool
+
+
+@dataclass
 class Origin:
     """How one result came about: folder, command, whole configuration, and the machine."""
 
@@ -161,11 +180,33 @@ class Section:
     tables: list[Table] = field(default_factory=list)
     pictures: list[Picture] = field(default_factory=list)
     id: str = ""
+    shown: int = 1
+    """So many panels stand open, the others are folded; where one has the title `first`, that one."""
+    first: str | None = None
+    picture_first: bool = False
+    """Whether the picture is what matters: then it stands open and all panels are folded."""
+    claim: Claim | None = None
+    depths: list[Depth] = field(default_factory=list)
 
     @property
-    def lines(self) -> list[str]:
-        """The verdict, a line for each arm of a training, and the first sentence of a long one by itself."""
+    def lines(self) -> tuple[str, list[str]]:
+        """The verdict in one line, and what is behind "more": the other clauses, or a line for each further arm of a
+        training."""
         if self.kind == "training":
-            return self.verdict.split("; ")
-        head, dot, rest = self.verdict.partition(". ")
-        return [head + ".", rest] if dot else [self.verdict]
+            first, *arms = self.verdict.split("; ")
+            return first, arms
+        head, rest = brief(self.verdict)
+        return head, [rest] if rest else []
+
+    @property
+    def open_panels(self) -> list[tuple[int, Panel]]:
+        """With their numbers."""
+        if self.picture_first:
+            return []
+        every = list(enumerate(self.panels))
+        return [one for one in every if one[1].title == self.first] or every[: self.shown]
+
+    @property
+    def folded_panels(self) -> list[tuple[int, Panel]]:
+        there = {number for number, _ in self.open_panels}
+        return [(number, panel) for number, panel in enumerate(self.panels) if number not in there]

@@ -19,7 +19,7 @@ from ..figures.scores import score_chart, score_rows
 from ..records import STATISTICS, Comparison, Evaluation, Measurement, Significance, differences
 from ..stats.intervals import student
 from ..words import DIFFERENCE, cell, difference_cells, duration, points, several, span
-from .panels import Shot, heat_panel
+from .panels import Line, Shot, depths_of, heat_panel
 from .reproduce import evaluate_command, measure_command, significance_command
 from .section import Origin, Panel, Section, Source, Table
 
@@ -65,12 +65,13 @@ def measurement(source: Source[Measurement]) -> Section:
     parts = ("model", "text", "settings", "versions", "final_norm", "complete", "windows_done")
     command = measure_command(record, source.config)
     curve = depth_curve(result)
-    states = Table.of("Every hidden state", curve.rows or [], folded=True)
+    states = Table.of("Every hidden state", curve.rows or [])
+    label = f"{result.label} on {result.text}"
     return Section(
-        "measurement", f"{result.label} on {result.text}", record.verdict,
+        "measurement", label, record.verdict,
         [origin_of(source, _configuration(source, *parts), command, facts)],
         gloss=GLOSS.get(record.verdict.split(":")[0], ""), notes=notes, panels=[panel, Panel([curve])],
-        tables=[_trend_table(record), states],
+        tables=[_trend_table(record), states], shown=2, depths=depths_of([Line(label, label, shots=[Shot(result)])]),
     )  # fmt: skip
 
 
@@ -227,7 +228,7 @@ def significance(source: Source[Significance]) -> Section:
         tables.append(table)
     keys = ("run", "model", "weights", "training_seed", "selected_by", "step")
     runs = [{"arm": a} | {k: run.get(k) for k in keys} for a in ("base", "treated") for run in getattr(record, a)]
-    arms = Table.of("Runs", runs, heads=["arm", *(key.replace("_", " ") for key in keys)], folded=True)
+    arms = Table.of("Runs", runs, heads=["arm", *(key.replace("_", " ") for key in keys)])
     config = _configuration(source, "base", "treated", "seeds", "paired", "claim", "alpha", "power")
     origin = origin_of(source, config, significance_command(record))
     origin.remark = "Runs are named by their folder; write the path to each where they lie."
@@ -245,14 +246,14 @@ EFFECTS = (
 
 def effect_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     """Fractions (or nats), not points, six digits."""
-    return Table.of(title, [{name: row.get(name) for name in EFFECTS} for row in rows], folded=True)
+    return Table.of(title, [{name: row.get(name) for name in EFFECTS} for row in rows])
 
 
 def difference_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The same in points and in words."""
     note = "In points (percent). Could have shown: the smallest true difference that would probably have been found."
     shown = [list(difference_cells(row, items="{:,}")) for row in rows]
-    return replace(effect_table("Differences", rows), shown=shown, heads=list(DIFFERENCE), folded=False, note=note)
+    return replace(effect_table("Differences", rows), shown=shown, heads=list(DIFFERENCE), note=note)
 
 
 def _configuration(source: Source[Any], *parts: str) -> dict[str, Any]:

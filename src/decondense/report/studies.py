@@ -13,7 +13,19 @@ from ..figures.forest import forest_chart
 from ..files import flat
 from ..records import Damaged, Measured, Study, Training, read
 from ..records.evaluation import TaskDifference
-from .panels import BLOCKS, SPEARMAN, Line, Shot, curve_panel, depth_panel, heat_panel, numbered, trend_panel
+from .claims import PICTURE, claim_of, figure_of
+from .panels import (
+    BLOCKS,
+    SPEARMAN,
+    Line,
+    Shot,
+    curve_panel,
+    depth_panel,
+    depths_of,
+    heat_panel,
+    numbered,
+    trend_panel,
+)
 from .section import Panel, Picture, Section, Source, Table, inside
 from .sections import difference_table, origin_of
 
@@ -21,7 +33,7 @@ __all__ = ["sentence_of", "study"]
 
 HEATMAPS = 6
 """So many runs at most are drawn as heatmaps."""
-FRAMES = 24
+FRAMES = 16
 """So many heatmaps a study has in all, over runs and steps: they are most of the page's size."""
 ALPHA, POWER = 0.05, 0.8
 """At which studies state significance and the smallest effect, as `decondense significance` does."""
@@ -55,9 +67,12 @@ def study(source: Source[Study]) -> Section:
     config: dict[str, Any] = {"study": record.study, "scale": record.scale, "config": record.config}
     config |= {key: value for key in ("estimate", "versions", "runs") if (value := getattr(record, key))}
     title = f"{record.claim} · {record.study} ({record.scale} scale)"
+    wanted = figure_of(record.study)
     return Section(
         "study", title, sentence_of(record), [origin_of(source, config, record.command, facts)], badge=record.verdict,
-        gloss=record.question, notes=notes, panels=panels, tables=tables, pictures=pictures,
+        gloss=record.question, notes=notes, panels=panels, tables=tables, pictures=pictures, claim=claim_of(record),
+        first=wanted, picture_first=bool(pictures) and (wanted == PICTURE or not panels),
+        depths=depths_of(lines),
     )  # fmt: skip
 
 

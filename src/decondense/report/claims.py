@@ -1,0 +1,136 @@
+"""The head of the page: claim by claim the verdict, the effect with its interval as a small bar, and the evidence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, FiniteFloat, ValidationError
+
+from ..records import Study
+from ..words import several
+
+__all__ = ["PICTURE", "Claim", "Effect", "Shown", "claim_of", "figure_of", "place_of"]
+
+PICTURE = "picture"
+"""Stands for the study's own figure, where that is what matters and not a chart of the runs."""
+
+
+class Shown(NamedTuple):
+    """What a study is about: where its effect stands in `estimate`, what that is in words, its figure by title."""
+
+    path: tuple[str, ...]
+    words: str
+    figure: str = "Over depth"
+
+
+STUDIES = {
+    "text": Shown(("another_text",), "Spearman on one more text"),
+    "width": Shown(("difference",), "Spearman, narrowest − widest MLP"),
+    "init": Shown(("change",), "Spearman, end − start", "Condensation over training"),
+    "distill": Shown(("mean_cosine",), "mean cosine, with − without a teacher"),
+    "counteract": Shown(("mean_cosine",), "mean cosine, dispersion − cross-entropy"),
+    "benchmarks": Shown(("decision",), "average accuracy in points, treated − base", ""),
+    "dose": Shown(("against_zero", "λ +0.1"), "held-out loss, λ 0.1 − λ 0", PICTURE),
+    "estimators": Shown(("held_out_loss",), "held-out loss, estimator − exact", PICTURE),
+    "hyper": Shown(("centre_minus_cell",), "held-out loss, paper's choice − another", PICTURE),
+    "pretrain": Shown(("cells",), "held-out loss, treated − cross-entropy", PICTURE),
+    "screen": Shown((), "held-out loss", PICTURE),
+    "theory": Shown((), "", PICTURE),
+}
+
+
+class _Decision(BaseModel):
+    """As `stats.verdicts.Decision` is written into `estimate`; a section without verdict is none."""
+
+    verdict: str
+    estimate: FiniteFloat
+    low: FiniteFloat | None = None
+    high: FiniteFloat | None = None
+    n: int
+    unit: str
+    level: float = 0.95
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A number with its interval; `words` say of what. Places in the bar are percent of its width, 0 in the middle."""
+
+    words: str
+    value: float
+    low: float | None
+    high: float | None
+
+    @property
+    def _reach(self) -> float:
+        return 1.1 * max(abs(x) for x in (self.value, self.low, self.high) if x is not None) or 1.0
+
+    def place(self, value: float) -> float:
+        return round(50 + 50 * value / self._reach, 1)
+
+    @property
+    def text(self) -> str:
+        ends = [] if self.low is None or self.high is None else [self.low, self.high]
+        most = max(abs(x) for x in (self.value, *ends))
+        digits = 2 if most >= 0.1 else 3 if most >= 0.01 else 4
+        value, *ends_said = (f"{x:+.{digits}f}".replace("-", "−") for x in (self.value, *ends))
+        return value + (f" [{', '.join(ends_said)}]" if ends else "")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A line of the table; `effect` is None where the study decides by something else than one number."""
+
+    name: str
+    question: str
+    verdict: str
+    effect: Effect | None
+    evidence: str
+    section: str = ""
+
+
+def claim_of(record: Study) -> Claim:
+    effect = None
+    evidence = several(len(record.runs), "run") if record.runs else "calculated"
+    for words, one in _decision(record):
+        other = "" if one.level == 0.95 or one.low is None else f"; {100 * one.level:.3g} % interval"
+        effect = Effect(words + other, one.estimate, one.low, one.high)
+        evidence = several(one.n, one.unit)
+    return Claim(record.claim, record.question, record.verdict, effect, evidence)
+
+
+def _decision(record: Study) -> list[tuple[str, _Decision]]:
+    """The first decision at or below the place where the study has its effect, with its name; where nothing stands
+    there, the first with the verdict of the whole. One with an interval goes before one without."""
+    found = list(_decisions(record.estimate))
+    known = STUDIES.get(record.study)
+    start = known.path if known else ()
+    there = [(path[len(start) :], one) for path, one in found if start and path[: len(start)] == start]
+    first = [known.words] if known and there else []
+    there = there or [entry for entry in found if entry[1].verdict == record.verdict] or found
+    chosen = sorted(there, key=lambda entry: entry[1].low is None)[:1]
+    return [(", ".join([*first, *(part.replace("_", " ") for part in path)]), one) for path, one in chosen]
+
+
+def _decisions(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], _Decision]]:
+    if not isinstance(value, dict):
+        return
+    try:
+        yield path, _Decision.model_validate(value)
+    except ValidationError:
+        for key, inner in value.items():
+            yield from _decisions(inner, (*path, str(key)))
+
+
+def figure_of(study: str) -> str | None:
+    """The title of the panel that matters; `PICTURE` for the study's own figure; None for the first there is."""
+    known = STUDIES.get(study)
+    return known.figure if known else None
+
+
+def place_of(claim: str) -> tuple[int, str]:
+    """The paper's claims in their order, then what else was asked, the theory last."""
+    rank = 0 if re.match(r"C\d", claim) else 2 if claim.startswith("Appendix") else 1
+    return rank, claim

@@ -1,0 +1,65 @@
+"""The table at the head of the page: which number a study is shown by, and how it is drawn."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from page_results import write_study
+
+from decondense.records import read
+from decondense.report.claims import Effect, claim_of
+from decondense.report.page import collect, render
+from decondense.report.section import brief
+
+
+def decision(estimate, low=None, high=None, verdict="reproduced", **more):
+    return {"verdict": verdict, "estimate": estimate, "low": low, "high": high, "n": 3, "unit": "training seed"} | more
+
+
+def claim(folder, **changes):
+    write_study(folder, **changes)
+    return claim_of(read(folder))
+
+
+def test_a_known_study_is_shown_by_its_own_effect(tmp_path):
+    estimate = {"start": decision(1, 1, 1), "change": decision(-1.15, -1.68, -0.62)}
+    found = claim(tmp_path / "a", study="init", estimate=estimate)
+    assert (found.effect.words, found.effect.text) == ("Spearman, end − start", "−1.15 [−1.68, −0.62]")
+    assert found.evidence == "3 training seeds"
+    one = {"held_out_loss": {"sampled": decision(0.1), "first order": decision(0.0002, -0.0007, 0.0012, level=0.9)}}
+    found = claim(tmp_path / "b", study="estimators", estimate=one)
+    assert found.effect.words == "held-out loss, estimator − exact, first order; 90 % interval"
+    assert found.effect.text == "+0.0002 [−0.0007, +0.0012]"
+
+
+def test_an_unknown_study_is_shown_by_what_has_its_verdict(tmp_path):
+    estimate = {"a": decision(1, 0, 2, "undecided"), "b": {"inner_one": decision(0.5)}, "c": 3, "d": {"estimate": 1}}
+    found = claim(tmp_path / "a", study="mine", estimate=estimate)
+    assert (found.effect.words, found.effect.text) == ("b, inner one", "+0.50")
+    assert claim(tmp_path / "b", study="mine", estimate={"x": decision(None)}).effect is None
+    assert claim(tmp_path / "c", study="dose", estimate={"slope": decision(-0.006)}).effect.words == "slope"
+
+
+def test_places_in_the_bar():
+    effect = Effect("", 1.0, -0.5, 2.0)
+    assert [effect.place(x) for x in (0, 1.0, -0.5, 2.0)] == [50, pytest.approx(72.7), pytest.approx(38.6), 95.5]
+    assert Effect("", 0.0, 0.0, 0.0).place(0.0) == 50
+
+
+def test_the_table_names_every_study_and_theory_comes_last(tmp_path):
+    write_study(tmp_path / "t", study="theory", claim="Appendix E", verdict="not reproduced")
+    write_study(tmp_path / "o", study="dose", claim="causality", verdict="undecided")
+    write_study(tmp_path / "w", claim="C3", estimate={"difference": decision(1.52, 1.43, 1.62)})
+    page = render(collect([tmp_path]))
+    rows = re.findall(r'<tr><th scope="row"><strong>(.*?)</strong>.*?</tr>', page, re.DOTALL)
+    assert rows == ["C3", "causality", "Appendix E"]
+    assert page.count('<svg class="bar"') == 1
+    assert '<path class="reach" d="M' in page
+    assert page.index('class="claims"') < page.index("<section")
+
+
+def test_long_words_are_behind_more():
+    assert brief("short; and so on") == ("short; and so on", "")
+    assert brief("a first clause here; " + "b" * 100) == ("a first clause here.", "b" * 100)
+    assert brief("c" * 200) == ("c" * 200, "")
