@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from .meter.run import measure
     from .regularizer import regularize
     from .stats.significance import significance
-    from .watch import Monitor, monitor
+    from .watch.engines import monitor
+    from .watch.monitor import Monitor
 
 __version__ = "0.2.0"
 __all__ = [

@@ -112,8 +112,8 @@ class Monitor:
             rows.append(values)
             counts.append(bins.reshape(BINS, -1).sum(1) if len(bins) >= BINS else bins.new_zeros(BINS))
         table = dict(zip(self.metrics, torch.stack(rows, 1).numpy()))
-        density = torch.stack(counts).double()
-        density = (density / density.sum(1, keepdim=True).clamp_min(1) * BINS / 2).numpy()
+        share = torch.stack(counts).double()
+        density = (share / share.sum(1, keepdim=True).clamp_min(1) * BINS / 2).numpy()
         blocks = table["mean_cosine"][self.reader.first :]
         trend = float(curve_statistics(blocks)[0]) if len(blocks) > 2 else math.nan
         names = tuple(_short(self.reader.name(i), i, self.modules) for i in range(len(rows)))

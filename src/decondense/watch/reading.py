@@ -50,7 +50,7 @@ class Reading:
         from ..figures.draw import Strip, draw
         from ..figures.measurements import floor_of, heat_chart, heat_frame, top_of
 
-        drawn = SimpleNamespace(histogram=self.density, mean_cosine=self.table["mean_cosine"], final_norm=False)
+        drawn: Any = SimpleNamespace(histogram=self.density, mean_cosine=self.table["mean_cosine"], final_norm=False)
         frame = heat_frame(drawn, top=top_of([self.density]))
         words = "cosine of two tokens of a sequence"
         chart = heat_chart(f"step {self.step}", [frame], [drawn], floor=floor_of([self.density]), y=words)
