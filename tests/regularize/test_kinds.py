@@ -51,6 +51,11 @@ def words(length: int = 12, padding: int = 3) -> dict[str, Tensor]:
     return {"input_ids": ids * mask, "attention_mask": mask, "labels": torch.where(mask.bool(), ids, -100)}
 
 
+def translated() -> dict[str, Tensor]:
+    """Targets that end elsewhere than the passages."""
+    return words() | {"labels": words(padding=7)["labels"]}
+
+
 def pictures(*shape: int) -> Tensor:
     return torch.randn(2, *(shape or (3, 16, 16)), generator=randomly())
 
@@ -90,8 +95,9 @@ KINDS = {
     "DistilBERT": Kind("DistilBertForMaskedLM", {
         "dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4, "vocab_size": 64, "dropout": 0.0,
         "attention_dropout": 0.0}, norm=False),
-    "T5, decoder": Kind("T5ForConditionalGeneration", T5, mask="labels"),
-    "T5, encoder": Kind("T5ForConditionalGeneration", T5, modules="encoder.block.*"),
+    "T5, decoder": Kind("T5ForConditionalGeneration", T5, translated, mask="labels"),
+    "T5, decoder by name": Kind("T5ForConditionalGeneration", T5, translated, "labels", "decoder.block.*"),
+    "T5, encoder": Kind("T5ForConditionalGeneration", T5, translated, modules="encoder.block.*"),
     "Mixtral": Kind("MixtralForCausalLM", GROUPED | {"num_local_experts": 4}),
     "Qwen3-MoE": Kind("Qwen3MoeForCausalLM", HEADS | MOE | {"num_experts": 4}),
     "gpt-oss": Kind("GptOssForCausalLM", HEADS | {"num_local_experts": 4, "num_experts_per_tok": 2}),
