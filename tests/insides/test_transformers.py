@@ -36,7 +36,7 @@ def test_how_trainer_scales_a_loss(trainer):
 
 def test_releases_before_the_word_was_there(trainer, monkeypatch):
     """transformers 5.17 and 5.18 have no loss_is_scaled_for_ga: their rule is by the model and the items alone."""
-    monkeypatch.setattr(inside, "version", lambda name: "5.17.0")
+    monkeypatch.setattr("transformers.__version__", "5.17.0")
     monkeypatch.delattr(Trainer, "loss_is_scaled_for_ga")
     assert inside.scaled_for_accumulation(trainer, items=7) is True
     assert inside.scaled_for_accumulation(trainer, items=None) is False
