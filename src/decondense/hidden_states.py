@@ -219,7 +219,8 @@ class ModuleReader:
         if missing:
             raise RuntimeError(
                 f"modules must name layers that run in every training call, but {', '.join(missing)} did not: "
-                "leave them out."
+                "leave them out; a compiled model that was called before does not notice what is attached to its "
+                "layers, until torch.compiler.reset()."
             )
         for name, state in outputs.items():
             if not isinstance(state, Tensor) or state.ndim != 3:

@@ -16,6 +16,7 @@ from torch import nn
 
 from . import hidden_states as hs
 from .handle import Engine, Handle, Schedule, Term
+from .insides.torch import uncompiled
 from .integrations.own_loop import OwnLoop
 from .losses.presets import Loss, get
 
@@ -91,7 +92,7 @@ def _engine(target: Any) -> Engine:
     if isinstance(target, type) or not (isinstance(target, nn.Module) or hasattr(target, "compute_loss")):
         raise TypeError(f"target must be a model or a trainer, got {target!r}: pass the object that you train with.")
     if isinstance(target, nn.Module):
-        return OwnLoop(target)
+        return OwnLoop(uncompiled(target))
     from .integrations.trainer import TrainerEngine
 
     return TrainerEngine(target)

@@ -185,7 +185,7 @@ def test_a_step_is_one_of_the_model():
     rest = [p for p in model.parameters() if p.ndim != 2]
     copies = [p.detach().clone().requires_grad_() for p in model.parameters()]
     for optimisers in (
-        [torch.optim.AdamW(rest), torch.optim.SGD(matrices, lr=1e-3)],
+        [torch.optim.AdamW(rest), torch.optim.Muon(matrices)],
         [torch.optim.SGD(copies, lr=1e-3)],
     ):
         with dc.regularize(model, schedule="linear", ramp_steps=4) as handle:

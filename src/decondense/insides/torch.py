@@ -19,6 +19,11 @@ def is_replica(module: Any) -> bool:
     return "_is_replica" in vars(module)
 
 
+def uncompiled(model: Any) -> Any:
+    """The module inside what `torch.compile` returned, whose hooks are compiled with it; any other as it is."""
+    return getattr(model, "_orig_mod", model)
+
+
 @contextlib.contextmanager
 def eager(model: nn.Module) -> Iterator[None]:
     """Modules that `nn.Module.compile` has compiled run as they are written: a look at the model in between is not

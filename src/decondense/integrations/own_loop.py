@@ -32,6 +32,7 @@ class OwnLoop:
 
     def attach(self, handle: Handle) -> None:
         self._handle = handle
+        self._begun = any(p.grad is not None for p in self.model.parameters())  # a step that began without the loss
         # The model's own pre-hook comes first and its own forward hook last, whatever the reader hangs between.
         enter = self.model.register_forward_pre_hook(hs.Hook(self._enter), with_kwargs=True)
         handle.undo.callback(enter.remove)
@@ -120,7 +121,13 @@ class OwnLoop:
                 "step was made in eval mode, in which from_pretrained returns a model and evaluations leave it: call "
                 "model.train(), or handle.remove()."
             )
-        handle.given, handle.reached = 0, False
+        elif not handle.calls and not self._begun and any(p.grad is not None for p in mine):
+            raise RuntimeError(
+                "the hidden states of the model must be seen, but the gradients of this first optimiser step came "
+                "without: a compiled model that has been called does not notice what is attached to it. Attach before "
+                "its first call, or call torch.compiler.reset() after attaching; or the loop calls another module."
+            )
+        handle.given, handle.reached, self._begun = 0, False, False
         self._modes.clear()
 
 

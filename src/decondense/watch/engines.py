@@ -34,6 +34,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .. import hidden_states as hs
+from ..insides.torch import uncompiled
 from .monitor import Log, Monitor
 from .reading import METRICS, Reading
 
@@ -71,7 +72,7 @@ def monitor(
     }  # fmt: skip
     hs.refuse_lightning(target, "MonitorCallback")
     if isinstance(target, nn.Module):
-        return _of_model(target, log, options)
+        return _of_model(uncompiled(target), log, options)
     if not isinstance(target, type) and hasattr(target, "callback_handler"):
         return _of_trainer(target, log, options)
     raise TypeError(f"target must be a model or a trainer, got {target!r}: pass the object that you train with.")
