@@ -44,7 +44,7 @@ def of_small():
     return Small(), {"x": torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))}, "blocks.*"
 
 
-@pytest.mark.parametrize("compiled", [wrapped, in_place])
+@pytest.mark.parametrize("compiled", [wrapped, pytest.param(in_place, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("called", [False, True])
 @pytest.mark.parametrize("make", [of_small, pytest.param(of_llama, marks=pytest.mark.slow)])
 def test_attached_after_compilation(compiled, called, make):
