@@ -12,9 +12,10 @@ import os
 import pkgutil
 import sys
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from . import __version__, commands
 from .files import own_trace
@@ -22,15 +23,45 @@ from .needs import MissingExtra
 
 __all__ = ["app", "main"]
 
-ORDER = ("measure", "compare", "train", "evaluate", "significance", "study", "report", "doctor")  # others come after
+GROUPS = {
+    "Look at a model": {"measure": "measure smollm2-135m", "compare": "compare --family gpt2"},
+    "Train and test": {
+        "train": "train --model smollm2-135m --text wikitext-2 --tokens 2M",
+        "evaluate": "evaluate smollm2-135m --tasks piqa",
+        "significance": "significance BASE… -- TREATED…",
+    },
+    "Claims and results": {"study": "study list", "report": "report results"},
+    "This machine": {"doctor": "doctor"},
+}
+"""Commands in the order of the help, with an example each; others come after, without."""
+ORDER = [name for group in GROUPS.values() for name in group]
 FOREIGN = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
 """The machine's fault, or a path that it does not take: nobody's bug."""
 
+
+class Grouped(typer.core.TyperGroup):
+    """Lists the commands in groups, each with an example; plain text, so that it fits pipes and narrow terminals."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        known = {name: command for name in self.list_commands(ctx) if (command := self.get_command(ctx, name))}
+        rest = [name for name in known if name not in ORDER]
+        for title, group in {**GROUPS, "Other": dict.fromkeys(rest, "")}.items():
+            rows = []
+            for name in group:
+                if name in known:
+                    words = (known[name].help or "").split("\n\n")[0].partition(":")[0].rstrip(".")
+                    rows.append((name, " ".join(words.split())))
+                    rows += [("", f"$ decondense {group[name]}")] if group[name] else []
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+
 app = typer.Typer(
     name="decondense",
+    cls=Grouped,
     help="Measure embedding condensation in Transformers, and train small language models that resist it.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-__all__ = ["EXTRAS", "MissingExtra", "need"]
+__all__ = ["EXTRAS", "MissingExtra", "missing", "need"]
 
 # Extra of pyproject.toml -> what it is asked for, as it is imported.
 EXTRAS = {
@@ -24,8 +24,13 @@ class MissingExtra(ImportError):
     """Something was asked for whose packages are not installed; the message is the sentence for the user."""
 
 
+def missing(extra: str) -> list[str]:
+    """The packages of `extra` that are not installed."""
+    return [PACKAGES.get(name, name).replace("_", "-") for name in EXTRAS[extra] if find_spec(name) is None]
+
+
 def need(extra: str, purpose: str) -> None:
     """Raise `MissingExtra` unless all packages of `extra` are installed; `purpose` begins the sentence."""
-    missing = [PACKAGES.get(name, name).replace("_", "-") for name in EXTRAS[extra] if find_spec(name) is None]
-    if missing:
-        raise MissingExtra(f"{purpose} needs {' and '.join(missing)}: pip install 'decondense[{extra}]'")
+    lacking = missing(extra)
+    if lacking:
+        raise MissingExtra(f"{purpose} needs {' and '.join(lacking)}: pip install 'decondense[{extra}]'")

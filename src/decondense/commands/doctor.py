@@ -1,4 +1,4 @@
-"""``decondense doctor``: what this machine has."""
+"""``decondense doctor``: what this machine has, and what is missing for what."""
 
 from __future__ import annotations
 
@@ -15,12 +15,23 @@ from .terminal import out
 
 PACKAGES = ("decondense", "torch", "transformers", "accelerate", "datasets", "triton", "gguf", "numpy", "lm-eval")
 
+PURPOSES = {
+    "train": "`decondense train` and `study`",
+    "evaluate": "`decondense evaluate` and benchmarks in studies",
+    "page": "`decondense report`",
+    "gguf": "models in GGUF files",
+    "peft": "adapters (LoRA) in `regularize`",
+    "pandas": "results as data frames",
+    "images": "models of images",
+}
+FOLDERS = {"DECONDENSE_DATA": "named texts", "DECONDENSE_BENCH": "benchmark files"}
+
 
 def doctor(
     data: o.Data = None,
     as_json: o.Json = False,
 ) -> None:
-    """Show devices, versions, which kernels will be used, and which models and texts need no network."""
+    """Say what is missing for what: extras with their command, GPU and kernels, models, texts and data folders."""
     state = examine(data)
     if as_json:
         print(json.dumps(state, indent=1, ensure_ascii=False))
@@ -31,6 +42,11 @@ def doctor(
     out.print("devices", style="bold")
     for device in state["devices"]:
         out.print(f"  {device['name']:<14}{device['what']}; kernels: {device['kernels']}")
+    out.print("what can be used", style="bold")
+    for name, entry in state["uses"].items():
+        out.print(" ", _mark(entry["ready"]), f"{name:<10}{entry['for']}")
+        if not entry["ready"]:
+            out.print(f"      missing: {entry['remedy']}")
     out.print("models without a network", style="bold")
     for name, entry in state["models"].items():
         out.print(" ", _mark(entry["ready"]), f"{name:<18}{entry['note']}")
@@ -54,11 +70,37 @@ def examine(data: Path | None = None) -> dict[str, Any]:
     return {
         "versions": {"python": platform.python_version()} | dict.fromkeys(PACKAGES) | versions(*PACKAGES),
         "devices": _devices(),
+        "uses": _uses(),
         "models": bundled,
         "texts": text.available(data),
         "hub": hub.hub_reachable(),
         "cache": str(weights_cache.cache_dir()),
     }
+
+
+def _uses() -> dict[str, dict[str, Any]]:
+    """Extra, GPU or folder → whether it is there, what for, and else what to do."""
+    import torch
+
+    from .. import kernels
+    from ..needs import EXTRAS, missing
+
+    gpu = torch.cuda.is_available()
+    uses: dict[str, dict[str, Any]] = {
+        name: {"ready": not missing(name), "for": PURPOSES[name], "remedy": f"pip install 'decondense[{name}]'"}
+        for name in EXTRAS
+    }
+    why = "a CUDA GPU and a torch built for it; the CPU does the same, slower"
+    uses["cuda"] = {"ready": gpu, "for": "training in minutes, studies at scale gpu", "remedy": why}
+    why = "pip install 'decondense[cuda]'" if gpu else "a CUDA GPU comes first; torch computes the same"
+    uses["triton"] = {"ready": gpu and kernels.available("cuda:0"), "for": "fused kernels on a GPU", "remedy": why}
+    for name, what in FOLDERS.items():
+        place = os.environ.get(name)
+        there = bool(place) and Path(str(place)).is_dir()
+        remedy = f"export {name}=FOLDER" if not place else f"no folder at {place!r}: correct {name}"
+        short = name.removeprefix("DECONDENSE_").lower()
+        uses[short] = {"ready": there, "for": f"{what} from a folder; else the hub", "remedy": remedy}
+    return uses
 
 
 def _devices() -> list[dict[str, str]]:
