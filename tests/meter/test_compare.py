@@ -43,6 +43,7 @@ def test_saved_results_and_models_side_by_side(shared, prose, results, tmp_path)
     rows = json.loads(comparison.to_json())["rows"]
     assert rows[0]["spearman"] == results[0].spearman
     assert rows[1]["kendall_blocks_low"] == results[1].interval("kendall", states="blocks")[0]
+    assert comparison.save(tmp_path / "deep" / "folder").read_text() == comparison.to_json()
     comparison.plot(tmp_path / "figures")
     names = {"heatmaps.png", "heatmaps.csv", "trend.png", "trend.csv"}
     assert {p.name for p in (tmp_path / "figures").iterdir()} == names

@@ -110,6 +110,10 @@ class Comparison:
     def to_json(self) -> str:
         return self.record().to_json()
 
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write ``path``, or ``path/result.json`` if it is a folder; folders are made."""
+        return self.record().save(path)
+
     def record(self) -> records.Comparison:
         return records.Comparison(
             schema=records.Comparison.reads[0], axis=self.axis, paired=self.paired, verdict=self.verdict,

@@ -26,8 +26,8 @@ from typing import NamedTuple
 
 import torch
 
-from .. import kernels
 from ..geometry import inverse
+from ..losses.options import fused
 from .spectrum import spectral_statistics
 
 __all__ = ["FINE_BINS", "WindowStatistics", "columns", "distance_buckets", "state_statistics", "window_statistics"]
@@ -196,7 +196,7 @@ def _pairs(u: torch.Tensor, matrix: torch.Tensor | None) -> tuple[torch.Tensor, 
     the next one.
     """
     windows, n = u.shape[:2]
-    if matrix is None and u.device.type == "cuda" and u.dtype == torch.float32 and kernels.available(u.device):
+    if matrix is None and _has_kernel(u):
         return _fused_pairs(u)
     # A CPU wants tiles that stay in its cache, an accelerator few launches; either way 64 MiB at most.
     block = max(16, min(128 if u.device.type == "cpu" else n, (1 << 24) // (n * windows)))
@@ -225,6 +225,10 @@ def _pairs(u: torch.Tensor, matrix: torch.Tensor | None) -> tuple[torch.Tensor, 
         pairs = r * (m - 1) - r * (r - 1) // 2
         counts[FINE_BINS // 2] -= windows * (r * m - pairs)  # the zeros we put there ourselves
     return counts, squares, by_distance
+
+
+def _has_kernel(u: torch.Tensor) -> bool:
+    return u.dtype == torch.float32 and fused(u, "auto")
 
 
 def _fused_pairs(u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
