@@ -8,7 +8,7 @@ from torch import nn
 from transformers import Trainer, TrainingArguments
 
 import decondense as dc
-from regularize.models import PLAIN, assert_same, gpt2, gradients, llama, padded, tokens
+from regularize.models import PLAIN, assert_same, gpt2, gradients, llama, padded, t5, tokens
 
 
 def arguments(tmp_path, **options) -> TrainingArguments:
@@ -300,3 +300,17 @@ def test_trainer_errors(tmp_path):
             handle.penalty()
         with pytest.raises(RuntimeError, match="already has a loss attached"):
             dc.regularize(trainer)
+
+
+def test_padded_targets_of_a_seq2seq_trainer_do_not_count(tmp_path):
+    """The decoder gets no mask from a Seq2SeqTrainer: its padding is where the labels have −100."""
+    ids, mask, labels = tokens(4), torch.ones(4, 12, dtype=torch.long), tokens(4, seed=1)
+    labels[:, 8:] = -100
+    rows = [{"input_ids": i, "attention_mask": m, "labels": y} for i, m, y in zip(ids, mask, labels)]
+    with dc.regularize(t5().train(), weight=0.5) as alone:
+        alone.model(input_ids=ids, attention_mask=mask, labels=labels).loss.backward()
+    options = {"per_device_train_batch_size": 4, "max_steps": 1}
+    trainer = Trainer(model=t5(), args=arguments(tmp_path, **options), train_dataset=rows)
+    with dc.regularize(trainer, weight=0.5) as handle:
+        trainer.train()
+    torch.testing.assert_close(handle.last["per_layer"], alone.last["per_layer"], rtol=1e-5, atol=1e-6)

@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from .. import hidden_states as hs
 from ..handle import Handle
 from ..insides.torch import is_replica
-from ..insides.transformers import is_encoder_decoder, shifts_labels
+from ..insides.transformers import shifts_labels
 
 
 class OwnLoop:
@@ -75,11 +75,6 @@ class OwnLoop:
         (labels, items), self._call = self._call, (None, None)
         if not handle.captures:
             return None
-        (capture,) = handle.captures
-        encoder = getattr(handle.reader, "side", "decoder") == "encoder"
-        if capture.attention_mask is None and labels is not None and is_encoder_decoder(module) and not encoder:
-            # Targets are padded with −100, and the decoder sees them shifted: no label, no token.
-            capture.attention_mask = labels != -100
         task = _loss_of(out, labels is not None)
         if task is None:
             return None
