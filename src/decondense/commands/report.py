@@ -22,9 +22,16 @@ def report(
     readme: Annotated[
         Path | None, typer.Option(help="write that table into FILE, between its two result markers; no page")
     ] = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="show the page on this machine alone, and follow runs while they train")
+    ] = False,
+    port: Annotated[int, typer.Option(help="port for --serve; 0 takes a free one")] = 8420,
     as_json: Annotated[bool, typer.Option("--json", help="print what was written as JSON and nothing else")] = False,
 ) -> None:
     """Write one self-contained HTML page for every result in the given folders: it works from disk, offline."""
+    if serve:
+        _serve(folders, port, title)
+        return
     if table or readme is not None:
         _write_table(folders, readme, show=table)
         if out_file is None:
@@ -34,6 +41,18 @@ def report(
         target = target / "report.html"
     with output_folder(target.parent):
         _write_page(folders, target, title=title, as_json=as_json)
+
+
+def _serve(folders: list[Path], port: int, title: str | None) -> None:
+    from ..report.serve import server
+
+    try:
+        running = server(folders, port=port, title=title)
+    except OSError as error:
+        raise OSError(f"--port must be free, but {port} is not ({error.strerror}): give another, or 0.") from error
+    with running:
+        out.print(f"http://127.0.0.1:{running.server_port}/ (Ctrl-C ends it)")
+        running.serve_forever()
 
 
 def _write_page(folders: list[Path], target: Path, *, title: str | None, as_json: bool) -> None:

@@ -27,7 +27,7 @@ from ..records import Comparison, Measurement, Study, Training
 from ..words import list_of, slug
 from . import plotly
 from .claims import place_of
-from .runs import Run, group_of, read_run, training
+from .runs import Run, group_of, read_run, read_running, training
 from .section import Section, Skipped, Source, Table, brief, nothing, read_sources
 from .sections import comparison, evaluation, measurement, significance
 from .studies import study
@@ -69,9 +69,10 @@ def report(
     return content
 
 
-def collect(places: Sequence[str | os.PathLike[str]]) -> Report:
+def collect(places: Sequence[str | os.PathLike[str]], *, running: bool = False) -> Report:
     """Read results and make sections out of them. Raises `ValueError` when there is no result to show. A file that does
-    not fit its schema is skipped, with the reason; whatever else goes wrong is a bug, and is raised."""
+    not fit its schema is skipped, with the reason; whatever else goes wrong is a bug, and is raised.
+    `running`: also runs that still train, as far as their snapshots go."""
     sources, skipped = read_sources(places)
     studies = {source.path.resolve().parent / "runs" for source in sources if isinstance(source.record, Study)}
     sources = [source for source in sources if source.path.resolve().parent.parent not in studies]
@@ -91,6 +92,9 @@ def collect(places: Sequence[str | os.PathLike[str]]) -> Report:
             skipped.append(Skipped(source.folder, why))
             continue
         counts[kind] += 1
+    for source in read_running(places) if running else ():
+        groups.setdefault(group_of(source.record), []).append(read_run(source))
+        counts["training"] += 1
     by_kind["training"] = [training(runs) for runs in groups.values()]
     by_kind["study"].sort(key=lambda section: (*place_of(section.title), section.title))
     sections = [section for kind in KINDS for section in by_kind[kind]]
@@ -194,12 +198,13 @@ def page_data(content: Report) -> tuple[dict[str, Any], Pool]:
 # -- HTML ----------------------------------------------------------------------------------------------------
 
 
-def render(content: Report, *, title: str | None = None) -> str:
-    """The whole page as a string. The same results give the same bytes."""
+def render(content: Report, *, title: str | None = None, live: str = "") -> str:
+    """The whole page as a string. The same results give the same bytes. `live`: the stamp of a page that is served, and
+    asks its server for another."""
     from plotly.offline import get_plotlyjs
 
     library = get_plotlyjs()
-    script = _script("page", "compare", "downloads")
+    script = _script("page", "compare", "downloads", *(["live"] if live else []))
     data, pool = page_data(content)
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
@@ -212,10 +217,13 @@ def render(content: Report, *, title: str | None = None) -> str:
         claims=[section for section in content.sections if section.claim],
         compare=sum(len(section.depths) for section in content.sections) > 1,
         groups=[(words[0], [s for s in content.sections if s.kind == kind]) for kind, words in KINDS.items()],
-        counts=list_of(f"{n} {KINDS[kind][1 if n == 1 else 2]}" for kind, n in content.counts.items()),
+        counts=list_of(
+            [f"{n} {KINDS[kind][1 if n == 1 else 2]}" for kind, n in content.counts.items()] or ["No result yet"]
+        ),
         hardware=_hardware(content),
         style=(TEMPLATES / "style.css").read_text(encoding="utf-8"),
-        policy=_policy(library, script),
+        policy=_policy(library, script) + ("; connect-src 'self'" if live else ""),
+        live=live,
         library=library,
         script=script,
         data=to_json(data),

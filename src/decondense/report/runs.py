@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import yaml
+
 from ..figures.measured import Geometry
 from ..files import flat, told_apart
-from ..records import Damaged, Measurement, Snapshot, Training, read
+from ..records import Damaged, Measurement, Snapshot, Training, in_short, read
 from ..words import amount, round_to, span
 from .panels import SPEARMAN, Line, Shot, curve_panel, depths_of, heat_panel, numbered, trend_panel
 from .section import Section, Source, Table, inside
@@ -54,8 +56,10 @@ def read_run(source: Source[Training]) -> Run:
     """A run with its snapshots: whole where their files lie there, else what the run keeps of them."""
     record = source.record
     run = Run("", record=record, source=source)
-    if not record.finished:
-        run.notes.append(f"unfinished: the run stopped at step {record.history[-1].step if record.history else 0:,}.")
+    if not record.finished and not record.history:
+        run.notes.append(f"training: the last snapshot is of step {record.steps:,}; losses come with the result.")
+    elif not record.finished:
+        run.notes.append(f"unfinished: the run stopped at step {record.history[-1].step:,}.")
     for snapshot in sorted(record.snapshots, key=lambda snapshot: snapshot.step or 0):
         result: Snapshot | Geometry = snapshot
         if snapshot.file is not None:
@@ -70,6 +74,35 @@ def read_run(source: Source[Training]) -> Run:
     if record.skipped:
         run.notes.append(f"{record.skipped} steps were skipped because their loss was not finite.")
     return run
+
+
+def read_running(places: Sequence[Any]) -> list[Source[Training]]:
+    """Runs that have snapshots and no result.json yet, as far as they have come; without losses."""
+    found = []
+    for recipe in sorted({file for place in map(Path, places) for file in place.rglob("recipe.yaml")}):
+        files = sorted((recipe.parent / "snapshots").glob("step-*.json"))
+        if (recipe.parent / "result.json").exists() or not files:
+            continue
+        try:
+            settings = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+            whole = {file: _whole(recipe.parent, f"snapshots/{file.name}") for file in files}
+            shots = [
+                in_short(one, histogram=True, step=int(file.stem.split("-")[1]), file=f"snapshots/{file.name}")
+                for file, one in whole.items()
+            ]
+            text = settings["data"]["text"]
+            model = whole[files[0]].model
+            record = Training.model_validate({
+                "schema": Training.reads[0], "finished": False, "recipe": settings, "steps": shots[-1].step,
+                "model": {"name": settings["model"]["name"], "parameters": model.parameters}, "history": [],
+                "text": [{"name": str(name)} for name in (text if isinstance(text, list) else [text])],
+                "held_out": [], "snapshots": [shot.model_dump() for shot in shots], "skipped_steps": 0,
+                "hardware": "not recorded yet", "versions": {},
+            })  # fmt: skip
+        except (Damaged, OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
+            continue  # it is being written: the next look sees it
+        found.append(Source(recipe.parent.name, recipe.parent / "result.json", record))
+    return found
 
 
 def _whole(folder: Path, file: str) -> Measurement:
