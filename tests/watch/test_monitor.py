@@ -242,3 +242,12 @@ def test_refused(options, sentence):
         dc.monitor(gpt2(), **options)
     with pytest.raises(TypeError, match="target must be a model or a trainer"):
         dc.monitor("gpt2")
+
+
+def test_a_model_whose_calls_do_not_pass_is_told():
+    model = gpt2().eval()
+    watch = dc.monitor(model)
+    model(input_ids=tokens(2), labels=tokens(2)).loss.backward()
+    with pytest.raises(RuntimeError, match="no training call has passed: watch a model before it is compiled"):
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+    watch.remove()

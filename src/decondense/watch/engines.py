@@ -90,9 +90,16 @@ def _of_model(model: nn.Module, log: Log | None, options: dict[str, Any]) -> Mon
 
     def stepped(optimiser: Any, args: Any, kwargs: Any) -> None:
         nonlocal count, called
-        if called and any(id(p) in own for group in optimiser.param_groups for p in group["params"]):
+        if not any(id(p) in own for group in optimiser.param_groups for p in group["params"]):
+            return
+        if called:
             count, called = count + 1, False
             watch.look()
+        elif count == 0:
+            raise RuntimeError(
+                "the model that is watched must be called to train, but an optimiser steps and no training call has "
+                "passed: watch a model before it is compiled and called, in training mode, or call remove()."
+            )
 
     watch = Monitor(model, step=lambda: count, log=log, **options)
     watch.undo.callback(model.register_forward_pre_hook(hs.Hook(calls)).remove)
