@@ -17,7 +17,7 @@ ORDER = (
     "records theory insides",
     "kernels inputs",
     "losses",
-    "hidden_states stack",
+    "hidden_states packing stack",
     "handle",
     "integrations",
     "regularizer",

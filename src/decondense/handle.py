@@ -22,6 +22,7 @@ from . import hidden_states as hs
 from .insides.transformers import is_encoder_decoder
 from .losses.options import check_choice
 from .losses.presets import Loss, get
+from .packing import documents
 
 Schedule = str | Callable[[int], float]
 SCHEDULES = ("constant", "linear", "cosine", "release")
@@ -116,7 +117,7 @@ class Term:
         packed = self.segments == "position_ids" or (self.segments == "auto" and mask is None)
         if not packed or positions is None or positions.ndim != 2:
             return states, mask, labels
-        cut = hs.documents(positions.expand(states[0].shape[0], -1), mask)
+        cut = documents(positions.expand(states[0].shape[0], -1), mask)
         if cut is None:
             return states, mask, labels
         labels = None if labels is None else torch.where(cut.mask, cut.gather(labels), -100)

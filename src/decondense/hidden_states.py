@@ -1,4 +1,4 @@
-"""Where the hidden states of a training call come from, which of them count, and what counts as one sequence.
+"""Where the hidden states of a training call come from, and which of them count.
 
 A Hugging Face model is asked for its own `output_hidden_states`, at its decoder stack and only while it trains,
 and the answer is taken out again unless the caller wanted it. A loss computed inside a layer's hook would run
@@ -371,37 +371,3 @@ def select(layers: Layers, states: int, first: int) -> list[int]:
     if not chosen:
         raise ValueError("layers must choose at least one hidden state, got none: use 'all'.")
     return chosen
-
-
-@dataclass
-class Documents:
-    """Rows cut into documents where the position ids restart: gather(x) is (documents, longest, …)."""
-
-    index: Tensor  # (documents, longest) into the flattened rows
-    mask: Tensor  # (documents, longest)
-
-    def gather(self, x: Tensor) -> Tensor:
-        return x.flatten(0, 1)[self.index]
-
-
-def documents(position_ids: Tensor, mask: Tensor | None) -> Documents | None:
-    """Where each document of packed rows lies; None when every row is one document.
-
-    A document starts where a position is not its predecessor plus one. Its length decides the shape of the
-    result, so this waits once per step for a GPU that holds the position ids.
-    """
-    batch, tokens = position_ids.shape
-    if tokens < 2:
-        return None
-    start = torch.ones_like(position_ids, dtype=torch.bool)
-    start[:, 1:] = position_ids[:, 1:] != position_ids[:, :-1] + 1
-    first = start.flatten().nonzero().squeeze(1)
-    if len(first) == batch:
-        return None
-    last = torch.cat([first[1:], first.new_tensor([batch * tokens])])
-    offset = torch.arange(int((last - first).max()), device=first.device)
-    inside = offset < (last - first).unsqueeze(1)
-    index = torch.where(inside, first.unsqueeze(1) + offset, first.unsqueeze(1))
-    if mask is not None:
-        inside = inside & mask.bool().flatten()[index]
-    return Documents(index, inside)
