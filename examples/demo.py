@@ -3,7 +3,7 @@
 A child process measures SmolLM2-135M with the command that anybody would type, while this one trains a GPT2 of four
 layers from nothing, with the paper's loss and without, from the same three seeds. Both arms see the same text in the
 same order. The learning rate is one that suits training without the loss; `--rate` tries another, `--tokens` a longer
-run, in which the arms come together again.
+run.
 """
 
 from __future__ import annotations
@@ -179,9 +179,9 @@ def summary(real: Any, runs: Runs, losses: dict[str, np.ndarray]) -> list[str]:
         line("difference [95 %]", *map(reach, decisions.values())),
         line("verdict", *(words[decision.verdict] for decision in decisions.values())),
         f"   Loss: nats per token of {several(documents, 'document')} never trained on; [ ] for other seeds.",
-        "3. Careful: this is the first minute, in which training alone falls into a cone and climbs out",
-        "   again later: longer runs narrow the gap (examples/demo.py --tokens 400k), and at 40M tokens",
-        "   this loss did worse than none (results/studies/screen; one seed, undecided). docs/results.md",
+        "3. Careful: this is the first minute of a training, and says nothing of a longer one. At 40M tokens",
+        "   this loss did worse than none (results/studies/screen; one seed, undecided). Longer here:",
+        "   examples/demo.py --tokens 400k. What was found: docs/results.md",
     ]
 
 
