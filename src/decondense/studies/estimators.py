@@ -43,7 +43,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     moved = ", ".join(f"{arm} {signed(g[0], 4)}" for arm, g in geometry.items())
     sentence = (
         f"held-out loss minus exact: {words}. Mean cosine minus exact: {moved or 'unknown'}; of the exact loss's "
-        f"change of it there is left: {keeps or 'unknown, as too few seeds have all three arms'}. Time per token "
+        f"change of it there is left: {keeps or 'unknown'}. Time per token "
         f"against cross-entropy: {prices}."
     )
     shown = [arm for arm in (NONE, *OTHERS) if arm in runs]
@@ -69,11 +69,15 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
 
 def _kept(runs: Runs, arm: str) -> Mean | None:
     """100 (c_none − c_arm)/(c_none − c_exact) of the mean cosines c, over the seeds that have all three; None for fewer
-    than three seeds."""
+    than three seeds, and where the exact loss changed nothing."""
     none, exact, here = (runs.table.get(name, {}) for name in (NONE, EXACT, arm))
-    seeds = [seed for seed in here if seed in none and seed in exact]
-    shares = [100 * (cosine(none[s]) - cosine(here[s])) / (cosine(none[s]) - cosine(exact[s])) for s in seeds]
-    return interval(shares) if len(shares) >= LEAST else None
+    changes = [
+        (cosine(none[s]) - cosine(here[s]), cosine(none[s]) - cosine(exact[s]))
+        for s in here
+        if s in none and s in exact
+    ]
+    known = len(changes) >= LEAST and all(by_exact for _, by_exact in changes)
+    return interval([100 * change / by_exact for change, by_exact in changes]) if known else None
 
 
 def _mean_cost(runs: Runs, arm: str) -> float | None:
