@@ -1,4 +1,4 @@
-"""Do the tests of `decondense significance` keep their level and have the power they state? 1000 comparisons per row.
+"""Do the tests of `decondense significance` keep their level and have the power they state? Many comparisons per row.
 
 Every row simulates runs with a known truth (simulated_runs.py) on as many items as the ten benchmarks
 have. `tasks`: share of comparisons in which at least one of ten tasks is called different after Holm's correction;
@@ -9,7 +9,7 @@ of Cochran and Cox's critical value; `coverage`: how often the 95 % interval of 
 `crossed_macro`), `tied_coverage` how often the interval holds the truth there, and `without_floor` how often it would
 without the floor. `weighted`: coverage of the average weighted by signal to noise. `matters`, `small`, `none`,
 `undecided`: what is said of the average where 0.3 points would matter.
-Without an effect `tasks` and `average` should be at most 0.05 (standard error 0.007 with 1000 comparisons). In the rows
+Without an effect `tasks` and `average` should be at most 0.05 (standard error 0.010 with 500 comparisons). In the rows
 with a difference on the largest task only that task is looked at, at a tenth of the level, the first step of Holm.
 
     python benchmarks/bench_significance.py                    # 1000 comparisons per row, half an hour on one core
