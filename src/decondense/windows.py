@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,9 +54,10 @@ def _special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
     try:
         bare = list(tokenizer("word", add_special_tokens=False)["input_ids"])
         full = list(tokenizer("word")["input_ids"])
+        _ = [operator.index(i) for i in (*bare, *full)]  # a batch of one would be taken for one token
     except (TypeError, KeyError, AttributeError, IndexError) as error:
         raise TypeError(
-            "the tokenizer must be one of transformers, called with a string and returning input_ids, "
+            "the tokenizer must be one of transformers, called with a string and returning input_ids, a list of numbers, "
             f"got {type(tokenizer).__name__}: wrap it, as PreTrainedTokenizerFast(tokenizer_object=…) does."
         ) from error
     for i in range(len(full) - len(bare) + 1):

@@ -243,8 +243,10 @@ def test_what_a_model_may_be(stories, prose):
             measure(wrong, text=prose, **SMALL)
     plain = measure((model, lambda text, **options: dict(tokenizer(text, **options))), text=prose, **SMALL)
     assert plain.mean_cosine == pytest.approx(measure(stories, text=prose, **SMALL).mean_cosine)
-    with pytest.raises(TypeError, match=r"the tokenizer must be one of transformers, .* got int"):
-        measure((model, 3), text=prose, **SMALL)
+    batch = lambda text, **options: {"input_ids": [tokenizer(text)["input_ids"]]}  # noqa: E731  of one
+    for wrong, got in ((3, "int"), (batch, "function")):
+        with pytest.raises(TypeError, match=rf"the tokenizer must be one of transformers, .* got {got}"):
+            measure((model, wrong), text=prose, **SMALL)
 
 
 def test_overflow_is_named_not_measured(stories, prose):
