@@ -262,10 +262,11 @@ class Handle:
         captures, self.captures[:] = list(self.captures), []
         first = self.reader.first
         decoder = is_encoder_decoder(self.model) and getattr(self.reader, "side", "decoder") == "decoder"
-        for capture in captures if decoder and labels is not None else ():
-            if capture.attention_mask is None and labels.shape == capture.states[0].shape[:2]:
-                # Targets are padded with −100, and the decoder sees them shifted: no label, no token.
-                capture.attention_mask = labels != -100
+        if decoder and labels is not None:
+            # Targets are padded with −100, and the decoder sees them shifted: no label, no token.
+            for capture in captures:
+                if capture.attention_mask is None and labels.shape == capture.states[0].shape[:2]:
+                    capture.attention_mask = labels.ne(-100)
         parts = [self.term.penalty(c, first, labels=labels, items=items) for c in captures]
         mean = {key: torch.stack([p[key] for p in parts]).mean(0) for key in parts[0]}
         penalty, share = mean["penalty"] * scale, mean["share"] * scale

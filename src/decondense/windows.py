@@ -57,8 +57,8 @@ def _special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
         _ = [operator.index(i) for i in (*bare, *full)]  # a batch of one would be taken for one token
     except (TypeError, KeyError, AttributeError, IndexError) as error:
         raise TypeError(
-            "the tokenizer must be one of transformers, called with a string and returning input_ids, a list of numbers, "
-            f"got {type(tokenizer).__name__}: wrap it, as PreTrainedTokenizerFast(tokenizer_object=…) does."
+            "the tokenizer must be one of transformers, called with a string and returning input_ids, a list of "
+            f"numbers, got {type(tokenizer).__name__}: wrap it, as PreTrainedTokenizerFast(tokenizer_object=…) does."
         ) from error
     for i in range(len(full) - len(bare) + 1):
         if full[i : i + len(bare)] == bare:
