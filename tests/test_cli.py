@@ -324,6 +324,7 @@ def test_ctrl_c_before_any_work_names_no_folder(tmp_path, monkeypatch, stop):
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_valid_result_that_resume_completes(model, tmp_path):
     out, asked = tmp_path / "o", 400
     base = [sys.executable, "-m", "decondense.cli", "measure", model, "--text", "pydoc", "--windows", str(asked)]

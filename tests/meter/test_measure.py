@@ -174,6 +174,7 @@ def test_interrupted_and_resumed_is_byte_for_byte_the_whole(stories, prose, whol
         measure(stories, resume=True, **(options | {"seed": 8}))
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_numbers_of_one(shared, prose, tmp_path):
     model = shared / "models" / "stories260K"
     text = tmp_path / "text.txt"

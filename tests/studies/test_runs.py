@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import shutil
@@ -87,9 +86,8 @@ def test_run_writes_a_whole_folder(tmp_path, trained):
 
 def test_runs_in_any_order_on_any_machine_give_the_same_bytes(tmp_path, trained):
     expected = None
-    for number, order in enumerate(
-        itertools.permutations(["1,2", "*-seed-2", "cross-entropy-seed-3,dispersion-seed-3"])
-    ):
+    parts = ["1,2", "*-seed-2", "cross-entropy-seed-3,dispersion-seed-3"]
+    for number, order in enumerate((parts, parts[::-1])):
         target = tmp_path / f"{number}"
         machines = [tmp_path / f"{number}-{place}" for place in range(3)]
         for machine, some in zip(machines, order):

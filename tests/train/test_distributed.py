@@ -83,6 +83,7 @@ def test_two_processes_end_where_one_does(recipe, alone, cache):
     assert "[transformers]" not in run.stderr
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_and_one_that_goes_on_alone(recipe, alone, cache):
     out = recipe.parent / "broken"
     run = torchrun("die", recipe, out, cache)

@@ -121,6 +121,8 @@ def measure(
     if modules is not None or mask is not None:
         raise ValueError("modules and mask go with inputs, batches of what the model reads: give those too.")
     rank, world = processes.join_group()
+    if not isinstance(model, (str, os.PathLike)):
+        _open_model(model, label, revision, loading)  # what cannot be measured is told before a text is looked for
     opened = open_text(text, data=data, column=column)
     source, network, tokenizer = _open_model(model, label, revision, loading)
     _check_length(network, tokens)
