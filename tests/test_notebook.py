@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 NOTEBOOK = Path(__file__).resolve().parent.parent / "examples" / "first_look.ipynb"
 
 
@@ -16,6 +18,7 @@ def cells() -> list[dict]:
     return json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
 
 
+@pytest.mark.slow
 def test_first_look_runs(tmp_path):
     code = "\n".join("".join(cell["source"]) + "\n" for cell in cells() if cell["cell_type"] == "code")
     environment = os.environ | {"FIRST_LOOK_SMALL": "1", "MPLBACKEND": "agg", "HF_HUB_OFFLINE": "1"}

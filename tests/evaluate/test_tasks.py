@@ -85,7 +85,7 @@ def test_prompts_are_those_of_lm_eval(paper):
     assert context.count("\nAnswer:") == 6
 
 
-@pytest.mark.parametrize("name", ["gpqa", "mgsm_direct", "m_mmlu"])
+@pytest.mark.parametrize("name", [pytest.param("gpqa", marks=pytest.mark.slow), "mgsm_direct", "m_mmlu"])
 def test_names_that_no_yaml_file_spells_out_are_asked_of_lm_eval(name, tmp_path):
     with pytest.raises(FileNotFoundError, match=rf"task '\w+' needs the folder '{name}'"):
         tasks.build([name], data=tmp_path)

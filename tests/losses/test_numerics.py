@@ -238,6 +238,7 @@ print((after - before) / 1024, abs(value.item() - expected), worst)
 """
 
 
+@pytest.mark.slow
 def test_sixteen_thousand_tokens_without_the_matrix():
     """N = 16384, F = 64, float32: the dense matrix alone is 1 GiB; here the whole thing stays under 400 MB."""
     run = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)

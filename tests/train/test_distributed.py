@@ -71,6 +71,7 @@ def same(one: Path, other: Path) -> None:
         torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_two_processes_end_where_one_does(recipe, alone, cache):
     out = recipe.parent / "together"
     run = torchrun("train", recipe, out, cache)
