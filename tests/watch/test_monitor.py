@@ -15,6 +15,7 @@ from torch import nn
 from transformers import Trainer, TrainerCallback, ViTConfig, ViTForImageClassification
 
 import decondense as dc
+from decondense.meter.statistics import trimmed
 from decondense.watch import METRICS, Collapse, geometry
 
 
@@ -35,17 +36,17 @@ def loops(clouds: list[np.ndarray]) -> dict[str, float]:
 def test_the_metrics_are_those_of_loops(lengths):
     z = torch.randn(3, 9, 6, dtype=torch.float64) + 0.5
     mask = torch.arange(9) < torch.tensor(lengths)[:, None]
-    values, counts = geometry(z, mask)
+    values, counts = geometry([part for _, part in trimmed(z, mask)])
     wanted = loops([row[:n].numpy() for row, n in zip(z, lengths)])
     assert dict(zip(METRICS, values.tolist())) == pytest.approx({name: wanted[name] for name in METRICS}, rel=1e-9)
     assert counts.sum() == sum(n * (n - 1) // 2 for n in lengths)
 
 
 def test_one_sequence_has_nothing_across_and_one_token_nothing_at_all():
-    values = dict(zip(METRICS, geometry(torch.randn(1, 5, 4))[0].tolist()))
+    values = dict(zip(METRICS, geometry([torch.randn(1, 5, 4)])[0].tolist()))
     assert math.isnan(values["mean_cosine_across"])
     assert math.isfinite(values["mean_cosine"])
-    assert geometry(torch.randn(2, 1, 4))[0].isnan().all()
+    assert geometry([torch.randn(2, 1, 4)])[0].isnan().all()
 
 
 def forgetful() -> nn.Module:
@@ -61,6 +62,7 @@ def loop(attach, steps: int = 5, optimisers=(torch.optim.AdamW,)) -> tuple[dict[
     """Weights and losses of a small training."""
     torch.manual_seed(0)
     model = forgetful()
+    model.transformer.h[0].attn.eval()  # as somebody may leave a frozen part
     watch = attach(model)
     turns = [kind(list(model.parameters()), lr=1e-2) for kind in optimisers]
     losses = []
@@ -75,6 +77,7 @@ def loop(attach, steps: int = 5, optimisers=(torch.optim.AdamW,)) -> tuple[dict[
     if watch is not None:
         watch.remove()
     assert model.training
+    assert not model.transformer.h[0].attn.training
     return {name: p.detach().clone() for name, p in model.named_parameters()}, losses
 
 

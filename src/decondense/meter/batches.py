@@ -26,7 +26,7 @@ from . import processes
 from .result import Condensation, build
 from .spectrum import SPECTRAL
 from .states import Batch, StateReader, Visit
-from .statistics import FINE_BINS, columns, state_statistics
+from .statistics import FINE_BINS, columns, state_statistics, trimmed
 from .tally import Tally
 
 __all__ = ["Mask", "measure_batches"]
@@ -192,13 +192,8 @@ def _read(
                 f"state {at} of a batch of {several(size, 'sequence')} must be (sequences, tokens, width) and its mask "
                 f"(sequences, tokens), got {came}."
             )
-        z = z[:taken]
-        if kept is None or bool(kept[:taken].all()):
-            parts = [(range(taken), z)]
-        else:
-            parts = [(range(i, i + 1), z[i : i + 1, k.to(z.device)]) for i, k in enumerate(kept[:taken].bool())]
         into.width = max(into.width, z.shape[2])
-        for which, part in parts:
+        for which, part in trimmed(z[:taken], None if kept is None else kept[:taken]):
             if part.shape[1] < 2:
                 continue  # no pair
             where = f"hidden state {min(at, reader.layers)} of batch {number}"

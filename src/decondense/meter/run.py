@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from . import processes
 from .batches import Mask, measure_batches
 from .result import Condensation, build
 from .spectrum import SPECTRAL
-from .states import StateReader, token_embedding
+from .states import StateReader, evaluating, token_embedding
 from .statistics import FINE_BINS, columns, state_statistics
 from .tally import Tally
 
@@ -113,7 +112,7 @@ def measure(
                 raise ValueError(f"{name} goes with a text, got it beside inputs: leave one of them out.")
         source, network, _ = _open_model(model, label, revision, loading, reads_text=False)
         settings = {"windows": windows, "seed": seed, "spectral": spectral, "last": last, "bootstrap": bootstrap}
-        with _evaluating(network):
+        with evaluating(network):
             return measure_batches(
                 source, network, inputs, modules=modules, mask=mask, stack=stack, init=init, settings=settings,
                 progress=progress,
@@ -138,7 +137,7 @@ def measure(
         "windows": windows, "tokens": tokens, "seed": seed, "batch": batch, "spectral": spectral, "released": released,
         "last": last, "bootstrap": bootstrap,
     }  # fmt: skip
-    with _evaluating(network):
+    with evaluating(network):
         reader = StateReader(network, stack=stack)
         identity = {
             "kind": source.kind,
@@ -185,16 +184,6 @@ def measure(
                 tally.save(store, key)
             raise Interrupted(finish(tally) if tally.rows else None) from None
         return finish(functools.reduce(Tally.merge, processes.gather(tally, world)))
-
-
-@contextlib.contextmanager
-def _evaluating(network: torch.nn.Module) -> Iterator[None]:
-    training = network.training
-    network.eval()
-    try:
-        yield
-    finally:
-        network.train(training)
 
 
 def _open_model(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -24,11 +24,23 @@ from ..hidden_states import body_of, in_order
 from ..inputs import arguments
 from ..stack import repeated_blocks
 
-__all__ = ["StateReader"]
+__all__ = ["StateReader", "evaluating"]
 
 Batch = dict[str, Any]
 Visit = Callable[[int, torch.Tensor], None]
 STACKS = ("decoder", "encoder")
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """In eval mode, and afterwards every module in the mode it had: a frozen part may have been in another."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 class StateReader:

@@ -30,7 +30,15 @@ from ..geometry import inverse
 from ..losses.options import fused
 from .spectrum import spectral_statistics
 
-__all__ = ["FINE_BINS", "WindowStatistics", "columns", "distance_buckets", "state_statistics", "window_statistics"]
+__all__ = [
+    "FINE_BINS",
+    "WindowStatistics",
+    "columns",
+    "distance_buckets",
+    "state_statistics",
+    "trimmed",
+    "window_statistics",
+]
 
 # Pooled counts are kept eight times finer than the 128 bins that are shown, so that quantiles read from them
 # are off by at most 1/512; int16 bin numbers make torch.bincount five times faster than torch.histc.
@@ -126,6 +134,14 @@ def window_statistics(z: torch.Tensor, *, matrix: torch.Tensor | None = None) ->
     ]
     table = torch.cat([torch.stack(scalars, dim=1), by_distance @ _bucket_means(n, str(u.device))], dim=1)
     return WindowStatistics(table.cpu(), counts.cpu())
+
+
+def trimmed(z: torch.Tensor, mask: torch.Tensor | None) -> list[tuple[range, torch.Tensor]]:
+    """Sequences z (sequences, tokens, width) without their padding, as (which of them, states): all together where
+    every token counts, else one by one."""
+    if mask is None or bool(mask.all()):
+        return [(range(len(z)), z)]
+    return [(range(i, i + 1), z[i : i + 1, kept.to(z.device)]) for i, kept in enumerate(mask.bool())]
 
 
 @functools.lru_cache(maxsize=16)

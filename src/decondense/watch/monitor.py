@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -15,13 +15,15 @@ from torch import Tensor, nn
 from .. import hidden_states as hs
 from ..inputs import batches_of, main_input
 from ..insides.torch import eager
+from ..meter.result import BINS
+from ..meter.states import evaluating
+from ..meter.statistics import trimmed
 from ..meter.trend import curve_statistics
 from ..needs import need
 from .reading import METRICS, Reading, geometry
 
 __all__ = ["Collapse", "Log", "Monitor"]
 
-BINS = 128
 Log = Callable[[Reading], None]
 
 
@@ -85,32 +87,18 @@ class Monitor:
         """Read `inputs` now, if a reading is due: what an engine calls between two steps."""
         if self.batches is None or not self._due():
             return None
-        with self._unnoticed():
-            return self._note([hs.states_of(self.model, batch, modules=self.modules) for batch in self.batches])
-
-    @contextmanager
-    def _unnoticed(self) -> Iterator[None]:
-        modes = [(module, module.training) for module in self.model.modules()]
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-        self.model.eval()
-        try:
-            with torch.random.fork_rng(devices), eager(self.model), torch.no_grad():
-                yield
-        finally:
-            for module, mode in modes:
-                module.training = mode
+        with evaluating(self.model), torch.random.fork_rng(devices), eager(self.model), torch.no_grad():
+            return self._note([hs.states_of(self.model, batch, modules=self.modules) for batch in self.batches])
 
     @torch.no_grad()
     def _note(self, captures: list[hs.Capture]) -> Reading:
         self._seen = self.step()
         rows, counts = [], []
         for i in range(len(captures[0].states)):
-            parts = [c.states[i] for c in captures]
-            width = max(part.shape[1] for part in parts)
-            stacked, mask = _padded(parts, [c.attention_mask for c in captures], width, self.sequences)
-            values, bins = geometry(stacked, mask, metrics=self.metrics)
+            values, bins = geometry(self._sequences(captures, i), metrics=self.metrics)
             rows.append(values)
-            counts.append(bins.reshape(BINS, -1).sum(1) if len(bins) >= BINS else bins.new_zeros(BINS))
+            counts.append(bins.reshape(BINS, -1).sum(1))
         table = dict(zip(self.metrics, torch.stack(rows, 1).numpy()))
         share = torch.stack(counts).double()
         density = (share / share.sum(1, keepdim=True).clamp_min(1) * BINS / 2).numpy()
@@ -123,6 +111,17 @@ class Monitor:
         if self._log is not None:
             self._log(reading)
         return reading
+
+    def _sequences(self, captures: list[hs.Capture], state: int) -> list[Tensor]:
+        """A hidden state of the first so many sequences, without their padding."""
+        parts: list[Tensor] = []
+        room = self.sequences
+        for capture in captures:
+            mask = capture.attention_mask
+            mask = mask[:room] if mask is not None and mask.ndim == 2 else None
+            parts += [part for _, part in trimmed(capture.states[state][:room], mask)]
+            room -= min(room, len(capture.states[state]))
+        return parts
 
     def _warn(self, reading: Reading) -> None:
         fallen = [i for i, c in enumerate(reading.table["mean_cosine"]) if c > self.collapse]
@@ -185,23 +184,6 @@ class Monitor:
 
     def __exit__(self, *error: object) -> None:
         self.remove()
-
-
-def _padded(
-    parts: list[Tensor], masks: list[Tensor | None], width: int, sequences: int
-) -> tuple[Tensor, Tensor | None]:
-    """The first `sequences` of several batches as one (sequences, width, d), and its mask where one is needed."""
-    first = parts[0][:sequences]
-    if len(first) == sequences or len(parts) == 1:
-        mask = masks[0]
-        return first, mask[:sequences] if mask is not None and mask.ndim == 2 else None
-    whole, lengths = [], []
-    for part, mask in zip(parts, masks):
-        known = mask if mask is not None and mask.ndim == 2 else part.new_ones(part.shape[:2])
-        room = width - part.shape[1]
-        whole.append(nn.functional.pad(part, (0, 0, 0, room)))
-        lengths.append(nn.functional.pad(known.to(torch.bool), (0, room)))
-    return torch.cat(whole)[:sequences], torch.cat(lengths)[:sequences]
 
 
 def _short(name: str, i: int, modules: Any) -> str:

@@ -60,12 +60,10 @@ class Reading:
 
 
 @torch.no_grad()
-def geometry(z: Tensor, mask: Tensor | None = None, *, metrics: Sequence[str] = METRICS) -> tuple[Tensor, Tensor]:
-    """z (sequences, tokens, width), mask (sequences, tokens) → the metrics, each the mean over sequences, float64; and
-    the counts of cosines within sequences in fine bins."""
-    z = z.detach()
-    parts = [z] if mask is None or bool(mask.all()) else [row[m.bool()][None] for row, m in zip(z, mask)]
-    parts = [part for part in parts if part.shape[1] > 1]
+def geometry(parts: Sequence[Tensor], *, metrics: Sequence[str] = METRICS) -> tuple[Tensor, Tensor]:
+    """Sequences without padding, each of `parts` (sequences, tokens, width) → the metrics, each a mean over sequences,
+    float64; and the counts of cosines within sequences in fine bins."""
+    parts = [part.detach() for part in parts if part.shape[1] > 1]
     if not parts:
         return torch.full((len(metrics),), math.nan, dtype=torch.float64), torch.zeros(FINE_BINS, dtype=torch.int64)
     measured = [window_statistics(part) for part in parts]
