@@ -3,7 +3,9 @@
 Random weights (the time of a step does not depend on them), transformers' model and its own attention, bfloat16
 autocast, fused AdamW. The variants take turns, so that a drift of the clock hits them all; medians.
 
-    python benchmarks/bench_train_step.py [--models gpt2 qwen3] [--rounds 5] [--out DIR] [--plot]
+    python benchmarks/bench_train_step.py [--losses] [--models gpt2 qwen3] [--rounds 5] [--out DIR] [--plot]
+
+--losses takes the other losses instead of the estimators, each on all layers and on the last one alone.
 """
 
 from __future__ import annotations
@@ -56,13 +58,19 @@ def plain(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
     return model(input_ids=ids, labels=ids).loss
 
 
-VARIANTS: list[tuple[str, dict[str, Any] | None, Callable[..., torch.Tensor]]] = [
+Variant = tuple[str, dict[str, Any] | None, Callable[..., torch.Tensor]]
+
+VARIANTS: list[Variant] = [
     ("cross-entropy", None, plain),
     ("+ first_order", {"estimator": "first_order"}, plain),
     ("+ second_order", {"estimator": "second_order"}, plain),
     ("+ exact", {"estimator": "exact"}, plain),
     ("+ Algorithm 1, 256 sampled tokens", None, by_hand(sampled)),
     ("+ Algorithm 1, all tokens", None, by_hand(algorithm_1)),
+]
+OTHERS = ("decorrelation", "orthogonalization", "cosreg", "uniformity", "koleo", "vicreg", "l2_repel")
+LOSSES: list[Variant] = VARIANTS[:2] + [
+    (f"+ {loss}, {layers}", {"loss": loss, "layers": layers}, plain) for loss in OTHERS for layers in ("all", "last")
 ]
 
 
@@ -76,12 +84,12 @@ def prepared(name: str) -> tuple[Any, torch.optim.Optimizer, torch.Tensor]:
     return model, optimiser, torch.randint(0, model.config.vocab_size, (batch, tokens), device="cuda")
 
 
-def measure(name: str, rounds: int) -> list[harness.Row]:
+def measure(name: str, variants: list[Variant], rounds: int) -> list[harness.Row]:
     model, optimiser, ids = prepared(name)
     batch, tokens = ids.shape
 
     def step(options: dict[str, Any] | None, forward: Callable[..., torch.Tensor], repeats: int) -> float:
-        handle = dc.regularize(model, "dispersion", weight=0.1, **options) if options else None
+        handle = dc.regularize(model, weight=0.1, **options) if options else None
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         for _ in range(repeats):
@@ -98,7 +106,7 @@ def measure(name: str, rounds: int) -> list[harness.Row]:
 
     times: dict[str, list[float]] = {}
     memory: dict[str, float] = {}
-    for variant, options, forward in VARIANTS:
+    for variant, options, forward in variants:
         try:
             step(options, forward, 2)
             torch.cuda.reset_peak_memory_stats()
@@ -111,7 +119,7 @@ def measure(name: str, rounds: int) -> list[harness.Row]:
         gc.collect()
         torch.cuda.empty_cache()
     for _ in range(rounds):
-        for variant, options, forward in VARIANTS:
+        for variant, options, forward in variants:
             if variant in times:
                 step(options, forward, 1)  # the allocator settles
                 times[variant].append(step(options, forward, 3))
@@ -124,24 +132,26 @@ def measure(name: str, rounds: int) -> list[harness.Row]:
             "spread": (max(times[variant]) - min(times[variant])) / base if variant in times else "",
             "peak_GiB": memory.get(variant, ""),
         }
-        for variant, _, _ in VARIANTS
+        for variant, _, _ in variants
     ]  # fmt: skip
 
 
 def main() -> None:
     parser = harness.arguments(__doc__ or "")
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument("--losses", action="store_true", help="the other losses instead of the estimators")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     harness.need_cuda()
+    variants, file = (LOSSES, "train_step_losses") if options.losses else (VARIANTS, "train_step")
     rows: list[harness.Row] = []
     columns = ("model", "batch", "tokens", "variant", "ms", "ratio", "spread", "peak_GiB")
     for name in options.models:
-        rows += measure(name, options.rounds)
+        rows += measure(name, variants, options.rounds)
         gc.collect()
         torch.cuda.empty_cache()
-        print(harness.table(rows[-len(VARIANTS) :], columns), flush=True)
-        path = harness.write("train_step", rows, options.out)  # after each model: a long run may be cut short
+        print(harness.table(rows[-len(variants) :], columns), flush=True)
+        path = harness.write(file, rows, options.out)  # after each model: a long run may be cut short
     if options.plot:
         harness.bars(
             [row for row in rows if row["ratio"] != ""], path.with_suffix(".png"), value="ratio", case=("model",)
