@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import pickle
 import shutil
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from by_hand import cli, make_item, write_run
 from pyarrow import parquet
 
 import decondense as dc
+from decondense.evaluate import apart
 from decondense.evaluate.items import item_hash, log_shares
 from decondense.evaluate.logs import Wanted
 from decondense.evaluate.readers import read_logs
@@ -347,3 +349,30 @@ def test_a_hundred_thousand_items_take_seconds(tmp_path):
     found = dc.significance(tmp_path / "a.parquet", tmp_path / "b.parquet")
     assert time.perf_counter() - begun < 30
     assert found.macro.items == 100_000
+
+
+def test_logs_read_by_another_process_are_the_same(tmp_path, monkeypatch):
+    base, treated = LOGS / "lm-eval" / "base", LOGS / "lm-eval" / "treated"
+    alone = dc.significance(base, treated, bootstrap=0).to_json()
+    monkeypatch.setattr(apart, "LARGE", 1)
+    monkeypatch.setattr(apart, "_cores", lambda: 2)
+    started = []
+    start = apart._start
+    monkeypatch.setattr(apart, "_start", lambda runs, wanted: started.append(runs) or start(runs, wanted))
+    assert dc.significance(base, treated, bootstrap=0).to_json() == alone
+    assert started == [[treated]]
+    for name in ("inspect", "lighteval"):  # what is sent between processes must be plain
+        for log in one(LOGS / name / "base").tasks.values():
+            assert [make() for make in pickle.loads(pickle.dumps(log.hashes)).values()]
+    (tmp_path / "samples_cut.jsonl").write_text('{"doc_id": 0, "filter"')
+    with pytest.raises(Damaged, match="line 1 of .*samples_cut.jsonl' must be an object of JSON"):
+        dc.significance(base, tmp_path, bootstrap=0)
+    monkeypatch.setattr(apart, "CHILD", "raise SystemExit(1)")  # a process that ends early has its share read here
+    assert dc.significance(base, treated, bootstrap=0).to_json() == alone
+
+
+def test_half_of_a_surrogate_pair_is_no_reason_to_refuse_a_log(tmp_path):
+    (file,) = (LOGS / "lm-eval" / "base").glob("samples_stars_*")
+    content = file.read_text().replace('"doc": {', '"doc": {"odd": "\\ud83d", ')
+    (tmp_path / file.name).write_text(content)
+    assert one(tmp_path / file.name).tasks["stars"].ids == one(file).tasks["stars"].ids

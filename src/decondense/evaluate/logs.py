@@ -20,6 +20,7 @@ from .items import TEXT, EvaluatedRun, Item, log_shares
 __all__ = [
     "Log", "Scores", "Wanted", "chance_of", "check", "field_of", "from_run", "hashed", "item_id",
     "lower_is_better", "named", "number_of", "one_run", "others", "pick",
+    "unknown_field",
 ]  # fmt: skip
 
 LOWER = {
@@ -145,10 +146,14 @@ def field_of(rows: Sequence[Any], get: Callable[[Any], Any], name: str | None, p
     try:
         return [str(get(row)[name]) for row in rows]
     except (KeyError, TypeError) as error:
-        known = ", ".join(map(str, get(rows[0]) or ())) or "none"
-        raise ValueError(
-            f"--cluster must be a field of every item, but {name!r} is not in {str(path)!r}: known are {known}."
-        ) from error
+        raise unknown_field(name, get(rows[0]) or (), path) from error
+
+
+def unknown_field(name: str, known: Iterable[Any], path: Path) -> ValueError:
+    return ValueError(
+        f"--cluster must be a field of every item, but {name!r} is not in {str(path)!r}: known are "
+        f"{', '.join(map(str, known)) or 'none'}."
+    )
 
 
 def one_run(path: Path, files: Sequence[Path], by_task: dict[str, list[Path]]) -> None:

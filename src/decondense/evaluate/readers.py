@@ -117,19 +117,21 @@ def _inspected(task: str, samples: list[dict[str, Any]], wanted: Wanted, path: P
     lower = lower_is_better(metric or "")
     asked = [[s.get(key) for key in ("input", "choices", "target")] for s in firsts.values()]
     scores = Scores(
-        list(values), -score if lower else score, None, {"inspect_ai": lambda: [_content(one) for one in asked]},
+        list(values), -score if lower else score, None, {"inspect_ai": partial(_contents, asked)},
         field_of(list(firsts.values()), lambda s: s.get("metadata") or {}, wanted.cluster, path), metric or "", lower,
         chance_of([len(s.get("choices") or ()) for s in firsts.values()]),
     )  # fmt: skip
     return scores, notes
 
 
-def _content(asked: list[Any]) -> str:
+def _contents(asked: list[list[Any]]) -> list[str]:
     """Of a conversation, who says what: the names of messages are drawn anew in every run."""
-    question = asked[0]
-    if isinstance(question, list):
-        question = [[message.get("role"), message.get("content")] for message in question]
-    return item_hash([question, asked[1]], asked[2])
+    hashes = []
+    for question, choices, target in asked:
+        if isinstance(question, list):
+            question = [[message.get("role"), message.get("content")] for message in question]
+        hashes.append(item_hash([question, choices], target))
+    return hashes
 
 
 def _flat_scores(scores: dict[str, Any]) -> dict[str, Any]:
@@ -207,10 +209,14 @@ def _details(task: str, rows: list[dict[str, Any]], wanted: Wanted, path: Path) 
     asked = [[doc["query"], doc["choices"], row["model_response"].get("input")] for doc, row in zip(docs, rows)]
     return Scores(
         [str(doc["id"]) for doc in docs], -values if lower else values, right_share(logs, golds) if known else None,
-        {"lighteval": lambda: [item_hash(one, gold) for one, gold in zip(asked, golds)]},
+        {"lighteval": partial(_asked_hashes, asked, golds)},
         field_of(docs, lambda doc: doc | (doc.get("specific") or {}), wanted.cluster, path), metric or "", lower,
         chance_of([len(v) for v in logs]),
     )  # fmt: skip
+
+
+def _asked_hashes(asked: list[Any], golds: list[Any]) -> list[str]:
+    return [item_hash(one, gold) for one, gold in zip(asked, golds)]
 
 
 def _schema(path: Path) -> list[str]:

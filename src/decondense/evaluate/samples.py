@@ -1,15 +1,21 @@
-"""lm-eval's samples: what ``--log_samples`` writes, JSON lines per task. Checked with lm-eval 0.4.13."""
+"""lm-eval's samples: what ``--log_samples`` writes, JSON lines per task. Checked with lm-eval 0.4.13.
+
+A log repeats every prompt for every choice and may have a gigabyte of them. What a comparison needs is a hundred bytes
+of an item: lines are read one by one, and the rest of each is let go at once."""
 
 from __future__ import annotations
 
 import gc
+import hashlib
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from pydantic_core import from_json
 
 from ..files import read_json
 from ..records import Damaged
@@ -19,23 +25,34 @@ from .logs import (
     Scores,
     Wanted,
     chance_of,
-    field_of,
-    hashed,
     item_id,
     lower_is_better,
     number_of,
     one_run,
     others,
     pick,
+    unknown_field,
 )
 
 __all__ = ["first_line", "read_samples"]
 
-Rows = list[tuple[str, dict[str, Any]]]
-"""(task, sample)"""
 SAMPLES = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.-]+)\.jsonl")
 NOT_METRICS = {"doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "metrics"}
 NOT_METRICS |= {"doc_hash", "prompt_hash", "target_hash"}
+
+
+class Sample(NamedTuple):
+    """What is kept of a line. ``likelihoods``: of the choices, where there are any; ``gold``: the number of the right
+    one, if it can be told; ``own``: what lm-eval hashed itself, if it did; ``place``: of the line in its file."""
+
+    subtask: str
+    doc_id: Any
+    metrics: dict[str, Any]
+    likelihoods: list[float] | None
+    gold: list[int]
+    own: str | None
+    cluster: str | None
+    place: int
 
 
 def read_samples(path: Path, files: Sequence[Path], wanted: Wanted) -> Log:
@@ -55,12 +72,11 @@ def read_samples(path: Path, files: Sequence[Path], wanted: Wanted) -> Log:
         if path.is_dir():  # a file that is named stands for itself
             group |= {sub: name for name, subs in (content.get("group_subtasks") or {}).items() for sub in subs}
         lower |= content.get("higher_is_better") or {}
-    tasks: dict[str, Rows] = {}
-    notes, raw = [], []
+    tasks: dict[str, list[Sample]] = {}
+    notes, content_of = [], hashlib.sha256()
     for subtask, (file,) in sorted(names.items()):
-        raw.append(file.read_bytes())
-        rows = _lines(file, raw[-1])
-        filters = list(dict.fromkeys(row.get("filter", "none") for row in rows))
+        by_filter = _by_filter(subtask, file, wanted, content_of)
+        filters = list(by_filter)
         chosen = next((name for name in filters if name == wanted.filter), filters[0] if filters else "none")
         if wanted.filter is not None and chosen != wanted.filter and len(filters) > 1:
             raise ValueError(
@@ -72,40 +88,70 @@ def read_samples(path: Path, files: Sequence[Path], wanted: Wanted) -> Log:
         top = subtask
         while top in group:
             top = group[top]
-        tasks.setdefault(top, []).extend((subtask, row) for row in rows if row.get("filter", "none") == chosen)
-    known = {task: _samples(task, rows, lower, wanted, path) for task, rows in tasks.items()}
-    return Log(str(path), "lm-eval", known, hashed(*raw), model or files[0].parent.name, notes=notes)
+        tasks.setdefault(top, []).extend(by_filter.get(chosen, ()))
+    by_name = {subtask: file for subtask, (file,) in names.items()}
+    known = {task: _samples(task, rows, lower, wanted, path, by_name) for task, rows in tasks.items()}
+    fingerprint = content_of.hexdigest()[:16]
+    return Log(str(path), "lm-eval", known, fingerprint, model or files[0].parent.name, notes=notes)
+
+
+def _by_filter(subtask: str, file: Path, wanted: Wanted, content_of: Any) -> dict[str, list[Sample]]:
+    """filter → the samples read by it, in the order of the file, whose bytes go into the hash ``content_of``."""
+    found: dict[str, list[Sample]] = {}
+
+    def noted(lines: Iterable[bytes]) -> Iterator[bytes]:
+        for line in lines:
+            content_of.update(line)
+            yield line
+
+    collecting = gc.isenabled()
+    gc.disable()  # all that is kept stays: looking for garbage among it takes a quarter of the time
+    try:
+        with file.open("rb") as lines:
+            for place, row in _lines(file, noted(lines)):
+                found.setdefault(row.get("filter", "none"), []).append(_sample(subtask, place, row, wanted, file))
+    except (KeyError, AttributeError, TypeError, IndexError) as error:
+        raise Damaged(
+            f"{str(file)!r} must hold samples of lm-eval, but {subtask!r} lacks {error}: log it again."
+        ) from error
+    finally:
+        if collecting:
+            gc.enable()
+    return found
+
+
+def _sample(subtask: str, place: int, row: dict[str, Any], wanted: Wanted, file: Path) -> Sample:
+    arguments, target, answer = row["arguments"], row["target"], row["filtered_resps"]
+    scored = isinstance(answer[0], list) and len(answer[0]) == 2
+    likelihoods = [float(value) for value, _ in answer] if scored else None
+    own = None
+    if "doc_hash" in row and "prompt_hash" in row and "target_hash" in row:
+        own = row["doc_hash"][:16] + row["prompt_hash"][:16] + row["target_hash"][:16]
+    cluster = None
+    if wanted.cluster is not None:
+        fields = {"subtask": subtask} | (row["doc"] if isinstance(row["doc"], dict) else {})
+        if wanted.cluster not in fields:
+            raise unknown_field(wanted.cluster, fields, file)
+        cluster = str(fields[wanted.cluster])
+    metrics = {key: row[key] for key in row.get("metrics") or [key for key in row if key not in NOT_METRICS]}
+    gold = [] if likelihoods is None else _gold(metrics.get("acc"), target, arguments, likelihoods)
+    return Sample(subtask, row["doc_id"], metrics, likelihoods, gold, own, cluster, place)
 
 
 def _samples(
-    task: str,
-    rows: list[tuple[str, dict[str, Any]]],
-    directions: dict[str, dict[str, bool]],
-    wanted: Wanted,
-    path: Path,
-) -> Scores:
+    task: str, rows: Sequence[Sample], directions: dict[str, dict[str, bool]], wanted: Wanted, path: Path,
+    files: dict[str, Path],
+) -> Scores:  # fmt: skip
     if not rows:
         return Scores([], None)
-    try:
-        ids = [item_id(task, subtask, row["doc_id"]) for subtask, row in rows]
-        asked = [(row["arguments"], row["target"]) for _, row in rows]
-        first = rows[0][1]
-        listed = first.get("metrics") or [key for key in first if key not in NOT_METRICS]
-        metric = pick([m for m in listed if not _is_likelihood(m, first[m])], wanted, task, path)
-        values = None if metric is None else np.array([number_of(row.get(metric)) for _, row in rows])
-        answers = [row["filtered_resps"] for _, row in rows]
-    except (KeyError, AttributeError, TypeError, IndexError) as error:
-        raise Damaged(
-            f"{str(path)!r} must hold samples of lm-eval, but {task!r} lacks {error}: log it again."
-        ) from error
-    clusters = None
-    if wanted.cluster is not None:
-        fields = [{"subtask": subtask} | (row["doc"] if isinstance(row["doc"], dict) else {}) for subtask, row in rows]
-        clusters = field_of(fields, dict, wanted.cluster, path)
-    lower = metric is not None and not directions.get(rows[0][0], {}).get(metric, not lower_is_better(metric))
+    first = rows[0]
+    metric = pick([m for m, value in first.metrics.items() if not _is_likelihood(m, value)], wanted, task, path)
+    values = None if metric is None else np.array([number_of(row.metrics.get(metric)) for row in rows])
+    lower = metric is not None and not directions.get(first.subtask, {}).get(metric, not lower_is_better(metric))
     return Scores(
-        ids, -values if lower and values is not None else values, _likelihood(rows, answers), _hashes(asked, rows),
-        clusters, metric or "", lower, chance_of([len(a) if isinstance(a[0], list) else 0 for a in answers]),
+        [item_id(task, row.subtask, row.doc_id) for row in rows], -values if lower and values is not None else values,
+        _likelihood(rows), _hashes(rows, files), None if wanted.cluster is None else [str(row.cluster) for row in rows],
+        metric or "", lower, chance_of([len(row.likelihoods or ()) for row in rows]),
     )  # fmt: skip
 
 
@@ -114,69 +160,78 @@ def _is_likelihood(name: str, value: Any) -> bool:
     return isinstance(value, (list, tuple)) or name == "perplexity"
 
 
-def _likelihood(rows: Rows, answers: list[Any]) -> np.ndarray | None:
+def _likelihood(rows: Sequence[Sample]) -> np.ndarray | None:
     """Of what is right: the log of the softmax share of the right choice, the log-likelihood of a single continuation,
     or of a text per byte (per word where bytes were not counted). None where a log does not tell what is right."""
-    row = rows[0][1]
-    per = next((m for m in ("byte_perplexity", "bits_per_byte", "word_perplexity") if m in row), None)
+    kinds = ("byte_perplexity", "bits_per_byte", "word_perplexity")
+    per = next((kind for kind in kinds if kind in rows[0].metrics), None)
     if per is not None:
-        return np.array([float(r[per][0]) / max(1, r[per][1]) for _, r in rows])
-    if not all(isinstance(answer[0], (list, tuple)) and len(answer[0]) == 2 for answer in answers):
+        return np.array([float(row.metrics[per][0]) / max(1, row.metrics[per][1]) for row in rows])
+    if not all(row.gold for row in rows):
         return None
-    values = [[float(value) for value, _ in answer] for answer in answers]
-    golds = [_gold(row, one) for (_, row), one in zip(rows, values)]
-    return right_share(values, golds) if all(golds) else None
+    return right_share([row.likelihoods or [] for row in rows], [row.gold for row in rows])
 
 
-def _gold(row: dict[str, Any], values: list[float]) -> list[int]:
+def _gold(right: Any, target: str, arguments: dict[str, Any], values: list[float]) -> list[int]:
     """The right choice: the target where that is its number, and agrees with what lm-eval counted as right. Of two
     choices the count alone tells. Nothing where it cannot be told."""
     if len(values) == 1:
         return [0]
-    best, right, target = values.index(max(values)), row.get("acc"), row["target"]
+    best = values.index(max(values))
     if len(values) == 2 and right in (0, 1):
         return [best if right else 1 - best]
     if not target.isdigit() or int(target) >= len(values):
         return []
-    if any(list(one.values())[-1].strip() == target for one in row["arguments"].values()):
-        return []  # the choices are numbers themselves
+    for one in arguments.values():
+        continuation = next(reversed(one.values()))
+        if target in continuation and continuation.strip() == target:
+            return []  # the choices are numbers themselves
     return [int(target)] if right not in (0, 1) or bool(right) == (int(target) == best) else []
 
 
-def _hashes(asked: list[tuple[Any, str]], rows: Rows) -> dict[str, Callable[[], list[str]]]:
+def _hashes(rows: Sequence[Sample], files: dict[str, Path]) -> dict[str, Callable[[], list[str]]]:
     """As an evaluation of ours hashes its prompts; of two logs of lm-eval, by what it hashed itself."""
-
-    def ours() -> list[str]:
-        return [item_hash([list(one.values()) for one in a.values()], target) for a, target in asked]
-
-    own = ("doc_hash", "prompt_hash", "target_hash")
-    if not all(key in row for _, row in rows for key in own):
-        return {"prompt": ours}
-    return {"lm-eval": lambda: ["".join(row[key][:16] for key in own) for _, row in rows], "prompt": ours}
+    ours = partial(_prompt_hashes, [(row.subtask, row.place) for row in rows], files)
+    own = [row.own for row in rows if row.own is not None]
+    return {"prompt": ours} if len(own) < len(rows) else {"lm-eval": partial(list, own), "prompt": ours}
 
 
-def _lines(path: Path, raw: bytes) -> list[dict[str, Any]]:
-    rows, number = [], 0
-    collecting = gc.isenabled()
-    gc.disable()  # millions of objects that all stay: looking for garbage among them takes half of the time
+def _prompt_hashes(places: Sequence[tuple[str, int]], files: dict[str, Path]) -> list[str]:
+    """Of the lines at (subtask, number), whose prompts were let go: read anew, as few comparisons need them."""
+    asked: dict[tuple[str, int], str] = {}
+    for name in dict.fromkeys(subtask for subtask, _ in places):
+        with files[name].open("rb") as lines:
+            for number, row in _lines(files[name], lines):
+                given = [list(one.values()) for one in row["arguments"].values()]
+                asked[name, number] = item_hash(given, row["target"])
+    return [asked[place] for place in places]
+
+
+def _lines(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(number from 1, object) of every line that is not empty."""
+    number = 0
     try:
-        for line in raw.splitlines():
-            number += 1
+        for number, line in enumerate(lines, start=1):
             if line.strip():
-                rows.append(json.loads(line))
-                if not isinstance(rows[-1], dict):
+                row = _parsed(line)
+                if not isinstance(row, dict):
                     raise ValueError
+                yield number, row
     except ValueError as error:
         raise Damaged(
             f"line {number} of {str(path)!r} must be an object of JSON: the file is cut off or no log."
         ) from error
-    finally:
-        if collecting:
-            gc.enable()
-    return rows
+
+
+def _parsed(line: bytes) -> Any:
+    """Twice as fast as json, which reads what is no Unicode (half of a pair of surrogates) all the same."""
+    try:
+        return from_json(line, cache_strings="keys")
+    except ValueError:
+        return json.loads(line)
 
 
 def first_line(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         line = file.readline()
-    return next(iter(_lines(path, line)), {}) if line.strip().endswith(b"}") else {}
+    return next((row for _, row in _lines(path, [line])), {}) if line.strip().endswith(b"}") else {}

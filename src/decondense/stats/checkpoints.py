@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 from scipy import optimize, special, stats
@@ -126,12 +127,19 @@ def mcnemar_power(items: int, discordant: float, effect: float, *, alpha: float 
     share = min(1.0, (1 + abs(effect) / discordant) / 2)
     centre, width = items * discordant, math.sqrt(items * discordant * (1 - min(discordant, 1 - 1e-12))) + 1
     numbers = np.arange(max(1, math.floor(centre - 10 * width)), min(items, math.ceil(centre + 10 * width)) + 1)
-    # largest count k with 2·P(X ≤ k) ≤ alpha; −1 where even 0 is not extreme enough
-    limit = stats.binom.ppf(alpha / 2, numbers, 0.5)
-    limit = np.where(2 * stats.binom.cdf(limit, numbers, 0.5) <= alpha, limit, limit - 1)
+    limit = _limits(int(numbers[0]), int(numbers[-1]), alpha)
     rejected = stats.binom.cdf(limit, numbers, share) + stats.binom.sf(numbers - limit - 1, numbers, share)
     rejected = np.where(limit < 0, 0.0, rejected)
     return float(np.sum(stats.binom.pmf(numbers, items, min(1.0, discordant)) * rejected))
+
+
+@lru_cache(maxsize=8)
+def _limits(first: int, last: int, alpha: float) -> np.ndarray:
+    """Of n = first, …, last differing items: the largest count k with 2·P(X ≤ k) ≤ alpha, −1 where even 0 is not extreme
+    enough. Kept, as a search for a power asks for the same again and again."""
+    numbers = np.arange(first, last + 1)
+    limit = stats.binom.ppf(alpha / 2, numbers, 0.5)
+    return np.where(2 * stats.binom.cdf(limit, numbers, 0.5) <= alpha, limit, limit - 1)
 
 
 def smallest_effect(tasks: Sequence[Pair], *, alpha: float = 0.05, power: float = 0.8) -> float | None:

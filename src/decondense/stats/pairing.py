@@ -105,9 +105,11 @@ def _task(task: str, arms: list[list[Log]], common: bool, notes: list[str]) -> M
     _same_metric(task, runs, columns, notes)
     places = [dict(zip(column.ids, range(len(column.ids)))) for column in columns]
     union = dict.fromkeys(name for column in columns for name in column.ids)
-    shared = [name for name in union if all(name in place for place in places)]
+    shared = list(union)
+    if any(len(place) < len(union) for place in places):
+        shared = [name for name in union if all(name in place for place in places)]
     order = [[place[name] for name in shared] for place in places]
-    changed = set()
+    changed: set[str] = set()
     kind = next((kind for kind in columns[0].hashes if all(kind in column.hashes for column in columns)), None)
     if kind is None:
         if len(shared) < len(union):
@@ -119,7 +121,8 @@ def _task(task: str, arms: list[list[Log]], common: bool, notes: list[str]) -> M
         notes.append(f"{task}: items are matched by id alone; the logs do not tell whether their words are the same.")
     else:
         asked = [[hashes[i] for i in rows] for hashes, rows in zip((c.hashes[kind]() for c in columns), order)]
-        changed = {name for name, *hashes in zip(shared, *asked) if len(set(hashes)) > 1}
+        for other in asked[1:]:
+            changed |= {name for name, here, there in zip(shared, asked[0], other) if here != there}
     missing = len(union) - len(shared) + len(changed)
     if missing:
         why = _why_different(runs)

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy import stats
 
+from ..evaluate.apart import read_all
 from ..evaluate.items import EvaluatedRun
 from ..evaluate.logs import Log, Wanted
-from ..evaluate.readers import read_logs
 from ..files import told_apart
 from ..records import Significance as Record
 from .bootstrap import hierarchical_bootstrap
@@ -85,7 +85,9 @@ def significance(
     if matters is not None and not matters > 0:
         raise ValueError(f"matters must be a difference above 0, in points, got {matters}: take 0.3, for instance.")
     wanted = Wanted(tuple(name.strip() for name in (metric or "").split(",") if name.strip()), filter, cluster)
-    arms = [[log for run in _several(arm) for log in read_logs(run, wanted)] for arm in (base, treated)]
+    given = [list(_several(arm)) for arm in (base, treated)]
+    logs = read_all([*given[0], *given[1]], wanted)
+    arms = [[log for some in part for log in some] for part in (logs[: len(given[0])], logs[len(given[0]) :])]
     if not arms[0] or not arms[1]:
         raise ValueError("significance needs at least one base and one treated run: BASE… -- TREATED….")
     if paired and (len(arms[0]) != len(arms[1]) or len(arms[0]) == 1):
@@ -106,9 +108,9 @@ def significance(
         "paired": paired, "alpha": alpha, "power": power, "permutations": permutations, "seed": seed,
         "clusters": clusters,
     }  # fmt: skip
-    given = (("metric", metric), ("filter", filter), ("cluster", cluster), ("matters", matters))
+    chosen = (("metric", metric), ("filter", filter), ("cluster", cluster), ("matters", matters))
     settings: dict[str, Any] = {"common": common, "bootstrap": bootstrap, "permutations": permutations, "seed": seed}
-    settings |= {key: value for key, value in given if value is not None}
+    settings |= {key: value for key, value in chosen if value is not None}
     seeds = (len(arms[0]), len(arms[1]))
     content: dict[str, Any] = {
         "schema": Record.reads[0],
