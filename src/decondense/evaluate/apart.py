@@ -29,9 +29,10 @@ Run = str | Path | EvaluatedRun | Log
 
 def read_all(runs: Sequence[Run], wanted: Wanted) -> list[list[Log]]:
     """``read_logs`` of every run, in their order. The first run that cannot be read is told, whoever has read it."""
-    there = [i for i, run in enumerate(runs) if isinstance(run, (str, Path)) and _size(Path(run))]
+    sizes = {i: _size(Path(run)) for i, run in enumerate(runs) if isinstance(run, (str, Path))}
+    there = list(sizes)
     workers = min(len(there), _cores())
-    if workers < 2 or sum(_size(Path(runs[i])) for i in there) < LARGE:  # type: ignore[arg-type]
+    if workers < 2 or sum(sizes.values()) < LARGE:
         return [read_logs(run, wanted) for run in runs]
     shares = [there[n::workers] for n in range(1, workers)]
     children = [_start([runs[i] for i in share], wanted) for share in shares]

@@ -135,8 +135,8 @@ def mcnemar_power(items: int, discordant: float, effect: float, *, alpha: float 
 
 @lru_cache(maxsize=8)
 def _limits(first: int, last: int, alpha: float) -> np.ndarray:
-    """Of n = first, …, last differing items: the largest count k with 2·P(X ≤ k) ≤ alpha, −1 where even 0 is not extreme
-    enough. Kept, as a search for a power asks for the same again and again."""
+    """Of n = first, …, last differing items: the largest count k with 2·P(X ≤ k) ≤ alpha, −1 where even 0 is not
+    extreme enough. Kept, as a search for a power asks for the same again and again."""
     numbers = np.arange(first, last + 1)
     limit = stats.binom.ppf(alpha / 2, numbers, 0.5)
     return np.where(2 * stats.binom.cdf(limit, numbers, 0.5) <= alpha, limit, limit - 1)
