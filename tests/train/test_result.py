@@ -21,7 +21,7 @@ from decondense.train import recipe_from, train
 from decondense.train.blocks import Order
 from decondense.train.prepare import prepare
 from decondense.train.result import model_card, without_twins
-from decondense.train.watch import milestones
+from decondense.train.watch import Progress, milestones
 from train.runs import content, result, saved, tiny, weights
 
 
@@ -269,14 +269,24 @@ def test_lora_is_merged_into_the_architecture_it_came_from(tmp_path, cache):
     assert (checkpoint / "adapter_model.safetensors").exists()
 
 
-def test_several_passes_over_a_short_text_are_mentioned(tmp_path):
+def test_several_passes_over_a_short_text_are_mentioned_and_progress_is_kept(tmp_path, monkeypatch):
     path = tmp_path / "a.txt"
     path.write_text("a few words " * 60)
     said: list[str] = []
+    seen = []
+    file = tmp_path / "run" / "progress.json"
+    monkeypatch.setattr(Progress, "EVERY", 0.0)
     recipe = tiny(f"data={{text: {path}, tokens: 1024, held_out_tokens: 96, context: 32}}")
-    run = train(recipe, tmp_path / "run", cache=tmp_path, say=said.append)
+    see = lambda step, figures: seen.append(json.loads(file.read_text())) if file.exists() else None  # noqa: E731
+    run = train(recipe, tmp_path / "run", cache=tmp_path, say=said.append, show=see)
     assert run.record["blocks"] == 19
     assert said == ["the text has 19 blocks: the run goes over it 1.68 times"]
+    assert len({len(one["history"]) for one in seen}) > 2
+    for one in seen:
+        assert (one["schema"], one["finished"], one["steps"]) == ("decondense.train/2", False, run.record["steps"])
+        for name in ("history", "held_out"):
+            assert one[name] == run.record[name][: len(one[name])]
+    assert not file.exists()
 
 
 @pytest.mark.parametrize(("steps", "number", "at"), [(10, 2, [5, 10]), (3, 5, [1, 2, 3]), (1, 4, [1]), (1526, 5,

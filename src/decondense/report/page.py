@@ -72,7 +72,7 @@ def report(
 def collect(places: Sequence[str | os.PathLike[str]], *, running: bool = False) -> Report:
     """Read results and make sections out of them. Raises `ValueError` when there is no result to show. A file that does
     not fit its schema is skipped, with the reason; whatever else goes wrong is a bug, and is raised.
-    `running`: also runs that still train, as far as their snapshots go."""
+    `running`: also runs that still train, as far as they are; there may be nothing yet."""
     sources, skipped = read_sources(places)
     studies = {source.path.resolve().parent / "runs" for source in sources if isinstance(source.record, Study)}
     sources = [source for source in sources if source.path.resolve().parent.parent not in studies]
@@ -98,7 +98,7 @@ def collect(places: Sequence[str | os.PathLike[str]], *, running: bool = False) 
     by_kind["training"] = [training(runs) for runs in groups.values()]
     by_kind["study"].sort(key=lambda section: (*place_of(section.title), section.title))
     sections = [section for kind in KINDS for section in by_kind[kind]]
-    if not sections:
+    if not sections and not running:
         raise nothing("result to show", places, "in which decondense wrote result.json", skipped)
     titles = Counter(section.title for section in sections)
     for number, section in enumerate(sections, 1):
@@ -251,7 +251,7 @@ def _hardware(content: Report) -> str:
     """Which machines, and for how many results nobody wrote that down."""
     unknown = sum(1 for s in content.sections for o in s.origins if not o.hardware)
     if not content.hardware:
-        return "Hardware was not recorded."
+        return "Hardware was not recorded." if content.sections else ""
     return f"Hardware: {'; '.join(content.hardware)}" + (f"; not recorded for {unknown} results." if unknown else ".")
 
 

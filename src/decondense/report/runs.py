@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import yaml
-
 from ..figures.measured import Geometry
 from ..files import flat, told_apart
 from ..records import Damaged, Measurement, Snapshot, Training, in_short, read
-from ..words import amount, round_to, span
+from ..words import amount, duration, round_to, span
 from .panels import SPEARMAN, Line, Shot, curve_panel, depths_of, heat_panel, numbered, trend_panel
 from .section import Section, Source, Table, inside
 from .sections import origin_of
 
-__all__ = ["Run", "group_of", "read_run", "training"]
+__all__ = ["Run", "group_of", "now", "read_run", "read_running", "training"]
 
 DIGITS = {"held_out": 4, "spearman": 2, "mean_cosine": 3}
+SILENT = 60.0
+"""After so many seconds without a line of its log a run is said to be silent."""
 LAST = ("last", "mean cosine of the last states", lambda shot: shot.last)
 
 
@@ -56,9 +57,9 @@ def read_run(source: Source[Training]) -> Run:
     """A run with its snapshots: whole where their files lie there, else what the run keeps of them."""
     record = source.record
     run = Run("", record=record, source=source)
-    if not record.finished and not record.history:
-        run.notes.append(f"training: the last snapshot is of step {record.steps:,}; losses come with the result.")
-    elif not record.finished:
+    if not record.finished and source.path.name == "progress.json":
+        run.notes.append(f"it trains: {record.steps:,} steps are planned.")
+    elif not record.finished and record.history:
         run.notes.append(f"unfinished: the run stopped at step {record.history[-1].step:,}.")
     for snapshot in sorted(record.snapshots, key=lambda snapshot: snapshot.step or 0):
         result: Snapshot | Geometry = snapshot
@@ -77,32 +78,45 @@ def read_run(source: Source[Training]) -> Run:
 
 
 def read_running(places: Sequence[Any]) -> list[Source[Training]]:
-    """Runs that have snapshots and no result.json yet, as far as they have come; without losses."""
+    """Runs that are not finished, as far as they have come: what they keep in progress.json, and their snapshots."""
     found = []
-    for recipe in sorted({file for place in map(Path, places) for file in place.rglob("recipe.yaml")}):
-        files = sorted((recipe.parent / "snapshots").glob("step-*.json"))
-        if (recipe.parent / "result.json").exists() or not files:
-            continue
+    for file in sorted({file for place in map(Path, places) for file in place.rglob("progress.json")}):
+        folder = file.parent
         try:
-            settings = yaml.safe_load(recipe.read_text(encoding="utf-8"))
-            whole = {file: _whole(recipe.parent, f"snapshots/{file.name}") for file in files}
-            shots = [
-                in_short(one, histogram=True, step=int(file.stem.split("-")[1]), file=f"snapshots/{file.name}")
-                for file, one in whole.items()
-            ]
-            text = settings["data"]["text"]
-            model = whole[files[0]].model
-            record = Training.model_validate({
-                "schema": Training.reads[0], "finished": False, "recipe": settings, "steps": shots[-1].step,
-                "model": {"name": settings["model"]["name"], "parameters": model.parameters}, "history": [],
-                "text": [{"name": str(name)} for name in (text if isinstance(text, list) else [text])],
-                "held_out": [], "snapshots": [shot.model_dump() for shot in shots], "skipped_steps": 0,
-                "hardware": "not recorded yet", "versions": {},
-            })  # fmt: skip
-        except (Damaged, OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
-            continue  # it is being written: the next look sees it
-        found.append(Source(recipe.parent.name, recipe.parent / "result.json", record))
+            record = read(file)
+            if not isinstance(record, Training) or (folder / "result.json").exists():
+                continue
+            for one in sorted((folder / "snapshots").glob("step-*.json")):
+                step, name = int(one.stem.split("-")[1]), f"snapshots/{one.name}"
+                tokens = step * (record.tokens or 0) // max(1, record.steps)
+                short = in_short(_whole(folder, name), histogram=True, step=step, tokens=tokens, file=name)
+                record.snapshots.append(short)
+        except (Damaged, OSError, ValueError):
+            continue  # it is being written, or ends just now: the next look sees it
+        found.append(Source(folder.name, file, record))
     return found
+
+
+def now(places: Sequence[Any]) -> list[dict[str, Any]]:
+    """How far the runs are that train now, in words and numbers, and their losses so far."""
+    runs = read_running(places)
+    said = []
+    for label, source in zip(told_apart([str(source.path.parent) for source in runs]), runs):
+        record, curve = source.record, Line("", record=source.record)
+        step = max([*(row.step for row in record.history), *(row.step for row in record.held_out)], default=0)
+        speed = record.tokens_per_second
+        words = [f"step {step:,} of {record.steps:,}"]
+        if speed and record.tokens:
+            words.append(f"about {duration((1 - step / max(1, record.steps)) * record.tokens / speed)} left")
+        for name, what in (("task_loss", "loss"), ("held_out", "held-out loss")):
+            known = [value for value in curve.points(name)[2] if value is not None]
+            words += [f"{what} {known[-1]:.3f}"] if known else []
+        silent = time.time() - source.path.stat().st_mtime
+        if silent > SILENT:
+            words.append(f"nothing new for {duration(silent)}")
+        lines = {name: [curve.points(name)[at] for at in (0, 2)] for name in ("task_loss", "held_out")}
+        said.append({"run": label, "step": step, "steps": record.steps, "words": ", ".join(words), "lines": lines})
+    return said
 
 
 def _whole(folder: Path, file: str) -> Measurement:

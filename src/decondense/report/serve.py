@@ -1,5 +1,5 @@
-"""The page on loopback, which follows runs while they train: it asks every few seconds, and is made anew when a result
-or a snapshot has come or changed."""
+"""The page on loopback, which follows runs while they train: it asks every few seconds how far they are, and is made
+anew when a result or a snapshot has come or changed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Lock
 
-from .page import Report, collect, render
+from ..records import find
+from .page import collect, render, to_json
+from .runs import now
 
 __all__ = ["server", "stamp"]
 
@@ -19,7 +21,7 @@ PATTERNS = ("result.json", "snapshots/step-*.json")
 
 
 def stamp(places: Places) -> str:
-    """Another whenever a result or a snapshot in or below the places is another."""
+    """Another whenever a result or a snapshot in or below the places is another, or a run has begun."""
     digest = hashlib.sha256()
     for place in map(Path, places):
         files = [place] if place.is_file() else [f for pattern in PATTERNS for f in place.rglob(pattern)]
@@ -29,29 +31,33 @@ def stamp(places: Places) -> str:
             except OSError:  # it went while we looked
                 continue
             digest.update(f"{file}\0{state.st_mtime_ns}\0{state.st_size}\n".encode())
+        for file in sorted(place.rglob("progress.json")):  # that it is there; what it says is asked for by itself
+            digest.update(f"{file}\n".encode())
     return digest.hexdigest()[:16]
 
 
 def server(places: Places, *, port: int = 0, title: str | None = None) -> ThreadingHTTPServer:
-    """Listens on 127.0.0.1 alone; `port` 0 takes a free one. Serves the page and its stamp, and no file."""
+    """Listens on 127.0.0.1 alone; `port` 0 takes a free one. Serves the page and how far runs are, and no file."""
+    for _ in find(places):  # a place that does not exist is told at once
+        pass
     made: dict[str, bytes] = {}
     lock = Lock()
 
     def page() -> bytes:
         with lock:
-            now = stamp(places)
-            if now not in made:
-                try:
-                    content = collect(places, running=True)
-                except ValueError:  # no result yet
-                    content = Report([], [])
+            current = stamp(places)
+            if current not in made:
+                content = collect(places, running=True)
                 made.clear()
-                made[now] = render(content, title=title, live=now).encode("utf-8")
-            return made[now]
+                made[current] = render(content, title=title, live=current).encode("utf-8")
+            return made[current]
+
+    def state() -> bytes:
+        return to_json({"stamp": stamp(places), "runs": now(places)}).encode("utf-8")
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            known = {"/": (page, "text/html"), "/stamp": (lambda: stamp(places).encode(), "text/plain")}
+            known = {"/": (page, "text/html"), "/now": (state, "application/json")}
             # another name in Host is a page elsewhere that had its name point here
             if (self.headers.get("Host") or "").rpartition(":")[0] not in ("127.0.0.1", "localhost"):
                 self.send_error(403)

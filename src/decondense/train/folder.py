@@ -4,6 +4,7 @@ RUN/recipe.yaml        the recipe in full, written when training begins
 RUN/checkpoints/       Trainer's checkpoints; those with complete.json are whole, and can be resumed from
 RUN/snapshots/         the meter at step 0 and at the steps of the recipe (`decondense.load` reads them)
 RUN/model/             the trained model, with a card that says how it was made
+RUN/progress.json      the log so far, as result.json has it, while the run trains
 RUN/result.json        what came out: losses, held-out loss, snapshots, speed; written last
 """
 

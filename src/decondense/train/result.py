@@ -20,9 +20,12 @@ from .prepare import Prepared
 __all__ = ["model_card", "record_of", "save_model", "write_result"]
 
 
-def record_of(prepared: Prepared, trainer: Any, command: str, losses: dict[str, Any]) -> Training:
+def record_of(
+    prepared: Prepared, trainer: Any, command: str, losses: dict[str, Any], *, finished: bool = True
+) -> Training:
     """The content of result.json; `losses` is what `held_out.document_losses` returned. `tokens` are counted in whole
-    blocks; a figure that was not finite is null."""
+    blocks; a figure that was not finite is null. A run that is not finished has no snapshots in its record: their
+    files are many, and it is written often."""
     recipe, per_step = prepared.recipe, prepared.recipe.step_tokens
 
     def at(step: int) -> dict[str, int]:
@@ -32,12 +35,12 @@ def record_of(prepared: Prepared, trainer: Any, command: str, losses: dict[str, 
     names = (*Step.model_fields, *recipe.baselines.on_logits)
     lines = [at(e["step"]) | {k: finite(e[k]) for k in names if k in e} for e in log if "loss" in e]
     snapshots = []
-    for file in sorted((prepared.folder / "snapshots").glob("step-*.json")):
+    for file in sorted((prepared.folder / "snapshots").glob("step-*.json")) if finished else ():
         place = at(int(file.stem.split("-")[1])) | {"file": f"snapshots/{file.name}"}
         snapshots.append(in_short(cast(Measurement, read(file)), histogram=True, **place))
     return Training(
         schema=Training.reads[0],
-        finished=True,
+        finished=finished,
         command=command,
         recipe=recipe.model_dump(mode="json"),
         model=prepared.source,
@@ -183,3 +186,4 @@ def write_result(folder: Path, record: Training, *, draw: bool = True) -> None:
     if draw and record.snapshots:
         Comparison([load(folder / str(s.file)) for s in record.snapshots], "order").plot(folder / "snapshots")
     record.save(folder)
+    (folder / "progress.json").unlink(missing_ok=True)

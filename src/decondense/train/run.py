@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import json
 import math
@@ -103,7 +104,12 @@ def train(
 def _carry_out(
     prepared: Prepared, trainer: Any, checkpoint: Path | None, command: str, *, draw: bool
 ) -> dict[str, Any]:
+    from .watch import Progress
+
     trainer.begin(checkpoint)
+    if run_folder.first_process():
+        so_far = functools.partial(record_of, prepared, trainer, command, {}, finished=False)
+        trainer.add_callback(Progress(so_far, prepared.folder / "progress.json"))
     try:
         with _one_sentence(prepared):
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))

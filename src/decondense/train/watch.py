@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +13,13 @@ from torch import nn
 from transformers import TrainerCallback
 from transformers.modeling_outputs import BaseModelOutput
 
+from ..files import write_text
 from ..insides.torch import eager
+from ..records import Record
 from .fast import matmul_precision
 from .recipe import Recipe
 
-__all__ = ["Clock", "Milestones", "Shown", "in_words", "milestones", "snapshot"]
+__all__ = ["Clock", "Milestones", "Progress", "Shown", "in_words", "milestones", "snapshot"]
 
 Show = Callable[[int, dict[str, float]], None]
 
@@ -151,6 +154,20 @@ class Shown(TrainerCallback):
         self.show(state.global_step, self.figures)
 
     on_train_begin = on_step_end
+
+
+class Progress(TrainerCallback):
+    """Keeps the record of the run so far in a file, for whoever follows it (`decondense report --serve`)."""
+
+    EVERY = 3.0  # seconds
+
+    def __init__(self, record: Callable[[], Record], file: Path) -> None:
+        self.record, self.file, self._written = record, file, -math.inf
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if time.monotonic() - self._written >= self.EVERY:
+            write_text(self.file, self.record().to_json())
+            self._written = time.monotonic()
 
 
 def in_words(figures: dict[str, float], room: int) -> str:

@@ -89,6 +89,7 @@ const library = () => {
 };
 
 const figures = all("figure.chart");
+const folded = (figure) => figure.closest("details:not([open]), [hidden]") !== null;
 const state = new Map(); // panel → {view, step}
 const drawn = new Set();
 const stale = new Set(); // drawn, but not as the controls now say
@@ -165,12 +166,12 @@ const redraw = (panel) => {
 // What is out of view is drawn while there is nothing else to do, so that a picture or a copy of the whole page is
 // complete; what is folded is drawn when it is unfolded.
 const whenIdle = window.requestIdleCallback || ((then) => setTimeout(then, 50));
-let resting = true;
+let resting = false; // until the page has been shown
 const drawRest = () => {
   if (!resting) return;
   resting = false;
   const one = () => {
-    const figure = figures.find((f) => (!drawn.has(f) || stale.has(f)) && !f.closest("details:not([open])"));
+    const figure = figures.find((f) => (!drawn.has(f) || stale.has(f)) && !folded(f));
     resting = figure === undefined;
     if (resting) return;
     if (!running) draw(figure);
@@ -195,7 +196,7 @@ window.addEventListener("beforeprint", () => {
   printing = true;
   unfolded = all("main details:not([open], .numbers, .config)");
   unfolded.forEach((fold) => { fold.open = true; });
-  figures.forEach(draw);
+  figures.filter((figure) => !figure.closest("[hidden]")).forEach(draw);
 });
 window.addEventListener("afterprint", () => {
   printing = false;
@@ -203,7 +204,7 @@ window.addEventListener("afterprint", () => {
   redraw();
 });
 setTimeout(() => {
-  library();
+  resting = true;
   drawRest();
 }, 500);
 
