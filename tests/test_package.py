@@ -17,6 +17,7 @@ ORDER = (
     "records theory insides",
     "kernels inputs",
     "losses",
+    "split",
     "hidden_states packing stack",
     "handle",
     "integrations",

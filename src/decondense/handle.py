@@ -12,7 +12,7 @@ import math
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -20,9 +20,12 @@ from torch import Tensor, nn
 
 from . import hidden_states as hs
 from .insides.transformers import is_encoder_decoder
+from .losses.context_parallel import mean_cosine_across
 from .losses.options import check_choice
 from .losses.presets import Loss, get
+from .losses.registry import registered
 from .packing import documents
+from .split import everywhere, ranks, refuse_split
 
 Schedule = str | Callable[[int], float]
 SCHEDULES = ("constant", "linear", "cosine", "release")
@@ -85,6 +88,21 @@ class Term:
         factors = {"linear": done, "cosine": 0.5 - 0.5 * math.cos(math.pi * done), "release": 1 - done}
         return self.weight * factors[self.schedule]
 
+    @property
+    def group(self) -> Any:
+        """The processes among which every sequence is split; None where each process has whole ones."""
+        return self.loss.keywords.get("process_group")
+
+    def across(self, group: Any) -> Term:
+        """The same term where every sequence is split among the processes of a group."""
+        if "process_group" not in registered()[self.loss.name].options or self.check_every:
+            what = "check_every" if self.check_every else f"{self.loss.name!r}"
+            raise ValueError(
+                f"under context parallelism the loss must be computed over the parts of a sequence, got {what}, which "
+                "needs the whole: use 'dispersion' with estimator='first_order' or 'exact', or switch cp_size off."
+            )
+        return replace(self, loss=Loss(self.loss.name, **{**self.loss.keywords, "process_group": group}))
+
     def penalty(
         self, capture: hs.Capture, first: int, *, labels: Tensor | None = None, items: Tensor | int | None = None
     ) -> dict[str, Tensor]:
@@ -93,19 +111,42 @@ class Term:
         labels (batch, tokens), as counted, and items = their number in the whole optimiser step: a sequence then
         weighs its labels' share of the items, and `penalty` is the call's part of that of the step. `share` is the sum
         of the weights, `per_layer` a mean over the call alone. Without items the sequences of the batch weigh the same.
+
+        Where sequences are split among R processes, each has the value of the whole. Gradients will be averaged over
+        them, as DDP and FSDP do, so that of this process's tokens is taken R times; the value is not.
         """
+        parts = self._parts(capture)
         states, mask, labels = self.sequences(capture, first, labels)
         values, cosines = self.loss.over_layers(states, mask)
-        share, part = values.new_full((values.shape[1],), 1 / values.shape[1]), values.new_ones(())
+        share, part = values.new_full((values.shape[1],), parts / values.shape[1]), values.new_full((), parts)
         if items is not None and labels is not None:
             counted = (labels != -100).reshape(len(labels), -1).sum(1)  # one label per token, or per sequence
+            counted = everywhere(counted, self.group)
             share = counted.to(values) / torch.as_tensor(items).to(values)
             part = share.sum()
         per_layer = (values * share).sum(1)  # not a matrix product: autocast would make that bfloat16
-        result = {"penalty": per_layer.mean(), "per_layer": per_layer.detach() / _or_one(part), "share": part}
+        penalty = per_layer.mean()
+        if parts > 1:
+            penalty = penalty - penalty.detach() * (1 - 1 / parts)
+        result = {"penalty": penalty, "per_layer": per_layer.detach() / _or_one(part), "share": part / parts}
         if cosines is not None:
             result["mean_cosine"] = cosines.detach().mean(1)
         return result
+
+    def _parts(self, capture: hs.Capture) -> int:
+        """Among how many processes a sequence is split. A packed row must not be: its documents lie on several."""
+        positions, rows = capture.position_ids, len(capture.states[0])
+        if self.group is None:
+            remedy = "process_group=accelerator.torch_device_mesh['cp'].get_group(), or attach to the trainer"
+            refuse_split("the loss", f"name the processes, {remedy}")
+            return 1
+        starts = 0 if positions is None or positions.ndim != 2 else everywhere((positions == 0).sum(), self.group)
+        if starts > rows:
+            raise ValueError(
+                "under context parallelism a row must be one sequence, got packed rows, whose position ids restart: "
+                "documents that lie on several processes are not supported; set packing=False."
+            )
+        return ranks(self.group)
 
     def sequences(
         self, capture: hs.Capture, first: int, labels: Tensor | None = None
@@ -115,7 +156,7 @@ class Term:
         mask = self.mask(capture)
         positions = capture.position_ids
         packed = self.segments == "position_ids" or (self.segments == "auto" and mask is None)
-        if not packed or positions is None or positions.ndim != 2:
+        if self.group is not None or not packed or positions is None or positions.ndim != 2:
             return states, mask, labels
         cut = documents(positions.expand(states[0].shape[0], -1), mask)
         if cut is None:
@@ -127,6 +168,8 @@ class Term:
     def mean_cosine(self, capture: hs.Capture, first: int) -> Tensor:
         """Mean cosine per layer: what dispersion gives to first order for nothing, here in one more read."""
         states, mask, _ = self.sequences(capture, first)
+        if self.group is not None:
+            return torch.stack([mean_cosine_across(z, mask, self.group).mean() for z in states])
         return get("cosreg").over_layers(states, mask)[0].mean(1)
 
     def agreement(self, capture: hs.Capture, first: int) -> Tensor:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from .inputs import arguments
 from .losses.options import check_choice
+from .split import refuse_pipeline
 
 LAYER_NAMES = ("all", "last", "early_half", "late_half")
 # They return what every block puts out and the last one's once more after the norm, nothing of the embedding layer.
@@ -278,10 +279,11 @@ def refuse_lightning(target: Any, callback: str) -> None:
 
 def reader_of(model: nn.Module, modules: str | Sequence[str] | None) -> tuple[Reader, int | None]:
     """The reader for a model, and the number of states it will deliver where that is known beforehand."""
+    inner: Any = unwrap_peft(model)
+    refuse_pipeline(inner)
     if modules is not None:
         reader = ModuleReader(model, modules)
         return reader, len(reader.names)
-    inner: Any = unwrap_peft(model)
     config = getattr(inner, "config", None)
     if config is None or not hasattr(inner, "base_model"):
         raise TypeError(

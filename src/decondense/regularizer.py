@@ -56,6 +56,8 @@ def regularize(
                  where no attention mask came; None: a row is a sequence.
     modules      a pattern, or several, of submodule names whose outputs (batch, tokens, width) are read instead,
                  matched level by level: "blocks.*" are the modules in `blocks`. `handle.reads` lists what is read.
+    options      those of the loss. Where a loop of your own splits sequences over processes (context parallelism),
+                 process_group says which: gradients must be averaged over them, as DDP and FSDP do.
     check_every  every so many training calls, compare the estimator's gradient with the exact one on the first
                  sequence of the batch: `handle.last["agreement"]`, a cosine per layer, kept until the next check.
     """

@@ -33,6 +33,17 @@ def test_a_sharded_model_returns_float32():
     inside.keep_float32(accelerate.Accelerator(cpu=True))  # not sharded: nothing to do
 
 
+def test_ulysses_is_noticed(monkeypatch):
+    accelerate.Accelerator(cpu=True)
+    assert inside.sequence_parallel_size() == 1
+    state = accelerate.state.AcceleratorState._shared_state
+    monkeypatch.setitem(state, "parallelism_config", accelerate.ParallelismConfig(sp_size=2))
+    assert inside.sequence_parallel_size() == 2
+    monkeypatch.setitem(state, "parallelism_config", SimpleNamespace())
+    with pytest.raises(Moved, match=r"sp_size must exist in accelerate, because sequences that are split"):
+        inside.sequence_parallel_size()
+
+
 def test_what_is_gone_is_named():
     with pytest.raises(Moved, match=r"clip_grad_norm_ must exist in accelerate, because a gradient"):
         inside.watch_gradient_norm(SimpleNamespace(), print)

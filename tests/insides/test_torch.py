@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from types import ModuleType
 
@@ -39,6 +40,20 @@ def test_an_attribute_that_is_gone_is_named(monkeypatch):
     moved = pytest.raises(Moved, match=r"_compiled_call_impl must exist in torch, because compiled blocks")
     with moved, inside.eager(nn.Linear(2, 2)):
         pass
+
+
+def test_context_parallelism_is_noticed(monkeypatch):
+    ring = importlib.import_module("torch.distributed.tensor.experimental._context_parallel._attention")
+    assert not inside.context_is_parallel()
+    ring._enable_cp_dtensor_dispatcher()  # what `context_parallel` does when it is entered
+    try:
+        assert inside.context_is_parallel()
+    finally:
+        ring._disable_cp_dtensor_dispatcher()
+    assert not inside.context_is_parallel()
+    monkeypatch.delattr(ring, "custom_ops")
+    with pytest.raises(Moved, match=r"custom_ops must exist in torch, because sequences that are split"):
+        inside.context_is_parallel()
 
 
 def test_memory_that_is_not_there():

@@ -30,6 +30,7 @@ def test_how_trainer_scales_a_loss(trainer):
     assert inside.scaled_for_accumulation(trainer, items=None) is False
     assert inside.loss_copies(trainer) == 1
     assert inside.sequence_shards(trainer) == {"context": 1, "sequence": 1}
+    assert inside.pipeline_stages(trainer.model) == 1
     trainer.current_gradient_accumulation_steps = 3  # as train() does
     assert inside.accumulation_steps(trainer) == 3
 

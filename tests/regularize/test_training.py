@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from torch import nn
 from transformers import Trainer, TrainingArguments
+from transformers.distributed import DistributedConfig
 
 import decondense as dc
 from regularize.models import PLAIN, assert_same, gpt2, gradients, llama, padded, t5, tokens
@@ -262,12 +266,28 @@ def test_what_a_trainer_tells_is_of_the_call(tmp_path):
         torch.testing.assert_close(loss.detach(), last["share"] * (last["task_loss"] + 0.5 * last["penalty"]))
 
 
-@pytest.mark.parametrize(("method", "name"), [("get_cp_size", "context"), ("get_sp_size", "sequence")])
-def test_split_sequences_are_refused(tmp_path, monkeypatch, method, name):
+def test_split_sequences_are_refused(tmp_path, monkeypatch):
+    """Ulysses, of a trainer and by hand: a process sees its part of a sequence, and nothing in the states tells."""
     trainer = Trainer(model=llama(), args=arguments(tmp_path), train_dataset=Rows(False))
-    monkeypatch.setattr(trainer, method, lambda: 2)
-    with pytest.raises(ValueError, match=f"got {name} parallelism over 2 processes"):
+    monkeypatch.setattr(trainer, "get_sp_size", lambda: 2)
+    with pytest.raises(ValueError, match="sequence parallelism over 2 processes"):
         dc.regularize(trainer)
+    monkeypatch.setitem(AcceleratorState._shared_state, "parallelism_config", SimpleNamespace(sp_size=2))
+    ids = tokens()
+    with dc.regularize(llama().train()) as handle, pytest.raises(ValueError, match="the loss must see whole sequences"):
+        handle.model(input_ids=ids, labels=ids)
+    watch = dc.monitor(llama().train())
+    with pytest.raises(ValueError, match="the monitor must see whole sequences"):
+        watch.model(input_ids=ids, labels=ids)
+    watch.remove()
+
+
+def test_a_pipeline_is_refused():
+    model = llama()
+    model.config.distributed_config = DistributedConfig(pp_size=2)
+    for attach in (dc.regularize, dc.monitor):
+        with pytest.raises(ValueError, match=r"got a pipeline of 2 stages \(pp_size\)"):
+            attach(model)
 
 
 @pytest.mark.parametrize("option", ["label smoothing", "compute_loss_func"])

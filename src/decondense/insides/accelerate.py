@@ -1,14 +1,16 @@
-"""Insides of accelerate: the gradient norm that Trainer does not hand on, and the precision of sharded models."""
+"""Insides of accelerate: the gradient norm that Trainer does not hand on, the precision of sharded models, and whether
+sequences are split."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from . import attribute
+from . import attribute, member
 
 
 def watch_gradient_norm(accelerator: Any, tell: Callable[[Any], None]) -> None:
@@ -24,6 +26,18 @@ def watch_gradient_norm(accelerator: Any, tell: Callable[[Any], None]) -> None:
         return norm
 
     accelerator.clip_grad_norm_ = clipped
+
+
+def sequence_parallel_size() -> int:
+    """Over how many processes Ulysses splits a sequence, in a loop by hand: only the state that all `Accelerator`s of a
+    process share knows."""
+    if "accelerate.state" not in sys.modules:  # who never imported it has no Accelerator
+        return 1
+    why = "sequences that are split over processes must be noticed"
+    state = member("accelerate.state", "AcceleratorState", library="accelerate", why=why)
+    shared = attribute(state, "_shared_state", library="accelerate", why=why)
+    config = shared.get("parallelism_config")
+    return 1 if config is None else int(attribute(config, "sp_size", library="accelerate", why=why))
 
 
 def keep_float32(accelerator: Any) -> None:

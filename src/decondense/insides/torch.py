@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
-from . import Moved, attribute
+from . import Moved, attribute, member
 
 
 def is_replica(module: Any) -> bool:
@@ -37,6 +38,19 @@ def eager(model: nn.Module) -> Iterator[None]:
     finally:
         for module, call in compiled.items():
             module._compiled_call_impl = call
+
+
+def context_is_parallel() -> bool:
+    """Whether torch's context parallelism is on, so that this process sees its part of every sequence. It makes
+    attention on DTensors go round a ring, and that is all that can be asked about it."""
+    module = "torch.distributed.tensor.experimental._context_parallel._attention"
+    if module not in sys.modules:  # who never imported it has not switched it on
+        return False
+    why = "sequences that are split over processes must be noticed"
+    rings = member(module, "custom_ops", library="torch", why=why)
+    dispatcher = attribute(torch.distributed.tensor.DTensor, "_op_dispatcher", library="torch", why=why)
+    handlers = attribute(dispatcher, "_custom_op_handlers", library="torch", why=why)
+    return any(handlers.get(operation) is ring for operation, ring in rings.items())
 
 
 def out_of_memory(error: RuntimeError) -> bool:

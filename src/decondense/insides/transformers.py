@@ -61,6 +61,21 @@ def sequence_shards(trainer: Any) -> dict[str, int]:
     return {"context": _of(trainer, "get_cp_size", why)(), "sequence": _of(trainer, "get_sp_size", why)()}
 
 
+def context_group(trainer: Any) -> Any:
+    """The processes among which a trainer with context parallelism splits a sequence."""
+    mesh = attribute(
+        trainer.accelerator, "torch_device_mesh", library="accelerate", why="the parts of a sequence must find another"
+    )
+    return mesh["cp"].get_group()
+
+
+def pipeline_stages(model: Any) -> int:
+    """Over how many processes transformers has put the layers of a model; 1 without its `DistributedConfig`."""
+    config = getattr(getattr(model, "config", None), "distributed_config", None)
+    size = config.get("pp_size") if isinstance(config, dict) else getattr(config, "pp_size", None)
+    return int(size or 1)
+
+
 def loss_sum(trainer: Any) -> Any:
     """The sum of the losses since the last line of the log. A step that is skipped must be taken out of it again."""
     return _of(trainer, "_tr_loss", "a skipped step must not count in the log")

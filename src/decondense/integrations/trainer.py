@@ -32,13 +32,14 @@ class TrainerEngine:
                 "trainer must hold its model, got one with model_init, which makes a new one in train(): "
                 "pass model=… to the trainer."
             )
-        for name, ranks in inside.sequence_shards(trainer).items():
-            if ranks > 1:
-                raise ValueError(
-                    f"trainer must give whole sequences to compute_loss, got {name} parallelism over {ranks} "
-                    "processes, whose penalty would be that of a shard: switch it off, or use "
-                    "losses.dispersion(process_group=…) in a loss of your own."
-                )
+        shards = inside.sequence_shards(trainer)
+        if shards["sequence"] > 1:
+            raise ValueError(
+                "trainer must give whole sequences to compute_loss, got sequence parallelism over "
+                f"{shards['sequence']} processes (Ulysses), whose penalty would be that of a shard: use cp_size, "
+                "context parallelism, instead of sp_size."
+            )
+        self._group = inside.context_group(trainer) if shards["context"] > 1 else None
         self.trainer, self.model = trainer, trainer.model
         self.sums: dict[str, Tensor] = {}
         self.logged_step = -1
@@ -58,6 +59,8 @@ class TrainerEngine:
 
     def attach(self, handle: Handle) -> None:
         self._handle = handle
+        if self._group is not None:
+            handle.term = handle.term.across(self._group)
         handle.read(lambda: self._collecting)
         self._compute_loss, self._log = self.trainer.compute_loss, self.trainer.log
         for name, wrapped in (("compute_loss", self._with_penalty), ("log", self._with_terms)):

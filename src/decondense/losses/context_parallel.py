@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .moments import MeanCosine
-from .pairs import CosinePairs, tiles
+from .pairs import CosinePairs, apply, tiles
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,11 @@ class SharedMeanCosine(MeanCosine):
         packed = torch.cat([s.squeeze(1), square.unsqueeze(1), n.unsqueeze(1)], 1)
         dist.all_reduce(packed, group=self.group)
         return packed[:, None, :-2].contiguous(), packed[:, -2], packed[:, -1]
+
+
+def mean_cosine_across(z: Tensor, mask: Tensor | None, group: Any, eps: float = 0.0) -> Tensor:
+    """The mean cosine (batch,) of sequences of which z holds this rank's part."""
+    return apply(SharedMeanCosine(eps, group), z, mask)[0]
 
 
 @dataclass(frozen=True)

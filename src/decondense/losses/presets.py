@@ -36,7 +36,7 @@ class Loss(nn.Module):
 
         A row of single tokens has no pair and counts as 0.
         """
-        if states[0].shape[1] < 2:
+        if states[0].shape[1] < 2 and self.keywords.get("process_group") is None:
             return torch.zeros(len(states), states[0].shape[0], device=states[0].device), None
         masks = [None if mask is None else mask.to(z.device) for z in states]
         return registered()[self.name].over_layers(states, masks, **self.keywords)

@@ -20,6 +20,7 @@ from ..meter.states import evaluating
 from ..meter.statistics import trimmed
 from ..meter.trend import curve_statistics
 from ..needs import need
+from ..split import refuse_split
 from .reading import METRICS, Reading, geometry
 
 __all__ = ["Collapse", "Log", "Monitor"]
@@ -93,6 +94,7 @@ class Monitor:
 
     @torch.no_grad()
     def _note(self, captures: list[hs.Capture]) -> Reading:
+        refuse_split("the monitor", "watch without context or sequence parallelism")
         self._seen = self.step()
         rows, counts = [], []
         for i in range(len(captures[0].states)):

@@ -1,0 +1,46 @@
+"""Models and sequences that lie on several processes: who split them, and what cannot be computed then.
+
+Under context parallelism a process has its part of every sequence. A mean over pairs of tokens of the parts is another
+number than that of the sequence, and nothing about the states tells the two apart: one has to ask who splits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from .insides import accelerate, torch
+from .insides.transformers import pipeline_stages
+
+__all__ = ["everywhere", "ranks", "refuse_pipeline", "refuse_split"]
+
+
+def refuse_split(what: str, remedy: str) -> None:
+    """Raise where this process sees parts of sequences: inside torch's `context_parallel`, or under Ulysses."""
+    by = "torch's context_parallel" if torch.context_is_parallel() else None
+    if by is None and (size := accelerate.sequence_parallel_size()) > 1:
+        by = f"accelerate's sequence parallelism over {size} processes"
+    if by is not None:
+        raise ValueError(f"{what} must see whole sequences, got parts of them, split by {by}: {remedy}.")
+
+
+def refuse_pipeline(model: Any) -> None:
+    """A stage of a pipeline has some of the layers, and the loss is on another."""
+    if (stages := pipeline_stages(model)) > 1:
+        raise ValueError(
+            f"{type(model).__name__} must have all its layers on this process, got a pipeline of {stages} stages "
+            "(pp_size): use fsdp_size or tp_size instead."
+        )
+
+
+def ranks(group: Any) -> int:
+    return 1 if group is None else dist.get_world_size(group)
+
+
+def everywhere(counts: Tensor, group: Any) -> Tensor:
+    """The sum of whole numbers over the processes of the group."""
+    if group is not None:
+        dist.all_reduce(counts := counts.clone(), group=group)
+    return counts
