@@ -45,6 +45,7 @@ def p_value(value: float) -> str:
 
 
 DIFFERENCE = ("task", "items", "base", "treated", "difference", "95 % interval", "p", "p (Holm)", "could have shown")
+DIFFERENCE += ("signal to noise",)
 
 
 def difference_cells(row: Mapping[str, Any], say: Callable[..., str] = points, items: str = "{}") -> tuple[str, ...]:
@@ -52,7 +53,9 @@ def difference_cells(row: Mapping[str, Any], say: Callable[..., str] = points, i
     reach = "–" if row["low"] is None else f"{say(row['low'], sign=True)} to {say(row['high'], sign=True)}"
     holm = "" if row.get("p_holm") is None else p_value(row["p_holm"])
     head = str(row["task"]), items.format(row["items"]), say(row["base"]), say(row["treated"])
-    return *head, say(row["difference"], sign=True), reach, p_value(row["p"]), holm, say(row["smallest_effect"])
+    ratio = "" if row.get("signal_to_noise") is None else f"{row['signal_to_noise']:.1f}".replace("-", "−")
+    tests = p_value(row["p"]), holm, say(row["smallest_effect"]), ratio
+    return *head, say(row["difference"], sign=True), reach, *tests
 
 
 def p_words(value: float) -> str:

@@ -102,6 +102,9 @@ def test_tables(six):
     record, text = json.loads(whole.to_json()), markdown(whole)
     scores, likelihoods = text.split("Log-likelihood of what is right, in nats per item (per token of a text):")
     assert scores.count("\n| ") == likelihoods.count("\n| ") - 1 == 3
+    ratio = record["tasks"][0]["signal_to_noise"]
+    assert f"| {ratio:.1f} |\n" in scores
+    assert ("signal to noise" in scores, "signal to noise" in likelihoods) == (True, False)
     assert record["verdict"] in text
     tex = latex(whole)
     assert tex.count("\\\\") == 4
@@ -110,6 +113,8 @@ def test_tables(six):
     rows = list(csv.DictReader(io.StringIO(csv_table(whole))))
     assert [row["task"] for row in rows[:3]] == ["easy", "hard", "average"]
     assert float(rows[2]["difference"]) == record["macro"]["difference"]
+    assert float(rows[0]["signal_to_noise"]) == ratio
+    assert whole.to_pandas().set_index("task").loc["easy", "signal_to_noise"] == ratio
     assert points(-0.0412, sign=True) == "−4.12"
     assert points(-0.00001, sign=True) == "+0.00"
     assert points(None) == "–"

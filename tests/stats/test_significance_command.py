@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shlex
 
@@ -9,7 +10,9 @@ import numpy as np
 import pytest
 from by_hand import cli, compared, make_item
 
+from decondense.records import read
 from decondense.stats.significance import significance
+from decondense.words import points
 
 
 def test_command(six, tmp_path):
@@ -22,12 +25,43 @@ def test_command(six, tmp_path):
     record = json.loads((out / "result.json").read_text())
     assert record["seeds"] == [3, 3]
     assert record["verdict"] in done.stdout.replace("\n", " ")
+    heads, easy = (next(line for line in done.stdout.splitlines() if word in line) for word in ("Holm", "easy"))
+    assert heads.split()[-1] == "S/N"
+    assert easy.split()[-1] == f"{record['tasks'][0]['signal_to_noise']:.1f}"
     again = cli("significance", base[0], treated[0], "--out", out)
     assert again.returncode == 2
     assert "already holds a result: choose another folder with --out, or replace it with --force." in again.stderr
     assert json.loads((out / "result.json").read_text()) == record
     assert cli("significance", base[0], treated[0], "--out", out, "--force").returncode == 0
     assert json.loads((out / "result.json").read_text())["seeds"] == [1, 1]
+
+
+def test_the_average_by_signal_to_noise_stands_beside_the_plain_one(tmp_path):
+    rng = np.random.default_rng(0)
+    for arm, gain in (("base", 0.0), ("treated", 0.1)):
+        rows = [
+            f"{item},{rng.random() < level + gain:d},{task},{seed}"
+            for seed in range(2)
+            for task, level in (("a", 0.2), ("b", 0.6))
+            for item in range(50)
+        ]
+        (tmp_path / f"{arm}.csv").write_text("\n".join(["item,score,task,seed", *rows]) + "\n")
+    out = tmp_path / "out"
+    done = cli("significance", tmp_path / "base.csv", "--", tmp_path / "treated.csv", "--out", out, "--bootstrap", 0)
+    assert done.returncode == 0, done.stderr
+    record = read(out)
+    weighted = record.macro.weighted
+    assert weighted.weights["b"] > weighted.weights["a"] > 0
+    assert weighted.difference == pytest.approx(sum(weighted.weights[t.task] * t.difference for t in record.tasks))
+    for text in (done.stdout, (out / "table.md").read_text(), (out / "table.tex").read_text()):
+        plain, other = (next(line for line in text.splitlines() if word in line) for word in ("average ", "by S/N"))
+        assert points(record.macro.difference, sign=True) in plain
+        assert points(weighted.difference, sign=True) in other
+        assert text.index(plain) < text.index(other)
+    table = list(csv.DictReader((out / "table.csv").open()))
+    assert [row["task"] for row in table] == ["a", "b", "average", "average by S/N"]
+    frame = record.to_pandas().set_index("task")
+    assert frame.loc["average by S/N", "low"] == float(table[3]["low"]) == weighted.low
 
 
 def test_the_record_says_how_to_make_it_again(make_run, tmp_path, monkeypatch):

@@ -95,8 +95,9 @@ def _show(record: Significance) -> None:
         _print_table(cells(record))
         chance = f"{100 * record.power:.0f} %"
         out.print(
-            f"could: the smallest true difference that would have been found with {chance} probability", style="dim"
-        )
+            f"could: the smallest true difference that would have been found with {chance} probability; S/N: how far "
+            "the scores lie above chance, over the standard error of the difference", style="dim",
+        )  # fmt: skip
     if record.likelihood:
         out.print(f"{LIKELIHOOD}:")
         _print_table(cells(record.likelihood, nats), without=("items", "p", "could") if record.tasks else ())
@@ -111,9 +112,6 @@ def _show(record: Significance) -> None:
         if "bootstrap" in macro:
             low, high = (points(macro["bootstrap"][key], sign=True) for key in ("low", "high"))
             out.print(f"hierarchical bootstrap of the average: {low} to {high} points")
-        if "weighted" in macro:
-            low, high, middle = (points(macro["weighted"][key], sign=True) for key in ("low", "high", "difference"))
-            out.print(f"average weighted by signal to noise: {middle} points, {low} to {high}")
         if "effective" in macro:
             out.print(
                 f"{macro['items']} items in {macro['clusters']} clusters tell as much as {macro['effective']:.0f} "
@@ -133,6 +131,7 @@ def _show(record: Significance) -> None:
 def _print_table(rows: list[tuple[str, ...]], *, without: tuple[str, ...] = ()) -> None:
     from ..stats.tables import SHORT
 
-    shown = [column not in without for column in SHORT]
+    heads = SHORT[: len(rows[0])]
+    shown = [column not in without for column in heads]
     cells = [list(compress(row, shown)) for row in rows]
-    out.print(table(list(compress(SHORT, shown)), cells, left=SHORT[:1]))
+    out.print(table(list(compress(heads, shown)), cells, left=heads[:1]))

@@ -196,7 +196,7 @@ def from_run(run: EvaluatedRun, wanted: Wanted | None = None) -> Log:
         metric = pick(metrics, wanted if not text else Wanted(), task, Path(run.path))
         score = None if text else np.array([item[metrics[metric or "acc"]] for item in items], dtype=np.float64)  # type: ignore[literal-required]
         known = all(item["loglikelihoods"] and (item["gold"] or text) for item in items)
-        choices = [len(item["loglikelihoods"] or ()) for item in items]
+        choices = [len(item["loglikelihoods"] or ()) / max(1, len(item["gold"] or ())) for item in items]
         tasks[task] = Scores(
             ids=[item_id(task, item["subtask"], item["doc_id"]) for item in items],
             score=score,
@@ -217,8 +217,8 @@ def _hashes(items: Sequence[Item]) -> list[str]:
     return [item["item"] for item in items]
 
 
-def chance_of(choices: Sequence[int]) -> float:
-    """What guessing scores, of how many choices each item has; 0 where nothing is chosen."""
+def chance_of(choices: Sequence[float]) -> float:
+    """What guessing scores, of how many choices each item has for every right one; 0 where nothing is chosen."""
     return float(np.mean([1 / n for n in choices])) if choices and min(choices) > 1 else 0.0
 
 

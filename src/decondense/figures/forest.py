@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..records import AVERAGE, WEIGHTED
 from ..words import p_words, signed
 from .chart import FAINT, INK, PALETTE, Axis, Box, Chart, Frame, Remark, Rule, Series
 from .draw import Strip, Where, draw
@@ -18,11 +19,11 @@ def forest_chart(
     title: str, rows: Sequence[Row], *, scale: float = 100.0, unit: str = "points", power: float,
     contrast: str = "treated − base",
 ) -> Chart:  # fmt: skip
-    """One line per task, the average last. A square is the difference (`contrast` names the arms), as large as the task
+    """One line per task, averages last. A square is the difference (`contrast` names the arms), as large as the task
     has items, filled where Holm's correction leaves a difference; its line is the 95 % interval. Small dots are single
     seeds. The grey band is what this design could have missed."""
     places = list(range(len(rows), 0, -1))
-    average = rows[-1]["task"] == "average" and len(rows) > 1
+    averages = sum(row["task"] in (AVERAGE, WEIGHTED) for row in rows)
     reaches = [None if row["smallest_effect"] is None else scale * row["smallest_effect"] for row in rows]
     singles = [
         (scale * (value - row["base"]), place + 0.24, number)
@@ -48,7 +49,7 @@ def forest_chart(
     return Chart(
         title, Axis(f"{contrast}, {unit}", _shown_range(rows, scale)),
         Axis(ticks=ticks, range=(0.4, len(rows) + 0.6), grid=False), [Frame(marks)],
-        [Rule(0, colour=INK, width=1.5), *([Rule(1.5, "y")] if average else [])],
+        [Rule(0, colour=INK, width=1.5), *([Rule(averages + 0.5, "y")] if averages else [])],
         [Box((-r, r), (place - 0.42, place + 0.42)) for place, r in zip(places, reaches) if r is not None],
         right=[(place, p_words(_p(row))) for place, row in zip(places, rows)], height=130 + 34 * len(rows), note=note,
     )  # fmt: skip
@@ -66,7 +67,7 @@ def _estimates(
     return Series(
         [scale * row["difference"] for row in rows], [place for place, _ in chosen], name,
         PALETTE[0] if strong else FAINT,
-        symbol=["diamond" if row["task"] == "average" else "square" for row in rows],
+        symbol=["diamond" if row["task"] in (AVERAGE, WEIGHTED) else "square" for row in rows],
         size=[round(8 + 9 * (row["items"] / largest) ** 0.5, 1) for row in rows],
         low=low, high=high, across=True, hollow=not strong, of=words, hover="{of}",
     )  # fmt: skip
@@ -99,7 +100,8 @@ def forest(
         + ("; dots: treated seeds minus the base's mean" if max(len(row["treated_seeds"]) for row in rows) > 1 else "")
     )
     if published is not None:
-        line = Series([published] * 2, [0.55, 1.45], colour=PALETTE[1], dash="dash", width=2.5)
+        at = len(rows) - [row["task"] for row in rows].index(AVERAGE)
+        line = Series([published] * 2, [at - 0.45, at + 0.45], colour=PALETTE[1], dash="dash", width=2.5)
         chart.frames[0].marks.append(line)
-        chart.remarks = [Remark(f"published {signed(published, 2)}", published, 1.1, PALETTE[1])]
+        chart.remarks = [Remark(f"published {signed(published, 2)}", published, at + 0.1, PALETTE[1])]
     return draw([Strip([[chart]], (7.2, 1.3 + 0.36 * len(rows)))], path, name="forest.png", **where)

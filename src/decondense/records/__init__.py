@@ -16,13 +16,22 @@ fit is a `Damaged` with the path and the field. Files of version 1 are read too.
 from __future__ import annotations
 
 from .base import Damaged, Number, Record, find, parse, read
-from .evaluation import Differences, Evaluation, Outcomes, Significance, TaskOutcomes, differences
+from .evaluation import (
+    AVERAGE,
+    WEIGHTED,
+    Differences,
+    Evaluation,
+    Outcomes,
+    Significance,
+    TaskOutcomes,
+    differences,
+)
 from .measurement import STATISTICS, Comparison, Interval, Measured, Measurement, Snapshot, State, in_short
 from .study import Study, Table
 from .training import HeldOut, Step, Training
 
 __all__ = [
-    "STATISTICS", "Comparison", "Damaged", "Differences", "Evaluation", "HeldOut", "Interval", "Measured",
-    "Measurement", "Number", "Outcomes", "Record", "Significance", "Snapshot", "State", "Step", "Study", "Table",
-    "TaskOutcomes", "Training", "differences", "find", "in_short", "parse", "read",
+    "AVERAGE", "STATISTICS", "WEIGHTED", "Comparison", "Damaged", "Differences", "Evaluation", "HeldOut", "Interval",
+    "Measured", "Measurement", "Number", "Outcomes", "Record", "Significance", "Snapshot", "State", "Step", "Study",
+    "Table", "TaskOutcomes", "Training", "differences", "find", "in_short", "parse", "read",
 ]  # fmt: skip

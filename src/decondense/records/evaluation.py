@@ -99,7 +99,8 @@ class Outcomes(Record, reads=("decondense.outcomes/1",)):
 
 
 class Difference(Open):
-    """treated − base on one task, or on their average. More where it applies: `gained` and `lost` items, the `pairs` of
+    """treated − base on one task, or on their average. `signal_to_noise`: of a task, how far its scores lie above
+    chance over the standard error of the difference. More where it applies: `gained` and `lost` items, the `pairs` of
     seeds, `se`, `seed_se`, `item_se`, `seed_sd`, `df`, `bootstrap`."""
 
     items: int = Field(gt=0)
@@ -116,14 +117,22 @@ class Difference(Open):
     smallest_effect: Number = None
     p_holm: Number = None
     seed_sd: Number = None
+    signal_to_noise: Number = None
 
 
 class TaskDifference(Difference):
     task: str
 
 
+class WeightedDifference(Difference):
+    """Of the average in which every task has its own weight."""
+
+    weights: dict[str, float]
+
+
 class AverageDifference(Difference):
     tasks: int
+    weighted: WeightedDifference | None = None
 
 
 class Differences(Part):
@@ -148,7 +157,7 @@ class Significance(Record, reads=("decondense.significance/1",)):
     verdict: str
 
     def lines(self) -> list[Section]:
-        """A row per task and, where there are several, one for their average; scores as fractions."""
+        """A row per task and, where there are several, for their averages; scores as fractions."""
         return differences(self)
 
     @property
@@ -158,9 +167,15 @@ class Significance(Record, reads=("decondense.significance/1",)):
         return "two checkpoints" if self.claim == "checkpoints" else f"{base} base and {treated} treated seeds"
 
 
+AVERAGE, WEIGHTED = "average", "average by S/N"
+
+
 def differences(part: Significance | Differences) -> list[Section]:
-    """A row for each task and, where there are several, one for their average."""
+    """A row for each task and, where there are several, one for their average, and one for that weighted by signal to
+    noise where it is known."""
     rows = [task.model_dump() for task in part.tasks]
     if part.macro is not None and len(rows) > 1:
-        rows.append(part.macro.model_dump() | {"task": "average"})
+        rows.append(part.macro.model_dump(exclude={"weighted"}) | {"task": AVERAGE})
+        if part.macro.weighted is not None:
+            rows.append(part.macro.weighted.model_dump(exclude={"weights"}) | {"task": WEIGHTED})
     return rows

@@ -240,7 +240,7 @@ def significance(source: Source[Significance]) -> Section:
 
 EFFECTS = (
     "task", "items", "base", "treated", "difference", "low", "high", "test", "p", "p_holm", "significant",
-    "smallest_effect", "seed_sd", "item_se",
+    "smallest_effect", "seed_sd", "item_se", "signal_to_noise",
 )  # fmt: skip
 
 

@@ -214,9 +214,8 @@ def analyse(
     if sum(share > 0 for share in shares) > 1:
         weights = [share / sum(shares) for share in shares]
         weighted, _ = _row(pairs, groups, alpha=alpha, weights=weights, **test)
-        macro["weighted"] = {key: weighted[key] for key in ("difference", "low", "high", "p", "smallest_effect")}
-        macro["weighted"]["weights"] = dict(zip(outcomes, weights))
-    for row in (*tasks, macro):
+        macro["weighted"] = weighted | {"significant": weighted["p"] <= alpha, "weights": dict(zip(outcomes, weights))}
+    for row in (*tasks, macro, *([macro["weighted"]] if "weighted" in macro else [])):
         inner = row.pop("inner")
         if matters is not None:
             row["finding"] = finding(row, inner, matters, significant=row["significant"])

@@ -7,15 +7,16 @@ import io
 from collections.abc import Callable
 from typing import Any
 
-from ..records import Differences, Significance, differences
+from ..records import AVERAGE, Differences, Significance, differences
 from ..words import DIFFERENCE, difference_cells, nats, p_words, points
 
 __all__ = ["HEADER", "LIKELIHOOD", "SHORT", "cells", "csv_table", "latex", "markdown", "verdict"]
 
 HEADER = DIFFERENCE
-SHORT = ("task", "items", "base", "treated", "diff.", "95 % interval", "p", "Holm", "could")
+SHORT = ("task", "items", "base", "treated", "diff.", "95 % interval", "p", "Holm", "could", "S/N")
 LIKELIHOOD = "Log-likelihood of what is right, in nats per item (per token of a text)"
 COLUMNS = "items base treated difference low high test p p_holm significant smallest_effect seed_sd item_se seed_se"
+COLUMNS += " signal_to_noise"
 NAMED = 3
 """So many tasks are called by their names in a sentence; the table has all."""
 
@@ -85,8 +86,10 @@ def _sentence(
 
 
 def cells(part: Compared, say: Callable[..., str] = points) -> list[tuple[str, ...]]:
-    """The table's rows as text, in the order of ``HEADER``."""
-    return [difference_cells(row, say) for row in differences(part)]
+    """The table's rows as text, in the order of ``HEADER``; without its last column where no task has a ratio of signal
+    to noise, as of log-likelihoods, which have no level of chance."""
+    rows = [difference_cells(row, say) for row in differences(part)]
+    return rows if any(row[-1] for row in rows) else [row[:-1] for row in rows]
 
 
 def markdown(record: Significance) -> str:
@@ -97,7 +100,8 @@ def markdown(record: Significance) -> str:
 
 
 def _table(rows: list[tuple[str, ...]]) -> str:
-    lines = ["| " + " | ".join(HEADER) + " |", "|---" + "|---:" * (len(HEADER) - 1) + "|"]
+    heads = HEADER[: len(rows[0])]
+    lines = ["| " + " | ".join(heads) + " |", "|---" + "|---:" * (len(heads) - 1) + "|"]
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     return "\n".join(lines) + "\n"
 
@@ -112,10 +116,11 @@ def latex(record: Significance) -> str:
     def line(row: tuple[str, ...]) -> str:
         return " & ".join(cell.translate(str.maketrans(TEX)) for cell in row) + " \\\\"
 
-    rows = [line(row) for row in cells(record)]
+    shown = cells(record)
+    rows, heads = [line(row) for row in shown], HEADER[: len(shown[0])]
     if len(rows) > 1:
-        rows.insert(-1, "\\midrule")
-    head = ["\\begin{tabular}{l" + "r" * (len(HEADER) - 1) + "}", "\\toprule", line(HEADER), "\\midrule"]
+        rows.insert(len(record.tasks), "\\midrule")
+    head = ["\\begin{tabular}{l" + "r" * (len(heads) - 1) + "}", "\\toprule", line(heads), "\\midrule"]
     return "\n".join([*head, *rows, "\\bottomrule", "\\end{tabular}"]) + "\n"
 
 
@@ -127,7 +132,8 @@ def csv_table(record: Significance) -> str:
     for outcome, part in (("score", record), ("log-likelihood", record.likelihood)):
         if part is None or part.macro is None:
             continue
-        rows: list[dict[str, Any]] = [row.model_dump() for row in part.tasks]
-        rows.append(part.macro.model_dump() | {"task": "average"})
+        rows: list[dict[str, Any]] = differences(part)
+        if len(rows) == 1:
+            rows.append(part.macro.model_dump() | {"task": AVERAGE})
         writer.writerows({"outcome": outcome, **row} for row in rows)
     return stream.getvalue()
