@@ -300,9 +300,10 @@ def test_an_unfinished_run_and_a_lost_snapshot_are_said(tmp_path):
 def test_forest_shows_differences_in_points(tmp_path):
     record = write_significance(tmp_path / "s")
     section = section_of(tmp_path)
-    points, rows = estimates(section.panels[0].charts[0]), [*record["tasks"], record["macro"]]
-    assert len(points) == len(rows) == 4
-    for place, row in zip(range(4, 0, -1), rows):
+    points, macro = estimates(section.panels[0].charts[0]), record["macro"]
+    rows = [*record["tasks"], macro, macro["weighted"]]
+    assert len(points) == len(rows) == 5
+    for place, row in zip(range(5, 0, -1), rows):
         *three, name = points[place]
         assert three == pytest.approx([100 * row[key] for key in ("difference", "low", "high")], rel=1e-3, abs=1e-4)
         assert (name == "differs") is bool(row["significant"])
