@@ -1,4 +1,4 @@
-"""Run by test_fsdp2.py under torchrun: training under torch's `fully_shard` against one process on the joined batch.
+"""Run by test_fsdp2.py on two processes: training under torch's `fully_shard` against one process on the joined batch.
 
 Each rank also trains the unsharded model on all rows, so that every rank can compare; losses, weights after three
 steps of AdamW, and that what is trained is sharded: parameters, gradients, moments.

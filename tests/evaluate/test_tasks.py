@@ -11,6 +11,7 @@ import pytest
 
 from decondense.evaluate import tasks
 from decondense.evaluate.task_names import index_of, leaves_of
+from decondense.insides import lm_eval as inside
 
 
 def test_names():
@@ -85,10 +86,15 @@ def test_prompts_are_those_of_lm_eval(paper):
     assert context.count("\nAnswer:") == 6
 
 
-@pytest.mark.parametrize("name", [pytest.param("gpqa", marks=pytest.mark.slow), "mgsm_direct", "m_mmlu"])
+@pytest.mark.parametrize("name", ["gpqa", "mgsm_direct", "m_mmlu"])
 def test_names_that_no_yaml_file_spells_out_are_asked_of_lm_eval(name, tmp_path):
     with pytest.raises(FileNotFoundError, match=rf"task '\w+' needs the folder '{name}'"):
         tasks.build([name], data=tmp_path)
+
+
+def test_every_name_of_lm_eval_is_spelled_out_somewhere():
+    """Else a right name would be refused. It stands here, where its whole index is made for others as well."""
+    assert [name for name in inside.index() if name not in inside.homes()] == []
 
 
 def test_a_tag_stands_for_its_tasks_in_all_folders():

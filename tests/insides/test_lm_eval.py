@@ -22,12 +22,6 @@ def test_names_and_definitions():
     assert inside.definition(index["piqa"])["doc_to_text"].startswith("Question: {{goal}}")
 
 
-@pytest.mark.slow
-def test_every_name_of_lm_eval_is_spelled_out_somewhere():
-    """Else a right name would be refused."""
-    assert [name for name in inside.index() if name not in inside.homes()] == []
-
-
 def test_where_examples_come_from():
     config = SimpleNamespace(training_split="train", validation_split="dev", test_split=None)
     task = SimpleNamespace(config=config, fewshot_cfg=SimpleNamespace(split=None, samples=None), _instances=[1])

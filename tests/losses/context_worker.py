@@ -1,4 +1,4 @@
-"""Run by test_context_parallel.py under torchrun: a sequence split over the ranks, against the whole of it."""
+"""Run by test_context_parallel.py on several processes: a sequence split over the ranks, against the whole of it."""
 
 from __future__ import annotations
 

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from processes import launch
 
 from decondense import losses
-
-WORKER = Path(__file__).with_name("context_worker.py")
 
 
 @pytest.mark.parametrize("processes", [2, 3])
 def test_split_sequences(processes):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    run = subprocess.run([*command, str(WORKER)], capture_output=True, text=True, timeout=180, env=environment)
+    run = launch(processes, Path(__file__).with_name("context_worker.py"))
     assert run.returncode == 0, run.stderr[-3000:]
     assert "same value and gradient" in run.stdout
 

@@ -1,4 +1,4 @@
-"""One process of a measurement under torchrun: MODEL TEXT FOLDER."""
+"""One process of a measurement with others: MODEL TEXT FOLDER."""
 
 import os
 import sys

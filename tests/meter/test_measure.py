@@ -2,15 +2,13 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import meter_oracle as oracle
 import numpy as np
 import pytest
 import torch
+from processes import launch
 from tiny_models import build
 
 from decondense.meter import Interrupted, load, measure
@@ -174,19 +172,13 @@ def test_interrupted_and_resumed_is_byte_for_byte_the_whole(stories, prose, whol
         measure(stories, resume=True, **(options | {"seed": 8}))
 
 
-@pytest.mark.slow
 def test_two_processes_give_the_numbers_of_one(shared, prose, tmp_path):
     model = shared / "models" / "stories260K"
     text = tmp_path / "text.txt"
     text.write_text(prose[0])
     alone = measure(model, text=text, device="cpu", **SMALL)
-    worker = Path(__file__).parent / "measure_worker.py"
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "DECONDENSE_CACHE": str(tmp_path / "cache")}
-    launch = ["--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
-    command = [sys.executable, "-m", "torch.distributed.run", *launch, str(worker)]
-    run = subprocess.run(
-        [*command, str(model), str(text), str(tmp_path)], capture_output=True, text=True, env=environment, timeout=180
-    )
+    worker = Path(__file__).with_name("measure_worker.py")
+    run = launch(2, worker, model, text, tmp_path, DECONDENSE_CACHE=tmp_path / "cache")
     assert run.returncode == 0, run.stderr[-3000:]
     results = [load(tmp_path / f"rank{r}.json") for r in (0, 1)]
     assert results[0].to_json() == results[1].to_json()

@@ -1,7 +1,5 @@
-"""Run by test_distributed.py under torchrun: one process's share of a batch, its gradients compared by rank 0.
-
-python distributed_worker.py {ddp,fsdp}
-"""
+"""Run by test_distributed.py on two processes: one's share of a batch, its gradients compared with those of one process
+on all of it."""
 
 from __future__ import annotations
 
@@ -20,11 +18,12 @@ import decondense as dc
 from regularize.models import gradients, llama, padded, tokens
 
 
-def main(engine: str) -> None:
+def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    for estimator in ("exact", "first_order"):
-        compare(engine, estimator)
+    for engine in ("ddp", "fsdp"):
+        for estimator in ("exact", "first_order"):
+            compare(engine, estimator)
     dist.destroy_process_group()
 
 
@@ -58,7 +57,7 @@ def compare(engine: str, estimator: str) -> None:
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
     if rank == 0:
-        print("same gradients as one process", engine, estimator)
+        print(f"same gradients as one process: {engine} {estimator}")
 
 
-main(*sys.argv[1:])
+main()

@@ -1,29 +1,22 @@
-"""Two gloo processes under DDP, FSDP2, context and tensor parallelism: the gradients of one process on all rows."""
+"""Two gloo processes under DDP, and under FSDP2: the gradients of one process on the joined batch."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-import pytest
-
-HERE = Path(__file__).parent
+from processes import launch
 
 
-def two_processes(worker: str, *arguments: str) -> str:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [*launch, str(HERE / worker), *arguments]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
+def two_processes(worker: str) -> str:
+    run = launch(2, Path(__file__).with_name(worker))
     assert run.returncode == 0, run.stderr[-3000:]
     return run.stdout
 
 
-@pytest.mark.parametrize("engine", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
-def test_two_processes(engine):
-    assert two_processes("distributed_worker.py", engine).count("same gradients as one process") == 2
+def test_two_processes():
+    said = two_processes("distributed_worker.py")
+    for engine in ("ddp", "fsdp"):
+        assert said.count(f"same gradients as one process: {engine}") == 2
 
 
 def test_split_over_two_processes():

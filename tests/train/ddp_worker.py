@@ -1,4 +1,4 @@
-"""Run by test_distributed.py under torchrun on two gloo processes.
+"""Run by test_distributed.py on two gloo processes.
 
 python ddp_worker.py train RECIPE OUT     a snapshot of a sharded model, then the command
 python ddp_worker.py die RECIPE OUT       the command; the second process kills itself in step 6, where the first one is

@@ -1,15 +1,13 @@
-"""Two processes under torchrun: the result of one on the joined batch; and one that dies."""
+"""Two processes: the result of one on the joined batch; and one that dies."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from processes import FORKED, TORCHRUN, launch
 
 from decondense.train import load_recipe, train
 from train.runs import content, result, weights
@@ -22,22 +20,6 @@ SETTINGS = [
     "snapshots.count=1",
     "data.boundaries=isolated",  # blocks with unlike numbers of labels
 ]
-
-
-def torchrun(what: str, recipe: Path, out: Path, cache: Path) -> subprocess.CompletedProcess:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DECONDENSE_CACHE": str(cache)}
-    command = [*launch, str(WORKER), what, str(recipe), str(out)]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=out.parent
-    )
-    try:
-        stdout, stderr = process.communicate(timeout=300)
-    except subprocess.TimeoutExpired:
-        process.terminate()  # unlike kill, which torchrun could not hand on to its processes
-        process.communicate()
-        raise
-    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +53,9 @@ def same(one: Path, other: Path) -> None:
         torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.slow
 def test_two_processes_end_where_one_does(recipe, alone, cache):
     out = recipe.parent / "together"
-    run = torchrun("train", recipe, out, cache)
+    run = launch(2, WORKER, "train", recipe, out, cwd=out.parent, DECONDENSE_CACHE=cache)
     assert run.returncode == 0, run.stderr[-3000:]
     assert result(out)["processes"] == 2
     same(alone, out)
@@ -84,10 +65,12 @@ def test_two_processes_end_where_one_does(recipe, alone, cache):
     assert "[transformers]" not in run.stderr
 
 
-@pytest.mark.slow
-def test_a_process_that_dies_and_one_that_goes_on_alone(recipe, alone, cache):
-    out = recipe.parent / "broken"
-    run = torchrun("die", recipe, out, cache)
+@pytest.mark.parametrize(
+    "launcher", [FORKED, pytest.param(TORCHRUN, marks=pytest.mark.slow)], ids=["forked", "torchrun"]
+)
+def test_a_process_that_dies_and_one_that_goes_on_alone(launcher, recipe, alone, cache, tmp_path):
+    out = tmp_path / "broken"
+    run = launch(2, WORKER, "die", recipe, out, cwd=tmp_path, launcher=launcher, DECONDENSE_CACHE=cache)
     assert run.returncode != 0
     assert (
         "error: this process was told to end (SIGTERM), as launchers do when another process of the run has died: the "
