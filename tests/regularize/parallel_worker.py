@@ -1,4 +1,4 @@
-"""Run by test_distributed.py under torchrun: Trainer with context and with tensor parallelism, and loops by hand.
+"""Run by test_distributed.py on two processes: Trainer with context and with tensor parallelism, and loops by hand.
 
 The step of plain descent is p − lr · ∇(task loss + weight · penalty), the gradient that of one process on all rows.
 
