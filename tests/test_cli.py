@@ -121,6 +121,7 @@ def test_comparing_what_differs_is_said_and_no_number_is_cut(model, tmp_path, sh
     folders = [tmp_path / name for name in ("short", "long", "imdb")]
     for width in (80, 60):
         monkeypatch.setattr(terminal.out, "width", width)
+        monkeypatch.setenv("COLUMNS", str(width))
         code, stdout, stderr = run("compare", *folders, "--out", tmp_path / "c", "--force")
         assert code == 0
         table = stdout.split("Spearman from")[0].splitlines()

@@ -19,7 +19,8 @@ from types import TracebackType
 from typing import Any
 
 __all__ = [
-    "InUse", "atomic", "file_in", "finite", "flat", "locked", "os_reason", "own_trace", "packaged_file", "pretty_json",
+    "InUse", "atomic", "file_in", "finite", "flat", "locked", "neighbours", "os_reason", "own_trace", "packaged_file",
+    "pretty_json",
     "read_json", "remembered_sha256", "replaced", "safe_name", "told_apart", "versions", "write_csv", "write_text",
 ]  # fmt: skip
 
@@ -199,6 +200,14 @@ def safe_name(text: str) -> str:
     for letter, word in (("λ", "lambda"), ("τ", "tau"), ("−", "-")):
         text = text.replace(letter, word)
     return re.sub(r"[^A-Za-z0-9.+-]+", "-", text).strip(".-") or "unnamed"
+
+
+def neighbours(path: Path) -> list[str]:
+    """What lies beside a path, for a sentence about one that does not exist."""
+    try:
+        return sorted(entry.name for entry in path.parent.iterdir())
+    except OSError:
+        return []
 
 
 def told_apart(paths: Sequence[str | os.PathLike[str]]) -> list[str]:

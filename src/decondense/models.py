@@ -23,7 +23,7 @@ from . import hub
 from .files import flat, own_trace, read_json
 from .needs import need
 from .weights_cache import BUNDLED, bundled_folder, convert_gguf, quiet_loading, whole_model
-from .words import nearest, quoted
+from .words import nearest, perhaps, quoted
 
 if TYPE_CHECKING:
     import torch
@@ -239,7 +239,9 @@ def _dtype(dtype: str | torch.dtype | None, device_type: str) -> torch.dtype | s
     names = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
     wanted = names.get(dtype, dtype)
     if wanted not in names.values():
-        raise ValueError(f"dtype must be one of {', '.join(names.values())} or auto, got {dtype!r}.")
+        raise ValueError(
+            f"dtype must be one of {', '.join(names.values())} or auto, got {dtype!r}{perhaps(dtype, names.values())}"
+        )
     return getattr(torch, wanted)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 __all__ = [
     "DIFFERENCE", "amount", "cell", "difference_cells", "duration", "list_of", "nats", "nearest", "p_value",
-    "p_words", "points", "quoted", "round_to", "several", "signed", "slug", "span",
+    "p_words", "perhaps", "points", "quoted", "round_to", "several", "signed", "slug", "span",
 ]  # fmt: skip
 
 
@@ -134,6 +134,12 @@ def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.4) -> str:
     names = list(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
     return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}."
+
+
+def perhaps(name: object, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """ ": did you mean 'gpu'?" where one is near, else ".": the end of a sentence that needs no list of names."""
+    close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=cutoff)
+    return f": did you mean {close[0]!r}?" if close else "."
 
 
 def quoted(text: str, most: int = 80) -> str:

@@ -11,7 +11,7 @@ import pytest
 from study_runs import of_seeds, packed, run, scored, write
 
 from decondense import records, studies
-from decondense.studies import settings_of, work
+from decondense.studies import core, settings_of, work
 from decondense.studies.runs import Members, Run, read_run
 
 STUDIES = studies.STUDIES
@@ -127,7 +127,7 @@ def test_interrupted_before_any_work_leaves_nothing_and_names_nothing(command, t
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--set", "base.data.text=novels:train"], "'novels' is read from a local folder"),
+        (["--set", "base.data.text=novels:train"], "'novels' is read from this machine only"),
         (["--reuse", "."], "no training runs"),
     ],
 )
@@ -254,14 +254,14 @@ def test_a_folder_that_cannot_be_written(tmp_path, refusal):
     assert "must be writable" in refusal("study", "theory", "--out", tmp_path / "o")
 
 
-def test_a_training_that_goes_on_says_so_now_and_then(monkeypatch):
-    clock = iter([0.0, 1.0, 29.0, 31.0, 31.0, 40.0, 61.5, 61.5])
-    monkeypatch.setattr(work.time, "monotonic", lambda: next(clock))
+def test_the_time_that_all_runs_still_take_is_said(tmp_path, monkeypatch):
+    clock = iter([0.0, 60.0, 200.0])
+    monkeypatch.setattr(core.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(core, "make", lambda planned, shop: None)
+    monkeypatch.setattr(core, "conclude", lambda *given, **options: None)
     said = []
-    tell = work._now_and_then(lambda *values: said.append(values))
-    for step in range(5):
-        tell(step, {})
-    assert said == [(2, {}), (4, {})]
+    make("counteract", tmp_path, pieces=["1", "2", "3"], say=said.append)
+    assert said == ["  2 runs to go, about 2 min", "  1 run to go, about 100 s"]
 
 
 # ---- runs taken over: only the same recipe and seed, only with what is asked for ----

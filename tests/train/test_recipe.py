@@ -111,7 +111,7 @@ def test_budget_in_tokens_is_made_of_whole_steps():
         ("model={name: gpt2}; baselines.dropout=0.1", "it goes with fresh weights only"),
         ("train.batch_tokens=16", "must hold at least one block of data.context = 32 tokens, got 16"),
         ("snapshots={count: 1, tokens: 64}", "snapshots.tokens must be at most data.context = 32, got 64"),
-        ("train.on_nan=ignore", "'stop' or 'skip', got 'ignore'"),
+        ("train.on_nan=ignore", "must be one of stop, skip, got 'ignore'"),
         ("train.learning_rate=-1", "recipe: train.learning_rate: Input should be greater than 0, got -1."),
         ("data.tokens=lots", "recipe: data.tokens: a number of tokens must be like 2000000, 2M or 1.5B, got 'lots'."),
         ("train.keep=1", "greater than or equal to 2, got 1"),

@@ -11,7 +11,7 @@ import typer
 from ..files import safe_name, write_text
 from ..words import amount, span
 from . import options as o
-from .terminal import default_folder, err, fresh_folder, is_main, out, table, writing
+from .terminal import default_folder, err, fresh_folder, is_main, out, progress_bar, table, writing
 
 if TYPE_CHECKING:
     from ..meter.compare import Comparison
@@ -74,11 +74,22 @@ def run_comparison(
     interruption: name the folders again."""
     from ..meter import compare as run
 
-    with fresh_folder(out_dir or Path("comparison"), force=force) as folder:
+    now = ("", 0, 0)
+    with (
+        fresh_folder(out_dir or Path("comparison"), force=force) as folder,
+        progress_bar("loading", quiet=as_json) as move,
+    ):
 
         def started(name: str, number: int, total: int) -> None:
+            nonlocal now
+            now = name, number, total
             if is_main() and not as_json:
                 err.print(f"measuring {name} ({number + 1} of {total})")
+
+        def windows(done: int, each: int) -> None:
+            name, number, total = now
+            if move is not None:
+                move(number * each + done, total * each, "windows of all", name)
 
         def finished(result: Condensation) -> None:
             if is_main():
@@ -86,8 +97,9 @@ def run_comparison(
                     result.save(folder / "results" / _folder_name(result) / "result.json")
 
         comparison = run(
-            items, texts=texts, revisions=revisions, paired=paired, started=started, finished=finished, **options
-        )
+            items, texts=texts, revisions=revisions, paired=paired, started=started, finished=finished,
+            progress=windows, **options,
+        )  # fmt: skip
         if not is_main():
             return
         with writing(folder):

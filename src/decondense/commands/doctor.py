@@ -11,7 +11,7 @@ from typing import Any
 from rich.text import Text
 
 from . import options as o
-from .terminal import out
+from .terminal import out, table
 
 PACKAGES = ("decondense", "torch", "transformers", "accelerate", "datasets", "triton", "gguf", "numpy", "lm-eval")
 
@@ -42,17 +42,14 @@ def doctor(
     out.print("devices", style="bold")
     for device in state["devices"]:
         out.print(f"  {device['name']:<14}{device['what']}; kernels: {device['kernels']}")
-    out.print("what can be used", style="bold")
-    for name, entry in state["uses"].items():
-        out.print(" ", _mark(entry["ready"]), f"{name:<10}{entry['for']}")
-        if not entry["ready"]:
-            out.print(f"      missing: {entry['remedy']}")
-    out.print("models without a network", style="bold")
-    for name, entry in state["models"].items():
-        out.print(" ", _mark(entry["ready"]), f"{name:<18}{entry['note']}")
-    out.print("texts without a network", style="bold")
-    for name, where in state["texts"].items():
-        out.print(" ", _mark(where is not None), f"{name:<18}{where or 'needs the datasets hub or a data folder'}")
+    uses = {
+        name: (entry["ready"], entry["for"] + ("" if entry["ready"] else f"\nmissing: {entry['remedy']}"))
+        for name, entry in state["uses"].items()
+    }
+    _section("what can be used", uses)
+    _section("models without a network", {name: (e["ready"], e["note"]) for name, e in state["models"].items()})
+    absent = "needs the datasets hub or a data folder"
+    _section("texts without a network", {name: (bool(w), w or absent) for name, w in state["texts"].items()})
     out.print(Text("hub ", "bold"), "reachable" if state["hub"] else "not reachable from here")
     out.print(Text("cache ", "bold"), state["cache"])
 
@@ -121,5 +118,7 @@ def _devices() -> list[dict[str, str]]:
     ]
 
 
-def _mark(ready: bool) -> Text:
-    return Text("yes", "green") if ready else Text("no ", "dim")
+def _section(title: str, entries: dict[str, tuple[bool, str]]) -> None:
+    out.print(title, style="bold")
+    rows = [("  yes" if ready else "  no", name, words) for name, (ready, words) in entries.items()]
+    out.print(table(("ready", "name", "words"), rows, left=("words",), keep=("ready", "name"), heads=False))

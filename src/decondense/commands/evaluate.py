@@ -116,7 +116,8 @@ def show(record: Evaluation) -> None:
             cells = [_fixed(value, 2) for value in percent]
             cells += [_fixed(scores.ece, 3), _fixed(scores.perplexity, 2)]
             rows.append((name, f"{scores.items:,}", str(scores.model_dump()["shots"]), *cells))
-        out.print(table(columns, rows, left=("task",)))
+        empty = [name for name, *cells in zip(columns, *rows) if not any(cells)]
+        out.print(table(columns, rows, left=("task",), drop=(*empty, "ECE", "shots", "perplexity", "± (items)")))
         graded = ", ".join(name for name, scores in record.tasks.items() if scores.graded)
         if graded:
             out.print(f"{graded}: graded, the share of probability on right answers", style="dim")

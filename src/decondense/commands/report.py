@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .terminal import err, out, output_folder, writing
+from .terminal import err, out, output_folder, progress_bar, writing
 
 LARGE = 15_000_000
 
@@ -30,10 +30,10 @@ def report(
 ) -> None:
     """Write one self-contained HTML page for every result in the given folders: it works from disk, offline."""
     if serve:
-        _serve(folders, port, title)
+        _serve(folders, port, title, as_json=as_json)
         return
     if table or readme is not None:
-        _write_table(folders, readme, show=table)
+        _write_table(folders, readme, show=table, as_json=as_json)
         if out_file is None:
             return
     target = out_file or Path("report.html")
@@ -43,7 +43,7 @@ def report(
         _write_page(folders, target, title=title, as_json=as_json)
 
 
-def _serve(folders: list[Path], port: int, title: str | None) -> None:
+def _serve(folders: list[Path], port: int, title: str | None, *, as_json: bool) -> None:
     from ..report.serve import server
 
     try:
@@ -51,7 +51,8 @@ def _serve(folders: list[Path], port: int, title: str | None) -> None:
     except OSError as error:
         raise OSError(f"--port must be free, but {port} is not ({error.strerror}): give another, or 0.") from error
     with running:
-        out.print(f"http://127.0.0.1:{running.server_port}/ (Ctrl-C ends it)")
+        address = f"http://127.0.0.1:{running.server_port}/"
+        print(json.dumps({"address": address}) if as_json else f"{address} (Ctrl-C ends it)", flush=True)
         running.serve_forever()
 
 
@@ -59,8 +60,9 @@ def _write_page(folders: list[Path], target: Path, *, title: str | None, as_json
     from ..files import write_text
     from ..report.page import collect, render
 
-    content = collect(folders)
-    page = render(content, title=title)
+    with progress_bar("reading results", quiet=as_json) as move:
+        content = collect(folders, progress=move)
+        page = render(content, title=title, progress=move)
     with writing(target.parent):
         write_text(target, page)
     _tell(content.skipped)
@@ -81,12 +83,16 @@ def _write_page(folders: list[Path], target: Path, *, title: str | None, as_json
     out.print(f"written: {target} ({number} result{'s' * (number != 1)}, {size / 1e6:.1f} MB)")
 
 
-def _write_table(folders: list[Path], readme: Path | None, *, show: bool) -> None:
+def _write_table(folders: list[Path], readme: Path | None, *, show: bool, as_json: bool) -> None:
     from ..files import write_text
-    from ..report.results_table import insert_table, results_table
+    from ..report.results_table import insert_table, results_rows, results_table
     from ..studies import STUDIES
 
-    if show:
+    if as_json:
+        rows, skipped = results_rows(folders)
+        print(json.dumps(rows, indent=1, ensure_ascii=False))
+        _tell(skipped)
+    elif show:
         text, skipped = results_table(folders)
         print(text, end="")
         _tell(skipped)
@@ -95,7 +101,7 @@ def _write_table(folders: list[Path], readme: Path | None, *, show: bool) -> Non
         text, skipped = insert_table(readme, folders, known=known)
         with writing(readme.parent):
             write_text(readme, text)
-        if not show:
+        if not show and not as_json:
             _tell(skipped)
         err.print(f"written: {readme}")
 

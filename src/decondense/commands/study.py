@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ..words import several
 from . import options as o
-from .terminal import err, out, output_folder, table, writing
+from .terminal import err, out, output_folder, progress_bar, table, writing
 
 
 def study(
@@ -66,7 +66,7 @@ def study(
     if plan:
         if settings:
             wanted.check(chosen)
-        _show_plan(wanted, scale, chosen, pieces)
+        _show_plan(wanted, scale, chosen, pieces, as_json)
         return
     if sources and not merge:
         raise ValueError("--from takes runs from elsewhere and goes with --merge: add it.")
@@ -82,10 +82,12 @@ def study(
             with writing(folder):
                 record = studies.conclude(wanted, scale, folder)
         else:
-            record = studies.run(
-                wanted, scale, folder, chosen, pieces=pieces, say=say, data=None if data is None else str(data),
-                bench=_bench(chosen, bench, data), device=device, reuse=reuse or [], timed=not shared_device,
-            )  # fmt: skip
+            with progress_bar("preparing", quiet=as_json) as move:
+                record = studies.run(
+                    wanted, scale, folder, chosen, pieces=pieces, say=say, data=None if data is None else str(data),
+                    bench=_bench(chosen, bench, data), device=device, reuse=reuse or [], timed=not shared_device,
+                    progress=move,
+                )  # fmt: skip
     _show(record, folder, as_json)
 
 
@@ -116,22 +118,29 @@ def _show_list(as_json: bool) -> None:
         print(json.dumps(listed, indent=1, ensure_ascii=False))
         return
     for entry in listed:
-        out.print(Text.assemble((entry["study"], "bold"), f"  {entry['claim']}: {entry['question']}"))
+        out.print(Text.assemble((entry["study"], "bold"), f"  {entry['claim']}"))
+        rows = [("", entry["question"])]
         for scale, x in entry["scales"].items():
-            out.print(f"  {scale:<6} {x['runs']}")
-            out.print(f"         {several(len(x['pieces']), 'run')}; {x['cost']}", style="dim")
+            rows += [(f"  {scale}", x["runs"]), ("", f"{several(len(x['pieces']), 'run')}; {x['cost']}")]
+        out.print(table(("scale", "words"), rows, left=("words",), keep=("scale",), heads=False))
 
 
-def _show_plan(wanted: Any, scale: str, settings: dict[str, Any], pieces: list[str] | None) -> None:
+def _show_plan(wanted: Any, scale: str, settings: dict[str, Any], pieces: list[str] | None, as_json: bool) -> None:
     from ..studies.core import select, settings_of
 
     plan = wanted.plan(settings)
     chosen = select(wanted, plan, pieces)
-    for piece in chosen:
-        out.print(f"{plan.index(piece) + 1:>3}  {piece.name:<32} {piece.words}")
+    runs = [{"number": plan.index(piece) + 1, "name": piece.name, "words": piece.words} for piece in chosen]
     listed = chosen == plan and settings == settings_of(wanted, scale)  # another number of runs has another cost
-    cost = f"; {wanted.scales[scale]['cost']}" if listed else ""
-    out.print(several(len(chosen), "run") + cost, style="dim")
+    cost = str(wanted.scales[scale]["cost"]) if listed else None
+    if as_json:
+        print(
+            json.dumps({"study": wanted.name, "scale": scale, "runs": runs, "cost": cost}, ensure_ascii=False, indent=1)
+        )
+        return
+    rows = [[str(value) for value in run.values()] for run in runs]
+    out.print(table(("", "run", "what"), rows, left=("run", "what"), drop=("what",)))
+    out.print(several(len(chosen), "run") + (f"; {cost}" if cost else ""), style="dim")
 
 
 def _show(record: Any, folder: Path, as_json: bool) -> None:
@@ -141,7 +150,8 @@ def _show(record: Any, folder: Path, as_json: bool) -> None:
     columns, rows = [name.replace("_", " ") for name in record.table.columns[:6]], record.table.rows
     if rows:
         words = ("arm", "model", "text", "task", "run", "family", "checkpoint")
-        out.print(table(columns, [[_cell(value) for value in row[:6]] for row in rows[:40]], left=words))
+        cells = [[_cell(value) for value in row[:6]] for row in rows[:40]]
+        out.print(table(columns, cells, left=words, drop=columns[:1:-1]))
     if len(rows) > 40:
         out.print(f"… {len(rows) - 40} more rows in table.csv", style="dim")
     out.print(f"criterion: {record.criterion}", style="dim")

@@ -26,6 +26,7 @@ __all__ = [
 
 out = Console(soft_wrap=True, highlight=False, markup=False)  # names of models, texts and folders are no markup
 err = Console(soft_wrap=True, highlight=False, markup=False, stderr=True)
+WORD = 16  # letters of a word that are kept together in a narrow table
 EVERY = 10.0  # seconds between lines of progress that go into a file or a pipe
 
 
@@ -165,24 +166,28 @@ def _progress_lines(label: str) -> Callable[..., None]:
 
 
 def table(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[str] = (), drop: Sequence[str] = ()
-) -> Table:
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[str] = (), drop: Sequence[str] = (),
+    keep: Sequence[str] = (), heads: bool = True,
+) -> Table:  # fmt: skip
     """A table in which no cell is cut, nor read as markup: columns of `drop` are left out, in this order, until it fits
-    the terminal. Those of `left` are words, which may go over several lines; the others are numbers, which may not.
-    Without `drop` lines are as long as they must be."""
+    the terminal (or COLUMNS; into a pipe all are written). Those of `left` are words, which go over several lines where
+    that is not enough; those of `keep` are names and the others numbers, which do not: lines may become longer."""
     cells = [[Text(cell) for cell in row] for row in rows]
-    for number in range(len(drop) + 1):
-        made = Table(box=None, pad_edge=False, header_style="bold")
+    narrow = out.is_terminal or "COLUMNS" in os.environ
+    for number in range(len(drop) + 1 if narrow else 1):
+        made = Table(box=None, pad_edge=False, header_style="bold", show_header=heads)
         shown = [name not in drop[:number] for name in columns]
-        for name in itertools.compress(columns, shown):
-            words = name in left
-            made.add_column(name, justify="left" if words else "right", no_wrap=not words, overflow="fold")
+        for name, column in itertools.compress(zip(columns, zip(*cells)), shown):
+            side: Any = "left" if name in (*left, *keep) else "right"
+            longest = max(len(word) for cell in column for word in cell.plain.split() or [""])
+            least_of = min(WORD, longest) if name in left else None
+            made.add_column(name, justify=side, no_wrap=name not in left, overflow="fold", min_width=least_of)
         for row in cells:
             made.add_row(*itertools.compress(row, shown))
-        needed = out.measure(made, options=out.options.update(max_width=1000)).maximum
-        if needed <= out.width:
+        least, most = out.measure(made, options=out.options.update(max_width=1000))
+        if most <= out.width:
             break
-        made.width = None if drop else needed
+        made.width = max(least, out.width)
     return made
 
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..files import pretty_json
 from ..hub import check_repo, push
-from ..words import signed
+from ..words import perhaps, signed
 from . import options as o
 from .terminal import err, is_main, out, progress_bar, table
 
@@ -83,16 +84,22 @@ def train(
                 f"--seeds {seeds} gives every run a seed of its own, but --set makes it {built.train.seed}: leave one "
                 "of them out."
             )
+    made: list[Any] = []
     for one, built in zip(chosen, recipes):
         if dry_run:
-            print(built.to_yaml(), end="")
+            made.append(built.model_dump(mode="json"))
+            if not as_json:
+                print(built.to_yaml(), end="")
             continue
         folder = out_dir or Path("runs") / built.name
         target = folder / f"seed-{one}" if seeds else folder
-        _run(built, target, resume=resume, as_json=as_json)
+        made.append(_run(built, target, resume=resume, quiet=as_json))
         if push_to_hub is not None and is_main():
             address = push(target / "model", f"{push_to_hub}-seed-{one}" if seeds else push_to_hub)
             err.print(f"uploaded: {address}")
+    if as_json and is_main():
+        whole = [pretty_json(one) for one in made]
+        print(whole[0] if len(whole) == 1 else "[" + ",\n".join(whole) + "]\n", end="")
     _part()
 
 
@@ -110,7 +117,7 @@ def _layers(layers: str | None) -> str | list[int] | None:
     except ValueError:
         raise ValueError(
             f"--layers must be {', '.join(LAYER_NAMES)} or numbers of hidden states with commas, like 1,2,3 "
-            f"(−1 is the last), got {layers!r}."
+            f"(−1 is the last), got {layers!r}{perhaps(layers, LAYER_NAMES)}"
         ) from None
 
 
@@ -138,12 +145,13 @@ def _build(path: Path | None, flags: dict[str, Any], settings: list[str]) -> Any
     return recipe_from(with_settings({"name": name}, [*given, *settings]), "recipe")
 
 
-def _run(recipe: Any, folder: Path, *, resume: bool, as_json: bool) -> None:
+def _run(recipe: Any, folder: Path, *, resume: bool, quiet: bool) -> Any:
+    """Carry the recipe out, show what came out unless `quiet`, and return it as it is written."""
     from ..records import Training, read
     from ..train import train as carry_out
     from ..train.folder import where_it_goes_on
 
-    quiet = as_json or not is_main()
+    quiet = quiet or not is_main()
 
     def say(sentence: str) -> None:
         if not quiet:
@@ -152,7 +160,7 @@ def _run(recipe: Any, folder: Path, *, resume: bool, as_json: bool) -> None:
     _speak_when_ended(folder)
     try:
         with _progress(recipe, quiet=quiet) as (preparing, show):
-            carry_out(
+            run = carry_out(
                 recipe, folder, resume=resume, command=shlex.join(["decondense", *sys.argv[1:]]), show=show,
                 preparing=preparing, say=say,
             )  # fmt: skip
@@ -160,13 +168,10 @@ def _run(recipe: Any, folder: Path, *, resume: bool, as_json: bool) -> None:
         if is_main() and folder.is_dir():  # else nothing was begun
             err.print(f"interrupted: the same command with --resume {where_it_goes_on(folder)}.")
         raise
-    if not is_main():
-        return
-    record = read(folder)
-    if as_json:
-        print(record.to_json(), end="")
-    elif isinstance(record, Training):
+    record = None if quiet else read(folder)
+    if isinstance(record, Training):
         show_run(record, folder)
+    return run.record
 
 
 def _speak_when_ended(folder: Path) -> None:

@@ -9,8 +9,9 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..files import file_in, finite, pretty_json, read_json, write_text
+from ..files import file_in, finite, neighbours, pretty_json, read_json, write_text
 from ..needs import need
+from ..words import perhaps
 
 Number = float | None
 Density = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -115,7 +116,8 @@ def find(places: Sequence[str | os.PathLike[str]]) -> Iterator[tuple[Path, str]]
     seen: set[Path] = set()
     for place in map(Path, places):
         if not place.exists():
-            raise FileNotFoundError(f"no folder at {str(place)!r}: give folders that hold results (result.json).")
+            close = perhaps(place.name, neighbours(place), cutoff=0.7)
+            raise FileNotFoundError(f"no folder at {str(place)!r}: give folders that hold results (result.json){close}")
         for path, name in _files(place):
             if path.resolve() not in seen:
                 seen.add(path.resolve())

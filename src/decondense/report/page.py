@@ -34,6 +34,7 @@ from .studies import study
 
 __all__ = ["Report", "collect", "page_data", "render", "report"]
 
+Progress = Callable[..., None]
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 KINDS = {
     "study": ("Studies", "study", "studies"),
@@ -69,17 +70,22 @@ def report(
     return content
 
 
-def collect(places: Sequence[str | os.PathLike[str]], *, running: bool = False) -> Report:
+def collect(
+    places: Sequence[str | os.PathLike[str]], *, running: bool = False, progress: Progress | None = None
+) -> Report:
     """Read results and make sections out of them. Raises `ValueError` when there is no result to show. A file that does
     not fit its schema is skipped, with the reason; whatever else goes wrong is a bug, and is raised.
-    `running`: also runs that still train, as far as they are; there may be nothing yet."""
+    `running`: also runs that still train, as far as they are; there may be nothing yet. `progress` is called with
+    (results done, results in all)."""
     sources, skipped = read_sources(places)
     studies = {source.path.resolve().parent / "runs" for source in sources if isinstance(source.record, Study)}
     sources = [source for source in sources if source.path.resolve().parent.parent not in studies]
     by_kind: dict[str, list[Section]] = {kind: [] for kind in KINDS}
     counts = dict.fromkeys(KINDS, 0)
     groups: dict[tuple[str, str], list[Run]] = {}
-    for source in sources:
+    for number, source in enumerate(sources):
+        if progress is not None:
+            progress(number, len(sources))
         record, kind = source.record, source.record.kind
         if isinstance(record, Training):
             groups.setdefault(group_of(record), []).append(read_run(source))
@@ -174,13 +180,15 @@ def _table_data(table: Table, pool: Pool) -> dict[str, Any]:
     return {"title": table.title, "columns": table.columns, "data": [pool.pack(column) for column in columns]}
 
 
-def page_data(content: Report) -> tuple[dict[str, Any], Pool]:
+def page_data(content: Report, progress: Progress | None = None) -> tuple[dict[str, Any], Pool]:
     """What the page's script works with: sections, charts and tables by id, and the pool of their numbers."""
     pool = Pool()
     charts: dict[str, Any] = {}
     tables: dict[str, Any] = {}
     sections: dict[str, Any] = {}
-    for section in content.sections:
+    for number, section in enumerate(content.sections):
+        if progress is not None:
+            progress(number, len(content.sections), "writing sections")
         name = slug(section.kind, section.title)[:60]
         said = {key: getattr(section, key) for key in ("kind", "title", "badge", "verdict", "notes")}
         keys = ("folder", "command", "hardware", "config")
@@ -198,14 +206,14 @@ def page_data(content: Report) -> tuple[dict[str, Any], Pool]:
 # -- HTML ----------------------------------------------------------------------------------------------------
 
 
-def render(content: Report, *, title: str | None = None, live: str = "") -> str:
+def render(content: Report, *, title: str | None = None, live: str = "", progress: Progress | None = None) -> str:
     """The whole page as a string. The same results give the same bytes. `live`: the stamp of a page that is served, and
-    asks its server for another."""
+    asks its server for another. `progress` is called with (sections done, sections in all, what is done)."""
     from plotly.offline import get_plotlyjs
 
     library = get_plotlyjs()
     script = _script("page", "compare", "downloads", *(["live"] if live else []))
-    data, pool = page_data(content)
+    data, pool = page_data(content, progress)
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,

@@ -15,7 +15,7 @@ from ..records import Study
 from .section import Skipped, Source, nothing, read_sources
 from .studies import sentence_of
 
-__all__ = ["BEGIN", "END", "insert_table", "results_table", "verdicts_table"]
+__all__ = ["BEGIN", "END", "insert_table", "results_rows", "results_table", "verdicts_table"]
 
 BEGIN, END = "<!-- results -->", "<!-- end results -->"
 COLUMNS = ("study", "claim", "verdict", "sentence", "hardware", "folder")
@@ -40,6 +40,18 @@ def results_table(
         words = (record.study, record.claim, record.verdict, sentence_of(record), record.hardware or "–")
         rows.append([*(_cell(word) for word in words), _link(source, root, source.folder)])
     return _markdown(COLUMNS, rows), skipped
+
+
+def results_rows(places: Sequence[str | os.PathLike[str]]) -> tuple[list[dict[str, str | None]], list[Skipped]]:
+    """The same lines as a list of dictionaries, for programs."""
+    studies, skipped = _studies(places)
+    names = ("study", "claim", "question", "verdict", "hardware")
+    rows = [
+        {name: getattr(source.record, name) for name in names}
+        | {"sentence": sentence_of(source.record), "folder": source.folder}
+        for source in studies
+    ]
+    return rows, skipped
 
 
 def verdicts_table(

@@ -16,6 +16,7 @@ import fnmatch
 import gc
 import platform
 import shutil
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,7 +29,7 @@ from .. import records
 from ..files import safe_name, versions, write_csv, write_text
 from ..records import Training, find
 from ..stats.verdicts import UNDECIDED
-from ..words import round_to
+from ..words import duration, perhaps, round_to, several
 from .arms import TEACHER, recipe_of, teacher_recipe
 from .runs import Conclusion, Members, Planned, Run, Runs, measured_name, trained_name
 from .settings import SCALES, Settings, command_of, read_scales, settings_from
@@ -104,7 +105,7 @@ class Study:
 def settings_of(study: Study, scale: str, changes: Sequence[str] = (), seeds: Sequence[int] | None = None) -> Settings:
     """The settings of a scale, with "key.key=value" changes and other seeds put in."""
     if scale not in SCALES:
-        raise ValueError(f"scale must be one of {', '.join(SCALES)}, got {scale!r}.")
+        raise ValueError(f"scale must be one of {', '.join(SCALES)}, got {scale!r}{perhaps(scale, SCALES)}")
     default = {k: v for k, v in study.scales[scale].items() if k not in ("about", "cost")}
     return settings_from(default, f"{study.name} at scale {scale}", changes, seeds)
 
@@ -112,13 +113,14 @@ def settings_of(study: Study, scale: str, changes: Sequence[str] = (), seeds: Se
 def run(
     study: Study, scale: str, folder: Path, settings: Settings, *, pieces: Sequence[str] | None = None,
     data: str | None = None, bench: str | None = None, device: str | None = None, reuse: Sequence[Path] = (),
-    timed: bool = True, say: Say = lambda sentence: None,
+    timed: bool = True, say: Say = lambda sentence: None, progress: Callable[..., None] | None = None,
 ) -> records.Study:  # fmt: skip
     """Make the runs that are not there yet, then compute the result from all that are; returns it.
 
     pieces: numbers (from 1) or names of the runs to make, with * for any letters; default all.
     reuse: folders below which equal runs may lie, which are taken over.
     timed: False where other runs are made on the same device at the same time: their speed says nothing.
+    progress: called with (done, in all, what is done, a note) inside a run; `say` with a sentence now and then.
     """
     study.check(settings)
     plan = study.plan(settings)
@@ -127,6 +129,9 @@ def run(
     members = Members(plan, settings)
     done = {one.name for one in _runs(folder, members).values()}
     shop = Workshop(folder, settings, data, bench, device, say, timed and study.timed, known_runs(reuse, members))
+    shop.progress = progress or shop.progress
+    begun, made = time.monotonic(), 0
+    missing = [planned for planned in chosen if planned.name not in done]
     reason = ""
     try:
         _write_config(study, scale, folder, settings)
@@ -135,6 +140,10 @@ def run(
                 say(f"{planned.name}: done before")
             else:
                 make(planned, shop)
+                made += 1
+                if made < len(missing):
+                    to_go, pace = len(missing) - made, (time.monotonic() - begun) / made
+                    say(f"  {several(to_go, 'run')} to go, about {duration(to_go * pace)}")
     except NotRun as error:
         reason = str(error)
         say(f"not run: {reason}")
@@ -164,7 +173,8 @@ def select(study: Study, plan: list[Planned], wanted: Sequence[str] | None) -> l
         same = [p for number, p in enumerate(plan, 1) if one == str(number) or fnmatch.fnmatchcase(p.name, one)]
         if not same:
             names = ", ".join(f"{number} ({p.name})" for number, p in enumerate(plan, 1))
-            raise ValueError(f"the study {study.name!r} has no run {one!r}: its runs are {names or 'none'}.")
+            close = perhaps(one, [p.name for p in plan])
+            raise ValueError(f"the study {study.name!r} has no run {one!r}, its runs are {names or 'none'}{close}")
         chosen += [planned for planned in same if planned not in chosen]
     return chosen
 

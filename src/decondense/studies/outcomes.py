@@ -10,6 +10,7 @@ import base64
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,8 +23,10 @@ __all__ = ["evaluate_folder", "pack", "paired_outcomes", "unpack"]
 OF_TASKS = ("tasks", "shots", "limit", "dtype")  # settings that outcomes depend on
 
 
-def evaluate_folder(model: Path, settings: Settings, seed: int, *, bench: str, device: str | None) -> Outcomes:
-    """Score the model in a folder on the tasks of the settings."""
+def evaluate_folder(
+    model: Path, settings: Settings, seed: int, *, bench: str, device: str | None, progress: Any = None
+) -> Outcomes:
+    """Score the model in a folder on the tasks of the settings; `progress` is that of `evaluate`."""
     from ..evaluate.harness import evaluate
     from ..models import pick_device
 
@@ -31,7 +34,7 @@ def evaluate_folder(model: Path, settings: Settings, seed: int, *, bench: str, d
     dtype, shots = settings.get("dtype") if half else None, settings.get("shots", "gpt2")
     record, items = evaluate(
         str(model), tasks=settings["tasks"], data=bench, shots=shots, limit=settings.get("limit"), dtype=dtype,
-        device=device, training_seed=seed,
+        device=device, training_seed=seed, progress=progress,
     )  # fmt: skip
     scores = {task: round(entry.acc, 6) for task, entry in record.tasks.items()}
     perplexities = {task: entry.perplexity for task, entry in record.tasks.items() if entry.perplexity is not None}

@@ -9,7 +9,6 @@ import contextlib
 import gc
 import re
 import shutil
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +25,6 @@ from .settings import Settings
 __all__ = ["NotRun", "Workshop", "in_small", "known_runs", "make", "part_of", "save_run"]
 
 POINTS = 60  # of a kept history
-EVERY = 30.0  # seconds between two words about a training that goes on
 
 
 class NotRun(Exception):
@@ -45,6 +43,7 @@ class Workshop:
     say: Callable[[str], None] = field(default=lambda sentence: None)
     times: bool = True  # False: seconds and speeds are not kept, so that the same runs are the same bytes
     known: Mapping[str, list[Found]] = field(default_factory=dict)  # runs of other folders, under their names here
+    progress: Callable[..., None] = field(default=lambda done, total, what, note="": None)
 
     @property
     def work(self) -> Path:
@@ -107,7 +106,10 @@ def _trained(planned: Planned, shop: Workshop) -> Run:
     record = in_small(record, folder, settings)
     outcomes = None
     if settings.get("tasks") and shop.bench is not None:
-        outcomes = evaluate_folder(folder / "model", settings, seed, bench=shop.bench, device=shop.device)
+        outcomes = evaluate_folder(
+            folder / "model", settings, seed, bench=shop.bench, device=shop.device,
+            progress=lambda what, done, of: shop.progress(done, of, f"{planned.name}: {what}"),
+        )  # fmt: skip
         _free_memory()
     return Run(planned.name, record, outcomes)
 
@@ -119,7 +121,7 @@ def _carry_out(recipe: Any, folder: Path, shop: Workshop) -> Path:
     from ..train.watch import in_words
 
     def step(number: int, now: dict[str, float]) -> None:
-        shop.say(f"  {recipe.name}: step {number}/{recipe.steps}  {in_words(now, 80)}")
+        shop.progress(number, recipe.steps, f"{recipe.name}: step", in_words(now, 60))
 
     recipe.data.folder = recipe.data.folder or shop.data
     recipe.train.device = recipe.train.device or shop.device
@@ -128,27 +130,13 @@ def _carry_out(recipe: Any, folder: Path, shop: Workshop) -> Path:
     except ValueError:  # begun with other settings
         begun = False
         shutil.rmtree(folder)
-    tokens = _now_and_then(lambda done, of: shop.say(f"  tokenised {done:,} of {of:,} tokens"))
     # without the figures of a run folder, which would be thrown away with it
     train(
-        recipe, folder, resume=begun, say=lambda sentence: shop.say(f"  {sentence}"), show=_now_and_then(step),
-        preparing=tokens, draw=False,
+        recipe, folder, resume=begun, say=lambda sentence: shop.say(f"  {sentence}"), show=step,
+        preparing=lambda done, of: shop.progress(done, of, f"{recipe.name}: tokenising"), draw=False,
     )  # fmt: skip
     _free_memory()
     return folder
-
-
-def _now_and_then(tell: Callable[..., None]) -> Callable[..., None]:
-    """`tell`, but not more often than every half minute, and not in the first."""
-    last = time.monotonic()
-
-    def maybe(*values: Any) -> None:
-        nonlocal last
-        if time.monotonic() - last >= EVERY:
-            last = time.monotonic()
-            tell(*values)
-
-    return maybe
 
 
 def _free_memory() -> None:
@@ -255,7 +243,10 @@ def _measured(config: dict[str, Any], shop: Workshop) -> Measured:
         source = str(_carry_out(recipe_of(shop.settings, model, 1), folder, shop) / "model")
     asked: dict[str, Any] = {key: config.get(key) for key in ("windows", "tokens", "bootstrap", "revision")}
     text = _documents(config["text"], shop.data)
-    result = measure(source, text=text, **asked, device=shop.device, data=shop.data)
+    result = measure(
+        source, text=text, **asked, device=shop.device, data=shop.data,
+        progress=lambda done, of: shop.progress(done, of, f"{model} on {config['text']}: windows"),
+    )  # fmt: skip
     whole = Measurement.model_validate(result.record)
     shot = in_short(
         whole, histogram=True,

@@ -18,6 +18,8 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError, model_validator
 
+from ..files import neighbours
+from ..words import perhaps
 from .sections import Baselines, Data, Loss, Model, Part, Snapshots, Train
 
 __all__ = ["Recipe", "load_recipe", "recipe_from", "with_settings"]
@@ -91,7 +93,8 @@ def load_recipe(path: str | os.PathLike[str], settings: Sequence[str] = ()) -> R
     """Read a recipe; `settings` are "key.key=value" strings that override it."""
     file = Path(path)
     if not file.is_file():
-        raise FileNotFoundError(f"no recipe at {str(path)!r}: give a YAML file, or --model and the other flags.")
+        close = perhaps(file.name, neighbours(file), cutoff=0.7)
+        raise FileNotFoundError(f"no recipe at {str(path)!r}: give a YAML file, or --model and the other flags{close}")
     return recipe_from(with_settings({"name": file.stem} | read_yaml(file), settings), file.name)
 
 
@@ -161,10 +164,13 @@ def _sentence(error: ValidationError, name: str) -> str:
         return f"{name}: {where!r} is no key of a recipe: {hint}"
     if first["type"] == "missing":
         return f"{name}: {where!r} must be given, and it is missing."
-    message = first["msg"].removeprefix("Value error, ").rstrip(".")
     got = first.get("input")
+    if first["type"] == "literal_error":
+        choices = re.findall(r"'([^']*)'", first["ctx"]["expected"])
+        return f"{name}: {where} must be one of {', '.join(choices)}, got {got!r}{perhaps(got, choices)}"
+    message = first["msg"].removeprefix("Value error, ").rstrip(".")
     shown = f", got {got!r}" if isinstance(got, (str, int, float, bool)) and "got" not in message else ""
-    return f"{name}: {where or 'recipe'}: {message}{shown}."
+    return f"{name}: {where or 'recipe'}: {message}{shown}" + ("" if message.endswith("?") and not shown else ".")
 
 
 def _keys(part: type[BaseModel] | None) -> dict[str, type[BaseModel] | None]:
