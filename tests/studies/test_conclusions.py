@@ -10,6 +10,7 @@ from study_runs import concluded, measured, of_seeds, packed, run, scored, snaps
 
 from decondense import studies
 from decondense.records import Snapshot
+from decondense.stats.verdicts import interval
 from decondense.studies import outcomes, settings_of, variants
 
 
@@ -59,13 +60,16 @@ CASES = [
     ("dose", held({"λ −1": 3.2, "λ +1": 2.9}), "reproduced"),
     ("dose", held({"λ −1": 3.0, "λ +1": 3.2}), "not reproduced"),
     ("dose", held({"λ −1": 3.2, "λ +1": 3.2}), "not reproduced"),
-    ("estimators", held({CE: 3.5}), "reproduced"),
-    ("estimators", held({"sampled": 3.2}), "not reproduced"),
+    ("estimators", geometry("cosine", {CE: 0.5}, 0.3), "reproduced"),
+    ("estimators", geometry("cosine", {CE: 0.5, "sampled": 0.4}, 0.3), "not reproduced"),
+    ("estimators", held({CE: 3.5}), "undecided"),  # the exact loss moved nothing
     ("variants", held({DISP: 2.8}), "reproduced"),
     ("variants", held({DISP: 3.2}), "not reproduced"),
     ("hyper", held({"λ 0.1, τ 1": 2.8}), "reproduced"),
     ("hyper", held({"λ 0.5, τ 1": 2.8}), "not reproduced"),
-    ("hyper", held({}), "undecided"),
+    ("hyper", lambda arm, s: run(held_out=3.0 + 0.1 * s + noise(arm, s, 0.0003)), "reproduced"),  # cells that tie
+    ("hyper", lambda arm, s: run(held_out=3.0 + 0.1 * s + noise(arm, s, 0.01)), "undecided"),
+    ("variants", lambda arm, s: run(held_out=2.8 if arm == DISP else 3.0 + noise(arm, s), speed=None), "reproduced"),
     ("arch", lambda arm, s: run(spearman=0.8 + noise(arm, s)), "reproduced"),
     ("arch", lambda arm, s: run(spearman=(-0.8 if "Olmo2" in arm else 0.8) + noise(arm, s)), "not reproduced"),
     ("arch", lambda arm, s: run(spearman=(0.1 * (s - 2) if "Olmo2" in arm else 0.8) + noise(arm, s)), "undecided"),
@@ -93,7 +97,11 @@ def test_one_seed_decides_nothing(name, make):
 def test_no_effect_is_rarely_called_reproduced(name):
     """Arms that differ by noise alone. Claims of sameness are tried at the edge of their margin."""
     rng = np.random.default_rng(0)
-    edge = {"distill": {"cosine": {TAUGHT: -0.05}}, "estimators": {"held_out": {"sampled": 0.005}}}.get(name, {})
+    edge = {
+        "distill": {"cosine": {TAUGHT: -0.05}},
+        "estimators": {"cosine": {CE: 2.0, "sampled": 0.2}},  # nine tenths of what the exact loss does
+        "hyper": {"held_out": {"λ 0.5, τ 1": -0.002}},
+    }.get(name, {})
 
     def make(arm, seed):
         shift = {key: values.get(arm, 0.0) for key, values in edge.items()}
@@ -144,7 +152,10 @@ def test_benchmarks_need_seeds_and_an_effect():
     rng = np.random.default_rng(0)
     end = benchmarks(0.3, [1, 2, 3], rng)
     assert end.verdict == "reproduced"
-    assert [row[0] for row in end.rows] == ["piqa", "arc_easy", "average"]
+    assert [row[0] for row in end.rows] == ["piqa", "arc_easy", "average", "average by S/N"]
+    shown = [dict(zip(end.columns, row)) for row in end.rows]
+    assert shown[2]["nats"] == end.estimate["likelihood"]["difference"]
+    assert shown[1]["signal_to_noise"] > shown[0]["signal_to_noise"] > 0  # as much above 1/4 as above 1/2
     assert end.estimate["likelihood"] is not None
     for seeds in ([1], [1, 2]):
         assert benchmarks(0.3, seeds, rng).verdict == "undecided"
@@ -193,9 +204,11 @@ def test_matched_cost_by_hand():
         return run(held_out=3.0 + noise(arm, seed, 1e-9), speed=1200.0 / 1.2 if arm == DISP else 1200.0)
 
     end = of("variants", make)
+    assert "At matched cost minus decorrelation +0.2000" in end.sentence
     assert end.estimate["at_matched_cost"][DISP]["mean"] == pytest.approx(3.0 - (3.0 - 0.2))
     assert end.estimate["at_matched_cost"]["vicreg"]["mean"] == pytest.approx(0.0, abs=1e-6)
-    assert end.verdict == "not reproduced"  # it costs more than it brings
+    charged = end.estimate["contrasts_at_matched_cost"].values()
+    assert {one["verdict"] for one in charged} == {"not reproduced"}  # it costs more than it brings
 
 
 def test_every_registered_loss_is_a_variant():
@@ -225,6 +238,9 @@ def test_text_takes_the_text_as_the_unit(values, verdict):
     end = concluded(study, settings, measured(study, settings, numbers))
     assert end.verdict == verdict
     assert len(end.rows) == len(values)
+    assert len(settings["texts"]) == 10
+    level = "undecided" if len(values) < 3 else "reproduced"  # of which all have the same
+    assert f"By the trend over depth {verdict}, by the level of the mean cosine {level}." in end.sentence
 
 
 def test_size_takes_the_model_as_the_unit_and_families_have_levels():
@@ -245,6 +261,50 @@ def test_size_takes_the_model_as_the_unit_and_families_have_levels():
     assert end.estimate["slope"]["estimate"] == pytest.approx(-0.6, abs=0.05)
     assert end.estimate["slope"]["n"] == 9
     assert concluded(study, settings, runs[:3]).verdict == "undecided"
+
+
+def dose(arm: str) -> float:
+    return float(arm.removeprefix("λ ").replace("−", "-"))
+
+
+# study → (arm, sign) → numbers whose trend goes as the claim says, and whose level does so for the sign 1
+SIDES = {
+    "size": lambda arm, sign: {
+        "spearman": 1 - layers(arm) / 10, "cosine": 0.5 - sign * layers(arm) / 20, "parameters": 10 ** layers(arm)
+    },
+    "dose": lambda arm, sign: {"spearman": 0.5 - dose(arm) / 10, "cosine": 0.5 - sign * dose(arm) / 10},
+    "arch": lambda arm, sign: {"spearman": 0.9, "cosine": 0.5, "start": (0.5 - sign / 10, 0.9)},
+    "distill": lambda arm, sign: {"spearman": 0.5, "cosine": 0.5 + sign * (arm == TAUGHT) / 5},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SIDES)
+def test_trend_and_level_stand_side_by_side(name):
+    """Claims about condensation have both verdicts, as the level may go the other way."""
+    for sign, level in ((1, "reproduced"), (-1, "not reproduced")):
+
+        def make(arm, seed, sign=sign):
+            numbers = SIDES[name](arm, sign)
+            return run(**numbers | {k: numbers[k] + noise(arm + k, seed) for k in ("spearman", "cosine")})
+
+        sentence = of(name, make).sentence.replace("by the trend", "By the trend")
+        assert f"By the trend over depth reproduced, by the level of the mean cosine {level}." in sentence
+
+
+def test_a_gain_is_bounded_over_all_weights_that_were_tried():
+    """The bound over one weight is not that over the best of several."""
+    study, settings = settled("dose", "gpu")
+
+    def make(arm, seed):
+        return run(held_out=3.0 + 0.1 * seed + noise(arm, seed, 0.0003 if arm == "λ +0.1" else 0.002))
+
+    end = concluded(study, settings, of_seeds(settings, make, [1, 2, 3]))
+    lows = {arm: d["low"] for arm, d in end.estimate["against_zero_corrected"].items()}
+    assert set(lows) == {"λ +0.1", "λ +0.3", "λ +1"}
+    assert end.estimate["gain_at_most"] == -min(lows.values()) > -end.estimate["against_zero"]["λ +0.1"]["low"]
+    gaps = [noise("λ +0.3", s, 0.002) - noise("λ 0", s, 0.002) for s in (1, 2, 3)]
+    assert lows["λ +0.3"] == pytest.approx(interval(gaps, 1 - 0.05 / 3).low, abs=1e-6)
+    assert f"at most {end.estimate['gain_at_most']:.4f} nats (over 3 weights" in end.sentence
 
 
 def test_width_says_when_level_and_trend_disagree():

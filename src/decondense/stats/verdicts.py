@@ -25,11 +25,11 @@ import numpy as np
 from scipy import special
 
 from ..words import several, signed
-from .intervals import student, t_quantile
+from .intervals import resolved, student, t_quantile
 
 __all__ = [
     "Decision", "Mean", "combine", "decide", "equivalent", "finding", "from_interval", "interval", "judged",
-    "not_below", "signed", "slope", "steady", "trend_and_level",
+    "not_below", "resolves", "signed", "slope", "steady", "trend_and_level",
 ]  # fmt: skip
 
 REPRODUCED, NOT, UNDECIDED = "reproduced", "not reproduced", "undecided"
@@ -71,14 +71,16 @@ def judged(values: Sequence[float], smallest: float) -> str:
     return finding({"low": low, "high": high}, (inner[0], inner[1]), smallest)
 
 
-def trend_and_level(trend: Decision, level: Decision) -> str:
+def trend_and_level(trend: Decision | str, level: Decision | str) -> str:
     """Both verdicts on a claim about condensation, side by side: a trend can flatten while the level rises."""
-    return f"By the trend over depth {trend.verdict}, by the level of the mean cosine {level.verdict}."
+    first, second = (one.verdict if isinstance(one, Decision) else one for one in (trend, level))
+    return f"By the trend over depth {first}, by the level of the mean cosine {second}."
 
 
 @dataclass(frozen=True)
 class Decision:
-    """A verdict, and the interval it comes from: over `n` units of the kind `unit`."""
+    """A verdict, and the interval it comes from: over `n` units of the kind `unit`. `resolution`: the smallest true
+    effect that would be found four times out of five, if units spread as these do."""
 
     verdict: str
     estimate: float | None
@@ -88,6 +90,7 @@ class Decision:
     unit: str
     level: float
     reason: str
+    resolution: float | None = None
 
     @property
     def why(self) -> str:
@@ -95,7 +98,7 @@ class Decision:
         return "" if self.low is None else f"; {self.reason}"
 
     def words(self, digits: int = 3) -> str:
-        """+0.123 [+0.045, +0.201] over 3 training seeds"""
+        """+0.123 [+0.045, +0.201] over 3 training seeds (resolves 0.10)"""
         if self.estimate is None:
             return f"unknown ({self.reason})"
         if self.low is None or self.high is None:
@@ -105,8 +108,15 @@ class Decision:
         percent = "" if self.level == 0.95 else f"{100 * self.level:.3g} % interval "
         return (
             f"{signed(self.estimate, digits)} {percent}[{signed(self.low, digits)}, {signed(self.high, digits)}] over "
-            f"{several(self.n, self.unit)}"
+            f"{several(self.n, self.unit)}{resolves(self.resolution)}"
         )
+
+
+def resolves(effect: float | None) -> str:
+    """ " (resolves 0.12)", with two digits that count; nothing where it is not known."""
+    if effect is None or not 0 < effect < math.inf:
+        return ""
+    return f" (resolves {effect:.{max(0, 1 - math.floor(math.log10(effect)))}f})"
 
 
 class Mean(NamedTuple):
@@ -139,12 +149,15 @@ def decide(
     if min(values) == max(values) and values[0] not in (0.0, bound):
         same = f"all {several(len(values), unit)} give the same number, and no spread to judge it by"
         return Decision(UNDECIDED, mean, None, None, len(values), unit, level, same)
-    return from_interval(mean, low, high, n=len(values), claim=claim, level=level, unit=unit)
+    resolution = resolved(high - mean, level, len(values) - 1)
+    return from_interval(
+        mean, low, high, n=len(values), claim=claim, level=level, unit=unit, resolution=resolution or None
+    )
 
 
 def from_interval(
     estimate: float, low: float, high: float, *, n: int, claim: str = "greater", smallest: float = 0.0,
-    level: float = 0.95, unit: str = "training seed", least: int = LEAST,
+    level: float = 0.95, unit: str = "training seed", least: int = LEAST, resolution: float | None = None,
 ) -> Decision:  # fmt: skip
     """The same for an interval that was computed elsewhere; `n` is the number of units behind it."""
     if claim not in ("greater", "less"):
@@ -162,31 +175,36 @@ def from_interval(
         verdict, reason = NOT, f"the interval excludes an effect of {smallest:g}, and includes 0"
     else:
         verdict, reason = UNDECIDED, "the interval includes 0" + (f" and {smallest:g}" if smallest else "")
-    return Decision(verdict, estimate, low, high, n, unit, level, reason)
+    return Decision(verdict, estimate, low, high, n, unit, level, reason, resolution)
 
 
-def equivalent(values: Sequence[float], *, margin: float, unit: str = "training seed") -> Decision:
-    """Is the mean within ±`margin` of 0? Two one-sided tests at 5 %."""
-    reasons = (f"lies inside ±{margin:g}", f"lies outside ±{margin:g}", f"crosses the margin of ±{margin:g}")
-    return _between(values, -margin, margin, reasons, unit)
+def equivalent(values: Sequence[float], *, margin: float, unit: str = "training seed", around: float = 0.0) -> Decision:
+    """Is the mean within ±`margin` of 0, or of another number? Two one-sided tests at 5 %."""
+    of = f" of {around:g}" if around else ""
+    reasons = [f"{where} ±{margin:g}{of}" for where in ("lies inside", "lies outside", "crosses the margin of")]
+    return _between(values, around - margin, around + margin, reasons, unit)
 
 
-def not_below(values: Sequence[float], *, margin: float, unit: str = "training seed") -> Decision:
-    """Is the mean above −`margin`? One test at 5 %: "not worse by more than the margin"."""
+def not_below(values: Sequence[float], *, margin: float, unit: str = "training seed", tried: int = 1) -> Decision:
+    """Is the mean above −`margin`? One test at 5 %: "not worse by more than the margin". It is called below at the
+    level 5 % divided by `tried`, where that of any of so many is enough."""
     reasons = (f"lies above −{margin:g}", f"lies below −{margin:g}", f"crosses −{margin:g}")
-    return _between(values, -margin, math.inf, reasons, unit)
+    return _between(values, -margin, math.inf, reasons, unit, tried)
 
 
-def _between(values: Sequence[float], bottom: float, top: float, reasons: tuple[str, str, str], unit: str) -> Decision:
-    """The 90 % interval inside the bounds, the 95 % interval outside, or neither."""
+def _between(
+    values: Sequence[float], bottom: float, top: float, reasons: Sequence[str], unit: str, tried: int = 1
+) -> Decision:
+    """The 90 % interval inside the bounds, the 95 % interval (less of `tried`) outside, or neither."""
     missing = _missing(values, unit, 0.9)
     if missing is not None:
         return missing
     mean, low, high = interval(values, 0.9)
-    _, outer_low, outer_high = interval(values, 0.95)
+    _, outer_low, outer_high = interval(values, 1 - 0.05 / tried)
+    resolution = resolved(high - mean, 0.9, len(values) - 1) or None
     case = 0 if bottom < low and high < top else 1 if outer_low > top or outer_high < bottom else 2
     verdict = (REPRODUCED, NOT, UNDECIDED)[case]
-    return Decision(verdict, mean, low, high, len(values), unit, 0.9, f"the interval {reasons[case]}")
+    return Decision(verdict, mean, low, high, len(values), unit, 0.9, f"the interval {reasons[case]}", resolution)
 
 
 def slope(
@@ -216,7 +234,10 @@ def slope(
         return Decision(UNDECIDED, None, None, None, len(a), unit, 0.95, reason)
     estimate = float(a @ b) / spread
     half = float(t_quantile(0.95, df)) * math.sqrt(float(((b - estimate * a) ** 2).sum()) / df / spread)
-    return from_interval(estimate, estimate - half, estimate + half, n=len(a), claim=claim, unit=unit, least=4)
+    return from_interval(
+        estimate, estimate - half, estimate + half, n=len(a), claim=claim, unit=unit, least=4,
+        resolution=resolved(half, 0.95, df) or None,
+    )  # fmt: skip
 
 
 def steady(values: Sequence[float], *, margin: float, unit: str) -> Decision:

@@ -3,17 +3,19 @@
 Transformers' own models, of one depth and width, that differ in the kind of norm (LayerNorm, RMSNorm), its place
 (before the sublayer, after it), the position encoding (learned, rotary, none) and whether the output head is tied to
 the embeddings. The paper speaks of Transformers as such, so all of them must condense. Pairs that differ in one thing
-are compared seed by seed.
+are compared seed by seed. Beside the trend over depth, and not part of the criterion: whether training raises the
+level, the mean cosine of the blocks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from ..figures.studies import effects
-from ..stats.verdicts import NOT, REPRODUCED, UNDECIDED, decide
-from .runs import Conclusion, Runs, Settings, spearman
+from ..stats.verdicts import NOT, REPRODUCED, UNDECIDED, Decision, decide, trend_and_level
+from .runs import Conclusion, Runs, Settings, cosine, spearman
 
 GPT2, GPT2_UNTIED = "GPT2: LayerNorm before, learned, tied", "GPT2: LayerNorm before, learned, untied"
 OPT_PRE, OPT_POST = "OPT: LayerNorm before, learned, tied", "OPT: LayerNorm after, learned, tied"
@@ -65,16 +67,17 @@ def arms(size: dict[str, Any]) -> Settings:
 def conclude(runs: Runs, settings: Settings) -> Conclusion:
     names = list(settings["arms"])
     trends = {arm: runs.values(arm, spearman) for arm in names}
-    condense = {arm: decide(values, claim="greater") for arm, values in trends.items()}
-    strict = {arm: decide(values, claim="greater", level=1 - 0.05 / len(names)) for arm, values in trends.items()}
+    raised = {arm: [cosine(run) - cosine(run, 0) for run in runs.of(arm)] for arm in names}
+    condense, verdict, resist = _all_above(trends)
+    level, by_level, lowered = _all_above(raised)
     contrasts = {what: runs.contrast(a, b, spearman, claim="greater") for what, a, b in CONTRASTS}
-    resist = [arm for arm, d in strict.items() if d.verdict == NOT]
-    sure = [arm for arm, d in condense.items() if d.verdict == REPRODUCED]
-    verdict = NOT if resist else REPRODUCED if len(sure) == len(names) else UNDECIDED
-    moved = [f"{what} {d.words(2)}" for what, d in contrasts.items() if d.verdict in (REPRODUCED, NOT)]
+    levels = {what: runs.contrast(a, b, cosine, claim="greater") for what, a, b in CONTRASTS}
     sentence = (
-        f"{len(sure)} of {len(names)} architectures condense with the whole interval; dispersing by themselves: "
-        f"{', '.join(resist) or 'none'}; single differences that show: {'; '.join(moved) or 'none'}."
+        f"{_sure(condense)} of {len(names)} architectures condense with the whole interval; dispersing by themselves: "
+        f"{', '.join(resist) or 'none'}; single differences that show: {_moved(contrasts, 2) or 'none'}. Mean cosine "
+        f"of the blocks, end minus step 0, above 0 in {_sure(level)} of {len(names)} with the whole interval, below 0: "
+        f"{', '.join(lowered) or 'none'}; single differences in it that show: {_moved(levels, 3) or 'none'}. "
+        f"{trend_and_level(verdict, by_level)}"
     )
     draw = partial(
         effects,
@@ -82,4 +85,23 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         x="Spearman of mean cosine with depth, end of training",
         note="above 0: condensing; dots: training seeds; bars: 95 % intervals",
     )
-    return Conclusion(verdict, sentence, *runs.rows(), {"spearman": condense, "contrasts": contrasts}, draw)
+    estimate = {"spearman": condense, "contrasts": contrasts, "mean_cosine": level, "contrasts_mean_cosine": levels}
+    return Conclusion(verdict, sentence, *runs.rows(), estimate, draw)
+
+
+def _all_above(values: Mapping[str, Sequence[float]]) -> tuple[dict[str, Decision], str, list[str]]:
+    """Of each architecture whether it is above 0, the verdict on all of them, and which are below at the level divided
+    by their number."""
+    above = {arm: decide(some, claim="greater") for arm, some in values.items()}
+    strict = {arm: decide(some, claim="greater", level=1 - 0.05 / len(values)) for arm, some in values.items()}
+    below = [arm for arm, d in strict.items() if d.verdict == NOT]
+    verdict = NOT if below else REPRODUCED if _sure(above) == len(above) else UNDECIDED
+    return above, verdict, below
+
+
+def _sure(decisions: Mapping[str, Decision]) -> int:
+    return sum(d.verdict == REPRODUCED for d in decisions.values())
+
+
+def _moved(contrasts: Mapping[str, Decision], digits: int) -> str:
+    return "; ".join(f"{what} {d.words(digits)}" for what, d in contrasts.items() if d.verdict in (REPRODUCED, NOT))

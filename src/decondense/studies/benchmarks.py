@@ -12,15 +12,20 @@ from functools import partial
 from typing import Any
 
 from ..figures.forest import forest
-from ..records import Differences, differences
+from ..records import AVERAGE, WEIGHTED, Differences, differences
 from ..stats.significance import analyse
-from ..stats.verdicts import UNDECIDED, Decision, from_interval, judged
+from ..stats.verdicts import UNDECIDED, Decision, decide, from_interval, judged, resolves
 from ..words import nats, points, several, signed
 from .outcomes import paired_outcomes
 from .runs import MATTERS_COSINE, MATTERS_NATS, MATTERS_POINTS, Conclusion, Runs, Settings, cosine, held_out
 
 PLAIN, TREATED = needed = ("cross-entropy", "dispersion")
 PUBLISHED_GAIN = 0.55  # points
+GUESSING = {
+    "anli_r2": 1 / 3, "lambada_openai": 0.0, "openbookqa": 1 / 4, "piqa": 1 / 2, "truthfulqa_mc2": 0.464058,
+    "winogrande": 1 / 2, "arc_easy": 1 / 4, "arc_challenge": 1 / 4, "medmcqa": 1 / 4, "mmlu": 1 / 4,
+}  # fmt: skip
+"""What guessing scores on a task, for its signal-to-noise ratio; of truthfulqa_mc2 the mean share of right choices."""
 
 
 def refuse(settings: Settings) -> None:
@@ -35,23 +40,30 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     likelihood = tasks
     if seeds:
         # With one seed in each arm this is about items alone; the rule below needs three seeds.
-        tasks = analyse(paired_outcomes(base, treated), bootstrap=0, matters=MATTERS_POINTS / 100)
+        pairs = paired_outcomes(base, treated)
+        chance = {task: GUESSING[task] for task in pairs} if GUESSING.keys() >= pairs.keys() else None
+        tasks = analyse(pairs, bootstrap=0, matters=MATTERS_POINTS / 100, chance=chance)
         likelihood = analyse(paired_outcomes(base, treated, kind="log_share"), bootstrap=0)
     macro = tasks["macro"]
     decision, average = _decided(macro, seeds)
+    perplexity = _perplexities(runs, len(tasks["tasks"]))
     loss, geometry = (runs.contrast(TREATED, PLAIN, metric) for metric in (held_out, cosine))
     share, moved = _manipulated(runs)
     shown = [f"{row['task']} {signed(100 * row['difference'], 2)}" for row in tasks["tasks"] if row["significant"]]
     sentence = (
         f"average of {len(tasks['tasks'])} tasks {average}, {several(seeds, 'training seed')} in each arm"
-        f"{decision.why}; single tasks after Holm's correction: {', '.join(shown) or 'none'}. "
-        f"{_likelihood(likelihood['macro'])}"
+        f"{decision.why}; {_weighted(macro)}single tasks after Holm's correction: {', '.join(shown) or 'none'}. "
+        f"{_likelihood(likelihood['macro'])}{_in_words(perplexity)}"
         f"Held-out loss {loss.words(5)}: {judged(runs.differences(TREATED, PLAIN, held_out), MATTERS_NATS)} (of "
         f"{MATTERS_NATS:g} nats or more); mean cosine {geometry.words(4)}. {moved}"
     )
     columns = ["task", "items", "base", "treated", "difference", "low", "high", "p", "p_holm", "seed_sd"]
-    columns.append("smallest_effect")
-    listed = [*tasks["tasks"]] + ([{"task": "average", **macro}] if macro else [])
+    columns += ["smallest_effect", "signal_to_noise", "nats", "nats_low", "nats_high", "nats_p_holm", "nats_resolved"]
+    listed = [*tasks["tasks"]] + ([{"task": AVERAGE, **macro}] if macro else [])
+    if macro and "weighted" in macro:
+        listed.append({"task": WEIGHTED, **macro["weighted"]})
+    for row in listed:  # beside the accuracy, the log-likelihood of what is right
+        row |= _nats(row["task"], likelihood)
     drawn = differences(Differences.model_validate({key: tasks[key] for key in ("tasks", "macro")}))
     title = f"{TREATED} − {PLAIN}, {seeds} seeds each"
     draw = partial(forest, drawn, title=title, power=0.8, published=PUBLISHED_GAIN) if macro else None
@@ -64,6 +76,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     }
     estimate = {"macro": macro, "likelihood": likelihood["macro"], "decision": decision, "held_out_loss": loss}
     estimate |= {
+        "perplexity": perplexity,
         "mean_cosine": geometry,
         "cosine_moved_percent": share,
         "published_gain": PUBLISHED_GAIN,
@@ -81,15 +94,50 @@ def _decided(macro: dict[str, Any] | None, seeds: int) -> tuple[Decision, str]:
     ends = [macro[key] for key in ("difference", "low", "high")]
     middle, low, high = (points(end, sign=True) for end in ends)
     inner = [math.nan if end is None else 100 * end for end in ends]
-    decision = from_interval(*inner, n=seeds, claim="greater", smallest=PUBLISHED_GAIN)
-    return decision, f"{middle} points [{low}, {high}], {macro['finding']} (of {MATTERS_POINTS:g} points or more)"
+    resolution = None if macro["smallest_effect"] is None else 100 * macro["smallest_effect"]
+    decision = from_interval(*inner, n=seeds, claim="greater", smallest=PUBLISHED_GAIN, resolution=resolution)
+    found = f"{macro['finding']} (of {MATTERS_POINTS:g} points or more)"
+    return decision, f"{middle} points [{low}, {high}]{resolves(resolution)}, {found}"
+
+
+def _weighted(macro: dict[str, Any] | None) -> str:
+    if macro is None or "weighted" not in macro:
+        return ""
+    middle, low, high = (points(macro["weighted"][key], sign=True) for key in ("difference", "low", "high"))
+    effect = macro["weighted"]["smallest_effect"]
+    return f"weighted by signal to noise {middle} [{low}, {high}]{resolves(100 * effect if effect else None)}; "
+
+
+def _nats(task: str, likelihood: dict[str, Any]) -> dict[str, Any]:
+    rows = {row["task"]: row for row in likelihood["tasks"]} | {AVERAGE: likelihood["macro"] or {}}
+    keys = {"nats": "difference", "nats_low": "low", "nats_high": "high", "nats_p_holm": "p_holm"}
+    return {name: rows.get(task, {}).get(key) for name, key in (keys | {"nats_resolved": "smallest_effect"}).items()}
+
+
+def _perplexities(runs: Runs, tasks: int) -> dict[str, Decision]:
+    """task → its perplexity, treated minus base, seed by seed: at the level divided by the number of tasks, of which it
+    is one."""
+    plain, treated = (runs.scores(arm) for arm in needed)
+    names = dict.fromkeys(name for one in plain.values() for name in one if name.endswith("perplexity"))
+    return {
+        name: decide(
+            [treated[s][name] - plain[s][name] for s in treated if s in plain], claim="less", level=1 - 0.05 / tasks
+        )
+        for name in names
+        if tasks
+    }
+
+
+def _in_words(perplexity: dict[str, Decision]) -> str:
+    return "".join(f"{name} {d.words(2)}. " for name, d in perplexity.items())
 
 
 def _likelihood(macro: dict[str, Any] | None) -> str:
     if macro is None:
         return ""
     middle, low, high = (nats(macro[key], sign=True) for key in ("difference", "low", "high"))
-    return f"Log-likelihood of what is right, average {middle} nats per item [{low}, {high}]. "
+    found = resolves(macro["smallest_effect"])
+    return f"Log-likelihood of what is right, average {middle} nats per item [{low}, {high}]{found}. "
 
 
 def _manipulated(runs: Runs) -> tuple[float, str]:

@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any
 
 from ..figures.studies import heat_grid, heat_row
-from ..stats.verdicts import not_below
+from ..stats.verdicts import not_below, trend_and_level
 from .runs import Conclusion, Runs, Settings, cosine, held_out, spearman
 
-MARGIN = 0.05
+MARGIN, TREND_MARGIN = 0.05, 0.2  # of the mean cosine, which decides; of Spearman, beside it, as in `text`
 ALONE, TAUGHT = needed = ("student alone", "student with a teacher")
 
 
@@ -25,10 +25,12 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
 
 def _students(runs: Runs) -> Conclusion:
     change = not_below(runs.differences(TAUGHT, ALONE, cosine), margin=MARGIN)
-    trend, loss = (runs.contrast(TAUGHT, ALONE, metric) for metric in (spearman, held_out))
+    trend = not_below(runs.differences(TAUGHT, ALONE, spearman), margin=TREND_MARGIN)
+    loss = runs.contrast(TAUGHT, ALONE, held_out)
     sentence = (
         f"mean cosine {runs.mean(ALONE, cosine):.3f} alone, {runs.mean(TAUGHT, cosine):.3f} with a teacher; difference "
-        f"{change.words()}{change.why}. Spearman {trend.words(2)}, held-out loss {loss.words(4)}."
+        f"{change.words()}{change.why}. Spearman {trend.words(2)}{trend.why}. {trend_and_level(trend, change)} "
+        f"Held-out loss {loss.words(4)}."
     )
     points = {"mean cosine of the blocks": [(arm, runs.values(arm, cosine)) for arm in runs.arms]}
     draw = partial(heat_row, runs.last_snapshots(), points=points, x="")
@@ -49,6 +51,11 @@ def _pairs(runs: Runs, settings: Settings) -> Conclusion:
         (words, [(str(models[i, taught].model).split("/")[-1], models[i, taught]) for i in whole])
         for words, taught in (("original", False), ("distilled", True))
     ]
-    sentence = f"distilled minus original {change.words()}{change.why}."
-    estimate = {"mean_cosine": change, "margin": MARGIN}
+    moved = [float(models[i, True].spearman or 0) - float(models[i, False].spearman or 0) for i in whole]
+    trend = not_below(moved, margin=TREND_MARGIN, unit="pair")
+    sentence = (
+        f"mean cosine, distilled minus original, {change.words()}{change.why}. Spearman {trend.words(2)}{trend.why}. "
+        f"{trend_and_level(trend, change)}"
+    )
+    estimate = {"mean_cosine": change, "margin": MARGIN, "spearman": trend}
     return Conclusion(change.verdict, sentence, columns, rows, estimate, partial(heat_grid, shown) if whole else None)

@@ -3,7 +3,9 @@
 If condensation harms language modelling, pushing the geometry one way must help and the other way must hurt. A
 penalty of any sign also disturbs the training, which costs something in both directions; over doses that are
 symmetric around 0 that cost cancels in the slope, and what is left is the direction. So both must hold: the paper's
-λ = 0.1 against λ = 0, and the slope over all doses, one least-squares slope per seed.
+λ = 0.1 against λ = 0, and the slope over all doses, one least-squares slope per seed. What a gain from dispersing could
+be at most is told over all positive weights, with the level divided by their number: the best of several has been
+chosen. Whether the weight moves the geometry is judged by trend and by level.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..figures.studies import curves
-from ..stats.verdicts import combine, decide
+from ..stats.verdicts import Decision, combine, decide, trend_and_level
 from .runs import Conclusion, Metric, Runs, Settings, cosine, held_out, loss_of, spearman
 
 
@@ -58,14 +60,20 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     arm_of, dose = by_dose(settings), settings["dose"]
     here = {d: arm for d, arm in arm_of.items() if arm in runs}
     against = {d: runs.contrast(arm, arm_of[0.0], held_out) for d, arm in arm_of.items() if d}
-    slope = decide(_slopes(runs, arm_of), claim="less")
+    slope, trend, level = (decide(_slopes(runs, arm_of, m), claim="less") for m in (held_out, spearman, cosine))
+    towards = [d for d in arm_of if d > 0]
+    strict = {d: runs.contrast(arm_of[d], arm_of[0.0], held_out, level=1 - 0.05 / len(towards)) for d in towards}
+    most, at = max(((-x.low, d) for d, x in strict.items() if x.low is not None), default=(None, None))
     scores = {d: scored for d, arm in arm_of.items() if (scored := runs.scores(arm))}
     tasks = list(dict.fromkeys(task for seeds in scores.values() for one in seeds.values() for task in one))
     best = min(here, key=lambda d: runs.mean(here[d], held_out), default=0.0)
     sentence = (
         f"held-out loss at λ = {_plain(dose)} minus at 0 {against[dose].words(4)}; slope over doses, nats per unit of "
         f"λ, {slope.words(4)} (below 0: condensing hurts more than dispersing); lowest mean loss at λ = {_plain(best)}"
-        f". Mean cosine {_at(runs, arm_of, cosine, '.3f')}; Spearman {_at(runs, arm_of, spearman, '+.2f')}."
+        f". {_at_most(most, at, len(towards))}"
+        f"Mean cosine {_at(runs, arm_of, cosine, '.3f')}, slope {level.words()}; Spearman "
+        f"{_at(runs, arm_of, spearman, '+.2f')}, slope {trend.words()}. That a higher weight relieves condensation: "
+        f"{trend_and_level(trend, level)[0].lower()}{trend_and_level(trend, level)[1:]}"
     )
     means = {
         arm_of[d]: {
@@ -75,6 +83,9 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         for d, seeds in scores.items()
     }
     estimate = {"against_zero": {arm_of[d]: x for d, x in against.items()}, "slope": slope, "scores": means}
+    estimate |= {"spearman_slope": trend, "mean_cosine_slope": level, "gain_at_most": most}
+    estimate["against_zero_corrected"] = {arm_of[d]: x for d, x in strict.items()}
+    estimate["perplexity"] = _perplexities(scores, arm_of)
     losses = {d: runs.differences(arm, arm_of[0.0], held_out) for d, arm in here.items()}
     losses = {d: [x for x in values if math.isfinite(x)] for d, values in losses.items()}
     small = {d: values for d, values in losses.items() if abs(d) < max(map(abs, here))}
@@ -99,13 +110,35 @@ def _panel(title: str, y: str, values: Mapping[float, list[float]], **more: Any)
     return {"title": title, "y": y, "series": {"": (doses, list(values.values()))}, **common, **more}
 
 
-def _slopes(runs: Runs, arm_of: Mapping[float, str]) -> list[float]:
+def _at_most(most: float | None, at: float | None, tried: int) -> str:
+    if most is None or at is None:
+        return ""
+    over = (
+        f" (over {tried} weights, each at the level divided by their number; at λ = {_plain(at)})" if tried > 1 else ""
+    )
+    return f"A gain from dispersing is at most {max(0.0, most):.4f} nats{over}. "
+
+
+def _perplexities(
+    scores: Mapping[float, Mapping[int, Mapping[str, float]]], arm_of: Mapping[float, str]
+) -> dict[str, dict[str, Decision]]:
+    """task → arm → perplexity minus that of λ = 0, seed by seed, at the level divided by the number of weights."""
+    zero, found = scores.get(0.0, {}), dict[str, dict[str, Decision]]()
+    for task in dict.fromkeys(t for one in zero.values() for t in one if t.endswith("perplexity")):
+        for dose in (d for d in arm_of if d):
+            there = scores.get(dose, {})
+            gaps = [there[s][task] - zero[s][task] for s in there if s in zero]
+            found.setdefault(task, {})[arm_of[dose]] = decide(gaps, claim="less", level=1 - 0.05 / (len(arm_of) - 1))
+    return found
+
+
+def _slopes(runs: Runs, arm_of: Mapping[float, str], metric: Metric = held_out) -> list[float]:
     """Σ λ (y_λ − ȳ)/Σ λ² per seed that has every dose; λ sums to 0."""
     x = np.asarray(list(arm_of))
     x = x - x.mean()
     tables = [runs.table.get(arm, {}) for arm in arm_of.values()]
     whole = [seed for seed in runs.seeds if all(seed in table for table in tables)]
-    return [float(x @ np.array([held_out(table[seed]) for table in tables]) / (x @ x)) for seed in whole]
+    return [float(x @ np.array([metric(table[seed]) for table in tables]) / (x @ x)) for seed in whole]
 
 
 def _plain(dose: float) -> str:

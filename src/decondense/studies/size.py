@@ -3,7 +3,8 @@
 Two kinds of families: published models, measured (any list of ids), and one trained here from nothing, whose members
 differ in depth and width. The unit is the model: a family member is one number (Spearman; of a model trained with
 several seeds, their mean), and windows only make that number more precise. All families share one slope, whose
-interval has n − families − 1 degrees of freedom. A family of one tells nothing and is shown only.
+interval has n − families − 1 degrees of freedom. A family of one tells nothing and is shown only. The same slope of the
+mean cosine stands beside it, and decides nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ..figures.studies import heat_row
 from ..records import Snapshot
-from ..stats.verdicts import signed, slope
+from ..stats.verdicts import signed, slope, trend_and_level
 from .runs import Conclusion, Runs, Settings, cosine, spearman
 
 SCRATCH = "trained from scratch"
@@ -57,7 +58,9 @@ def members(runs: Runs) -> list[Member]:
 def conclude(runs: Runs, settings: Settings) -> Conclusion:
     models = members(runs)
     families = [m.family for m in models]
-    trend = slope([math.log10(m.parameters) for m in models], [m.spearman for m in models], families, claim="less")
+    sizes = [math.log10(m.parameters) for m in models]
+    trend = slope(sizes, [m.spearman for m in models], families, claim="less")
+    level = slope(sizes, [m.mean_cosine for m in models], families, claim="less")
     alone = {f for f in families if families.count(f) == 1}
     several = [f for f in dict.fromkeys(families) if f not in alone]
     named = ", ".join(several) or "no family of two"
@@ -67,9 +70,10 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         sentence += f"; {family}: {signed(ends[0].spearman, 2)} smallest, {signed(ends[-1].spearman, 2)} largest"
     if alone:
         sentence += f"; shown only: {', '.join(m.model for m in models if m.family in alone)}"
+    sentence += f". Slope of the mean cosine {level.words()}. {trend_and_level(trend, level)}"
     ordered = sorted(models, key=lambda m: (families.index(m.family), m.parameters))
     panels = [(m.model.split("/")[-1], m.snapshot) for m in ordered]
     points = {"Spearman": [(str(m.parameters), [m.spearman]) for m in ordered]}
     draw = partial(heat_row, panels, points=points, x="parameters", numbers=True) if models else None
     columns, rows = list(Member._fields[:-1]), [list(m[:-1]) for m in models]
-    return Conclusion(trend.verdict, sentence + ".", columns, rows, {"slope": trend}, draw)
+    return Conclusion(trend.verdict, sentence, columns, rows, {"slope": trend, "mean_cosine": level}, draw)

@@ -2,7 +2,8 @@
 
 The unit is the text. The claim is about what happens when a given model reads something else, so what varies is the
 text, and a new text is what one would generalise to; training seeds do not enter, and a bootstrap over windows would
-only say how well each text is known. With several models all must agree.
+only say how well each text is known. With several models all must agree. The level, the mean cosine of the blocks, is
+judged by the same rule beside it: within 10 % of its mean on one more text.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import numpy as np
 
 from ..figures.studies import heat_grid
 from ..records import Snapshot
-from ..stats.verdicts import combine, signed, steady
-from .runs import Conclusion, Runs, Settings, spearman
+from ..stats.verdicts import combine, signed, steady, trend_and_level
+from .runs import MATTERS_COSINE, Conclusion, Runs, Settings, cosine, spearman
 from .work import part_of
 
 MARGIN = 0.2
@@ -37,15 +38,20 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     table: dict[str, dict[str, Snapshot]] = {}
     for one in sorted(runs.measured, key=lambda one: one.config["model"]):
         table.setdefault(one.config["model"], {})[one.config["text"]] = one.measurement
-    decisions, words, agreement = {}, [], {}
+    decisions, levels, words, agreement = {}, {}, [], {}
     for model, shots in table.items():
         values = [spearman(shot) for shot in shots.values()]
+        cosines = [cosine(shot) for shot in shots.values()]
         decisions[model] = steady(values, margin=MARGIN, unit="text")
+        level = steady(cosines, margin=round(MATTERS_COSINE * abs(float(np.mean(cosines))), 4), unit="text")
+        levels[model] = level
         agreement[model] = _agreement([shot.mean_cosine for shot in shots.values()])
         listed = ", ".join(f"{t} {signed(v, 2)}" for t, v in zip(shots, values))
         words.append(
             f"{model}: Spearman {listed}; for one more text {decisions[model].words(2)}, {decisions[model].reason}; "
-            f"lowest correlation of the curves of two texts {signed(agreement[model], 3)}"
+            f"lowest correlation of the curves of two texts {signed(agreement[model], 3)}. Mean cosine "
+            f"{min(cosines):.3f} to {max(cosines):.3f}, for one more text {level.words()}, {level.reason}. "
+            f"{trend_and_level(decisions[model], level)}"
         )
     columns = ["model", "text", "spearman", "spearman_low", "spearman_high", "kendall", "mean_cosine"]
     columns += ["mean_cosine_last", "windows"]
@@ -55,8 +61,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         for text, s in shots.items()
     ]
     draw = partial(heat_grid, [(m.split("/")[-1], list(shots.items())) for m, shots in table.items()])
-    estimate = {"another_text": decisions, "lowest_correlation": agreement, "margin": MARGIN}
-    return Conclusion(combine(list(decisions.values())), "; ".join(words) + ".", columns, rows, estimate, draw)
+    estimate = {"another_text": decisions, "lowest_correlation": agreement, "margin": MARGIN, "mean_cosine": levels}
+    return Conclusion(combine(list(decisions.values())), " ".join(words), columns, rows, estimate, draw)
 
 
 def _agreement(curves: list[list[float | None]]) -> float:
