@@ -44,8 +44,10 @@ def p_value(value: float) -> str:
     return f"{value:.4f}" if value < 0.01 else f"{value:.3f}" if value < 0.1 else f"{value:.2f}"
 
 
-DIFFERENCE = ("task", "items", "base", "treated", "difference", "95 % interval", "p", "p (Holm)", "could have shown")
-DIFFERENCE += ("signal to noise",)
+DIFFERENCE = (
+    "task", "items", "base", "treated", "difference", "95 % interval", "p", "p (Holm)", "could have shown",
+    "signal to noise",
+)  # fmt: skip
 
 
 def difference_cells(row: Mapping[str, Any], say: Callable[..., str] = points, items: str = "{}") -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import json
 import pickle
 import shutil
 import time
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ import decondense as dc
 from decondense.evaluate import apart
 from decondense.evaluate.items import item_hash, log_shares
 from decondense.evaluate.logs import Wanted
-from decondense.evaluate.readers import read_logs
+from decondense.evaluate.readers import _eval_file, read_logs
 from decondense.records import Damaged
 
 LOGS = Path(__file__).parent / "logs"
@@ -104,8 +105,6 @@ def test_an_evaluation_of_ours_pairs_with_a_log_of_lm_eval(tmp_path):
 
 @pytest.mark.parametrize("run", ["base", "treated"])
 def test_inspect_scores_are_those_of_its_header(run):
-    from decondense.evaluate.readers import _eval_file
-
     log = one(LOGS / "inspect" / run)
     assert (log.tool, log.model) == ("inspect_ai", "mockllm/model")
     for file in (LOGS / "inspect" / run).glob("*.eval"):
@@ -283,6 +282,48 @@ def test_lines_that_are_lost_reordered_or_copied(tmp_path):
         dc.significance(spoilt('{"doc_id": 0, "filter": "none"}\n'), other, bootstrap=0)
 
 
+def test_details_of_lighteval_reordered_copied_or_foreign(tmp_path):
+    file, other = (next((LOGS / "lighteval" / run).glob("details_stars*")) for run in ("base", "treated"))
+    rows = parquet.read_table(file)
+
+    def spoilt(content):
+        parquet.write_table(content, tmp_path / file.name)
+        return tmp_path / file.name
+
+    whole = dc.significance(file, other, bootstrap=0).macro
+    assert dc.significance(spoilt(rows.take(list(range(len(rows)))[::-1])), other, bootstrap=0).macro.p == whole.p
+    with pytest.raises(ValueError, match=r"an item must occur once in 'stars'.* 1 item"):
+        dc.significance(spoilt(pa.concat_tables([rows, rows.slice(0, 1)])), other, bootstrap=0)
+    with pytest.raises(ValueError, match=r"1 of \d+ items of 'stars' are not in all of them"):
+        dc.significance(spoilt(rows.slice(1)), other, bootstrap=0)
+    spoilt(pa.table({"a": [1]}))
+    with pytest.raises(Damaged, match="must hold details of lighteval, but lacks doc, metric, model_response"):
+        dc.significance(tmp_path, other, bootstrap=0)
+
+
+def test_logs_of_inspect_reordered_copied_or_foreign(tmp_path):
+    file, other = (next((LOGS / "inspect" / run).glob("*stars*.eval")) for run in ("base", "treated"))
+    content = _eval_file(file)
+
+    def spoilt(samples):
+        with zipfile.ZipFile(tmp_path / "log.eval", "w") as archive:
+            archive.writestr("header.json", json.dumps(content["header"]))
+            archive.writestr("summaries.json", json.dumps(samples))
+        return tmp_path / "log.eval"
+
+    whole = dc.significance(file, other, bootstrap=0).macro
+    assert dc.significance(spoilt(content["samples"][::-1]), other, bootstrap=0).macro.p == whole.p
+    first = content["samples"][0]["id"]
+    with pytest.raises(ValueError, match="must be asked in as many epochs, got 2 to 3"):
+        dc.significance(spoilt([*content["samples"], content["samples"][0]]), other, bootstrap=0)
+    with pytest.raises(ValueError, match=r"1 of 8 items of 'stars' are not in all of them"):
+        dc.significance(spoilt([s for s in content["samples"] if s["id"] != first]), other, bootstrap=0)
+    with zipfile.ZipFile(tmp_path / "log.eval", "w") as archive:
+        archive.writestr("something.txt", "else")
+    with pytest.raises(ValueError, match=r"must be finished, but has no header\.json"):
+        dc.significance(tmp_path / "log.eval", other, bootstrap=0)
+
+
 def test_folders_with_more_than_one_run(tmp_path):
     with pytest.raises(ValueError, match="must hold the log of one run, got 2 folders"):
         read_logs(LOGS / "lm-eval")
@@ -302,8 +343,6 @@ def test_names_that_are_not_there():
 
 
 def test_an_unfinished_log_of_inspect_is_refused(tmp_path):
-    import zipfile
-
     with zipfile.ZipFile(tmp_path / "log.eval", "w") as archive:
         archive.writestr("header.json", json.dumps({"status": "error", "eval": {"task": "t", "model": "m"}}))
         archive.writestr("summaries.json", "[]")
@@ -313,8 +352,6 @@ def test_an_unfinished_log_of_inspect_is_refused(tmp_path):
 
 def test_long_questions_of_inspect_are_read_whole(tmp_path):
     """Summaries cut them: two questions that differ at the end are different questions."""
-    import zipfile
-
     hashes = []
     for ending in ("x", "y"):
         sample = {"id": 1, "epoch": 1, "target": "A", "scores": {"s": {"value": "C"}}}
