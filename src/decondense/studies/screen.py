@@ -1,14 +1,15 @@
 """Which losses on the hidden states are worth confirming when a small model is trained from nothing?
 
-One seed, one budget, many arms, each at the learning rates that its name ends with. One seed decides nothing, so the
-verdict is always undecided: the screen chooses what `pretrain` confirms with fresh seeds. Two weights of one loss on
-the same layers count as one arm, the better one. The loss of a run is the mean over texts of the mean over held-out
-documents, nats per token.
+One seed, one budget, many arms, each at the learning rates, and some at the warm-ups, that its name ends with: "ARM
+warm-up 20 % @ 0.003". One seed decides nothing, so the verdict is always undecided: the screen chooses what `pretrain`
+confirms with fresh seeds. Two weights of one loss on the same layers count as one arm, the better one. The loss of a
+run is the mean over texts of the mean over held-out documents, nats per token.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from .runs import Conclusion, Runs, Settings, by_document, cosine, loss_of
 from .settings import joined
 
 NONE = "cross-entropy"
+TUNED = re.compile(r"( warm-up \d+ %)? @ .*")  # the end of a name: what every arm may choose for itself
 
 
 def arms(named: Settings) -> Settings:
@@ -36,7 +38,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     best: dict[str, str] = {}
     for arm in ordered:
         if math.isfinite(losses[arm]):
-            best.setdefault(arm.partition(" @ ")[0], arm)
+            best.setdefault(TUNED.sub("", arm), arm)
     base = losses[best[NONE]] if NONE in best else math.nan
     chosen: dict[tuple[Any, Any], str] = {}
     for arm in best.values():
@@ -46,17 +48,17 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     winners = list(chosen.values())[:2]
     named = ", ".join(f"{arm} ({signed(losses[arm] - base, 4)})" for arm in winners)
     missing = [arm for arm in settings["arms"] if arm not in runs]
-    rates = [arm for arm in missing if arm.startswith(f"{NONE} @ ")]
+    rates = [arm for arm in missing if TUNED.sub("", arm) == NONE]
     waits = f"; nothing is chosen before all are run: {len(missing)} of {len(settings['arms'])} arms are missing"
     sentence = (
-        f"one seed; against cross-entropy at its best rate, {f'{base:.4f}' if math.isfinite(base) else 'not run'}, "
+        f"one seed; against cross-entropy at its best, {f'{best[NONE]}: {base:.4f}' if NONE in best else 'not run'}, "
         f"{'ahead so far' if missing else 'go on'}: {named or 'none'}{waits if missing else ''}"
         f"{f', {list_of(rates)} among them' if rates else ''}."
     )
-    columns = ["arm", "loss", "minus_cross_entropy", "minus_same_rate", "mean_cosine", "mean_cosine_last_state"]
+    columns = ["arm", "loss", "minus_cross_entropy", "minus_same_schedule", "mean_cosine", "mean_cosine_last_state"]
     rows: list[list[Any]] = []
     for arm in ordered:
-        same = losses.get(f"{NONE} @ {arm.partition(' @ ')[2]}", math.nan)
+        same = losses.get(NONE + arm[len(TUNED.sub("", arm)) :], math.nan)
         shots = [run.snapshots[-1].mean_cosine[-1] for run in runs.of(arm) if run.snapshots]
         last = shots[0] if shots and shots[0] is not None else math.nan
         geometry = runs.mean(arm, cosine) if shots else math.nan
@@ -64,7 +66,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     draw = partial(
         effects,
         [(row[0], [row[2]]) for row in rows],
-        x="held-out loss minus that of cross-entropy at its best rate, nats per token",
+        x="held-out loss minus that of cross-entropy at its best, nats per token",
         note="one seed each: this chooses what is confirmed, and decides nothing",
     )
     estimate = {"cross_entropy": base, "chosen": [] if missing else winners}
