@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from ..figures.studies import effects
+from ..figures.studies import curves
 from ..stats.verdicts import UNDECIDED
 from ..words import list_of, signed
 from .runs import Conclusion, Runs, Settings, by_document, cosine, loss_of
@@ -63,11 +64,33 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         last = shots[0] if shots and shots[0] is not None else math.nan
         geometry = runs.mean(arm, cosine) if shots else math.nan
         rows.append([arm, losses[arm], losses[arm] - base, losses[arm] - same, geometry, last])
-    draw = partial(
-        effects,
-        [(row[0], [row[2]]) for row in rows],
-        x="held-out loss minus that of cross-entropy at its best, nats per token",
-        note="one seed each: this chooses what is confirmed, and decides nothing",
-    )
+    note = "one seed each: this chooses what is confirmed, and decides nothing"
+    draw = partial(curves, _panels(losses, settings), note=note) if math.isfinite(base) else None
     estimate = {"cross_entropy": base, "chosen": [] if missing else winners}
-    return Conclusion(UNDECIDED, sentence, columns, rows, estimate, draw if math.isfinite(base) else None)
+    return Conclusion(UNDECIDED, sentence, columns, rows, estimate, draw)
+
+
+def _panels(losses: Mapping[str, float], settings: Settings) -> list[Settings]:
+    """Loss over learning rates at the shortest warm-up, and over warm-ups at each one's best rate; a loss at its best
+    weight. Of what was tried with one warm-up alone there is no line, unless that is so for all."""
+    table: dict[str, dict[tuple[float, float], float]] = {}
+    for arm in (arm for arm in settings["arms"] if math.isfinite(losses.get(arm, math.nan))):
+        recipe = joined(settings["base"], settings["arms"][arm])
+        loss, place = recipe.get("loss", {}), (recipe["train"]["warmup"], recipe["train"]["learning_rate"])
+        named = loss.get("name", "none") != "none"
+        name = f"{loss['name']} {loss.get('layers', 'all')}" if named else TUNED.sub("", arm)
+        cells = table.setdefault(name, {})
+        cells[place] = min(losses[arm], cells.get(place, math.inf))
+    several = {name: cells for name, cells in table.items() if len({warmup for warmup, _ in cells}) > 1} or table
+    shortest = min(warmup for cells in several.values() for warmup, _ in cells)
+    rates, warmups = {}, {}
+    for name, cells in several.items():
+        at = sorted(rate for warmup, rate in cells if warmup == shortest)
+        rates[name] = (at, [[cells[shortest, rate]] for rate in at])
+        tried = sorted({warmup for warmup, _ in cells})
+        lowest = [min(loss for (warmup, _), loss in cells.items() if warmup == each) for each in tried]
+        warmups[name] = ([100 * each for each in tried], [[loss] for loss in lowest])
+    y, ticks = "held-out loss, nats per token", sorted({rate for at, _ in rates.values() for rate in at})
+    by_rate = {"title": f"warm-up {100 * shortest:g} %", "x": "learning rate", "scale": "log", "ticks": ticks}
+    by_warmup = {"title": "each at its best rate", "x": "warm-up, % of the steps"}
+    return [{**by_rate, "y": y, "series": rates}, {**by_warmup, "y": y, "series": warmups}]
