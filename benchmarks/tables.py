@@ -121,13 +121,13 @@ def cosine_histogram() -> str:
     return markdown(["shape", "u", "what", "ms", "extra MiB"], lines, "cosine_histogram", rows)
 
 
-def train_step() -> str:
-    rows = read("train_step")
+def train_step(name: str = "train_step") -> str:
+    rows = read(name)
     lines = [
         [r["model"], f"{r['batch']}×{r['tokens']}", r["variant"], f"{float(r['ms']):.1f}", f"{float(r['ratio']):.4f}"]
         for r in rows
     ]
-    return markdown(["model", "tokens", "what", "ms per step", "ratio"], lines, "train_step", rows)
+    return markdown(["model", "tokens", "what", "ms per step", "ratio"], lines, name, rows)
 
 
 def train_step_short() -> str:
@@ -215,6 +215,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "first_order": first_order,
     "cosine_histogram": cosine_histogram,
     "train_step": train_step,
+    "train_step_losses": lambda: train_step("train_step_losses"),
     "agreement_model": agreement_model,
     "agreement_cloud": agreement_cloud,
     "losses_cpu": losses_cpu,

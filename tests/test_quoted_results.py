@@ -120,34 +120,67 @@ def test_the_same_runs_in_geometry_and_loss():
 
 def test_screen():
     rows = {row["arm"]: row for row in table("screen")}
-    plain, faster = (rows[f"{PLAIN} @ {rate}"]["loss"] for rate in ("0.002", "0.003"))
-    gained = {arm.partition(" @ ")[0]: signed(row["minus_same_rate"], 3) for arm, row in rows.items() if "0.002" in arm}
-    assert f"decorrelation of the last state {gained['decorrelation last 1']} nats" in RESULTS
+    plain, longest = rows[f"{PLAIN} @ 0.002"]["loss"], rows[f"{PLAIN} warm-up 40 % @ 0.003"]["loss"]
+    short = [rows[f"{PLAIN} @ {rate}"]["loss"] for rate in ("0.0005", "0.001", "0.002", "0.003")]
+    assert min(short) == plain  # "the best of four learning rates, 0.002"
+    assert f"held-out loss {signed(longest - plain, 3)} nats |" in RESULTS
+    assert f"it is {plain - longest:.3f} nats below where it was" in RESULTS
+    assert f"without a loss it is lower by {plain - longest:.3f}" in README
+    at = {arm: signed(row["minus_same_schedule"], 3) for arm, row in rows.items()}
+    fast = {arm[: -len(" @ 0.002")]: value for arm, value in at.items() if arm.endswith(" @ 0.002") and "%" not in arm}
+    assert max(fast, key=lambda arm: fast[arm] if "last" in arm else "") == "decorrelation last 0.3"
+    assert f"decorrelation (weight 0.3) by {fast['decorrelation last 0.3'][1:]} nats" in RESULTS
+    assert f"last state lower held-out loss by up to {fast['decorrelation last 0.3'][1:]} nats" in README
     assert (
-        f"uniformity {gained['uniformity last 0.1']}, orthogonalization {gained['orthogonalization last 1']}" in RESULTS
+        "uniformity by {}, orthogonalization by {}, dispersion of the last state alone by {};".format(
+            *(fast[arm][1:] for arm in ("uniformity last 0.1", "orthogonalization last 1", "dispersion last 0.1"))
+        )
+        in RESULTS
     )
-    assert f"dispersion of the last state alone {gained['dispersion last 0.1']}" in RESULTS
-    controls = gained["z-loss 1e-3"], gained["label smoothing 0.1"]
-    assert "a z-loss {} and label smoothing {}".format(*controls) in RESULTS
-    assert f"dispersion on all layers {gained['dispersion all 0.1']}" in RESULTS
-    assert f"| {gained['dispersion all 0.1']} nats, one seed |" in RESULTS
-    assert f"held-out loss {gained['decorrelation last 1']} nats against cross-entropy at the same learning" in RESULTS
     assert (
-        f"decorrelation of the last state lowers held-out loss by {gained['decorrelation last 1'][1:]} nats" in README
+        f"a z-loss, by {fast['z-loss 1e-3'][1:]}, and label smoothing, by {fast['label smoothing 0.1'][1:]}" in RESULTS
     )
-    assert f"on all layers raises it by {gained['dispersion all 0.1'][1:]}" in README
-    assert f"cross-entropy itself is {faster - plain:.3f} nats worse at 0.003 than at 0.002" in RESULTS
-    ours = [rows[f"decorrelation last 1 @ {rate}"]["loss"] for rate in ("0.002", "0.003")]
-    assert f"(0.003: {ours[1] - ours[0]:.3f} nats worse)" in RESULTS
+    assert f"dispersion on all layers does not ({fast['dispersion all 0.1']})" in RESULTS
+    assert f"{fast['decorrelation last 0.3']} and {fast['uniformity last 0.1']} nats at the same rate" in RESULTS
+    slow = {arm.partition(" warm-up 20 % @ 0.003")[0]: value for arm, value in at.items() if "20 % @ 0.003" in arm}
+    assert f"z-loss {slow['z-loss 1e-3']}, uniformity {slow['uniformity last 0.1']}" in RESULTS
+    assert f"{slow['decorrelation last 0.3']} (0.3) and {slow['decorrelation last 1']} (1)" in RESULTS
+    assert f"dispersion {slow['dispersion last 0.1']} (last) and {slow['dispersion all 0.1']} (all)" in RESULTS
+    assert f"{fast['dispersion all 0.1']} nats with a warm-up of 5 %, {slow['dispersion all 0.1']} with 20 %" in RESULTS
+    assert rows[f"{PLAIN} warm-up 20 % @ 0.003"]["loss"] < min(
+        row["loss"] for arm, row in rows.items() if "warm-up" not in arm
+    )  # "passes all of them"
     assert estimate("screen")["chosen"] == []
     found = runs("screen")
-    assert f"{len(found)} of 36 runs" in RESULTS
-    arms = (f"{PLAIN} @ 0.002", "decorrelation last 1 @ 0.002", f"{PLAIN} @ 0.003", "decorrelation last 1 @ 0.003")
-    by_place = [[place["loss"] for place in found[arm][1].held_out_by["position"]] for arm in arms]
-    first, last = (signed(by_place[1][i] - by_place[0][i], 2) for i in (0, -1))
-    assert f"in the first 64 tokens of a block {first} nats, in the last 64 {last}" in RESULTS
-    assert f"({by_place[2][0]:.2f} in the first 64 tokens, {by_place[2][-1]:.2f} in the last)" in RESULTS
-    assert f"it does ({by_place[3][0]:.2f} and {by_place[3][-1]:.2f})" in RESULTS
+    assert f"{len(found)} of 46 runs" in RESULTS
+    places = [
+        found[arm][1].held_out_by["position"]
+        for arm in (f"{PLAIN} @ 0.003", "decorrelation last 1 @ 0.003", f"{PLAIN} warm-up 40 % @ 0.003")
+    ]
+    ends = [(f"{place[0]['loss']:.2f}", f"{place[-1]['loss']:.2f}") for place in places]
+    assert "has {} nats in the first 64 tokens of a block and {} in the last 64".format(*ends[0]) in RESULTS
+    assert "with decorrelation {} and {}, with a warm-up of 40 % {} and {}".format(*ends[1], *ends[2]) in RESULTS
+
+
+def test_pretrain():
+    rows = {row["loss"]: row for row in table("pretrain")}
+    uniformity, decorrelation = (
+        signed(row["difference"], 3) + " nats [" + signed(row["low"], 3) + ", " + signed(row["high"], 3) + "]"
+        for row in (rows["uniformity last 0.1"], rows["decorrelation last 0.3"])
+    )
+    assert f"| {uniformity}, three seeds;" in RESULTS
+    assert f"| {decorrelation}, three seeds |" in RESULTS
+    assert f"uniformity of the last state {uniformity}, decorrelation {decorrelation.replace(' nats', '')}" in RESULTS
+    assert f"{uniformity} and {decorrelation}".replace(" nats", "") in README
+    kept = runs("pretrain")
+    last = [
+        f"{np.mean([run.snapshots[-1].mean_cosine[-1] for run in kept[f'{arm} · gpt2 · 40M'].values()]):.3f}"
+        for arm in (PLAIN, "decorrelation last 0.3", "uniformity last 0.1")
+    ]
+    assert "ends at {} without a loss, {} with decorrelation and {} with uniformity".format(*last) in RESULTS
+    assert f"mean cosine goes from {last[0]} to {last[2]}" in RESULTS
+    assert {len(seeds) for seeds in kept.values()} == {3}
+    assert f"{sum(map(len, kept.values()))} of 120 runs" in RESULTS
 
 
 def gaps(arm: str, column: str = "held_out_loss") -> list[float]:

@@ -79,37 +79,41 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         seeds = [seed for seed in treated if seed in base]
         if cell[0] != NONE and len(seeds) > 1:
             pairs = outcomes([base[s] for s in seeds], [treated[s] for s in seeds])
-            table[cell] = (crossed_macro(pairs, paired=True), float(np.mean([b.mean() for b, _ in pairs])), len(seeds))
+            apart = [by_document(treated[s]) - by_document(base[s]) for s in seeds]
+            table[cell] = (crossed_macro(pairs, paired=True), float(np.mean([b.mean() for b, _ in pairs])), apart)
     corrected = dict(zip(table, holm([crossed.p for crossed, *_ in table.values()])))
     decisions: dict[Cell, Decision] = {}
     columns = ["loss", "model", "tokens", "seeds", "cross_entropy", "difference", "low", "high", "p", "p_holm"]
     columns += ["smallest_effect", "tokens_saved", "mean_cosine_change"]
     rows: list[list[Any]] = []
-    for cell, (crossed, level, n) in table.items():
+    series: dict[str, dict[str, tuple[list[float], list[list[float]]]]] = {}
+    for cell, (crossed, level, apart) in table.items():
         (loss, model, _), difference, strict = cell, crossed.difference, 1 - 0.05 / len(table)
         decisions[cell] = from_interval(
-            difference, *crossed.interval(strict), n=n, claim="less", smallest=SMALLEST, level=strict
+            difference, *crossed.interval(strict), n=len(apart), claim="less", smallest=SMALLEST, level=strict
         )
         plain = [c for c in tokens if c[:2] == (NONE, model) and BETWEEN.join(c) in runs]
         known = [runs.mean(BETWEEN.join(c), by_document) for c in plain]
         saved = tokens_saved([tokens[c] for c in plain], known, tokens[cell], level + difference)
         moved = runs.mean(BETWEEN.join(cell), cosine) - runs.mean(BETWEEN.join((NONE, *cell[1:])), cosine)
-        row = [loss, model, tokens[cell], n, level, difference, *crossed.interval(), crossed.p, corrected[cell]]
-        rows.append([*row, crossed.minimal_effect(), saved, moved])
+        row = [loss, model, tokens[cell], len(apart), level, difference, *crossed.interval()]
+        row += [crossed.p, corrected[cell], crossed.minimal_effect(), saved, moved]
+        rows.append(row)
+        lines = series.setdefault(model, {})  # a panel for each model, a line for each loss, beside one another
+        x, y = lines.setdefault(loss, ([], []))
+        x.append(tokens[cell] * 1.06 ** list(lines).index(loss))
+        y.append(apart)
     words = "; ".join(
         f"{loss}, {model}, {amount(count)}: {signed(difference, 4)} [{signed(low, 4)}, {signed(high, 4)}]"
         for loss, model, count, _, _, difference, low, high, *_ in rows
     )
     sentence = f"held-out loss minus cross-entropy's, nats per token over seeds and documents: {words or 'not run'}."
     estimate = {"cells": {BETWEEN.join(cell): d for cell, d in decisions.items()}, "smallest": SMALLEST}
-    series: dict[str, dict[str, tuple[list[int], list[list[float]]]]] = {}
-    for loss, model, count, _, _, difference, *_ in rows:  # a panel for each model, a line over budgets for each loss
-        x, y = series.setdefault(model, {}).setdefault(loss, ([], []))
-        x.append(count)
-        y.append([difference])
-    common = {"x": "training tokens", "y": "held-out loss minus cross-entropy's", "scale": "log", "line": 0.0}
-    panels = [{"title": model, "series": lines, **common} for model, lines in series.items()]
-    draw = partial(curves, panels, note="means over seeds and documents; intervals in the table") if rows else None
+    ticks = sorted({row[2] for row in rows})
+    axes = {"x": "training tokens", "scale": "log", "ticks": ticks, "labels": [amount(tick) for tick in ticks]}
+    axes |= {"y": "held-out loss minus cross-entropy's", "line": 0.0}
+    panels = [{"title": model, "series": lines, **axes} for model, lines in series.items()]
+    draw = partial(curves, panels, note="dots are seeds, bars 95 % intervals over them") if rows else None
     return Conclusion(_verdict(decisions, tokens), sentence, columns, rows, estimate, draw)
 
 
