@@ -28,6 +28,7 @@ from .packing import documents
 from .split import everywhere, ranks, refuse_split
 
 Schedule = str | Callable[[int], float]
+Masks = Tensor | list[Tensor | None] | None
 SCHEDULES = ("constant", "linear", "cosine", "release")
 _attached: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
@@ -150,9 +151,12 @@ class Term:
 
     def sequences(
         self, capture: hs.Capture, first: int, labels: Tensor | None = None
-    ) -> tuple[list[Tensor], Tensor | None, Tensor | None]:
+    ) -> tuple[list[Tensor], Masks, Tensor | None]:
         """The chosen states, each (sequences, tokens, width), their mask and labels; packed rows are cut up."""
-        states = [capture.states[i] for i in hs.select(self.layers, len(capture.states), first)]
+        chosen = hs.select(self.layers, len(capture.states), first)
+        states = [capture.states[i] for i in chosen]
+        if capture.masks is not None:  # of two stacks: a row is a sequence of each
+            return states, [self.mask(capture, i) for i in chosen], labels
         mask = self.mask(capture)
         positions = capture.position_ids
         packed = self.segments == "position_ids" or (self.segments == "auto" and mask is None)
@@ -169,23 +173,23 @@ class Term:
         """Mean cosine per layer: what dispersion gives to first order for nothing, here in one more read."""
         states, mask, _ = self.sequences(capture, first)
         if self.group is not None:
-            return torch.stack([mean_cosine_across(z, mask, self.group).mean() for z in states])
+            masks = mask if isinstance(mask, list) else [mask] * len(states)
+            return torch.stack([mean_cosine_across(z, m, self.group).mean() for z, m in zip(states, masks)])
         return get("cosreg").over_layers(states, mask)[0].mean(1)
 
     def agreement(self, capture: hs.Capture, first: int) -> Tensor:
         """Cosine between the estimator's gradient and the exact one, per layer, on the first sequence."""
         exact = Loss(self.loss.name, **{**self.loss.keywords, "estimator": "exact", "max_tokens": None})
-        mask = self.mask(capture)
         cosines = []
         for i in hs.select(self.layers, len(capture.states), first):
-            z = capture.states[i][:1].detach().float().requires_grad_()
+            z, mask = capture.states[i][:1].detach().float().requires_grad_(), self.mask(capture, i)
             pair = [torch.autograd.grad(f(z, None if mask is None else mask[:1]), z)[0] for f in (self.loss, exact)]
             cosines.append(torch.cosine_similarity(pair[0].flatten(), pair[1].flatten(), dim=0))
         return torch.stack(cosines)
 
-    def mask(self, capture: hs.Capture) -> Tensor | None:
-        """The attention mask (batch, tokens) as booleans; None where every token counts."""
-        mask, shape = capture.attention_mask, capture.states[0].shape[:2]
+    def mask(self, capture: hs.Capture, state: int = 0) -> Tensor | None:
+        """The attention mask (batch, tokens) of a state as booleans; None where every token counts."""
+        mask, shape = capture.mask_of(state), capture.states[state].shape[:2]
         if mask is None:
             return None
         if not isinstance(mask, Tensor) or mask.shape != shape:
@@ -304,12 +308,9 @@ class Handle:
         """The penalty of the captured calls, times `scale`, ready to be weighted and added; `last` tells of it."""
         captures, self.captures[:] = list(self.captures), []
         first = self.reader.first
-        decoder = is_encoder_decoder(self.model) and getattr(self.reader, "side", "decoder") == "decoder"
-        if decoder and labels is not None:
-            # Targets are padded with −100, and the decoder sees them shifted: no label, no token.
+        if labels is not None and is_encoder_decoder(self.model):
             for capture in captures:
-                if capture.attention_mask is None and labels.shape == capture.states[0].shape[:2]:
-                    capture.attention_mask = labels.ne(-100)
+                capture.targets(labels, getattr(self.reader, "sides", ["decoder"]))
         parts = [self.term.penalty(c, first, labels=labels, items=items) for c in captures]
         mean = {key: torch.stack([p[key] for p in parts]).mean(0) for key in parts[0]}
         penalty, share = mean["penalty"] * scale, mean["share"] * scale

@@ -30,11 +30,27 @@ Layers = str | Sequence[int] | Callable[[int], Sequence[int]]
 
 @dataclass
 class Capture:
-    """One training call of the stack: its states, embedding layer first, and what came in with them."""
+    """One training call of the stack: its states, embedding layer first, and what came in with them. `masks` has one
+    for each state where they are of two stacks, which read other tokens."""
 
     states: Sequence[Tensor]
     attention_mask: Tensor | None = None
     position_ids: Tensor | None = None
+    masks: list[Tensor | None] | None = None
+
+    def mask_of(self, state: int) -> Tensor | None:
+        return self.attention_mask if self.masks is None else self.masks[state]
+
+    def targets(self, labels: Tensor, sides: Sequence[str]) -> None:
+        """Targets are padded with −100, and the decoder sees them shifted: no label, no token. `sides`, one per state,
+        or one for all, says which are the decoder's; a mask that was given stands."""
+        kept = labels.ne(-100)
+        for i, side in enumerate(sides):
+            if side == "decoder" and self.mask_of(i) is None and kept.shape == self.states[i].shape[:2]:
+                if self.masks is None:
+                    self.attention_mask = kept
+                else:
+                    self.masks[i] = kept
 
 
 class Hook:
@@ -161,7 +177,7 @@ class ModuleReader:
                     f"modules must name layers that are called, got {name!r}, a {type(modules[name]).__name__}: "
                     f"name what is in it, '{name}.*'."
                 )
-        self.side = _side([modules[name] for name in self.names], unwrap_peft(model))
+        self.sides = _sides([modules[name] for name in self.names], unwrap_peft(model))
         self.differentiated = True  # whether a loss is taken of the states, so that they must carry a gradient
         self._outputs: dict[str, Tensor] | None = None
 
@@ -188,7 +204,7 @@ class ModuleReader:
             states = self._states(outputs)
             names = ("attention_mask", "decoder_attention_mask", "position_ids")
             given = {name: argument(module.forward, args, kwargs, name) for name in names}
-            after(Capture(states, self.mask(given), given["position_ids"]))
+            after(self._capture(states, given))
 
         handles: list[Any] = [self.model.register_forward_pre_hook(Hook(start), with_kwargs=True)]
         modules = dict(self.model.named_modules())
@@ -208,11 +224,16 @@ class ModuleReader:
 
                 hooks.callback(modules[name].register_forward_hook(keep).remove)
             self.model(**inputs)
-        return Capture(self._states(outputs), self.mask(inputs), inputs.get("position_ids"))
+        return self._capture(self._states(outputs), inputs)
 
-    def mask(self, given: dict[str, Any]) -> Tensor | None:
-        """The mask of the layers that are read, among the arguments of a call."""
-        return given.get("decoder_attention_mask" if self.side == "decoder" else "attention_mask")
+    def mask(self, given: dict[str, Any], state: int = 0) -> Tensor | None:
+        """The mask of a layer that is read, among the arguments of a call."""
+        return given.get("decoder_attention_mask" if self.sides[state] == "decoder" else "attention_mask")
+
+    def _capture(self, states: list[Tensor], given: dict[str, Any]) -> Capture:
+        several = len(set(self.sides)) > 1
+        masks = [self.mask(given, i) for i in range(len(states))] if several else None
+        return Capture(states, self.mask(given), given.get("position_ids"), masks)
 
     def _states(self, outputs: dict[str, Tensor]) -> list[Tensor]:
         """The outputs in the order of the names, or the error that says which of them are no hidden states."""
@@ -238,18 +259,12 @@ class ModuleReader:
         return [outputs[name] for name in self.names]
 
 
-def _side(layers: list[nn.Module], model: Any) -> str:
-    """Of which stack of an encoder–decoder the layers are, which decides about their mask; any other model has one."""
+def _sides(layers: list[nn.Module], model: Any) -> list[str]:
+    """Of which stack of an encoder–decoder each layer is, which decides about its mask; any other model has one."""
     if not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        return "only"
+        return ["only"] * len(layers)
     inside = {id(module) for module in model.get_decoder().modules()}
-    sides = {"decoder" if id(layer) in inside else "encoder" for layer in layers}
-    if len(sides) == 2:
-        raise ValueError(
-            f"modules must name layers of one stack of {type(model).__name__}, whose encoder and decoder read other "
-            "tokens, got both: name those of the encoder or those of the decoder."
-        )
-    return sides.pop()
+    return ["decoder" if id(layer) in inside else "encoder" for layer in layers]
 
 
 def _matches(name: str, pattern: str) -> bool:

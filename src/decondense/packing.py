@@ -20,6 +20,9 @@ class Documents:
     def gather(self, x: Tensor) -> Tensor:
         return x.flatten(0, 1)[self.index]
 
+    def first(self, number: int) -> Documents:
+        return Documents(self.index[:number], self.mask[:number])
+
 
 def documents(position_ids: Tensor, mask: Tensor | None) -> Documents | None:
     """Where each document of packed rows lies; None when every row is one document.

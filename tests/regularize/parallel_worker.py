@@ -100,11 +100,11 @@ def expected(**options) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     return {name: p.grad for name, p in model.named_parameters()}, last
 
 
-def trainer_for(model, folder, **options) -> Trainer:
+def trainer_for(model, folder, *, batch: int = 2, **options) -> Trainer:
     data = [{"input_ids": i, "labels": y} for i, y in zip(rows(), masked())]
     AcceleratorState._reset_state(True)
     arguments = TrainingArguments(
-        folder, **PLAIN, report_to="none", max_steps=1, logging_steps=1, per_device_train_batch_size=2,
+        folder, **PLAIN, report_to="none", max_steps=1, logging_steps=1, per_device_train_batch_size=batch,
         gradient_accumulation_steps=2, **options,
     )  # fmt: skip
     return Trainer(model, arguments, train_dataset=data)
@@ -114,7 +114,7 @@ def whole(p: torch.Tensor) -> torch.Tensor:
     return (p.full_tensor() if isinstance(p, DTensor) else p).detach()
 
 
-def compare(name: str, trainer: Trainer, **options) -> None:
+def compare(name: str, trainer: Trainer, *, whole=whole, **options) -> None:
     """One optimiser step in two micro-batches."""
     gradients, terms = expected(**options)
     before = {n: p.detach().clone() for n, p in llama().named_parameters()}
@@ -207,4 +207,5 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -6,6 +6,7 @@ layers, read by hooks of the test's own.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -244,11 +245,49 @@ def test_the_towers_of_a_pair():
     assert len(handle.last["per_layer"]) == 2
 
 
-def test_both_stacks_at_once_are_refused():
+BOTH = ["encoder.block.*", "decoder.block.*"]
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_both_stacks_at_once(masked):
+    """Every layer with the tokens of its own stack: the loss, and the monitor."""
+    model, inputs = build(KINDS["T5, decoder"]).train(), words() | {"labels": words(9, 4)["labels"]}
+    if not masked:
+        del inputs["attention_mask"]
+    masks = {"encoder": inputs.get("attention_mask", torch.ones(2, 12)) > 0, "decoder": inputs["labels"] != -100}
+    seen: dict[str, Tensor] = {}
+    layers = {n: m for n, m in model.named_modules() if re.fullmatch(r"(en|de)coder\.block\.\d+", n)}
+    hooks = [
+        m.register_forward_hook(lambda _m, _a, out, n=n: seen.update({n: out[0] if isinstance(out, tuple) else out}))
+        for n, m in layers.items()
+    ]
+    loss = model(**inputs).loss
+    for hook in hooks:
+        hook.remove()
+    terms = [losses.dispersion(z, masks[n.split(".")[0]], estimator="first_order") for n, z in seen.items()]
+    assert len(terms) == 5
+    total = loss + 0.5 * torch.stack(terms).mean()
+    total.backward()
+    expected = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    with dc.regularize(model, weight=0.5, modules=BOTH), dc.monitor(model, modules=BOTH) as watch:
+        out = model(**inputs)
+        torch.testing.assert_close(out.loss, total)
+        out.loss.backward()
+    for n, p in model.named_parameters():
+        torch.testing.assert_close(p.grad, expected[n], rtol=1e-4, atol=1e-6, msg=n)
+    (reading,) = watch.readings
+    # the monitor reads what came in: no mask of targets that are padded
+    given = masks | {"decoder": torch.ones(2, 9, dtype=torch.bool)}
+    for n, value in zip(reading.layers, reading.table["mean_cosine"]):
+        rows = zip(seen[n].detach().double().numpy(), given[n.split(".")[0]].numpy())
+        assert value == pytest.approx(np.mean([oracle.scalars(z[m])["mean_cosine"] for z, m in rows]), abs=2e-5)
+
+
+def test_the_stacks_are_measured_one_after_the_other():
     model = build(KINDS["T5, decoder"])
-    for call in (dc.regularize, lambda m, modules: measure(m, inputs=words(), modules=modules)):
-        with pytest.raises(ValueError, match=r"layers of one stack of T5.*, got both"):
-            call(model, modules=["encoder.block.*", "decoder.block.*"])
+    with pytest.raises(ValueError, match=r"layers of one stack of T5.*, got both"):
+        measure(model, inputs=words(), modules=BOTH)
     sides = [measure(model, inputs=words(), stack=stack).layers for stack in ("encoder", "decoder")]
     assert sides == [2, 3]
     whisper = build(KINDS["Whisper, decoder"])

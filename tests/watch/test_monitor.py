@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from meter import meter_oracle as oracle
-from regularize.models import gpt2, padded, tokens
+from regularize.models import gpt2, llama, padded, tokens
 from regularize.test_training import Rows, arguments
 from torch import nn
 from transformers import Trainer, TrainerCallback, ViTConfig, ViTForImageClassification
@@ -79,6 +79,25 @@ def loop(attach, steps: int = 5, optimisers=(torch.optim.AdamW,)) -> tuple[dict[
     assert model.training
     assert not model.transformer.h[0].attn.training
     return {name: p.detach().clone() for name, p in model.named_parameters()}, losses
+
+
+def test_packed_rows_are_cut_into_documents():
+    """As the loss cuts them: no mask, and positions that restart. With a mask a row is a sequence."""
+    model, ids = llama().train(), tokens(2, 12)
+    positions = torch.cat([torch.arange(5), torch.arange(7)]).repeat(2, 1)
+    states = [z.detach().double().numpy() for z in model(ids, position_ids=positions, output_hidden_states=True)[-1]]
+    with dc.monitor(model, sequences=3) as watch:
+        model(ids, position_ids=positions)
+    (reading,) = watch.readings
+    for i, z in enumerate(states):
+        wanted = loops([z[0, :5], z[0, 5:], z[1, :5]])
+        found = {name: reading.table[name][i] for name in METRICS}
+        assert found == pytest.approx({name: wanted[name] for name in METRICS}, rel=1e-4, abs=1e-5)
+    with dc.monitor(model, sequences=3) as watch:
+        model(ids, position_ids=positions, attention_mask=torch.ones_like(ids))
+    wanted = loops([states[1][0], states[1][1]])["mean_cosine"]
+    assert watch.readings[0].table["mean_cosine"][1] == pytest.approx(wanted, abs=1e-2)
+    assert watch.readings[0].table["mean_cosine"][1] != reading.table["mean_cosine"][1]
 
 
 @pytest.mark.parametrize("inputs", [None, tokens(2)])

@@ -31,14 +31,19 @@ class Loss(nn.Module):
     def forward(self, z: Tensor, mask: Tensor | None = None, **keywords: Any) -> Tensor:
         return self.function(z, mask, **{**self.keywords, **keywords})
 
-    def over_layers(self, states: Sequence[Tensor], mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def over_layers(
+        self, states: Sequence[Tensor], mask: Tensor | list[Tensor | None] | None
+    ) -> tuple[Tensor, Tensor | None]:
         """The values (layers, batch) of several layers, and their mean cosines where they come for nothing.
+
+        mask   one for all layers, or a list with one each.
 
         A row of single tokens has no pair and counts as 0.
         """
         if states[0].shape[1] < 2 and self.keywords.get("process_group") is None:
             return torch.zeros(len(states), states[0].shape[0], device=states[0].device), None
-        masks = [None if mask is None else mask.to(z.device) for z in states]
+        each = mask if isinstance(mask, list) else [mask] * len(states)
+        masks = [None if mask is None else mask.to(z.device) for z, mask in zip(states, each)]
         return registered()[self.name].over_layers(states, masks, **self.keywords)
 
     def check(self) -> None:

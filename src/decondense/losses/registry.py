@@ -125,6 +125,8 @@ class Entry:
         layers = [sample(*layer, max_tokens, shared=shared_sample, generator=generator) for layer in zip(states, masks)]
         parts = [self.written(z, mask, **options) for z, mask in layers]
         several = {id(mask): mask.sum(1) >= 2 for _, mask in layers if mask is not None}  # most layers share a mask
+        if several:
+            several[id(None)] = torch.ones_like(next(iter(several.values())))
         later = [part for part in parts if isinstance(part, OfMoments)]
         cosines = None
         if later:

@@ -42,6 +42,11 @@ class NamedStates:
     def __init__(self, model: nn.Module, patterns: str | Sequence[str]) -> None:
         self.model, self.reader = model, ModuleReader(model, patterns)
         self.names = self.reader.names
+        if len(set(self.reader.sides)) > 1:
+            raise ValueError(
+                f"modules must name layers of one stack of {type(model).__name__}, whose encoder and decoder read "
+                "other tokens, got both: measure them one after the other."
+            )
         if len(self.names) < 2:
             raise ValueError(f"modules must name at least 2 layers, a curve over depth, got {self.names[0]!r} alone.")
         self.layers, self.states = len(self.names) - 1, len(self.names)

@@ -20,6 +20,7 @@ from ..meter.states import evaluating
 from ..meter.statistics import trimmed
 from ..meter.trend import curve_statistics
 from ..needs import need
+from ..packing import Documents, documents
 from ..split import refuse_split
 from .reading import METRICS, Reading, geometry
 
@@ -97,8 +98,9 @@ class Monitor:
         refuse_split("the monitor", "watch without context or sequence parallelism")
         self._seen = self.step()
         rows, counts = [], []
+        cuts = [_documents(capture) for capture in captures]
         for i in range(len(captures[0].states)):
-            values, bins = geometry(self._sequences(captures, i), metrics=self.metrics)
+            values, bins = geometry(self._sequences(captures, cuts, i), metrics=self.metrics)
             rows.append(values)
             counts.append(bins.reshape(BINS, -1).sum(1))
         table = dict(zip(self.metrics, torch.stack(rows, 1).numpy()))
@@ -114,15 +116,17 @@ class Monitor:
             self._log(reading)
         return reading
 
-    def _sequences(self, captures: list[hs.Capture], state: int) -> list[Tensor]:
-        """A hidden state of the first so many sequences, without their padding."""
+    def _sequences(self, captures: list[hs.Capture], cuts: list[Documents | None], state: int) -> list[Tensor]:
+        """A hidden state of the first so many sequences, or documents of packed rows, without their padding."""
         parts: list[Tensor] = []
         room = self.sequences
-        for capture in captures:
-            mask = capture.attention_mask
+        for capture, cut in zip(captures, cuts):
+            z, mask = capture.states[state], capture.mask_of(state)
+            if cut is not None:
+                z, mask = cut.first(room).gather(z), cut.mask
             mask = mask[:room] if mask is not None and mask.ndim == 2 else None
-            parts += [part for _, part in trimmed(capture.states[state][:room], mask)]
-            room -= min(room, len(capture.states[state]))
+            parts += [part for _, part in trimmed(z[:room], mask)]
+            room -= min(room, len(z))
         return parts
 
     def _warn(self, reading: Reading) -> None:
@@ -191,3 +195,11 @@ class Monitor:
 def _short(name: str, i: int, modules: Any) -> str:
     """What a layer is called in a log: its number, or the module's own name."""
     return f"{i:02d}" if modules is None else name
+
+
+def _documents(capture: hs.Capture) -> Documents | None:
+    """Where the documents of packed rows lie, as the loss cuts them: no mask came, and position ids that restart."""
+    positions = capture.position_ids
+    if capture.masks is not None or capture.attention_mask is not None or positions is None or positions.ndim != 2:
+        return None
+    return documents(positions.expand(len(capture.states[0]), -1), None)
