@@ -149,7 +149,8 @@ class StackReader:
 
         return [
             self.stack.register_forward_pre_hook(Hook(ask), with_kwargs=True),
-            self.stack.register_forward_hook(Hook(take), with_kwargs=True),
+            # Of two readers, a loss and a monitor, the one that asked first takes the states out: it must be the last.
+            self.stack.register_forward_hook(Hook(take), with_kwargs=True, prepend=True),
         ]
 
 

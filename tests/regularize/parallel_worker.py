@@ -104,8 +104,8 @@ def trainer_for(model, folder, *, batch: int = 2, **options) -> Trainer:
     data = [{"input_ids": i, "labels": y} for i, y in zip(rows(), masked())]
     AcceleratorState._reset_state(True)
     arguments = TrainingArguments(
-        folder, **PLAIN, report_to="none", max_steps=1, logging_steps=1, per_device_train_batch_size=batch,
-        gradient_accumulation_steps=2, **options,
+        folder, **PLAIN | options, report_to="none", max_steps=1, logging_steps=1, per_device_train_batch_size=batch,
+        gradient_accumulation_steps=2,
     )  # fmt: skip
     return Trainer(model, arguments, train_dataset=data)
 

@@ -19,6 +19,22 @@ def test_two_processes():
         assert said.count(f"same gradients as one process: {engine}") == 2
 
 
+@pytest.mark.slow
+def test_lightning_ddp():
+    """Slow: what DDP does to the gradients is in test_two_processes."""
+    pytest.importorskip("pytorch_lightning")
+    assert two_processes("lightning_worker.py").count("same gradients as one process") == 1
+
+
+@pytest.mark.slow
+def test_zero():
+    """ZeRO 1, 2 and 3 through Trainer; Ulysses is refused. Slow: DeepSpeed compiles an operator when it starts."""
+    pytest.importorskip("deepspeed")
+    said = two_processes("deepspeed_worker.py")
+    assert said.count("same as one process") == 3
+    assert said.count("refused") == 1
+
+
 def test_split_over_two_processes():
     """Tensor parallelism under Trainer, context parallelism under Trainer and by hand; and what is refused there."""
     said = two_processes("parallel_worker.py")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from meter import meter_oracle as oracle
-from regularize.models import gpt2, llama, padded, tokens
+from regularize.models import assert_same, gpt2, gradients, llama, padded, tokens
 from regularize.test_training import Rows, arguments
 from torch import nn
 from transformers import Trainer, TrainerCallback, ViTConfig, ViTForImageClassification
@@ -79,6 +79,26 @@ def loop(attach, steps: int = 5, optimisers=(torch.optim.AdamW,)) -> tuple[dict[
     assert model.training
     assert not model.transformer.h[0].attn.training
     return {name: p.detach().clone() for name, p in model.named_parameters()}, losses
+
+
+@pytest.mark.parametrize("first", ["loss", "monitor"])
+def test_beside_the_loss(first):
+    """Both read the same states, and the output is that of neither."""
+    model, ids = llama().train(), tokens()
+    with dc.regularize(model, weight=2.0, eps=0.0) as alone:
+        alone.model(input_ids=ids, labels=ids).loss.backward()
+    expected = gradients(model)
+    model.zero_grad()
+    attach = {"loss": lambda: dc.regularize(model, weight=2.0, eps=0.0), "monitor": lambda: dc.monitor(model)}
+    attached = {name: attach[name]() for name in (first, *(attach.keys() - {first}))}
+    out = model(input_ids=ids, labels=ids)
+    out.loss.backward()
+    assert out.hidden_states is None
+    assert_same(gradients(model), expected)
+    (reading,) = attached["monitor"].readings
+    np.testing.assert_allclose(reading.table["mean_cosine"][1:], alone.last["mean_cosine"], atol=1e-5)
+    for one in attached.values():
+        one.remove()
 
 
 def test_packed_rows_are_cut_into_documents():

@@ -29,6 +29,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -39,6 +40,8 @@ from .monitor import Log, Monitor
 from .reading import METRICS, Reading
 
 __all__ = ["monitor"]
+
+PICTURE = "geometry/cosines"
 
 
 def monitor(
@@ -129,6 +132,8 @@ def _of_trainer(trainer: Any, log: Log | None, options: dict[str, Any]) -> Monit
     watch = Monitor(trainer.model, step=lambda: int(trainer.state.global_step), log=report, **options)
     callback = Watch()
     trainer.add_callback(callback)
+    listed = trainer.callback_handler.callbacks
+    listed.insert(0, listed.pop())  # the last reading must come before those that report close their run
     watch.undo.callback(trainer.remove_callback, callback)
     return watch
 
@@ -146,9 +151,22 @@ def _log_reading(trainer: Any, reading: Reading) -> None:
         if isinstance(callback, (PrinterCallback, ProgressCallback)):
             continue
         callback.on_log(trainer.args, state, control, logs=dict(logs), model=trainer.model)
-        writer = getattr(callback, "tb_writer", None)
-        if writer is not None:
-            writer.add_figure("geometry/cosines", reading.plot(), reading.step)
+        _show(callback, reading)
     wandb = sys.modules.get("wandb")
     if wandb is not None and getattr(wandb, "run", None) is not None:
-        wandb.log({"geometry/cosines": wandb.Image(reading.plot())}, commit=False)
+        wandb.log({PICTURE: wandb.Image(reading.plot())}, commit=False)
+
+
+def _show(callback: Any, reading: Reading) -> None:
+    """The heatmap, to TensorBoard, mlflow or trackio, whichever this callback of transformers reports to."""
+    if getattr(callback, "tb_writer", None) is not None:
+        callback.tb_writer.add_figure(PICTURE, reading.plot(), reading.step)
+    mlflow = getattr(callback, "_ml_flow", None)
+    if mlflow is not None and mlflow.active_run() is not None:
+        mlflow.log_figure(reading.plot(), f"{PICTURE}-{reading.step:06d}.png")
+    trackio = getattr(callback, "_trackio", None)
+    if trackio is not None:
+        figure = reading.plot()
+        figure.canvas.draw()
+        pixels = np.asarray(figure.canvas.buffer_rgba())[..., :3]
+        trackio.log({PICTURE: trackio.Image(np.ascontiguousarray(pixels))})
