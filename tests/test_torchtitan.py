@@ -17,8 +17,8 @@ MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
 pytestmark = pytest.mark.skipif(
     bool(MISSING),
     reason=f"SKIPPED WITHOUT TORCHTITAN ({', '.join(MISSING)} missing): "
-    "pip install --no-deps torchtitan==0.3.0 spmd_types==0.2.3 tyro docstring-parser typeguard torchdata "
-    "torch_checkpointing einops",
+    "make test installs it; with pip: pip install --no-deps --constraint constraints.txt torchtitan spmd_types tyro "
+    "docstring-parser typeguard torchdata torch_checkpointing einops",
 )
 
 
@@ -95,6 +95,7 @@ def test_refused(found):
     assert found["removed"], "the trainer did not get its own loss back"
 
 
+@pytest.mark.slow
 def test_two_processes(tmp_path):
     """FSDP2, replicas, context, tensor and sequence parallelism: the gradients and logged terms of one process."""
     worker, file = str(WORKERS / "two_processes.py"), str(tmp_path / "one.safetensors")

@@ -1,9 +1,10 @@
-"""Two gloo processes under DDP, and under FSDP2: the gradients of one process on the joined batch."""
+"""Two gloo processes: DDP, FSDP2, context and tensor parallelism, Lightning, DeepSpeed: gradients of one process."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from processes import launch
 
 

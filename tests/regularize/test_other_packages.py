@@ -1,7 +1,8 @@
 """Models and patches of other packages, the real ones: timm, open_clip and diffusers by the names of their layers,
 Liger and cut cross-entropy, mlflow and trackio.
 
-Slow, and skipped where a package is missing: none of them is needed to work on decondense. `make slow` installs them.
+Slow, and skipped where a package is missing: none of them is needed to work on decondense. `make slow` installs them,
+all but mlflow and trackio, which want other versions of what is pinned.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from trl import (
     SFTTrainer,
 )
 from trl.experimental.gkd import GKDConfig, GKDTrainer
+from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -128,6 +129,9 @@ def stage(name: str, config: dict):
             given["ref_model"] = llama()
         rows = prompts(prompt="prompt", chosen="first", rejected="second")
         return DPOTrainer(llama(), args=DPOConfig(**config), train_dataset=rows, **given)
+    if name == "ORPO":
+        rows = prompts(prompt="prompt", chosen="first", rejected="second")
+        return ORPOTrainer(llama(), args=ORPOConfig(max_length=32, **config), train_dataset=rows, **given)
     if name == "KTO":
         rows = prompts(prompt="prompt", completion="first", label=[True, False] * 4)
         return KTOTrainer(llama(), ref_model=llama(), args=KTOConfig(**config), train_dataset=rows, **given)
@@ -210,7 +214,7 @@ def sequences(ids, mask, positions, labels, items, by_items):
             yield keep, 1 / len(found)
 
 
-STAGES = ["SFT", "SFT assistant", "SFT packed", "SFT LoRA", "DPO", "DPO LoRA", "KTO", "GRPO", "reward", "GKD"]
+STAGES = ["SFT", "SFT assistant", "SFT packed", "SFT LoRA", "DPO", "DPO LoRA", "ORPO", "KTO", "GRPO", "reward", "GKD"]
 
 
 @pytest.mark.parametrize("name", STAGES)

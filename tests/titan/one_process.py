@@ -76,9 +76,9 @@ def debug(**options):
 
 
 # ---- ten steps ----
-bare, bare_rows = trained(debug())
-zero, zero_rows = trained(ours.regularized(debug(), weight=0.0))
-with_loss, rows = trained(ours.regularized(debug(), weight=10.0))
+bare, bare_rows = trained(debug(layers=2))
+zero, zero_rows = trained(ours.regularized(debug(layers=2), weight=0.0))
+with_loss, rows = trained(ours.regularized(debug(layers=2), weight=10.0))
 found["bare"] = bare_rows.column("loss_metrics/global_avg_loss")
 found["zero"] = zero_rows.column("loss_metrics/global_avg_loss")
 found["zero_distance"] = distance(weights(bare), weights(zero))
@@ -88,7 +88,7 @@ found["penalty"] = rows.column("regularizer/penalty")
 found["sharded"] = all(isinstance(p, DTensor) for p in with_loss.model_parts[0].parameters())
 
 # ---- the penalty that plain training would have had: the same hooks, a weight that is next to nothing ----
-_, watched = trained(ours.regularized(debug(), weight=1e-12))
+_, watched = trained(ours.regularized(debug(layers=2), weight=1e-12))
 found["penalty_without"] = watched.column("regularizer/penalty")
 
 # ---- a ramp ----
