@@ -1,5 +1,8 @@
 """The kernels run on the GPU when there is one, in Triton's interpreter otherwise (chosen in tests/conftest.py)."""
 
+import functools
+import inspect
+
 import pytest
 import torch
 
@@ -38,6 +41,22 @@ if rows.INTERPRET:
         return convert(array, source, target, rounding)
 
     interpreter._convert_float = convert_to_nearest
+
+    # And at every call of a device function it looks through all of triton.language for what it has replaced already,
+    # a quarter of the time: what is there to replace is looked up once.
+    is_builtin = interpreter.tl.core.is_builtin
+
+    @functools.cache
+    def builtins_of(package):
+        return [name for name, member in inspect.getmembers(package) if is_builtin(member)]
+
+    def patch_builtins(package, builder, scope):
+        names = builtins_of(package)
+        if names and is_builtin(getattr(package, names[0])):
+            for name in names:
+                interpreter._patch_attr(package, name, getattr(package, name), builder, scope)
+
+    interpreter._patch_builtin = patch_builtins
 
 
 @pytest.fixture(scope="session")
