@@ -32,8 +32,9 @@ $(VENV)/.demo: $(VENV)/.installed
 demo: $(VENV)/.demo  ## the cone of a real model, and a minute of training with the loss and without
 	@$(BIN)/python examples/demo.py
 
-test: $(VENV)/.installed  ## every test but the slow ones; a file stays on one worker, which makes its fixtures once
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+# A file stays on one worker, which makes its fixtures once; the longest files come first (tests/conftest.py).
+test: $(VENV)/.installed  ## every test but the slow ones
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 latest:  ## the tests with the newest releases of the libraries, without constraints, in .venv-latest
 	@test -x .venv-latest/bin/python || $(PYTHON) -m venv .venv-latest

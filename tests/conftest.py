@@ -29,6 +29,19 @@ POSIX = (
     "train/test_resume.py", "test_doc_shell.py", "test_fsdp2.py", "test_launch.py", "test_torchtitan.py",
 )  # fmt: skip
 collect_ignore = [*POSIX] if sys.platform == "win32" else []
+# They take longest, and come first, so that `make test`'s two workers, of which each takes whole files, end together.
+LONGEST = (
+    "test_docs.py", "studies/test_smoke.py", "kernels/test_routines.py", "train/test_distributed.py",
+    "regularize/test_distributed.py", "test_doc_shell.py", "regularize/test_training.py", "studies/test_runs.py",
+    "test_fuzz.py", "kernels/test_pairwise.py", "report/test_browser.py", "regularize/test_trl.py", "test_cli.py",
+    "test_distribution.py", "test_fsdp2.py", "evaluate/test_tasks.py", "meter/test_measure.py",
+    "studies/test_conclusions.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {ROOT / "tests" / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 @pytest.fixture(scope="session", autouse=True)

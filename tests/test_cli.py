@@ -325,18 +325,16 @@ def test_ctrl_c_before_any_work_names_no_folder(tmp_path, monkeypatch, stop):
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.slow
 def test_ctrl_c_leaves_a_valid_result_that_resume_completes(model, tmp_path):
     out, asked = tmp_path / "o", 400
-    base = [sys.executable, "-m", "decondense.cli", "measure", model, "--text", "pydoc", "--windows", str(asked)]
-    base += ["--tokens", "64", "--bootstrap", "20", "--batch", "1", "--json"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    base = ["measure", model, "--text", "pydoc", "--windows", str(asked), "--tokens", "64", "--bootstrap", "20"]
+    base += ["--batch", "1", "--json", "--out", str(out)]
     process = subprocess.Popen(
-        [*base, "--out", str(out)],
+        [sys.executable, "-m", "decondense.cli", *base],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment | {"DECONDENSE_CHECKPOINT_SECONDS": "0"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "DECONDENSE_CHECKPOINT_SECONDS": "0"},
         # a shell that starts the tests in the background lets them, and so this process, ignore Ctrl-C
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
@@ -351,7 +349,7 @@ def test_ctrl_c_leaves_a_valid_result_that_resume_completes(model, tmp_path):
     partial = load(out)
     assert 0 < partial.record.windows_done < asked
     assert not partial.complete
-    resumed = subprocess.run([*base, "--out", str(out), "--resume"], capture_output=True, env=environment)
-    assert resumed.returncode == 0, resumed.stderr
+    code, _, stderr = run(*base, "--resume")
+    assert code == 0, stderr
     assert load(out).complete  # that it is byte for byte the uninterrupted result is tested with the meter
     assert not list(out.glob("partial*"))
