@@ -326,7 +326,7 @@ def test_ctrl_c_before_any_work_names_no_folder(tmp_path, monkeypatch, stop):
 
 
 def test_ctrl_c_leaves_a_valid_result_that_resume_completes(model, tmp_path):
-    out, asked = tmp_path / "o", 400
+    out, asked = tmp_path / "o", 80
     base = ["measure", model, "--text", "pydoc", "--windows", str(asked), "--tokens", "64", "--bootstrap", "20"]
     base += ["--batch", "1", "--json", "--out", str(out)]
     process = subprocess.Popen(
