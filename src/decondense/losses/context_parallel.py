@@ -5,7 +5,8 @@
 
 Every rank returns the value of the whole sequence, and the gradient of that value with respect to its own tokens:
 no communication in the backward pass, as ∂S/∂u_i = 2 Σ_j f'(c_ij) u_j is complete once the ring has closed. A
-framework that averages gradients over the ranks divides this one too: multiply the weight by the group's size there.
+framework that averages gradients over the ranks divides this one too: `regularize` makes up for it; where you call the
+loss yourself, multiply it by the group's size.
 """
 
 from __future__ import annotations
