@@ -110,7 +110,12 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     sentence = f"held-out loss minus cross-entropy's, nats per token over seeds and documents: {words or 'not run'}."
     estimate = {"cells": {BETWEEN.join(cell): d for cell, d in decisions.items()}, "smallest": SMALLEST}
     ticks = sorted({row[2] for row in rows})
-    axes = {"x": "training tokens", "scale": "log", "ticks": ticks, "labels": [amount(tick) for tick in ticks]}
+    axes: dict[str, Any] = {
+        "x": "training tokens",
+        "scale": "log",
+        "ticks": ticks,
+        "labels": [amount(tick) for tick in ticks],
+    }
     axes |= {"y": "held-out loss minus cross-entropy's", "line": 0.0}
     panels = [{"title": model, "series": lines, **axes} for model, lines in series.items()]
     draw = partial(curves, panels, note="dots are seeds, bars 95 % intervals over them") if rows else None
