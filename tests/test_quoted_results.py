@@ -246,7 +246,9 @@ def test_trend_and_level():
     stays, where = over_seeds(values("width", NARROW, "spearman") - values("width", NARROW, "spearman_start"), 2)
     assert f"the trend stays ({stays} {where})" in RESULTS
     found = estimate("init")
-    assert f"{signed(found['start']['estimate'], 2)} at initialisation" in RESULTS
+    starts = [row["spearman_start"] for row in table("width")]
+    assert starts == [1.0] * 12
+    assert f"{signed(found['start']['estimate'], 2)} at initialisation, in 12 of 12 of them over four widths" in RESULTS
     assert f"{-found['change']['estimate']:.2f} lower at the end of training" in RESULTS
     assert (
         f"training *raises* it by {found['mean_cosine']['estimate']:.3f} {bounds(found['mean_cosine'], 3)}" in RESULTS
