@@ -20,7 +20,7 @@ from ..stats.verdicts import combine, signed, steady, trend_and_level
 from .runs import MATTERS_COSINE, Conclusion, Runs, Settings, cosine, spearman
 from .work import part_of
 
-MARGIN = 0.2
+MARGIN, IN_A_ROW = 0.2, 5
 (TRAINED,) = needed = ("trained first",)
 
 
@@ -60,7 +60,12 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         for model, shots in table.items()
         for text, s in shots.items()
     ]
-    draw = partial(heat_grid, [(m.split("/")[-1], list(shots.items())) for m, shots in table.items()])
+    panels = [
+        (model.split("/")[-1], list(shots.items())[start : start + IN_A_ROW])
+        for model, shots in table.items()
+        for start in range(0, len(shots), IN_A_ROW)
+    ]
+    draw = partial(heat_grid, panels)
     estimate = {"another_text": decisions, "lowest_correlation": agreement, "margin": MARGIN, "mean_cosine": levels}
     return Conclusion(combine(list(decisions.values())), " ".join(words), columns, rows, estimate, draw)
 
