@@ -49,7 +49,7 @@ slow: $(VENV)/.demo $(VENV)/.others  ## the tests that take minutes
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 
 format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .
