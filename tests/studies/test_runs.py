@@ -127,7 +127,7 @@ def test_interrupted_before_any_work_leaves_nothing_and_names_nothing(command, t
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--set", "base.data.text=novels:train"], "'novels' is read from this machine only"),
+        (["--set", "base.data.text=novels:train"], "'novels' is read from a local folder only"),
         (["--reuse", "."], "no training runs"),
     ],
 )

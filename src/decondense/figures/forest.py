@@ -100,7 +100,8 @@ def forest(
         + ("; dots: treated seeds minus the base's mean" if max(len(row["treated_seeds"]) for row in rows) > 1 else "")
     )
     if published is not None:
-        at = len(rows) - [row["task"] for row in rows].index(AVERAGE)
+        names = [row["task"] for row in rows]
+        at = len(rows) - (names.index(AVERAGE) if AVERAGE in names else 0)  # of one task it is the task
         line = Series([published] * 2, [at - 0.45, at + 0.45], colour=PALETTE[1], dash="dash", width=2.5)
         chart.frames[0].marks.append(line)
         chart.remarks = [Remark(f"published {signed(published, 2)}", published, at + 0.1, PALETTE[1])]
