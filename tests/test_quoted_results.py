@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from decondense.evaluate.readers import read_logs
 from decondense.records import Training, read
@@ -150,6 +151,18 @@ def test_screen():
     assert rows[f"{PLAIN} warm-up 20 % @ 0.003"]["loss"] < min(
         row["loss"] for arm, row in rows.items() if "warm-up" not in arm
     )  # "passes all of them"
+    cosines = [rows[f"{arm} warm-up 20 % @ 0.003"]["mean_cosine"] for arm in (PLAIN, "dispersion all 0.1")]
+    assert (
+        "of the blocks from {:.3f} to {:.3f}, and held-out loss moves by {} nats".format(
+            *cosines, slow["dispersion all 0.1"]
+        )
+        in RESULTS
+    )
+    both = [[(row["loss"], row["mean_cosine"]) for arm, row in rows.items() if of in arm] for of in ("", PLAIN)]
+    ranks = [signed(stats.spearmanr(*zip(*pairs)).statistic, 2) for pairs in both]
+    assert f"(Spearman {ranks[0]}; {ranks[1]} among the eight of cross-entropy alone)" in RESULTS
+    assert [len(pairs) for pairs in both] == [36, 8]
+    assert f"the best run has {min(rows.values(), key=lambda row: row['loss'])['mean_cosine']:.3f}" in RESULTS
     assert estimate("screen")["chosen"] == []
     found = runs("screen")
     assert f"{len(found)} of 46 runs" in RESULTS
