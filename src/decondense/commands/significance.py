@@ -134,5 +134,5 @@ def _print_table(rows: list[tuple[str, ...]], *, without: tuple[str, ...] = ()) 
     heads = SHORT[: len(rows[0])]
     shown = [column not in without for column in heads]
     cells = [list(compress(row, shown)) for row in rows]
-    narrow = ("S/N", "items", "could", "p", "base", "treated")  # what a narrow terminal does without, in this order
+    narrow = ("items", "S/N", "could", "p", "base", "treated")  # what a narrow terminal does without, in this order
     out.print(table(list(compress(heads, shown)), cells, left=heads[:1], drop=narrow))

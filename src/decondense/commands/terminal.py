@@ -187,7 +187,7 @@ def table(
         least, most = out.measure(made, options=out.options.update(max_width=1000))
         if most <= out.width:
             break
-        made.width = max(least, out.width)
+        made.width = max(least, out.width) if narrow else most
     return made
 
 
