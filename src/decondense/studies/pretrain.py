@@ -20,7 +20,7 @@ from ..figures.studies import curves
 from ..records import Training
 from ..stats.crossed import crossed_macro
 from ..stats.significance import holm
-from ..stats.verdicts import NOT, REPRODUCED, UNDECIDED, Decision, from_interval
+from ..stats.verdicts import NOT, REPRODUCED, UNDECIDED, Decision, from_interval, resolves
 from ..words import amount, signed
 from .runs import Conclusion, Runs, Settings, by_document, cosine
 from .settings import joined
@@ -105,7 +105,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         y.append(apart)
     words = "; ".join(
         f"{loss}, {model}, {amount(count)}: {signed(difference, 4)} [{signed(low, 4)}, {signed(high, 4)}]"
-        for loss, model, count, _, _, difference, low, high, *_ in rows
+        f"{resolves(least)}"
+        for loss, model, count, _, _, difference, low, high, _, _, least, *_ in rows
     )
     sentence = f"held-out loss minus cross-entropy's, nats per token over seeds and documents: {words or 'not run'}."
     estimate = {"cells": {BETWEEN.join(cell): d for cell, d in decisions.items()}, "smallest": SMALLEST}
