@@ -4,6 +4,8 @@ BIN = $(VENV)/bin
 # torchtitan asks for an older `datasets` than the pinned one, which its trainer does not need: --no-deps.
 TORCHTITAN = torchtitan spmd_types tyro docstring-parser typeguard torchdata torch_checkpointing einops
 PIP = $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+# uv leaves compiling to the first import of a module, whose result must then be kept.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test latest slow lint format bench docs wheel clean
 

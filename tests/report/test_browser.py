@@ -192,7 +192,6 @@ def opening(browser, address: str, selector: str) -> float:
     return metrics["ThreadTime"]
 
 
-@pytest.mark.slow
 def test_forty_results_open_in_two_seconds(browser, forty):
     """Text and controls in two seconds, the best of three; the charts that one looks at soon after."""
     found: list[float] = []
