@@ -57,7 +57,7 @@ class Report:
 
     @property
     def hardware(self) -> list[str]:
-        known = [o.hardware for s in self.sections for o in s.origins if o.hardware]
+        known = [part for s in self.sections for o in s.origins for part in (o.hardware or "").split("; ") if part]
         return list(dict.fromkeys(known))
 
 
