@@ -70,7 +70,7 @@ def norms(z: Tensor) -> Tensor:
     """
     if z.dtype == torch.float64 or z.device.type == "mps":  # MPS has no float64
         return torch.linalg.vector_norm(z, dim=-1, keepdim=True)
-    if z.device.type == "cpu":
+    if z.device.type == "cpu" and not torch.compiler.is_compiling():  # no branch on a value in a compiled graph
         plain = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
         # float64 is half as fast here; looking at the values costs nothing on a CPU, on a GPU it would wait
         if bool(((plain > 1e-15) & (plain < 1e18)).all()):

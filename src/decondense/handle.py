@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from . import compiled
 from . import hidden_states as hs
 from .insides.transformers import is_encoder_decoder
 from .losses.context_parallel import mean_cosine_across
@@ -134,12 +135,29 @@ class Term:
             result["mean_cosine"] = cosines.detach().mean(1)
         return result
 
+    def refuse_parts(self) -> None:
+        """Raise where the sequences are split and nobody has said among which processes."""
+        if self.group is None:
+            remedy = "process_group=accelerator.torch_device_mesh['cp'].get_group(), or attach to the trainer"
+            refuse_split("the loss", f"name the processes, {remedy}")
+
+    def traceable(self, capture: hs.Capture) -> bool:
+        """Whether torch.compile can see all of `penalty`: not where values decide about shapes, as the documents of
+        packed rows do, nor what draws from a generator or talks to other processes."""
+        rare = (self.check_every, self.group, self.loss.keywords.get("generator"))
+        return not any(rare) and not self._packed(capture)
+
+    def _packed(self, capture: hs.Capture) -> bool:
+        """Whether the rows may hold several documents each."""
+        positions = capture.position_ids
+        auto = self.segments == "auto" and capture.attention_mask is None
+        cut = self.group is None and (self.segments == "position_ids" or auto)
+        return cut and capture.masks is None and positions is not None and positions.ndim == 2
+
     def _parts(self, capture: hs.Capture) -> int:
         """Among how many processes a sequence is split. A packed row must not be: its documents lie on several."""
         positions, rows = capture.position_ids, len(capture.states[0])
         if self.group is None:
-            remedy = "process_group=accelerator.torch_device_mesh['cp'].get_group(), or attach to the trainer"
-            refuse_split("the loss", f"name the processes, {remedy}")
             return 1
         starts = 0 if positions is None or positions.ndim != 2 else everywhere((positions == 0).sum(), self.group)
         if starts > rows:
@@ -159,8 +177,7 @@ class Term:
             return states, [self.mask(capture, i) for i in chosen], labels
         mask = self.mask(capture)
         positions = capture.position_ids
-        packed = self.segments == "position_ids" or (self.segments == "auto" and mask is None)
-        if self.group is not None or not packed or positions is None or positions.ndim != 2:
+        if positions is None or not self._packed(capture):
             return states, mask, labels
         cut = documents(positions.expand(states[0].shape[0], -1), mask)
         if cut is None:
@@ -246,9 +263,10 @@ class Handle:
         chosen = [] if states is None else hs.select(term.layers, states, self.reader.first)
         self.reads = [self.reader.name(i) for i in chosen]
         self.given, self.reached = 0, False
-        # One graph break at the end of a compiled model, instead of several in the losses. Wrapped here and not where
-        # it is defined, because that would import the compiler together with this package.
-        self.give = torch.compiler.disable(self.give)  # type: ignore[method-assign]
+        self._number = compiled.name(self)
+        # What cannot be traced is one graph break at the end of a compiled model, instead of several in the losses.
+        # Wrapped here and not where it is defined, because that would import the compiler together with this package.
+        self._give_untraced = torch.compiler.disable(self._give)
         self.undo = ExitStack()
         self.attached = True
         engine.attach(self)
@@ -306,6 +324,19 @@ class Handle:
 
     def take(self, labels: Tensor | None = None, items: Tensor | int | None = None, scale: float = 1.0) -> Tensor:
         """The penalty of the captured calls, times `scale`, ready to be weighted and added; `last` tells of it."""
+        self.term.refuse_parts()
+        captures = list(self.captures)
+        penalty = self._penalty(labels, items, scale)
+        self.last["weight"] = self.weight
+        if self.term.check_every and self.calls % self.term.check_every == 0:
+            self.agreement = self.term.agreement(captures[0], self.reader.first)
+        if self.agreement is not None:
+            self.last["agreement"] = self.agreement
+        self.calls += 1
+        return penalty
+
+    def _penalty(self, labels: Tensor | None, items: Tensor | int | None, scale: float = 1.0) -> Tensor:
+        """The part of `take` that is tensors alone."""
         captures, self.captures[:] = list(self.captures), []
         first = self.reader.first
         if labels is not None and is_encoder_decoder(self.model):
@@ -314,23 +345,32 @@ class Handle:
         parts = [self.term.penalty(c, first, labels=labels, items=items) for c in captures]
         mean = {key: torch.stack([p[key] for p in parts]).mean(0) for key in parts[0]}
         penalty, share = mean["penalty"] * scale, mean["share"] * scale
-        self.last = {**mean, "penalty": penalty.detach() / _or_one(share), "share": share, "weight": self.weight}
-        if self.term.check_every and self.calls % self.term.check_every == 0:
-            self.agreement = self.term.agreement(captures[0], first)
-        if self.agreement is not None:
-            self.last["agreement"] = self.agreement
-        self.calls += 1
+        self.last = {**mean, "penalty": penalty.detach() / _or_one(share), "share": share}
         return penalty
 
     def give(self, labels: Tensor | None = None, items: Tensor | int | None = None) -> Tensor:
         """weight · penalty of the captured call. `given` counts those, `reached` says that a backward pass came by."""
+        if not torch.compiler.is_compiling():
+            return self._give(labels, items)
+        if not all(self.term.traceable(capture) for capture in self.captures):
+            return self._give_untraced(labels, items)
+        term, self.last["weight"] = compiled.weighted(self._penalty(labels, items), self._number)
+        return term
+
+    def _give(self, labels: Tensor | None, items: Tensor | int | None) -> Tensor:
         term = self.weight * self.take(labels, items)
         if term.requires_grad:
             self.given += 1
-            term.register_hook(self._reach)
+            term.register_hook(self.reach)
         return term
 
-    def _reach(self, gradient: Tensor) -> None:
+    def weigh(self) -> float:
+        """What Python does of `take` and `give` in every call of a compiled model."""
+        self.term.refuse_parts()
+        self.calls, self.given = self.calls + 1, self.given + 1
+        return self.weight
+
+    def reach(self, gradient: Tensor) -> None:
         self.reached = True
 
     def task_loss(self, loss: Tensor) -> None:

@@ -27,11 +27,15 @@ class OwnLoop:
         self.step = 0
         self._call: tuple[Tensor | None, Tensor | int | None] = (None, None)
         self._inside = False
-        self._modes: set[bool] = set()  # of the calls with gradients since the last step: training or not
+        # Modes of the calls with gradients since the last step. A call writes and never reads them: what it reads is a
+        # condition under which torch.compile's graph holds.
+        self._trained = self._evaluated = False
         self._owner = False  # whether an optimiser that holds the model's own parameters has been seen
 
     def attach(self, handle: Handle) -> None:
         self._handle = handle
+        inner = hs.unwrap_peft(self.model)  # asked once: torch.compile cannot trace the question
+        self._shifts = getattr(inner, "loss_type", None) is not None and shifts_labels(inner)
         self._begun = any(p.grad is not None for p in self.model.parameters())  # a step that began without the loss
         # The model's own pre-hook comes first and its own forward hook last, whatever the reader hangs between.
         enter = self.model.register_forward_pre_hook(hs.Hook(self._enter), with_kwargs=True)
@@ -53,11 +57,14 @@ class OwnLoop:
             self._handle.captures.clear()
         self._inside = True
         if torch.is_grad_enabled():
-            self._modes.add(module.training)
+            if module.training:
+                self._trained = True
+            else:
+                self._evaluated = True
         labels = kwargs.get("shift_labels")
         if labels is None:
             labels = hs.argument(module.forward, args, kwargs, "labels")
-            if labels is not None and shifts_labels(hs.unwrap_peft(module)):
+            if labels is not None and self._shifts:
                 labels = hs.shifted(labels)
         self._call = (labels, kwargs.get("num_items_in_batch"))
 
@@ -110,7 +117,7 @@ class OwnLoop:
                 "before this optimiser step: the loop does not use the loss that the model returns. With a trainer use "
                 "dc.regularize(trainer, …); in a loop of your own add handle.penalty() after a call without labels."
             )
-        elif self._modes == {False}:
+        elif self._evaluated and not self._trained:
             raise RuntimeError(
                 "the model must be in training mode for its loss to be added, but every call before this optimiser "
                 "step was made in eval mode, in which from_pretrained returns a model and evaluations leave it: call "
@@ -123,7 +130,7 @@ class OwnLoop:
                 "its first call, or call torch.compiler.reset() after attaching; or the loop calls another module."
             )
         handle.given, handle.reached, self._begun = 0, False, False
-        self._modes.clear()
+        self._trained = self._evaluated = False
 
 
 def _loss_of(out: Any, labels: bool) -> Tensor | None:

@@ -33,8 +33,7 @@ class Routine(Protocol):
 class _Apply(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, z: Tensor, mask: Tensor | None, routine: Routine) -> Tensor:
-        with torch.cuda.device_of(z):  # a kernel is launched on the current device
-            value, saved = routine.forward(z, mask, ctx.needs_input_grad[0])
+        value, saved = routine.forward(z, mask, ctx.needs_input_grad[0])
         ctx.save_for_backward(z, mask, *saved)
         ctx.routine = routine
         return value
@@ -150,7 +149,8 @@ class Kernel:
         self.module, self.options = import_module(f"decondense.kernels.{name}"), options
 
     def forward(self, z: Tensor, mask: Tensor | None, need_gradient: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
-        value, saved = self.module.forward(z, mask, need_grad=need_gradient, **self.options)
+        with torch.cuda.device_of(z):  # a kernel is launched on the current device
+            value, saved = self.module.forward(z, mask, need_grad=need_gradient, **self.options)
         return value, saved
 
     def backward(self, z: Tensor, mask: Tensor | None, saved: tuple[Tensor, ...], upstream: Tensor) -> Tensor:

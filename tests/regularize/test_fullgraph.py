@@ -1,0 +1,122 @@
+"""torch.compile(model, fullgraph=True) with a loss attached: no graph break, and the numbers of the plain model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import decondense as dc
+from decondense.losses.registry import registered
+from regularize.models import assert_same, gpt2, gradients, llama, padded, tokens
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def whole(model):
+    return torch.compile(model, fullgraph=True, backend="aot_eager")
+
+
+class Counted:
+    """A backend that counts its compilations."""
+
+    def __init__(self):
+        self.graphs = 0
+
+    def __call__(self, graph, inputs):
+        self.graphs += 1
+        return graph.forward
+
+
+OPTIONS = {
+    **{name: (name, {}) for name in registered()},
+    "second_order": ("dispersion", {"estimator": "second_order"}),
+    "exact": ("dispersion", {"estimator": "exact"}),
+    "sampled": ("dispersion", {"estimator": "sampled", "max_tokens": 5}),
+}
+QUICK = {"dispersion", "exact", "sampled", "l2_repel"}
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[] if case in QUICK else pytest.mark.slow) for case in OPTIONS]
+)
+def test_every_loss_is_that_of_the_plain_model(case):
+    loss, options = OPTIONS[case]
+    ids, mask, labels = padded()
+    build = gpt2 if case == "exact" else llama
+    found = []
+    for compiled in (False, True):
+        model = build(layers=1).train()
+        with dc.regularize(model, loss, weight=2.0, **options) as handle:
+            torch.manual_seed(3)  # of the draw of tokens
+            call = whole(model) if compiled else model
+            value = call(input_ids=ids, attention_mask=mask, labels=labels, use_cache=False).loss
+            assert (handle.given, handle.calls, handle.reached) == (1, 1, False)
+            value.backward()
+            assert handle.reached
+            found.append((value.detach(), gradients(model), handle.last))
+    (value, expected, last), (compiled_value, compiled_gradients, compiled_last) = found
+    torch.testing.assert_close(compiled_value, value)
+    assert_same(compiled_gradients, expected, 1e-5)
+    assert compiled_last.keys() == last.keys()
+    for key in last:
+        torch.testing.assert_close(torch.as_tensor(compiled_last[key]), torch.as_tensor(last[key]), msg=key)
+
+
+def test_a_schedule_takes_no_second_compilation():
+    """Two calls in every step, of which the weight rises: one graph for all of them, and the weights of the steps."""
+    model, ids, backend, seen = llama(layers=1).train(), tokens(), Counted(), []
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.0)
+    with dc.regularize(model, weight=1.0, schedule="linear", ramp_steps=3) as handle:
+        compiled = torch.compile(model, fullgraph=True, backend=backend)
+        for _ in range(4):
+            for _ in range(2):
+                loss = compiled(input_ids=ids, labels=ids, use_cache=False).loss
+                loss.backward()
+                last = handle.last
+                torch.testing.assert_close(loss, last["task_loss"] + last["weight"] * last["penalty"])
+                seen.append(float(last["weight"]))
+            optimiser.step()
+        assert (handle.step, handle.calls) == (4, 8)
+    assert seen == pytest.approx([0, 0, 1 / 3, 1 / 3, 2 / 3, 2 / 3, 1, 1])
+    assert backend.graphs == 1
+
+
+def test_an_unused_loss_is_noticed():
+    model, ids = llama(layers=1).train(), tokens()
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.0)
+    with dc.regularize(model, weight=1.0):
+        whole(model)(input_ids=ids, labels=ids, use_cache=False).logits.sum().backward()
+        with pytest.raises(RuntimeError, match="no backward pass has reached it"):
+            optimiser.step()
+
+
+@pytest.mark.parametrize("build", [llama, gpt2])
+def test_penalty_of_a_call_without_labels(build):
+    ids, found = tokens(), []
+    for compiled in (False, True):
+        model = build(layers=1).train()
+        with dc.regularize(model, weight=3.0) as handle:
+            call = whole(model) if compiled else model
+            for _ in range(2):
+                logits = call(input_ids=ids, use_cache=False).logits
+                (logits.square().mean() + handle.penalty()).backward()
+            found.append(gradients(model))
+    assert_same(*found, 1e-5)
+
+
+def test_packed_rows_are_a_graph_break():
+    """How many documents there are is known when the call runs: with fullgraph it is an error, without it is right."""
+    model, ids = llama(layers=1).train(), tokens()
+    given = {"input_ids": ids, "labels": ids, "position_ids": torch.arange(6).repeat(4, 2), "use_cache": False}
+    with dc.regularize(model, weight=2.0) as handle:
+        expected = model(**given).loss
+        torch.testing.assert_close(torch.compile(model, backend="aot_eager")(**given).loss, expected)
+        assert handle.calls == 2
+        torch.compiler.reset()
+        with pytest.raises(torch._dynamo.exc.Unsupported):
+            whole(model)(**given)
