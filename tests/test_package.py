@@ -18,7 +18,7 @@ ORDER = (
     "kernels inputs",
     "losses",
     "split",
-    "hidden_states packing stack",
+    "compiled hidden_states packing stack",
     "handle",
     "integrations",
     "regularizer",

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from . import compiled
 from . import hidden_states as hs
-from .insides.transformers import is_encoder_decoder
+from .insides.transformers import collect_hidden_states, is_encoder_decoder
 from .losses.context_parallel import mean_cosine_across
 from .losses.options import check_choice
 from .losses.presets import Loss, get
@@ -144,8 +144,7 @@ class Term:
     def traceable(self, capture: hs.Capture) -> bool:
         """Whether torch.compile can see all of `penalty`: not where values decide about shapes, as the documents of
         packed rows do, nor what draws from a generator or talks to other processes."""
-        rare = (self.check_every, self.group, self.loss.keywords.get("generator"))
-        return not any(rare) and not self._packed(capture)
+        return not (self.check_every or self.group or self.loss.keywords.get("generator") or self._packed(capture))
 
     def _packed(self, capture: hs.Capture) -> bool:
         """Whether the rows may hold several documents each."""
@@ -262,10 +261,10 @@ class Handle:
         # An impossible choice of layers is refused here and now.
         chosen = [] if states is None else hs.select(term.layers, states, self.reader.first)
         self.reads = [self.reader.name(i) for i in chosen]
-        self.given, self.reached = 0, False
+        self.given, self.reached, self._used = 0, False, False
         self._number = compiled.name(self)
-        # What cannot be traced is one graph break at the end of a compiled model, instead of several in the losses.
-        # Wrapped here and not where it is defined, because that would import the compiler together with this package.
+        # What cannot be traced is one graph break at the end of a compiled model. Wrapped here and not where it is
+        # defined, because that would import the compiler together with this package.
         self._give_untraced = torch.compiler.disable(self._give)
         self.undo = ExitStack()
         self.attached = True
@@ -318,8 +317,19 @@ class Handle:
 
     def read(self, wanted: Callable[[], bool]) -> None:
         """Collect the hidden states of the training calls for which wanted() is true, in `captures`."""
-        # A copy of the model keeps its hooks when the loss has been removed.
-        for hook in self.reader.attach(lambda: self.attached and wanted(), self.captures.append):
+        stack = getattr(self.reader, "stack", None)
+
+        @torch.compiler.assume_constant_result  # which runs it while it traces
+        def prepare() -> None:
+            if stack is not None:
+                collect_hidden_states(stack)
+
+        def begin() -> bool:
+            if torch.compiler.is_compiling():
+                prepare()
+            return self.attached and wanted()  # a copy of the model keeps its hooks when the loss has been removed
+
+        for hook in self.reader.attach(begin, self.captures.append):
             self.undo.callback(hook.remove)
 
     def take(self, labels: Tensor | None = None, items: Tensor | int | None = None, scale: float = 1.0) -> Tensor:
@@ -336,7 +346,7 @@ class Handle:
         return penalty
 
     def _penalty(self, labels: Tensor | None, items: Tensor | int | None, scale: float = 1.0) -> Tensor:
-        """The part of `take` that is tensors alone."""
+        """The tensors of `take`."""
         captures, self.captures[:] = list(self.captures), []
         first = self.reader.first
         if labels is not None and is_encoder_decoder(self.model):
@@ -354,23 +364,30 @@ class Handle:
             return self._give(labels, items)
         if not all(self.term.traceable(capture) for capture in self.captures):
             return self._give_untraced(labels, items)
-        term, self.last["weight"] = compiled.weighted(self._penalty(labels, items), self._number)
+        term, weight = compiled.weighted(self._penalty(labels, items), self._number)
+        self.last["weight"] = weight.detach()
         return term
 
     def _give(self, labels: Tensor | None, items: Tensor | int | None) -> Tensor:
         term = self.weight * self.take(labels, items)
         if term.requires_grad:
             self.given += 1
-            term.register_hook(self.reach)
+            term.register_hook(self._reach)
         return term
 
     def weigh(self) -> float:
-        """What Python does of `take` and `give` in every call of a compiled model."""
+        """The Python of `take` and `give`, in every call of a compiled model."""
         self.term.refuse_parts()
         self.calls, self.given = self.calls + 1, self.given + 1
         return self.weight
 
     def reach(self, gradient: Tensor) -> None:
+        """A backward pass has come by, in a compiled model. Its graph is differentiated as a whole, with zeros for what
+        the loop does not use; as looking waits for a GPU, this looks until the first gradient that is none."""
+        self._used = self._used or bool(gradient.any())
+        self.reached |= self._used
+
+    def _reach(self, gradient: Tensor) -> None:
         self.reached = True
 
     def task_loss(self, loss: Tensor) -> None:

@@ -75,3 +75,15 @@ def test_a_loss_that_is_gone_is_named(monkeypatch):
     monkeypatch.delattr("transformers.loss.loss_utils.LOSS_MAPPING")
     with pytest.raises(Moved, match=r"transformers\.loss\.loss_utils\.LOSS_MAPPING must exist"):
         inside.shifts_labels(llama())
+
+
+def test_hidden_states_are_collected_by_hooks_that_are_hung_up_once(monkeypatch):
+    model = llama().model
+    inside.collect_hidden_states(model)
+    hung = [len(layer._forward_hooks) for layer in model.layers]
+    assert min(hung) >= 1
+    model(input_ids=torch.ones(1, 2, dtype=torch.long), output_hidden_states=True)  # transformers' own moment for it
+    assert [len(layer._forward_hooks) for layer in model.layers] == hung
+    monkeypatch.delattr("transformers.utils.output_capturing.maybe_install_capturing_hooks")
+    with pytest.raises(Moved, match="maybe_install_capturing_hooks must exist in transformers"):
+        inside.collect_hidden_states(model)

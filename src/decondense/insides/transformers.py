@@ -23,6 +23,15 @@ def shifts_labels(model: Any) -> bool:
     return mapping.get(getattr(model, "loss_type", None)) is causal and not is_encoder_decoder(model)
 
 
+def collect_hidden_states(stack: Any) -> None:
+    """Hang up the hooks by which transformers collects hidden states. It does so itself in the first call that asks for
+    them, under a lock, which torch.compile cannot trace; hung up for good, they would keep a model from being pickled,
+    so this is for the moment of tracing."""
+    why = "its hooks must be there before a call is traced by torch.compile"
+    module = "transformers.utils.output_capturing"
+    member(module, "maybe_install_capturing_hooks", library="transformers", why=why)(stack)
+
+
 def is_encoder_decoder(model: Any) -> bool:
     """A model without a configuration is not of transformers, and has one stack."""
     return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
