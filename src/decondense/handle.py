@@ -142,9 +142,11 @@ class Term:
             refuse_split("the loss", f"name the processes, {remedy}")
 
     def traceable(self, capture: hs.Capture) -> bool:
-        """Whether torch.compile can see all of `penalty`: not where values decide about shapes, as the documents of
-        packed rows do, nor what draws from a generator or talks to other processes."""
-        return not (self.check_every or self.group or self.loss.keywords.get("generator") or self._packed(capture))
+        """Whether torch.compile can see all of `penalty`: no kernel of ours (so no CUDA without backend="torch"), no
+        documents of packed rows, whose values decide about shapes, no generator and no other process."""
+        options, cuda = self.loss.keywords, capture.states[0].is_cuda
+        kernel = options.get("backend", "auto") in (("auto", "triton") if cuda else ("triton",))
+        return not (kernel or self.check_every or self.group or options.get("generator") or self._packed(capture))
 
     def _packed(self, capture: hs.Capture) -> bool:
         """Whether the rows may hold several documents each."""
@@ -318,14 +320,10 @@ class Handle:
     def read(self, wanted: Callable[[], bool]) -> None:
         """Collect the hidden states of the training calls for which wanted() is true, in `captures`."""
         stack = getattr(self.reader, "stack", None)
-
-        @torch.compiler.assume_constant_result  # which runs it while it traces
-        def prepare() -> None:
-            if stack is not None:
-                collect_hidden_states(stack)
+        prepare = torch.compiler.assume_constant_result(lambda: collect_hidden_states(stack))  # run while it traces
 
         def begin() -> bool:
-            if torch.compiler.is_compiling():
+            if stack is not None and torch.compiler.is_compiling():
                 prepare()
             return self.attached and wanted()  # a copy of the model keeps its hooks when the loss has been removed
 
@@ -383,7 +381,7 @@ class Handle:
 
     def reach(self, gradient: Tensor) -> None:
         """A backward pass has come by, in a compiled model. Its graph is differentiated as a whole, with zeros for what
-        the loop does not use; as looking waits for a GPU, this looks until the first gradient that is none."""
+        the loop does not use; looking waits for a GPU, so once a gradient was there this looks no more."""
         self._used = self._used or bool(gradient.any())
         self.reached |= self._used
 

@@ -75,7 +75,7 @@ def test_every_loss_is_that_of_the_plain_model(case):
 
 @pytest.mark.parametrize(("compiled", "graphs"), [(whole, 1), (module, 3)])
 def test_a_schedule_takes_no_second_compilation(compiled, graphs):
-    """Two calls in every step, of which the weight rises: the graphs of the first serve all, with each step's weight."""
+    """Two calls in every step, of which the weight rises: the graphs of the first serve all."""
     model, ids, backend, seen = llama(layers=1).train(), tokens(), Counted(), []
     optimiser = torch.optim.SGD(model.parameters(), lr=0.0)
     with dc.regularize(model, weight=1.0, schedule="linear", ramp_steps=3) as handle:
