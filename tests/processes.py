@@ -1,69 +1,103 @@
-"""python processes.py NUMBER SCRIPT ARGUMENTS…: the script on so many processes, in the environment torchrun makes.
+"""Processes that cost a fork, not an import of torch and transformers: `launch` runs a script on one or several.
 
-torchrun imports torch for itself and then everything for each process. Here what the script imports is imported once
-and the processes are forked, which costs a third. As with torchrun, when one of them fails the others get SIGTERM.
+The first call of a session starts `python processes.py`, which imports what takes seconds, but nothing of decondense,
+and then forks for every line that it reads. Several processes get what torchrun would tell them; when one fails the
+others get SIGTERM, as from torchrun. Only on Linux: elsewhere it is torchrun, or a process of its own.
 """
 
 from __future__ import annotations
 
-import ast
+import atexit
+import functools
+import importlib
+import json
 import os
 import runpy
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-FORKED = [__file__]
+LIMIT = 600  # seconds, on a machine that others use as well
+IMPORTED = (
+    "accelerate", "datasets", "matplotlib.pyplot", "scipy.stats", "torch.distributed.fsdp", "torch.distributed.tensor",
+    "transformers.trainer", "transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto",
+    "transformers.models.gpt2.modeling_gpt2", "transformers.models.llama.modeling_llama",
+)  # fmt: skip
 
 
 def launch(
-    number: int, script: Path, *arguments: object, launcher=FORKED, cwd: Path | None = None, **environment: object
-) -> subprocess.CompletedProcess[str]:
-    """Run to the end, or for ten minutes, on a machine that others use as well."""
-    command = [sys.executable, *launcher, str(number), str(script), *map(str, arguments)]
+    number: int, script: Path, *arguments: object, cwd: Path | None = None, torchrun=False, **environment: object
+):
+    """What the script said and the exit code, as from `subprocess.run`."""
+    words = [str(script), *map(str, arguments)]
     settings = {**os.environ, "OMP_NUM_THREADS": "1", **{name: str(value) for name, value in environment.items()}}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(command, env=settings, cwd=cwd, start_new_session=True, **pipes)
-    try:
-        stdout, stderr = process.communicate(timeout=600)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        raise
-    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+    if torchrun or sys.platform != "linux":  # elsewhere a fork is not there, or not safe
+        command = [sys.executable, *([*TORCHRUN, str(number)] if number > 1 else []), *words]
+        return subprocess.run(command, capture_output=True, text=True, env=settings, cwd=cwd, timeout=LIMIT)
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / name for name in ("stdout", "stderr")]
+        asked = {"number": number, "words": words, "cwd": str(cwd or Path.cwd()), "files": list(map(str, files))}
+        print(json.dumps(asked | {"environment": settings}), file=server().stdin, flush=True)
+        code = int(server().stdout.readline())
+        return subprocess.CompletedProcess(words, code, *(file.read_text() for file in files))
 
 
-def main(number: str, script: str, *arguments: str) -> int:
-    sys.path[0] = str(Path(script).parent)
-    sys.path.insert(1, str(Path(__file__).parent))
-    statements = [s for s in ast.parse(Path(script).read_text()).body if isinstance(s, ast.Import | ast.ImportFrom)]
-    exec(compile(ast.Module(statements, []), script, "exec"), {})
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    running: set[int] = set()
-    for rank in map(str, range(int(number))):
-        child = os.fork()
-        if child == 0:
-            os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number}
-            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            sys.argv = [script, *arguments]
-            runpy.run_path(script, run_name="__main__")
-            return 0
-        running.add(child)
-    failed = 0
-    while running:
-        child, status = os.wait()
-        running.remove(child)
-        if status and not failed:
-            failed = 1
-            for other in running:
-                os.kill(other, signal.SIGTERM)
-    return failed
+@functools.cache
+def server() -> subprocess.Popen[str]:
+    settings = os.environ | {"OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", "HF_HUB_OFFLINE": "1"}
+    pipe = subprocess.PIPE
+    found = subprocess.Popen([sys.executable, __file__], stdin=pipe, stdout=pipe, text=True, env=settings)
+    atexit.register(lambda: (found.kill(), found.wait()))
+    return found
+
+
+def serve() -> None:
+    for name in IMPORTED:
+        importlib.import_module(name)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        running: set[int] = set()
+        for rank in range(asked["number"]):
+            child = os.fork()
+            if child == 0:
+                begin(rank, port, **asked)
+                return
+            running.add(child)
+        failed = 0
+        while running:
+            child, status = os.wait()
+            running.remove(child)
+            if status and not failed:
+                failed = os.waitstatus_to_exitcode(status)
+                for other in running:
+                    os.kill(other, signal.SIGTERM)
+        print(failed, flush=True)
+
+
+def begin(
+    rank: int, port: str, *, number: int, words: list[str], cwd: str, files: list[str], environment: dict
+) -> None:
+    """What is left of this process is the script; it ends as a script does."""
+    signal.alarm(LIMIT)
+    for stream, file in enumerate(files, 1):
+        os.dup2(os.open(file, os.O_CREAT | os.O_WRONLY | os.O_APPEND), stream)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ |= environment
+    if number > 1:
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(number)}
+        os.environ |= {"LOCAL_WORLD_SIZE": str(number), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    sys.argv = words
+    sys.path[0] = str(Path(words[0]).parent)
+    runpy.run_path(words[0], run_name="__main__")
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    serve()

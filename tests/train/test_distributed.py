@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from processes import FORKED, TORCHRUN, launch
+from processes import launch
 
 from decondense.train import load_recipe, train
 from train.runs import content, result, weights
@@ -65,12 +65,10 @@ def test_two_processes_end_where_one_does(recipe, alone, cache):
     assert "[transformers]" not in run.stderr
 
 
-@pytest.mark.parametrize(
-    "launcher", [FORKED, pytest.param(TORCHRUN, marks=pytest.mark.slow)], ids=["forked", "torchrun"]
-)
-def test_a_process_that_dies_and_one_that_goes_on_alone(launcher, recipe, alone, cache, tmp_path):
+@pytest.mark.parametrize("torchrun", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_process_that_dies_and_one_that_goes_on_alone(torchrun, recipe, alone, cache, tmp_path):
     out = tmp_path / "broken"
-    run = launch(2, WORKER, "die", recipe, out, cwd=tmp_path, launcher=launcher, DECONDENSE_CACHE=cache)
+    run = launch(2, WORKER, "die", recipe, out, cwd=tmp_path, torchrun=torchrun, DECONDENSE_CACHE=cache)
     assert run.returncode != 0
     assert (
         "error: this process was told to end (SIGTERM), as launchers do when another process of the run has died: the "
