@@ -33,44 +33,50 @@ SPECTRAL = ("effective_rank", "top_singular_share", "distance_to_rank_one", "hig
 
 
 def spectral_statistics(z: torch.Tensor) -> torch.Tensor:
-    """z (tokens, width) → float64 values in the order of ``SPECTRAL``, on the CPU."""
+    """z (…, tokens, width) → (…, 8) float64 values in the order of ``SPECTRAL``, on the CPU. Many clouds in one call,
+    since a GPU finds the eigenvalues of many matrices in little more time than those of one."""
     z = z.double()
-    n, width = z.shape
-    mean = z.mean(0)
+    n, width = z.shape[-2:]
+    mean = z.mean(-2)
     if n <= width:
-        gram = z @ z.T
-        rows = gram.mean(1)
-        centred = gram - rows[:, None] - rows[None, :] + rows.mean()
+        gram = z @ z.mT
+        rows = gram.mean(-1)
+        centred = gram - rows[..., :, None] - rows[..., None, :] + rows.mean(-1)[..., None, None]
     else:
-        gram = z.T @ z
-        centred = gram - n * torch.outer(mean, mean)
-    power = gram.trace()
+        gram = z.mT @ z
+        centred = gram - n * mean[..., :, None] * mean[..., None, :]
+    power = _trace(gram)
     squared = torch.linalg.eigvalsh(gram)
     # Repeated tokens make exact zeros, which rounding turns into ±1e-16 σ₁²; their roots would count.
-    squared = torch.where(squared > len(gram) * torch.finfo(torch.float64).eps * squared[-1], squared, 0.0)
+    least = gram.shape[-1] * torch.finfo(torch.float64).eps * squared[..., -1:]
+    squared = torch.where(squared > least, squared, 0.0)
     singular = squared.sqrt()
-    p = singular / singular.sum()
-    rank = torch.exp(-torch.special.xlogy(p, p).sum())
-    share = singular[-1].square() / power
-    low = n * mean.square().sum()
-    high = centred.trace().clamp_min(0)
+    p = singular / singular.sum(-1, keepdim=True)
+    rank = torch.exp(-torch.special.xlogy(p, p).sum(-1))
+    share = singular[..., -1].square() / power
+    low = n * mean.square().sum(-1)
+    high = _trace(centred).clamp_min(0)
     frobenius = torch.linalg.matrix_norm(centred)
     participation, isoscore = high.square() / frobenius.square(), _isoscore(high / frobenius, width)
-    q = squared / squared.sum()
-    entropy = -torch.special.xlogy(q, q).sum()
+    q = squared / squared.sum(-1, keepdim=True)
+    entropy = -torch.special.xlogy(q, q).sum(-1)
     values = [rank, share, (1 - share).clamp_min(0).sqrt(), (high / low).sqrt(), participation, isoscore, entropy]
-    return torch.stack([*values, _slope(squared.flip(0))]).cpu()
+    return torch.stack([*values, _slope(squared.flip(-1))], -1).cpu()
+
+
+def _trace(gram: torch.Tensor) -> torch.Tensor:
+    return gram.diagonal(dim1=-2, dim2=-1).sum(-1)
 
 
 def _slope(squared: torch.Tensor) -> torch.Tensor:
-    """``squared`` descending; NaN where fewer than two of the ranks have anything."""
-    tail = squared[2:100]
-    tail = tail[tail > 0]
-    if len(tail) < 2:
-        return squared.new_tensor(math.nan)
-    x = torch.arange(3, 3 + len(tail), dtype=squared.dtype, device=squared.device).log()
-    x, y = x - x.mean(), tail.log()
-    return -(x * y).sum() / x.square().sum()
+    """``squared`` (…, ranks) descending; NaN where fewer than two of the ranks have anything."""
+    tail = squared[..., 2:100]
+    some = tail > 0
+    count = some.sum(-1, keepdim=True)
+    x = torch.arange(3, 3 + tail.shape[-1], dtype=squared.dtype, device=squared.device).log().expand_as(tail)
+    x = torch.where(some, x - torch.where(some, x, 0.0).sum(-1, keepdim=True) / count, 0.0)
+    y = torch.where(some, tail, 1.0).log()
+    return torch.where(count[..., 0] > 1, -(x * y).sum(-1) / x.square().sum(-1), math.nan)
 
 
 def _isoscore(ratio: torch.Tensor, width: int) -> torch.Tensor:

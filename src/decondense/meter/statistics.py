@@ -79,7 +79,7 @@ def state_statistics(
     # cost a CPU half as much again.
     scalars, counts = window_statistics(z, matrix=matrix)
     if spectral:
-        scalars = torch.cat([scalars, torch.stack([spectral_statistics(cloud) for cloud in z])], 1)
+        scalars = torch.cat([scalars, spectral_statistics(z)], 1)
     return WindowStatistics(scalars, counts)
 
 

@@ -70,8 +70,7 @@ def geometry(parts: Sequence[Tensor], *, metrics: Sequence[str] = METRICS) -> tu
     values = dict(zip(SCALARS, torch.cat([m.scalars[:, : len(SCALARS)] for m in measured]).mean(0)))
     values["outlier_share"] = values["top3_variance_share"]
     if any(name in metrics for name in SPECTRAL):
-        clouds = torch.stack([spectral_statistics(cloud) for part in parts for cloud in part])
-        values |= dict(zip(SPECTRAL, clouds.mean(0)))
+        values |= dict(zip(SPECTRAL, torch.cat([spectral_statistics(part) for part in parts]).mean(0)))
     squares = [part.double().square().sum(2) for part in parts]
     values["first_token_share"] = torch.cat([s[:, 0] / s.sum(1).clamp_min(1e-300) for s in squares]).mean().cpu()
     values["mean_cosine_across"] = _across(parts)
