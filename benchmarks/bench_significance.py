@@ -71,12 +71,12 @@ def measured_truth(file: Path) -> Truth:
 
 
 def _task_rows(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """A significance result lists its tasks; a study's has a table, in which the average is the last row."""
+    """A significance result lists its tasks; a study's has a table, in which the averages come last."""
     if "table" not in record:
         rows = record["tasks"]
     else:
         rows = [dict(zip(record["table"]["columns"], values)) for values in record["table"]["rows"]]
-        rows = [row for row in rows if row["task"] != "average"]
+        rows = [row for row in rows if not row["task"].startswith("average")]
     if not rows:
         raise ValueError("there are no tasks in it")
     return rows
