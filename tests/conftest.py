@@ -22,6 +22,7 @@ if not torch.cuda.is_available() and "TRITON_INTERPRET" not in os.environ and "t
 
 from by_hand import write_run
 
+os.environ.pop("COLUMNS", None)  # a worker is told 80, and tables would not be those of a pipe
 ROOT = Path(__file__).resolve().parent.parent
 # They kill processes, launch several, run a shell script or make links, all of it in the manner of POSIX.
 POSIX = (
