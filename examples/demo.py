@@ -180,8 +180,8 @@ def summary(real: Any, runs: Runs, losses: dict[str, np.ndarray]) -> list[str]:
         line("verdict", *(words[decision.verdict] for decision in decisions.values())),
         f"   Loss: nats per token of {several(documents, 'document')} never trained on; [ ] for other seeds.",
         "3. Careful: this is the first minute of a training, and says nothing of a longer one. At 40M tokens",
-        "   this loss did worse than none (results/studies/screen; one seed, undecided). Longer here:",
-        "   examples/demo.py --tokens 400k. What was found: docs/results.md",
+        "   a longer warm-up did more than any loss, and with it a loss added nothing that could be told",
+        "   (docs/results.md). Longer here: examples/demo.py --tokens 400k",
     ]
 
 
