@@ -141,7 +141,10 @@ def test_screen():
     assert (
         f"a z-loss, by {fast['z-loss 1e-3'][1:]}, and label smoothing, by {fast['label smoothing 0.1'][1:]}" in RESULTS
     )
-    assert f"dispersion on all layers does not ({fast['dispersion all 0.1']})" in RESULTS
+    assert (
+        f"Dispersion on all layers does not ({fast['dispersion all 0.1']}), nor vicreg ({fast['vicreg last 1']})"
+        in RESULTS
+    )
     assert f"{fast['decorrelation last 0.3']} and {fast['uniformity last 0.1']} nats at the same rate" in RESULTS
     slow = {arm.partition(" warm-up 20 % @ 0.003")[0]: value for arm, value in at.items() if "20 % @ 0.003" in arm}
     assert f"z-loss {slow['z-loss 1e-3']}, uniformity {slow['uniformity last 0.1']}" in RESULTS
