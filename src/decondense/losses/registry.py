@@ -124,9 +124,6 @@ class Entry:
         masks = [geometry.check_states(z, mask) for z, mask in zip(states, masks)]
         layers = [sample(*layer, max_tokens, shared=shared_sample, generator=generator) for layer in zip(states, masks)]
         parts = [self.written(z, mask, **options) for z, mask in layers]
-        several = {id(mask): mask.sum(1) >= 2 for _, mask in layers if mask is not None}  # most layers share a mask
-        if several:
-            several[id(None)] = torch.ones_like(next(iter(several.values())))
         later = [part for part in parts if isinstance(part, OfMoments)]
         cosines = None
         if later:
@@ -134,8 +131,11 @@ class Entry:
             values = later[0].curve(cosines, *rest)
         else:
             values = _stack([part for part in parts if isinstance(part, Tensor)])
-        if several and not split:  # the tokens of a split sequence are counted over the ranks
-            values = torch.where(_stack([several[id(mask)] for _, mask in layers]), values, 0)
+        different = {id(mask): mask for _, mask in layers}  # most layers share one
+        if not split and set(different) != {id(None)}:  # the tokens of a split sequence are counted over the ranks
+            all_ = torch.ones_like(values[0], dtype=torch.bool)
+            enough = {key: all_ if mask is None else mask.sum(1) >= 2 for key, mask in different.items()}
+            values = torch.where(_stack([enough[id(mask)] for _, mask in layers]), values, 0)
         return values, cosines
 
 

@@ -33,8 +33,8 @@ SPECTRAL = ("effective_rank", "top_singular_share", "distance_to_rank_one", "hig
 
 
 def spectral_statistics(z: torch.Tensor) -> torch.Tensor:
-    """z (…, tokens, width) → (…, 8) float64 values in the order of ``SPECTRAL``, on the CPU. Many clouds in one call,
-    since a GPU finds the eigenvalues of many matrices in little more time than those of one."""
+    """z (…, tokens, width) → (…, 8) float64 values in the order of ``SPECTRAL``, on the CPU; all clouds in one
+    call of every operation."""
     z = z.double()
     n, width = z.shape[-2:]
     mean = z.mean(-2)
