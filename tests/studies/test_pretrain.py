@@ -92,19 +92,24 @@ def test_the_screen_takes_the_best_rate_of_the_best_arms_and_no_control():
     losses = dict.fromkeys(settings["arms"], 4.5) | {
         "cross-entropy @ 0.001": 4.10, "cross-entropy @ 0.002": 4.05,
         "decorrelation last 1 @ 0.002": 4.01, "decorrelation last 1 @ 0.003": 4.30,
-        "decorrelation last 3 @ 0.003": 4.02,  # a second weight of the same
+        "decorrelation last 3 @ 0.002": 4.02,  # a second weight of the same
         "z-loss 1e-3 @ 0.002": 4.00,  # a control
         "koleo last 1 @ 0.002": 4.03, "dispersion all 0.1 @ 0.002": 4.07,
+        "llama: cross-entropy warm-up 40 % @ 0.003": 3.90, "llama: uniformity last 0.1 @ 0.003": 3.95,
+        "llama: decorrelation last 0.3 warm-up 40 % @ 0.003": 3.89,
     }  # fmt: skip
     runs = [training(arm, 1, {"one": [loss], "two": [loss]}) for arm, loss in losses.items()]
     end = study.conclude(Runs(runs, list(settings["arms"])), settings)
     assert end.verdict == "undecided"
-    assert end.estimate["chosen"] == ["decorrelation last 1 @ 0.002", "koleo last 1 @ 0.002"]
-    assert end.estimate["cross_entropy"] == pytest.approx(4.05)
+    assert end.estimate["chosen"] == {
+        "cross-entropy": ["decorrelation last 1 @ 0.002", "koleo last 1 @ 0.002"],
+        "llama: cross-entropy": ["llama: decorrelation last 0.3 warm-up 40 % @ 0.003"],  # each model by its own
+    }
+    assert end.estimate["cross_entropy"] == pytest.approx({"cross-entropy": 4.05, "llama: cross-entropy": 3.90})
     row = next(r for r in end.rows if r[0] == "decorrelation last 1 @ 0.003")
     assert row[3] == pytest.approx(4.30 - 4.5)  # against cross-entropy at the same rate
 
     part = study.conclude(Runs(runs[1:], list(settings["arms"])), settings)  # without cross-entropy @ 0.0005
-    assert part.estimate["chosen"] == []
+    assert part.estimate["chosen"] == {}
     assert "nothing is chosen before all are run: 1 of" in part.sentence
     assert "cross-entropy @ 0.0005 among them" in part.sentence

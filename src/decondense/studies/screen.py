@@ -1,9 +1,10 @@
 """Which losses on the hidden states are worth confirming when a small model is trained from nothing?
 
 One seed, one budget, many arms, each at the learning rates, and some at the warm-ups, that its name ends with: "ARM
-warm-up 20 % @ 0.003". One seed decides nothing, so the verdict is always undecided: the screen chooses what `pretrain`
-confirms with fresh seeds. Two weights of one loss on the same layers count as one arm, the better one. The loss of a
-run is the mean over texts of the mean over held-out documents, nats per token.
+warm-up 20 % @ 0.003". A second model begins its names with "MODEL: ", and is compared with its own cross-entropy. One
+seed decides nothing, so the verdict is always undecided: the screen chooses what `pretrain` confirms with fresh seeds.
+Two weights of one loss on the same layers count as one arm, the better one. The loss of a run is the mean over texts of
+the mean over held-out documents, nats per token.
 """
 
 from __future__ import annotations
@@ -33,6 +34,11 @@ def arms(named: Settings) -> Settings:
     }
 
 
+def control_of(arm: str) -> str:
+    """The name of cross-entropy for the same model, before what is tuned."""
+    return arm[: arm.find(": ") + 2] + NONE if ": " in arm else NONE
+
+
 def conclude(runs: Runs, settings: Settings) -> Conclusion:
     losses = {arm: runs.mean(arm, by_document) for arm in runs.arms}
     ordered = sorted(runs.arms, key=lambda arm: (math.isnan(losses[arm]), losses[arm]))
@@ -40,45 +46,55 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     for arm in ordered:
         if math.isfinite(losses[arm]):
             best.setdefault(TUNED.sub("", arm), arm)
-    base = losses[best[NONE]] if NONE in best else math.nan
-    chosen: dict[tuple[Any, Any], str] = {}
-    for arm in best.values():
-        loss = loss_of(settings, arm)
-        if loss.get("name", "none") != "none" and losses[arm] < base:
-            chosen.setdefault((loss["name"], str(loss.get("layers", "all"))), arm)
-    winners = list(chosen.values())[:2]
-    named = ", ".join(f"{arm} ({signed(losses[arm] - base, 4)})" for arm in winners)
+    bases = {control_of(arm): math.nan for arm in settings["arms"]}
+    bases |= {control: losses[best[control]] for control in bases if control in best}
     missing = [arm for arm in settings["arms"] if arm not in runs]
-    rates = [arm for arm in missing if TUNED.sub("", arm) == NONE]
+    chosen: dict[str, list[str]] = {}
+    words = []
+    for control, base in bases.items():
+        winners: dict[tuple[Any, Any], str] = {}
+        for arm in (arm for arm in best.values() if control_of(arm) == control):
+            loss = loss_of(settings, arm)
+            if loss.get("name", "none") != "none" and losses[arm] < base:
+                winners.setdefault((loss["name"], str(loss.get("layers", "all"))), arm)
+        chosen[control] = list(winners.values())[:2]
+        named = ", ".join(f"{arm} ({signed(losses[arm] - base, 4)})" for arm in chosen[control]) or "none"
+        known = f"{best[control]}: {base:.4f}" if control in best else f"{control}, not run"
+        words.append(f"against {known}, {'ahead so far' if missing else 'go on'}: {named}")
+    rates = [arm for arm in missing if TUNED.sub("", arm) in bases]
     waits = f"; nothing is chosen before all are run: {len(missing)} of {len(settings['arms'])} arms are missing"
     sentence = (
-        f"one seed; against cross-entropy at its best, {f'{best[NONE]}: {base:.4f}' if NONE in best else 'not run'}, "
-        f"{'ahead so far' if missing else 'go on'}: {named or 'none'}{waits if missing else ''}"
-        f"{f', {list_of(rates)} among them' if rates else ''}."
+        f"one seed; each model at the best rate and warm-up of cross-entropy: {'; '.join(words)}"
+        f"{waits if missing else ''}{f', {list_of(rates)} among them' if rates else ''}."
     )
     columns = ["arm", "loss", "minus_cross_entropy", "minus_same_schedule", "mean_cosine", "mean_cosine_last_state"]
     rows: list[list[Any]] = []
     for arm in ordered:
-        same = losses.get(NONE + arm[len(TUNED.sub("", arm)) :], math.nan)
+        control = control_of(arm)
+        same = losses.get(control + arm[len(TUNED.sub("", arm)) :], math.nan)
         shots = [run.snapshots[-1].mean_cosine[-1] for run in runs.of(arm) if run.snapshots]
         last = shots[0] if shots and shots[0] is not None else math.nan
         geometry = runs.mean(arm, cosine) if shots else math.nan
-        rows.append([arm, losses[arm], losses[arm] - base, losses[arm] - same, geometry, last])
+        rows.append([arm, losses[arm], losses[arm] - bases[control], losses[arm] - same, geometry, last])
     note = "one seed each: this chooses what is confirmed, and decides nothing"
-    draw = partial(curves, _panels(losses, settings), note=note) if math.isfinite(base) else None
-    estimate = {"cross_entropy": base, "chosen": [] if missing else winners}
+    panels = [p for c, base in bases.items() if math.isfinite(base) for p in _panels(c, losses, settings)]
+    draw = partial(curves, panels, note=note) if panels else None
+    estimate = {"cross_entropy": bases, "chosen": {} if missing else chosen}
     return Conclusion(UNDECIDED, sentence, columns, rows, estimate, draw)
 
 
-def _panels(losses: Mapping[str, float], settings: Settings) -> list[Settings]:
-    """Loss over learning rates at the shortest warm-up, and over warm-ups at each one's best rate; a loss at its best
-    weight. Of what was tried with one warm-up alone there is no line, unless that is so for all."""
+def _panels(control: str, losses: Mapping[str, float], settings: Settings) -> list[Settings]:
+    """Of one model: loss over learning rates at the shortest warm-up, and over warm-ups at each one's best rate; a loss
+    at its best weight. Of what was tried with one warm-up alone there is no line, unless that is so for all."""
+    model = control.removesuffix(NONE)
     table: dict[str, dict[tuple[float, float], float]] = {}
-    for arm in (arm for arm in settings["arms"] if math.isfinite(losses.get(arm, math.nan))):
+    for arm in settings["arms"]:
+        if control_of(arm) != control or not math.isfinite(losses.get(arm, math.nan)):
+            continue
         recipe = joined(settings["base"], settings["arms"][arm])
         loss, place = recipe.get("loss", {}), (recipe["train"]["warmup"], recipe["train"]["learning_rate"])
         named = loss.get("name", "none") != "none"
-        name = f"{loss['name']} {loss.get('layers', 'all')}" if named else TUNED.sub("", arm)
+        name = f"{loss['name']} {loss.get('layers', 'all')}" if named else TUNED.sub("", arm).removeprefix(model)
         cells = table.setdefault(name, {})
         cells[place] = min(losses[arm], cells.get(place, math.inf))
     several = {name: cells for name, cells in table.items() if len({warmup for warmup, _ in cells}) > 1} or table
@@ -91,6 +107,6 @@ def _panels(losses: Mapping[str, float], settings: Settings) -> list[Settings]:
         lowest = [min(loss for (warmup, _), loss in cells.items() if warmup == each) for each in tried]
         warmups[name] = ([100 * each for each in tried], [[loss] for loss in lowest])
     y, ticks = "held-out loss, nats per token", sorted({rate for at, _ in rates.values() for rate in at})
-    by_rate = {"title": f"warm-up {100 * shortest:g} %", "x": "learning rate", "scale": "log", "ticks": ticks}
-    by_warmup = {"title": "each at its best rate", "x": "warm-up, % of the steps"}
+    by_rate = {"title": f"{model}warm-up {100 * shortest:g} %", "x": "learning rate", "scale": "log", "ticks": ticks}
+    by_warmup = {"title": f"{model}each at its best rate", "x": "warm-up, % of the steps"}
     return [{**by_rate, "y": y, "series": rates}, {**by_warmup, "y": y, "series": warmups}]
