@@ -125,6 +125,10 @@ def test_budget_in_tokens_is_made_of_whole_steps():
         ("baselines={z_loss: 0.1, distillation: {teacher: gpt2}}", "distillation replaces the targets"),
         ("model={name: gpt2, tokenizer: {train: 8192}}", "trained weights know their own tokenizer"),
         ("model.tokenizer={train: 100}", "greater than or equal to 257"),
+        ("train.quantised=[int3]", "must be one of int8, int4, int8-int8, got 'int3'"),
+        ("train.quantised=[int8]", "name texts in data.held_out"),
+        ("train.quantised=[int8]; data.held_out=pydoc; data.held_out_documents=0", "held_out_documents above 0"),
+        ("model={name: gpt2, lora: {}}; data.held_out=pydoc; train.quantised=[int8]", "to which lora adds"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(setting, sentence):

@@ -222,6 +222,9 @@ def show_run(record: Training, folder: Path) -> None:
         rows.append((str(step), f"{tokens:,}", f"{losses[step]:.4f}" if step in losses else "", *cells))
     out.print(table(("step", "tokens", "held-out loss", "mean cosine", "Spearman"), rows, drop=("tokens",)))
     out.print("mean cosine: over the block outputs, on held-out windows", style="dim")
+    if record.quantisation_cost:
+        costs = ", ".join(f"{scheme} {signed(cost, 4)}" for scheme, cost in record.quantisation_cost.items())
+        out.print(f"held-out loss after quantisation minus before, mean over texts: {costs}")
     speed = record.tokens_per_second
     pace = "" if speed is None else f", {speed:,.0f} tokens/s in steps"
     out.print(f"{record.steps} steps in {record.seconds:.0f} s{pace} on {record.hardware}")

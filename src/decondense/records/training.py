@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from pydantic import Field
@@ -54,6 +55,10 @@ class TrainedText(Part):
     sha256: str | None = None
 
 
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
 class Training(Record, reads=("decondense.train/2", "decondense.train/1")):
     finished: bool
     command: str | None = None
@@ -69,6 +74,7 @@ class Training(Record, reads=("decondense.train/2", "decondense.train/1")):
     held_out_texts: dict[str, Number] | None = None
     held_out_documents: list[HeldOutDocument] | None = None
     held_out_by: Section | None = None
+    held_out_quantised: dict[str, dict[str, Number]] | None = None  # scheme → text → loss, beside `held_out_texts`
     snapshots: list[Snapshot]
     skipped_steps: list[int] | int
     seconds: Number = None
@@ -90,6 +96,16 @@ class Training(Record, reads=("decondense.train/2", "decondense.train/1")):
         for entry in self.held_out:
             rows.setdefault(entry.step, {"step": entry.step, "tokens": entry.tokens})
         return [rows[step] | {"held_out_loss": held_out.get(step)} for step in sorted(rows)]
+
+    @property
+    def quantisation_cost(self) -> dict[str, float]:
+        """Scheme → held-out loss after quantisation minus before, nats per token, mean over texts; NaN where one is not
+        finite."""
+        before = self.held_out_texts or {}
+        return {
+            scheme: sum(_number(loss) - _number(before[text]) for text, loss in after.items()) / len(after)
+            for scheme, after in (self.held_out_quantised or {}).items()
+        }
 
     @property
     def skipped(self) -> int:

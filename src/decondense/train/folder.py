@@ -33,7 +33,7 @@ __all__ = [
 ]  # fmt: skip
 
 # A resumed run may change these: they say how fast and where, or how much is told, not what is computed.
-FREE = ("micro_batch", "device", "report_to", "on_nan", "keep", "compile", "fused_loss", "checkpointing")
+FREE = ("micro_batch", "device", "report_to", "on_nan", "keep", "compile", "fused_loss", "checkpointing", "quantised")
 
 LITTLE = 1 << 20  # bytes: a disk with less than this left is full
 MARKER = "complete.json"

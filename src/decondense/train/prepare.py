@@ -53,6 +53,8 @@ class Prepared:
 
 def prepare(recipe: Recipe, folder: Path, cache: str | os.PathLike[str] | None, preparing: Any = None) -> Prepared:
     _check_reports(recipe.train.report_to)
+    if recipe.train.quantised and sharded():
+        raise ValueError("train.quantised rounds whole weights, which FSDP splits: leave it out.")
     device, bf16 = _device(recipe)
     where = Path(cache) if cache is not None else cache_dir() / "tokens"
     with quiet_loading():

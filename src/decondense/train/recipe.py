@@ -57,6 +57,13 @@ class Recipe(Part):
             raise ValueError("distillation replaces the targets that z_loss and label_smoothing act on: leave one out")
         if self.train.fused_loss is True and (self.baselines.distillation is not None or self.model.lora is not None):
             raise ValueError("train.fused_loss goes with neither distillation nor lora: leave it at auto")
+        if self.train.quantised and (self.data.held_out is None or not self.data.held_out_documents):
+            raise ValueError(
+                "train.quantised is about the loss of held-out documents: name texts in data.held_out, and leave "
+                "held_out_documents above 0"
+            )
+        if self.train.quantised and self.model.lora is not None:
+            raise ValueError("train.quantised rounds whole weights, to which lora adds: leave one of them out")
         return self
 
     @property

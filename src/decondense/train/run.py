@@ -27,6 +27,7 @@ from .blocks import Order
 from .fast import matmul_precision
 from .held_out import document_losses, frequency_deciles
 from .prepare import Prepared, prepare
+from .quantised import quantised_losses
 from .recipe import Recipe
 from .result import record_of, save_model, write_result
 
@@ -120,7 +121,10 @@ def _carry_out(
     if prepared.documents:
         vocabulary = prepared.model.get_input_embeddings().weight.shape[0]
         deciles = frequency_deciles(prepared.blocks.tokens, vocabulary)
-        losses = document_losses(trainer.model_wrapped, prepared.documents, prepared.recipe.data.context, deciles)
+        asked = (trainer.model_wrapped, prepared.documents, prepared.recipe.data.context, deciles)
+        losses = document_losses(*asked)
+        if prepared.recipe.train.quantised:
+            losses["held_out_quantised"] = quantised_losses(*asked, prepared.recipe.train.quantised)
     record = record_of(prepared, trainer, command, losses)
     if prepared.centre is not None:
         prepared.centre.fold()

@@ -236,6 +236,7 @@ class Train(Part):
     checkpoints: int = Field(4, ge=0)  # over the whole run, the last one at its end; 0: none, so no resuming
     keep: int = Field(2, ge=2)  # two, so that one is whole while the next is being written
     on_nan: Literal["stop", "skip"] = "stop"
+    quantised: list[Literal["int8", "int4", "int8-int8"]] = []  # for the loss of held-out documents after rounding
 
     @model_validator(mode="after")
     def _constant(self) -> Train:

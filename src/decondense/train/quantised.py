@@ -1,0 +1,74 @@
+"""The held-out loss of a model as it would be after quantisation: simulated, in place, and undone bit for bit.
+
+Symmetric round-to-nearest, no calibration: a group g of numbers becomes s · round(g / s), s = max|g| / (2^(bits−1) − 1).
+
+int8        weights in groups of 32 along the input dimension
+int4        the same with 15 levels
+int8-int8   weights as int8, and the input of every linear layer too: one scale per token, when it comes
+
+Linear layers are nn.Linear and the Conv1D of transformers, the output head among them; where it is tied, the input
+embedding is the same tensor and rounded with it. Embeddings of their own, biases and norms stay as they are, and so do
+experts that are stored as one tensor. Sums are made in the precision of the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.pytorch_utils import Conv1D
+
+from .held_out import Document, document_losses
+
+__all__ = ["GROUP", "quantised", "quantised_losses", "rounded"]
+
+GROUP = 32
+
+
+def rounded(values: Tensor, bits: int, group: int | None = None) -> Tensor:
+    """Every group of the last dimension (..., n) on its grid, as the equation above; default: one group. The last group
+    may be shorter."""
+    size = values.shape[-1]
+    group = group or size
+    groups = F.pad(values.float(), (0, -size % group)).unflatten(-1, (-1, group))
+    scale = groups.abs().amax(-1, keepdim=True) / (2 ** (bits - 1) - 1)
+    steps = torch.round(groups / torch.where(scale > 0, scale, 1.0))
+    return (steps * scale).flatten(-2)[..., :size].to(values.dtype)
+
+
+@contextlib.contextmanager
+def quantised(model: nn.Module, scheme: str) -> Iterator[None]:
+    """The model computes as after quantisation, meanwhile; compiled blocks must be set aside (`insides.torch.eager`),
+    since they do not see hooks that come later."""
+    weights, _, activations = scheme.partition("-")
+    layers = [module for module in model.modules() if isinstance(module, (nn.Linear, Conv1D))]
+    # a weight of a Conv1D is (in, out); tied ones are one tensor
+    shared = {id(layer.weight): (layer.weight, isinstance(layer, Conv1D)) for layer in layers}
+    kept: list[tuple[Tensor, Tensor]] = []
+    with contextlib.ExitStack() as undo, torch.no_grad():
+        undo.callback(lambda: [weight.data.copy_(before) for weight, before in kept])
+        for weight, across in shared.values():
+            kept.append((weight, weight.detach().clone()))
+            by_input = weight.data.T if across else weight.data
+            by_input.copy_(rounded(by_input, int(weights.removeprefix("int")), GROUP))
+        for layer in layers if activations else ():
+            bits = int(activations.removeprefix("int"))
+            hook = layer.register_forward_pre_hook(lambda _, args, bits=bits: (rounded(args[0], bits), *args[1:]))
+            undo.callback(hook.remove)
+        yield
+
+
+def quantised_losses(
+    model: Any, documents: list[Document], context: int, deciles: np.ndarray, schemes: list[str]
+) -> dict[str, dict[str, float]]:
+    """Scheme → text → loss, as `held_out_texts` has it of the model as it is."""
+    losses = {}
+    for scheme in schemes:
+        with quantised(model, scheme):
+            losses[scheme] = document_losses(model, documents, context, deciles)["held_out_texts"]
+    return losses
