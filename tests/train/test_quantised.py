@@ -106,14 +106,20 @@ def test_a_run_reports_what_its_saved_model_would_lose(architecture, tmp_path, c
     assert "after quantisation minus before, mean over texts: int8 " in capsys.readouterr().out
 
 
-def test_losses_against_a_model_with_weights_from_the_loop():
+@pytest.mark.parametrize("compiled", [False, True])
+def test_losses_against_a_model_with_weights_from_the_loop(compiled):
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=60, hidden_size=40, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
     )  # fmt: skip
     model = transformers.LlamaForCausalLM(config)
     asked = ([Document("a", 0, np.arange(50) % 60), Document("b", 0, np.arange(30) % 7)], 16, np.zeros(60, np.int64))
-    found = quantised_losses(model, *asked, ["int4"])["int4"]
+    for block in model.model.layers if compiled else ():
+        block.compile(backend="eager")
+    model(input_ids=torch.arange(16)[None])
+    losses = quantised_losses(model, *asked, ["int4", "int8", "int8-int8"])
+    found = losses["int4"]
+    assert abs(losses["int8"]["a"] - losses["int8-int8"]["a"]) > 1e-6  # the hooks are seen
     for layer in model.modules():
         if isinstance(layer, torch.nn.Linear):
             layer.weight.data = by_loop(layer.weight, 4).float()

@@ -1,6 +1,6 @@
 """The held-out loss of a model as it would be after quantisation: simulated, in place, and undone bit for bit.
 
-Symmetric round-to-nearest, no calibration: a group g of numbers becomes s · round(g / s), s = max|g| / (2^(bits−1) − 1).
+Symmetric, to nearest, no calibration: a group g of numbers becomes s · round(g / s), s = max|g| / (2^(bits−1) − 1).
 
 int8        weights in groups of 32 along the input dimension
 int4        the same with 15 levels
