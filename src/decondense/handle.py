@@ -142,11 +142,9 @@ class Term:
             refuse_split("the loss", f"name the processes, {remedy}")
 
     def traceable(self, capture: hs.Capture) -> bool:
-        """Whether torch.compile can see all of `penalty`: no kernel of ours (so no CUDA without backend="torch"), no
-        documents of packed rows, whose values decide about shapes, no generator and no other process."""
-        options, cuda = self.loss.keywords, capture.states[0].is_cuda
-        kernel = options.get("backend", "auto") in (("auto", "triton") if cuda else ("triton",))
-        return not (kernel or self.check_every or self.group or options.get("generator") or self._packed(capture))
+        """Whether torch.compile can see all of `penalty`: no documents of packed rows, whose values decide about
+        shapes, no generator and no other process."""
+        return not (self.check_every or self.group or self.loss.keywords.get("generator") or self._packed(capture))
 
     def _packed(self, capture: hs.Capture) -> bool:
         """Whether the rows may hold several documents each."""

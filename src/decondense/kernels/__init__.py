@@ -20,6 +20,7 @@ __all__ = ["MAX_WIDTH", "MIN_TAU", "available"]
 MIN_TAU = 0.025
 # A row of z must fit into the registers of one program.
 MAX_WIDTH = 16384
+_INSTALLED = find_spec("triton") is not None  # a constant: torch.compile could not look for it
 
 
 def available(device: torch.device | str) -> bool:
@@ -31,16 +32,11 @@ def available(device: torch.device | str) -> bool:
     kind = device.split(":")[0] if isinstance(device, str) else device.type
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if kind == "cpu":
-        return interpreted and _installed()
-    return kind == "cuda" and not interpreted and _installed() and _cuda()
+        return interpreted and _INSTALLED
+    return kind == "cuda" and not interpreted and _INSTALLED and _cuda()
 
 
 @functools.cache  # asked for every layer of every step
-def _installed() -> bool:
-    return find_spec("triton") is not None
-
-
-@functools.cache
 def _cuda() -> bool:
     import torch
 

@@ -16,6 +16,11 @@ import torch
 from decondense.kernels import rows
 
 
+def like(z: torch.Tensor) -> list[torch.Tensor]:
+    """Empty tensors for what `forward` returns."""
+    return rows.like(z, None)
+
+
 @torch.no_grad()
 def forward(
     z: torch.Tensor, mask: torch.Tensor | None = None, *, eps: float = 1e-2, need_grad: bool = True

@@ -282,6 +282,11 @@ def sums(
     return Sums(value, coefficient, slope, of_rows.norms, of_rows.total, remainder)
 
 
+def like(z: torch.Tensor) -> list[torch.Tensor]:
+    """Empty tensors for what `forward` returns."""
+    return rows.like(z, _precision(z).remainder)
+
+
 @torch.no_grad()
 def forward(
     z: torch.Tensor, mask: torch.Tensor | None = None, *, need_grad: bool = True, **options: Any

@@ -87,6 +87,16 @@ def check(z: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, tor
     return (z if z.stride(2) == 1 else z.contiguous()), mask
 
 
+def like(z: torch.Tensor, remainder: torch.dtype | None, values: int | None = None) -> list[torch.Tensor]:
+    """Empty tensors for what the `forward` of an estimator returns: its values, (B,) or (values, B), ‖z_i‖, T and one
+    number per sequence; with a remainder a second such number, and the remainder."""
+    batch, tokens, width = z.shape
+    shapes = [(batch,) if values is None else (values, batch), (batch, tokens), (batch, width), (batch,)]
+    shapes += [] if remainder is None else [(batch,)]
+    found = [z.new_empty(shape, dtype=torch.float32) for shape in shapes]
+    return found if remainder is None else [*found, z.new_empty((batch, tokens, width), dtype=remainder)]
+
+
 @triton.jit
 def inverse(x):
     """1/x, and 0 at 0: a vector of length zero has no direction. NaN stays NaN."""

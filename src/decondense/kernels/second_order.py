@@ -168,6 +168,12 @@ def _operand(z: torch.Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if cast else z.dtype
 
 
+def like(z: torch.Tensor) -> list[torch.Tensor]:
+    """Empty tensors for what `forward` returns."""
+    short = z.shape[1] <= z.shape[2]
+    return rows.like(z, pairwise.like(z)[-1].dtype if short else _operand(z), 2)
+
+
 @torch.no_grad()
 def forward(
     z: torch.Tensor, mask: torch.Tensor | None = None, *, eps: float = 1e-2, need_grad: bool = True

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from .. import geometry
 from . import moments, pairs
+from .kernel import Kernel
 from .options import check_choice, fused
 from .registry import Common, OfMoments, register
 from .sampling import RELEASED_SAMPLE
@@ -102,7 +103,7 @@ def dispersion(
     routine: pairs.Routine = pairs.CosinePairs(curve=logit, log=True, eps=eps, diagonal=diagonal)
     if fused(z, backend, tau=tau):
         curve = "dispersion" if distance == "angular" else "dispersion_cosine"
-        routine = pairs.Kernel(
+        routine = Kernel(
             "pairwise", curve=curve, tau=tau, clamp=clamp, hard_clamp=hard_clamp, eps=eps, diagonal=diagonal
         )
     return logit.shifted(pairs.apply(routine, z, mask))

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from .. import geometry
+from .kernel import Kernel
 from .options import fused
-from .pairs import Kernel, apply, full_precision
+from .pairs import apply, full_precision
 
 
 def mean_cosine(z: Tensor, mask: Tensor | None = None, *, eps: float = 0.0, backend: str = "auto") -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 from .. import geometry
 from . import pairs
 from .dispersion import DISTANCES
+from .kernel import Kernel
 from .options import check_choice, fused
 from .registry import Common, register
 from .sampling import RELEASED_SAMPLE
@@ -54,7 +55,7 @@ def orthogonalization(
     routine: pairs.Routine
     if fused(z, backend):
         curve = "orthogonalization" if distance == "angular" else "orthogonalization_cosine"
-        routine = pairs.Kernel(
+        routine = Kernel(
             "pairwise", curve=curve, margin=margin, clamp=clamp, hard_clamp=hard_clamp, eps=eps, diagonal=diagonal
         )
     else:

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from .. import geometry
+from .kernel import Kernel
 
 
 class Routine(Protocol):
@@ -47,6 +47,8 @@ class _Apply(torch.autograd.Function):
 
 def apply(routine: Routine, z: Tensor, mask: Tensor | None) -> Tensor:
     """The values (batch,) of a routine, with its gradient attached."""
+    if isinstance(routine, Kernel) and torch.compiler.is_compiling():
+        return routine.traced(z, mask)
     return _Apply.apply(z, mask, routine)
 
 
@@ -140,19 +142,3 @@ class CosinePairs(Stored):
                 gradient[b, rows].baddbmm_(slope, right)
                 gradient[b, rows.stop :].baddbmm_(slope[..., width:].mT, left)
         return torch.cat(groups), gradient
-
-
-class Kernel:
-    """A routine in Triton: the module `kernels.name`, with its options."""
-
-    def __init__(self, name: str, **options: Any) -> None:
-        self.module, self.options = import_module(f"decondense.kernels.{name}"), options
-
-    def forward(self, z: Tensor, mask: Tensor | None, need_gradient: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
-        with torch.cuda.device_of(z):  # a kernel is launched on the current device
-            value, saved = self.module.forward(z, mask, need_grad=need_gradient, **self.options)
-        return value, saved
-
-    def backward(self, z: Tensor, mask: Tensor | None, saved: tuple[Tensor, ...], upstream: Tensor) -> Tensor:
-        gradient: Tensor = self.module.backward(z, mask, saved, upstream, **self.options)
-        return gradient

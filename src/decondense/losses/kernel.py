@@ -1,0 +1,131 @@
+"""A Triton kernel as a routine of autograd (`pairs.Routine`), and as operators into which torch.compile does not look.
+
+A plain call goes through `pairs.apply` like every routine: an operator would cost the host more than a small kernel
+takes. A traced call takes the operators. Behind both stand `forward` and `backward` of one module in `kernels`; its
+`like` says what they return without running them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# What the operators take, in this order: None where a kernel has no such option.
+OPTIONS = ("curve", "tau", "clamp", "margin", "hard_clamp", "eps", "diagonal")
+
+
+class Kernel:
+    """A routine in Triton: the module `kernels.name`, with its options."""
+
+    def __init__(self, name: str, **options: Any) -> None:
+        self.name, self.options = name, options
+
+    @property
+    def module(self) -> Any:
+        return import_module(f"decondense.kernels.{self.name}")
+
+    def forward(self, z: Tensor, mask: Tensor | None, need_gradient: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
+        with torch.cuda.device_of(z):  # a kernel is launched on the current device
+            value, saved = self.module.forward(z, mask, need_grad=need_gradient, **self.options)
+        return value, saved
+
+    def backward(self, z: Tensor, mask: Tensor | None, saved: tuple[Tensor, ...], upstream: Tensor) -> Tensor:
+        gradient: Tensor = self.module.backward(z, mask, saved, upstream, **self.options)
+        return gradient
+
+    def traced(self, z: Tensor, mask: Tensor | None) -> Tensor:
+        """The values, as a node of a graph."""
+        need_gradient = z.requires_grad and torch.is_grad_enabled()
+        options = [self.options.get(key) for key in OPTIONS]
+        return _forward(z, mask, need_gradient, autocast_dtype(z), self.name, *options)[0]
+
+
+def autocast_dtype(z: Tensor) -> torch.dtype | None:
+    kind = z.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
+def _again(z: Tensor, autocast: torch.dtype | None) -> torch.autocast:
+    """The autocast of the call that was traced: a graph runs without."""
+    return torch.autocast(z.device.type, dtype=autocast, enabled=autocast is not None)
+
+
+def _kernel(name: str, *options: Any) -> Kernel:
+    return Kernel(name, **{key: value for key, value in zip(OPTIONS, options) if value is not None})
+
+
+@torch.library.custom_op("decondense::kernel", mutates_args=())
+def _forward(
+    z: Tensor,
+    mask: Tensor | None,
+    need_gradient: bool,
+    autocast: torch.dtype | None,
+    name: str,
+    curve: str | None,
+    tau: float | None,
+    clamp: float | None,
+    margin: float | None,
+    hard_clamp: bool | None,
+    eps: float | None,
+    diagonal: bool | None,
+) -> list[Tensor]:
+    """The values, and what the backward pass needs."""
+    with _again(z, autocast):
+        kernel = _kernel(name, curve, tau, clamp, margin, hard_clamp, eps, diagonal)
+        value, saved = kernel.forward(z, mask, need_gradient)
+    # the results of an operator must not share memory, which the small ones do
+    return [x if x.untyped_storage().nbytes() == x.nbytes else x.clone() for x in (value, *saved)]
+
+
+@_forward.register_fake
+def _(
+    z: Tensor, mask: Tensor | None, need_gradient: bool, autocast: torch.dtype | None, name: str, *options: Any
+) -> list[Tensor]:
+    with _again(z, autocast):
+        value, *saved = Kernel(name).module.like(z)
+    return [value, *saved] if need_gradient else [value]
+
+
+@torch.library.custom_op("decondense::kernel_backward", mutates_args=())
+def _backward(
+    z: Tensor,
+    mask: Tensor | None,
+    saved: list[Tensor],
+    upstream: Tensor,
+    name: str,
+    curve: str | None,
+    tau: float | None,
+    clamp: float | None,
+    margin: float | None,
+    hard_clamp: bool | None,
+    eps: float | None,
+    diagonal: bool | None,
+) -> Tensor:
+    """The gradient with respect to z."""
+    with torch.cuda.device_of(z):
+        kernel = _kernel(name, curve, tau, clamp, margin, hard_clamp, eps, diagonal)
+        return kernel.backward(z, mask, tuple(saved), upstream)
+
+
+@_backward.register_fake
+def _(z: Tensor, mask: Tensor | None, saved: list[Tensor], upstream: Tensor, name: str, *options: Any) -> Tensor:
+    return z.new_empty(z.shape)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    ctx.set_materialize_grads(False)  # no zeros for what was saved
+    z, mask, _, _, *ctx.kernel = inputs
+    ctx.save_for_backward(z, mask, *output[1:])
+
+
+def _differentiate(ctx: Any, gradients: list[Tensor | None]) -> tuple[Tensor | None, ...]:
+    z, mask, *saved = ctx.saved_tensors
+    upstream = gradients[0]
+    gradient = None if upstream is None else _backward(z, mask, saved, upstream, *ctx.kernel)
+    return gradient, *(None,) * (3 + len(ctx.kernel))
+
+
+_forward.register_autograd(_differentiate, setup_context=_keep)

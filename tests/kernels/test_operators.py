@@ -1,0 +1,115 @@
+"""The kernels under torch.compile: one graph, and the numbers of a plain call."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from routines import cloud
+
+import decondense as dc
+from decondense import losses
+from decondense.losses.kernel import _backward, _forward
+
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+pytestmark = pytest.mark.usefixtures("chosen")
+CASES = {
+    "first order": ("dispersion", 8, {"estimator": "first_order"}),
+    "second order": ("dispersion", 8, {"estimator": "second_order"}),
+    "second order, short": ("dispersion", 30, {"estimator": "second_order"}),
+    "exact": ("dispersion", 8, {"estimator": "exact", "tau": 0.5, "hard_clamp": True, "clamp": 0.5}),
+    "orthogonalization": ("orthogonalization", 8, {"margin": 0.4, "diagonal": True}),
+}
+every_case = pytest.mark.parametrize(("loss", "width", "options"), CASES.values(), ids=CASES.keys())
+needs_cuda = pytest.mark.skipif(not CUDA, reason="needs a GPU: the interpreter cannot be compiled")
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def half_masked(batch: int, tokens: int) -> torch.Tensor:
+    mask = torch.ones(batch, tokens, dtype=torch.bool, device=DEVICE)
+    mask[1, 7:] = False
+    return mask
+
+
+def gradient(function, z):
+    leaf = z.detach().clone().requires_grad_()
+    value = function(leaf)
+    value.backward()
+    return value.detach(), leaf.grad
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@every_case
+def test_one_graph_and_the_same_numbers(loss, width, options, dtype):
+    """Autocast decides about the products, and is over when a graph runs."""
+    values, mask = losses.get(loss, backend="triton", reduction="none", **options), half_masked(2, 20)
+
+    def function(z):
+        with torch.autocast(DEVICE, dtype, enabled=dtype is not None):
+            return values(z).sum() - 2 * values(z, mask).sum()
+
+    z = cloud(2, 20, width).to(DEVICE)
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(gradient(compiled, z), gradient(function, z), rtol=1e-6, atol=1e-7)
+
+
+def test_lengths_that_change():
+    loss = losses.get("dispersion", backend="triton", estimator="second_order")
+    compiled = torch.compile(loss, fullgraph=True, dynamic=True, backend="aot_eager")
+    for tokens in (20, 23, 31):
+        z = cloud(2, tokens, 8).to(DEVICE)
+        torch.testing.assert_close(gradient(compiled, z), gradient(loss, z), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["first_order", "second_order", "pairwise"])
+def test_the_operators_say_what_they_return(name):
+    z, options = cloud(2, 20, 8).to(DEVICE).requires_grad_(), [None] * 5 + [1e-2, None]
+    torch.library.opcheck(_forward, (z, half_masked(2, 20), True, torch.bfloat16, name, *options))
+    torch.library.opcheck(_forward, (z.detach(), None, False, None, name, *options))
+    value, *saved = _forward(z.detach(), None, True, None, name, *options)
+    torch.library.opcheck(_backward, (z.detach(), None, saved, torch.ones_like(value), name, *options))
+
+
+def trained(call, model, ids, steps=3):
+    """Losses and gradients of some calls: CUDA graphs are recorded in the second and replayed in the third."""
+    found = []
+    for _ in range(steps):
+        torch.compiler.cudagraph_mark_step_begin()
+        model.zero_grad()
+        loss = call(input_ids=ids, labels=ids).loss
+        loss.backward()
+        found.append([loss.detach().clone(), *(p.grad.clone() for p in model.parameters())])
+    return found
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"backend": "aot_eager"},
+        pytest.param({}, marks=needs_cuda),
+        pytest.param({"mode": "reduce-overhead"}, marks=needs_cuda),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("options", [{"estimator": "first_order"}, {"estimator": "exact"}], ids=str)
+def test_in_a_model(options, how):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=64, resid_pdrop=0, attn_pdrop=0, embd_pdrop=0)
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(config).to(DEVICE).train()
+    model.loss_type = "ForCausalLM"
+    ids = torch.arange(24, device=DEVICE).view(2, 12) % 7
+    with dc.regularize(model, "dispersion", weight=0.5, backend="triton", **options) as handle:
+        (expected,) = trained(model, model, ids, 1)
+        compiled = torch.compile(lambda **inputs: model(**inputs), fullgraph=True, **how)
+        for found in trained(compiled, model, ids, 3 if CUDA else 1):
+            for a, b in zip(found, expected):
+                assert (a - b).norm() <= 1e-4 * b.norm() + 1e-7
+        assert handle.reached
