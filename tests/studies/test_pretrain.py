@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,13 @@ from study_runs import run
 
 from decondense.records import Training
 from decondense.studies import find, settings_of
+from decondense.studies.arms import recipe_of
 from decondense.studies.pretrain import outcomes, tokens_saved
-from decondense.studies.runs import Run, Runs, by_document
+from decondense.studies.runs import Members, Run, Runs, by_document, trained_name
 from decondense.words import amount
 
 
-def training(arm: str, seed: int, losses: dict[str, list[float]]) -> Run:
+def training(arm: str, seed: int, losses: dict[str, list[float]], **more: Any) -> Run:
     documents = [
         {"text": text, "document": i, "tokens": 10, "loss": loss}
         for text, values in losses.items()
@@ -24,7 +26,7 @@ def training(arm: str, seed: int, losses: dict[str, list[float]]) -> Run:
     ]
     content = run(held_out_documents=documents) | {"recipe": {"train": {"seed": seed}}, "arm": arm}
     del content["outcomes"]
-    return Run(f"{arm}-{seed}", Training.model_validate(content))
+    return Run(f"{arm}-{seed}", Training.model_validate(content | more))
 
 
 def test_texts_weigh_the_same_whatever_they_are_long():
@@ -84,6 +86,40 @@ def test_the_largest_budget_decides(gain, verdict):
 
 def test_two_seeds_that_agree_decide_nothing():
     assert confirmed({"1.02k": 0.05, "2.05k": 0.05}, seeds=2).verdict == "undecided"
+
+
+def test_whether_a_loss_makes_models_quantise_better_where_runs_know_it():
+    study = find("pretrain")
+    settings = settings_of(study, "smoke", seeds=[1, 2, 3])
+    costs = {"cross-entropy": {1: 0.10, 2: 0.20, 3: 0.30}, "decorrelation last 1": {1: 0.08, 2: 0.14, 3: 0.27}}
+    runs = []
+    for seed, arm in product(settings["seeds"], settings["arms"]):
+        loss, _, budget = arm.split(" · ")
+        more: dict[str, Any] = {}
+        if budget == amount(1024):
+            after = {"one": 3.0 + costs[loss][seed] - 0.01, "two": 5.0 + costs[loss][seed] + 0.01}
+            more = {"held_out_texts": {"one": 3.0, "two": 5.0}, "held_out_quantised": {"int4": after}}
+        runs.append(training(arm, seed, {"one": [3.0, 3.1], "two": [5.0, 5.1]}, **more))
+    end = study.conclude(Runs(runs, list(settings["arms"])), settings)
+    first, last = (dict(zip(end.columns, row)) for row in end.rows)
+    apart = np.array([-0.02, -0.06, -0.03])  # by hand: t with two degrees of freedom is 4.30265
+    half = 4.30265 * apart.std(ddof=1) / math.sqrt(3)
+    found = [first[f"int4_{what}"] for what in ("cross_entropy", "difference", "low", "high")]
+    assert found == pytest.approx([0.2, apart.mean(), apart.mean() - half, apart.mean() + half], rel=1e-5)
+    assert math.isnan(last["int4_difference"])  # those runs were not asked
+    assert not any("int4" in column for column in confirmed({"1.02k": 0.0, "2.05k": 0.0}).columns)
+
+
+def test_a_run_that_was_not_asked_about_quantisation_is_the_same_training():
+    study = find("pretrain")
+    settings = settings_of(study, "smoke")
+    members = Members(study.plan(settings), settings)
+    (arm, *_), recipe = settings["arms"], recipe_of(settings, next(iter(settings["arms"])), 2).model_dump(mode="json")
+    del recipe["train"]["quantised"]  # as older versions wrote it
+    found, reason = members.take(Run("any", training(arm, 2, {"one": [3.0]}, recipe=recipe).record))
+    assert (found is not None and found.name, reason) == (trained_name(arm, 2), "")
+    recipe["train"]["warmup"] = 0.5
+    assert members.take(Run("any", training(arm, 2, {"one": [3.0]}, recipe=recipe).record))[0] is None
 
 
 def test_the_screen_takes_the_best_rate_of_the_best_arms_and_no_control():

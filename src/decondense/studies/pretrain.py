@@ -3,7 +3,8 @@
 Confirmed with fresh seeds: what `screen` chose, each at its own best learning rate, against cross-entropy at its own,
 over budgets and models. The loss of a run is known for every held-out document of every text, so a difference has an
 interval over seeds and documents both (docs/statistics.md): texts take the place of tasks, documents of items, and the
-average over texts is what is judged. The correction for all cells is Bonferroni's.
+average over texts is what is judged. The correction for all cells is Bonferroni's. Where runs know what quantising
+costs them (`train.quantised`), the table also says whether a loss makes that less; nothing is judged by it.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from ..figures.studies import curves
 from ..records import Training
 from ..stats.crossed import crossed_macro
 from ..stats.significance import holm
-from ..stats.verdicts import NOT, REPRODUCED, UNDECIDED, Decision, from_interval, resolves
+from ..stats.verdicts import NOT, REPRODUCED, UNDECIDED, Decision, from_interval, interval, resolves
 from ..words import amount, signed
-from .runs import Conclusion, Runs, Settings, by_document, cosine
+from .runs import Conclusion, Runs, Settings, by_document, cosine, quantisation
 from .settings import joined
 
 NONE = "cross-entropy"
@@ -68,6 +69,15 @@ def tokens_saved(budgets: Sequence[float], losses: Sequence[float], at: float, r
     return 1 - at / needed
 
 
+def quantised(runs: Runs, arm: str, base: str, scheme: str) -> list[float]:
+    """What quantising costs the baseline, and what it costs the arm minus that, with the interval over the seeds that
+    know both: below 0, the arm's models quantise better."""
+    cost = quantisation(scheme)
+    apart = [d for d in runs.differences(arm, base, cost) if math.isfinite(d)]
+    known = [c for c in runs.values(base, cost) if math.isfinite(c)]
+    return [float(np.mean(known)), *interval(apart)] if apart else [math.nan] * 4
+
+
 def conclude(runs: Runs, settings: Settings) -> Conclusion:
     tokens: dict[Cell, int] = {
         tuple(arm.split(BETWEEN)): joined(settings["base"], change)["data"]["tokens"]
@@ -85,6 +95,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     decisions: dict[Cell, Decision] = {}
     columns = ["loss", "model", "tokens", "seeds", "cross_entropy", "difference", "low", "high", "p", "p_holm"]
     columns += ["smallest_effect", "tokens_saved", "mean_cosine_change"]
+    columns += [f"{s}_{what}" for s in runs.schemes for what in ("cross_entropy", "difference", "low", "high")]
     rows: list[list[Any]] = []
     series: dict[str, dict[str, tuple[list[float], list[list[float]]]]] = {}
     for cell, (crossed, level, apart) in table.items():
@@ -98,6 +109,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         moved = runs.mean(BETWEEN.join(cell), cosine) - runs.mean(BETWEEN.join((NONE, *cell[1:])), cosine)
         row = [loss, model, tokens[cell], len(apart), level, difference, *crossed.interval()]
         row += [crossed.p, corrected[cell], crossed.minimal_effect(), saved, moved]
+        for scheme in runs.schemes:
+            row += quantised(runs, BETWEEN.join(cell), BETWEEN.join((NONE, *cell[1:])), scheme)
         rows.append(row)
         lines = series.setdefault(model, {})  # a panel for each model, a line for each loss, beside one another
         x, y = lines.setdefault(loss, ([], []))

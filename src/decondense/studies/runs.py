@@ -26,7 +26,7 @@ from .settings import Settings, joined, loss_of
 
 __all__ = [
     "Conclusion", "Found", "Members", "Metric", "Planned", "Run", "Runs", "Settings", "by_document", "cosine",
-    "held_out", "last", "loss_of", "spearman",
+    "held_out", "last", "loss_of", "quantisation", "spearman",
 ]  # fmt: skip
 
 
@@ -176,6 +176,11 @@ def last(run: Training | Snapshot, at: int = -1) -> float:
     return _number(_shot(run, at).last)
 
 
+def quantisation(scheme: str) -> Metric:
+    """What a way of quantising costs a run, nats per token; NaN where the run was not asked."""
+    return lambda run: run.quantisation_cost.get(scheme, math.nan)
+
+
 # ---- what `conclude` is given, and what it gives -----------------------------------------------------------------
 
 
@@ -209,6 +214,12 @@ class Runs:
     @property
     def arms(self) -> list[str]:
         return list(self.table)
+
+    @property
+    def schemes(self) -> list[str]:
+        """The ways of quantising that any run was asked for."""
+        runs = (run for arm in self.arms for run in self.of(arm))
+        return list(dict.fromkeys(scheme for run in runs for scheme in run.quantisation_cost))
 
     @property
     def seeds(self) -> list[int]:

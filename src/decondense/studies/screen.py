@@ -18,7 +18,7 @@ from typing import Any
 from ..figures.studies import curves
 from ..stats.verdicts import UNDECIDED
 from ..words import list_of, signed
-from .runs import Conclusion, Runs, Settings, by_document, cosine, loss_of
+from .runs import Conclusion, Runs, Settings, by_document, cosine, loss_of, quantisation
 from .settings import joined
 
 NONE = "cross-entropy"
@@ -68,6 +68,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         f"{waits if missing else ''}{f', {list_of(rates)} among them' if rates else ''}."
     )
     columns = ["arm", "loss", "minus_cross_entropy", "minus_same_schedule", "mean_cosine", "mean_cosine_last_state"]
+    columns += [f"{scheme}_cost" for scheme in runs.schemes]
     rows: list[list[Any]] = []
     for arm in ordered:
         control = control_of(arm)
@@ -75,7 +76,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         shots = [run.snapshots[-1].mean_cosine[-1] for run in runs.of(arm) if run.snapshots]
         last = shots[0] if shots and shots[0] is not None else math.nan
         geometry = runs.mean(arm, cosine) if shots else math.nan
-        rows.append([arm, losses[arm], losses[arm] - bases[control], losses[arm] - same, geometry, last])
+        row = [arm, losses[arm], losses[arm] - bases[control], losses[arm] - same, geometry, last]
+        rows.append([*row, *(runs.mean(arm, quantisation(scheme)) for scheme in runs.schemes)])
     note = "one seed each: this chooses what is confirmed, and decides nothing"
     panels = [p for c, base in bases.items() if math.isfinite(base) for p in _panels(c, losses, settings)]
     draw = partial(curves, panels, note=note) if panels else None
