@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["MAX_WIDTH", "MIN_TAU", "available"]
+__all__ = ["MAX_WIDTH", "MIN_TAU", "available", "product_dtype"]
 
 # Below this temperature exp(1/τ) leaves the range of float32; the kernels keep no running maximum.
 MIN_TAU = 0.025
@@ -34,6 +34,15 @@ def available(device: torch.device | str) -> bool:
     if kind == "cpu":
         return interpreted and _INSTALLED
     return kind == "cuda" and not interpreted and _INSTALLED and _cuda()
+
+
+def product_dtype(z: torch.Tensor) -> torch.dtype:
+    """The dtype in which matrix products are asked for: that of autocast for float32 states, else that of z."""
+    import torch
+
+    kind = z.device.type
+    cast = z.dtype == torch.float32 and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if cast else z.dtype
 
 
 @functools.cache  # asked for every layer of every step

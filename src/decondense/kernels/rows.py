@@ -97,6 +97,14 @@ def like(z: torch.Tensor, remainder: torch.dtype | None, values: int | None = No
     return found if remainder is None else [*found, z.new_empty((batch, tokens, width), dtype=remainder)]
 
 
+def product(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """a b of 16-bit matrices (B, ·, ·), summed in float32 and returned in `dtype`."""
+    with torch.autocast(a.device.type, enabled=False):
+        if not a.is_cuda:  # no product there sums 16 bits in 32
+            return (a.float() @ b.float()).to(dtype)
+        return torch.bmm(a, b) if a.dtype == dtype else torch.bmm(a, b, out_dtype=torch.float32).to(dtype)
+
+
 @triton.jit
 def inverse(x):
     """1/x, and 0 at 0: a vector of length zero has no direction. NaN stays NaN."""

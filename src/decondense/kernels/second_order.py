@@ -37,7 +37,7 @@ import torch
 import triton
 import triton.language as tl
 
-from decondense.kernels import pairwise, rows
+from decondense.kernels import pairwise, product_dtype, rows
 from decondense.kernels.rows import INTERPRET, inverse, through_unit
 from decondense.kernels.tiles import below_diagonal
 
@@ -161,17 +161,10 @@ def _gradient_kernel(
     tl.store(grad + where, g.to(grad.dtype.element_ty), mask=present[:, None] & inside[None, :])
 
 
-def _operand(z: torch.Tensor) -> torch.dtype:
-    """The dtype of the products: that of autocast for float32 states, else that of z."""
-    kind = z.device.type
-    cast = z.dtype == torch.float32 and torch.is_autocast_enabled(kind)
-    return torch.get_autocast_dtype(kind) if cast else z.dtype
-
-
 def like(z: torch.Tensor) -> list[torch.Tensor]:
     """Empty tensors for what `forward` returns."""
     short = z.shape[1] <= z.shape[2]
-    return rows.like(z, pairwise.like(z)[-1].dtype if short else _operand(z), 2)
+    return rows.like(z, pairwise.like(z)[-1].dtype if short else product_dtype(z), 2)
 
 
 @torch.no_grad()
@@ -190,7 +183,7 @@ def forward(
         return moments, (pairs.norms, pairs.total, pairs.coefficient, pairs.slope, pairs.remainder)
     z, mask = rows.check(z, mask)
     batch, tokens, width = z.shape
-    operand = _operand(z)
+    operand = product_dtype(z)
     sums = rows.statistics(z, mask, eps=eps, copy=operand, unit=True)
     u, fourth = sums.copy, sums.fourth
     assert u is not None

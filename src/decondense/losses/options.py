@@ -41,3 +41,14 @@ def fused(z: Tensor, backend: str, *, tau: float = 1.0) -> bool:
             f"{tau}: use backend='auto'."
         )
     return fits
+
+
+def fused_in_16_bits(z: Tensor, backend: str, *dtypes: torch.dtype) -> bool:
+    """`fused` for kernels whose matrix products are in 16 bits: where states or autocast ask for one of `dtypes`."""
+    asked = kernels.product_dtype(z)
+    if backend == "triton" and asked not in dtypes:
+        raise ValueError(
+            f"backend='triton' needs products in {' or '.join(str(dtype) for dtype in dtypes)} here, got "
+            f"{asked}: use autocast, states of that dtype, or backend='auto'."
+        )
+    return asked in dtypes and fused(z, backend)

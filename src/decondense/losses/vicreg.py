@@ -20,6 +20,9 @@ from torch import Tensor
 
 from .. import geometry
 from .covariance import off_diagonal_power
+from .kernel import Kernel
+from .options import fused_in_16_bits
+from .pairs import apply
 from .registry import Common, register
 
 
@@ -36,19 +39,27 @@ def vicreg(
     covariance_weight: float = 1.0,
     gamma: float = 1.0,
     eps: float = 1e-4,
+    backend: str = "auto",
     **common: Unpack[Common],
 ) -> Tensor:
     """Variance and covariance terms of hidden states z (batch, tokens, width): a scalar, or (batch,) unreduced.
 
     variance_weight μ and covariance_weight ν weigh the two terms (0 leaves one out), gamma is the standard deviation
     from which on a feature is left alone, eps keeps the slope of the root finite at a constant feature.
+    backend as in `dispersion`: the kernel is taken where products are asked for in bfloat16, by autocast or the states.
     """
     geometry.check_positive("gamma", gamma)
     geometry.check_positive("eps", eps)
-    z, weight, n = geometry.keep(z, mask)
-    x = geometry.centred(z, weight, n)
+    width = z.shape[2]
+    small = width <= 2 * z.shape[1] or backend == "triton"  # the matrix beside z
+    if fused_in_16_bits(z, backend, torch.bfloat16) and small:
+        sums = apply(Kernel("covariance"), z, mask)
+        n = sums.new_full((len(z),), z.shape[1]) if mask is None else mask.sum(1).to(sums.dtype)
+        square, power = sums[:, :-1], sums[:, -1]
+    else:
+        z, weight, n = geometry.keep(z, mask)
+        x = geometry.centred(z, weight, n)
+        square, power = x.square().sum(1), off_diagonal_power(x)
     freedom = (n - 1).clamp_min(1)
-    variance = x.square().sum(1) / freedom[:, None]
-    hinge = (gamma - torch.sqrt(variance + eps)).clamp_min(0).mean(1)
-    covariance = off_diagonal_power(x) / (freedom.square() * z.shape[2])
-    return variance_weight * hinge + covariance_weight * covariance
+    hinge = (gamma - torch.sqrt(square / freedom[:, None] + eps)).clamp_min(0).mean(1)
+    return variance_weight * hinge + covariance_weight * power / (freedom.square() * width)

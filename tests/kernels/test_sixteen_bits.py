@@ -1,0 +1,105 @@
+"""The losses whose kernels multiply in 16 bits: against the loops in float64, beside the plain formula in 16 bits."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import reference
+import rival_reference as rival
+import torch
+from routines import CUDA, cloud, error
+
+from decondense import losses
+
+DEVICE = "cuda" if CUDA else "cpu"
+pytestmark = pytest.mark.usefixtures("chosen")
+
+
+def vicreg(z):
+    """Plain torch: autocast makes the product 16 bits wide."""
+    x = z - z.mean(1, keepdim=True)
+    c = x.mT @ x / (z.shape[1] - 1)
+    variance = c.diagonal(dim1=1, dim2=2)
+    off = c.square().sum((1, 2)) - variance.square().sum(1)
+    return 25 * (1 - (variance + 1e-4).sqrt()).clamp_min(0).mean(1) + off / z.shape[2]
+
+
+CASES = {"vicreg": (losses.vicreg, vicreg, rival.vicreg, {})}
+SHAPES = [(3, 33, 8), (2, 9, 14)]
+every_case = pytest.mark.parametrize(("loss", "eager", "loops", "options"), CASES.values(), ids=CASES.keys())
+
+
+def gradient(function, z, dtype=torch.bfloat16, **options):
+    leaf = z.detach().clone().requires_grad_()
+    with torch.autocast(z.device.type, dtype, enabled=z.dtype == torch.float32):
+        value = function(leaf, **options).float().mean()
+    value.backward()
+    return value.detach().reshape(1), leaf.grad
+
+
+def truth(loops, z, mask=None, **options):
+    leaf = z.detach().double().cpu().requires_grad_()
+    value = reference.over_batch(loops, leaf, None if mask is None else mask.cpu(), **options)
+    return value.detach().reshape(1), torch.autograd.grad(value, leaf)[0]
+
+
+@pytest.mark.parametrize("condensed", [0.0, 0.9])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@every_case
+def test_as_good_as_the_plain_formula(loss, eager, loops, options, shape, condensed):
+    z = cloud(*shape, condensed=condensed, spread=0.5).to(DEVICE)
+    expected, theirs = truth(loops, z, **options), gradient(eager, z)
+    found = gradient(loss, z, backend="triton", **options)
+    assert error(found[0], expected[0]) <= max(2 * error(theirs[0], expected[0]), 2e-3)
+    assert error(found[1], expected[1]) <= 2 * error(theirs[1], expected[1])
+
+
+@every_case
+def test_ragged_mask(loss, eager, loops, options):
+    """A sequence with holes, a shorter one, a single token, none; what is masked is never read."""
+    z = cloud(4, 20, 8, spread=0.5).to(DEVICE)
+    mask = torch.arange(20)[None, :] < torch.tensor([20, 7, 1, 0])[:, None]
+    mask[0, ::3] = False
+    mask = mask.to(DEVICE)
+    expected = truth(loops, z, mask, **options)
+    z[~mask] = math.nan
+    value, grad = gradient(loss, z, mask=mask, backend="triton", **options)
+    assert error(value, expected[0]) < 5e-3
+    assert error(grad, expected[1]) < 1e-2
+    assert (grad[~mask] == 0).all()
+    assert (grad[2:] == 0).all()
+
+
+@every_case
+def test_only_where_16_bits_are_asked_for(loss, eager, loops, options):
+    z = cloud(2, 20, 8).to(DEVICE)
+    plain = loss(z, backend="torch", **options)
+    assert torch.equal(loss(z, **options), plain)
+    with pytest.raises(ValueError, match=r"needs products in .*got torch.float32: use autocast"):
+        loss(z, backend="triton", **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@every_case
+def test_states_in_16_bits(loss, eager, loops, options, dtype):
+    z = cloud(2, 20, 8, spread=0.5).to(dtype).to(DEVICE)
+    if (loss, dtype) == (losses.vicreg, torch.float16):
+        pytest.skip("float16 has not the range of a covariance: torch, in float32")
+    expected = truth(loops, z, **options)
+    value, grad = gradient(loss, z, backend="triton", **options)
+    assert grad.dtype == dtype
+    assert error(value, expected[0]) < 5e-3
+    assert error(grad, expected[1]) < 1e-2
+
+
+@every_case
+def test_one_graph(loss, eager, loops, options):
+    z = cloud(2, 20, 8).to(DEVICE)
+    torch.compiler.reset()
+
+    def function(leaf):
+        return loss(leaf, backend="triton", **options)
+
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(gradient(compiled, z), gradient(function, z), rtol=1e-6, atol=1e-7)
