@@ -77,7 +77,7 @@ def test_same_as_transformers(found):
 
 
 def test_command_line(found):
-    assert found["command line"] == ["decondense.integrations.torchtitan", 0.3, False]
+    assert found["command line"] == ["decondense.integrations.torchtitan", 0.1, False]
 
 
 def test_refused(found):

@@ -36,6 +36,10 @@ WHISPER = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 3, "encoder_att
            "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "num_mel_bins": 8,
            "dropout": 0.0, "max_source_positions": 10, "max_target_positions": 32, "pad_token_id": 0, "bos_token_id": 1,
            "eos_token_id": 2, "decoder_start_token_id": 1}  # fmt: skip
+BART = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 4, "vocab_size": 64,
+        "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 64,
+        "dropout": 0.0, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2,
+        "forced_eos_token_id": None}  # fmt: skip
 IMAGE_TOKEN = 60
 measure = partial(dc.measure, bootstrap=10)
 
@@ -65,6 +69,10 @@ def labelled() -> dict[str, Tensor]:
     return {"pixel_values": pictures(), "labels": torch.tensor([0, 1])}
 
 
+def paired() -> dict[str, Any]:
+    return {"input_ids": words()["input_ids"], "pixel_values": pictures(), "return_loss": True}
+
+
 def sound() -> dict[str, Tensor]:
     return {"input_features": pictures(8, 20), "labels": words()["labels"]}
 
@@ -91,6 +99,16 @@ class Kind:
 
 
 KINDS = {
+    "Llama": Kind("LlamaForCausalLM", GROUPED),
+    "Qwen2": Kind("Qwen2ForCausalLM", GROUPED),
+    "Qwen3": Kind("Qwen3ForCausalLM", HEADS),
+    "Gemma 3": Kind("Gemma3ForCausalLM", HEADS),
+    "OLMo 3": Kind("Olmo3ForCausalLM", GROUPED),
+    "GPT-2": Kind("GPT2LMHeadModel", {
+        "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0, "bos_token_id": 1, "eos_token_id": 2}),
+    "BLOOM": Kind("BloomForCausalLM", {"hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64}),
+    "GPT-NeoX": Kind("GPTNeoXForCausalLM", TEXT),
     "BERT": Kind("BertForMaskedLM", TEXT | STILL, norm=False),
     "ModernBERT": Kind("ModernBertForMaskedLM", TEXT),
     "DistilBERT": Kind("DistilBertForMaskedLM", {
@@ -99,6 +117,7 @@ KINDS = {
     "T5, decoder": Kind("T5ForConditionalGeneration", T5, translated, mask="labels"),
     "T5, decoder by name": Kind("T5ForConditionalGeneration", T5, translated, "labels", "decoder.block.*"),
     "T5, encoder": Kind("T5ForConditionalGeneration", T5, translated, modules="encoder.block.*"),
+    "BART": Kind("BartForConditionalGeneration", BART, translated, mask="labels", norm=False),
     "Mixtral": Kind("MixtralForCausalLM", GROUPED | {"num_local_experts": 4}),
     "Qwen3-MoE": Kind("Qwen3MoeForCausalLM", HEADS | MOE | {"num_experts": 4}),
     "gpt-oss": Kind("GptOssForCausalLM", HEADS | {"num_local_experts": 4, "num_experts_per_tok": 2}),
@@ -224,8 +243,11 @@ def test_the_tokens_of_a_picture_and_of_its_text_apart():
             assert value == pytest.approx(np.mean(rows), abs=2e-5)
 
 
+PAIR = Kind("CLIPModel", TOWERS | {"projection_dim": 16}, paired)
+
+
 def test_the_towers_of_a_pair():
-    model = build(Kind("CLIPModel", TOWERS | {"projection_dim": 16})).eval()
+    model = build(PAIR).eval()
     pixels, ids = pictures(), words()["input_ids"]
     seen = measure(model, inputs={"pixel_values": pixels})
     assert seen.record.model.architecture == "CLIPVisionModel"
@@ -236,7 +258,7 @@ def test_the_towers_of_a_pair():
     assert measure(model, inputs={"input_ids": ids}).record.model.architecture == "CLIPTextModel"
     with pytest.raises(ValueError, match="two towers, which read different things: give pixel_values or input_ids"):
         measure(model, inputs={"input_ids": ids, "pixel_values": pixels})
-    call = {"input_ids": ids, "pixel_values": pixels, "return_loss": True}
+    call = PAIR.inputs()
     model.train()
     with dc.regularize(model), pytest.raises(TypeError, match=r"CLIPModel must return .*hidden_states.*modules=\[…\]"):
         model(**call)

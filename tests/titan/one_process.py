@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import sys
 import types
+from pathlib import Path
 
 import cpu_device
 import torch
@@ -162,8 +164,9 @@ found["transformers_shared"] = len(shared)
 # ---- the command line, and what is refused ----
 from torchtitan.config import ConfigManager  # noqa: E402
 
-line = ["--module", "decondense.integrations.torchtitan", "--config", "qwen3_0_6b"]
-parsed = ConfigManager().parse_args([*line, "--regularizer.weight", "0.3", "--regularizer.no-documents"])
+page = (Path(__file__).parents[2] / "docs" / "trainers.md").read_text(encoding="utf-8")
+line = re.search(r"^\| torchtitan \| `(.*?)`", page, re.MULTILINE)[1].split()
+parsed = ConfigManager().parse_args([*line, "--config", "qwen3_0_6b", "--regularizer.no-documents"])
 found["command line"] = [type(parsed).__module__, parsed.regularizer.weight, parsed.regularizer.documents]
 
 
