@@ -25,6 +25,8 @@ CASES = {
     "uniformity": (losses.uniformity, {"t": 2.0}),
     "sharp uniformity": (losses.uniformity, {"t": 15.0}),
     "cosreg": (losses.cosreg, {}),
+    "decorrelation": (losses.decorrelation, {}),
+    "decorrelation of features": (losses.decorrelation, {"axis": "feature", "diagonal": True}),
 }
 
 

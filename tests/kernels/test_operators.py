@@ -69,7 +69,7 @@ def test_lengths_that_change():
 
 @pytest.mark.parametrize("name", ["first_order", "second_order", "pairwise"])
 def test_the_operators_say_what_they_return(name):
-    z, options = cloud(2, 20, 8).to(DEVICE).requires_grad_(), [None] * 5 + [1e-2, None]
+    z, options = cloud(2, 20, 8).to(DEVICE).requires_grad_(), [None] * 5 + [1e-2, None, None]
     torch.library.opcheck(_forward, (z, half_masked(2, 20), True, torch.bfloat16, name, *options))
     torch.library.opcheck(_forward, (z.detach(), None, False, None, name, *options))
     value, *saved = _forward(z.detach(), None, True, None, name, *options)

@@ -112,6 +112,13 @@ def inverse(x):
 
 
 @triton.jit
+def centre(x, inside, width):
+    """Every row minus its mean over the `width` features that are inside."""
+    x = tl.where(inside[None, :], x, 0.0)
+    return tl.where(inside[None, :], x - (tl.sum(x, axis=1) / width)[:, None], 0.0)
+
+
+@triton.jit
 def through_unit(g, x, norm, scale, inside):
     """a_i g_i → ∂L/∂z_i: takes out the part along z_i."""
     g = tl.where(inside[None, :], g, 0.0)
@@ -124,7 +131,7 @@ def _statistics_kernel(
     z, mask, norms, copy, totals, squares, counts, fourths,
     tokens, width, stride_b, stride_n, rows_per_program, eps,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, HAS_MASK: tl.constexpr,
-    COPY: tl.constexpr, UNIT: tl.constexpr, STAGES: tl.constexpr,
+    COPY: tl.constexpr, UNIT: tl.constexpr, CENTRED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     part = tl.program_id(0)
     parts = tl.num_programs(0)
@@ -146,6 +153,8 @@ def _statistics_kernel(
         source = z + b.to(tl.int64) * stride_b + rows.to(tl.int64)[:, None] * stride_n + columns[None, :]
         x = tl.load(source, mask=valid[:, None] & inside[None, :], other=0.0)
         x = x.to(tl.float32)
+        if CENTRED:
+            x = centre(x, inside, width)
         norm = tl.sqrt(tl.sum(x * x, axis=1))
         scale = tl.where(valid, inverse(norm + eps), 0.0)
         u = x * scale[:, None]
@@ -262,8 +271,12 @@ def statistics(
     eps: float,
     copy: torch.dtype | None = None,
     unit: bool = False,
+    centred: bool = False,
 ) -> Statistics:
-    """One read of z (B, N, F): norms, T, Q, n, ‖T‖², and on request a copy of z (`unit`: of u) in another dtype."""
+    """One read of z (B, N, F): norms, T, Q, n, ‖T‖², and on request a copy of z (`unit`: of u) in another dtype.
+
+    `centred` takes the mean over its features off each token first.
+    """
     batch, tokens, width = z.shape
     rows, padded, warps = row_tile(width, STATISTICS_TILE)
     per_program = rows * max(1, triton.cdiv(tokens, rows * max(1, PROGRAMS // max(batch, 1))))
@@ -284,7 +297,7 @@ def statistics(
             z, mask, norms, copied, totals, squares, counts, fourth,
             tokens, width, z.stride(0), z.stride(1), per_program, eps,
             ROWS=rows, WIDTH=padded, HAS_MASK=mask is not None, COPY=copied is not None, UNIT=unit,
-            STAGES=STATISTICS_STAGES, num_warps=warps,
+            CENTRED=centred, STAGES=STATISTICS_STAGES, num_warps=warps,
         )  # fmt: skip
         _reduce_kernel[blocks, batch](
             totals, squares, counts, total, square, count, length, parts, width,

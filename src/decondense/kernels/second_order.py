@@ -38,7 +38,7 @@ import triton
 import triton.language as tl
 
 from decondense.kernels import pairwise, product_dtype, rows
-from decondense.kernels.rows import INTERPRET, inverse, through_unit
+from decondense.kernels.rows import INTERPRET, centre, inverse, through_unit
 from decondense.kernels.tiles import below_diagonal
 
 # At most: with more, two programs of the scatter kernel do not fit into the shared memory of one multiprocessor, and
@@ -125,7 +125,7 @@ def _moments_kernel(
 def _gradient_kernel(
     z, norms, total, remainder, coefficient, scalar, upstream, grad,
     batch, tokens, width, stride_b, stride_n, eps,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, PAIRS: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, PAIRS: tl.constexpr, CENTRED: tl.constexpr,
 ):  # fmt: skip
     """g_i through the normalisation. PAIRS: the remainder is that of `pairwise`, and `scalar` m₁ instead of n."""
     b = tl.program_id(1)
@@ -139,6 +139,8 @@ def _gradient_kernel(
     source = z + b.to(tl.int64) * stride_b + rows.to(tl.int64)[:, None] * stride_n + columns[None, :]
     where = (b.to(tl.int64) * tokens + rows)[:, None] * width + columns[None, :]
     x = tl.load(source, mask=some, other=0.0).to(tl.float32)
+    if CENTRED:
+        x = centre(x, inside, width)
     rest = tl.load(remainder + where, mask=some, other=0.0).to(tl.float32)
     t = tl.load(total + b.to(tl.int64) * width + columns, mask=inside, other=0.0)
     scale = inverse(norm + eps)
@@ -156,6 +158,8 @@ def _gradient_kernel(
         second = rest * (n / width) + mean[:, None] * t[None, :] - (size * size)[:, None] * u
         g = scale[:, None] * (w * (t[None, :] - u) + k * second)
     g = through_unit(g, x, norm, scale, inside)
+    if CENTRED:
+        g = centre(g, inside, width)
     weight = tl.where(masked, 0.0, tl.abs(w) + tl.abs(k))[:, None]
     g = tl.where(weight == 0.0, 0.0, g)
     tl.store(grad + where, g.to(grad.dtype.element_ty), mask=present[:, None] & inside[None, :])
@@ -169,11 +173,17 @@ def like(z: torch.Tensor) -> list[torch.Tensor]:
 
 @torch.no_grad()
 def forward(
-    z: torch.Tensor, mask: torch.Tensor | None = None, *, eps: float = 1e-2, need_grad: bool = True
+    z: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    *,
+    eps: float = 1e-2,
+    centred: bool = False,
+    need_grad: bool = True,
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
     """z (B, N, F) → (m₁, m₂) (2, B) float32, 0 for fewer than two tokens, and what `backward` needs.
 
-    mask (B, N) bool marks the tokens that count.  `need_grad=False` skips the second product.
+    mask (B, N) bool marks the tokens that count.  `need_grad=False` skips the second product.  `centred` takes the mean
+    over its features off each token first: where N > F only.
     """
     if z.ndim == 3 and z.shape[1] <= z.shape[2]:
         pairs = pairwise.sums(z, mask, curve="decorrelation", eps=eps, need_grad=need_grad)
@@ -184,7 +194,7 @@ def forward(
     z, mask = rows.check(z, mask)
     batch, tokens, width = z.shape
     operand = product_dtype(z)
-    sums = rows.statistics(z, mask, eps=eps, copy=operand, unit=True)
+    sums = rows.statistics(z, mask, eps=eps, copy=operand, unit=True, centred=centred)
     u, fourth = sums.copy, sums.fourth
     assert u is not None
     assert fourth is not None
@@ -225,6 +235,7 @@ def backward(
     upstream: torch.Tensor,
     *,
     eps: float = 1e-2,
+    centred: bool = False,
 ) -> torch.Tensor:
     """∂(Σ_b upstream_0b m₁_b + upstream_1b m₂_b)/∂z (B, N, F) in z's dtype; upstream (2, B) float32."""
     z, _ = rows.check(z, mask)
@@ -236,6 +247,6 @@ def backward(
         _gradient_kernel[triton.cdiv(tokens, high), batch](
             z, norms, total, remainder, coefficient, scalar, upstream.to(torch.float32).contiguous(), grad,
             batch, tokens, width, z.stride(0), z.stride(1), eps,
-            ROWS=high, WIDTH=padded, PAIRS=tokens <= width, num_warps=warps,
+            ROWS=high, WIDTH=padded, PAIRS=tokens <= width, CENTRED=centred, num_warps=warps,
         )  # fmt: skip
     return grad

@@ -44,24 +44,24 @@ def decorrelation(
     axis: str = "token",
     pairs: str = "mean",
     diagonal: bool = False,
+    backend: str = "auto",
     **common: Unpack[Common],
 ) -> Tensor:
     """Decorrelation loss of hidden states z (batch, tokens, width): a scalar, or (batch,) unreduced.
 
     `diagonal=True` adds the correlations of each vector with itself, which are all 1. A vector without
-    variance has no correlation and counts as 0.
+    variance has no correlation and counts as 0. backend as in `dispersion`.
     """
     check_choice("axis", axis, ("token", "feature"))
     check_choice("pairs", pairs, ("mean", "sum"))
-    z, weight, n = geometry.keep(z, mask)
     if axis == "token":
-        z = z - z.mean(-1, keepdim=True)
-        items = n
-        _, value = two_moments(z, mask)
+        _, value = two_moments(z, mask, centred=True, backend=backend)
+        items = value.new_full(value.shape, z.shape[1]) if mask is None else mask.sum(1).to(value.dtype)
     else:
+        z, weight, n = geometry.keep(z, mask)
         z = geometry.centred(z, weight, n)
         items = torch.full_like(n, float(z.shape[2]))
-        _, value = two_moments(z.mT, None)
+        _, value = two_moments(z.mT, None, backend=backend)
     total = value * geometry.pair_count(items)
     if diagonal:
         total = total + items

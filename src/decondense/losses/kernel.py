@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 # What the operators take, in this order: None where a kernel has no such option.
-OPTIONS = ("curve", "tau", "clamp", "margin", "hard_clamp", "eps", "diagonal")
+OPTIONS = ("curve", "tau", "clamp", "margin", "hard_clamp", "eps", "diagonal", "centred")
 
 
 class Kernel:
@@ -71,10 +71,11 @@ def _forward(
     hard_clamp: bool | None,
     eps: float | None,
     diagonal: bool | None,
+    centred: bool | None,
 ) -> list[Tensor]:
     """The values, and what the backward pass needs."""
     with _again(z, autocast):
-        kernel = _kernel(name, curve, tau, clamp, margin, hard_clamp, eps, diagonal)
+        kernel = _kernel(name, curve, tau, clamp, margin, hard_clamp, eps, diagonal, centred)
         value, saved = kernel.forward(z, mask, need_gradient)
     # the results of an operator must not share memory, which the small ones do
     return [x if x.untyped_storage().nbytes() == x.nbytes else x.clone() for x in (value, *saved)]
@@ -103,10 +104,11 @@ def _backward(
     hard_clamp: bool | None,
     eps: float | None,
     diagonal: bool | None,
+    centred: bool | None,
 ) -> Tensor:
     """The gradient with respect to z."""
     with torch.cuda.device_of(z):
-        kernel = _kernel(name, curve, tau, clamp, margin, hard_clamp, eps, diagonal)
+        kernel = _kernel(name, curve, tau, clamp, margin, hard_clamp, eps, diagonal, centred)
         return kernel.backward(z, mask, tuple(saved), upstream)
 
 

@@ -24,10 +24,19 @@ def mean_cosine(z: Tensor, mask: Tensor | None = None, *, eps: float = 0.0, back
 
 
 def two_moments(
-    z: Tensor, mask: Tensor | None = None, *, eps: float = 0.0, backend: str = "auto"
+    z: Tensor, mask: Tensor | None = None, *, eps: float = 0.0, backend: str = "auto", centred: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The means of c_ij and of c_ij² over the pairs i ≠ j, each (batch,); 0 for fewer than two tokens."""
-    first, second = apply(Kernel("second_order", eps=eps) if fused(z, backend) else TwoMoments(eps), z, mask)
+    """The means of c_ij and of c_ij² over the pairs i ≠ j, each (batch,); 0 for fewer than two tokens.
+
+    `centred` takes the mean over its features off each token first, so that c_ij is their correlation.
+    """
+    kernel = fused(z, backend)
+    inside = kernel and z.shape[1] > z.shape[2]  # there the kernel does it, without a pass over z
+    if centred and not inside:
+        z, _, _ = geometry.keep(z, mask)
+        z = z - z.mean(-1, keepdim=True)
+    routine = Kernel("second_order", eps=eps, centred=centred and inside) if kernel else TwoMoments(eps)
+    first, second = apply(routine, z, mask)
     return first, second
 
 
