@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 from pathlib import Path
@@ -38,11 +39,21 @@ LONGEST = (
     "test_distribution.py", "test_fsdp2.py", "evaluate/test_tasks.py", "meter/test_measure.py",
     "studies/test_conclusions.py",
 )  # fmt: skip
+ASIDE = pytest.StashKey[int]()  # how many modules there were when the garbage collector was told to leave them alone
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {ROOT / "tests" / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Trainer collects garbage in every training, and looking through all that torch and transformers have imported
+    takes longer than a small one: it is set aside, and again when much has been added."""
+    if len(sys.modules) > item.config.stash.get(ASIDE, 0) + 200:
+        gc.collect()
+        gc.freeze()
+        item.config.stash[ASIDE] = len(sys.modules)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import errno
+import functools
 import hashlib
 import importlib.metadata
 import io
@@ -92,9 +93,8 @@ def pretty_json(record: Mapping[str, Any], *, tight: bool = False) -> str:
 
     lines = []
     for key, value in record.items():
-        body = line(value)
-        if isinstance(value, list) and value and isinstance(value[0], (dict, list)):
-            body = "[\n  " + ",\n  ".join(map(line, value)) + "\n ]"
+        rows = isinstance(value, list) and value and isinstance(value[0], (dict, list))
+        body = "[\n  " + ",\n  ".join(map(line, value)) + "\n ]" if rows else line(value)
         lines.append(f" {json.dumps(key)}: {body}")
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
@@ -188,11 +188,15 @@ def remembered_sha256(file: Path, folder: Path) -> str:
 
 def versions(*packages: str) -> dict[str, str]:
     """The installed version of each package that is installed."""
-    known = {}
-    for name in packages:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            known[name] = importlib.metadata.version(name)
-    return known
+    return {name: found for name in packages if (found := _version(name)) is not None}
+
+
+@functools.cache  # a study asks hundreds of times, and each answer is read from a file
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def safe_name(text: str) -> str:

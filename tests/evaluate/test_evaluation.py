@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import math
 import os
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from by_hand import brute_force
 
+from decondense import files
 from decondense.evaluate.harness import evaluate
 from decondense.evaluate.items import read_items, write_items
 from decondense.evaluate.scorer import Scorer
@@ -99,8 +99,8 @@ def test_unfinished_work_of_other_data_or_settings_is_not_used(pair, tmp_path, m
     assert kept() == before
     evaluate(pair, limit=1, **options)
     assert not set(kept().items()) & set(before.items())
-    real = importlib.metadata.version
-    monkeypatch.setattr(importlib.metadata, "version", lambda n: "0.0" if n == "lm_eval" else real(n))
+    real = files._version
+    monkeypatch.setattr(files, "_version", lambda name: "0.0" if name == "lm_eval" else real(name))
     record, _ = evaluate(pair, **options)
     assert record.versions["lm_eval"] == "0.0"
     assert len(kept()) == 1

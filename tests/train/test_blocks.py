@@ -85,6 +85,15 @@ def test_a_part_is_what_it_was_in_the_whole(lengths, context, first, number):
         assert both.positions(block).tolist() == source[0].positions(source[1]).tolist()
 
 
+@pytest.mark.parametrize("spelt", ["", " </s> ", "<pad>", "<extra_id_3>", "< /s>"])
+def test_bytes_are_those_of_the_tokenizer(tmp_path, spelt):
+    """Also where a text spells out a special token, which the tokenizer takes for one, with the spaces around it."""
+    documents = ["naïve — \x00\x7f日本語\n\n\t", f"a{spelt}b", "x <unk", f"{spelt}{spelt} \r\n end"]
+    blocks = prepare(write(tmp_path / "a.jsonl", documents), BYTES, context=4, tokens=10**6, cache=tmp_path / "c")
+    expected = [[*BYTES(document, add_special_tokens=False)["input_ids"], 1] for document in documents]
+    assert blocks.tokens.tolist() == [i for ids in expected for i in ids]
+
+
 def test_budget_and_several_texts(tmp_path):
     one, two = write(tmp_path / "1.jsonl", ["a" * 9, "b" * 9, "c" * 9]), write(tmp_path / "2.jsonl", ["d" * 9])
     options = {"context": 5, "cache": tmp_path / "c"}

@@ -152,7 +152,8 @@ def run(
             (folder / "config.yaml").unlink(missing_ok=True)
         raise
     finally:
-        gc.unfreeze()  # what the trainings have set aside
+        if shop.aside:
+            gc.unfreeze()
     left = [*(planned.name for planned in chosen), *map(safe_name, settings.get("arms", ())), f"{TEACHER}-seed-*"]
     for path in [path for name in left for path in shop.work.glob(name)]:
         shutil.rmtree(path, ignore_errors=True)  # what a killed process had no time to remove

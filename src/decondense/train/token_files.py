@@ -190,8 +190,13 @@ def _stream(names: list[str], tokenizer: Any, data: str | None) -> Iterator[Toke
     """Every document of the texts, one text after the other; some at a time, so that a fast tokenizer has something to
     share out, and a long one in pieces."""
     end = separator_of(tokenizer)
+    bytewise = type(tokenizer).__name__ == "ByT5Tokenizer"
+    spelt_out = re.compile("|".join(map(re.escape, tokenizer.added_tokens_encoder)) if bytewise else "")
 
     def ids_of(texts: list[str]) -> list[list[int]]:
+        if bytewise and not any(map(spelt_out.search, texts)):
+            # what it returns where no special token is spelt out, thirty times as fast: it looks every byte up
+            return [[byte + tokenizer.offset for byte in document.encode()] for document in texts]
         options = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
         return tokenizer(texts, **options)["input_ids"] if texts else []
 

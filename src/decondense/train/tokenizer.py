@@ -7,6 +7,7 @@ under the sha256 of what it was learnt from, so that all runs on the same texts 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterator
@@ -28,9 +29,7 @@ def open_tokenizer(wanted: str | TrainedTokenizer, data: Data, cache: Path) -> A
     if isinstance(wanted, TrainedTokenizer):
         return _learnt(wanted, data, cache)
     if wanted == "bytes":
-        from transformers import ByT5Tokenizer
-
-        return ByT5Tokenizer()
+        return _bytes()
     from ..models import load_tokenizer, resolve
 
     try:
@@ -40,6 +39,13 @@ def open_tokenizer(wanted: str | TrainedTokenizer, data: Data, cache: Path) -> A
             f"model.tokenizer must be bytes, {{train: 8192}} or a model whose tokenizer can be had here, got "
             f"{wanted!r}: {' '.join(str(error).split()).rstrip('.')}."
         ) from None
+
+
+@functools.cache  # to name its 128 special tokens takes it longer than a small model takes to build
+def _bytes() -> Any:
+    from transformers import ByT5Tokenizer
+
+    return ByT5Tokenizer()
 
 
 def train_bpe(documents: Iterator[str], size: int) -> Any:
