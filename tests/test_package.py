@@ -19,6 +19,7 @@ ORDER = (
     "losses",
     "split",
     "compiled hidden_states packing stack",
+    "term",
     "handle",
     "integrations",
     "regularizer",

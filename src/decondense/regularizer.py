@@ -15,10 +15,11 @@ from typing import Any
 from torch import nn
 
 from . import hidden_states as hs
-from .handle import Engine, Handle, Schedule, Term
+from .handle import Engine, Handle
 from .insides.torch import uncompiled
 from .integrations.own_loop import OwnLoop
 from .losses.presets import Loss, get
+from .term import Schedule, Term
 
 __all__ = ["Handle", "Term", "regularize", "term_of"]
 

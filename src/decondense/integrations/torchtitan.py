@@ -33,9 +33,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial
 
 from .. import hidden_states as hs
-from ..handle import Handle, Term
+from ..handle import Handle
 from ..insides.torchtitan import configurations
 from ..losses.presets import get
+from ..term import Term
 
 try:
     import spmd_types as spmd

@@ -43,7 +43,7 @@ class TrainerEngine:
         self.trainer, self.model = trainer, trainer.model
         self.sums: dict[str, Tensor] = {}
         self.logged_step = -1
-        self._weights: set[float] = set()  # those of the steps since the last line
+        self._weights: dict[str, set[float]] = {}  # penalty → its weights in the steps since the last line
         self._wants_cosine = True
         self._collecting = False
 
@@ -124,9 +124,12 @@ class TrainerEngine:
             handle.last["mean_cosine"] = handle.term.mean_cosine(capture, handle.reader.first)  # once per log
         logged = 1.0 if whole else 1 / inside.accumulation_steps(self.trainer)
         self._note("task_loss", loss.detach() * logged)
-        self._note("penalty", penalty.detach() * logged)
-        self._note("weighted_penalty", weight * penalty.detach() * logged)
-        self._weights.add(weight)
+        each = [("penalty", weight, penalty.detach())]
+        each += [(f"penalty_{k}", w, handle.last[f"penalty_{k}"] * scale) for k, w in enumerate(handle.term.weights, 1)]
+        for name, its_weight, value in each:
+            self._note(name, value * logged)
+            self._note(f"weighted_{name}", its_weight * value * logged)
+            self._weights.setdefault(name, set()).add(its_weight)
         if "mean_cosine" in handle.last:
             self._note("mean_cosine", handle.last["mean_cosine"].mean())
             self._note("mean_cosine_calls", torch.ones((), device=penalty.device))
@@ -143,10 +146,12 @@ class TrainerEngine:
             sums = {name: self._everywhere(value) for name, value in self.sums.items()}
             steps = max(1, self.step - self.logged_step)
             calls = sums.pop("mean_cosine_calls", 1.0)
-            logs["task_loss"], logs["penalty"] = sums["task_loss"] / steps, sums["penalty"] / steps
+            logs["task_loss"] = sums["task_loss"] / steps
+            for name, weights in self._weights.items():
+                logs[name] = sums[name] / steps
+                logs[name.replace("penalty", "penalty_weight")] = _line_weight(name, weights, sums)
             if "mean_cosine" in sums:
                 logs["mean_cosine"] = sums["mean_cosine"] / calls
-            logs["penalty_weight"] = self._line_weight(sums)
             if self._handle.agreement is not None:
                 logs["penalty_agreement"] = float(self._handle.agreement.min())
             self.sums.clear()
@@ -155,18 +160,19 @@ class TrainerEngine:
             self._wants_cosine = True
         self._log(logs, *args, **kwargs)
 
-    def _line_weight(self, sums: dict[str, float]) -> float:
-        """The weight of the line's steps, so that loss = task_loss + penalty_weight · penalty.
-
-        Where it changes from step to step: its mean, in which a step counts by its penalty.
-        """
-        if len(self._weights) == 1 or sums["penalty"] == 0:
-            return max(self._weights, default=self._handle.weight)
-        return sums["weighted_penalty"] / sums["penalty"]
-
     def _everywhere(self, value: Tensor) -> float:
         """The mean over the processes, as the trainer does with its own loss."""
         accelerator = self.trainer.accelerator
         if accelerator.num_processes > 1:
             value = accelerator.gather(value.reshape(1)).mean()
         return float(value)
+
+
+def _line_weight(name: str, weights: set[float], sums: dict[str, float]) -> float:
+    """The weight of the line's steps, so that loss = task_loss + penalty_weight · penalty.
+
+    Where it changes from step to step: its mean, in which a step counts by its penalty.
+    """
+    if len(weights) == 1 or sums[name] == 0:
+        return max(weights)
+    return sums[f"weighted_{name}"] / sums[name]

@@ -29,6 +29,10 @@ def by_dose(settings: Settings) -> dict[float, str]:
 
 def _dose(settings: Settings, arm: str) -> float:
     loss = loss_of(settings, arm)
+    if isinstance(loss.get("weight"), str):
+        raise ValueError(
+            f"a dose is the weight of one loss, got {loss['name']} in the arm {arm!r}: leave one of them in."
+        )
     return float(loss.get("weight", 0.1)) if loss.get("name", "none") != "none" else 0.0
 
 

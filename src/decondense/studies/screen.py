@@ -94,7 +94,7 @@ def _panels(control: str, losses: Mapping[str, float], settings: Settings) -> li
         if control_of(arm) != control or not math.isfinite(losses.get(arm, math.nan)):
             continue
         recipe = joined(settings["base"], settings["arms"][arm])
-        loss, place = recipe.get("loss", {}), (recipe["train"]["warmup"], recipe["train"]["learning_rate"])
+        loss, place = loss_of(settings, arm), (recipe["train"]["warmup"], recipe["train"]["learning_rate"])
         named = loss.get("name", "none") != "none"
         name = f"{loss['name']} {loss.get('layers', 'all')}" if named else TUNED.sub("", arm).removeprefix(model)
         cells = table.setdefault(name, {})

@@ -14,7 +14,7 @@ experts that are stored as one tensor. Sums are made in the precision of the run
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,7 +64,7 @@ def quantised(model: nn.Module, scheme: str) -> Iterator[None]:
 
 
 def quantised_losses(
-    model: Any, documents: list[Document], context: int, deciles: np.ndarray, schemes: list[str]
+    model: Any, documents: list[Document], context: int, deciles: np.ndarray, schemes: Sequence[str]
 ) -> dict[str, dict[str, float]]:
     """Scheme → text → loss, as `held_out_texts` has it of the model as it is."""
     losses = {}

@@ -13,10 +13,10 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ValidationError, model_validator
+from pydantic import BaseModel, Discriminator, Tag, ValidationError, model_validator
 
 from ..files import neighbours
 from ..words import perhaps
@@ -29,7 +29,10 @@ class Recipe(Part):
     name: str = "run"
     model: Model
     data: Data = Data()
-    loss: Loss = Loss()
+    loss: Annotated[
+        Annotated[Loss, Tag("Loss")] | Annotated[list[Loss], Tag("list[Loss]")],
+        Discriminator(lambda loss: "list[Loss]" if isinstance(loss, list) else "Loss"),
+    ] = Loss()
     baselines: Baselines = Baselines()
     train: Train = Train()
     snapshots: Snapshots = Snapshots()
@@ -38,6 +41,13 @@ class Recipe(Part):
     def _agree(self) -> Recipe:
         if self.name in ("", ".", "..") or "/" in self.name or "\\" in self.name:
             raise ValueError(f"name must be that of a folder in runs/, got {self.name!r}: for another place give --out")
+        if isinstance(self.loss, list) and (len(self.loss) < 2 or any(one.name == "none" for one in self.loss)):
+            raise ValueError(
+                f"a list of losses must name two or more, got {', '.join(one.name for one in self.loss) or 'nothing'}: "
+                "leave the list out for one, or the loss for none"
+            )
+        if isinstance(self.loss, list) and any(one.check_every is not None for one in self.loss):
+            raise ValueError("loss.check_every is about one loss, got it in a list: leave it out")
         if self.train.batch_tokens < self.data.context:
             raise ValueError(
                 f"train.batch_tokens must hold at least one block of data.context = {self.data.context} tokens, "
@@ -65,6 +75,17 @@ class Recipe(Part):
         if self.train.quantised and self.model.lora is not None:
             raise ValueError("train.quantised rounds whole weights, to which lora adds: leave one of them out")
         return self
+
+    @property
+    def losses(self) -> list[Loss]:
+        """What is added to the task loss."""
+        return [one for one in (self.loss if isinstance(self.loss, list) else [self.loss]) if one.name != "none"]
+
+    @property
+    def several(self) -> list[tuple[str, str]]:
+        """Of two losses or more: the names of each penalty and its weight in the history."""
+        numbers = range(1, len(self.losses) + 1) if len(self.losses) > 1 else ()
+        return [(f"penalty_{k}", f"penalty_weight_{k}") for k in numbers]
 
     @property
     def batch_blocks(self) -> int:
@@ -185,12 +206,13 @@ def _keys(part: type[BaseModel] | None) -> dict[str, type[BaseModel] | None]:
     keys: dict[str, type[BaseModel] | None] = {}
     for name, field in part.model_fields.items() if part is not None else ():
         kinds = [field.annotation, *getattr(field.annotation, "__args__", ())]
+        kinds = [getattr(kind, "__origin__", kind) for kind in kinds]  # of what is annotated
         keys[name] = next((k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)), None)
     return keys
 
 
 def _part_at(location: Sequence[int | str]) -> type[BaseModel] | None:
     part: type[BaseModel] | None = Recipe
-    for name in location:
-        part = _keys(part).get(str(name))
+    for name in (name for name in location if isinstance(name, str)):  # a number is a place in a list
+        part = _keys(part).get(name)
     return part

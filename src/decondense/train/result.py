@@ -32,7 +32,7 @@ def record_of(
         return {"step": step, "tokens": step * per_step}
 
     log = trainer.state.log_history
-    names = (*Step.model_fields, *recipe.baselines.on_logits)
+    names = (*Step.model_fields, *recipe.baselines.on_logits, *(n for pair in recipe.several for n in pair))
     lines = [at(e["step"]) | {k: finite(e[k]) for k in names if k in e} for e in log if "loss" in e]
     snapshots = []
     for file in sorted((prepared.folder / "snapshots").glob("step-*.json")) if finished else ():
@@ -97,16 +97,18 @@ def without_twins(model: Any, weights: dict[str, Any]) -> dict[str, Any]:
 def model_card(record: Training) -> str:
     """How a model was made, from its result alone: Markdown with the front matter that model hubs read."""
     recipe, model, held_out = record.recipe, record.model, record.held_out
-    loss, baselines = recipe["loss"], {k: v for k, v in recipe["baselines"].items() if v}
-    added = "no regulariser"
-    if loss["name"] != "none":
-        added = f"{loss['name']}, weight {loss['weight']:g}, {loss['layers']}"
+    losses, baselines = recipe["loss"], {k: v for k, v in recipe["baselines"].items() if v}
+    added = []
+    for loss in losses if isinstance(losses, list) else [losses]:
+        options = "".join(f", {key} = {value}" for key, value in loss["options"].items())
+        if loss["name"] != "none":
+            added.append(f"{loss['name']}, weight {loss['weight']:g}, {loss['layers']}{options}")
     rows = {
         "started from": f"{model.source} ({model.parameters:,} parameters)",
         "text": ", ".join(f"{text.name} ({text.source})" for text in record.text),
         "tokens": f"{record.tokens:,} in {record.steps:,} steps",
         "context": f"{recipe['data']['context']} tokens",
-        "loss on the hidden states": added + "".join(f", {k} = {v}" for k, v in loss["options"].items()),
+        "loss on the hidden states": " + ".join(added) or "no regulariser",
         "other methods": ", ".join(f"{k.replace('_', ' ')}: {v}" for k, v in baselines.items()) or "none",
         "held-out loss": f"{nats(held_out[0].loss)} before, {nats(held_out[-1].loss)} after",
         "seed": recipe["train"]["seed"],

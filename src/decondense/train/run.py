@@ -19,7 +19,8 @@ from ..insides.torch import lost_process, out_of_memory
 from ..insides.transformers import use_one_gpu
 from ..needs import need
 from ..records import parse
-from ..regularizer import regularize
+from ..regularizer import Handle, regularize, term_of
+from ..term import Terms
 from ..weights_cache import quiet_loading
 from . import folder as run_folder
 from .active_forgetting import Forgetting
@@ -30,6 +31,7 @@ from .prepare import Prepared, prepare
 from .quantised import quantised_losses
 from .recipe import Recipe
 from .result import record_of, save_model, write_result
+from .sections import Loss
 
 __all__ = ["Run", "train"]
 
@@ -176,16 +178,23 @@ def _trainer(prepared: Prepared, show: Show | None, say: Callable[[str], None], 
 
 
 def _regularized(recipe: Recipe, trainer: Any) -> Any:
-    loss = recipe.loss
-    if loss.name == "none":
-        return None
+    if len(recipe.losses) < 2:
+        return next((regularize(trainer, loss.name, **_options(recipe, loss)) for loss in recipe.losses), None)
+    from ..integrations.trainer import TrainerEngine
+
+    terms = [term_of(loss.name, **_options(recipe, loss)) for loss in recipe.losses]
+    return Handle(TrainerEngine(trainer), Terms(terms, clock=lambda: int(trainer.state.global_step)))
+
+
+def _options(recipe: Recipe, loss: Loss) -> dict[str, Any]:
+    """Those of `regularize` and of the loss, for a run of so many steps."""
     options = loss.model_dump(exclude={"name", "options", "preset", "release_at"}) | loss.options
     if loss.preset is not None:
         options["preset"] = loss.preset
     if loss.schedule == "release":
         options["release_at"] = round(loss.release_at * recipe.steps)
         options["ramp_steps"] = recipe.steps - options["release_at"]
-    return regularize(trainer, loss.name, **options)
+    return options
 
 
 def _arguments(prepared: Prepared, *, start: bool) -> Any:

@@ -148,8 +148,8 @@ class Loss(Part):
     def _known(self) -> Loss:
         import torch
 
-        from ..handle import Term
         from ..losses.presets import get
+        from ..term import Term
 
         if self.name == "none":
             for key, field in type(self).model_fields.items():

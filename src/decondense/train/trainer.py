@@ -231,7 +231,8 @@ class Trainer(transformers.Trainer, TrainerCallback):
             for name, value in self._sums.items():
                 logs.setdefault(name, float(self.accelerator.gather(value.reshape(1)).mean()) / max(1, steps))
             self._sums = {}
-            for name in ("loss", "task_loss", "penalty", *self.recipe.baselines.on_logits):
+            several = [name for name, _ in self.recipe.several]
+            for name in ("loss", "task_loss", "penalty", *several, *self.recipe.baselines.on_logits):
                 if name in logs and self._skipped_since:
                     logs[name] = logs[name] * steps / counted if counted else math.nan
             self._logged_step, self._skipped_since = self.state.global_step, 0

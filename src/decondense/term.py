@@ -1,0 +1,272 @@
+"""What is added to a task loss: one loss over the chosen layers with its weight at a step, or several at once.
+
+A term knows nothing of models. How the sequences of a batch are weighted decides if gradient accumulation stays exact:
+where the number of items of the whole optimiser step is known (`num_items_in_batch`, as the transformers Trainer passes
+it), a sequence counts by its share of them, else the sequences have equal weight.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import hidden_states as hs
+from .losses.context_parallel import mean_cosine_across
+from .losses.options import check_choice
+from .losses.presets import Loss, get
+from .losses.registry import registered
+from .packing import documents
+from .split import everywhere, ranks, refuse_split
+
+Schedule = str | Callable[[int], float]
+Masks = Tensor | list[Tensor | None] | None
+SCHEDULES = ("constant", "linear", "cosine", "release")
+
+
+@dataclass(kw_only=True)
+class Term:
+    """What is added: a loss over the chosen layers, and its weight at a step.
+
+    schedule   "constant"; "linear" or "cosine": the weight rises from 0 over `ramp_steps` optimiser steps; "release":
+               it is constant until step `release_at` and then falls linearly to 0 over `ramp_steps`; or a callable
+               from the optimiser step to a factor of the weight.
+    """
+
+    loss: Loss
+    weight: float = 0.1
+    layers: hs.Layers = "all"
+    schedule: Schedule = "constant"
+    ramp_steps: int | None = None
+    release_at: int | None = None
+    segments: str | None = "auto"
+    check_every: int | None = None
+
+    def __post_init__(self) -> None:
+        hs.check_layers(self.layers)
+        schedule, ramp_steps, release_at = self.schedule, self.ramp_steps, self.release_at
+        if not isinstance(self.weight, (int, float)) or not math.isfinite(self.weight):
+            raise ValueError(f"weight must be a finite number, got {self.weight!r}: the paper uses 0.1.")
+        if not callable(schedule):
+            check_choice("schedule", schedule, SCHEDULES)
+            if schedule != "constant" and not (isinstance(ramp_steps, int) and ramp_steps >= 1):
+                raise ValueError(
+                    f"schedule={schedule!r} needs ramp_steps of at least 1, got {ramp_steps!r}: "
+                    "say over how many optimiser steps the weight changes."
+                )
+        if (schedule == "release") != (release_at is not None) or not (
+            release_at is None or (isinstance(release_at, int) and release_at >= 0)
+        ):
+            raise ValueError(
+                f"release_at, a step from 0 on, goes with schedule='release', got {release_at!r} with {schedule!r}: "
+                "say from which optimiser step on the weight falls, over ramp_steps."
+            )
+        if self.segments is not None:
+            check_choice("segments", self.segments, ("auto", "position_ids"))
+        every = self.check_every
+        if every is not None and not (isinstance(every, int) and every >= 1 and self.loss.name == "dispersion"):
+            raise ValueError(
+                f"check_every must be at least 1 and goes with dispersion, got {every!r} for "
+                f"{self.loss.name}: leave it out for no check."
+            )
+
+    def weight_at(self, step: int) -> float:
+        """The weight at an optimiser step: 0 at step 0 of a rise, the full weight from `ramp_steps` on."""
+        if callable(self.schedule):
+            return self.weight * float(self.schedule(step))
+        if self.schedule == "constant":
+            return self.weight
+        done = min(1.0, max(0, step - (self.release_at or 0)) / (self.ramp_steps or 1))
+        factors = {"linear": done, "cosine": 0.5 - 0.5 * math.cos(math.pi * done), "release": 1 - done}
+        return self.weight * factors[self.schedule]
+
+    def __str__(self) -> str:
+        return str(self.loss)
+
+    @property
+    def weights(self) -> list[float]:
+        """Of the losses that this is the sum of, at the current step; none where it is one."""
+        return []
+
+    def chosen(self, states: int, first: int) -> list[int]:
+        return hs.select(self.layers, states, first)
+
+    @property
+    def group(self) -> Any:
+        """The processes among which every sequence is split; None where each process has whole ones."""
+        return self.loss.keywords.get("process_group")
+
+    def across(self, group: Any) -> Term:
+        """The same term where every sequence is split among the processes of a group."""
+        if "process_group" not in registered()[self.loss.name].options or self.check_every:
+            what = "check_every" if self.check_every else f"{self.loss.name!r}"
+            raise ValueError(
+                f"under context parallelism the loss must be computed over the parts of a sequence, got {what}, which "
+                "needs the whole: use 'dispersion' with estimator='first_order' or 'exact', or switch cp_size off."
+            )
+        return replace(self, loss=Loss(self.loss.name, **{**self.loss.keywords, "process_group": group}))
+
+    def penalty(
+        self, capture: hs.Capture, first: int, *, labels: Tensor | None = None, items: Tensor | int | None = None
+    ) -> dict[str, Tensor]:
+        """The penalty of one call: {"penalty", "share": scalars, "per_layer", "mean_cosine": (layers,)}.
+
+        labels (batch, tokens), as counted, and items = their number in the whole optimiser step: a sequence then
+        weighs its labels' share of the items, and `penalty` is the call's part of that of the step. `share` is the sum
+        of the weights, `per_layer` a mean over the call alone. Without items the sequences of the batch weigh the same.
+
+        Where sequences are split among R processes, each has the value of the whole. Gradients will be averaged over
+        them, as DDP and FSDP do, so that of this process's tokens is taken R times; the value is not.
+        """
+        parts = self._parts(capture)
+        states, mask, labels = self.sequences(capture, first, labels)
+        values, cosines = self.loss.over_layers(states, mask)
+        share, part = values.new_full((values.shape[1],), parts / values.shape[1]), values.new_full((), parts)
+        if items is not None and labels is not None:
+            counted = (labels != -100).reshape(len(labels), -1).sum(1)  # one label per token, or per sequence
+            counted = everywhere(counted, self.group)
+            share = counted.to(values) / torch.as_tensor(items).to(values)
+            part = share.sum()
+        per_layer = (values * share).sum(1)  # not a matrix product: autocast would make that bfloat16
+        penalty = per_layer.mean()
+        if parts > 1:
+            penalty = penalty - penalty.detach() * (1 - 1 / parts)
+        result = {"penalty": penalty, "per_layer": per_layer.detach() / or_one(part), "share": part / parts}
+        if cosines is not None:
+            result["mean_cosine"] = cosines.detach().mean(1)
+        return result
+
+    def refuse_parts(self) -> None:
+        """Raise where the sequences are split and nobody has said among which processes."""
+        if self.group is None:
+            remedy = "process_group=accelerator.torch_device_mesh['cp'].get_group(), or attach to the trainer"
+            refuse_split("the loss", f"name the processes, {remedy}")
+
+    def traceable(self, capture: hs.Capture) -> bool:
+        """Whether torch.compile can see all of `penalty`: no documents of packed rows, whose values decide about
+        shapes, no generator and no other process."""
+        return not (self.check_every or self.group or self.loss.keywords.get("generator") or self._packed(capture))
+
+    def _packed(self, capture: hs.Capture) -> bool:
+        """Whether the rows may hold several documents each."""
+        positions = capture.position_ids
+        auto = self.segments == "auto" and capture.attention_mask is None
+        cut = self.group is None and (self.segments == "position_ids" or auto)
+        return cut and capture.masks is None and positions is not None and positions.ndim == 2
+
+    def _parts(self, capture: hs.Capture) -> int:
+        """Among how many processes a sequence is split. A packed row must not be: its documents lie on several."""
+        positions, rows = capture.position_ids, len(capture.states[0])
+        if self.group is None:
+            return 1
+        starts = 0 if positions is None or positions.ndim != 2 else everywhere((positions == 0).sum(), self.group)
+        if starts > rows:
+            raise ValueError(
+                "under context parallelism a row must be one sequence, got packed rows, whose position ids restart: "
+                "documents that lie on several processes are not supported; set packing=False."
+            )
+        return ranks(self.group)
+
+    def sequences(
+        self, capture: hs.Capture, first: int, labels: Tensor | None = None
+    ) -> tuple[list[Tensor], Masks, Tensor | None]:
+        """The chosen states, each (sequences, tokens, width), their mask and labels; packed rows are cut up."""
+        chosen = self.chosen(len(capture.states), first)
+        states = [capture.states[i] for i in chosen]
+        if capture.masks is not None:  # of two stacks: a row is a sequence of each
+            return states, [self.mask(capture, i) for i in chosen], labels
+        mask = self.mask(capture)
+        positions = capture.position_ids
+        if positions is None or not self._packed(capture):
+            return states, mask, labels
+        cut = documents(positions.expand(states[0].shape[0], -1), mask)
+        if cut is None:
+            return states, mask, labels
+        labels = None if labels is None else torch.where(cut.mask, cut.gather(labels), -100)
+        return [cut.gather(z) for z in states], cut.mask, labels
+
+    @torch.no_grad()
+    def mean_cosine(self, capture: hs.Capture, first: int) -> Tensor:
+        """Mean cosine per layer: what dispersion gives to first order for nothing, here in one more read."""
+        states, mask, _ = self.sequences(capture, first)
+        if self.group is not None:
+            masks = mask if isinstance(mask, list) else [mask] * len(states)
+            return torch.stack([mean_cosine_across(z, m, self.group).mean() for z, m in zip(states, masks)])
+        return get("cosreg").over_layers(states, mask)[0].mean(1)
+
+    def agreement(self, capture: hs.Capture, first: int) -> Tensor:
+        """Cosine between the estimator's gradient and the exact one, per layer, on the first sequence."""
+        exact = Loss(self.loss.name, **{**self.loss.keywords, "estimator": "exact", "max_tokens": None})
+        cosines = []
+        for i in self.chosen(len(capture.states), first):
+            z, mask = capture.states[i][:1].detach().float().requires_grad_(), self.mask(capture, i)
+            pair = [torch.autograd.grad(f(z, None if mask is None else mask[:1]), z)[0] for f in (self.loss, exact)]
+            cosines.append(torch.cosine_similarity(pair[0].flatten(), pair[1].flatten(), dim=0))
+        return torch.stack(cosines)
+
+    def mask(self, capture: hs.Capture, state: int = 0) -> Tensor | None:
+        """The attention mask (batch, tokens) of a state as booleans; None where every token counts."""
+        mask, shape = capture.mask_of(state), capture.states[state].shape[:2]
+        if mask is None:
+            return None
+        if not isinstance(mask, Tensor) or mask.shape != shape:
+            came = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+            raise ValueError(
+                f"attention_mask must be (batch, tokens) = {tuple(shape)} to tell padding from tokens, "
+                f"got {came}: pass the two-dimensional mask, or none and position_ids that restart."
+            )
+        return mask.bool()
+
+
+class Terms(Term):
+    """Several losses at once, each over its own layers and with its own schedule: Σ_k weight_k(step) · penalty_k.
+
+    The sum has the weight 1, so that loss = task_loss + penalty; the logs have `penalty_k` and `penalty_weight_k`
+    beside it, k from 1. `clock` says which optimiser step it is, as the weights follow their schedules inside the sum.
+    """
+
+    def __init__(self, terms: Sequence[Term], clock: Callable[[], int]) -> None:
+        if any(term.check_every for term in terms):
+            raise ValueError("check_every is about one loss, got several: leave it out, or check each one by itself.")
+        super().__init__(loss=terms[0].loss, weight=1.0)
+        self.terms, self.clock = list(terms), clock
+
+    def __str__(self) -> str:
+        return " + ".join(f"{term.weight:g} · {term}" for term in self.terms)
+
+    @property
+    def weights(self) -> list[float]:
+        step = self.clock()
+        return [term.weight_at(step) for term in self.terms]
+
+    def chosen(self, states: int, first: int) -> list[int]:
+        return sorted({i for term in self.terms for i in term.chosen(states, first)})
+
+    def across(self, group: Any) -> Terms:
+        return Terms([term.across(group) for term in self.terms], self.clock)
+
+    def refuse_parts(self) -> None:
+        for term in self.terms:
+            term.refuse_parts()
+
+    def traceable(self, capture: hs.Capture) -> bool:
+        return False  # the weights of this step would be constants of the graph
+
+    def penalty(
+        self, capture: hs.Capture, first: int, *, labels: Tensor | None = None, items: Tensor | int | None = None
+    ) -> dict[str, Tensor]:
+        """As that of a term; `per_layer` has the layers of the first loss, then of the second, and so on."""
+        parts = [term.penalty(capture, first, labels=labels, items=items) for term in self.terms]
+        weighted = [weight * part["penalty"] for weight, part in zip(self.weights, parts)]
+        per_layer = torch.cat([part["per_layer"] for part in parts])
+        each = {f"penalty_{k}": part["penalty"].detach() for k, part in enumerate(parts, 1)}
+        return {"penalty": torch.stack(weighted).sum(), "per_layer": per_layer, "share": parts[0]["share"], **each}
+
+
+def or_one(share: Tensor) -> Tensor:
+    """A divisor: a call without a label has a share of 0, and losses of 0."""
+    return torch.where(share == 0, 1, share)

@@ -1,0 +1,104 @@
+"""Two losses at once: the sum of what each adds alone, in value and in gradient, and each of them in the history."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+
+from decondense.handle import Handle
+from decondense.integrations.own_loop import OwnLoop
+from decondense.regularizer import regularize, term_of
+from decondense.term import Terms
+from decondense.train import train
+from train.runs import CONFIGS, result, tiny
+
+FIRST = {"loss": "decorrelation", "layers": "last", "weight": 0.3}
+SECOND = {
+    "loss": "dispersion",
+    "layers": [0, 1],
+    "weight": 0.5,
+    "schedule": "release",
+    "release_at": 1,
+    "ramp_steps": 4,
+}
+
+
+def gradients(model, attach):
+    """(loss, gradient of every parameter, the handle's last) of one training call."""
+    ids = torch.arange(48).view(2, 24) * 7 % 384
+    model.zero_grad()
+    handle = attach(model) if attach is not None else None
+    loss = model(input_ids=ids, labels=ids).loss
+    loss.backward()
+    last = dict(handle.last) if handle is not None else {}
+    if handle is not None:
+        handle.remove()
+    return loss.detach(), torch.cat([p.grad.flatten() for p in model.parameters()]), last
+
+
+@pytest.mark.parametrize("step", [0, 3])
+def test_the_sum_of_both_as_from_two_separate_calls(step):
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIGS["llama"])).train()
+
+    def alone(options):
+        def attach(model):
+            handle = regularize(model, **options)
+            handle.step = step
+            return handle
+
+        return attach
+
+    plain, first, second = (gradients(model, a) for a in (None, alone(FIRST), alone(SECOND)))
+    both = gradients(
+        model, lambda model: Handle(OwnLoop(model), Terms([term_of(**FIRST), term_of(**SECOND)], clock=lambda: step))
+    )
+    factor = {0: 1.0, 3: 0.5}[step]  # released from step 1 on over 4 steps
+    added = 0.3 * first[2]["penalty"] + factor * 0.5 * second[2]["penalty"]
+    assert both[2]["penalty"] == pytest.approx(float(added), rel=1e-5)
+    assert both[0] == pytest.approx(float(plain[0] + added), rel=1e-6)
+    assert [float(both[2][f"penalty_{k}"]) for k in (1, 2)] == pytest.approx(
+        [float(first[2]["penalty"]), float(second[2]["penalty"])], rel=1e-5
+    )
+    assert both[2]["per_layer"].shape == (3,)
+    expected = first[1] + second[1] - plain[1]
+    assert torch.allclose(both[1], expected, rtol=1e-3, atol=1e-6)
+    assert not torch.allclose(both[1], first[1], rtol=1e-3, atol=1e-6)
+
+
+def test_the_handle_says_what_it_reads_and_adds():
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIGS["llama"]))
+    with Handle(OwnLoop(model), Terms([term_of(**FIRST), term_of(**SECOND)], clock=lambda: 0)) as handle:
+        assert len(handle.reads) == 3  # states 0 and 1, and the last
+        assert "decorrelation" in repr(handle)
+        assert " + 0.5 · Loss('dispersion'" in repr(handle)
+    with pytest.raises(ValueError, match="check_every is about one loss"):
+        Terms([term_of("dispersion", check_every=2), term_of("koleo")], clock=lambda: 0)
+
+
+def test_a_recipe_with_two_losses(tmp_path, cache):
+    ways = {
+        "first": "{name: decorrelation, layers: last, weight: 0.3}",
+        "second": "{name: dispersion, layers: [0, 1], weight: 0.5, schedule: release, release_at: 0.5}",
+    }
+    ways["both"] = f"[{ways['first']}, {ways['second']}]"
+    settings = ("train.log_every=1", "train.micro_batch=2", "train.checkpoints=0")
+    for name, loss in ways.items():
+        train(tiny(*settings, f"loss={loss}"), tmp_path / name, cache=cache)
+    record = result(tmp_path / "both")
+    lines = record["history"]
+    for k, name in ((1, "first"), (2, "second")):  # the first step sees the same weights
+        alone = result(tmp_path / name)["history"][0]
+        assert lines[0][f"penalty_{k}"] == pytest.approx(alone["penalty"], rel=1e-5)
+        assert lines[0][f"penalty_weight_{k}"] == alone["penalty_weight"]
+    for number, line in enumerate(lines):
+        added = sum(line[f"penalty_weight_{k}"] * line[f"penalty_{k}"] for k in (1, 2))
+        assert line["penalty"] == pytest.approx(added, rel=1e-5)
+        assert line["loss"] == pytest.approx(line["task_loss"] + added, rel=1e-5)
+        assert (line["penalty_weight"], line["penalty_weight_1"]) == (1.0, 0.3)
+        assert line["penalty_weight_2"] == pytest.approx(0.5 * min(1.0, (8 - number) / 4))
+        assert -1 <= line["mean_cosine"] <= 1
+    assert [loss["name"] for loss in record["recipe"]["loss"]] == ["decorrelation", "dispersion"]
+    card = (tmp_path / "both" / "model" / "README.md").read_text()
+    assert "| decorrelation, weight 0.3, last + dispersion, weight 0.5, [0, 1] |" in card
