@@ -11,6 +11,7 @@ import torch
 from routines import CUDA, cloud, error
 
 from decondense import losses
+from decondense.kernels import repulsion
 
 DEVICE = "cuda" if CUDA else "cpu"
 pytestmark = pytest.mark.usefixtures("chosen")
@@ -25,7 +26,19 @@ def vicreg(z):
     return 25 * (1 - (variance + 1e-4).sqrt()).clamp_min(0).mean(1) + off / z.shape[2]
 
 
-CASES = {"vicreg": (losses.vicreg, vicreg, rival.vicreg, {})}
+def l2_repel(z, tau):
+    x = z - z.mean(1, keepdim=True)
+    square = x.square().sum(-1)
+    distance = (square[:, :, None] + square[:, None, :] - 2 * (x @ x.mT)).clamp_min(0)
+    pairs = ~torch.eye(z.shape[1], dtype=torch.bool, device=z.device)
+    value = torch.logsumexp(-distance[:, pairs] / tau, 1) - math.log(int(pairs.sum()))
+    return value + 0.1 * z.square().mean((1, 2))
+
+
+CASES = {
+    "vicreg": (losses.vicreg, vicreg, rival.vicreg, {}),
+    "l2_repel": (losses.l2_repel, l2_repel, reference.l2_repel, {"tau": 2.0}),
+}
 SHAPES = [(3, 33, 8), (2, 9, 14)]
 every_case = pytest.mark.parametrize(("loss", "eager", "loops", "options"), CASES.values(), ids=CASES.keys())
 
@@ -49,7 +62,7 @@ def truth(loops, z, mask=None, **options):
 @every_case
 def test_as_good_as_the_plain_formula(loss, eager, loops, options, shape, condensed):
     z = cloud(*shape, condensed=condensed, spread=0.5).to(DEVICE)
-    expected, theirs = truth(loops, z, **options), gradient(eager, z)
+    expected, theirs = truth(loops, z, **options), gradient(eager, z, **options)
     found = gradient(loss, z, backend="triton", **options)
     assert error(found[0], expected[0]) <= max(2 * error(theirs[0], expected[0]), 2e-3)
     assert error(found[1], expected[1]) <= 2 * error(theirs[1], expected[1])
@@ -103,3 +116,47 @@ def test_one_graph(loss, eager, loops, options):
 
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(gradient(compiled, z), gradient(function, z), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"diagonal": True, "tau": 5.0, "norm_weight": 0.0},
+        {"pairs": "sum", "norm": "sum", "tau": 3.0},
+        {"norm_weight": 0.0, "tau": 0.5, "constant": 1.0},
+    ],
+    ids=str,
+)
+def test_options_of_l2_repel(options):
+    z = cloud(2, 20, 8, spread=0.5).to(DEVICE)
+    expected = gradient(losses.l2_repel, z.double(), backend="torch", **options)
+    found = gradient(losses.l2_repel, z, backend="triton", **options)
+    assert error(found[0], expected[0]) < 1e-3
+    assert error(found[1], expected[1]) < 2e-3
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_repulsion_at_any_scale(scale):
+    z = scale * cloud(2, 20, 8).to(DEVICE)
+    options = {"tau": 10.0 * scale**2, "norm_weight": 0.0}
+    expected = gradient(losses.l2_repel, z.double(), backend="torch", **options)
+    assert error(gradient(losses.l2_repel, z, backend="triton", **options)[1], expected[1]) < 2e-3
+
+
+def test_pieces_of_a_row_and_rows_of_a_sequence(monkeypatch):
+    z = cloud(3, 37, 8, spread=0.5).to(DEVICE)
+    whole = gradient(losses.l2_repel, z, backend="triton")
+    for chunk, columns in ((37 * 37 * 2, 16), (37 * 5, 16), (1, 64)):
+        monkeypatch.setattr(repulsion, "CHUNK", chunk)
+        monkeypatch.setattr(repulsion, "COLUMNS", columns)
+        torch.testing.assert_close(gradient(losses.l2_repel, z, backend="triton"), whole, rtol=1e-3, atol=1e-5)
+
+
+@every_case
+def test_invalid_numbers_are_seen(loss, eager, loops, options):
+    z = cloud(2, 20, 8).to(DEVICE)
+    z[1, 7, 3] = math.nan
+    with torch.autocast(DEVICE, torch.bfloat16):
+        value = loss(z, backend="triton", reduction="none", **options)
+    assert value[0].isfinite()
+    assert value[1].isnan()

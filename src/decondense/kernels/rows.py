@@ -97,12 +97,12 @@ def like(z: torch.Tensor, remainder: torch.dtype | None, values: int | None = No
     return found if remainder is None else [*found, z.new_empty((batch, tokens, width), dtype=remainder)]
 
 
-def product(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """a b of 16-bit matrices (B, ·, ·), summed in float32 and returned in `dtype`."""
+def product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """a b of matrices (B, ·, ·) in 16 bits, summed in float32: returned as that, or rounded into `out`."""
     with torch.autocast(a.device.type, enabled=False):
         if not a.is_cuda:  # no product there sums 16 bits in 32
-            return (a.float() @ b.float()).to(dtype)
-        return torch.bmm(a, b) if a.dtype == dtype else torch.bmm(a, b, out_dtype=torch.float32).to(dtype)
+            return a.float() @ b.float() if out is None else out.copy_(a.float() @ b.float())
+        return torch.bmm(a, b, out_dtype=torch.float32) if out is None else torch.bmm(a, b, out=out)
 
 
 @triton.jit

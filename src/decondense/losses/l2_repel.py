@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from .. import geometry
-from .options import check_choice
+from .kernel import Kernel
+from .options import check_choice, fused_in_16_bits
 from .pairs import Stored, apply, tiles
 from .registry import Common, register
 from .sampling import RELEASED_SAMPLE
@@ -43,6 +44,7 @@ def l2_repel(
     pairs: str = "mean",
     diagonal: bool = False,
     constant: float = 0.0,
+    backend: str = "auto",
     **common: Unpack[Common],
 ) -> Tensor:
     """ℓ2-repel loss of hidden states z (batch, tokens, width): a scalar, or (batch,) unreduced.
@@ -51,16 +53,24 @@ def l2_repel(
     norm_weight  λ_norm; `norm="mean"` weighs the mean of z², `norm="sum"` the paper's ‖Z‖².
     pairs        "mean": log of the mean over pairs; "sum": log of the sum, as the paper writes it.
     diagonal, constant: as in `dispersion`.
+    backend      as in `dispersion`: the kernel is taken where products are asked for in 16 bits, by autocast or the
+                 states, and then multiplies in float16.
     """
     geometry.check_positive("tau", tau)
     check_choice("norm", norm, ("mean", "sum"))
     check_choice("pairs", pairs, ("mean", "sum"))
-    value = apply(_Repulsion(tau=tau, diagonal=diagonal), z, mask)
-    full, _, n = geometry.keep(z, mask)
+    if fused_in_16_bits(z, backend, torch.bfloat16, torch.float16):
+        value, square = apply(Kernel("repulsion", tau=tau), z, mask)
+        n = value.new_full(value.shape, z.shape[1]) if mask is None else mask.sum(1).to(value.dtype)
+        if diagonal:  # n pairs more, of distance 0
+            value = torch.logaddexp(value, torch.log(n))
+    else:
+        value = apply(_Repulsion(tau=tau, diagonal=diagonal), z, mask)
+        full, _, n = geometry.keep(z, mask)
+        square = full.square().sum((1, 2)) if norm_weight else n
     if pairs == "mean":
         value = value - torch.log(geometry.pair_count(n, diagonal=diagonal))
     if norm_weight:
-        square = full.square().sum((1, 2))
         value = value + norm_weight * (square if norm == "sum" else square / (n * z.shape[2]))
     return value + constant
 
