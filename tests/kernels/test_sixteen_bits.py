@@ -35,9 +35,17 @@ def l2_repel(z, tau):
     return value + 0.1 * z.square().mean((1, 2))
 
 
+def koleo(z):
+    u = z / z.norm(dim=-1, keepdim=True)
+    nearest = (u @ u.mT - 2 * torch.eye(z.shape[1], device=z.device)).argmax(-1, keepdim=True)
+    distance = (u - u.gather(1, nearest.expand_as(u))).norm(dim=-1)
+    return -torch.log(distance + 1e-8).mean(1)
+
+
 CASES = {
     "vicreg": (losses.vicreg, vicreg, rival.vicreg, {}),
     "l2_repel": (losses.l2_repel, l2_repel, reference.l2_repel, {"tau": 2.0}),
+    "koleo": (losses.koleo, koleo, rival.koleo, {}),
 }
 SHAPES = [(3, 33, 8), (2, 9, 14)]
 every_case = pytest.mark.parametrize(("loss", "eager", "loops", "options"), CASES.values(), ids=CASES.keys())
@@ -143,13 +151,25 @@ def test_repulsion_at_any_scale(scale):
     assert error(gradient(losses.l2_repel, z, backend="triton", **options)[1], expected[1]) < 2e-3
 
 
-def test_pieces_of_a_row_and_rows_of_a_sequence(monkeypatch):
+@pytest.mark.parametrize("loss", [losses.l2_repel, losses.koleo])
+def test_pieces_of_a_row_and_rows_of_a_sequence(loss, monkeypatch):
     z = cloud(3, 37, 8, spread=0.5).to(DEVICE)
-    whole = gradient(losses.l2_repel, z, backend="triton")
+    whole = gradient(loss, z, backend="triton")
     for chunk, columns in ((37 * 37 * 2, 16), (37 * 5, 16), (1, 64)):
         monkeypatch.setattr(repulsion, "CHUNK", chunk)
         monkeypatch.setattr(repulsion, "COLUMNS", columns)
-        torch.testing.assert_close(gradient(losses.l2_repel, z, backend="triton"), whole, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(gradient(loss, z, backend="triton"), whole, rtol=1e-3, atol=1e-5)
+
+
+def test_neighbours_at_no_distance_and_at_the_origin():
+    """Twins have no direction to part in, zeros have none at all, and one token is the nearest of many."""
+    z = cloud(2, 20, 8).to(DEVICE)
+    z[0, 3] = z[0, 11]
+    z[0, [5, 6]] = 0
+    z[1, 1:12] = z[1, :1] + 0.3 * z[1, 1:12]
+    expected = gradient(losses.koleo, z.double(), backend="torch")
+    for a, b in zip(gradient(losses.koleo, z, backend="triton"), expected):
+        assert error(a, b) < 1e-4
 
 
 @every_case

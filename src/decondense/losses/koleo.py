@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from .. import geometry
+from .kernel import Kernel
+from .options import fused_in_16_bits
 from .pairs import Stored, apply, tiles
 from .registry import Common, register
 
@@ -32,15 +34,19 @@ def koleo(
     mask: Tensor | None = None,
     *,
     eps: float = 1e-8,
+    backend: str = "auto",
     **common: Unpack[Common],
 ) -> Tensor:
     """KoLeo loss of hidden states z (batch, tokens, width): a scalar, or (batch,) unreduced.
 
     eps is the ε inside the logarithm: two tokens at a distance under it count as one. A vector of zeros has no
     direction and stays at the origin, one away from all others.
+    backend as in `dispersion`: the kernel is taken where products are asked for in 16 bits, by autocast or the states,
+    and then looks for neighbours with products in float16.
     """
     geometry.check_positive("eps", eps)
-    return apply(_Nearest(eps), z, mask)
+    kernel = fused_in_16_bits(z, backend, torch.bfloat16, torch.float16)
+    return apply(Kernel("nearest", eps=eps) if kernel else _Nearest(eps), z, mask)
 
 
 @dataclass(frozen=True)

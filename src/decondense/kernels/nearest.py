@@ -1,0 +1,175 @@
+"""KoLeo: the distance of every token to its nearest neighbour on the sphere, and its gradient.
+
+With u_i = z_i/‖z_i‖, j(i) the nearest of i among the n tokens that count and ρ_i = ‖u_i − u_j(i)‖,
+
+    L = −1/n Σ_i log(ρ_i + ε),     c_i = −1/(n ρ_i (ρ_i + ε))  (0 where ρ_i is),
+    ∂L/∂u_i = c_i (u_i − u_j(i)) − Σ_{k: j(k)=i} c_k (u_k − u_i).
+
+The neighbours are found from products in float16 with float32 sums, as the largest u_i·u_j − ½‖u_j‖², of u as it was
+rounded; their distances then come from the float32 differences. Of two neighbours that are equally near up to the
+rounding either may be taken, as in the plain formula.
+
+Launches: statistics, which write u in float16; per chunk the products by cuBLAS and one row-wise kernel for j(i); one
+for ρ_i. Backward: the tokens sorted by their neighbours, then one row-wise kernel, which adds in that order: no atomics.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from decondense.kernels import repulsion, rows
+from decondense.kernels.rows import inverse
+
+
+@triton.jit
+def _nearest_kernel(
+    products, half, index, first_sequence, first_row, count_rows, tokens, BLOCK: tl.constexpr
+):  # fmt: skip
+    """A row of products → the token of the largest y_i·y_j − ½‖y_j‖², the first of several; −1 where none counts."""
+    slot = tl.program_id(1).to(tl.int64)
+    b = first_sequence + slot
+    row = tl.program_id(0)
+    i = first_row + row
+    start = (slot * count_rows + row) * tokens
+    column = tl.arange(0, BLOCK)
+    best = tl.full((BLOCK,), float("-inf"), dtype=tl.float32)
+    found = tl.full((BLOCK,), -1, dtype=tl.int32)
+    for k in range(0, tokens, BLOCK):
+        j = k + column
+        there = (j < tokens) & (j != i)
+        t = tl.load(products + start + j, mask=there, other=0.0)
+        t -= tl.load(half + b * tokens + j, mask=there, other=float("inf"))
+        better = t > best
+        best = tl.where(better, t, best)
+        found = tl.where(better, j, found)
+    top = tl.max(best, axis=0)
+    first = tl.min(tl.where(best == top, found, tokens), axis=0)
+    own = tl.load(half + b * tokens + i)
+    tl.store(index + b * tokens + i, tl.where(own == float("inf"), -1, first))
+
+
+@triton.jit
+def _unit_row(z, norms, b, row, column, tokens, inside, stride_b, stride_n):
+    """u of one token, and 1/‖z‖; both 0 for the token −1."""
+    there = row >= 0
+    norm = tl.load(norms + b * tokens + row, mask=there, other=0.0)
+    x = tl.load(z + b * stride_b + row.to(tl.int64) * stride_n + column, mask=inside & there, other=0.0).to(tl.float32)
+    scale = inverse(norm)
+    return x * scale, scale
+
+
+@triton.jit
+def _distance_kernel(z, norms, index, distance, tokens, width, stride_b, stride_n, WIDTH: tl.constexpr):
+    b = tl.program_id(1).to(tl.int64)
+    i = tl.program_id(0)
+    column = tl.arange(0, WIDTH)
+    inside = column < width
+    valid = ~(tl.load(norms + b * tokens + i) < 0.0)
+    u, _ = _unit_row(z, norms, b, tl.where(valid, i, -1), column, tokens, inside, stride_b, stride_n)
+    j = tl.load(index + b * tokens + i)
+    v, _ = _unit_row(z, norms, b, j, column, tokens, inside, stride_b, stride_n)
+    tl.store(distance + b * tokens + i, tl.sqrt(tl.sum((u - v) * (u - v), axis=0)))
+
+
+@triton.jit
+def _gradient_kernel(
+    z, norms, index, weight, order, start, grad, tokens, width, stride_b, stride_n, WIDTH: tl.constexpr
+):
+    """∂L/∂z of one token: weight c, order the tokens sorted by their neighbour, start where those of each one begin."""
+    b = tl.program_id(1).to(tl.int64)
+    i = tl.program_id(0)
+    column = tl.arange(0, WIDTH)
+    inside = column < width
+    valid = ~(tl.load(norms + b * tokens + i) < 0.0)
+    u, scale = _unit_row(z, norms, b, tl.where(valid, i, -1), column, tokens, inside, stride_b, stride_n)
+    j = tl.load(index + b * tokens + i)
+    v, _ = _unit_row(z, norms, b, j, column, tokens, inside, stride_b, stride_n)
+    g = tl.load(weight + b * tokens + i) * (u - v)
+    first = tl.load(start + b * (tokens + 1) + i)
+    last = tl.load(start + b * (tokens + 1) + i + 1)
+    for place in range(first, last):
+        k = tl.load(order + b * tokens + place)
+        v, _ = _unit_row(z, norms, b, k, column, tokens, inside, stride_b, stride_n)
+        g -= tl.load(weight + b * tokens + k) * (v - u)
+    along = tl.sum(g * u, axis=0)
+    g = tl.where(valid, scale * (g - u * along), 0.0)
+    where = (b * tokens + i) * width + column
+    tl.store(grad + where, g.to(grad.dtype.element_ty), mask=inside)
+
+
+def like(z: torch.Tensor) -> list[torch.Tensor]:
+    """Empty tensors for what `forward` returns."""
+    dtypes = (torch.float32, torch.int32, torch.float32)
+    saved = (z.new_empty(z.shape[:2], dtype=dtype) for dtype in dtypes)
+    return [z.new_empty(z.shape[0], dtype=torch.float32), *saved]
+
+
+def _share(norms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """1/n for the tokens that count, else 0, (B, N); and n (B, 1)."""
+    counts = ~(norms < 0)
+    n = counts.sum(1, keepdim=True)
+    return counts / n.clamp_min(1), n
+
+
+@torch.no_grad()
+def forward(
+    z: torch.Tensor, mask: torch.Tensor | None = None, *, eps: float = 1e-8, need_grad: bool = True
+) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    """z (B, N, F), mask (B, N) bool → L (B,) float32, 0 for fewer than two tokens, and what `backward` needs."""
+    z, flags = rows.check(z, mask)
+    batch, tokens, width = z.shape
+    sums = rows.statistics(z, flags, eps=0.0, copy=torch.float16, unit=True)
+    u = sums.copy
+    assert u is not None
+    half = 0.5 * torch.linalg.vector_norm(u, dim=-1, dtype=torch.float32).square()
+    if mask is not None:
+        half.masked_fill_(~mask, torch.inf)
+    index = torch.empty((batch, tokens), dtype=torch.int32, device=z.device)
+    block = min(repulsion.COLUMNS, triton.next_power_of_2(tokens))
+    for b, row in repulsion.chunks(batch, tokens):
+        products = rows.product(u[b, row], u[b].mT)
+        _nearest_kernel[products.shape[1], products.shape[0]](
+            products, half, index, b.start, row.start, products.shape[1], tokens,
+            BLOCK=block, num_warps=max(1, block // 256),
+        )  # fmt: skip
+    distance = torch.empty_like(half)
+    if z.numel():
+        _, padded, warps = rows.row_tile(width)
+        _distance_kernel[tokens, batch](
+            z, sums.norms, index, distance, tokens, width, z.stride(0), z.stride(1), WIDTH=padded, num_warps=warps
+        )
+    share, n = _share(sums.norms)
+    logs = torch.where(share == 0, 0, torch.log(distance + eps))
+    value = torch.where(n[:, 0] >= 2, -(logs * share).sum(1), 0)
+    return value, (sums.norms, index, distance) if need_grad else ()
+
+
+@torch.no_grad()
+def backward(
+    z: torch.Tensor,
+    mask: torch.Tensor | None,
+    saved: tuple[torch.Tensor, ...],
+    upstream: torch.Tensor,
+    *,
+    eps: float = 1e-8,
+) -> torch.Tensor:
+    """∂(Σ_b upstream_b L_b)/∂z (B, N, F) in z's dtype; upstream (B,) float32."""
+    z, _ = rows.check(z, mask)
+    norms, index, distance = saved
+    batch, tokens, width = z.shape
+    share, n = _share(norms)
+    slope = torch.where(distance == 0, 0, -share / (distance * (distance + eps)))
+    weight = torch.where(n >= 2, slope * upstream[:, None], 0)
+    neighbour, order = index.sort(dim=1, stable=True)
+    ends = torch.arange(tokens + 1, dtype=torch.int32, device=z.device).expand(batch, -1).contiguous()
+    start = torch.searchsorted(neighbour, ends, out_int32=True)
+    grad = torch.empty(z.shape, dtype=z.dtype, device=z.device)
+    if z.numel():
+        _, padded, warps = rows.row_tile(width)
+        _gradient_kernel[tokens, batch](
+            z, norms, index, weight, order, start, grad, tokens, width, z.stride(0), z.stride(1),
+            WIDTH=padded, num_warps=warps,
+        )  # fmt: skip
+    return grad
