@@ -10,7 +10,7 @@ rounded; their distances then come from the float32 differences. Of two neighbou
 rounding either may be taken, as in the plain formula.
 
 Launches: statistics, which write u in float16; per chunk the products by cuBLAS and one row-wise kernel for j(i); one
-for ρ_i. Backward: the tokens sorted by their neighbours, then one row-wise kernel, which adds in that order: no atomics.
+for ρ_i. Backward: tokens sorted by their neighbours, then one row-wise kernel, which adds in that order: no atomics.
 """
 
 from __future__ import annotations
