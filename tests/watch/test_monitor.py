@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import threading
+import time
 import warnings
 
 import numpy as np
@@ -16,7 +19,7 @@ from transformers import Trainer, TrainerCallback, ViTConfig, ViTForImageClassif
 
 import decondense as dc
 from decondense.meter.statistics import trimmed
-from decondense.watch import METRICS, Collapse, geometry
+from decondense.watch import METRICS, Collapse, geometry, reading
 
 
 def loops(clouds: list[np.ndarray]) -> dict[str, float]:
@@ -120,6 +123,12 @@ def test_packed_rows_are_cut_into_documents():
     assert watch.readings[0].table["mean_cosine"][1] != reading.table["mean_cosine"][1]
 
 
+@pytest.fixture
+def beside(monkeypatch):
+    """As on a GPU: eigenvalues are computed in a thread while the training goes on."""
+    monkeypatch.setattr("decondense.watch.background.in_background", lambda state: True)
+
+
 @pytest.mark.parametrize("inputs", [None, tokens(2)])
 def test_training_is_bit_for_bit_the_same(inputs):
     plain, losses = loop(lambda model: None)
@@ -128,6 +137,75 @@ def test_training_is_bit_for_bit_the_same(inputs):
     assert losses == same
     assert all(torch.equal(plain[name], watched[name]) for name in plain)
     assert [r.step for r in watches[0].readings] == [0, 2, 4]
+
+
+def test_the_numbers_from_a_thread_are_the_same(monkeypatch):
+    """And so are the weights; a state that changes after the reading, in place, does not change them."""
+    found = []
+    for background in (False, True):
+        monkeypatch.setattr("decondense.watch.background.in_background", lambda state: background)  # noqa: B023
+        watches = []
+        weights, losses = loop(lambda model: watches.append(dc.monitor(model, every=2)) or watches[0])  # noqa: B023
+        found.append((weights, losses, watches[0].readings))
+    (weights, losses, readings), (same, alike, others) = found
+    assert losses == alike
+    assert all(torch.equal(weights[name], same[name]) for name in weights)
+    assert [r.step for r in others] == [0, 2, 4]
+    for one, other in zip(readings, others):
+        assert one.trend == other.trend
+        np.testing.assert_array_equal(one.density, other.density)
+        for name in METRICS:
+            np.testing.assert_array_equal(one.table[name], other.table[name])
+
+
+def test_the_training_goes_on_while_eigenvalues_are_computed(beside, monkeypatch):
+    """The thread is held until step 3: the reading is reported at the next call, with the step that it is of, and a
+    process that forks waits for the thread."""
+    held, told = threading.Event(), []
+    own = reading.of_moments
+    monkeypatch.setattr(reading, "of_moments", lambda moments: held.wait(60) and own(moments))
+    model, ids = gpt2().train(), tokens(4)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    watch = dc.monitor(model, every=100, log=lambda r: told.append((r.step, steps)))
+    for steps in range(5):
+        if steps == 3:
+            assert not told
+            assert not watch._waiting.done()
+            held.set()
+            child = os.fork() if hasattr(os, "fork") else None
+            if child == 0:
+                os._exit(0 if watch._waiting.done() else 1)
+            assert child is None or os.waitpid(child, 0)[1] == 0
+            watch._waiting.exception(60)
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimiser.step()
+    assert told == [(0, 3)]
+    watch.remove()
+
+
+def test_what_is_wrong_in_the_thread_is_said_in_the_training(beside, monkeypatch):
+    monkeypatch.setattr(reading, "of_moments", lambda moments: 1 / 0)
+    model, ids = gpt2().train(), tokens(4)
+    watch = dc.monitor(model)
+    model(input_ids=ids, labels=ids)
+    with pytest.raises(ZeroDivisionError):
+        watch.settle()
+    watch.remove()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_state_that_is_not_finite_is_no_end(bad):
+    """A training that diverges ends as it would have, and the layers that are finite have numbers."""
+    model, ids = gpt2().train(), tokens(4)
+    with torch.no_grad():
+        model.transformer.h[1].mlp.c_proj.bias[0] = bad
+    with dc.monitor(model) as watch:
+        model(input_ids=ids, labels=ids).loss.backward()
+    (one,) = watch.readings
+    for name in METRICS:
+        assert np.isfinite(one.table[name]).tolist() == [True, True, False, False], name
+    assert one.picture.shape == (420, 640, 3)
+    assert "geometry/mean_cosine/02" not in one.figures()
 
 
 def test_two_optimisers_over_one_model_make_one_step():
@@ -155,12 +233,28 @@ def test_the_numbers_are_those_of_the_states_that_passed():
     assert len(watch.readings) == 1  # removed
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_the_numbers_of_a_gpu():
+    torch.manual_seed(0)
+    model, ids = gpt2().train().cuda(), tokens(4).cuda()
+    states = model(input_ids=ids, output_hidden_states=True).hidden_states
+    with dc.monitor(model) as watch:
+        model(input_ids=ids, labels=ids)
+        assert watch._waiting is not None
+    for i, z in enumerate(states):
+        wanted = loops(list(z.detach().double().cpu().numpy()))
+        found = {name: watch.readings[0].table[name][i] for name in METRICS}
+        assert found == pytest.approx(wanted, rel=1e-3, abs=1e-4)
+
+
 class Writer:
     def __init__(self) -> None:
         self.figures: list[tuple[str, int]] = []
 
-    def add_figure(self, name, figure, step) -> None:
-        assert figure.axes
+    def add_image(self, name, pixels, step, dataformats) -> None:
+        assert pixels.shape == (420, 640, 3)
+        assert pixels.dtype == np.uint8
+        assert len(np.unique(pixels)) > 50
         self.figures.append((name, step))
 
 
@@ -186,8 +280,15 @@ def run(tmp_path, attach) -> tuple[Trainer, dict[str, torch.Tensor], Reports]:
     return trainer, {name: p.detach().clone() for name, p in trainer.model.named_parameters()}, reports
 
 
+@pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("inputs", [None, [{"input_ids": tokens(2)}, {"input_ids": tokens(3)[:, :7]}]])
-def test_a_trainer_logs_every_layer_and_a_picture_and_trains_the_same(tmp_path, capsys, inputs):
+def test_a_trainer_logs_every_layer_and_a_picture_and_trains_the_same(
+    tmp_path, capsys, monkeypatch, inputs, background
+):
+    monkeypatch.setattr("decondense.watch.background.in_background", lambda state: background)
+    own = reading.of_moments
+    if background:  # what is not ready at the end of the training is waited for
+        monkeypatch.setattr(reading, "of_moments", lambda moments: time.sleep(0.1) or own(moments))
     _, plain, _ = run(tmp_path, lambda trainer: None)
     watches = []
     trainer, watched, reports = run(
@@ -195,9 +296,9 @@ def test_a_trainer_logs_every_layer_and_a_picture_and_trains_the_same(tmp_path, 
     )
     assert all(torch.equal(plain[name], watched[name]) for name in plain)
     (watch,) = watches
-    assert [r.step for r in watch.readings] == [0, 2, 4]
     lines = [line for line in trainer.state.log_history if "geometry/trend" in line]
     assert [line["step"] for line in lines] == [0, 2, 4]
+    assert [r.step for r in watch.readings] == [0, 2, 4]
     assert lines[1]["geometry/mean_cosine/01"] == watch.readings[1].table["mean_cosine"][1]
     assert {key.split("/")[1] for key in lines[0] if "/" in key} == {"mean_cosine", "effective_rank", "trend"}
     assert [step for step, line in reports.lines if "geometry/trend" in line] == [0, 2, 4]

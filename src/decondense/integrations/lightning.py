@@ -162,16 +162,26 @@ class MonitorCallback(Callback):
         self.name, self.log_reading, self.options = model, log, options
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        loggers = trainer.loggers if trainer.is_global_zero else []
+        pictured = [logger.experiment for logger in loggers if hasattr(logger.experiment, "add_image")]
+
+        def prepare(reading: Reading) -> None:
+            if pictured:
+                _ = reading.picture
+
         def report(reading: Reading) -> None:
             if self.log_reading is not None:
                 self.log_reading(reading)
-            for logger in trainer.loggers if trainer.is_global_zero else []:
+            for logger in loggers:
                 logger.log_metrics(reading.figures(), step=reading.step)
-                if hasattr(logger.experiment, "add_figure"):
-                    logger.experiment.add_figure("geometry/cosines", reading.plot(), reading.step)
+            for writer in pictured:
+                writer.add_image("geometry/cosines", reading.picture, reading.step, dataformats="HWC")
+
+        def step() -> int:
+            return int(trainer.global_step)
 
         model = model_of(pl_module, self.name)
-        self.monitor = Monitor(model, step=lambda: int(trainer.global_step), log=report, **self.options)
+        self.monitor = Monitor(model, step=step, log=report, prepare=prepare, **self.options)
 
     def on_train_batch_start(self, *args: Any, **kwargs: Any) -> None:
         self.monitor.look()

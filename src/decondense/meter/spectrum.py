@@ -23,18 +23,45 @@ depend on λ through Σλ and Σλ² alone: ‖λ̂ − 1‖² = 2(n − √n Σ
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 
-__all__ = ["SPECTRAL", "spectral_statistics"]
+__all__ = ["SPECTRAL", "SecondMoments", "of_moments", "second_moments", "spectral_statistics"]
 
 SPECTRAL = ("effective_rank", "top_singular_share", "distance_to_rank_one", "high_low_ratio",
             "participation_ratio", "isoscore", "matrix_entropy", "spectral_slope")  # fmt: skip
 
 
+class SecondMoments(NamedTuple):
+    """All that the statistics need of clouds (…, tokens, width), in float64: the smaller Gram matrix (…, k, k);
+    ‖1mᵀ‖², ‖Z − 1mᵀ‖² and the Frobenius norm of the latter's Gram matrix, each (…); the width."""
+
+    gram: torch.Tensor
+    low: torch.Tensor
+    high: torch.Tensor
+    frobenius: torch.Tensor
+    width: int
+
+    def on_host(self) -> SecondMoments:
+        """On the CPU. Those of a GPU will be there when its stream has come so far: nobody waits for it here."""
+        gram, low, high, frobenius = map(_sent, (self.gram, self.low, self.high, self.frobenius))
+        return SecondMoments(gram, low, high, frobenius, self.width)
+
+
+def _sent(value: torch.Tensor) -> torch.Tensor:
+    if not value.is_cuda:
+        return value.cpu()
+    return torch.empty_like(value, device="cpu", pin_memory=True).copy_(value, non_blocking=True)
+
+
 def spectral_statistics(z: torch.Tensor) -> torch.Tensor:
     """z (…, tokens, width) → (…, 8) float64 values in the order of ``SPECTRAL``, on the CPU; all clouds in one
     call of every operation."""
+    return of_moments(second_moments(z)).cpu()
+
+
+def second_moments(z: torch.Tensor) -> SecondMoments:
     z = z.double()
     n, width = z.shape[-2:]
     mean = z.mean(-2)
@@ -45,6 +72,13 @@ def spectral_statistics(z: torch.Tensor) -> torch.Tensor:
     else:
         gram = z.mT @ z
         centred = gram - n * mean[..., :, None] * mean[..., None, :]
+    low, high = n * mean.square().sum(-1), _trace(centred).clamp_min(0)
+    return SecondMoments(gram, low, high, torch.linalg.matrix_norm(centred), width)
+
+
+def of_moments(moments: SecondMoments) -> torch.Tensor:
+    """→ (…, 8) values in the order of ``SPECTRAL``. The eigenvalues cost more than all the rest of the meter."""
+    gram, low, high, frobenius, width = moments
     power = _trace(gram)
     squared = torch.linalg.eigvalsh(gram)
     # Repeated tokens make exact zeros, which rounding turns into ±1e-16 σ₁²; their roots would count.
@@ -54,14 +88,11 @@ def spectral_statistics(z: torch.Tensor) -> torch.Tensor:
     p = singular / singular.sum(-1, keepdim=True)
     rank = torch.exp(-torch.special.xlogy(p, p).sum(-1))
     share = singular[..., -1].square() / power
-    low = n * mean.square().sum(-1)
-    high = _trace(centred).clamp_min(0)
-    frobenius = torch.linalg.matrix_norm(centred)
     participation, isoscore = high.square() / frobenius.square(), _isoscore(high / frobenius, width)
     q = squared / squared.sum(-1, keepdim=True)
     entropy = -torch.special.xlogy(q, q).sum(-1)
     values = [rank, share, (1 - share).clamp_min(0).sqrt(), (high / low).sqrt(), participation, isoscore, entropy]
-    return torch.stack([*values, _slope(squared.flip(-1))], -1).cpu()
+    return torch.stack([*values, _slope(squared.flip(-1))], -1)
 
 
 def _trace(gram: torch.Tensor) -> torch.Tensor:

@@ -35,6 +35,7 @@ __all__ = [
     "WindowStatistics",
     "columns",
     "distance_buckets",
+    "finite",
     "state_statistics",
     "trimmed",
     "window_statistics",
@@ -70,7 +71,7 @@ def state_statistics(
     z: torch.Tensor, where: str, *, spectral: bool = False, matrix: torch.Tensor | None = None
 ) -> WindowStatistics:
     """``window_statistics`` of a state that must be finite, ``where`` in words; ``spectral``: with those statistics."""
-    if not bool(torch.isfinite(z.sum())) and not bool(torch.isfinite(z).all()):
+    if not finite(z):
         raise ValueError(
             f"{where} must be finite, but holds NaN or infinity: measure with dtype float32 instead of "
             f"{str(z.dtype).removeprefix('torch.')}."
@@ -81,6 +82,11 @@ def state_statistics(
     if spectral:
         scalars = torch.cat([scalars, spectral_statistics(z)], 1)
     return WindowStatistics(scalars, counts)
+
+
+def finite(z: torch.Tensor) -> bool:
+    """No NaN and no infinity. The sum tells it with one pass, unless it overflows."""
+    return bool(torch.isfinite(z.sum())) or bool(torch.isfinite(z).all())
 
 
 def window_statistics(z: torch.Tensor, *, matrix: torch.Tensor | None = None) -> WindowStatistics:

@@ -25,11 +25,10 @@ than the one before.
 
 from __future__ import annotations
 
-import sys
+import copy
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -127,9 +126,18 @@ def _of_trainer(trainer: Any, log: Log | None, options: dict[str, Any]) -> Monit
         def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
             watch.look()
 
-        on_train_end = on_step_begin
+        def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+            watch.look()
+            watch.settle()
 
-    watch = Monitor(trainer.model, step=lambda: int(trainer.state.global_step), log=report, **options)
+    def prepare(reading: Reading) -> None:
+        if trainer.is_world_process_zero() and any(map(_takes_pictures, trainer.callback_handler.callbacks)):
+            _ = reading.picture
+
+    def step() -> int:
+        return int(trainer.state.global_step)
+
+    watch = Monitor(trainer.model, step=step, log=report, prepare=prepare, **options)
     callback = Watch()
     trainer.add_callback(callback)
     listed = trainer.callback_handler.callbacks
@@ -143,30 +151,35 @@ def _log_reading(trainer: Any, reading: Reading) -> None:
     from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
     logs = reading.figures()
-    state, control = trainer.state, trainer.control
+    state = copy.copy(trainer.state)
+    state.global_step = reading.step  # the trainer may be some steps further
     if state.epoch is not None:
         logs["epoch"] = state.epoch
-    state.log_history.append({**logs, "step": state.global_step})
+    state.log_history.append({**logs, "step": reading.step})
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, (PrinterCallback, ProgressCallback)):
             continue
-        callback.on_log(trainer.args, state, control, logs=dict(logs), model=trainer.model)
-        _show(callback, reading)
-    wandb = sys.modules.get("wandb")
-    if wandb is not None and getattr(wandb, "run", None) is not None:
-        wandb.log({PICTURE: wandb.Image(reading.plot())}, commit=False)
+        callback.on_log(trainer.args, state, trainer.control, logs=dict(logs), model=trainer.model)
+        if _takes_pictures(callback):
+            _show(callback, reading)
+
+
+# What the callbacks of transformers that report to TensorBoard, mlflow, trackio and wandb keep it in.
+PLACES = ("tb_writer", "_ml_flow", "_trackio", "_wandb")
+
+
+def _takes_pictures(callback: Any) -> bool:
+    return any(getattr(callback, place, None) is not None for place in PLACES)
 
 
 def _show(callback: Any, reading: Reading) -> None:
-    """The heatmap, to TensorBoard, mlflow or trackio, whichever this callback of transformers reports to."""
-    if getattr(callback, "tb_writer", None) is not None:
-        callback.tb_writer.add_figure(PICTURE, reading.plot(), reading.step)
-    mlflow = getattr(callback, "_ml_flow", None)
+    """The heatmap, to whichever of them this callback reports to, if there is a run."""
+    writer, mlflow, trackio, wandb = (getattr(callback, place, None) for place in PLACES)
+    if writer is not None:
+        writer.add_image(PICTURE, reading.picture, reading.step, dataformats="HWC")
     if mlflow is not None and mlflow.active_run() is not None:
-        mlflow.log_figure(reading.plot(), f"{PICTURE}-{reading.step:06d}.png")
-    trackio = getattr(callback, "_trackio", None)
+        mlflow.log_image(reading.picture, artifact_file=f"{PICTURE}-{reading.step:06d}.png")
     if trackio is not None:
-        figure = reading.plot()
-        figure.canvas.draw()
-        pixels = np.asarray(figure.canvas.buffer_rgba())[..., :3]
-        trackio.log({PICTURE: trackio.Image(np.ascontiguousarray(pixels))})
+        trackio.log({PICTURE: trackio.Image(reading.picture)})
+    if wandb is not None and wandb.run is not None:
+        wandb.log({PICTURE: wandb.Image(reading.picture), "train/global_step": reading.step})

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,8 @@ from ..meter.trend import curve_statistics
 from ..needs import need
 from ..packing import Documents, documents
 from ..split import refuse_split
-from .reading import METRICS, Reading, geometry
+from . import background
+from .reading import METRICS, Reading, begun
 
 __all__ = ["Collapse", "Log", "Monitor"]
 
@@ -48,6 +51,7 @@ class Monitor:
         modules: str | Sequence[str] | None = None,
         collapse: float = 0.95,
         log: Log | None = None,
+        prepare: Log | None = None,
     ) -> None:
         unknown = [name for name in metrics if name not in METRICS]
         if unknown or not metrics:
@@ -60,8 +64,9 @@ class Monitor:
         self.reader, _ = hs.reader_of(model, modules)
         if isinstance(self.reader, hs.ModuleReader):
             self.reader.differentiated = False
-        self.modules, self.step, self._log = modules, step, log
-        self.readings: list[Reading] = []
+        self.modules, self.step, self._log, self._prepare = modules, step, log, prepare
+        self._readings: list[Reading] = []
+        self._waiting: Future[Reading] | None = None  # a reading whose eigenvalues are being computed
         self.undo = ExitStack()
         self._warned: set[str] = set()
         self._seen: int | None = None  # the step of the last reading
@@ -78,6 +83,7 @@ class Monitor:
     # ---- reading ----
 
     def _due(self) -> bool:
+        self.settle(wait=False)
         step = self.step()
         return step % self.every == 0 and step != self._seen
 
@@ -85,36 +91,53 @@ class Monitor:
         """A training call went by: the first of a step that is due."""
         self._note([capture])
 
-    def look(self) -> Reading | None:
-        """Read `inputs` now, if a reading is due: what an engine calls between two steps."""
-        if self.batches is None or not self._due():
-            return None
+    def look(self) -> None:
+        """What an engine calls between two steps: read `inputs` if a reading is due, and report one that is ready."""
+        if not self._due() or self.batches is None:
+            return
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
         with evaluating(self.model), torch.random.fork_rng(devices), eager(self.model), torch.no_grad():
-            return self._note([hs.states_of(self.model, batch, modules=self.modules) for batch in self.batches])
+            self._note([hs.states_of(self.model, batch, modules=self.modules) for batch in self.batches])
 
     @torch.no_grad()
-    def _note(self, captures: list[hs.Capture]) -> Reading:
+    def _note(self, captures: list[hs.Capture]) -> None:
         refuse_split("the monitor", "watch without context or sequence parallelism")
-        self._seen = self.step()
-        rows, counts = [], []
+        self.settle()  # one at a time, so that no more than one reading's matrices are held
+        step = self._seen = self.step()
         cuts = [_documents(capture) for capture in captures]
-        for i in range(len(captures[0].states)):
-            values, bins = geometry(self._sequences(captures, cuts, i), metrics=self.metrics)
-            rows.append(values)
-            counts.append(bins.reshape(BINS, -1).sum(1))
+        layers = [
+            begun(self._sequences(captures, cuts, i), metrics=self.metrics) for i in range(len(captures[0].states))
+        ]
+        state = captures[0].states[0]
+        if background.in_background(state):
+            self._waiting = background.beside_training(partial(self._reading, step, layers), state.device)
+        else:
+            self._report(self._reading(step, layers))
+
+    def _reading(self, step: int, layers: list[Callable[[], tuple[Tensor, Tensor]]]) -> Reading:
+        rows, counts = zip(*(finish() for finish in layers))
         table = dict(zip(self.metrics, torch.stack(rows, 1).numpy()))
-        share = torch.stack(counts).double()
+        share = torch.stack([bins.reshape(BINS, -1).sum(1) for bins in counts]).double()
         density = (share / share.sum(1, keepdim=True).clamp_min(1) * BINS / 2).numpy()
         blocks = table["mean_cosine"][self.reader.first :]
         trend = float(curve_statistics(blocks)[0]) if len(blocks) > 2 else math.nan
         names = tuple(_short(self.reader.name(i), i, self.modules) for i in range(len(rows)))
-        reading = Reading(self._seen, names, table, trend, density)
-        self.readings.append(reading)
+        reading = Reading(step, names, table, trend, density)
+        if self._prepare is not None:
+            self._prepare(reading)
+        return reading
+
+    def settle(self, *, wait: bool = True) -> None:
+        """Report the reading that is still being computed; without `wait` only if it is ready."""
+        if self._waiting is not None and (wait or self._waiting.done()):
+            ready, self._waiting = self._waiting, None
+            self._report(ready.result())
+
+    def _report(self, reading: Reading) -> None:
+        self._readings.append(reading)
         self._warn(reading)
         if self._log is not None:
             self._log(reading)
-        return reading
 
     def _sequences(self, captures: list[hs.Capture], cuts: list[Documents | None], state: int) -> list[Tensor]:
         """A hidden state of the first so many sequences, or documents of packed rows, without their padding."""
@@ -146,6 +169,11 @@ class Monitor:
             warnings.warn(sentence, Collapse, stacklevel=2)
 
     # ---- what comes out ----
+
+    @property
+    def readings(self) -> list[Reading]:
+        self.settle()
+        return self._readings
 
     def to_pandas(self) -> Any:
         """One row for every reading and layer: step, layer, the metrics."""
@@ -184,6 +212,7 @@ class Monitor:
     def remove(self) -> None:
         """Take all hooks off again; the readings stay."""
         self.undo.close()
+        self.settle()
 
     def __enter__(self) -> Monitor:
         return self

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,10 +14,10 @@ import torch
 from torch import Tensor
 
 from ..geometry import inverse
-from ..meter.spectrum import SPECTRAL, spectral_statistics
-from ..meter.statistics import FINE_BINS, SCALARS, window_statistics
+from ..meter.spectrum import SPECTRAL, of_moments, second_moments
+from ..meter.statistics import FINE_BINS, SCALARS, finite, window_statistics
 
-__all__ = ["METRICS", "Reading", "geometry"]
+__all__ = ["METRICS", "Reading", "begun", "geometry"]
 
 METRICS = (
     "mean_cosine", "mean_cosine_across", "mean_cosine_without_first", "effective_rank", "matrix_entropy",
@@ -58,23 +59,44 @@ class Reading:
             chart.x.title = f"{self.layers[0]} … {self.layers[-1]}"
         return draw([Strip([[chart]], (6.4, 4.2))], path, name=f"step-{self.step:06d}.png", ax=ax, title=title)
 
+    @cached_property
+    def picture(self) -> np.ndarray:
+        """The heatmap as pixels (height, width, 3), drawn once for all that take pictures."""
+        canvas = self.plot().canvas
+        canvas.draw()
+        return np.ascontiguousarray(np.asarray(canvas.buffer_rgba())[..., :3])
+
 
 @torch.no_grad()
 def geometry(parts: Sequence[Tensor], *, metrics: Sequence[str] = METRICS) -> tuple[Tensor, Tensor]:
     """Sequences without padding, each of `parts` (sequences, tokens, width) → the metrics, each a mean over sequences,
-    float64; and the counts of cosines within sequences in fine bins."""
+    float64; and the counts of cosines within sequences in fine bins. NaN where a state is not finite."""
+    return begun(parts, metrics=metrics)()
+
+
+@torch.no_grad()
+def begun(parts: Sequence[Tensor], *, metrics: Sequence[str] = METRICS) -> Callable[[], tuple[Tensor, Tensor]]:
+    """`geometry` without the eigenvalues, for which a GPU would need several steps' time. The states may change
+    afterwards: what is returned finds the rest, on the CPU and in any thread, once the GPU's stream has come so far."""
     parts = [part.detach() for part in parts if part.shape[1] > 1]
-    if not parts:
-        return torch.full((len(metrics),), math.nan, dtype=torch.float64), torch.zeros(FINE_BINS, dtype=torch.int64)
+    if not parts or not all(map(finite, parts)):
+        nothing = torch.full((len(metrics),), math.nan, dtype=torch.float64), torch.zeros(FINE_BINS, dtype=torch.int64)
+        return lambda: nothing
     measured = [window_statistics(part) for part in parts]
     values = dict(zip(SCALARS, torch.cat([m.scalars[:, : len(SCALARS)] for m in measured]).mean(0)))
     values["outlier_share"] = values["top3_variance_share"]
-    if any(name in metrics for name in SPECTRAL):
-        values |= dict(zip(SPECTRAL, torch.cat([spectral_statistics(part) for part in parts]).mean(0)))
+    spectral = any(name in metrics for name in SPECTRAL)
+    moments = [second_moments(part).on_host() for part in parts] if spectral else []
     squares = [part.double().square().sum(2) for part in parts]
     values["first_token_share"] = torch.cat([s[:, 0] / s.sum(1).clamp_min(1e-300) for s in squares]).mean().cpu()
     values["mean_cosine_across"] = _across(parts)
-    return torch.stack([values[name] for name in metrics]), sum((m.counts for m in measured[1:]), measured[0].counts)
+    counts = sum((m.counts for m in measured[1:]), measured[0].counts)
+
+    def finish() -> tuple[Tensor, Tensor]:
+        found = dict(zip(SPECTRAL, torch.cat([of_moments(m) for m in moments]).mean(0))) if spectral else {}
+        return torch.stack([(values | found)[name] for name in metrics]), counts
+
+    return finish
 
 
 def _across(parts: list[Tensor]) -> Tensor:
