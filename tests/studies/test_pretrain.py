@@ -110,6 +110,34 @@ def test_whether_a_loss_makes_models_quantise_better_where_runs_know_it():
     assert not any("int4" in column for column in confirmed({"1.02k": 0.0, "2.05k": 0.0}).columns)
 
 
+def test_what_changes_is_told_seed_by_seed_and_by_hand(tmp_path):
+    study = find("pretrain")
+    settings = settings_of(study, "smoke", seeds=[1, 2])
+    runs = []
+    for seed, arm in product(settings["seeds"], settings["arms"]):
+        added = 0.0 if arm.startswith("cross-entropy") else 0.1 * seed
+        groups = {"frequency": 10, "position": 8}
+        by = {name: [{"tokens": 5, "loss": 3.0 + seed + i * added} for i in range(n)] for name, n in groups.items()}
+        by["position"][3] = {"tokens": 0, "loss": None}
+        history = (
+            [{"step": 1, "tokens": 256, "loss": 9.0, "task_loss": 5.0 + seed - added}]
+            if added
+            else [{"step": 1, "tokens": 256, "loss": 5.0 + seed}]
+        )
+        runs.append(training(arm, seed, {"one": [3.0, 3.1 + added]}, held_out_by=by, history=history))
+    end = study.conclude(Runs(runs, list(settings["arms"])), settings)
+    panels = end.more["why.png"].args[0]
+    (name,) = panels[1]["series"]
+    assert panels[1]["series"][name] == ([256], [pytest.approx([-0.1, -0.2])])
+    places, values = panels[2]["series"][name]
+    assert (places[0], len(places), values[4]) == (0.5, 10, pytest.approx([0.4, 0.8]))
+    assert panels[3]["series"][name][0] == [0.5, 1.5, 2.5, 4.5, 5.5, 6.5, 7.5]
+    assert list(panels[0]["series"]) == [name, "cross-entropy"]
+    assert end.more["why.png"].keywords["note"].startswith("llama, 2.05k tokens, 2 seeds: ")
+    assert end.more["why.png"](tmp_path / "why.png").stat().st_size > 1000
+    assert confirmed({"1.02k": 0.0, "2.05k": 0.0}).more == {}  # runs that keep no such thing
+
+
 def test_a_run_that_was_not_asked_about_quantisation_is_the_same_training():
     study = find("pretrain")
     settings = settings_of(study, "smoke")

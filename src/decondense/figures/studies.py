@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..stats.intervals import student
 from ..words import amount, signed
-from .chart import PALETTE, Axis, Box, Chart, Frame, Rule, dots
+from .chart import PALETTE, Axis, Band, Box, Chart, Frame, Rule, Series, dots, look
 from .draw import Strip, draw
 from .measured import Short
 from .measurements import DEPTH, heat_rows
@@ -103,23 +105,34 @@ def effects(
     return draw([Strip([[chart]], (8.4, 1.3 + 0.3 * len(rows)))], path)
 
 
-def curves(panels: Sequence[Mapping[str, Any]], path: Path, *, note: str = "") -> Path:
-    """Panels side by side. Each has `title`, `x`, `y` (labels), `series`: name → (x values, one list of values per
-    x); and optionally `scale` ("log", "symlog"), `line` (a level to draw), `ticks` and their `labels`, `limits`."""
-    return draw([Strip([[_panel(panel) for panel in panels]], (3.9 * len(panels) + 0.4, 3.7), note)], path)
+def curves(panels: Sequence[Mapping[str, Any]], path: Path, *, note: str = "", columns: int | None = None) -> Path:
+    """Panels side by side, or so many in a row. Each has `title`, `x`, `y` (labels), `series`: name → (x values, one
+    list of values per x); and optionally `scale` ("log", "symlog"), `line` (a level to draw), `ticks` and their
+    `labels`, `limits`, `legend`, `band`: many points, drawn as the mean and the range of the values."""
+    columns = columns or len(panels)
+    rows = [[_panel(panel) for panel in panels[i : i + columns]] for i in range(0, len(panels), columns)]
+    size = (3.9 * columns + 0.4, 3.3 * len(rows) + 0.4)
+    return draw([Strip(rows, size, note)], path)
 
 
 def _panel(panel: Mapping[str, Any], *, joined: bool = True) -> Chart:
     marks: list[Any] = []
     for number, (name, (x, values)) in enumerate(panel["series"].items()):
-        marks += dots(x, values, colour=PALETTE[number % len(PALETTE)], name=name, joined=joined)
+        colour = PALETTE[number % len(PALETTE)]
+        if panel.get("band"):
+            low, mean, high = ([float(of(some)) for some in values] for of in (np.min, np.mean, np.max))
+            style = look(number) | ({"symbol": None} if len(x) > 12 else {})
+            marks += [Band(x, low, high, "", colour, 0.2), Series(x, mean, name, **style)]
+        else:
+            marks += dots(x, values, colour=colour, name=name, joined=joined)
     places = panel.get("ticks") or ()
     labels = panel.get("labels") or [f"{place:g}".replace("-", "−") for place in places]
     scale = panel.get("scale") or "linear"
     axis = Axis(panel["x"], scale=scale, ticks=list(zip(places, labels)) or None, grid=False)
     rules = [Rule(panel["line"], "y")] if panel.get("line") is not None else []
     y = Axis(panel["y"], range=panel.get("limits"))
-    return Chart(panel["title"], axis, y, [Frame(marks)], rules, legend="best" if len(panel["series"]) > 1 else "")
+    legend = "best" if panel.get("legend", len(panel["series"]) > 1) else ""
+    return Chart(panel["title"], axis, y, [Frame(marks)], rules, legend=legend)
 
 
 def _below(note: str) -> str:

@@ -262,6 +262,7 @@ def conclude(
         end = study.conclude(runs, used)
     else:
         end = Conclusion(UNDECIDED, "not run" + (f": {reason}" if reason else "."), [], [], {})
+    figures = ({"figure.png": end.draw} if end.draw is not None else {}) | end.more
     toy = TOY if study.toy and scale == "smoke" and taken else ""
     here = [f"{platform.machine()} CPU"] if not plan else ["none"]
     record = records.Study(
@@ -271,13 +272,13 @@ def conclude(
         command=command_of(study.name, scale, settings_of(study, scale), used),
         hardware="; ".join(sorted({one.record.hardware for one in taken.values()}) or here),
         table=records.Table(columns=end.columns, rows=round_to(end.rows, whole=False)),
-        figures=["figure.png"] if end.draw is not None else [], config=used, runs=sorted(taken),
+        figures=list(figures), config=used, runs=sorted(taken),
         estimate=round_to(end.estimate, whole=False),
         versions=_versions(taken.values()) if plan else versions("decondense", "numpy", "scipy"),
     )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
-    if end.draw is not None:
-        end.draw(folder / "figure.png")
+    for name, draw in figures.items():
+        draw(folder / name)
     write_csv(folder / "table.csv", [dict(zip(end.columns, row)) for row in record.table.rows])
     _write_config(study, scale, folder, used)
     record.save(folder / "result.json")

@@ -10,9 +10,10 @@ costs them (`train.quantised`), the table also says whether a loss makes that le
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from ..stats.verdicts import NOT, REPRODUCED, UNDECIDED, Decision, from_interval
 from ..words import amount, signed
 from .runs import Conclusion, Runs, Settings, by_document, cosine, quantisation
 from .settings import joined
+from .why import in_words, why
 
 NONE = "cross-entropy"
 SMALLEST = 0.005  # nats per token: the smallest effect that matters
@@ -133,7 +135,27 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     axes |= {"y": "held-out loss minus cross-entropy's", "line": 0.0}
     panels = [{"title": model, "series": lines, **axes} for model, lines in series.items()]
     draw = partial(curves, panels, note="dots are seeds, bars 95 % intervals over them") if rows else None
-    return Conclusion(_verdict(decisions, tokens), sentence, columns, rows, estimate, draw)
+    changes = _why(runs, tokens, settings)
+    more = {} if changes is None else {"why.png": changes}
+    return Conclusion(_verdict(decisions, tokens), sentence, columns, rows, estimate, draw, more)
+
+
+def _why(runs: Runs, tokens: Mapping[Cell, int], settings: Settings) -> Callable[[Path], object] | None:
+    """The figure of what changes, for the model and budget that have most runs, the larger budget where two have."""
+    most: tuple[int, int] = (0, 0)
+    draw = None
+    for place in {cell[1:]: None for cell in tokens}:
+        arms = {cell[0]: runs.table.get(BETWEEN.join(cell), {}) for cell in tokens if cell[1:] == place}
+        whole = {loss: {s: r for s, r in arm.items() if r.held_out_by and r.snapshots} for loss, arm in arms.items()}
+        base = whole.pop(NONE, {})
+        paired = {loss: {s: run for s, run in arm.items() if s in base} for loss, arm in whole.items()}
+        losses = {loss: arm for loss, arm in paired.items() if arm}
+        count = (sum(map(len, losses.values())), tokens[(NONE, *place)])
+        if losses and count > most:
+            recipe = joined(settings["base"], settings["arms"][BETWEEN.join((NONE, *place))])
+            draw = partial(curves, why(base, losses, recipe), note=in_words(", ".join(place), len(base)), columns=2)
+            most = count
+    return draw
 
 
 def _verdict(decisions: Mapping[Cell, Decision], tokens: Mapping[Cell, int]) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -286,6 +286,7 @@ class Conclusion:
     rows: list[list[Any]]
     estimate: dict[str, Any]
     draw: Callable[[Path], object] | None = None  # writes the figure
+    more: dict[str, Callable[[Path], object]] = field(default_factory=dict)  # name of the file → writes another one
 
     def __post_init__(self) -> None:
         self.estimate = _plain(self.estimate)
