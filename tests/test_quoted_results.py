@@ -195,6 +195,29 @@ def test_pretrain():
     ]
     assert "ends at {} without a loss, {} with decorrelation and {} with uniformity".format(*last) in RESULTS
     assert f"mean cosine goes from {last[0]} to {last[2]}" in RESULTS
+    ways = [kept[f"{arm} · gpt2 · 40M"] for arm in ("decorrelation last 0.3", "uniformity last 0.1")]
+    plain = kept[f"{PLAIN} · gpt2 · 40M"]
+
+    def at(run: Training, step: int) -> float:
+        (line,) = (line for line in run.history if line.step == step)
+        return line.loss if line.task_loss is None else line.task_loss
+
+    early, middle = (
+        [np.mean([at(way[seed], step) - at(plain[seed], step) for seed in way]) for way in ways] for step in (180, 600)
+    )
+    assert f"is {-early[0]:.3f} nats lower with decorrelation and {-early[1]:.3f} with uniformity" in RESULTS
+    assert f"differ from cross-entropy by {signed(middle[0], 3)} and {signed(middle[1], 3)}" in RESULTS
+
+    def apart(kind: str) -> np.ndarray:
+        """(seeds, groups) of uniformity minus cross-entropy."""
+        pairs = [(ways[1][s].held_out_by[kind], plain[s].held_out_by[kind]) for s in plain]
+        return np.array([[a["loss"] - b["loss"] for a, b in zip(*pair)] for pair in pairs])
+
+    frequent, rare = apart("frequency")[:, 0], apart("frequency")[:, -1]
+    assert abs(apart("position").mean(0)).max() < 0.005  # "no such difference"
+    assert f"costs {-frequent.mean():.3f} nats less, the rarest {rare.mean():.3f} more" in RESULTS
+    assert (frequent < 0).all()
+    assert (rare > 0).all()
     assert {len(seeds) for seeds in kept.values()} == {3}
     assert f"{sum(map(len, kept.values()))} of 120 runs" in RESULTS
 
