@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import gc
 import importlib
 import json
 import os
@@ -18,6 +19,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+import traceback
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
@@ -46,6 +49,11 @@ def launch(
         return subprocess.CompletedProcess(words, code, *(file.read_text() for file in files))
 
 
+def start(script: Path, *arguments: object, **environment: object) -> Future[subprocess.CompletedProcess[str]]:
+    """`launch` in the background, one at a time."""
+    return ThreadPoolExecutor(1).submit(functools.partial(launch, 1, script, *arguments, **environment))
+
+
 @functools.cache
 def server() -> subprocess.Popen[str]:
     settings = os.environ | {"OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", "HF_HUB_OFFLINE": "1"}
@@ -58,6 +66,7 @@ def server() -> subprocess.Popen[str]:
 def serve() -> None:
     for name in IMPORTED:
         importlib.import_module(name)
+    gc.freeze()  # a process need not look through it, nor copy it by doing so
     for line in sys.stdin:
         asked = json.loads(line)
         with socket.socket() as free:
@@ -67,8 +76,7 @@ def serve() -> None:
         for rank in range(asked["number"]):
             child = os.fork()
             if child == 0:
-                begin(rank, port, **asked)
-                return
+                os._exit(run(rank, port, **asked))  # without taking to pieces what was imported, which takes a second
             running.add(child)
         failed = 0
         while running:
@@ -81,10 +89,8 @@ def serve() -> None:
         print(failed, flush=True)
 
 
-def begin(
-    rank: int, port: str, *, number: int, words: list[str], cwd: str, files: list[str], environment: dict
-) -> None:
-    """What is left of this process is the script; it ends as a script does."""
+def run(rank: int, port: str, *, number: int, words: list[str], cwd: str, files: list[str], environment: dict) -> int:
+    """What is left of this process is the script; the exit code that Python would end with."""
     signal.alarm(LIMIT)
     for stream, file in enumerate(files, 1):
         os.dup2(os.open(file, os.O_CREAT | os.O_WRONLY | os.O_APPEND), stream)
@@ -96,7 +102,21 @@ def begin(
         os.environ |= {"LOCAL_WORLD_SIZE": str(number), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     sys.argv = words
     sys.path[0] = str(Path(words[0]).parent)
-    runpy.run_path(words[0], run_name="__main__")
+    code: object = None
+    try:
+        runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as ended:
+        code = ended.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    if not isinstance(code, int | None):
+        print(code, file=sys.stderr)
+        code = 1
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code or 0
 
 
 if __name__ == "__main__":

@@ -9,14 +9,13 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import by_hand
 import pytest
 import yaml
+from processes import start
 from rich.console import Console
 from rich.text import Text
 
@@ -329,23 +328,16 @@ def test_ctrl_c_leaves_a_valid_result_that_resume_completes(model, tmp_path):
     out, asked = tmp_path / "o", 80
     base = ["measure", model, "--text", "pydoc", "--windows", str(asked), "--tokens", "64", "--bootstrap", "20"]
     base += ["--batch", "1", "--json", "--out", str(out)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "decondense.cli", *base],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "DECONDENSE_CHECKPOINT_SECONDS": "0"},
-        # a shell that starts the tests in the background lets them, and so this process, ignore Ctrl-C
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    command = Path(__file__).with_name("command_worker.py")
+    running = start(command, tmp_path / "number", *base, DECONDENSE_CHECKPOINT_SECONDS=0)
     deadline = time.monotonic() + 120
-    while not (out / "partial-0.npz").exists() and process.poll() is None and time.monotonic() < deadline:
+    while not (out / "partial-0.npz").exists() and not running.done() and time.monotonic() < deadline:
         time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=120)
-    assert process.returncode == 130, stderr
-    assert stdout == ""
-    assert "Repeat the command with --resume" in stderr
+    os.kill(int((tmp_path / "number").read_text()), signal.SIGINT)
+    done = running.result(120)
+    assert done.returncode == 130, done.stderr
+    assert done.stdout == ""
+    assert "Repeat the command with --resume" in done.stderr
     partial = load(out)
     assert 0 < partial.record.windows_done < asked
     assert not partial.complete

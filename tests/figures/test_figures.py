@@ -65,7 +65,7 @@ def test_a_full_disk_leaves_no_figure(tmp_path, monkeypatch):
         Path(name).write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
+    monkeypatch.setattr("matplotlib.backends.backend_agg.FigureCanvasAgg.print_png", full)
     with pytest.raises(OSError, match="No space"):
         heatmap(fake(), tmp_path / "h.png")
     assert [p.name for p in tmp_path.iterdir()] == ["h.csv"]

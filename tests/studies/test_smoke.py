@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+from processes import start
 
 from decondense import records, studies
 
+COMMAND = Path(__file__).parents[1] / "command_worker.py"
 CLOSER = ("theory", "counteract", "text")  # looked at in tests of their own
 OTHERS = [n for n in studies.STUDIES if n not in CLOSER]
 LIMIT = 20  # seconds of one core that a study may take at smoke scale, from the first import to the last file
@@ -94,24 +98,14 @@ def test_counteract(command, tmp_path):
 
 def test_killed_in_the_middle_and_repeated_is_the_same_bytes(command, tmp_path):
     """SIGKILL in the second of two runs, after a checkpoint: nothing has a chance to tidy up."""
-    asked = [
-        "study",
-        "init",
-        "--seeds",
-        "1,2",
-        "--set",
-        "base.train.checkpoints=4",
-        "--set",
-        "base.snapshots.count=1",
-        "--out",
-    ]
-    code = "import sys, torch; torch.set_num_threads(1); from decondense.cli import main; main(sys.argv[1:])"
-    process = subprocess.Popen([sys.executable, "-c", code, *asked, tmp_path / "killed"], stderr=subprocess.DEVNULL)
+    settings = ["--set", "base.train.checkpoints=4", "--set", "base.snapshots.count=1"]
+    asked = ["study", "init", "--seeds", "1,2", *settings, "--out"]
+    running = start(COMMAND, tmp_path / "number", *asked, tmp_path / "killed")
     working = tmp_path / "killed" / ".work" / "from-scratch-seed-2"
-    while process.poll() is None and not list(working.glob("checkpoints/*/complete.json")):
+    while not running.done() and not list(working.glob("checkpoints/*/complete.json")):
         time.sleep(0.002)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
+    os.kill(int((tmp_path / "number").read_text()), signal.SIGKILL)
+    assert running.result().returncode == -signal.SIGKILL
     assert working.is_dir()
     assert not (tmp_path / "killed" / "result.json").exists()
     _, _, err = command(*asked, tmp_path / "killed")

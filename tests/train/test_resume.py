@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import signal
+import time
+from concurrent.futures import Future
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 import torch
@@ -29,9 +31,9 @@ SETTINGS = [
 ]
 
 
-def finish(process: multiprocessing.process.BaseProcess, code: int) -> None:
-    process.join(120)
-    assert process.exitcode == code
+def finish(running: Future[CompletedProcess[str]], code: int) -> None:
+    done = running.result(120)
+    assert done.returncode == code, done.stderr
 
 
 def same_result(one: Path, other: Path) -> None:
@@ -97,16 +99,17 @@ def test_the_reference_run_has_what_must_be_resumed(undisturbed):
 
 def test_second_process_is_refused_and_a_finished_run_says_so(tmp_path, cache):
     folder = tmp_path / "run"
-    context = multiprocessing.get_context("forkserver")
-    reached, go = context.Event(), context.Event()
-    first = child(content(), folder, cache, pause=(2, reached, go))
-    assert reached.wait(60)
+    reached, go = tmp_path / "reached", tmp_path / "go"
+    first = child(content(), folder, cache, pause=(2, str(reached), str(go)))
+    while not reached.exists():
+        assert not first.done(), first.result().stderr
+        time.sleep(0.01)
     try:
         for resume in (False, True):
             with pytest.raises(ValueError, match=r"in use by another process: wait for it, or choose another"):
                 train(tiny(), folder, cache=cache, resume=resume)
     finally:
-        go.set()
+        go.touch()
     finish(first, 0)
     assert not (folder / ".lock").exists()
     said: list[str] = []

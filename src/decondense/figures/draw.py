@@ -28,7 +28,8 @@ COLOURS = {INK: "black", FAINT: "#777777", PAPER: "white"}
 DASH = dict(zip(DASHES, ("-", "--", ":", "-.", (0, (8, 3)), (0, (8, 2, 1, 2)))))
 SYMBOL = dict(zip(SYMBOLS, "osD^xP"))
 Where = str | os.PathLike[str] | None
-KINDS = ("png", "svg", "pdf")
+VECTORS = ("svg", "pdf")
+DPI = 160
 POINTS = 0.62  # of a pixel of the page
 
 
@@ -50,7 +51,7 @@ def draw(
     """Strips below each other; `figures.plot` says what `path`, `ax`, `title` and the value are. `name` is that of the
     file where `path` is a folder (it exists, or has no ending), and `rows` go into a CSV beside it."""
     kind = "" if path is None or Path(path).is_dir() else Path(path).suffix.lstrip(".").lower()
-    if kind and kind not in KINDS:
+    if kind and kind not in ("png", *VECTORS):
         raise ValueError(f"a figure must be .png, .svg or .pdf, got {os.fspath(path or '')!r}.")
     if path is not None and ax is not None:
         raise ValueError("a figure goes into a file or onto axes, got both path and ax: give one of them.")
@@ -66,8 +67,12 @@ def draw(
     if rows is not None:
         write_csv(target.with_suffix(".csv"), rows)
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {"Software": None})
+    whole.set_dpi(DPI)
     with atomic(target) as temporary, matplotlib.rc_context({"svg.hashsalt": "decondense"}):  # else names are random
-        whole.savefig(temporary, dpi=160, format=kind or "png", metadata=metadata)
+        if kind in VECTORS:
+            whole.savefig(temporary, format=kind, metadata=metadata)
+        else:
+            FigureCanvasAgg(whole).print_png(temporary, metadata=metadata)  # savefig draws all of it twice
     return target
 
 
