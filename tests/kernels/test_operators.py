@@ -67,9 +67,12 @@ def test_lengths_that_change():
         torch.testing.assert_close(gradient(compiled, z), gradient(loss, z), rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", ["first_order", "second_order", "pairwise"])
-def test_the_operators_say_what_they_return(name):
-    z, options = cloud(2, 20, 8).to(DEVICE).requires_grad_(), [None] * 5 + [1e-2, None, None]
+KERNELS = {"first_order": 1e-2, "second_order": 1e-2, "pairwise": 1e-2, "nearest": 1e-8, "repulsion": None}
+
+
+@pytest.mark.parametrize(("name", "eps"), {**KERNELS, "covariance": None}.items())
+def test_the_operators_say_what_they_return(name, eps):
+    z, options = cloud(2, 20, 8).to(DEVICE).requires_grad_(), [None] * 5 + [eps, None, None]
     torch.library.opcheck(_forward, (z, half_masked(2, 20), True, torch.bfloat16, name, *options))
     torch.library.opcheck(_forward, (z.detach(), None, False, None, name, *options))
     value, *saved = _forward(z.detach(), None, True, None, name, *options)

@@ -6,7 +6,6 @@ Importing this package imports neither torch nor triton; each kernel module does
 
 from __future__ import annotations
 
-import functools
 import os
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -45,7 +44,6 @@ def product_dtype(z: torch.Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if cast else z.dtype
 
 
-@functools.cache  # asked for every layer of every step
 def _cuda() -> bool:
     import torch
 

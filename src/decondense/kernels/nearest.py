@@ -61,7 +61,10 @@ def _unit_row(z, norms, b, row, column, tokens, inside, stride_b, stride_n):
 
 
 @triton.jit
-def _distance_kernel(z, norms, index, distance, tokens, width, stride_b, stride_n, WIDTH: tl.constexpr):
+def _distance_kernel(
+    z, norms, number, index, part, weight, tokens, width, stride_b, stride_n, eps, WIDTH: tl.constexpr
+):
+    """What a token adds to L, and c_i; zeros for tokens that do not count, and for fewer than two."""
     b = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0)
     column = tl.arange(0, WIDTH)
@@ -70,12 +73,16 @@ def _distance_kernel(z, norms, index, distance, tokens, width, stride_b, stride_
     u, _ = _unit_row(z, norms, b, tl.where(valid, i, -1), column, tokens, inside, stride_b, stride_n)
     j = tl.load(index + b * tokens + i)
     v, _ = _unit_row(z, norms, b, j, column, tokens, inside, stride_b, stride_n)
-    tl.store(distance + b * tokens + i, tl.sqrt(tl.sum((u - v) * (u - v), axis=0)))
+    distance = tl.sqrt(tl.sum((u - v) * (u - v), axis=0))
+    n = tl.load(number + b)
+    pairs = valid & (n >= 2.0)
+    tl.store(part + b * tokens + i, tl.where(pairs, -tl.log(distance + eps) / n, 0.0))
+    tl.store(weight + b * tokens + i, tl.where(pairs, -inverse(n * distance * (distance + eps)), 0.0))
 
 
 @triton.jit
 def _gradient_kernel(
-    z, norms, index, weight, order, start, grad, tokens, width, stride_b, stride_n, WIDTH: tl.constexpr
+    z, norms, index, weight, order, start, upstream, grad, tokens, width, stride_b, stride_n, WIDTH: tl.constexpr
 ):
     """∂L/∂z of one token: weight c, order the tokens sorted by their neighbour, start where those of each one begin."""
     b = tl.program_id(1).to(tl.int64)
@@ -94,7 +101,7 @@ def _gradient_kernel(
         v, _ = _unit_row(z, norms, b, k, column, tokens, inside, stride_b, stride_n)
         g -= tl.load(weight + b * tokens + k) * (v - u)
     along = tl.sum(g * u, axis=0)
-    g = tl.where(valid, scale * (g - u * along), 0.0)
+    g = tl.where(valid, tl.load(upstream + b) * scale * (g - u * along), 0.0)
     where = (b * tokens + i) * width + column
     tl.store(grad + where, g.to(grad.dtype.element_ty), mask=inside)
 
@@ -104,13 +111,6 @@ def like(z: torch.Tensor) -> list[torch.Tensor]:
     dtypes = (torch.float32, torch.int32, torch.float32)
     saved = (z.new_empty(z.shape[:2], dtype=dtype) for dtype in dtypes)
     return [z.new_empty(z.shape[0], dtype=torch.float32), *saved]
-
-
-def _share(norms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """1/n for the tokens that count, else 0, (B, N); and n (B, 1)."""
-    counts = ~(norms < 0)
-    n = counts.sum(1, keepdim=True)
-    return counts / n.clamp_min(1), n
 
 
 @torch.no_grad()
@@ -134,16 +134,14 @@ def forward(
             products, half, index, b.start, row.start, products.shape[1], tokens,
             BLOCK=block, num_warps=max(1, block // 256),
         )  # fmt: skip
-    distance = torch.empty_like(half)
+    part, weight = torch.empty_like(half), torch.empty_like(half)
     if z.numel():
         _, padded, warps = rows.row_tile(width)
         _distance_kernel[tokens, batch](
-            z, sums.norms, index, distance, tokens, width, z.stride(0), z.stride(1), WIDTH=padded, num_warps=warps
-        )
-    share, n = _share(sums.norms)
-    logs = torch.where(share == 0, 0, torch.log(distance + eps))
-    value = torch.where(n[:, 0] >= 2, -(logs * share).sum(1), 0)
-    return value, (sums.norms, index, distance) if need_grad else ()
+            z, sums.norms, sums.number, index, part, weight, tokens, width, z.stride(0), z.stride(1), eps,
+            WIDTH=padded, num_warps=warps,
+        )  # fmt: skip
+    return part.sum(1), (sums.norms, index, weight) if need_grad else ()
 
 
 @torch.no_grad()
@@ -157,11 +155,8 @@ def backward(
 ) -> torch.Tensor:
     """∂(Σ_b upstream_b L_b)/∂z (B, N, F) in z's dtype; upstream (B,) float32."""
     z, _ = rows.check(z, mask)
-    norms, index, distance = saved
+    norms, index, weight = saved
     batch, tokens, width = z.shape
-    share, n = _share(norms)
-    slope = torch.where(distance == 0, 0, -share / (distance * (distance + eps)))
-    weight = torch.where(n >= 2, slope * upstream[:, None], 0)
     neighbour, order = index.sort(dim=1, stable=True)
     ends = torch.arange(tokens + 1, dtype=torch.int32, device=z.device).expand(batch, -1).contiguous()
     start = torch.searchsorted(neighbour, ends, out_int32=True)
@@ -169,7 +164,7 @@ def backward(
     if z.numel():
         _, padded, warps = rows.row_tile(width)
         _gradient_kernel[tokens, batch](
-            z, norms, index, weight, order, start, grad, tokens, width, z.stride(0), z.stride(1),
-            WIDTH=padded, num_warps=warps,
+            z, norms, index, weight, order, start, upstream.to(torch.float32).contiguous(), grad,
+            tokens, width, z.stride(0), z.stride(1), WIDTH=padded, num_warps=warps,
         )  # fmt: skip
     return grad

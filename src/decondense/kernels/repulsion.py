@@ -12,8 +12,8 @@ The products are in float16, on y = f x with f = 2¹⁴/√Σ‖z_i‖²: in ran
 bfloat16 has, which the exponential needs: squared distances are large beside τ. Their squares are those of y as it was
 rounded, so that t_ij is exact for points displaced by the rounding. Sums are float32.
 
-Launches: the sums of z and y by torch; then per chunk t by cuBLAS, one row-wise kernel for P and ℓ, o by cuBLAS.
-Backward: one row-wise kernel.
+Launches: statistics and their reduction, y; per chunk t by cuBLAS, one row-wise kernel for P and ℓ, o by cuBLAS; one
+for L. Backward: one row-wise kernel.
 """
 
 from __future__ import annotations
@@ -33,17 +33,55 @@ COLUMNS = 4096
 
 
 @triton.jit
+def _factor(square, b):
+    """f of sequence b."""
+    q = tl.load(square + b)
+    return tl.where(q == 0.0, 1.0, 16384.0 / tl.sqrt(q))
+
+
+@triton.jit
+def _centred(z, norms, total, number, b, row, column, tokens, width, stride_b, stride_n):
+    """Some rows of z and of x, zeros where a token does not count, and which ones count."""
+    norm = tl.load(norms + b * tokens + row, mask=row < tokens, other=-1.0)
+    counts = ~(norm < 0.0)  # NaN counts, and must stay visible
+    inside = column < width
+    some = counts[:, None] & inside[None, :]
+    source = z + b * stride_b + row.to(tl.int64)[:, None] * stride_n + column[None, :]
+    value = tl.load(source, mask=some, other=0.0).to(tl.float32)
+    mean = tl.load(total + b * width + column, mask=inside, other=0.0) / tl.maximum(tl.load(number + b), 1.0)
+    return value, tl.where(some, value - mean[None, :], 0.0), counts
+
+
+@triton.jit
+def _scale_kernel(
+    z, norms, total, square, number, y, half, tokens, width, stride_b, stride_n,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """y, and half its squared lengths, infinite for tokens that do not count."""
+    b = tl.program_id(1).to(tl.int64)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, WIDTH)
+    _, x, counts = _centred(z, norms, total, number, b, row, column, tokens, width, stride_b, stride_n)
+    rounded = (x * _factor(square, b)).to(y.dtype.element_ty)
+    where = (b * tokens + row)[:, None] * width + column[None, :]
+    tl.store(y + where, rounded, mask=(row < tokens)[:, None] & (column < width)[None, :])
+    size = rounded.to(tl.float32)
+    size = 0.5 * tl.sum(size * size, axis=1)
+    tl.store(half + b * tokens + row, tl.where(counts, size, float("inf")), mask=row < tokens)
+
+
+@triton.jit
 def _softmax_kernel(
-    products, half, factor, weights, logits, first_sequence, first_row, count_rows, tokens, tau,
+    products, half, square, weights, logits, first_sequence, first_row, count_rows, tokens, tau,
     GRAD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A row of products y_i·y_j → P_i and ℓ_i. Half the squared lengths of y, infinite for tokens that do not count."""
+    """A row of products y_i·y_j → P_i and ℓ_i."""
     slot = tl.program_id(1).to(tl.int64)
     b = first_sequence + slot
     row = tl.program_id(0)
     i = first_row + row
     start = (slot * count_rows + row) * tokens
-    f = tl.load(factor + b)
+    f = _factor(square, b)
     rate = 2.0 / (tau * f * f)
     own = tl.load(half + b * tokens + i)
     column = tl.arange(0, BLOCK)
@@ -74,27 +112,46 @@ def _softmax_kernel(
 
 
 @triton.jit
+def _finish_kernel(logits, square, number, value, whole, batch, tokens, BLOCK: tl.constexpr):
+    """ℓ_i of a sequence → L, 0 for fewer than two tokens, and Σ‖z_i‖²; once more L, infinite for those: w_i = 0."""
+    b = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    top = tl.full((BLOCK,), float("-inf"), dtype=tl.float32)
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for k in range(0, tokens, BLOCK):
+        t = tl.load(logits + b * tokens + k + column, mask=k + column < tokens, other=float("-inf"))
+        higher = tl.where(t > top, t, top)
+        level = tl.where(higher == float("-inf"), 0.0, higher)
+        total = total * tl.exp(top - level) + tl.exp(t - level)
+        top = higher
+    peak = tl.max(top, axis=0)
+    level = tl.where(peak == float("-inf"), 0.0, peak)
+    sum_ = tl.sum(total * tl.exp(top - level), axis=0)
+    found = level + tl.log(sum_)
+    few = tl.load(number + b) < 2.0
+    tl.store(value + b, tl.where(few, 0.0, found))
+    tl.store(whole + b, tl.where(few, float("inf"), found))
+    tl.store(value + batch + b, tl.load(square + b))
+
+
+@triton.jit
 def _gradient_kernel(
-    z, mean, pull, share, factor, upstream, grad, batch, tokens, width, stride_b, stride_n, tau,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    z, norms, total, square, number, logits, whole, pull, upstream, grad,
+    batch, tokens, width, stride_b, stride_n, tau, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """(4/τ) w_i (o_i − x_i) and 2 z_i, each times its upstream gradient."""
-    b = tl.program_id(1)
+    b = tl.program_id(1).to(tl.int64)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
-    present = row < tokens
-    inside = column < width
-    w = tl.load(share + b.to(tl.int64) * tokens + row, mask=present, other=-1.0)
-    masked = w < 0.0  # false for NaN, which must stay visible
-    some = (~masked)[:, None] & inside[None, :]
-    where = (b.to(tl.int64) * tokens + row)[:, None] * width + column[None, :]
-    source = z + b.to(tl.int64) * stride_b + row.to(tl.int64)[:, None] * stride_n + column[None, :]
-    x = tl.load(source, mask=some, other=0.0).to(tl.float32)
-    o = tl.load(pull + where, mask=some, other=0.0).to(tl.float32) / tl.load(factor + b)
-    m = tl.load(mean + b.to(tl.int64) * width + column, mask=inside, other=0.0)
-    a = tl.where(masked, 0.0, w * (4.0 / tau) * tl.load(upstream + b))
-    g = a[:, None] * (o - (x - m[None, :])) + 2.0 * tl.load(upstream + batch + b) * x
-    tl.store(grad + where, tl.where(some, g, 0.0).to(grad.dtype.element_ty), mask=present[:, None] & inside[None, :])
+    here, x, counts = _centred(z, norms, total, number, b, row, column, tokens, width, stride_b, stride_n)
+    some = counts[:, None] & (column < width)[None, :]
+    where = (b * tokens + row)[:, None] * width + column[None, :]
+    o = tl.load(pull + where, mask=some, other=0.0).to(tl.float32) / _factor(square, b)
+    w = tl.exp(tl.load(logits + b * tokens + row, mask=counts, other=float("-inf")) - tl.load(whole + b))
+    a = w * (4.0 / tau) * tl.load(upstream + b)
+    g = a[:, None] * (o - x) + 2.0 * tl.load(upstream + batch + b) * here
+    g = tl.where(some, g, 0.0).to(grad.dtype.element_ty)
+    tl.store(grad + where, g, mask=(row < tokens)[:, None] & (column < width)[None, :])
 
 
 def chunks(batch: int, tokens: int) -> Iterator[tuple[slice, slice]]:
@@ -108,8 +165,8 @@ def chunks(batch: int, tokens: int) -> Iterator[tuple[slice, slice]]:
 def like(z: torch.Tensor) -> list[torch.Tensor]:
     """Empty tensors for what `forward` returns."""
     batch, tokens, width = z.shape
-    shapes = ((2, batch), (batch, width), (batch, tokens), (batch,))
-    return [*(z.new_empty(shape, dtype=torch.float32) for shape in shapes), z.new_empty(z.shape, dtype=torch.float16)]
+    shapes = ((2, batch), (batch, tokens), (batch, width), (batch,), (batch,), (batch, tokens), (1, batch))
+    return [*(z.new_empty(s, dtype=torch.float32) for s in shapes), z.new_empty(z.shape, dtype=torch.float16)]
 
 
 @torch.no_grad()
@@ -118,39 +175,34 @@ def forward(
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
     """z (B, N, F), mask (B, N) bool → L and Σ‖z_i‖² (2, B) float32, L = 0 for fewer than two tokens, and what
     `backward` needs."""
-    z, _ = rows.check(z, mask)
-    batch, tokens, _ = z.shape
-    kept = z if mask is None else torch.where(mask.unsqueeze(-1), z, 0)
-    n = z.new_full((batch,), tokens, dtype=torch.float32) if mask is None else mask.sum(1).float()
-    length = torch.linalg.vector_norm(kept, dim=(1, 2), dtype=torch.float32)
-    factor = torch.where(length == 0, 1, 2.0**14 / length)
-    mean = kept.sum(1, dtype=torch.float32) / n.clamp_min(1)[:, None]
+    z, mask = rows.check(z, mask)
+    batch, tokens, width = z.shape
+    sums = rows.statistics(z, mask, eps=0.0, raw=True)
     y = torch.empty(z.shape, dtype=torch.float16, device=z.device)
-    torch.addcmul(-(factor[:, None] * mean).unsqueeze(1), kept, factor[:, None, None], out=y)
-    half = 0.5 * torch.linalg.vector_norm(y, dim=-1, dtype=torch.float32).square()
-    if mask is not None:
-        y.masked_fill_(~mask.unsqueeze(-1), 0)
-        half.masked_fill_(~mask, torch.inf)
-    logits = torch.empty_like(half)
+    half, logits = torch.empty((2, batch, tokens), dtype=torch.float32, device=z.device).unbind()
+    value, whole = torch.empty((3, batch), dtype=torch.float32, device=z.device).split((2, 1))
     pull = torch.empty_like(y) if need_grad else None
     block = min(COLUMNS, triton.next_power_of_2(tokens))
+    if z.numel():
+        high, padded, warps = rows.row_tile(width)
+        _scale_kernel[triton.cdiv(tokens, high), batch](
+            z, sums.norms, sums.total, sums.square, sums.number, y, half,
+            tokens, width, z.stride(0), z.stride(1), ROWS=high, WIDTH=padded, num_warps=warps,
+        )  # fmt: skip
     for b, row in chunks(batch, tokens):
         products = rows.product(y[b, row], y[b].mT)
         weights = torch.empty_like(products, dtype=torch.float16) if need_grad else None
         _softmax_kernel[products.shape[1], products.shape[0]](
-            products, half, factor, weights, logits, b.start, row.start, products.shape[1], tokens, tau,
+            products, half, sums.square, weights, logits, b.start, row.start, products.shape[1], tokens, tau,
             GRAD=need_grad, BLOCK=block, num_warps=max(1, block // 256),
         )  # fmt: skip
         if weights is not None and pull is not None:
             rows.product(weights, y[b], pull[b, row])
-    whole = torch.logsumexp(logits, 1)
-    value = torch.stack([torch.where(n >= 2, whole, 0), length.square()])
+    if batch:
+        _finish_kernel[(batch,)](logits, sums.square, sums.number, value, whole, batch, tokens, BLOCK=1024)
     if pull is None:
         return value, ()
-    share = torch.where((n >= 2)[:, None], torch.exp(logits - whole[:, None]), 0)
-    if mask is not None:
-        share.masked_fill_(~mask, -1)
-    return value, (mean, share, factor, pull)
+    return value, (sums.norms, sums.total, sums.square, sums.number, logits, whole, pull)
 
 
 @torch.no_grad()
@@ -164,13 +216,12 @@ def backward(
 ) -> torch.Tensor:
     """∂(Σ_b upstream_0b L_b + upstream_1b Σ‖z_i‖²)/∂z (B, N, F) in z's dtype; upstream (2, B) float32."""
     z, _ = rows.check(z, mask)
-    mean, share, factor, pull = saved
     batch, tokens, width = z.shape
     grad = torch.empty(z.shape, dtype=z.dtype, device=z.device)
     if z.numel():
         high, padded, warps = rows.row_tile(width)
         _gradient_kernel[triton.cdiv(tokens, high), batch](
-            z, mean, pull, share, factor, upstream.to(torch.float32).contiguous(), grad,
+            z, *saved, upstream.to(torch.float32).contiguous(), grad,
             batch, tokens, width, z.stride(0), z.stride(1), tau, ROWS=high, WIDTH=padded, num_warps=warps,
         )  # fmt: skip
     return grad

@@ -131,7 +131,7 @@ def _statistics_kernel(
     z, mask, norms, copy, totals, squares, counts, fourths,
     tokens, width, stride_b, stride_n, rows_per_program, eps,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, HAS_MASK: tl.constexpr,
-    COPY: tl.constexpr, UNIT: tl.constexpr, CENTRED: tl.constexpr, STAGES: tl.constexpr,
+    COPY: tl.constexpr, UNIT: tl.constexpr, CENTRED: tl.constexpr, RAW: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     part = tl.program_id(0)
     parts = tl.num_programs(0)
@@ -156,7 +156,10 @@ def _statistics_kernel(
         if CENTRED:
             x = centre(x, inside, width)
         norm = tl.sqrt(tl.sum(x * x, axis=1))
-        scale = tl.where(valid, inverse(norm + eps), 0.0)
+        if RAW:
+            scale = tl.where(valid, 1.0, 0.0)
+        else:
+            scale = tl.where(valid, inverse(norm + eps), 0.0)
         u = x * scale[:, None]
         if COPY:
             target = copy + (b.to(tl.int64) * tokens + rows)[:, None] * width + columns[None, :]
@@ -272,10 +275,11 @@ def statistics(
     copy: torch.dtype | None = None,
     unit: bool = False,
     centred: bool = False,
+    raw: bool = False,
 ) -> Statistics:
     """One read of z (B, N, F): norms, T, Q, n, ‖T‖², and on request a copy of z (`unit`: of u) in another dtype.
 
-    `centred` takes the mean over its features off each token first.
+    `centred` takes the mean over its features off each token first; `raw` takes z for u.
     """
     batch, tokens, width = z.shape
     rows, padded, warps = row_tile(width, STATISTICS_TILE)
@@ -297,7 +301,7 @@ def statistics(
             z, mask, norms, copied, totals, squares, counts, fourth,
             tokens, width, z.stride(0), z.stride(1), per_program, eps,
             ROWS=rows, WIDTH=padded, HAS_MASK=mask is not None, COPY=copied is not None, UNIT=unit,
-            CENTRED=centred, STAGES=STATISTICS_STAGES, num_warps=warps,
+            CENTRED=centred, RAW=raw, STAGES=STATISTICS_STAGES, num_warps=warps,
         )  # fmt: skip
         _reduce_kernel[blocks, batch](
             totals, squares, counts, total, square, count, length, parts, width,

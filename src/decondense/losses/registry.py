@@ -90,8 +90,8 @@ class Entry:
             if wrong := options.keys() - parameters.keys():  # which `**common` would swallow
                 raise TypeError(f"{self.name}() got an unexpected keyword argument {min(wrong)!r}")
             check_choice("reduction", reduction, ("mean", "none"))
-            values = self.over_layers([z], [mask], **options)[0][0]
-            return values.mean() if reduction == "mean" else values
+            values, _ = self.over_layers([z], [mask], **options)
+            return values.mean() if reduction == "mean" else values[0]
 
         written, *others = (
             inspect.signature(f, follow_wrapped=False) for f in (self.written, self.over_layers, function)
@@ -141,6 +141,8 @@ class Entry:
 
 def _stack(values: Sequence[Tensor]) -> Tensor:
     """(layers, batch) on the device of the first layer."""
+    if len(values) == 1:  # a view costs the host less
+        return values[0].unsqueeze(0)
     return torch.stack([value.to(values[0].device) for value in values])
 
 
