@@ -73,6 +73,23 @@ def by_public_function(z: torch.Tensor, autocast: bool):
     return by_autograd(lambda x: losses.dispersion(x, tau=TAU, clamp=CLAMP, eps=EPS, reduction="none"), z, autocast)
 
 
+def by_cuda_graph(z: torch.Tensor, autocast: bool):
+    """The public function as one compiled graph: the host starts it with one call."""
+    from decondense import losses
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return losses.dispersion(x, tau=TAU, clamp=CLAMP, eps=EPS, reduction="none")
+
+    compiled = torch.compile(loss, fullgraph=True, dynamic=False, mode="reduce-overhead")
+    call = by_autograd(compiled, z, autocast)
+
+    def step() -> torch.Tensor:
+        torch.compiler.cudagraph_mark_step_begin()
+        return call()
+
+    return step
+
+
 def floor(z: torch.Tensor):
     """z zᵀ and (that) z in bfloat16."""
     x = z.to(torch.bfloat16)
@@ -109,6 +126,7 @@ def measure(shape: tuple[int, int, int], dtype: torch.dtype, quick: bool) -> Ite
     variants: list[tuple[str, Callable, bool, bool]] = [
         ("kernel", by_kernel, True, True),
         ("kernel, public function", by_public_function, False, True),
+        ("kernel, public function, CUDA graph", by_cuda_graph, False, True),
     ]
     if not quick:
         variants += [

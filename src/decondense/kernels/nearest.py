@@ -6,8 +6,8 @@ With u_i = z_i/‖z_i‖, j(i) the nearest of i among the n tokens that count an
     ∂L/∂u_i = c_i (u_i − u_j(i)) − Σ_{k: j(k)=i} c_k (u_k − u_i).
 
 The neighbours are found from products in float16 with float32 sums, as the largest u_i·u_j − ½‖u_j‖², of u as it was
-rounded; their distances then come from the float32 differences. Of two neighbours that are equally near up to the
-rounding either may be taken, as in the plain formula.
+rounded: two candidates, of which float32 differences give the distances and decide. Only among three that are equally
+near up to the rounding a wrong one may be taken.
 
 Launches: statistics, which write u in float16; per chunk the products by cuBLAS and one row-wise kernel for j(i); one
 for ρ_i. Backward: tokens sorted by their neighbours, then one row-wise kernel, which adds in that order: no atomics.
@@ -25,9 +25,10 @@ from decondense.kernels.rows import inverse
 
 @triton.jit
 def _nearest_kernel(
-    products, half, index, first_sequence, first_row, count_rows, tokens, BLOCK: tl.constexpr
+    products, half, index, second, first_sequence, first_row, count_rows, tokens, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """A row of products → the token of the largest y_i·y_j − ½‖y_j‖², the first of several; −1 where none counts."""
+    """A row of products → the token of the largest y_i·y_j − ½‖y_j‖², the first of several, and that of the largest
+    among the others; −1 where there is none. Of tokens whose numbers differ by a multiple of BLOCK one is seen."""
     slot = tl.program_id(1).to(tl.int64)
     b = first_sequence + slot
     row = tl.program_id(0)
@@ -46,8 +47,12 @@ def _nearest_kernel(
         found = tl.where(better, j, found)
     top = tl.max(best, axis=0)
     first = tl.min(tl.where(best == top, found, tokens), axis=0)
+    rest = tl.where(found == first, float("-inf"), best)
+    next_ = tl.max(rest, axis=0)
+    other = tl.min(tl.where(rest == next_, tl.where(found == first, -1, found), tokens), axis=0)
     own = tl.load(half + b * tokens + i)
     tl.store(index + b * tokens + i, tl.where(own == float("inf"), -1, first))
+    tl.store(second + b * tokens + i, tl.where(own == float("inf"), -1, other))
 
 
 @triton.jit
@@ -62,9 +67,10 @@ def _unit_row(z, norms, b, row, column, tokens, inside, stride_b, stride_n):
 
 @triton.jit
 def _distance_kernel(
-    z, norms, number, index, part, weight, tokens, width, stride_b, stride_n, eps, WIDTH: tl.constexpr
+    z, norms, number, index, second, part, weight, tokens, width, stride_b, stride_n, eps, WIDTH: tl.constexpr
 ):
-    """What a token adds to L, and c_i; zeros for tokens that do not count, and for fewer than two."""
+    """The nearer of two candidates, what it adds to L, and c_i; zeros for tokens that do not count, and for fewer than
+    two."""
     b = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0)
     column = tl.arange(0, WIDTH)
@@ -73,7 +79,12 @@ def _distance_kernel(
     u, _ = _unit_row(z, norms, b, tl.where(valid, i, -1), column, tokens, inside, stride_b, stride_n)
     j = tl.load(index + b * tokens + i)
     v, _ = _unit_row(z, norms, b, j, column, tokens, inside, stride_b, stride_n)
-    distance = tl.sqrt(tl.sum((u - v) * (u - v), axis=0))
+    square = tl.sum((u - v) * (u - v), axis=0)
+    k = tl.load(second + b * tokens + i)
+    v, _ = _unit_row(z, norms, b, k, column, tokens, inside, stride_b, stride_n)
+    other = tl.where(k < 0, float("inf"), tl.sum((u - v) * (u - v), axis=0))
+    tl.store(index + b * tokens + i, tl.where(other < square, k, j))
+    distance = tl.sqrt(tl.where(other < square, other, square))
     n = tl.load(number + b)
     pairs = valid & (n >= 2.0)
     tl.store(part + b * tokens + i, tl.where(pairs, -tl.log(distance + eps) / n, 0.0))
@@ -126,19 +137,19 @@ def forward(
     half = 0.5 * torch.linalg.vector_norm(u, dim=-1, dtype=torch.float32).square()
     if mask is not None:
         half.masked_fill_(~mask, torch.inf)
-    index = torch.empty((batch, tokens), dtype=torch.int32, device=z.device)
+    index, second = (torch.empty((batch, tokens), dtype=torch.int32, device=z.device) for _ in range(2))
     block = min(repulsion.COLUMNS, triton.next_power_of_2(tokens))
     for b, row in repulsion.chunks(batch, tokens):
         products = rows.product(u[b, row], u[b].mT)
         _nearest_kernel[products.shape[1], products.shape[0]](
-            products, half, index, b.start, row.start, products.shape[1], tokens,
+            products, half, index, second, b.start, row.start, products.shape[1], tokens,
             BLOCK=block, num_warps=max(1, block // 256),
         )  # fmt: skip
     part, weight = torch.empty_like(half), torch.empty_like(half)
     if z.numel():
         _, padded, warps = rows.row_tile(width)
         _distance_kernel[tokens, batch](
-            z, sums.norms, sums.number, index, part, weight, tokens, width, z.stride(0), z.stride(1), eps,
+            z, sums.norms, sums.number, index, second, part, weight, tokens, width, z.stride(0), z.stride(1), eps,
             WIDTH=padded, num_warps=warps,
         )  # fmt: skip
     return part.sum(1), (sums.norms, index, weight) if need_grad else ()
