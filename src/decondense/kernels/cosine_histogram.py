@@ -69,12 +69,12 @@ def cosine_histogram(u: torch.Tensor, mask: torch.Tensor | None = None, *, bins:
     batch, tokens, width = u.shape
     counts = torch.zeros((batch, bins), dtype=torch.int64, device=u.device)
     size = 32 if INTERPRET else 64
-    high = triton.cdiv(tokens, size)
+    high = rows.cdiv(tokens, size)
     if batch and high:
         with torch.cuda.device_of(u):
             _histogram_kernel[high * (high + 1) // 2, batch](
                 u, mask, counts, tokens, width, bins, u.stride(0), u.stride(1),
                 HAS_MASK=mask is not None, CAST=INTERPRET and u.dtype == torch.bfloat16,
-                BINS=max(2, triton.next_power_of_2(bins)), TILE=size, DEPTH=32,
+                BINS=max(2, rows.power_of_2(bins)), TILE=size, DEPTH=32,
             )  # fmt: skip
     return counts

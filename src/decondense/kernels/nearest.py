@@ -138,7 +138,7 @@ def forward(
     if mask is not None:
         half.masked_fill_(~mask, torch.inf)
     index, second = (torch.empty((batch, tokens), dtype=torch.int32, device=z.device) for _ in range(2))
-    block = min(repulsion.COLUMNS, triton.next_power_of_2(tokens))
+    block = min(repulsion.COLUMNS, rows.power_of_2(tokens))
     for b, row in repulsion.chunks(batch, tokens):
         products = rows.product(u[b, row], u[b].mT)
         _nearest_kernel[products.shape[1], products.shape[0]](

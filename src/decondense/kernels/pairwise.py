@@ -42,7 +42,6 @@ import functools
 from typing import Any, NamedTuple
 
 import torch
-import triton
 
 from decondense.kernels import rows
 from decondense.kernels.curves import CURVES, MIN_CLAMP, gain
@@ -158,7 +157,7 @@ def _multiply(
     width = x.shape[2]
     if norms is not None:
         t = gram_tile(weights.element_size(), dot, x.device)
-        product_kernel[triton.cdiv(count_rows, t.rows) * triton.cdiv(width, t.columns), sequences](
+        product_kernel[rows.cdiv(count_rows, t.rows) * rows.cdiv(width, t.columns), sequences](
             weights, x, norms, out, first_row, count_rows, tokens, width, weights.stride(0), weights.stride(1),
             x.stride(0), x.stride(1), out.stride(0), sequence, first_x,
             PRECISION=dot, CAST=INTERPRET or weights.dtype != x.dtype,
@@ -221,7 +220,7 @@ def sums(
     limit = 1.0 - max(clamp, MIN_CLAMP)
     parts = of_rows.length.shape[1]
     shared = {
-        "LENGTH_PARTS": parts, "LENGTH_BLOCK": triton.next_power_of_2(max(1, parts)), "CURVE": CURVES[curve],
+        "LENGTH_PARTS": parts, "LENGTH_BLOCK": rows.power_of_2(max(1, parts)), "CURVE": CURVES[curve],
         "HARD": hard_clamp, "SELF": diagonal,
     }  # fmt: skip
 
@@ -243,9 +242,9 @@ def sums(
     sequences, high, _ = at_once
     triangle = high == tokens
     t = gram_tile(x.element_size(), how.dot, z.device, triangle)
-    across = triton.cdiv(tokens, t.columns)
+    across = rows.cdiv(tokens, t.columns)
     # a block holds a whole number of tile rows, the last one apart: tiles are numbered block after block
-    tiles = across * (across + 1) // 2 if triangle else across * triton.cdiv(tokens, t.rows)
+    tiles = across * (across + 1) // 2 if triangle else across * rows.cdiv(tokens, t.rows)
     partial = torch.empty((batch, tiles), dtype=torch.float32, device=z.device)
     norms = of_rows.norms if masked or z.dtype == torch.float16 else None
     for sequence in range(0, batch, max(sequences, 1)):
@@ -257,7 +256,7 @@ def sums(
             torch.where(keep, z[sequence : sequence + some], zero, out=chunk)
         for first in range(0, tokens, max(high, 1)):
             end = min(first + high, tokens)
-            here = tiles if triangle else across * triton.cdiv(end - first, t.rows)
+            here = tiles if triangle else across * rows.cdiv(end - first, t.rows)
             tile_kernel[here, some](
                 chunk, of_rows.norms, of_rows.length, of_rows.square, of_rows.number, buffer, partial,
                 tokens, width, chunk.stride(0), chunk.stride(1), sequence, first_x, first, end, stride_b, stride_n,

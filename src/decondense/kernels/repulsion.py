@@ -182,10 +182,10 @@ def forward(
     half, logits = torch.empty((2, batch, tokens), dtype=torch.float32, device=z.device).unbind()
     value, whole = torch.empty((3, batch), dtype=torch.float32, device=z.device).split((2, 1))
     pull = torch.empty_like(y) if need_grad else None
-    block = min(COLUMNS, triton.next_power_of_2(tokens))
+    block = min(COLUMNS, rows.power_of_2(tokens))
     if z.numel():
         high, padded, warps = rows.row_tile(width)
-        _scale_kernel[triton.cdiv(tokens, high), batch](
+        _scale_kernel[rows.cdiv(tokens, high), batch](
             z, sums.norms, sums.total, sums.square, sums.number, y, half,
             tokens, width, z.stride(0), z.stride(1), ROWS=high, WIDTH=padded, num_warps=warps,
         )  # fmt: skip
@@ -220,7 +220,7 @@ def backward(
     grad = torch.empty(z.shape, dtype=z.dtype, device=z.device)
     if z.numel():
         high, padded, warps = rows.row_tile(width)
-        _gradient_kernel[triton.cdiv(tokens, high), batch](
+        _gradient_kernel[rows.cdiv(tokens, high), batch](
             z, *saved, upstream.to(torch.float32).contiguous(), grad,
             batch, tokens, width, z.stride(0), z.stride(1), tau, ROWS=high, WIDTH=padded, num_warps=warps,
         )  # fmt: skip

@@ -200,7 +200,7 @@ def forward(
     assert fourth is not None
     dot = "tf32" if operand != torch.float32 or (z.is_cuda and torch.backends.cuda.matmul.allow_tf32) else "ieee"
     t = pairwise.gram_tile(u.element_size(), dot, z.device)
-    across = triton.cdiv(width, t.rows)
+    across = rows.cdiv(width, t.rows)
     tiles = across * (across + 1) // 2
     partial = torch.empty((batch, tiles), dtype=torch.float32, device=z.device)
     moments = torch.empty((2, batch), dtype=torch.float32, device=z.device)
@@ -244,7 +244,7 @@ def backward(
     grad = torch.empty((batch, tokens, width), dtype=z.dtype, device=z.device)
     if z.numel():
         high, padded, warps = rows.row_tile(width)
-        _gradient_kernel[triton.cdiv(tokens, high), batch](
+        _gradient_kernel[rows.cdiv(tokens, high), batch](
             z, norms, total, remainder, coefficient, scalar, upstream.to(torch.float32).contiguous(), grad,
             batch, tokens, width, z.stride(0), z.stride(1), eps,
             ROWS=high, WIDTH=padded, PAIRS=tokens <= width, CENTRED=centred, num_warps=warps,
