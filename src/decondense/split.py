@@ -11,7 +11,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from .insides import accelerate, torch
+from .insides import accelerate, deepspeed, torch
 from .insides.transformers import pipeline_stages
 
 __all__ = ["everywhere", "ranks", "refuse_pipeline", "refuse_split"]
@@ -22,6 +22,8 @@ def refuse_split(what: str, remedy: str) -> None:
     by = "torch's context_parallel" if torch.context_is_parallel() else None
     if by is None and (size := accelerate.sequence_parallel_size()) > 1:
         by = f"accelerate's sequence parallelism over {size} processes"
+    if by is None and (size := deepspeed.sequence_parallel_size()) > 1:
+        by = f"DeepSpeed's Ulysses over {size} processes"
     if by is not None:
         raise ValueError(f"{what} must see whole sequences, got parts of them, split by {by}: {remedy}.")
 

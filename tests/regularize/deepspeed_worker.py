@@ -16,9 +16,11 @@ import deepspeed
 import torch
 import torch.distributed as dist
 from accelerate import ParallelismConfig
+from accelerate.state import AcceleratorState
+from deepspeed.runtime.sequence_parallel import parallel_state_sp
 
 import decondense as dc
-from regularize.models import llama
+from regularize.models import llama, tokens
 from regularize.parallel_worker import compare, refused, trainer_for
 
 
@@ -49,6 +51,12 @@ def main() -> None:
         split = ParallelismConfig(sp_size=2)
         trainer = trainer_for(llama(), own, batch=1, deepspeed=zero(3), parallelism_config=split, max_grad_norm=1e9)
         refused("sequence parallelism over 2 processes", lambda: dc.regularize(trainer))
+        AcceleratorState._reset_state(True)  # no accelerate, so that DeepSpeed itself is asked
+        if parallel_state_sp._SEQUENCE_PARALLEL_GROUP is None:
+            parallel_state_sp.initialize_sequence_parallel(2)
+        model, ids = llama(layers=1).train(), tokens()
+        with dc.regularize(model):
+            refused("split by DeepSpeed's Ulysses over 2 processes", lambda: model(input_ids=ids, labels=ids))
         dist.barrier()
     dist.destroy_process_group()
 

@@ -179,7 +179,6 @@ def _show(callback: Any, reading: Reading) -> None:
         writer.add_image(PICTURE, reading.picture, reading.step, dataformats="HWC")
     if mlflow is not None and mlflow.active_run() is not None:
         mlflow.log_image(reading.picture, artifact_file=f"{PICTURE}-{reading.step:06d}.png")
-    if trackio is not None:
-        trackio.log({PICTURE: trackio.Image(reading.picture)})
-    if wandb is not None and wandb.run is not None:
-        wandb.log({PICTURE: wandb.Image(reading.picture), "train/global_step": reading.step})
+    for library in (trackio, wandb if getattr(wandb, "run", None) is not None else None):
+        if library is not None:
+            library.log({PICTURE: library.Image(reading.picture), "train/global_step": reading.step})
