@@ -1,13 +1,13 @@
-"""What the loss adds to a training step, kernel by kernel: where the time of each estimator goes.
+"""What the loss adds to a training step, kernel by kernel: where the time of each estimator and loss goes.
 
 One step of each model is recorded with and without the loss. The loss's forward pass is one stretch of the GPU's
 queue, from its first kernel to its last: everything inside it is the loss's. Its own kernels are known by name
 wherever they run. What remains is compared with the step without the loss, name by name: a kernel that is called
 more often than there is an addition of autograd's or a small operation of the loss; one that is called as often has a
-difference that is noise (clock, cache). The last rows of an estimator are the sum, and the step's time by the clock
+difference that is noise (clock, cache). The last rows of each are the sum, and the step's time by the clock
 without the profiler: where that grew by less, the GPU had waited before.
 
-    python benchmarks/profile_train_step.py [--models gpt2 qwen3] [--steps 3] [--out DIR] [--plot]
+    python benchmarks/profile_train_step.py [--models gpt2 qwen3] [--variants koleo …] [--steps 3] [--out DIR] [--plot]
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from torch.profiler import ProfilerActivity, profile
 
 import decondense as dc
 
-ESTIMATORS = ("first_order", "second_order", "exact")
+LOSSES = ("decorrelation", "l2_repel", "koleo", "vicreg")
+VARIANTS: dict[str, dict[str, str]] = {name: {"estimator": name} for name in ("first_order", "second_order", "exact")}
+VARIANTS |= {name: {"loss": name} for name in LOSSES}
 # kernels of decondense → what they do; the first stage reads z in every estimator
 OURS = {
     "_statistics_kernel": "statistics: read z (write u or a copy)",
@@ -37,6 +39,11 @@ OURS = {
     "tile_kernel": "tiles of the Gram matrix",
     "product_kernel": "masked product",
     "finish_kernel": "value",
+    "_finish_kernel": "value",
+    "_scale_kernel": "copy: read z, write",
+    "_softmax_kernel": "softmax of the rows",
+    "_nearest_kernel": "nearest of the rows",
+    "_distance_kernel": "distances: read z",
     "_project_kernel": "gradient: read z, write",
     "_gradient_kernel": "gradient: read z, write",
 }
@@ -104,7 +111,7 @@ def compared(
     return sorted(((g, n, t) for g, (n, t) in added.items()), key=lambda line: -line[2])
 
 
-def measure(name: str, steps: int) -> list[harness.Row]:
+def measure(name: str, variants: list[str], steps: int) -> list[harness.Row]:
     model, optimiser, ids = prepared(name)
 
     def step() -> None:
@@ -122,9 +129,9 @@ def measure(name: str, steps: int) -> list[harness.Row]:
         torch.cuda.synchronize()
         return start.elapsed_time(end)
 
-    def one(estimator: str | None) -> tuple[dict[str, float], dict[str, float], float]:
+    def one(variant: str | None) -> tuple[dict[str, float], dict[str, float], float]:
         """Medians over the steps: milliseconds and calls by group, milliseconds by the clock."""
-        handle = dc.regularize(model, "dispersion", weight=0.1, estimator=estimator) if estimator else None
+        handle = dc.regularize(model, weight=0.1, **VARIANTS[variant]) if variant else None  # type: ignore[arg-type]
         try:
             step()
             step()
@@ -142,13 +149,13 @@ def measure(name: str, steps: int) -> list[harness.Row]:
 
     base_ms, base_calls, base_clock = one(None)
     rows: list[harness.Row] = []
-    for estimator in ESTIMATORS:
-        ms, calls, clock = one(estimator)
+    for variant in variants:
+        ms, calls, clock = one(variant)
         lines: list[tuple[str, Any, float]] = list(compared(ms, calls, base_ms, base_calls))
         added = sum(time for _, _, time in lines)
         lines += [("sum", sum(n for _, n, _ in lines), added), ("step by the clock", "", clock - base_clock)]
         for group, number, time in lines:
-            row = {"model": name, "estimator": estimator, "group": group, "calls": number, "added_ms": time}
+            row = {"model": name, "estimator": variant, "group": group, "calls": number, "added_ms": time}
             rows.append(row | {"share_of_added": time / added, "of_step": time / base_clock})
     return rows
 
@@ -156,12 +163,13 @@ def measure(name: str, steps: int) -> list[harness.Row]:
 def main() -> None:
     parser = harness.arguments(__doc__ or "")
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
     parser.add_argument("--steps", type=int, default=3)
     options = parser.parse_args()
     harness.need_cuda()
     rows: list[harness.Row] = []
     for name in options.models:
-        rows += measure(name, options.steps)
+        rows += measure(name, options.variants, options.steps)
         gc.collect()
         torch.cuda.empty_cache()
         path = harness.write("profile_train_step", rows, options.out)
