@@ -74,6 +74,8 @@ def test_snapshots_are_measurements(finished, cache):
         found = dc.load(run.folder / entry["file"])
         assert found.layers == 2
         assert found.record.settings["windows"] == 2
+        whole = json.loads((run.folder / entry["file"]).read_text())["states"][: found.layers + 1]
+        assert entry["outlier_share"] == [state["top3_variance_share"] for state in whole]
     assert (run.folder / "snapshots" / "heatmaps.png").exists()
     last = dc.load(run.folder / run.record["snapshots"][-1]["file"])
     model = transformers.AutoModelForCausalLM.from_pretrained(run.folder / "model")

@@ -130,6 +130,7 @@ class Snapshot(Part):
     last: Number
     windows: Count
     final_norm: bool
+    outlier_share: list[Number] | None = None  # (states,) of the variance, in the 3 dimensions that have most of it
     histogram: list[list[Density]] | None = None
     window_interval: tuple[Number, Number] | None = None  # of spearman, over windows
     model: str | None = None
@@ -157,8 +158,10 @@ class Snapshot(Part):
 def in_short(whole: Measurement, *, histogram: bool = False, **more: Any) -> Snapshot:
     """A measurement as training runs and studies keep it; `histogram`: with the density, in 64 bins."""
     states = whole.model.layers + 1
+    shares = [state.model_dump().get("top3_variance_share") for state in whole.states[:states]]
     return Snapshot(
         mean_cosine=[state.mean_cosine for state in whole.states[:states]],
+        **({"outlier_share": shares} if any(share is not None for share in shares) else {}),
         spearman_blocks=whole.trend["blocks"]["spearman"].value if "blocks" in whole.trend else None,
         windows=whole.windows_done,
         final_norm=bool(whole.final_norm),

@@ -1,7 +1,8 @@
 """What a loss changes in the models and in their loss, seed by seed: four panels for the figure of `pretrain`.
 
-Runs keep the mean cosine at their snapshots, a history, and the held-out loss by the frequency of the token and by its
-position. They keep no rank, outlier dimensions, direction of frequency or noise of the gradient.
+Runs keep the mean cosine and the share of outlier dimensions at their snapshots (the latter the newer ones), a history,
+and the held-out loss by the frequency of the token and by its position. They keep no rank, direction of frequency or
+noise of the gradient.
 """
 
 from __future__ import annotations
