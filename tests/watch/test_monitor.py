@@ -45,6 +45,15 @@ def test_the_metrics_are_those_of_loops(lengths):
     assert counts.sum() == sum(n * (n - 1) // 2 for n in lengths)
 
 
+def test_autocast_is_not_for_the_metrics():
+    z = torch.randn(3, 9, 6) + 0.5
+    values, counts = geometry([z])
+    with torch.autocast("cpu", torch.bfloat16):
+        same, alike = geometry([z])
+    assert torch.equal(values, same)
+    assert torch.equal(counts, alike)
+
+
 def test_one_sequence_has_nothing_across_and_one_token_nothing_at_all():
     values = dict(zip(METRICS, geometry([torch.randn(1, 5, 4)])[0].tolist()))
     assert math.isnan(values["mean_cosine_across"])

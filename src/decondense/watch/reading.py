@@ -82,11 +82,12 @@ def begun(parts: Sequence[Tensor], *, metrics: Sequence[str] = METRICS) -> Calla
     if not parts or not all(map(finite, parts)):
         nothing = torch.full((len(metrics),), math.nan, dtype=torch.float64), torch.zeros(FINE_BINS, dtype=torch.int64)
         return lambda: nothing
-    measured = [window_statistics(part) for part in parts]
+    spectral = any(name in metrics for name in SPECTRAL)
+    with torch.autocast(parts[0].device.type, enabled=False):  # products are to be in the states' own precision
+        measured = [window_statistics(part) for part in parts]
+        moments = [second_moments(part).on_host() for part in parts] if spectral else []
     values = dict(zip(SCALARS, torch.cat([m.scalars[:, : len(SCALARS)] for m in measured]).mean(0)))
     values["outlier_share"] = values["top3_variance_share"]
-    spectral = any(name in metrics for name in SPECTRAL)
-    moments = [second_moments(part).on_host() for part in parts] if spectral else []
     squares = [part.double().square().sum(2) for part in parts]
     values["first_token_share"] = torch.cat([s[:, 0] / s.sum(1).clamp_min(1e-300) for s in squares]).mean().cpu()
     values["mean_cosine_across"] = _across(parts)
