@@ -10,6 +10,7 @@ costs them (`train.quantised`), the table also says whether a loss makes that le
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
@@ -99,7 +100,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     columns += ["smallest_effect", "tokens_saved", "mean_cosine_change"]
     columns += [f"{s}_{what}" for s in runs.schemes for what in ("cross_entropy", "difference", "low", "high")]
     rows: list[list[Any]] = []
-    series: dict[str, dict[str, tuple[list[float], list[list[float]]]]] = {}
+    series: dict[str, dict[str, dict[int, list[float]]]] = {}  # model → loss → tokens → a difference for each seed
     for cell, (crossed, level, apart) in table.items():
         (loss, model, _), difference, strict = cell, crossed.difference, 1 - 0.05 / len(table)
         decisions[cell] = from_interval(
@@ -114,10 +115,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         for scheme in runs.schemes:
             row += quantised(runs, BETWEEN.join(cell), BETWEEN.join((NONE, *cell[1:])), scheme)
         rows.append(row)
-        lines = series.setdefault(model, {})  # a panel for each model, a line for each loss, beside one another
-        x, y = lines.setdefault(loss, ([], []))
-        x.append(tokens[cell] * 1.06 ** list(lines).index(loss))
-        y.append(apart)
+        if len(apart) > 2:  # an interval over two would be all that one sees
+            series.setdefault(model, {}).setdefault(loss, {})[tokens[cell]] = apart
     words = "; ".join(
         f"{loss}, {model}, {amount(count)}: {signed(difference, 4)} [{signed(low, 4)}, {signed(high, 4)}]"
         f"{resolves(least)}"
@@ -133,16 +132,29 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         "labels": [amount(tick) for tick in ticks],
     }
     axes |= {"y": "held-out loss minus cross-entropy's", "line": 0.0}
-    panels = [{"title": model, "series": lines, **axes} for model, lines in series.items()]
-    draw = partial(curves, panels, note="dots are seeds, bars 95 % intervals over them") if rows else None
+    axes["span"] = (0.85 * min(ticks, default=1), 1.3 * max(ticks, default=1))
+    models = Counter(loss for lines in series.values() for loss in lines)
+    order = [loss for loss, _ in models.most_common()]  # what all panels have comes first: the same colour in all
+    panels = [
+        {"title": model, "series": {loss: _beside(lines[loss], order.index(loss)) for loss in order if loss in lines}}
+        | axes
+        for model, lines in series.items()
+    ]
+    draw = partial(curves, panels, note="dots are seeds, bars 95 % intervals over them") if panels else None
     changes = _why(runs, tokens, settings)
     more = {} if changes is None else {"why.png": changes}
     return Conclusion(_verdict(decisions, tokens), sentence, columns, rows, estimate, draw, more)
 
 
+def _beside(cells: Mapping[int, list[float]], place: int) -> tuple[list[float], list[list[float]]]:
+    """The points of a loss, moved on the logarithmic axis so that those of several do not hide one another."""
+    return [count * 1.06**place for count in cells], list(cells.values())
+
+
 def _why(runs: Runs, tokens: Mapping[Cell, int], settings: Settings) -> Callable[[Path], object] | None:
-    """The figure of what changes, for the model and budget that have most runs, the larger budget where two have."""
-    most: tuple[int, int] = (0, 0)
+    """The figure of what changes, for the largest budget at which a loss has three seeds, or as many as any has; of
+    several models the one with most runs."""
+    most: tuple[int, int, int] = (0, 0, 0)
     draw = None
     for place in {cell[1:]: None for cell in tokens}:
         arms = {cell[0]: runs.table.get(BETWEEN.join(cell), {}) for cell in tokens if cell[1:] == place}
@@ -150,10 +162,11 @@ def _why(runs: Runs, tokens: Mapping[Cell, int], settings: Settings) -> Callable
         base = whole.pop(NONE, {})
         paired = {loss: {s: run for s, run in arm.items() if s in base} for loss, arm in whole.items()}
         losses = {loss: arm for loss, arm in paired.items() if arm}
-        count = (sum(map(len, losses.values())), tokens[(NONE, *place)])
+        seeds = [len(arm) for arm in losses.values()]
+        count = (min(max(seeds, default=0), 3), tokens[(NONE, *place)], sum(seeds))
         if losses and count > most:
             recipe = joined(settings["base"], settings["arms"][BETWEEN.join((NONE, *place))])
-            draw = partial(curves, why(base, losses, recipe), note=in_words(", ".join(place), len(base)), columns=2)
+            draw = partial(curves, why(base, losses, recipe), note=in_words(", ".join(place), seeds), columns=2)
             most = count
     return draw
 

@@ -87,8 +87,10 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
 
 def _panels(control: str, losses: Mapping[str, float], settings: Settings) -> list[Settings]:
     """Of one model: loss over learning rates at the shortest warm-up, and over warm-ups at each one's best rate; a loss
-    at its best weight. Of what was tried with one warm-up alone there is no line, unless that is so for all."""
+    at its best weight. Of what was tried with one warm-up alone there is no line, unless that is so for all; of the
+    others there are cross-entropy and the five that came lowest. Two rates of cross-entropy make no curve."""
     model = control.removesuffix(NONE)
+    title = model or f"{settings['base']['model'].get('architecture', 'the model')}: "
     table: dict[str, dict[tuple[float, float], float]] = {}
     for arm in settings["arms"]:
         if control_of(arm) != control or not math.isfinite(losses.get(arm, math.nan)):
@@ -96,19 +98,29 @@ def _panels(control: str, losses: Mapping[str, float], settings: Settings) -> li
         recipe = joined(settings["base"], settings["arms"][arm])
         loss, place = loss_of(settings, arm), (recipe["train"]["warmup"], recipe["train"]["learning_rate"])
         named = loss.get("name", "none") != "none"
-        name = f"{loss['name']} {loss.get('layers', 'all')}" if named else TUNED.sub("", arm).removeprefix(model)
+        name = (
+            f"{loss['name']} {loss.get('layers', 'all')}".replace("_", " ")
+            if named
+            else TUNED.sub("", arm).removeprefix(model)
+        )
         cells = table.setdefault(name, {})
         cells[place] = min(losses[arm], cells.get(place, math.inf))
     several = {name: cells for name, cells in table.items() if len({warmup for warmup, _ in cells}) > 1} or table
-    shortest = min(warmup for cells in several.values() for warmup, _ in cells)
+    lowest = sorted(several, key=lambda name: min(several[name].values()))
+    shown = {name: several[name] for name in [NONE, *(n for n in lowest if n != NONE)][:6] if name in several}
+    shortest = min(warmup for cells in shown.values() for warmup, _ in cells)
     rates, warmups = {}, {}
-    for name, cells in several.items():
+    for name, cells in shown.items():
         at = sorted(rate for warmup, rate in cells if warmup == shortest)
         rates[name] = (at, [[cells[shortest, rate]] for rate in at])
         tried = sorted({warmup for warmup, _ in cells})
-        lowest = [min(loss for (warmup, _), loss in cells.items() if warmup == each) for each in tried]
-        warmups[name] = ([100 * each for each in tried], [[loss] for loss in lowest])
+        best = [min(loss for (warmup, _), loss in cells.items() if warmup == each) for each in tried]
+        warmups[name] = ([100 * each for each in tried], [[loss] for loss in best])
     y, ticks = "held-out loss, nats per token", sorted({rate for at, _ in rates.values() for rate in at})
-    by_rate = {"title": f"{model}warm-up {100 * shortest:g} %", "x": "learning rate", "scale": "log", "ticks": ticks}
-    by_warmup = {"title": f"{model}each at its best rate", "x": "warm-up, % of the steps"}
-    return [{**by_rate, "y": y, "series": rates}, {**by_warmup, "y": y, "series": warmups}]
+    by_rate = {"title": f"{title}warm-up {100 * shortest:g} %", "x": "learning rate", "scale": "log", "ticks": ticks}
+    by_warmup = {"title": f"{title}each at its best rate", "x": "warm-up, % of the steps"}
+    panels: list[Settings] = [
+        {**by_rate, "y": y, "series": rates, "legend": False},
+        {**by_warmup, "y": y, "series": warmups},
+    ]
+    return panels if len(rates.get(NONE, ((), ()))[0]) > 2 else panels[1:]

@@ -7,7 +7,7 @@ noise of the gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..records import Training
@@ -45,9 +45,11 @@ def why(base: Runs, losses: Mapping[str, Runs], settings: Settings) -> list[Sett
     ]
 
 
-def in_words(which: str, seeds: int) -> str:
+def in_words(which: str, seeds: Sequence[int]) -> str:
+    """`seeds`: how many each loss has."""
+    count = several(max(seeds), "seed") if min(seeds) == max(seeds) else f"{min(seeds)} to {max(seeds)} seeds"
     return (
-        f"{which} tokens, {several(seeds, 'seed')}: means, and bands from the lowest seed to the highest.\n"
+        f"{which} tokens, {count}: means, and bands from the lowest seed to the highest.\n"
         "Losses in nats per token; below 0 is ahead of cross-entropy."
     )
 
