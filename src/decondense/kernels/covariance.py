@@ -11,8 +11,8 @@ and for an upstream gradient p_f, q
 
 Centring needs no step of its own on the way back: the rows of X add up to zero, and so do those of X M.
 
-No kernel is written here: two products by cuBLAS, between them passes over F × F numbers. The diagonal goes before
-anything is squared or rounded, because one feature may outweigh all others.
+Launches: statistics and their reduction, X; the products by cuBLAS, between them passes over F × F numbers. The
+diagonal goes before anything is squared or rounded, because one feature may outweigh all others.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from __future__ import annotations
 import torch
 
 from decondense.kernels import rows
+from decondense.kernels.repulsion import centred
 
 
 def like(z: torch.Tensor) -> list[torch.Tensor]:
@@ -34,14 +35,8 @@ def forward(
     z: torch.Tensor, mask: torch.Tensor | None = None, *, need_grad: bool = True
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
     """z (B, N, F), mask (B, N) bool → (B, F + 1) float32, and what `backward` needs: X and Ĝ in bfloat16."""
-    x = torch.empty(z.shape, dtype=torch.bfloat16, device=z.device)
-    if mask is None:
-        torch.sub(z, z.mean(1, keepdim=True, dtype=torch.float32), out=x)
-    else:
-        keep = mask.unsqueeze(-1)
-        z = torch.where(keep, z, 0)
-        mean = z.sum(1, keepdim=True, dtype=torch.float32) / keep.sum(1, keepdim=True).clamp_min(1)
-        torch.sub(z, mean, out=x).mul_(keep)
+    z, mask = rows.check(z, mask)
+    x, _ = centred(z, rows.statistics(z, mask, eps=0.0, raw=True), torch.bfloat16, scaled=False)
     gram = rows.product(x.mT, x)
     diagonal = gram.diagonal(dim1=-2, dim2=-1)
     squares = diagonal.clone()

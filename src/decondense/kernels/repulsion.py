@@ -55,14 +55,16 @@ def _centred(z, norms, total, number, b, row, column, tokens, width, stride_b, s
 @triton.jit
 def _scale_kernel(
     z, norms, total, square, number, y, half, tokens, width, stride_b, stride_n,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    SCALED: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """y, and half its squared lengths, infinite for tokens that do not count."""
+    """y, or x, rounded, and half its squared lengths, infinite for tokens that do not count."""
     b = tl.program_id(1).to(tl.int64)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
     _, x, counts = _centred(z, norms, total, number, b, row, column, tokens, width, stride_b, stride_n)
-    rounded = (x * _factor(square, b)).to(y.dtype.element_ty)
+    if SCALED:
+        x = x * _factor(square, b)
+    rounded = x.to(y.dtype.element_ty)
     where = (b * tokens + row)[:, None] * width + column[None, :]
     tl.store(y + where, rounded, mask=(row < tokens)[:, None] & (column < width)[None, :])
     size = rounded.to(tl.float32)
@@ -162,6 +164,22 @@ def chunks(batch: int, tokens: int) -> Iterator[tuple[slice, slice]]:
             yield slice(b, min(b + sequences, batch)), slice(row, min(row + high, tokens))
 
 
+def centred(
+    z: torch.Tensor, sums: rows.Statistics, dtype: torch.dtype, *, scaled: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """y, or x, (B, N, F) in `dtype`, zero for tokens that do not count, and half its squared lengths (B, N)."""
+    batch, tokens, width = z.shape
+    copy = torch.empty(z.shape, dtype=dtype, device=z.device)
+    half = torch.empty((batch, tokens), dtype=torch.float32, device=z.device)
+    if z.numel():
+        high, padded, warps = rows.row_tile(width)
+        _scale_kernel[rows.cdiv(tokens, high), batch](
+            z, sums.norms, sums.total, sums.square, sums.number, copy, half,
+            tokens, width, z.stride(0), z.stride(1), SCALED=scaled, ROWS=high, WIDTH=padded, num_warps=warps,
+        )  # fmt: skip
+    return copy, half
+
+
 def like(z: torch.Tensor) -> list[torch.Tensor]:
     """Empty tensors for what `forward` returns."""
     batch, tokens, width = z.shape
@@ -176,19 +194,13 @@ def forward(
     """z (B, N, F), mask (B, N) bool → L and Σ‖z_i‖² (2, B) float32, L = 0 for fewer than two tokens, and what
     `backward` needs."""
     z, mask = rows.check(z, mask)
-    batch, tokens, width = z.shape
+    batch, tokens, _ = z.shape
     sums = rows.statistics(z, mask, eps=0.0, raw=True)
-    y = torch.empty(z.shape, dtype=torch.float16, device=z.device)
-    half, logits = torch.empty((2, batch, tokens), dtype=torch.float32, device=z.device).unbind()
+    y, half = centred(z, sums, torch.float16, scaled=True)
+    logits = torch.empty_like(half)
     value, whole = torch.empty((3, batch), dtype=torch.float32, device=z.device).split((2, 1))
     pull = torch.empty_like(y) if need_grad else None
     block = min(COLUMNS, rows.power_of_2(tokens))
-    if z.numel():
-        high, padded, warps = rows.row_tile(width)
-        _scale_kernel[rows.cdiv(tokens, high), batch](
-            z, sums.norms, sums.total, sums.square, sums.number, y, half,
-            tokens, width, z.stride(0), z.stride(1), ROWS=high, WIDTH=padded, num_warps=warps,
-        )  # fmt: skip
     for b, row in chunks(batch, tokens):
         products = rows.product(y[b, row], y[b].mT)
         weights = torch.empty_like(products, dtype=torch.float16) if need_grad else None
