@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import launch
 
 WORKERS = Path(__file__).parent / "titan"
 NEEDED = ("torchtitan", "spmd_types", "tyro", "torchdata", "torch_checkpointing")
@@ -22,16 +20,15 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def run(*command: str) -> str:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_PORT": "0"}
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=600, env=environment)
+def run(number: int, worker: str, *arguments: object) -> str:
+    done = launch(number, WORKERS / worker, *arguments, MASTER_PORT=0)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> dict:
-    out = run(str(WORKERS / "one_process.py"), str(tmp_path_factory.mktemp("titan")))
+    out = run(1, "one_process.py", tmp_path_factory.mktemp("titan"))
     (line,) = [line for line in out.splitlines() if line.startswith("FOUND ")]
     return json.loads(line.removeprefix("FOUND "))
 
@@ -98,8 +95,7 @@ def test_refused(found):
 @pytest.mark.slow
 def test_two_processes(tmp_path):
     """FSDP2, replicas, context, tensor and sequence parallelism: the gradients and logged terms of one process."""
-    worker, file = str(WORKERS / "two_processes.py"), str(tmp_path / "one.safetensors")
-    run(worker, str(tmp_path), file)
-    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    out = run(*launch, worker, str(tmp_path), file)
+    file = tmp_path / "one.safetensors"
+    run(1, "two_processes.py", tmp_path, file)
+    out = run(2, "two_processes.py", tmp_path, file)
     assert out.count("same as one process") == 7
