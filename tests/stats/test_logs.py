@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import pickle
+import re
 import shutil
 import time
 import zipfile
@@ -29,6 +30,12 @@ LOGS = Path(__file__).parent / "logs"
 def one(path, **wanted):
     (log,) = read_logs(path, Wanted(**wanted))
     return log
+
+
+def rows_of(file: Path) -> list[dict]:
+    if file.suffix == ".parquet":
+        return parquet.read_table(file).to_pylist()
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def table(path: Path, rows, **more):
@@ -78,7 +85,7 @@ PAGES = [f"one two three {word}" for word in ("four", "five", "six", "seven", "e
 def test_lm_eval_likelihoods_by_a_loop():
     found = one(LOGS / "lm-eval" / "base").tasks["nature"]
     (file,) = (LOGS / "lm-eval" / "base").glob("samples_plants_*")
-    for sample in map(json.loads, file.read_text().splitlines()):
+    for sample in rows_of(file):
         values = [float(value) for value, _ in sample["filtered_resps"]]
         share = np.exp(values[int(sample["target"])]) / np.sum(np.exp(values))
         at = found.ids.index(f"plants/{sample['doc_id']}")
@@ -89,7 +96,7 @@ def test_an_evaluation_of_ours_pairs_with_a_log_of_lm_eval(tmp_path):
     """The same prompts have the same hash, whoever wrote them down."""
     (file,) = (LOGS / "lm-eval" / "base").glob("samples_plants_*")
     items = []
-    for sample in map(json.loads, file.read_text().splitlines()):
+    for sample in rows_of(file):
         arguments = [tuple(one.values()) for one in sample["arguments"].values()]
         named = {"item": item_hash(arguments, int(sample["target"])), "doc_id": sample["doc_id"]}
         items.append(make_item("plants", 0, 1 - sample["acc"], values=(-1.0, -2.0, -3.0), **named))
@@ -123,13 +130,11 @@ def test_lighteval_scores_by_hand():
     for log in (base, treated):
         stars = log.tasks["stars"]
         (file,) = Path(log.path).glob("details_stars*")
-        for row in parquet.read_table(file).to_pylist():
+        for row in rows_of(file):
             at = stars.ids.index(row["doc"]["id"])
             values, gold = np.array(row["model_response"]["logprobs"]), row["doc"]["gold_index"]
             assert stars.score[at] == row["metric"]["acc"] == float(values.argmax() == gold)
-            assert stars.likelihood[at] == pytest.approx(
-                values[row["doc"]["gold_index"]] - np.log(np.exp(values).sum())
-            )
+            assert stars.likelihood[at] == pytest.approx(values[gold] - np.log(np.exp(values).sum()))
         assert log.tasks["sums"].metric == "em"
     assert not np.array_equal(base.tasks["stars"].score, treated.tasks["stars"].score)
 
@@ -191,10 +196,7 @@ def test_order_does_not_matter(tmp_path):
     other = [(n, int(rng.random() < 0.6)) for n in range(60)]
     first = dc.significance(table(tmp_path / "a.csv", rows), table(tmp_path / "b.csv", other), bootstrap=0)
     again = dc.significance(tmp_path / "a.csv", table(tmp_path / "c.csv", other[::-1]), bootstrap=0)
-    assert (again.macro.p, again.tasks[0].model_dump()["gained"]) == (
-        first.macro.p,
-        first.tasks[0].model_dump()["gained"],
-    )
+    assert (again.macro.p, again.tasks[0].gained) == (first.macro.p, first.tasks[0].gained)
 
 
 # -- bad input -----------------------------------------------------------------------------------------------
@@ -206,16 +208,8 @@ ROWS = [(n, n % 2) for n in range(8)]
     ("base", "treated", "words"),
     [
         (ROWS, [(n, 1) for n in range(4, 12)], r"8 of 12 items of 'items' are not in all \(0, 1, 2, …\)"),
-        (
-            [{"item": 1, "score": 1, "prompt": "a"}],
-            [{"item": 1, "score": 0, "prompt": "b"}],
-            "in other words (1)",
-        ),
-        (
-            [(1, 1)],
-            [{"item": 1, "score": 1, "metric": "wer"}],
-            "better when higher and 'wer' in 'b.csv' is",
-        ),
+        ([{"item": 1, "score": 1, "prompt": "a"}], [{"item": 1, "score": 0, "prompt": "b"}], "in other words (1)"),
+        ([(1, 1)], [{"item": 1, "score": 1, "metric": "wer"}], "better when higher and 'wer' in 'b.csv' is"),
         (ROWS, ROWS, "every outcome is the same in all of them"),
         (ROWS, [*ROWS[:-1], (7, "nan")], r"1 of 8 of 'items' in .*b.csv' are missing or not finite \(7\)"),
         (ROWS, [*ROWS[:-1], (7, "")], "are missing or not finite"),
@@ -228,8 +222,6 @@ ROWS = [(n, n % 2) for n in range(8)]
 )
 def test_bad_tables(tmp_path, base, treated, words):
     """A sentence, exit code 2, nothing written."""
-    import re
-
     words = words if "\\" in words or ".*" in words else re.escape(words)
     arms = table(tmp_path / "a.csv", base), table(tmp_path / "b.csv", treated)
     with pytest.raises(ValueError, match=words):
@@ -260,68 +252,62 @@ def test_logs_that_are_cut_off(tool, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_lines_that_are_lost_reordered_or_copied(tmp_path):
-    (file,) = (LOGS / "lm-eval" / "base").glob("samples_stars*")
-    lines = file.read_text().splitlines(keepends=True)
-    (other,) = (LOGS / "lm-eval" / "treated").glob("samples_stars*")
-
-    def spoilt(*chosen):
-        place = tmp_path / file.name
-        place.write_text("".join(chosen))
-        return place
-
-    whole = dc.significance(file, other, bootstrap=0).macro
-    assert dc.significance(spoilt(*lines[::-1]), other, bootstrap=0).macro.p == whole.p
-    with pytest.raises(ValueError, match=r"1 of 8 items of 'stars' are not in all of them \(7\)"):
-        dc.significance(spoilt(*lines[:-1]), other, bootstrap=0)
-    with pytest.raises(ValueError, match="an item must occur once in 'stars'"):
-        dc.significance(spoilt(*lines, lines[0]), other, bootstrap=0)
-    with pytest.raises(ValueError, match="must hold items, got none"):
-        dc.significance(spoilt(), other, bootstrap=0)
-    with pytest.raises(Damaged, match=r"must hold samples of lm-eval, but 'stars' lacks 'arguments'"):
-        dc.significance(spoilt('{"doc_id": 0, "filter": "none"}\n'), other, bootstrap=0)
+def archive(path: Path, **members) -> Path:
+    """A log of inspect_ai."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, content in members.items():
+            file.writestr(f"{name}.json", json.dumps(content))
+    return path
 
 
-def test_details_of_lighteval_reordered_copied_or_foreign(tmp_path):
-    file, other = (next((LOGS / "lighteval" / run).glob("details_stars*")) for run in ("base", "treated"))
-    rows = parquet.read_table(file)
+@pytest.mark.parametrize(
+    ("tool", "copied"),
+    [
+        ("lm-eval", r"an item must occur once in 'stars'"),
+        ("lighteval", r"an item must occur once in 'stars'.* 1 item"),
+        ("inspect", r"must be asked in as many epochs, got 2 to 3"),
+    ],
+)
+def test_items_that_are_reordered_lost_or_copied(tmp_path, tool, copied):
+    file, other = (next((LOGS / tool / run).glob("*stars*")) for run in ("base", "treated"))
+    whole = _eval_file(file) if tool == "inspect" else {"samples": rows_of(file)}
+    rows, place = whole["samples"], tmp_path / file.name
 
-    def spoilt(content):
-        parquet.write_table(content, tmp_path / file.name)
-        return tmp_path / file.name
+    def found(chosen):
+        if tool == "inspect":
+            archive(place, header=whole["header"], summaries=chosen)
+        else:
+            table(place, chosen)
+        return dc.significance(place, other, bootstrap=0).macro
 
-    whole = dc.significance(file, other, bootstrap=0).macro
-    assert dc.significance(spoilt(rows.take(list(range(len(rows)))[::-1])), other, bootstrap=0).macro.p == whole.p
-    with pytest.raises(ValueError, match=r"an item must occur once in 'stars'.* 1 item"):
-        dc.significance(spoilt(pa.concat_tables([rows, rows.slice(0, 1)])), other, bootstrap=0)
+    assert found(rows[::-1]).p == found(rows).p == dc.significance(file, other, bootstrap=0).macro.p
     with pytest.raises(ValueError, match=r"1 of \d+ items of 'stars' are not in all of them"):
-        dc.significance(spoilt(rows.slice(1)), other, bootstrap=0)
-    spoilt(pa.table({"a": [1]}))
+        found([row for n, row in enumerate(rows) if row.get("id", n) != rows[0].get("id", 0)])  # in every epoch
+    with pytest.raises(ValueError, match=copied):
+        found([*rows, rows[0]])
+
+
+def test_foreign_or_unfinished_content(tmp_path):
+    (lines,) = (LOGS / "lm-eval" / "base").glob("samples_stars*")
+    lines = tmp_path / lines.name
+    lines.write_text("")
+    with pytest.raises(ValueError, match="must hold items, got none"):
+        read_logs(lines)
+    lines.write_text('{"doc_id": 0, "filter": "none"}\n')
+    with pytest.raises(Damaged, match=r"must hold samples of lm-eval, but 'stars' lacks 'arguments'"):
+        read_logs(lines)
+    (details,) = (LOGS / "lighteval" / "base").glob("details_stars*")
+    (tmp_path / "lighteval").mkdir()
+    parquet.write_table(pa.table({"a": [1]}), tmp_path / "lighteval" / details.name)
     with pytest.raises(Damaged, match="must hold details of lighteval, but lacks doc, metric, model_response"):
-        dc.significance(tmp_path, other, bootstrap=0)
-
-
-def test_logs_of_inspect_reordered_copied_or_foreign(tmp_path):
-    file, other = (next((LOGS / "inspect" / run).glob("*stars*.eval")) for run in ("base", "treated"))
-    content = _eval_file(file)
-
-    def spoilt(samples):
-        with zipfile.ZipFile(tmp_path / "log.eval", "w") as archive:
-            archive.writestr("header.json", json.dumps(content["header"]))
-            archive.writestr("summaries.json", json.dumps(samples))
-        return tmp_path / "log.eval"
-
-    whole = dc.significance(file, other, bootstrap=0).macro
-    assert dc.significance(spoilt(content["samples"][::-1]), other, bootstrap=0).macro.p == whole.p
-    first = content["samples"][0]["id"]
-    with pytest.raises(ValueError, match="must be asked in as many epochs, got 2 to 3"):
-        dc.significance(spoilt([*content["samples"], content["samples"][0]]), other, bootstrap=0)
-    with pytest.raises(ValueError, match=r"1 of 8 items of 'stars' are not in all of them"):
-        dc.significance(spoilt([s for s in content["samples"] if s["id"] != first]), other, bootstrap=0)
-    with zipfile.ZipFile(tmp_path / "log.eval", "w") as archive:
-        archive.writestr("something.txt", "else")
+        read_logs(tmp_path / "lighteval")
     with pytest.raises(ValueError, match=r"must be finished, but has no header\.json"):
-        dc.significance(tmp_path / "log.eval", other, bootstrap=0)
+        read_logs(archive(tmp_path / "log.eval", something="else"))
+    with pytest.raises(ValueError, match="must be finished, but its status is 'error'"):
+        read_logs(archive(tmp_path / "log.eval", header=HEADER | {"status": "error"}, summaries=[]))
+
+
+HEADER = {"status": "success", "eval": {"task": "t", "model": "m"}}
 
 
 def test_folders_with_more_than_one_run(tmp_path):
@@ -342,24 +328,14 @@ def test_names_that_are_not_there():
         dc.significance(base, treated, filter="strict")
 
 
-def test_an_unfinished_log_of_inspect_is_refused(tmp_path):
-    with zipfile.ZipFile(tmp_path / "log.eval", "w") as archive:
-        archive.writestr("header.json", json.dumps({"status": "error", "eval": {"task": "t", "model": "m"}}))
-        archive.writestr("summaries.json", "[]")
-    with pytest.raises(ValueError, match="must be finished, but its status is 'error'"):
-        read_logs(tmp_path / "log.eval")
-
-
 def test_long_questions_of_inspect_are_read_whole(tmp_path):
     """Summaries cut them: two questions that differ at the end are different questions."""
     hashes = []
     for ending in ("x", "y"):
         sample = {"id": 1, "epoch": 1, "target": "A", "scores": {"s": {"value": "C"}}}
-        with zipfile.ZipFile(tmp_path / "log.eval", "w", zipfile.ZIP_DEFLATED) as archive:
-            archive.writestr("header.json", json.dumps({"status": "success", "eval": {"task": "t", "model": "m"}}))
-            archive.writestr("summaries.json", json.dumps([sample | {"input": "aaa...\n(content truncated)"}]))
-            archive.writestr("samples/1_epoch_1.json", json.dumps(sample | {"input": f"aaa{ending}"}))
-        hashes += one(tmp_path / "log.eval").tasks["t"].hashes["inspect_ai"]()
+        cut, whole = (sample | {"input": text} for text in ("aaa...\n(content truncated)", f"aaa{ending}"))
+        log = archive(tmp_path / "log.eval", header=HEADER, summaries=[cut], **{"samples/1_epoch_1": whole})
+        hashes += one(log).tasks["t"].hashes["inspect_ai"]()
     assert hashes[0] != hashes[1]
 
 
