@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 from by_hand import crossed
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -68,13 +68,14 @@ def test_smallest_effect_has_the_power_it_states():
     assert smallest_effect([(np.full((1, 9), 0.3), np.full((1, 9), 0.3))]) is None
 
 
-@given(st.lists(st.integers(-5, 5), min_size=1, max_size=9))
+@given(st.lists(st.integers(-5, 5), min_size=1, max_size=9), st.sampled_from([1, 10, 3]))
+@example([2, 1, -1, -3, 1], 10)
 @settings(max_examples=40)
-def test_permutation_by_all_signs(differences):
-    values = np.array(differences, dtype=float)
-    seen = abs(values.mean())
-    counts = [abs(np.mean(values * signs)) >= seen - 1e-12 for signs in itertools.product((-1, 1), repeat=len(values))]
-    assert permutation(values) == pytest.approx(np.mean(counts), abs=1e-12)
+def test_permutation_by_all_signs(differences, parts):
+    """In whole numbers, in which as much is as much; tenths do not sum to 0."""
+    signed = [abs(np.dot(differences, signs)) for signs in itertools.product((-1, 1), repeat=len(differences))]
+    expected = np.mean(np.array(signed) >= abs(sum(differences)))
+    assert permutation(np.array(differences) / parts) == pytest.approx(expected, abs=1e-12)
 
 
 def test_permutation_sampled_agrees_with_mcnemar_and_t():
