@@ -25,10 +25,11 @@ from decondense.kernels.rows import inverse
 
 @triton.jit
 def _nearest_kernel(
-    products, half, index, second, first_sequence, first_row, count_rows, tokens, BLOCK: tl.constexpr
+    products, norms, sizes, index, second, first_sequence, first_row, count_rows, tokens, BLOCK: tl.constexpr
 ):  # fmt: skip
     """A row of products → the token of the largest y_i·y_j − ½‖y_j‖², the first of several, and that of the largest
-    among the others; −1 where there is none. Of tokens whose numbers differ by a multiple of BLOCK one is seen."""
+    among the others, if the products may have rounded them into the wrong order; −1 where there is none. Of tokens
+    whose numbers differ by a multiple of BLOCK one is seen."""
     slot = tl.program_id(1).to(tl.int64)
     b = first_sequence + slot
     row = tl.program_id(0)
@@ -40,9 +41,10 @@ def _nearest_kernel(
     for k in range(0, tokens, BLOCK):
         j = k + column
         there = (j < tokens) & (j != i)
+        norm = tl.load(norms + b * tokens + j, mask=there, other=-1.0)
         t = tl.load(products + start + j, mask=there, other=0.0)
-        t -= tl.load(half + b * tokens + j, mask=there, other=float("inf"))
-        better = t > best
+        t -= 0.5 * tl.load(sizes + b * tokens + j, mask=there, other=0.0)
+        better = (t > best) & (norm >= 0.0)
         best = tl.where(better, t, best)
         found = tl.where(better, j, found)
     top = tl.max(best, axis=0)
@@ -50,9 +52,12 @@ def _nearest_kernel(
     rest = tl.where(found == first, float("-inf"), best)
     next_ = tl.max(rest, axis=0)
     other = tl.min(tl.where(rest == next_, tl.where(found == first, -1, found), tokens), axis=0)
-    own = tl.load(half + b * tokens + i)
-    tl.store(index + b * tokens + i, tl.where(own == float("inf"), -1, first))
-    tl.store(second + b * tokens + i, tl.where(own == float("inf"), -1, other))
+    # u moves by up to 2⁻¹¹ when it is rounded, half of ρ² by up to 2⁻¹⁰ ρ, and the difference of two by twice that
+    distance = tl.sqrt(tl.maximum(tl.load(sizes + b * tokens + i) - 2.0 * top, 0.0))
+    close = top - next_ < 0.001953125 * distance + 1e-6
+    counts = ~(tl.load(norms + b * tokens + i) < 0.0)
+    tl.store(index + b * tokens + i, tl.where(counts, first, -1))
+    tl.store(second + b * tokens + i, tl.where(counts & close, other, -1))
 
 
 @triton.jit
@@ -134,18 +139,15 @@ def forward(
     sums = rows.statistics(z, flags, eps=0.0, copy=torch.float16, unit=True)
     u = sums.copy
     assert u is not None
-    half = 0.5 * torch.linalg.vector_norm(u, dim=-1, dtype=torch.float32).square()
-    if mask is not None:
-        half.masked_fill_(~mask, torch.inf)
     index, second = (torch.empty((batch, tokens), dtype=torch.int32, device=z.device) for _ in range(2))
     block = min(repulsion.COLUMNS, rows.power_of_2(tokens))
     for b, row in repulsion.chunks(batch, tokens):
         products = rows.product(u[b, row], u[b].mT)
         _nearest_kernel[products.shape[1], products.shape[0]](
-            products, half, index, second, b.start, row.start, products.shape[1], tokens,
+            products, sums.norms, sums.sizes, index, second, b.start, row.start, products.shape[1], tokens,
             BLOCK=block, num_warps=max(1, block // 256),
         )  # fmt: skip
-    part, weight = torch.empty_like(half), torch.empty_like(half)
+    part, weight = torch.empty((2, batch, tokens), dtype=torch.float32, device=z.device).unbind()
     if z.numel():
         _, padded, warps = rows.row_tile(width)
         _distance_kernel[tokens, batch](

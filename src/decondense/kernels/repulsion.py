@@ -75,9 +75,9 @@ def _scale_kernel(
 @triton.jit
 def _softmax_kernel(
     products, half, square, weights, logits, first_sequence, first_row, count_rows, tokens, tau,
-    GRAD: tl.constexpr, BLOCK: tl.constexpr,
+    GRAD: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A row of products y_i·y_j → P_i and ℓ_i."""
+    """A row of products y_i·y_j → P_i and ℓ_i. WHOLE: the row is one block; else it is read twice."""
     slot = tl.program_id(1).to(tl.int64)
     b = first_sequence + slot
     row = tl.program_id(0)
@@ -87,30 +87,41 @@ def _softmax_kernel(
     rate = 2.0 / (tau * f * f)
     own = tl.load(half + b * tokens + i)
     column = tl.arange(0, BLOCK)
-    top = tl.full((BLOCK,), float("-inf"), dtype=tl.float32)
-    total = tl.zeros((BLOCK,), dtype=tl.float32)
-    for k in range(0, tokens, BLOCK):
-        j = k + column
-        there = (j < tokens) & (j != i)
-        t = tl.load(products + start + j, mask=there, other=0.0) - own
-        t = rate * (t - tl.load(half + b * tokens + j, mask=there, other=float("inf")))
-        higher = tl.where(t > top, t, top)
-        level = tl.where(higher == float("-inf"), 0.0, higher)
-        total = total * tl.exp(top - level) + tl.exp(t - level)
-        top = higher
-    peak = tl.max(top, axis=0)
-    level = tl.where(peak == float("-inf"), 0.0, peak)
-    sum_ = tl.sum(total * tl.exp(top - level), axis=0)
-    tl.store(logits + b * tokens + i, level + tl.log(sum_))
-    if GRAD:
-        scale = inverse(sum_)
+    if WHOLE:
+        there = (column < tokens) & (column != i)
+        t = tl.load(products + start + column, mask=there, other=0.0) - own
+        t = rate * (t - tl.load(half + b * tokens + column, mask=there, other=float("inf")))
+        peak = tl.max(t, axis=0)
+        level = tl.where(peak == float("-inf"), 0.0, peak)
+        p = tl.exp(t - level)
+        sum_ = tl.sum(p, axis=0)
+        if GRAD:
+            tl.store(weights + start + column, (p * inverse(sum_)).to(weights.dtype.element_ty), mask=column < tokens)
+    else:
+        top = tl.full((BLOCK,), float("-inf"), dtype=tl.float32)
+        total = tl.zeros((BLOCK,), dtype=tl.float32)
         for k in range(0, tokens, BLOCK):
             j = k + column
             there = (j < tokens) & (j != i)
             t = tl.load(products + start + j, mask=there, other=0.0) - own
             t = rate * (t - tl.load(half + b * tokens + j, mask=there, other=float("inf")))
-            p = tl.exp(t - level) * scale
-            tl.store(weights + start + j, p.to(weights.dtype.element_ty), mask=j < tokens)
+            higher = tl.where(t > top, t, top)
+            level = tl.where(higher == float("-inf"), 0.0, higher)
+            total = total * tl.exp(top - level) + tl.exp(t - level)
+            top = higher
+        peak = tl.max(top, axis=0)
+        level = tl.where(peak == float("-inf"), 0.0, peak)
+        sum_ = tl.sum(total * tl.exp(top - level), axis=0)
+        if GRAD:
+            scale = inverse(sum_)
+            for k in range(0, tokens, BLOCK):
+                j = k + column
+                there = (j < tokens) & (j != i)
+                t = tl.load(products + start + j, mask=there, other=0.0) - own
+                t = rate * (t - tl.load(half + b * tokens + j, mask=there, other=float("inf")))
+                p = tl.exp(t - level) * scale
+                tl.store(weights + start + j, p.to(weights.dtype.element_ty), mask=j < tokens)
+    tl.store(logits + b * tokens + i, level + tl.log(sum_))
 
 
 @triton.jit
@@ -206,7 +217,7 @@ def forward(
         weights = torch.empty_like(products, dtype=torch.float16) if need_grad else None
         _softmax_kernel[products.shape[1], products.shape[0]](
             products, half, sums.square, weights, logits, b.start, row.start, products.shape[1], tokens, tau,
-            GRAD=need_grad, BLOCK=block, num_warps=max(1, block // 256),
+            GRAD=need_grad, WHOLE=tokens <= block, BLOCK=block, num_warps=max(1, block // 256),
         )  # fmt: skip
         if weights is not None and pull is not None:
             rows.product(weights, y[b], pull[b, row])

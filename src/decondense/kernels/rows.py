@@ -58,6 +58,7 @@ class Statistics(NamedTuple):
     norms: torch.Tensor  # (B, N)  ‖z_i‖, −1 where masked
     length: torch.Tensor  # (B, ⌈F/32⌉)  ‖T‖², one part per 32 features
     copy: torch.Tensor | None  # (B, N, F)  z or u in another dtype, zero where masked
+    sizes: torch.Tensor | None  # (B, N)  ‖u_i‖² of the copy of u as it was rounded
     fourth: torch.Tensor | None  # (B, parts)  Σ ‖u_i‖⁴ of the copy of u as it was rounded
 
 
@@ -128,7 +129,7 @@ def through_unit(g, x, norm, scale, inside):
 
 @triton.jit
 def _statistics_kernel(
-    z, mask, norms, copy, totals, squares, counts, fourths,
+    z, mask, norms, copy, sizes, totals, squares, counts, fourths,
     tokens, width, stride_b, stride_n, rows_per_program, eps,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, HAS_MASK: tl.constexpr,
     COPY: tl.constexpr, UNIT: tl.constexpr, CENTRED: tl.constexpr, RAW: tl.constexpr, STAGES: tl.constexpr,
@@ -167,6 +168,7 @@ def _statistics_kernel(
                 rounded = u.to(copy.dtype.element_ty)
                 size = rounded.to(tl.float32)
                 size = tl.sum(size * size, axis=1)
+                tl.store(sizes + b.to(tl.int64) * tokens + rows, size, mask=present)
                 fourth += size * size
             else:
                 rounded = x.to(copy.dtype.element_ty)
@@ -303,12 +305,13 @@ def statistics(
     totals, squares, counts = scratch.split((batch * parts * width, batch * parts, batch * parts))
     copied = None if copy is None else z.new_empty((batch, tokens, width), dtype=copy)
     fourth = z.new_empty((batch, parts), dtype=torch.float32) if unit else None
+    sizes = z.new_empty((batch, tokens), dtype=torch.float32) if unit else None
     if z.numel() == 0:
         for part in (total, square, count, length):
             part.zero_()
     else:
         _statistics_kernel[parts, batch](
-            z, mask, norms, copied, totals, squares, counts, fourth,
+            z, mask, norms, copied, sizes, totals, squares, counts, fourth,
             tokens, width, z.stride(0), z.stride(1), per_program, eps,
             ROWS=rows, WIDTH=padded, HAS_MASK=mask is not None, COPY=copied is not None, UNIT=unit,
             CENTRED=centred, RAW=raw, STAGES=STATISTICS_STAGES, num_warps=warps,
@@ -318,7 +321,7 @@ def statistics(
             BLOCK=REDUCE_WIDTH, PARTS=REDUCE_PARTS,
         )  # fmt: skip
     norms, length = norms.view(batch, tokens), length.view(batch, blocks)
-    return Statistics(total.view(batch, width), square, count, norms, length, copied, fourth)
+    return Statistics(total.view(batch, width), square, count, norms, length, copied, sizes, fourth)
 
 
 def mean_cosine(sums: Statistics) -> tuple[torch.Tensor, torch.Tensor]:
