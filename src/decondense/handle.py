@@ -130,7 +130,10 @@ class Handle:
                 prepare()
             return self.attached and wanted()  # a copy of the model keeps its hooks when the loss has been removed
 
-        for hook in self.reader.attach(begin, self.captures.append):
+        def keep(capture: hs.Capture) -> None:  # torch 2.11 does not trace the method itself
+            self.captures.append(capture)
+
+        for hook in self.reader.attach(begin, keep):
             self.undo.callback(hook.remove)
 
     def take(self, labels: Tensor | None = None, items: Tensor | int | None = None, scale: float = 1.0) -> Tensor:
