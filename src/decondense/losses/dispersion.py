@@ -109,7 +109,7 @@ def dispersion(
     return logit.shifted(pairs.apply(routine, z, mask))
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen: torch 2.11 loses the fields of a frozen one that another holds, while it traces
 class Logit:
     """log f(c) = −D(c)/τ: the values and slopes of f, and its Taylor series about the mean cosine.
 

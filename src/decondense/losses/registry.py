@@ -131,11 +131,15 @@ class Entry:
             values = later[0].curve(cosines, *rest)
         else:
             values = _stack([part for part in parts if isinstance(part, Tensor)])
-        different = {id(mask): mask for _, mask in layers}  # most layers share one
-        if not split and set(different) != {id(None)}:  # the tokens of a split sequence are counted over the ranks
-            all_ = torch.ones_like(values[0], dtype=torch.bool)
-            enough = {key: all_ if mask is None else mask.sum(1) >= 2 for key, mask in different.items()}
-            values = torch.where(_stack([enough[id(mask)] for _, mask in layers]), values, 0)
+        # The tokens of a split sequence are counted over the ranks.
+        if not split and any(mask is not None for _, mask in layers):
+            enough: list[Tensor] = []
+            for i, (_, mask) in enumerate(layers):
+                if i and mask is layers[i - 1][1]:  # most layers share one
+                    enough.append(enough[-1])
+                else:
+                    enough.append(torch.ones_like(values[0], dtype=torch.bool) if mask is None else mask.sum(1) >= 2)
+            values = torch.where(_stack(enough), values, 0)
         return values, cosines
 
 
