@@ -41,6 +41,7 @@ OURS = {
     "finish_kernel": "value",
     "_finish_kernel": "value",
     "_scale_kernel": "copy: read z, write",
+    "_terms_kernel": "terms: read G, write M",
     "_softmax_kernel": "softmax of the rows",
     "_nearest_kernel": "nearest of the rows",
     "_distance_kernel": "distances: read z",

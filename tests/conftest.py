@@ -18,7 +18,14 @@ if not torch.cuda.is_available() and "TRITON_INTERPRET" not in os.environ and "t
     with contextlib.suppress(ImportError):
         import triton.experimental.gluon  # noqa: F401  a part of Triton that makes the same choice, at first use
 
-        from decondense.kernels import cosine_histogram, first_order, nearest, pairwise, second_order  # noqa: F401
+        from decondense.kernels import (  # noqa: F401
+            cosine_histogram,
+            covariance,
+            first_order,
+            nearest,
+            pairwise,
+            second_order,
+        )
     del os.environ["TRITON_INTERPRET"]
 
 from by_hand import write_run

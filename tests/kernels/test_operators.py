@@ -72,7 +72,7 @@ KERNELS = {"first_order": 1e-2, "second_order": 1e-2, "pairwise": 1e-2, "nearest
 
 @pytest.mark.parametrize(("name", "eps"), {**KERNELS, "covariance": None}.items())
 def test_the_operators_say_what_they_return(name, eps):
-    z, options = cloud(2, 20, 8).to(DEVICE).requires_grad_(), [None] * 5 + [eps, None, None]
+    z, options = cloud(2, 20, 8).to(DEVICE).requires_grad_(), [None] * 5 + [eps] + [None] * 5
     torch.library.opcheck(_forward, (z, half_masked(2, 20), True, torch.bfloat16, name, *options))
     torch.library.opcheck(_forward, (z.detach(), None, False, None, name, *options))
     value, *saved = _forward(z.detach(), None, True, None, name, *options)

@@ -143,6 +143,15 @@ def test_options_of_l2_repel(options):
     assert error(found[1], expected[1]) < 2e-3
 
 
+def test_options_of_vicreg():
+    z = cloud(2, 20, 8, spread=0.5).to(DEVICE)
+    options = {"variance_weight": 3.0, "covariance_weight": 0.5, "gamma": 2.0, "eps": 0.1}
+    expected = gradient(losses.vicreg, z.double(), backend="torch", **options)
+    found = gradient(losses.vicreg, z, backend="triton", **options)
+    assert error(found[0], expected[0]) < 1e-3
+    assert error(found[1], expected[1]) < 5e-3
+
+
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
 def test_repulsion_at_any_scale(scale):
     z = scale * cloud(2, 20, 8).to(DEVICE)

@@ -305,13 +305,13 @@ def statistics(
     totals, squares, counts = scratch.split((batch * parts * width, batch * parts, batch * parts))
     copied = None if copy is None else z.new_empty((batch, tokens, width), dtype=copy)
     fourth = z.new_empty((batch, parts), dtype=torch.float32) if unit else None
-    sizes = z.new_empty((batch, tokens), dtype=torch.float32) if unit else None
+    lengths = z.new_empty((batch, tokens), dtype=torch.float32) if unit else None
     if z.numel() == 0:
         for part in (total, square, count, length):
             part.zero_()
     else:
         _statistics_kernel[parts, batch](
-            z, mask, norms, copied, sizes, totals, squares, counts, fourth,
+            z, mask, norms, copied, lengths, totals, squares, counts, fourth,
             tokens, width, z.stride(0), z.stride(1), per_program, eps,
             ROWS=rows, WIDTH=padded, HAS_MASK=mask is not None, COPY=copied is not None, UNIT=unit,
             CENTRED=centred, RAW=raw, STAGES=STATISTICS_STAGES, num_warps=warps,
@@ -321,7 +321,7 @@ def statistics(
             BLOCK=REDUCE_WIDTH, PARTS=REDUCE_PARTS,
         )  # fmt: skip
     norms, length = norms.view(batch, tokens), length.view(batch, blocks)
-    return Statistics(total.view(batch, width), square, count, norms, length, copied, sizes, fourth)
+    return Statistics(total.view(batch, width), square, count, norms, length, copied, lengths, fourth)
 
 
 def mean_cosine(sums: Statistics) -> tuple[torch.Tensor, torch.Tensor]:

@@ -14,7 +14,10 @@ import torch
 from torch import Tensor
 
 # What the operators take, in this order: None where a kernel has no such option.
-OPTIONS = ("curve", "tau", "clamp", "margin", "hard_clamp", "eps", "diagonal", "centred")
+OPTIONS = (
+    "curve", "tau", "clamp", "margin", "hard_clamp", "eps", "diagonal", "centred",
+    "variance_weight", "covariance_weight", "gamma",
+)  # fmt: skip
 
 
 class Kernel:
@@ -72,10 +75,14 @@ def _forward(
     eps: float | None,
     diagonal: bool | None,
     centred: bool | None,
+    variance_weight: float | None,
+    covariance_weight: float | None,
+    gamma: float | None,
 ) -> list[Tensor]:
     """The values, and what the backward pass needs."""
     with _again(z, autocast):
-        kernel = _kernel(name, curve, tau, clamp, margin, hard_clamp, eps, diagonal, centred)
+        weights = (variance_weight, covariance_weight, gamma)
+        kernel = _kernel(name, curve, tau, clamp, margin, hard_clamp, eps, diagonal, centred, *weights)
         value, saved = kernel.forward(z, mask, need_gradient)
     # the results of an operator must not share memory, which the small ones do
     return [x if x.untyped_storage().nbytes() == x.nbytes else x.clone() for x in (value, *saved)]
@@ -105,10 +112,14 @@ def _backward(
     eps: float | None,
     diagonal: bool | None,
     centred: bool | None,
+    variance_weight: float | None,
+    covariance_weight: float | None,
+    gamma: float | None,
 ) -> Tensor:
     """The gradient with respect to z."""
     with torch.cuda.device_of(z):
-        kernel = _kernel(name, curve, tau, clamp, margin, hard_clamp, eps, diagonal, centred)
+        weights = (variance_weight, covariance_weight, gamma)
+        kernel = _kernel(name, curve, tau, clamp, margin, hard_clamp, eps, diagonal, centred, *weights)
         return kernel.backward(z, mask, tuple(saved), upstream)
 
 

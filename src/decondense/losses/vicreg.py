@@ -53,13 +53,12 @@ def vicreg(
     width = z.shape[2]
     small = width <= 2 * z.shape[1] or backend == "triton"  # the matrix beside z
     if fused_in_16_bits(z, backend, torch.bfloat16) and small:
-        sums = apply(Kernel("covariance"), z, mask)
-        n = sums.new_full((len(z),), z.shape[1]) if mask is None else mask.sum(1).to(sums.dtype)
-        square, power = sums[:, :-1], sums[:, -1]
-    else:
-        z, weight, n = geometry.keep(z, mask)
-        x = geometry.centred(z, weight, n)
-        square, power = x.square().sum(1), off_diagonal_power(x)
+        weights = {"variance_weight": variance_weight, "covariance_weight": covariance_weight}
+        return apply(Kernel("covariance", gamma=gamma, eps=eps, **weights), z, mask)
+    z, weight, n = geometry.keep(z, mask)
+    x = geometry.centred(z, weight, n)
     freedom = (n - 1).clamp_min(1)
-    hinge = (gamma - torch.sqrt(square / freedom[:, None] + eps)).clamp_min(0).mean(1)
-    return variance_weight * hinge + covariance_weight * power / (freedom.square() * width)
+    variance = x.square().sum(1) / freedom[:, None]
+    hinge = (gamma - torch.sqrt(variance + eps)).clamp_min(0).mean(1)
+    covariance = off_diagonal_power(x) / (freedom.square() * width)
+    return variance_weight * hinge + covariance_weight * covariance
