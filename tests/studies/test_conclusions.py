@@ -237,7 +237,7 @@ def test_text_takes_the_text_as_the_unit(values, verdict):
 
     end = concluded(study, settings, measured(study, settings, numbers))
     assert end.verdict == verdict
-    assert len(end.rows) == len(values)
+    assert len(end.rows) == len(values) * len(settings["models"])
     assert len(settings["texts"]) == 10
     level = "undecided" if len(values) < 3 else "reproduced"  # of which all have the same
     assert f"By the trend over depth {verdict}, by the level of the mean cosine {level}." in end.sentence

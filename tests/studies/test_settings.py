@@ -207,6 +207,10 @@ def test_errors_are_one_sentence_and_leave_nothing(refusal, tmp_path, monkeypatc
         ("variants", "base.data.tokens=2048", "must train for more steps than 'cross-entropy', got 3 and 8"),
         ("size", "arms={}", "must name at least one arm"),
         ("size", "families.mine=org/model", "must be a section of lists of different names"),
+        ("text", "sizes.trained first=4", "must be a section with windows, tokens or both for each model, got"),
+        ("text", "sizes.trained first.windws=4", "must be a section with windows, tokens or both for each model"),
+        ("text", "sizes.trained first.windows=0", "write it like sizes.MODEL={windows: 20, tokens: 256}"),
+        ("text", "sizes.gpt2.windows=2", "models that the study measures, got gpt2: choose among trained first"),
         ("text", "texts=[pydoc 1/4, pydoc x]", "a text must be NAME or a part of one like 'pydoc 2/4', got 'pydoc x'"),
     ],
 )  # fmt: skip
@@ -246,6 +250,18 @@ def test_good_changes_stay_good(name, change):
     settings = settings_of(study, "gpu", [change])
     assert study.plan(settings)
     study.check(settings)
+
+
+def test_a_model_can_have_windows_of_its_own():
+    """One that is slow, or that reads no more than 256 tokens."""
+    study = studies.STUDIES["text"]
+    changes = ["models=[one, two, three]", "texts=[imdb]", "sizes.two={windows: 20, tokens: 256}", "sizes.one.tokens=64"]
+    settings = settings_of(study, "gpu", changes)
+    study.check(settings)
+    asked = {planned.config["model"]: planned.config for planned in study.plan(settings)}
+    assert {model: (c["windows"], c["tokens"]) for model, c in asked.items()} == {
+        "one": (100, 64), "two": (20, 256), "three": (100, 512),
+    }  # fmt: skip
 
 
 def test_theory_does_without_its_example(command, tmp_path):

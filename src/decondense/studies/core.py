@@ -85,6 +85,13 @@ class Study:
             recipe_of(settings, arm, 0)
         if settings.get("teacher"):
             teacher_recipe(settings, 0)
+        models = [what["model"] for what in self.measurements(settings)]
+        strange = [model for model in settings.get("sizes", ()) if model not in models]
+        if strange:
+            raise ValueError(
+                f"sizes must be of models that the study measures, got {', '.join(strange)}: choose among "
+                f"{', '.join(dict.fromkeys(models)) or 'none, as it measures no models by name'}."
+            )
         self.refuse(settings)
 
     def plan(self, settings: Settings) -> list[Planned]:
@@ -97,6 +104,7 @@ class Study:
         for what in self.measurements(settings):
             config = {"text": settings.get("text"), **what, "windows": settings["windows"]}
             config |= {"tokens": settings["tokens"], "bootstrap": settings.get("bootstrap", 2000)}
+            config |= settings.get("sizes", {}).get(what["model"], {})
             words = f"{what['model']} {what.get('revision', '')}".strip() + f" on {config['text']}"
             plan.append(Planned(measured_name(config), words, config=config))
         return plan

@@ -3,7 +3,8 @@
 Settings are data and nothing else. `base` is a recipe, `arms` name → what is different from it, `seeds` the training
 seeds, `heatmaps` ("all", "last", "none") the snapshots whose histogram is kept, `tasks` with `shots`, `limit` and
 `dtype` the benchmarks after training, `teacher` a recipe that is trained first and takes the place of the word
-"teacher" in an arm. "about" and "cost" of a scale are for people.
+"teacher" in an arm, `windows` and `tokens` how much of a text is measured, and `sizes` model → other numbers for it.
+"about" and "cost" of a scale are for people.
 """
 
 from __future__ import annotations
@@ -191,6 +192,11 @@ FORMS = {  # what the kind of the default does not say
     "seeds": Form("a list of different whole numbers from 0 on", _list(Number), "write it like [1, 2, 3]"),
     "arms": Form("a section with a section for each arm", dict[str, Section], "write it like arms.NAME={}"),
     "families": Form(_LISTS, dict[str, Names], "write it like families.NAME=[org/small, org/large]"),
+    "sizes": Form(
+        "a section with windows, tokens or both for each model",
+        dict[str, dict[Literal["windows", "tokens"], Whole]],
+        "write it like sizes.MODEL={windows: 20, tokens: 256}",
+    ),
     "checkpoints": Form(_LISTS, dict[str, Names], "write it like checkpoints.MODEL=[step0, main]"),
     "pairs": Form(
         "a list of different pairs of names",
