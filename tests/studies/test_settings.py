@@ -255,7 +255,12 @@ def test_good_changes_stay_good(name, change):
 def test_a_model_can_have_windows_of_its_own():
     """One that is slow, or that reads no more than 256 tokens."""
     study = studies.STUDIES["text"]
-    changes = ["models=[one, two, three]", "texts=[imdb]", "sizes.two={windows: 20, tokens: 256}", "sizes.one.tokens=64"]
+    changes = [
+        "models=[one, two, three]",
+        "texts=[imdb]",
+        "sizes.two={windows: 20, tokens: 256}",
+        "sizes.one.tokens=64",
+    ]
     settings = settings_of(study, "gpu", changes)
     study.check(settings)
     asked = {planned.config["model"]: planned.config for planned in study.plan(settings)}
