@@ -40,11 +40,11 @@ POSIX = (
 collect_ignore = [*POSIX] if sys.platform == "win32" else []
 # They take longest, and come first, so that `make test`'s two workers, of which each takes whole files, end together.
 LONGEST = (
-    "test_docs.py", "studies/test_smoke.py", "kernels/test_routines.py", "train/test_distributed.py",
-    "regularize/test_distributed.py", "test_doc_shell.py", "regularize/test_training.py", "studies/test_runs.py",
-    "test_fuzz.py", "kernels/test_pairwise.py", "report/test_browser.py", "regularize/test_trl.py", "test_cli.py",
-    "test_distribution.py", "test_fsdp2.py", "evaluate/test_tasks.py", "meter/test_measure.py",
-    "studies/test_conclusions.py",
+    "studies/test_smoke.py", "kernels/test_routines.py", "test_distribution.py", "test_doc_shell.py", "test_docs.py",
+    "test_cli.py", "studies/test_runs.py", "test_fuzz.py", "evaluate/test_agreement.py", "report/test_browser.py",
+    "train/test_distributed.py", "regularize/test_distributed.py", "regularize/test_training.py",
+    "kernels/test_pairwise.py", "test_torchtitan.py", "studies/test_conclusions.py", "evaluate/test_tasks.py",
+    "test_fsdp2.py", "meter/test_measure.py",
 )  # fmt: skip
 ASIDE = pytest.StashKey[int]()  # how many modules there were when the garbage collector was told to leave them alone
 

@@ -9,6 +9,7 @@ hash, so text that got into the page by mistake would stay text. Every string is
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import json
 import os
@@ -214,12 +215,7 @@ def render(content: Report, *, title: str | None = None, live: str = "", progres
     library = get_plotlyjs()
     script = _script("page", "compare", "downloads", *(["live"] if live else []))
     data, pool = page_data(content, progress)
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
-    )  # fmt: skip
-    environment.filters |= {"yaml": _yaml, "brief": brief}
-    page = environment.get_template("page.html").render(
+    page = _templates().get_template("page.html").render(
         title=title or "Embedding condensation: results",
         report=content,
         claims=[section for section in content.sections if section.claim],
@@ -238,6 +234,16 @@ def render(content: Report, *, title: str | None = None, live: str = "", progres
         pool=pool.to_json(),
     )
     return page.encode("utf-8", "replace").decode("utf-8")  # half a surrogate pair in a name must not end the writing
+
+
+@functools.cache  # a served page is rendered again and again; to compile the templates takes as long as to render one
+def _templates() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters |= {"yaml": _yaml, "brief": brief}
+    return environment
 
 
 def _script(*names: str) -> str:
