@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from ..figures.chart import Chart
 from ..files import finite, write_text
@@ -215,7 +215,7 @@ def render(content: Report, *, title: str | None = None, live: str = "", progres
     library = get_plotlyjs()
     script = _script("page", "compare", "downloads", *(["live"] if live else []))
     data, pool = page_data(content, progress)
-    page = _templates().get_template("page.html").render(
+    page = _template().render(
         title=title or "Embedding condensation: results",
         report=content,
         claims=[section for section in content.sections if section.claim],
@@ -237,13 +237,13 @@ def render(content: Report, *, title: str | None = None, live: str = "", progres
 
 
 @functools.cache  # a served page is rendered again and again; to compile the templates takes as long as to render one
-def _templates() -> Environment:
+def _template() -> Template:
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
     environment.filters |= {"yaml": _yaml, "brief": brief}
-    return environment
+    return environment.get_template("page.html")
 
 
 def _script(*names: str) -> str:
