@@ -54,14 +54,16 @@ def decorrelation(
     """
     check_choice("axis", axis, ("token", "feature"))
     check_choice("pairs", pairs, ("mean", "sum"))
+    number: Tensor | int = z.shape[1] if mask is None else mask.sum(1)
     if axis == "token":
         _, value = two_moments(z, mask, centred=True, backend=backend)
-        items = value.new_full(value.shape, z.shape[1]) if mask is None else mask.sum(1).to(value.dtype)
     else:
-        z, weight, n = geometry.keep(z, mask)
-        z = geometry.centred(z, weight, n)
-        items = torch.full_like(n, float(z.shape[2]))
+        number = z.shape[2]
+        z = geometry.centred(*geometry.keep(z, mask))
         _, value = two_moments(z.mT, None, backend=backend)
+    if pairs == "mean" and not diagonal:
+        return value
+    items = number + torch.zeros_like(value)
     total = value * geometry.pair_count(items)
     if diagonal:
         total = total + items

@@ -10,6 +10,7 @@ diagonal. With it the repulsion has no gradient at all there, and only the norm 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Unpack
 
@@ -59,20 +60,25 @@ def l2_repel(
     geometry.check_positive("tau", tau)
     check_choice("norm", norm, ("mean", "sum"))
     check_choice("pairs", pairs, ("mean", "sum"))
+    n: Tensor | float = z.shape[1]  # a number where it can be: every operation of a layer is a launch
+    if mask is not None:
+        n = mask.sum(1).to(z.dtype if z.dtype == torch.float64 else torch.float32)
     if fused_in_16_bits(z, backend, torch.bfloat16, torch.float16):
         value, square = apply(Kernel("repulsion", tau=tau), z, mask)
-        n = value.new_full(value.shape, z.shape[1]) if mask is None else mask.sum(1).to(value.dtype)
         if diagonal:  # n pairs more, of distance 0
-            value = torch.logaddexp(value, torch.log(n))
+            value = torch.logaddexp(value, _log(n) + torch.zeros_like(value))
     else:
         value = apply(_Repulsion(tau=tau, diagonal=diagonal), z, mask)
-        full, _, n = geometry.keep(z, mask)
-        square = full.square().sum((1, 2)) if norm_weight else n
+        square = geometry.keep(z, mask)[0].square().sum((1, 2)) if norm_weight else value
     if pairs == "mean":
-        value = value - torch.log(geometry.pair_count(n, diagonal=diagonal))
+        value = value - _log(n * n if diagonal else n * (n - 1))
     if norm_weight:
-        value = value + norm_weight * (square if norm == "sum" else square / (n * z.shape[2]))
-    return value + constant
+        value = value + square * (norm_weight if norm == "sum" else norm_weight / (n * z.shape[2]))
+    return value + constant if constant else value
+
+
+def _log(n: Tensor | float) -> Tensor | float:
+    return torch.log(n) if isinstance(n, Tensor) else math.log(n)
 
 
 @dataclass(frozen=True)
