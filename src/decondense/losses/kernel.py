@@ -42,8 +42,8 @@ class Kernel:
     def traced(self, z: Tensor, mask: Tensor | None) -> Tensor:
         """The values, as a node of a graph."""
         need_gradient = z.requires_grad and torch.is_grad_enabled()
-        options = [self.options.get(key) for key in OPTIONS]
-        return _forward(z, mask, need_gradient, autocast_dtype(z), self.name, *options)[0]
+        options = {**dict.fromkeys(OPTIONS), **self.options}  # one that is not among them is one argument too many
+        return _forward(z, mask, need_gradient, autocast_dtype(z), self.name, *options.values())[0]
 
 
 def autocast_dtype(z: Tensor) -> torch.dtype | None:
