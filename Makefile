@@ -7,7 +7,7 @@ PIP = $(BIN)/python -m pip install --disable-pip-version-check --constraint cons
 # uv leaves compiling to the first import of a module, whose result must then be kept.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test latest slow lint format bench docs wheel clean
+.PHONY: demo test latest oldest slow lint format bench docs wheel clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -55,6 +55,12 @@ latest:  ## the tests with the newest releases of the libraries, without constra
 		torch transformers trl peft lm-eval --editable ".[dev]"
 	.venv-latest/bin/python -m pip list --disable-pip-version-check | grep -Ei '^(torch|transformers|trl|peft|lm.eval) '
 	.venv-latest/bin/python -m pytest -n 2
+
+oldest:  ## the tests with the oldest releases that pyproject.toml allows, in .venv-oldest
+	@test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check uv
+	.venv-oldest/bin/python .ci/uv_install.py --resolution lowest-direct --editable ".[dev]"
+	.venv-oldest/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 slow: $(VENV)/.demo $(VENV)/.others .venv-loggers/.installed  ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow --deselect tests/watch/test_loggers.py

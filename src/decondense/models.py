@@ -16,12 +16,13 @@ import platform
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import hub
 from .files import flat, own_trace, read_json
-from .needs import need
+from .needs import MissingExtra, need
 from .weights_cache import BUNDLED, bundled_folder, convert_gguf, quiet_loading, whole_model
 from .words import nearest, perhaps, quoted
 
@@ -189,6 +190,12 @@ def load_image_processor(source: Source, *, trust_remote_code: bool = False) -> 
     try:
         with quiet_loading():
             return AutoImageProcessor.from_pretrained(source.location, **options)
+    except ImportError as error:  # transformers 5.17 reads images with torchvision, later ones without
+        raise MissingExtra(
+            f"this release of transformers ({metadata.version('transformers')}) reads the images of "
+            f"{source.description!r} with a library that is not installed: pip install torchvision, or a newer "
+            "transformers."
+        ) from error
     except (ValueError, OSError) as error:
         raise ValueError(
             f"model {source.description!r} must come with an image processor (preprocessor_config.json) to be measured "

@@ -12,6 +12,9 @@ import yaml
 from PIL import Image
 
 import decondense as dc
+from decondense.images import image_batches
+from decondense.models import Source
+from decondense.needs import MissingExtra
 from decondense.report.reproduce import measure_command
 
 
@@ -56,3 +59,11 @@ def test_images_of_a_folder(tmp_path, monkeypatch):
     assert "must come with an image processor" in refused("measure", *where, "--out", tmp_path / "p")
     monkeypatch.setitem(sys.modules, "PIL", None)
     assert "needs pillow: pip install 'decondense[images]'" in refused("measure", *where, "--out", tmp_path / "p")
+
+
+def test_an_image_library_that_transformers_lacks_is_named(tmp_path, monkeypatch):
+    (tmp_path / "a.png").write_bytes(b"")
+    lacking = classmethod(lambda *_, **__: (_ for _ in ()).throw(ImportError("\nrequires the Torchvision library\n")))
+    monkeypatch.setattr(transformers.AutoImageProcessor, "from_pretrained", lacking)
+    with pytest.raises(MissingExtra, match=r"reads the images of .a/b. with a library that is not installed"):
+        image_batches(tmp_path, Source("a/b", "folder", "a/b", "a/b"))
