@@ -76,7 +76,8 @@ def forward(
     if z.numel():
         _, padded, warps = rows.row_tile(width)
         _terms_kernel[width, batch](
-            gram, sums.number, part, matrix, width, variance_weight, covariance_weight, gamma, eps,
+            gram, sums.number, part, matrix, width,
+            float(variance_weight), float(covariance_weight), float(gamma), float(eps),
             GRAD=need_grad, WIDTH=padded, num_warps=warps,
         )  # fmt: skip
     return part.sum(1), () if matrix is None else (x, matrix)

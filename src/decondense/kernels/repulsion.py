@@ -216,7 +216,7 @@ def forward(
         products = rows.product(y[b, row], y[b].mT)
         weights = torch.empty_like(products, dtype=torch.float16) if need_grad else None
         _softmax_kernel[products.shape[1], products.shape[0]](
-            products, half, sums.square, weights, logits, b.start, row.start, products.shape[1], tokens, tau,
+            products, half, sums.square, weights, logits, b.start, row.start, products.shape[1], tokens, float(tau),
             GRAD=need_grad, WHOLE=tokens <= block, BLOCK=block, num_warps=max(1, block // 256),
         )  # fmt: skip
         if weights is not None and pull is not None:
@@ -245,6 +245,6 @@ def backward(
         high, padded, warps = rows.row_tile(width)
         _gradient_kernel[rows.cdiv(tokens, high), batch](
             z, *saved, upstream.to(torch.float32).contiguous(), grad,
-            batch, tokens, width, z.stride(0), z.stride(1), tau, ROWS=high, WIDTH=padded, num_warps=warps,
+            batch, tokens, width, z.stride(0), z.stride(1), float(tau), ROWS=high, WIDTH=padded, num_warps=warps,
         )  # fmt: skip
     return grad
