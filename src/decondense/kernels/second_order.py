@@ -127,7 +127,10 @@ def _gradient_kernel(
     batch, tokens, width, stride_b, stride_n, eps,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, PAIRS: tl.constexpr, CENTRED: tl.constexpr,
 ):  # fmt: skip
-    """g_i through the normalisation. PAIRS: the remainder is that of `pairwise`, and `scalar` m₁ instead of n."""
+    """g_i through the normalisation. PAIRS: the remainder is that of `pairwise`, and `scalar` m₁ instead of n.
+
+    CENTRED: a gradient made of centred tokens is centred, so nothing is to be done on the way back.
+    """
     b = tl.program_id(1)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, WIDTH)
@@ -158,8 +161,6 @@ def _gradient_kernel(
         second = rest * (n / width) + mean[:, None] * t[None, :] - (size * size)[:, None] * u
         g = scale[:, None] * (w * (t[None, :] - u) + k * second)
     g = through_unit(g, x, norm, scale, inside)
-    if CENTRED:
-        g = centre(g, inside, width)
     weight = tl.where(masked, 0.0, tl.abs(w) + tl.abs(k))[:, None]
     g = tl.where(weight == 0.0, 0.0, g)
     tl.store(grad + where, g.to(grad.dtype.element_ty), mask=present[:, None] & inside[None, :])
