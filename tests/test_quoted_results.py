@@ -368,25 +368,6 @@ def test_estimators_and_distillation():
     assert f"({taught:.3f} against {alone:.3f})" in RESULTS
 
 
-def test_text():
-    rows = {row["text"]: row for row in table("text")}
-    assert len(rows) == 10
-    levels = [row["mean_cosine"] for row in rows.values()]
-    assert f"lies between {min(levels):.3f} and {max(levels):.3f}" in RESULTS
-    trends = {text: row["spearman"] for text, row in rows.items()}
-    ends = [(signed(trends[text], 2), text) for text in (min(trends, key=trends.get), max(trends, key=trends.get))]
-    assert "goes from {} ({}) to {} ({})".format(*ends[0], *ends[1]) in RESULTS
-    found = estimate("text")
-    another, level = (found[key]["smollm2-135m"] for key in ("another_text", "mean_cosine"))
-    assert f"for one more text it is {signed(another['estimate'], 2)} {bounds(another, 2)}" in RESULTS
-    assert 0.2 < another["high"] - another["estimate"] < 0.215  # "by a hundredth wider"
-    assert level["verdict"] == "reproduced"
-    assert f"the lowest correlation of two is {found['lowest_correlation']['smollm2-135m']:.3f}" in RESULTS
-    whole = read(ROOT / "results" / "smollm2-135m-wikitext2").trend["all"]["spearman"]
-    assert f"the same Spearman, {trends['wikitext-2']:.6f}" in RESULTS
-    assert whole.value == pytest.approx(trends["wikitext-2"], abs=1e-6)
-
-
 @pytest.mark.parametrize("name", ["dose", "width", "init", "counteract"])
 def test_three_seeds_where_three_are_said(name):
     seeds = {row["seed"] if "seed" in row else row["run"] for row in table(name)}
