@@ -78,7 +78,7 @@ def confirmed(gain: dict[str, float], *, noise: float = 0.002, seeds: int = 5) -
 def test_the_largest_budget_decides(gain, verdict):
     end = confirmed(gain)
     assert end.verdict == verdict
-    first, last = ({**dict(zip(end.columns, row))} for row in end.rows)
+    last, first = ({**dict(zip(end.columns, row))} for row in end.rows)
     assert first["difference"] == pytest.approx(-gain["1.02k"], abs=0.004)
     assert last["low"] < -gain["2.05k"] < last["high"]
     assert last["tokens_saved"] == pytest.approx(1 - 2 ** (-gain["2.05k"] / 0.1), abs=0.03)
@@ -101,7 +101,7 @@ def test_whether_a_loss_makes_models_quantise_better_where_runs_know_it():
             more = {"held_out_texts": {"one": 3.0, "two": 5.0}, "held_out_quantised": {"int4": after}}
         runs.append(training(arm, seed, {"one": [3.0, 3.1], "two": [5.0, 5.1]}, **more))
     end = study.conclude(Runs(runs, list(settings["arms"])), settings)
-    first, last = (dict(zip(end.columns, row)) for row in end.rows)
+    last, first = (dict(zip(end.columns, row)) for row in end.rows)
     apart = np.array([-0.02, -0.06, -0.03])  # by hand: t with two degrees of freedom is 4.30265
     half = 4.30265 * apart.std(ddof=1) / math.sqrt(3)
     found = [first[f"int4_{what}"] for what in ("cross_entropy", "difference", "low", "high")]

@@ -87,7 +87,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         for arm, change in settings["arms"].items()
     }
     table = {}
-    for cell in tokens:
+    for cell in sorted(tokens, key=tokens.__getitem__, reverse=True):  # the largest budget, which decides, comes first
         base, treated = (runs.table.get(BETWEEN.join((loss, *cell[1:])), {}) for loss in (NONE, cell[0]))
         seeds = [seed for seed in treated if seed in base]
         if cell[0] != NONE and len(seeds) > 1:
