@@ -24,22 +24,40 @@ QWEN = {
 def test_text():
     record = json.loads((ROOT / "results" / "studies" / "text" / "result.json").read_text(encoding="utf-8"))
     found, table = record["estimate"], record["table"]
-    rows = {row["text"]: row for row in (dict(zip(table["columns"], row)) for row in table["rows"])}
-    assert len(rows) == 10
-    levels = [row["mean_cosine"] for row in rows.values()]
-    assert f"lies between {min(levels):.3f} and {max(levels):.3f}" in RESULTS
-    trends = {text: row["spearman"] for text, row in rows.items()}
-    ends = [(signed(trends[text], 2), text) for text in (min(trends, key=trends.get), max(trends, key=trends.get))]
-    assert "goes from {} ({}) to {} ({})".format(*ends[0], *ends[1]) in RESULTS
-    another, level = (found[key]["smollm2-135m"] for key in ("another_text", "mean_cosine"))
-    middle, low, high = (signed(another[key], 2) for key in ("estimate", "low", "high"))
-    assert f"for one more text it is {middle} [{low}, {high}]" in RESULTS
-    assert 0.2 < another["high"] - another["estimate"] < 0.215  # "by a hundredth wider"
-    assert level["verdict"] == "reproduced"
+    rows = [dict(zip(table["columns"], row)) for row in table["rows"]]
+
+    def told(model: str) -> tuple[str, str, str, str]:
+        """Ends of the level, ends of the trend with their texts, and what is expected of one more text."""
+        mine = sorted((row for row in rows if row["model"] == model), key=lambda row: row["spearman"])
+        cosines = [row["mean_cosine"] for row in mine]
+        assert len(mine) == 10
+        ends = [f"{signed(row['spearman'], 2)} ({row['text']})" for row in (mine[0], mine[-1])]
+        middle, low, high = (signed(found["another_text"][model][key], 2) for key in ("estimate", "low", "high"))
+        return f"{min(cosines):.3f}", f"{max(cosines):.3f}", " to ".join(ends), f"{middle} [{low}, {high}]"
+
+    low, high, ends, another = told("smollm2-135m")
+    assert f"lies between {low} and {high}, and on one more it would lie within 10 %" in RESULTS
+    assert f"Spearman's trend goes from {ends}; for one more text it is {another}" in RESULTS
+    low, high, ends, another = told("gemma-3-270m")
+    assert f"(20 windows a text) has the narrowest cone, {low} to {high}" in RESULTS
+    assert f"Spearman from {ends}, on one more text {another}" in RESULTS
+    state = (cone := read(ROOT / "results" / "gemma-3-270m-wikitext2")).states[10]
+    without = min(state.mean_cosine_without_variance3, state.mean_cosine_without_cosine3)
+    assert f"Three of its {cone.model.width} dimensions make that cone" in RESULTS
+    assert f"state 10 on WikiText-2 is {without:.2f} instead of {state.mean_cosine:.2f}" in RESULTS
+    low, high, ends, _ = told("stories15M")
+    assert f"(100 windows, seven states) has a trend from {ends}, and a level" in RESULTS
+    assert f"{low} to {high}: texts differ by more than 10 %" in RESULTS
+    verdicts = {model: decision["verdict"] for model, decision in found["mean_cosine"].items()}
+    assert verdicts == dict.fromkeys(verdicts, "reproduced") | {"stories15M": "not reproduced"}
+    assert {decision["verdict"] for decision in found["another_text"].values()} == {"undecided"}
+    wide = found["another_text"]["smollm2-135m"]
+    assert 0.2 < wide["high"] - wide["estimate"] < 0.215  # "by a hundredth wider"
     assert f"the lowest correlation of two is {found['lowest_correlation']['smollm2-135m']:.3f}" in RESULTS
-    whole = read(ROOT / "results" / "smollm2-135m-wikitext2").trend["all"]["spearman"]
-    assert f"the same Spearman, {trends['wikitext-2']:.6f}" in RESULTS
-    assert whole.value == pytest.approx(trends["wikitext-2"], abs=1e-6)
+    whole = read(ROOT / "results" / "smollm2-135m-wikitext2").trend["all"]["spearman"].value
+    here = next(row["spearman"] for row in rows if (row["model"], row["text"]) == ("smollm2-135m", "wikitext-2"))
+    assert f"the same Spearman of SmolLM2-135M, {here:.6f}" in RESULTS
+    assert whole == pytest.approx(here, abs=1e-6)
 
 
 def levels(measured: Measurement) -> np.ndarray:
