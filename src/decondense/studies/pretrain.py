@@ -61,9 +61,9 @@ def outcomes(base: Sequence[Training], treated: Sequence[Training]) -> list[tupl
 
 
 def tokens_saved(budgets: Sequence[float], losses: Sequence[float], at: float, reached: float) -> float:
-    """Which share of `at` tokens the baseline would have needed on top to reach a loss: its own losses over budgets,
-    linear in the logarithm of the tokens, and beyond the ends as between the two nearest. 0: as many; 0.5: the
-    baseline needs twice as many."""
+    """Which share of the tokens that the baseline would need to reach a loss is not needed: 1 − at / needed, by the
+    baseline's own losses over budgets, linear in the logarithm of the tokens, and beyond the ends as between the two
+    nearest. 0: as many; 0.5: the baseline needs twice as many."""
     x, y = np.log(np.asarray(budgets, float)), np.asarray(losses, float)
     if len(x) < 2 or not (np.diff(y) < 0).all() or not math.isfinite(reached):
         return math.nan
@@ -76,9 +76,10 @@ def quantised(runs: Runs, arm: str, base: str, scheme: str) -> list[float]:
     """What quantising costs the baseline, and what it costs the arm minus that, with the interval over the seeds that
     know both: below 0, the arm's models quantise better."""
     cost = quantisation(scheme)
-    apart = [d for d in runs.differences(arm, base, cost) if math.isfinite(d)]
-    known = [c for c in runs.values(base, cost) if math.isfinite(c)]
-    return [float(np.mean(known)), *interval(apart)] if apart else [math.nan] * 4
+    treated, plain = runs.table.get(arm, {}), runs.table.get(base, {})
+    both = np.array([(cost(plain[seed]), cost(treated[seed])) for seed in treated if seed in plain]).reshape(-1, 2)
+    known = both[np.isfinite(both).all(1)]
+    return [float(known[:, 0].mean()), *interval(list(known[:, 1] - known[:, 0]))] if len(known) else [math.nan] * 4
 
 
 def conclude(runs: Runs, settings: Settings) -> Conclusion:
@@ -108,12 +109,15 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         )
         plain = [c for c in tokens if c[:2] == (NONE, model) and BETWEEN.join(c) in runs]
         known = [runs.mean(BETWEEN.join(c), by_document) for c in plain]
-        saved = tokens_saved([tokens[c] for c in plain], known, tokens[cell], level + difference)
-        moved = runs.mean(BETWEEN.join(cell), cosine) - runs.mean(BETWEEN.join((NONE, *cell[1:])), cosine)
+        control = BETWEEN.join((NONE, *cell[1:]))
+        saved = tokens_saved(
+            [tokens[c] for c in plain], known, tokens[cell], runs.mean(control, by_document) + difference
+        )
+        moved = float(np.mean(runs.differences(BETWEEN.join(cell), control, cosine)))
         row = [loss, model, tokens[cell], len(apart), level, difference, *crossed.interval()]
         row += [crossed.p, corrected[cell], crossed.minimal_effect(), saved, moved]
         for scheme in runs.schemes:
-            row += quantised(runs, BETWEEN.join(cell), BETWEEN.join((NONE, *cell[1:])), scheme)
+            row += quantised(runs, BETWEEN.join(cell), control, scheme)
         rows.append(row)
         if len(apart) > 2:  # an interval over two would be all that one sees
             series.setdefault(model, {}).setdefault(loss, {})[tokens[cell]] = apart

@@ -1,0 +1,176 @@
+"""The numbers of `screen` and `pretrain` in the prose of README.md and docs/results.md."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy import stats
+from test_quoted_results import PLAIN, README, RESULTS, runs, table
+
+from decondense.records import Training
+from decondense.stats.crossed import crossed_macro
+from decondense.stats.verdicts import signed
+from decondense.studies.pretrain import outcomes
+from decondense.studies.runs import by_document
+
+
+def test_screen():
+    rows = {row["arm"]: row for row in table("screen")}
+    plain, longest = rows[f"{PLAIN} @ 0.002"]["loss"], rows[f"{PLAIN} warm-up 40 % @ 0.005"]["loss"]
+    gpt2 = {arm: row for arm, row in rows.items() if "llama" not in arm}
+    short = {arm: row["loss"] for arm, row in rows.items() if "%" not in arm}
+    assert min(loss for arm, loss in short.items() if arm.startswith(PLAIN)) == plain  # "the best of four rates, 0.002"
+    assert min(row["loss"] for arm, row in gpt2.items() if arm.startswith(PLAIN)) == longest
+    llama = [
+        rows[f"llama: {PLAIN}{end}"]["loss"] for end in (" @ 0.002", " warm-up 40 % @ 0.003", " warm-up 40 % @ 0.005")
+    ]
+    gains = [plain - longest, llama[0] - llama[1]]
+    assert (
+        f"held-out loss −{gains[0]:.3f} nats for a GPT2, −{gains[1]:.3f} for a Llama, each at the best rate" in RESULTS
+    )
+    assert f"a rate of 0.005 it is {gains[0]:.3f} nats below where it was" in RESULTS
+    assert f"the long warm-up gives {gains[1]:.3f} nats from the better of two rates" in RESULTS
+    assert f"each at its best rate, it is lower by {gains[0]:.3f}" in README
+    assert f"0.003 is the better of the two rates, by {llama[2] - llama[1]:.3f}" in RESULTS
+    at = {arm: signed(row["minus_same_schedule"], 3) for arm, row in rows.items()}
+    ends = [at[f"llama: uniformity last 0.1{end} @ 0.003"][1:] for end in ("", " warm-up 40 %")]
+    against = signed(rows["llama: uniformity last 0.1 @ 0.003"]["loss"] - llama[0], 3)
+    told = (
+        f"uniformity at 5 % gains {ends[0]} at a rate of 0.003, but nothing against cross-entropy at 0.002 ({against});"
+    )
+    assert f"{told} at 40 % it gains {ends[1]}." in RESULTS
+    fast = {arm[: -len(" @ 0.002")]: value for arm, value in at.items() if arm.endswith(" @ 0.002") and "%" not in arm}
+    assert max(fast, key=lambda arm: fast[arm] if "last" in arm else "") == "decorrelation last 0.3"
+    assert f"decorrelation (weight 0.3) by {fast['decorrelation last 0.3'][1:]} nats" in RESULTS
+    assert f"lower held-out loss by up to {fast['decorrelation last 0.3'][1:]} nats" in README
+    assert (
+        "uniformity by {}, orthogonalization by {}, dispersion of the last state alone by {};".format(
+            *(fast[arm][1:] for arm in ("uniformity last 0.1", "orthogonalization last 1", "dispersion last 0.1"))
+        )
+        in RESULTS
+    )
+    assert (
+        f"a z-loss, by {fast['z-loss 1e-3'][1:]}, and label smoothing, by {fast['label smoothing 0.1'][1:]}" in RESULTS
+    )
+    assert (
+        f"Dispersion on all layers does not ({fast['dispersion all 0.1']}), nor vicreg ({fast['vicreg last 1']})"
+        in RESULTS
+    )
+    assert f"{fast['decorrelation last 0.3']} and {fast['uniformity last 0.1']} nats at the same rate" in RESULTS
+    assert rows[f"{PLAIN} warm-up 20 % @ 0.003"]["loss"] < min(
+        loss for arm, loss in short.items() if arm in gpt2
+    )  # "passes all of them"
+    slow = {arm.partition(" warm-up 40 % @ 0.003")[0]: value for arm, value in at.items() if "40 % @ 0.003" in arm}
+    assert f"koleo (0.1, {slow['koleo last 0.1']}) and decorrelation of the late half" in RESULTS
+    assert f"({slow['decorrelation late half 1']}) look as good" in RESULTS
+    assert f"orthogonalization ({slow['orthogonalization last 1']}), a z-loss ({slow['z-loss 1e-3']})" in RESULTS
+    assert f"and dropout ({slow['dropout 0.1']}) do not" in RESULTS
+    higher = rows[f"{PLAIN} warm-up 40 % @ 0.003"]["loss"] - longest
+    assert f"gains {higher:.3f} nats (one seed) when the rate goes from 0.003 to 0.005" in RESULTS
+    alike = [
+        [row for arm, row in gpt2.items() if "40 % @ 0.003" in arm],
+        [row for arm, row in gpt2.items() if "%" not in arm and arm.endswith(" @ 0.002")],
+    ]
+    assert list(map(len, alike)) == [9, 15]
+    ranks = [stats.spearmanr(*zip(*((row["loss"], row["mean_cosine"]) for row in some))).statistic for some in alike]
+    words = "(Spearman {} over the nine with 40 % and 0.003, {} over the fifteen with 5 % and 0.002, one seed each)"
+    assert words.format(*(signed(rank, 2) for rank in ranks)) in RESULTS
+    costs = [
+        rows[f"{arm} warm-up 40 % @ 0.003"]["int8-int8_cost"] for arm in ("decorrelation all 0.3", "dispersion all 0.1")
+    ]
+    assert "decorrelation on all {:.4f}, dispersion on all {:.4f}".format(*costs) in RESULTS
+    found = runs("screen")
+    assert f"{len(found)} of 54 runs" in RESULTS
+    places = [
+        found[arm][1].held_out_by["position"]
+        for arm in (f"{PLAIN} @ 0.003", "decorrelation last 1 @ 0.003", f"{PLAIN} warm-up 40 % @ 0.003")
+    ]
+    ends = [(f"{place[0]['loss']:.2f}", f"{place[-1]['loss']:.2f}") for place in places]
+    assert "has {} nats in the first 64 tokens of a block and {} in the last 64".format(*ends[0]) in RESULTS
+    assert (
+        "with decorrelation (weight 1) {} and {}, with a warm-up of 40 % {} and {}".format(*ends[1], *ends[2])
+        in RESULTS
+    )
+
+
+def test_pretrain():
+    rows = {(row["loss"], row["model"], row["tokens"]): row for row in table("pretrain")}
+
+    def told(loss: str, model: str, tokens: float, of: str = "", digits: int = 3) -> str:
+        row = rows[loss, model, tokens]
+        low, high = (signed(row[f"{of}{end}"], digits) for end in ("low", "high"))
+        return f"{signed(row[f'{of}difference'], digits)} [{low}, {high}]"
+
+    uniform = [told("uniformity last 0.1", *cell) for cell in (("gpt2", 4e7), ("gpt2", 8e7), ("llama", 4e7))]
+    dispersed = [told("dispersion all 0.1", *cell) for cell in (("llama", 4e7), ("gpt2", 4e7))]
+    decorrelated = told("decorrelation last 0.3", "gpt2", 4e7)
+
+    def first(words: str) -> str:
+        return words.replace(" [", " nats [")
+
+    assert f"GPT2: {first(uniform[0])} at 40M tokens, {uniform[1]} at 80M; Llama, 40M: {uniform[2]};" in RESULTS
+    assert f"Llama, 40M: {first(dispersed[0])}; GPT2, 40M: {dispersed[1]}; three seeds each" in RESULTS
+    assert f"GPT2, 40M: {first(decorrelated)}, three seeds" in RESULTS
+    assert f"Uniformity of the last state: {first(uniform[0])} in a GPT2" in RESULTS
+    assert f"{uniform[1]} with 80M (three), {uniform[2]} in a Llama with 40M" in RESULTS
+    assert (
+        f"all layers: {dispersed[0]} in the Llama, {dispersed[1]} in the GPT2. Decorrelation {decorrelated}." in RESULTS
+    )
+    assert f"{uniform[1]} in a GPT2 with 80M tokens, {uniform[2]} in a Llama with 40M" in README
+    assert f"gains {dispersed[0][1:6]} in that Llama and costs {dispersed[1][1:6]} in a GPT2" in README
+    longest = rows["uniformity last 0.1", "gpt2", 8e7]
+    assert f"At 80M that saves {100 * longest['tokens_saved']:.0f} % of the tokens" in RESULTS
+    plainly = rows["uniformity last 0.1", "gpt2", 4e7]["int8-int8_cross_entropy"]
+    assert f"at 40 % and 0.003 is {plainly:.4f} with cross-entropy (two seeds)" in RESULTS
+    two = signed(rows["dispersion all 0.1", "gpt2", 8e7]["difference"], 3)
+    assert f"GPT2, 80M: {two}, two seeds" in RESULTS
+    assert len(rows) == 7
+    assert f"the smallest p is {min(row['p_holm'] for row in rows.values()):.3f}" in RESULTS
+    small = [told("uniformity last 0.1", *cell, "int4_", 4) for cell in (("gpt2", 8e7), ("llama", 4e7))]
+    small.append(told("dispersion all 0.1", "llama", 4e7, "int4_", 4))
+    costs = [rows["uniformity last 0.1", *cell]["int4_cross_entropy"] for cell in (("gpt2", 8e7), ("llama", 4e7))]
+    assert f"GPT2, 80M: uniformity {first(small[0])} of {costs[0]:.4f};" in RESULTS
+    assert f"Llama, 40M: uniformity {small[1]}, dispersion {small[2]} of {costs[1]:.4f}" in RESULTS
+    assert f"to int4 {costs[0]:.4f} in the GPT2 with 80M tokens and {costs[1]:.4f} in the Llama" in RESULTS
+    assert f"changes that by {small[0]} and {small[1]}, dispersion in the Llama by {small[2]}." in RESULTS
+    assert max(row["int8_cross_entropy"] or 0 for row in rows.values()) < 0.00015  # "0.0001 nats or less"
+
+    kept = runs("pretrain")
+    assert f"{sum(map(len, kept.values()))} of 80 runs" in RESULTS
+    losses = [by_document(run) for run in kept[f"{PLAIN} · gpt2 · 40M"].values()]
+    assert f"five of cross-entropy with 40M tokens lie between {min(losses):.3f} and {max(losses):.3f}" in RESULTS
+    arms = [kept[f"{arm} · gpt2 · 40M"] for arm in (PLAIN, "uniformity last 0.1")]
+    assert list(arms[0]) == list(arms[1]) == [11, 12, 13, 14, 15]
+    late = [signed(by_document(arms[1][seed]) - by_document(arms[0][seed]), 3) for seed in (14, 15)]
+    assert "the two that came later gave {} and {}".format(*late) in RESULTS
+    pairs = outcomes(*([arm[seed] for seed in (11, 12, 13)] for arm in arms))
+    early = crossed_macro(pairs, paired=True)
+    low, high = (signed(end, 3) for end in early.interval())
+    assert f"at 40M gave {signed(early.difference, 3)} nats [{low}, {high}]" in RESULTS
+    plain, uniformity, dispersion = (
+        kept[f"{arm} · gpt2 · 80M"] for arm in (PLAIN, "uniformity last 0.1", "dispersion all 0.1")
+    )
+    last = [np.mean([run.snapshots[-1].mean_cosine[-1] for run in arm.values()]) for arm in (plain, uniformity)]
+    assert "the mean cosine of the last state from {:.3f} to {:.3f}, and dispersion".format(*last) in RESULTS
+    blocks = [np.mean([run.snapshots[-1].blocks for run in arm.values()]) for arm in (plain, dispersion)]
+    assert "that of all blocks from {:.3f} to {:.3f};".format(*blocks) in RESULTS
+
+    def at(run: Training, step: int) -> float:
+        """Training loss over the 50 steps that end here."""
+        return float(
+            np.mean([h.loss if h.task_loss is None else h.task_loss for h in run.history if step - 50 < h.step <= step])
+        )
+
+    way = [
+        signed(np.mean([at(uniformity[s], step) - at(plain[s], step) for s in plain]), 3) for step in (800, 1600, 2440)
+    ]
+    assert "({} nats after 26M tokens) and stays from there on: {} after 52M, {} at the end".format(*way) in RESULTS
+
+    def apart(kind: str) -> np.ndarray:
+        """(seeds, groups) of uniformity minus cross-entropy."""
+        pairs = [(uniformity[s].held_out_by[kind], plain[s].held_out_by[kind]) for s in plain]
+        return np.array([[a["loss"] - b["loss"] for a, b in zip(*pair)] for pair in pairs])
+
+    tenths = apart("frequency").mean(0)
+    places = [signed(tenths[i], 3) for i in (5, 0, 9)]
+    assert "({} in the sixth tenth of the text, {} in the most frequent, {} in the rarest)".format(*places) in RESULTS
+    assert np.ptp(apart("position").mean(0)) < 0.005  # "at all positions alike"
