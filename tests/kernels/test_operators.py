@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from routines import cloud
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import decondense as dc
 from decondense import losses
@@ -19,8 +20,16 @@ CASES = {
     "second order, short": ("dispersion", 30, {"estimator": "second_order"}),
     "exact": ("dispersion", 8, {"estimator": "exact", "tau": 0.5, "hard_clamp": True, "clamp": 0.5}),
     "orthogonalization": ("orthogonalization", 8, {"margin": 0.4, "diagonal": True}),
+    "decorrelation": ("decorrelation", 8, {}),
 }
-every_case = pytest.mark.parametrize(("loss", "width", "options"), CASES.values(), ids=CASES.keys())
+# What has kernels for products in 16 bits only.
+IN_16_BITS = {
+    "l2_repel": ("l2_repel", 8, {"tau": 20.0}),
+    "l2_repel, diagonal": ("l2_repel", 8, {"tau": 20.0, "diagonal": True}),
+    "koleo": ("koleo", 8, {}),
+    "vicreg": ("vicreg", 8, {}),
+}
+LENGTHS = {name: (CASES | IN_16_BITS)[name] for name in ("second order", "decorrelation", *IN_16_BITS)}
 needs_cuda = pytest.mark.skipif(not CUDA, reason="needs a GPU: the interpreter cannot be compiled")
 
 
@@ -44,8 +53,14 @@ def gradient(function, z):
     return value.detach(), leaf.grad
 
 
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-@every_case
+@pytest.mark.parametrize(
+    ("loss", "width", "options", "dtype"),
+    [
+        pytest.param(*case, dtype, id=f"{name}, {dtype}")
+        for dtype, cases in ((None, CASES), (torch.bfloat16, CASES | IN_16_BITS))
+        for name, case in cases.items()
+    ],
+)
 def test_one_graph_and_the_same_numbers(loss, width, options, dtype):
     """Autocast decides about the products, and is over when a graph runs."""
     values, mask = losses.get(loss, backend="triton", reduction="none", **options), half_masked(2, 20)
@@ -59,12 +74,22 @@ def test_one_graph_and_the_same_numbers(loss, width, options, dtype):
     torch.testing.assert_close(gradient(compiled, z), gradient(function, z), rtol=1e-6, atol=1e-7)
 
 
-def test_lengths_that_change():
-    loss = losses.get("dispersion", backend="triton", estimator="second_order")
-    compiled = torch.compile(loss, fullgraph=True, dynamic=True, backend="aot_eager")
-    for tokens in (20, 23, 31):
-        z = cloud(2, tokens, 8).to(DEVICE)
-        torch.testing.assert_close(gradient(compiled, z), gradient(loss, z), rtol=1e-6, atol=1e-7)
+@pytest.mark.parametrize(("loss", "width", "options"), LENGTHS.values(), ids=LENGTHS.keys())
+def test_lengths_that_change(loss, width, options):
+    """What is compiled for the first of them serves the others."""
+    values, graphs = losses.get(loss, backend="triton", **options), CompileCounterWithBackend("aot_eager")
+
+    def function(z):
+        with torch.autocast(DEVICE, torch.bfloat16):
+            return values(z)
+
+    compiled = torch.compile(function, fullgraph=True, dynamic=True, backend=graphs)
+    counts = []
+    for tokens in (5, 6, 7):
+        z = cloud(2, tokens, width).to(DEVICE)
+        torch.testing.assert_close(gradient(compiled, z), gradient(function, z), rtol=1e-6, atol=1e-7)
+        counts.append(graphs.frame_count)
+    assert counts == [counts[0]] * 3
 
 
 KERNELS = {"first_order": 1e-2, "second_order": 1e-2, "pairwise": 1e-2, "nearest": 1e-8, "repulsion": None}

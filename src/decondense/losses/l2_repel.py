@@ -66,18 +66,20 @@ def l2_repel(
     if fused_in_16_bits(z, backend, torch.bfloat16, torch.float16):
         value, square = apply(Kernel("repulsion", tau=tau), z, mask)
         if diagonal:  # n pairs more, of distance 0
-            value = torch.logaddexp(value, _log(n) + torch.zeros_like(value))
+            value = torch.logaddexp(value, _log(n, value) + torch.zeros_like(value))
     else:
         value = apply(_Repulsion(tau=tau, diagonal=diagonal), z, mask)
         square = geometry.keep(z, mask)[0].square().sum((1, 2)) if norm_weight else value
     if pairs == "mean":
-        value = value - _log(n * n if diagonal else n * (n - 1))
+        value = value - _log(n * n if diagonal else n * (n - 1), value)
     if norm_weight:
         value = value + square * (norm_weight if norm == "sum" else norm_weight / (n * z.shape[2]))
     return value + constant if constant else value
 
 
-def _log(n: Tensor | float) -> Tensor | float:
+def _log(n: Tensor | float, value: Tensor) -> Tensor | float:
+    if torch.compiler.is_compiling() and not isinstance(n, Tensor):  # math.log would pin the length: a graph for each
+        n = value.new_full((), n)
     return torch.log(n) if isinstance(n, Tensor) else math.log(n)
 
 
