@@ -20,6 +20,10 @@ def check_states(z: Tensor, mask: Tensor | None) -> Tensor | None:
     """
     if not isinstance(z, Tensor):
         raise TypeError(f"z must be a tensor (batch, tokens, width), got {type(z).__name__}: pass hidden states.")
+    if z.ndim == 3 and z.shape[0] < 1:
+        raise ValueError(
+            f"z must be (batch, tokens, width) with at least 1 sequence, got {tuple(z.shape)}: skip empty batches."
+        )
     if z.ndim != 3 or z.shape[1] < 2 or z.shape[2] < 1:
         remedy = "drop single-token sequences" if z.ndim == 3 else "reshape to three dimensions"
         raise ValueError(f"z must be (batch, tokens, width) with at least 2 tokens, got {tuple(z.shape)}: {remedy}.")
