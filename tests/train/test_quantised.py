@@ -69,6 +69,13 @@ def test_a_layer_against_a_loop(kind, scheme):
     assert torch.equal(model(x), plain)
 
 
+def test_inputs_by_name_are_rounded_too():
+    layer, x = torch.nn.Linear(80, 6), torch.randn(2, 80)
+    with quantised(layer, "int8-int8"):
+        assert torch.equal(layer(input=x), layer(x))
+        assert not torch.equal(layer(input=x), torch.nn.functional.linear(x, layer.weight, layer.bias))
+
+
 def test_weights_are_restored_bit_for_bit_also_after_an_error():
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=50, n_embd=48, n_layer=1, n_head=2))
     before = {name: value.clone() for name, value in model.state_dict().items()}

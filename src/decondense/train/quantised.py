@@ -8,13 +8,15 @@ int8-int8   weights as int8, and the input of every linear layer too: one scale 
 
 Linear layers are nn.Linear and the Conv1D of transformers, the output head among them; where it is tied, the input
 embedding is the same tensor and rounded with it. Embeddings of their own, biases and norms stay as they are, and so do
-experts that are stored as one tensor. Sums are made in the precision of the run.
+experts that are stored as one tensor and what nn.MultiheadAttention computes without calling a layer: its in_proj_weight
+is not rounded, nor are the inputs of its projections. Sums are made in the precision of the run.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -58,9 +60,15 @@ def quantised(model: nn.Module, scheme: str) -> Iterator[None]:
             by_input.copy_(rounded(by_input, int(weights.removeprefix("int")), GROUP))
         for layer in layers if activations else ():
             bits = int(activations.removeprefix("int"))
-            hook = layer.register_forward_pre_hook(lambda _, args, bits=bits: (rounded(args[0], bits), *args[1:]))
+            hook = layer.register_forward_pre_hook(partial(_rounded_input, bits), with_kwargs=True)
             undo.callback(hook.remove)
         yield
+
+
+def _rounded_input(bits: int, _: nn.Module, args: tuple[Any, ...], by_name: dict[str, Any]) -> tuple[Any, Any]:
+    """The one input of a linear layer, by place or by name."""
+    args = tuple(rounded(x, bits) for x in args)
+    return args, {name: rounded(x, bits) for name, x in by_name.items()}
 
 
 def quantised_losses(
