@@ -171,6 +171,17 @@ def test_a_recipe_without_a_loss_is_printed_and_read(tmp_path):
     assert recipe_from(yaml.safe_load(recipe.to_yaml())) == recipe
 
 
+def test_settings_of_a_list_of_losses():
+    two = content("loss=[{name: dispersion}, {name: koleo, weight: 0.3}]")
+    assert with_settings(two, ["loss.name=none"])["loss"] == {"name": "none"}
+    for setting in ("loss.weight=0.5", "loss.name=koleo", "loss.options.tau=2", "loss.0.weight=1"):
+        with pytest.raises(ValueError) as caught:
+            with_settings(two, [setting])
+        key = setting.partition("=")[0]
+        whole = "loss is a list: give it whole, --set 'loss=[{…}, {…}]'."
+        assert str(caught.value) == f"setting {key!r} is about one loss, and {whole}"
+
+
 def test_settings_override_and_leave_the_original_alone():
     before = content()
     after = with_settings(before, ["train.seed=2", "data.text=[pydoc, pydoc]", "model.config.hidden_size=24"])

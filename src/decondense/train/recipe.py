@@ -129,8 +129,8 @@ def load_recipe(path: str | os.PathLike[str], settings: Sequence[str] = ()) -> R
 def with_settings(content: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
     """`content` with every "a.b=value" put in; the value is read as YAML.
 
-    Another loss has other options: with a new `loss.name` those of the old one go, so that `loss.name=none` is enough.
-    A setting for a loss that is not named is an error.
+    Another loss has other options: with a new `loss.name` those of the old one go, so that `loss.name=none` is enough,
+    for a list of losses too. A setting for a loss that is not named is an error.
     """
     content = copy.deepcopy(content)
     pairs = [_setting(setting) for setting in settings]
@@ -138,6 +138,8 @@ def with_settings(content: dict[str, Any], settings: Sequence[str]) -> dict[str,
     if isinstance(loss, dict) and any(key == "loss.name" and value != loss.get("name") for key, value in pairs):
         gone = ("options", "preset", "check_every")
         content["loss"] = {k: v for k, v in loss.items() if k not in gone and ("loss.name", "none") not in pairs}
+    if isinstance(loss, list) and ("loss.name", "none") in pairs:
+        content["loss"] = {}
     for key, value in pairs:
         *parents, last = key.split(".")
         here = content
@@ -145,6 +147,10 @@ def with_settings(content: dict[str, Any], settings: Sequence[str]) -> dict[str,
             if here.get(parent) is None:
                 here[parent] = {}
             here = here[parent]
+            if parent == "loss" and isinstance(here, list):
+                raise ValueError(
+                    f"setting {key!r} is about one loss, and loss is a list: give it whole, --set 'loss=[{{…}}, {{…}}]'."
+                )
             if not isinstance(here, dict):
                 raise ValueError(f"setting {key!r} goes into {parent!r}, which is a value and not a section.")
         here[last] = value
