@@ -275,6 +275,20 @@ def test_a_trainer_logs_every_layer_and_a_picture_and_trains_the_same(
     assert "geometry/" not in capsys.readouterr().out  # a hundred numbers on the screen help nobody
 
 
+def test_a_reading_that_comes_late_has_the_epoch_it_was_taken_in(tmp_path, beside, monkeypatch):
+    """Held until the end of the training, or the next reading: the same rows as without a thread."""
+    monkeypatch.setattr(dc.Monitor, "settle", late(dc.Monitor.settle))
+    trainer, _, _ = run(tmp_path, lambda t: dc.monitor(t, every=2, metrics=["mean_cosine"]))
+    lines = trainer.state.log_history
+    taken = {line["step"]: line["epoch"] for line in lines if "loss" in line}
+    late_ones = {line["step"]: line["epoch"] for line in lines if "geometry/trend" in line}
+    assert late_ones == {step: taken.get(step, 0) for step in (0, 2, 4)}
+
+
+def late(settle):
+    return lambda self, *, wait=True: settle(self) if wait else None
+
+
 def test_a_table_and_pictures(tmp_path):
     watches = []
     loop(lambda m: watches.append(dc.monitor(m, every=2)) or watches[0])

@@ -137,7 +137,10 @@ def _of_trainer(trainer: Any, log: Log | None, options: dict[str, Any]) -> Monit
     def step() -> int:
         return int(trainer.state.global_step)
 
-    watch = Monitor(trainer.model, step=step, log=report, prepare=prepare, **options)
+    def epoch() -> float | None:
+        return trainer.state.epoch
+
+    watch = Monitor(trainer.model, step=step, epoch=epoch, log=report, prepare=prepare, **options)
     callback = Watch()
     trainer.add_callback(callback)
     listed = trainer.callback_handler.callbacks
@@ -152,9 +155,9 @@ def _log_reading(trainer: Any, reading: Reading) -> None:
 
     logs = reading.figures()
     state = copy.copy(trainer.state)
-    state.global_step = reading.step  # the trainer may be some steps further
-    if state.epoch is not None:
-        logs["epoch"] = state.epoch
+    state.global_step, state.epoch = reading.step, reading.epoch  # the trainer may be some steps further
+    if reading.epoch is not None:
+        logs["epoch"] = reading.epoch
     state.log_history.append({**logs, "step": reading.step})
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, (PrinterCallback, ProgressCallback)):

@@ -44,6 +44,7 @@ class Monitor:
         model: nn.Module,
         *,
         step: Callable[[], int],
+        epoch: Callable[[], float | None] = lambda: None,
         every: int = 100,
         inputs: Any = None,
         sequences: int = 4,
@@ -64,7 +65,7 @@ class Monitor:
         self.reader, _ = hs.reader_of(model, modules)
         if isinstance(self.reader, hs.ModuleReader):
             self.reader.differentiated = False
-        self.modules, self.step, self._log, self._prepare = modules, step, log, prepare
+        self.modules, self.step, self.epoch, self._log, self._prepare = modules, step, epoch, log, prepare
         self._readings: list[Reading] = []
         self._waiting: Future[Reading] | None = None  # a reading whose eigenvalues are being computed
         self.undo = ExitStack()
@@ -104,17 +105,20 @@ class Monitor:
         refuse_split("the monitor", "watch without context or sequence parallelism")
         self.settle()  # one at a time, so that no more than one reading's matrices are held
         step = self._seen = self.step()
+        epoch = self.epoch()
         cuts = [_documents(capture) for capture in captures]
         layers = [
             begun(self._sequences(captures, cuts, i), metrics=self.metrics) for i in range(len(captures[0].states))
         ]
         state = captures[0].states[0]
         if background.in_background(state):
-            self._waiting = background.beside_training(partial(self._reading, step, layers), state.device)
+            self._waiting = background.beside_training(partial(self._reading, step, epoch, layers), state.device)
         else:
-            self._report(self._reading(step, layers))
+            self._report(self._reading(step, epoch, layers))
 
-    def _reading(self, step: int, layers: list[Callable[[], tuple[Tensor, Tensor]]]) -> Reading:
+    def _reading(
+        self, step: int, epoch: float | None, layers: list[Callable[[], tuple[Tensor, Tensor]]]
+    ) -> Reading:
         rows, counts = zip(*(finish() for finish in layers))
         table = dict(zip(self.metrics, torch.stack(rows, 1).numpy()))
         share = torch.stack([bins.reshape(BINS, -1).sum(1) for bins in counts]).double()
@@ -122,7 +126,7 @@ class Monitor:
         blocks = table["mean_cosine"][self.reader.first :]
         trend = float(curve_statistics(blocks)[0]) if len(blocks) > 2 else math.nan
         names = tuple(_short(self.reader.name(i), i, self.modules) for i in range(len(rows)))
-        reading = Reading(step, names, table, trend, density)
+        reading = Reading(step, names, table, trend, density, epoch)
         if self._prepare is not None:
             self._prepare(reading)
         return reading

@@ -28,13 +28,14 @@ METRICS = (
 @dataclass(frozen=True)
 class Reading:
     """`table`: metric → (layers,), the layers in the order of `layers`, their names; `density` (layers, bins) of the
-    cosines within sequences, −1 … 1."""
+    cosines within sequences, −1 … 1; `epoch` when it was taken, if the engine has one."""
 
     step: int
     layers: tuple[str, ...]
     table: dict[str, np.ndarray]
     trend: float
     density: np.ndarray
+    epoch: float | None = None
 
     def figures(self, prefix: str = "geometry/") -> dict[str, float]:
         """One number for every metric and layer, and the trend, as loggers want them."""
