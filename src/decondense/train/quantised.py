@@ -8,8 +8,8 @@ int8-int8   weights as int8, and the input of every linear layer too: one scale 
 
 Linear layers are nn.Linear and the Conv1D of transformers, the output head among them; where it is tied, the input
 embedding is the same tensor and rounded with it. Embeddings of their own, biases and norms stay as they are, and so do
-experts that are stored as one tensor and what nn.MultiheadAttention computes without calling a layer: its in_proj_weight
-is not rounded, nor are the inputs of its projections. Sums are made in the precision of the run.
+experts that are stored as one tensor; of nn.MultiheadAttention, which calls no layer, neither in_proj_weight nor any
+input is rounded. Sums are made in the precision of the run.
 """
 
 from __future__ import annotations

@@ -148,9 +148,8 @@ def with_settings(content: dict[str, Any], settings: Sequence[str]) -> dict[str,
                 here[parent] = {}
             here = here[parent]
             if parent == "loss" and isinstance(here, list):
-                raise ValueError(
-                    f"setting {key!r} is about one loss, and loss is a list: give it whole, --set 'loss=[{{…}}, {{…}}]'."
-                )
+                whole = "give it whole, --set 'loss=[{…}, {…}]'."
+                raise ValueError(f"setting {key!r} is about one loss, and loss is a list: {whole}")
             if not isinstance(here, dict):
                 raise ValueError(f"setting {key!r} goes into {parent!r}, which is a value and not a section.")
         here[last] = value

@@ -116,9 +116,7 @@ class Monitor:
         else:
             self._report(self._reading(step, epoch, layers))
 
-    def _reading(
-        self, step: int, epoch: float | None, layers: list[Callable[[], tuple[Tensor, Tensor]]]
-    ) -> Reading:
+    def _reading(self, step: int, epoch: float | None, layers: list[Callable[[], tuple[Tensor, Tensor]]]) -> Reading:
         rows, counts = zip(*(finish() for finish in layers))
         table = dict(zip(self.metrics, torch.stack(rows, 1).numpy()))
         share = torch.stack([bins.reshape(BINS, -1).sum(1) for bins in counts]).double()
