@@ -43,7 +43,7 @@ def test_text():
     assert f"Spearman from {ends}, on one more text {another}" in RESULTS
     state = (cone := read(ROOT / "results" / "gemma-3-270m-wikitext2")).states[10]
     without = min(state.mean_cosine_without_variance3, state.mean_cosine_without_cosine3)
-    assert f"Three of its {cone.model.width} dimensions make that cone" in RESULTS
+    assert f"three of its {cone.model.width} dimensions explain it" in RESULTS
     assert f"state 10 on WikiText-2 is {without:.2f} instead of {state.mean_cosine:.2f}" in RESULTS
     low, high, ends, _ = told("stories15M")
     assert f"(100 windows, seven states) has a trend from {ends}, and a level" in RESULTS
