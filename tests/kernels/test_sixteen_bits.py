@@ -160,6 +160,19 @@ def test_repulsion_at_any_scale(scale):
     assert error(gradient(losses.l2_repel, z, backend="triton", **options)[1], expected[1]) < 2e-3
 
 
+@pytest.mark.parametrize("condensed", [0.0, 0.9])
+@pytest.mark.parametrize("tokens", [6, 40])
+def test_repulsion_beside_a_massive_activation(tokens, condensed):
+    """The mean that holds it is far from all other tokens, whose differences float16 would lose."""
+    z = cloud(2, tokens, 16, condensed=condensed, spread=1.0)
+    z[:, 0] *= 3000 / z[:, 0].norm(dim=-1, keepdim=True)
+    z, options = z.to(DEVICE), {"tau": 10.0, "norm_weight": 0.0}
+    expected = gradient(losses.l2_repel, z.double(), backend="torch", **options)
+    found = gradient(losses.l2_repel, z, backend="triton", **options)
+    assert error(found[0], expected[0]) < 1e-3
+    assert error(found[1], expected[1]) < 1e-3
+
+
 @pytest.mark.parametrize("loss", [losses.l2_repel, losses.koleo])
 def test_pieces_of_a_row_and_rows_of_a_sequence(loss, monkeypatch):
     z = cloud(3, 37, 8, spread=0.5).to(DEVICE)

@@ -1,6 +1,6 @@
 """ℓ2-repel: the log-sum-exp over all pairs of −‖z_i − z_j‖²/τ, and its gradient: attention of the states to themselves.
 
-With x_i = z_i − z̄ and t_ij = −‖x_i − x_j‖²/τ, over the tokens that count,
+With x_i = z_i − c, c any point, and t_ij = −‖x_i − x_j‖²/τ, over the tokens that count,
 
     ℓ_i = log Σ_{j≠i} exp t_ij,    P_ij = exp(t_ij − ℓ_i),    L = log Σ_i exp ℓ_i,    w_i = exp(ℓ_i − L),
     ∂L/∂z_i = (4/τ) w_i (o_i − x_i),    o_i = Σ_j P_ij x_j;
@@ -10,7 +10,11 @@ the rows of P are a softmax, so no maximum over all pairs is needed before the s
 
 The products are in float16, on y = f x with f = 2¹⁴/√Σ‖z_i‖²: in range for any scale of z, with three bits more than
 bfloat16 has, which the exponential needs: squared distances are large beside τ. Their squares are those of y as it was
-rounded, so that t_ij is exact for points displaced by the rounding. Sums are float32.
+rounded, so that t_ij is exact for points displaced by the rounding. The products y_i·y_j, ℓ and L are float32; o is
+rounded to float16, and cuBLAS may add up parts of its sums in it, as torch allows by default.
+
+c = Σ_i z_i/‖z_i‖ / Σ_i 1/‖z_i‖, a mean in which one massive activation weighs no more than its direction: beside the
+plain mean, which it pulls away, the differences of all other tokens would be lost in float16.
 
 Launches: statistics and their reduction, y; per chunk t by cuBLAS, one row-wise kernel for P and ℓ, o by cuBLAS; one
 for L. Backward: one row-wise kernel.
@@ -48,8 +52,9 @@ def _centred(z, norms, total, number, b, row, column, tokens, width, stride_b, s
     some = counts[:, None] & inside[None, :]
     source = z + b * stride_b + row.to(tl.int64)[:, None] * stride_n + column[None, :]
     value = tl.load(source, mask=some, other=0.0).to(tl.float32)
-    mean = tl.load(total + b * width + column, mask=inside, other=0.0) / tl.maximum(tl.load(number + b), 1.0)
-    return value, tl.where(some, value - mean[None, :], 0.0), counts
+    weight = tl.load(number + b)
+    centre = tl.load(total + b * width + column, mask=inside, other=0.0) / tl.where(weight == 0.0, 1.0, weight)
+    return value, tl.where(some, value - centre[None, :], 0.0), counts
 
 
 @triton.jit
@@ -125,14 +130,18 @@ def _softmax_kernel(
 
 
 @triton.jit
-def _finish_kernel(logits, square, number, value, whole, batch, tokens, BLOCK: tl.constexpr):
+def _finish_kernel(logits, norms, square, value, whole, batch, tokens, BLOCK: tl.constexpr):
     """ℓ_i of a sequence → L, 0 for fewer than two tokens, and Σ‖z_i‖²; once more L, infinite for those: w_i = 0."""
     b = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     top = tl.full((BLOCK,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((BLOCK,), dtype=tl.float32)
+    number = tl.zeros((BLOCK,), dtype=tl.float32)
     for k in range(0, tokens, BLOCK):
-        t = tl.load(logits + b * tokens + k + column, mask=k + column < tokens, other=float("-inf"))
+        here = k + column < tokens
+        norm = tl.load(norms + b * tokens + k + column, mask=here, other=-1.0)
+        number += tl.where(norm < 0.0, 0.0, 1.0)  # NaN counts
+        t = tl.load(logits + b * tokens + k + column, mask=here, other=float("-inf"))
         higher = tl.where(t > top, t, top)
         level = tl.where(higher == float("-inf"), 0.0, higher)
         total = total * tl.exp(top - level) + tl.exp(t - level)
@@ -141,7 +150,7 @@ def _finish_kernel(logits, square, number, value, whole, batch, tokens, BLOCK: t
     level = tl.where(peak == float("-inf"), 0.0, peak)
     sum_ = tl.sum(total * tl.exp(top - level), axis=0)
     found = level + tl.log(sum_)
-    few = tl.load(number + b) < 2.0
+    few = tl.sum(number, axis=0) < 2.0
     tl.store(value + b, tl.where(few, 0.0, found))
     tl.store(whole + b, tl.where(few, float("inf"), found))
     tl.store(value + batch + b, tl.load(square + b))
@@ -206,7 +215,7 @@ def forward(
     `backward` needs."""
     z, mask = rows.check(z, mask)
     batch, tokens, _ = z.shape
-    sums = rows.statistics(z, mask, eps=0.0, raw=True)
+    sums = rows.statistics(z, mask, eps=0.0, centre=True)
     y, half = centred(z, sums, torch.float16, scaled=True)
     logits = torch.empty_like(half)
     value, whole = torch.empty((3, batch), dtype=torch.float32, device=z.device).split((2, 1))
@@ -222,7 +231,7 @@ def forward(
         if weights is not None and pull is not None:
             rows.product(weights, y[b], pull[b, row])
     if batch:
-        _finish_kernel[(batch,)](logits, sums.square, sums.number, value, whole, batch, tokens, BLOCK=1024)
+        _finish_kernel[(batch,)](logits, sums.norms, sums.square, value, whole, batch, tokens, BLOCK=1024)
     if pull is None:
         return value, ()
     return value, (sums.norms, sums.total, sums.square, sums.number, logits, whole, pull)

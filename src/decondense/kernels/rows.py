@@ -132,7 +132,8 @@ def _statistics_kernel(
     z, mask, norms, copy, sizes, totals, squares, counts, fourths,
     tokens, width, stride_b, stride_n, rows_per_program, eps,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, HAS_MASK: tl.constexpr,
-    COPY: tl.constexpr, UNIT: tl.constexpr, CENTRED: tl.constexpr, RAW: tl.constexpr, STAGES: tl.constexpr,
+    COPY: tl.constexpr, UNIT: tl.constexpr, CENTRED: tl.constexpr, RAW: tl.constexpr, CENTRE: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     part = tl.program_id(0)
     parts = tl.num_programs(0)
@@ -174,9 +175,13 @@ def _statistics_kernel(
                 rounded = x.to(copy.dtype.element_ty)
             tl.store(target, rounded, mask=present[:, None] & inside[None, :])
         total += u
-        length = norm * scale
+        if CENTRE:
+            length = norm
+            count += scale
+        else:
+            length = norm * scale
+            count += tl.where(valid, 1.0, 0.0)
         square += tl.where(valid, length * length, 0.0)
-        count += tl.where(valid, 1.0, 0.0)
         tl.store(norms + b.to(tl.int64) * tokens + rows, tl.where(valid, norm, -1.0), mask=present)
     where = b * parts + part
     tl.store(totals + where.to(tl.int64) * width + columns, tl.sum(total, axis=0), mask=inside)
@@ -288,10 +293,12 @@ def statistics(
     unit: bool = False,
     centred: bool = False,
     raw: bool = False,
+    centre: bool = False,
 ) -> Statistics:
     """One read of z (B, N, F): norms, T, Q, n, ‖T‖², and on request a copy of z (`unit`: of u) in another dtype.
 
-    `centred` takes the mean over its features off each token first; `raw` takes z for u.
+    `centred` takes the mean over its features off each token first; `raw` takes z for u. `centre` gives Σ‖z_i‖² for Q and
+    Σ a_i for n, so that T/n is the mean of z with weights a_i.
     """
     batch, tokens, width = z.shape
     rows, padded, warps = row_tile(width, STATISTICS_TILE)
@@ -314,7 +321,7 @@ def statistics(
             z, mask, norms, copied, lengths, totals, squares, counts, fourth,
             tokens, width, z.stride(0), z.stride(1), per_program, eps,
             ROWS=rows, WIDTH=padded, HAS_MASK=mask is not None, COPY=copied is not None, UNIT=unit,
-            CENTRED=centred, RAW=raw, STAGES=STATISTICS_STAGES, num_warps=warps,
+            CENTRED=centred, RAW=raw, CENTRE=centre, STAGES=STATISTICS_STAGES, num_warps=warps,
         )  # fmt: skip
         _reduce_kernel[blocks, batch](
             totals, squares, counts, total, square, count, length, parts, width,
