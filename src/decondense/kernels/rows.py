@@ -297,8 +297,8 @@ def statistics(
 ) -> Statistics:
     """One read of z (B, N, F): norms, T, Q, n, ‖T‖², and on request a copy of z (`unit`: of u) in another dtype.
 
-    `centred` takes the mean over its features off each token first; `raw` takes z for u. `centre` gives Σ‖z_i‖² for Q and
-    Σ a_i for n, so that T/n is the mean of z with weights a_i.
+    `centred` takes the mean over its features off each token first; `raw` takes z for u. `centre` gives Σ‖z_i‖² for
+    Q and Σ a_i for n, so that T/n is the mean of z with weights a_i.
     """
     batch, tokens, width = z.shape
     rows, padded, warps = row_tile(width, STATISTICS_TILE)
