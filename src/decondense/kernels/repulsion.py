@@ -15,7 +15,7 @@ rounded to float16, and cuBLAS may add up parts of its sums in it, as torch allo
 
 c = Σ_i z_i/‖z_i‖ / Σ_i 1/‖z_i‖, a mean in which one massive activation weighs no more than its direction: beside the
 plain mean, which it pulls away, the differences of all other tokens would be lost in float16. A token near the
-origin draws c there, where centring gains nothing; ‖c‖ never exceeds the mean norm, so y stays in range.
+origin draws c there, where centring gains nothing; ‖c‖ never exceeds the largest norm, so y stays in range.
 
 Launches: statistics and their reduction, y; per chunk t by cuBLAS, one row-wise kernel for P and ℓ, o by cuBLAS; one
 for L. Backward: one row-wise kernel.
