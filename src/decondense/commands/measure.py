@@ -125,6 +125,8 @@ def _of_images(model: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def show(result: Condensation, folder: Path) -> None:
+    from ..records.measurement import in_short
+
     record = result.record
     much = f"{record.windows_done} {'sequences' if 'inputs' in record.settings else 'windows'}"
     much += f" × {record.settings['tokens']} tokens"
@@ -142,6 +144,9 @@ def show(result: Condensation, folder: Path) -> None:
             parts.append(f"{statistic} {result.trend(statistic, states=curve):.2f} [{low:.2f}, {high:.2f}]")
         out.print(f"{name:>14}: " + ", ".join(parts), style="dim")
     out.print(result.verdict, style="bold")
+    # A trend says nothing of the level: a model can be a narrow cone from its first block to its last.
+    level = in_short(record).blocks
+    out.print(f"mean cosine of the blocks: {level:.2f} (1: all tokens point the same way, 0: unrelated)", style="bold")
     for note in result.notes:
         out.print(f"note: {note}")
     out.print(f"written: {folder}/result.json, states.csv, heatmap.png")
