@@ -56,6 +56,8 @@ latest:  ## the tests with the newest releases of the libraries, without constra
 	.venv-latest/bin/python -m pip list --disable-pip-version-check | grep -Ei '^(torch|transformers|trl|peft|lm.eval) '
 	.venv-latest/bin/python -m pytest -n 2
 
+# Of the tests some are about later releases and fail there: GGUF files with a single merge (transformers 5.17), a loss
+# on the model of TRL's SFT (1.0 trains it), context_parallel after an exception (torch 2.11 leaves it switched on).
 oldest:  ## the tests with the oldest releases that pyproject.toml allows, in .venv-oldest
 	@test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check uv

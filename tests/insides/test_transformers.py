@@ -38,7 +38,7 @@ def test_how_trainer_scales_a_loss(trainer):
 def test_releases_before_the_word_was_there(trainer, monkeypatch):
     """transformers 5.17 and 5.18 have no loss_is_scaled_for_ga: their rule is by the model and the items alone."""
     monkeypatch.setattr("transformers.__version__", "5.17.0")
-    monkeypatch.delattr(Trainer, "loss_is_scaled_for_ga")
+    monkeypatch.delattr(Trainer, "loss_is_scaled_for_ga", raising=False)
     assert inside.scaled_for_accumulation(trainer, items=7) is True
     assert inside.scaled_for_accumulation(trainer, items=None) is False
 
@@ -60,6 +60,8 @@ GONE = {
 @pytest.mark.parametrize("name", GONE)
 def test_a_field_that_is_gone_is_named(trainer, name):
     """No guess in its place: a penalty on another scale would look as right as this one."""
+    if name == "loss_is_scaled_for_ga" and not hasattr(Trainer, name):
+        pytest.skip("transformers 5.17 and 5.18 never had it")
 
     class Without:
         def __getattr__(self, asked):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from importlib.metadata import version as installed
 
 import pytest
 import torch
@@ -167,7 +168,7 @@ def test_the_card_says_how_it_was_made(finished):
         "| other methods | none |",
         f"| held-out loss | {before:.4f} before, {after:.4f} after |",
         "| seed | 1 |",
-        f"torch {torch.__version__}",
+        f"torch {installed('torch')}",
     ):
         assert words in body, words
     other = record.model_copy(update={"recipe": tiny("baselines.noisy_embedding=1.0").model_dump(mode="json")})
