@@ -38,6 +38,22 @@ COLUMNS = 4096
 
 
 @triton.jit
+def _grown(top, total, t):
+    """A log-sum-exp on the way, lane by lane: the largest so far, and the sum of exp(t − that)."""
+    higher = tl.where(t > top, t, top)
+    level = tl.where(higher == float("-inf"), 0.0, higher)
+    return higher, total * tl.exp(top - level) + tl.exp(t - level)
+
+
+@triton.jit
+def _summed(top, total):
+    """(level, sum) of all lanes: the log-sum-exp is level + log sum."""
+    peak = tl.max(top, axis=0)
+    level = tl.where(peak == float("-inf"), 0.0, peak)
+    return level, tl.sum(total * tl.exp(top - level), axis=0)
+
+
+@triton.jit
 def _factor(square, b):
     """f of sequence b."""
     q = tl.load(square + b)
@@ -111,13 +127,8 @@ def _softmax_kernel(
             there = (j < tokens) & (j != i)
             t = tl.load(products + start + j, mask=there, other=0.0) - own
             t = rate * (t - tl.load(half + b * tokens + j, mask=there, other=float("inf")))
-            higher = tl.where(t > top, t, top)
-            level = tl.where(higher == float("-inf"), 0.0, higher)
-            total = total * tl.exp(top - level) + tl.exp(t - level)
-            top = higher
-        peak = tl.max(top, axis=0)
-        level = tl.where(peak == float("-inf"), 0.0, peak)
-        sum_ = tl.sum(total * tl.exp(top - level), axis=0)
+            top, total = _grown(top, total, t)
+        level, sum_ = _summed(top, total)
         if GRAD:
             scale = inverse(sum_)
             for k in range(0, tokens, BLOCK):
@@ -143,13 +154,8 @@ def _finish_kernel(logits, norms, square, value, whole, batch, tokens, BLOCK: tl
         norm = tl.load(norms + b * tokens + k + column, mask=here, other=-1.0)
         number += tl.where(norm < 0.0, 0.0, 1.0)  # NaN counts
         t = tl.load(logits + b * tokens + k + column, mask=here, other=float("-inf"))
-        higher = tl.where(t > top, t, top)
-        level = tl.where(higher == float("-inf"), 0.0, higher)
-        total = total * tl.exp(top - level) + tl.exp(t - level)
-        top = higher
-    peak = tl.max(top, axis=0)
-    level = tl.where(peak == float("-inf"), 0.0, peak)
-    sum_ = tl.sum(total * tl.exp(top - level), axis=0)
+        top, total = _grown(top, total, t)
+    level, sum_ = _summed(top, total)
     found = level + tl.log(sum_)
     few = tl.sum(number, axis=0) < 2.0
     tl.store(value + b, tl.where(few, 0.0, found))

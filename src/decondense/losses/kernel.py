@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 # What the operators take, in this order: None where a kernel has no such option.
-OPTIONS = (
-    "curve", "tau", "clamp", "margin", "hard_clamp", "eps", "diagonal", "centred",
-    "variance_weight", "covariance_weight", "gamma",
-)  # fmt: skip
+OPTIONS = {
+    "curve": "str", "tau": "float", "clamp": "float", "margin": "float", "hard_clamp": "bool", "eps": "float",
+    "diagonal": "bool", "centred": "bool", "variance_weight": "float", "covariance_weight": "float", "gamma": "float",
+}  # fmt: skip
+_NAMED = "str name, " + ", ".join(f"{kind}? {name}" for name, kind in OPTIONS.items())
 
 
 class Kernel:
@@ -60,30 +61,17 @@ def _kernel(name: str, *options: Any) -> Kernel:
     return Kernel(name, **{key: value for key, value in zip(OPTIONS, options) if value is not None})
 
 
-@torch.library.custom_op("decondense::kernel", mutates_args=())
+@torch.library.custom_op(
+    "decondense::kernel",
+    mutates_args=(),
+    schema=f"(Tensor z, Tensor? mask, bool need_gradient, ScalarType? autocast, {_NAMED}) -> Tensor[]",
+)
 def _forward(
-    z: Tensor,
-    mask: Tensor | None,
-    need_gradient: bool,
-    autocast: torch.dtype | None,
-    name: str,
-    curve: str | None,
-    tau: float | None,
-    clamp: float | None,
-    margin: float | None,
-    hard_clamp: bool | None,
-    eps: float | None,
-    diagonal: bool | None,
-    centred: bool | None,
-    variance_weight: float | None,
-    covariance_weight: float | None,
-    gamma: float | None,
+    z: Tensor, mask: Tensor | None, need_gradient: bool, autocast: torch.dtype | None, name: str, *options: Any
 ) -> list[Tensor]:
     """The values, and what the backward pass needs."""
     with _again(z, autocast):
-        weights = (variance_weight, covariance_weight, gamma)
-        kernel = _kernel(name, curve, tau, clamp, margin, hard_clamp, eps, diagonal, centred, *weights)
-        value, saved = kernel.forward(z, mask, need_gradient)
+        value, saved = _kernel(name, *options).forward(z, mask, need_gradient)
     # the results of an operator must not share memory, which the small ones do
     return [x if x.untyped_storage().nbytes() == x.nbytes else x.clone() for x in (value, *saved)]
 
@@ -97,30 +85,17 @@ def _(
     return [value, *saved] if need_gradient else [value]
 
 
-@torch.library.custom_op("decondense::kernel_backward", mutates_args=())
+@torch.library.custom_op(
+    "decondense::kernel_backward",
+    mutates_args=(),
+    schema=f"(Tensor z, Tensor? mask, Tensor[] saved, Tensor upstream, {_NAMED}) -> Tensor",
+)
 def _backward(
-    z: Tensor,
-    mask: Tensor | None,
-    saved: list[Tensor],
-    upstream: Tensor,
-    name: str,
-    curve: str | None,
-    tau: float | None,
-    clamp: float | None,
-    margin: float | None,
-    hard_clamp: bool | None,
-    eps: float | None,
-    diagonal: bool | None,
-    centred: bool | None,
-    variance_weight: float | None,
-    covariance_weight: float | None,
-    gamma: float | None,
+    z: Tensor, mask: Tensor | None, saved: list[Tensor], upstream: Tensor, name: str, *options: Any
 ) -> Tensor:
     """The gradient with respect to z."""
     with torch.cuda.device_of(z):
-        weights = (variance_weight, covariance_weight, gamma)
-        kernel = _kernel(name, curve, tau, clamp, margin, hard_clamp, eps, diagonal, centred, *weights)
-        return kernel.backward(z, mask, tuple(saved), upstream)
+        return _kernel(name, *options).backward(z, mask, tuple(saved), upstream)
 
 
 @_backward.register_fake
