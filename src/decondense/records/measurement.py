@@ -131,6 +131,7 @@ class Snapshot(Part):
     windows: Count
     final_norm: bool
     outlier_share: list[Number] | None = None  # (states,) of the variance, in the 3 dimensions that have most of it
+    effective_rank: list[Number] | None = None  # (states,), where the measurement is spectral
     histogram: list[list[Density]] | None = None
     window_interval: tuple[Number, Number] | None = None  # of spearman, over windows
     model: str | None = None
@@ -158,10 +159,12 @@ class Snapshot(Part):
 def in_short(whole: Measurement, *, histogram: bool = False, **more: Any) -> Snapshot:
     """A measurement as training runs and studies keep it; `histogram`: with the density, in 64 bins."""
     states = whole.model.layers + 1
-    shares = [state.model_dump().get("top3_variance_share") for state in whole.states[:states]]
+    rows = [state.model_dump() for state in whole.states[:states]]
+    named = {"outlier_share": "top3_variance_share", "effective_rank": "effective_rank"}
+    known = {name: [row.get(of) for row in rows] for name, of in named.items()}
     return Snapshot(
         mean_cosine=[state.mean_cosine for state in whole.states[:states]],
-        **({"outlier_share": shares} if any(share is not None for share in shares) else {}),
+        **{name: values for name, values in known.items() if any(value is not None for value in values)},
         spearman_blocks=whole.trend["blocks"]["spearman"].value if "blocks" in whole.trend else None,
         windows=whole.windows_done,
         final_norm=bool(whole.final_norm),

@@ -32,6 +32,15 @@ class HeldOut(Part):
     loss: Number
 
 
+class Probe(Part):
+    """`gradient_noise` in tokens, `frequency_share` of the last state: see `train/probes.py`."""
+
+    step: Count
+    tokens: Count
+    gradient_noise: Number
+    frequency_share: Number
+
+
 class HeldOutDocument(Part):
     text: str
     document: int
@@ -76,6 +85,7 @@ class Training(Record, reads=("decondense.train/2", "decondense.train/1")):
     held_out_by: Section | None = None
     held_out_quantised: dict[str, dict[str, Number]] | None = None  # scheme → text → loss, beside `held_out_texts`
     snapshots: list[Snapshot]
+    probes: list[Probe] | None = None
     skipped_steps: list[int] | int
     seconds: Number = None
     tokens_per_second: Number = None

@@ -19,7 +19,7 @@ from ..insides.torch import eager
 from .blocks import Blocks
 from .sections import Data
 
-__all__ = ["Document", "document_losses", "documents_in", "frequency_deciles"]
+__all__ = ["Document", "document_losses", "documents_in", "frequency_deciles", "token_counts"]
 
 BLOCKS = 16  # that a document is cut to unless the recipe says otherwise
 TOKENS = 8192  # per forward pass: all logits of a pass exist in float32
@@ -45,12 +45,18 @@ def documents_in(texts: list[Blocks], data: Data) -> list[Document]:
     return documents
 
 
-def frequency_deciles(tokens: np.ndarray, vocabulary: int) -> np.ndarray:
-    """(vocabulary,): token → 0 … 9. Tokens in order of their number in `tokens`, the most frequent first, in ten groups
-    that each hold a tenth of all occurrences, as nearly as whole tokens can; one that never occurs is in the last."""
+def token_counts(tokens: np.ndarray, vocabulary: int) -> np.ndarray:
+    """(vocabulary,): how often each token occurs."""
     counts = np.zeros(vocabulary, np.int64)
     for low in range(0, len(tokens), 1 << 24):
         counts += np.bincount(tokens[low : low + (1 << 24)], minlength=vocabulary)[:vocabulary]
+    return counts
+
+
+def frequency_deciles(tokens: np.ndarray, vocabulary: int) -> np.ndarray:
+    """(vocabulary,): token → 0 … 9. Tokens in order of their number in `tokens`, the most frequent first, in ten groups
+    that each hold a tenth of all occurrences, as nearly as whole tokens can; one that never occurs is in the last."""
+    counts = token_counts(tokens, vocabulary)
     order = np.argsort(-counts, kind="stable")
     middle = np.cumsum(counts[order]) - counts[order] / 2
     deciles = np.empty(vocabulary, np.int64)

@@ -34,6 +34,8 @@ def record_of(
     log = trainer.state.log_history
     names = (*Step.model_fields, *recipe.baselines.on_logits, *(n for pair in recipe.several for n in pair))
     lines = [at(e["step"]) | {k: finite(e[k]) for k in names if k in e} for e in log if "loss" in e]
+    beside = ("gradient_noise", "frequency_share")
+    probes = [at(e["step"]) | {name: finite(e[name]) for name in beside} for e in log if beside[0] in e]
     snapshots = []
     for file in sorted((prepared.folder / "snapshots").glob("step-*.json")) if finished else ():
         place = at(int(file.stem.split("-")[1])) | {"file": f"snapshots/{file.name}"}
@@ -53,6 +55,7 @@ def record_of(
         held_out=[at(e["step"]) | {"loss": finite(e["eval_loss"])} for e in log if "eval_loss" in e],
         **losses,
         snapshots=snapshots,
+        **({"probes": probes} if probes else {}),
         skipped_steps=trainer.skipped,
         seconds=round(trainer.seconds, 2),
         tokens_per_second=trainer.clock.tokens_per_second(per_step),

@@ -26,7 +26,7 @@ from . import folder as run_folder
 from .active_forgetting import Forgetting
 from .blocks import Order
 from .fast import matmul_precision
-from .held_out import document_losses, frequency_deciles
+from .held_out import document_losses, frequency_deciles, token_counts
 from .prepare import Prepared, prepare
 from .quantised import quantised_losses
 from .recipe import Recipe
@@ -140,6 +140,7 @@ def _trainer(prepared: Prepared, show: Show | None, say: Callable[[str], None], 
     """transformers' Trainer with everything attached that the recipe asks for."""
     import transformers
 
+    from .probes import Probes
     from .trainer import Trainer
     from .watch import Clock, Milestones, Shown
 
@@ -169,6 +170,9 @@ def _trainer(prepared: Prepared, show: Show | None, say: Callable[[str], None], 
         trainer.add_callback(Forgetting(every=forgetting.every, std=forgetting.std, seed=recipe.train.seed))
     milestones = Milestones(recipe, prepared.folder / "snapshots", prepared.window_text, prepared.tokenizer)
     trainer.add_callback(milestones)
+    if recipe.snapshots.count and recipe.snapshots.probes:
+        counts = token_counts(prepared.blocks.tokens, prepared.model.get_output_embeddings().weight.shape[0])
+        trainer.add_callback(Probes(trainer, milestones.look_at, prepared.held_out, counts))
     if show is not None and run_folder.first_process():
         trainer.add_callback(Shown(show, clock, recipe.step_tokens, milestones))
     if prepared.centre is not None:

@@ -258,3 +258,5 @@ class Snapshots(Part):
     windows: int = Field(8, ge=1)
     tokens: int = Field(512, ge=2)
     bootstrap: int = Field(200, ge=1)
+    spectral: bool = False  # with the ranks of the states
+    probes: bool = False  # and, beside the meter, the noise of the gradient and the share of frequency (`probes.py`)

@@ -36,7 +36,7 @@ class Milestones(TrainerCallback):
         self.recipe, self.folder, self.text, self.tokenizer = recipe, folder, text, tokenizer
         self.save_at = milestones(recipe.steps, recipe.train.checkpoints)
         self.look_at = set(milestones(recipe.steps, recipe.snapshots.count)) if recipe.snapshots.count else set()
-        self.size = recipe.snapshots.model_dump(exclude={"count"})
+        self.size = recipe.snapshots.model_dump(exclude={"count", "probes"})
         self.mean_cosine: float | None = None  # of the block outputs, in the last snapshot
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -64,7 +64,7 @@ class Milestones(TrainerCallback):
 
 def snapshot(model: Any, tokenizer: Any, text: str, *, label: str, **size: Any) -> Any:
     """The meter on a model that is being trained, which does not notice: random numbers, precision and compiled
-    blocks are as they were. `size`: windows, tokens and bootstrap of `measure`."""
+    blocks are as they were. `size`: windows, tokens, bootstrap and spectral of `measure`."""
     from ..meter import measure
 
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []

@@ -1,0 +1,117 @@
+"""What a training does beside the geometry that the meter sees: how noisy its gradient is, and how much of the last
+state speaks of nothing but how frequent tokens are. Asked for by `snapshots.probes`, at the steps of the snapshots, on
+held-out blocks in eval mode; the training does not notice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import TrainerCallback
+
+from ..insides.torch import eager
+from .blocks import Blocks
+
+__all__ = ["Probes", "frequency_direction", "frequency_share", "gradient_noise"]
+
+TOKENS = 8192  # of one batch: all its logits exist in float32
+BATCHES = 32
+
+
+class Probes(TrainerCallback):
+    """Logs `gradient_noise` and `frequency_share` at step 0 and at `steps`."""
+
+    def __init__(self, trainer: Any, steps: set[int], held_out: Blocks, counts: np.ndarray) -> None:
+        if trainer.is_fsdp_enabled:
+            raise ValueError(
+                "snapshots.probes needs the whole weights in every process, but FSDP shards them: set it to false."
+            )
+        self.trainer, self.steps, self.counts = trainer, {0, *steps}, counts
+        size = min(max(1, TOKENS // held_out.context), len(held_out) // 2)
+        if not size:
+            raise ValueError(
+                f"snapshots.probes needs two held-out blocks, got {len(held_out)}: raise data.held_out_tokens."
+            )
+        # Held-out texts lie one after the other: every batch is to be of all of them.
+        order = np.random.default_rng(0).permutation(len(held_out))[: min(BATCHES, len(held_out) // size) * size]
+        self.batches = torch.from_numpy(np.stack([held_out.ids(int(block)) for block in order])).split(size)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """After the held-out loss, whose steps are these and the last: a line of the log that comes before that of the
+        training would take its place."""
+        if state.global_step in self.steps:
+            self._look()
+
+    def _look(self) -> None:
+        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        given = [batch.to(self.trainer.args.device) for batch in self.batches]
+        training = model.training
+        model.eval()
+        try:
+            with eager(model):
+                noise = gradient_noise(_gradients(model, given), tokens=given[0][:, 1:].numel())
+                direction = frequency_direction(model.get_output_embeddings().weight, self.counts)
+                share = frequency_share(_last_states(model, given), direction)
+        finally:
+            model.train(training)
+        self.trainer.log({"gradient_noise": noise, "frequency_share": share})
+
+
+def _gradients(model: Any, batches: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    for ids in batches:
+        with torch.enable_grad():
+            logits = model(input_ids=ids, use_cache=False)["logits"][:, :-1].float()
+            loss = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+            found = torch.autograd.grad(loss, parameters, allow_unused=True)
+        yield [g for g in found if g is not None]
+
+
+@torch.no_grad()
+def _last_states(model: Any, batches: Sequence[Tensor]) -> Iterator[Tensor]:
+    for ids in batches:
+        yield model.base_model(input_ids=ids, use_cache=False)["last_hidden_state"].flatten(0, 1)
+
+
+def gradient_noise(gradients: Iterator[list[Tensor]], *, tokens: int) -> float:
+    """The simple noise scale tr Σ / ‖G‖² (McCandlish et al. 2018), in tokens: a batch of so many has as much noise in
+    its gradient as signal.
+
+    From the gradients g_k of K batches of b `tokens` each, ḡ their mean: s² = Σ ‖g_k − ḡ‖² / (K − 1) estimates
+    tr Σ / b, and ‖ḡ‖² − s²/K estimates ‖G‖², both without bias. NaN where the latter is not above 0: then the batches
+    were too few to see the signal.
+    """
+    total: list[Tensor] = []
+    squares, count = 0.0, 0
+    for gradient in gradients:
+        count += 1
+        squares += float(sum(g.double().square().sum() for g in gradient))
+        total = [t + g for t, g in zip(total, gradient)] if total else gradient
+    mean = float(sum(t.double().square().sum() for t in total)) / count**2
+    noise = (squares - count * mean) / (count - 1)
+    signal = mean - noise / count
+    return tokens * noise / signal if signal > 0 else math.nan
+
+
+def frequency_direction(head: Tensor, counts: np.ndarray) -> Tensor:
+    """Head W (vocabulary, width) and the `counts` of tokens in a text → unit vector Wᵀ(ℓ − ℓ̄)/‖·‖, ℓ = log(counts + 1):
+    of all directions of the last state the one along which logits covary most with the logarithm of frequency."""
+    logarithms = torch.from_numpy(np.log1p(counts)).to(head.device)
+    direction = head.detach().double().T @ (logarithms - logarithms.mean())
+    return direction / direction.norm()
+
+
+def frequency_share(states: Iterator[Tensor], direction: Tensor) -> float:
+    """Mean over tokens of ⟨z, d⟩²/‖z‖²: 1/width for a direction like any other, 1 where the states say nothing else."""
+    total = count = 0.0
+    for z in states:
+        z = z.double()
+        total += float(((z @ direction).square() / z.square().sum(1).clamp_min(1e-300)).sum())
+        count += len(z)
+    return total / count
