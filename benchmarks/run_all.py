@@ -18,6 +18,8 @@ GPU = [
     "bench_train_step.py",
     "profile_train_step.py",
     "bench_throughput.py",
+    "bench_heads.py",
+    "bench_long.py",
 ]
 
 

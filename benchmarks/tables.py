@@ -162,6 +162,35 @@ def throughput() -> str:
     return markdown(["", "micro-batch", "tokens/s", "ratio", "peak GiB"], lines, "throughput", rows)
 
 
+def heads() -> str:
+    """Output head and cross-entropy, one way after the other; a row without figures says why."""
+    rows = read("heads")
+    lines = []
+    for r in rows:
+        figures = [number(r, "ms"), number(r, "ratio"), number(r, "peak_gib")]
+        errors = [number(r, key, 2) for key in ("hidden_error", "weight_error")]
+        what = r["what"] + (f" ({r['version']})" if r["version"] and "decondense" not in r["version"] else "")
+        lines.append([f"{r['model']}, {r['tokens'].replace('x', ' × ')}", what, *figures, *errors, r["why_not"]])
+    header = ["tokens", "what", "ms", "× ours", "peak GiB", "error, hidden", "error, weight", ""]
+    return markdown(header, lines, "heads", rows)
+
+
+def long() -> str:
+    rows = read("long")
+    lines = [
+        [f"{int(r['tokens']):,}", r["what"], number(r, "ms"), rate(r["share"]), r["why_not"]] for r in rows
+    ]  # fmt: skip
+    return markdown(["tokens", "what", "GPU ms", "of one attention layer", ""], lines, "long", rows)
+
+
+def measure_gpu() -> str:
+    """The meter beside bare forward passes on a GPU."""
+    rows = read("measure_gpu")
+    lines = [[r["variant"], number(r, "wall_s"), rate(r["wall_ratio"]), number(r, "extra_gib", 2)] for r in rows]
+    about = f"{rows[0]['windows']} windows × {rows[0]['tokens']} tokens"
+    return markdown([about, "s", "ratio", "extra GiB on the GPU"], lines, "measure_gpu", rows)
+
+
 def taps() -> str:
     """Ratios of a step before and after autograd adds the gradients of the loss."""
     rows = read("taps")
@@ -207,6 +236,9 @@ def rate(value: str) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "losses": losses,
     "throughput": throughput,
+    "heads": heads,
+    "long": long,
+    "measure_gpu": measure_gpu,
     "taps": taps,
     "monitor": monitor,
     "profile_train_step": profile_train_step,

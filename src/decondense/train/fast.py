@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from ..stack import repeated_blocks
 
-__all__ = ["compile_blocks", "fuse_head", "matmul_precision"]
+__all__ = ["compile_blocks", "compiled_head", "fuse_head", "head_loss", "matmul_precision"]
 
 Terms = Callable[[Tensor, Tensor, Tensor], dict[str, Tensor]]
 
@@ -56,6 +56,12 @@ def head_loss(
     return {"loss": loss} if terms is None else {"loss": loss, **terms(logits, target, items)}
 
 
+def compiled_head(terms: Terms | None = None) -> Callable[..., dict[str, Tensor]]:
+    """`head_loss` as one compiled function."""
+    # One shape in a whole run; left to itself the compiler would make a slower kernel for any shape.
+    return torch.compile(functools.partial(head_loss, terms=terms), dynamic=False)
+
+
 def fuse_head(model: Any, *, compiled: bool = True, terms: Terms | None = None) -> bool:
     """Give a causal language model the fused head; says whether it fits this model. In eval() nothing changes.
 
@@ -66,9 +72,7 @@ def fuse_head(model: Any, *, compiled: bool = True, terms: Terms | None = None) 
         return False
     if not _reproduces(model, head):
         return False
-    # One shape in a whole run; left to itself the compiler would make a slower kernel for any shape.
-    function: Any = functools.partial(head_loss, terms=terms)
-    function = torch.compile(function, dynamic=False) if compiled else function
+    function = compiled_head(terms) if compiled else functools.partial(head_loss, terms=terms)
     own = model.forward
 
     @functools.wraps(own)
