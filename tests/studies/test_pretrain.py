@@ -13,7 +13,8 @@ from study_runs import run
 from decondense.records import Training
 from decondense.studies import find, settings_of
 from decondense.studies.arms import recipe_of
-from decondense.studies.pretrain import outcomes, tokens_saved
+from decondense.studies.contrasts import by_texts
+from decondense.studies.pretrain import tokens_saved
 from decondense.studies.runs import Members, Run, Runs, by_document, trained_name
 from decondense.words import amount
 
@@ -32,10 +33,10 @@ def training(arm: str, seed: int, losses: dict[str, list[float]], **more: Any) -
 def test_texts_weigh_the_same_whatever_they_are_long():
     plain = training("a", 1, {"one": [1.0, 2.0, 3.0], "two": [6.0]}).record
     assert by_document(plain) == pytest.approx((2.0 + 6.0) / 2)
-    pairs = outcomes([plain], [training("b", 1, {"one": [1.0, 2.0, 2.5], "two": [5.0]}).record])
+    pairs = by_texts([plain], [training("b", 1, {"one": [1.0, 2.0, 2.5], "two": [5.0]}).record])
     assert [float((t - b).mean()) for b, t in pairs] == pytest.approx([-0.5 / 3, -1.0])
     with pytest.raises(ValueError, match="the same held-out documents"):
-        outcomes([plain], [training("b", 1, {"one": [1.0]}).record])
+        by_texts([plain], [training("b", 1, {"one": [1.0]}).record])
 
 
 def test_tokens_saved_is_read_off_the_baselines_own_curve():

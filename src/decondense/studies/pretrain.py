@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 
 from ..figures.studies import curves
-from ..records import Training
 from ..stats.crossed import crossed_macro
 from ..stats.significance import holm
 from ..stats.verdicts import NOT, REPRODUCED, UNDECIDED, Decision, from_interval, interval, resolves
 from ..words import amount, signed
+from .contrasts import by_texts
 from .runs import Conclusion, Runs, Settings, by_document, cosine, quantisation
 from .settings import joined
 from .why import in_words, why
@@ -43,21 +43,6 @@ def arms(named: Settings) -> Settings:
         BETWEEN.join((loss, model, amount(tokens))): joined(joined(shape, change), {"data": {"tokens": tokens}})
         for (model, shape), tokens, (loss, change) in cells
     }
-
-
-def outcomes(base: Sequence[Training], treated: Sequence[Training]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Per text (base, treated), each (seeds, documents) of losses in nats per token. Both arms must have the same
-    documents."""
-    tables = [
-        {
-            text: np.array([[d.loss for d in run.held_out_documents or () if d.text == text] for run in arm], float)
-            for text in dict.fromkeys(d.text for run in arm for d in run.held_out_documents or ())
-        }
-        for arm in (base, treated)
-    ]
-    if {text: table.shape[1] for text, table in tables[0].items()} != {t: x.shape[1] for t, x in tables[1].items()}:
-        raise ValueError("the runs of two arms must have the same held-out documents, but they differ: run them again.")
-    return [(tables[0][text], tables[1][text]) for text in tables[0]]
 
 
 def tokens_saved(budgets: Sequence[float], losses: Sequence[float], at: float, reached: float) -> float:
@@ -92,7 +77,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         base, treated = (runs.table.get(BETWEEN.join((loss, *cell[1:])), {}) for loss in (NONE, cell[0]))
         seeds = [seed for seed in treated if seed in base]
         if cell[0] != NONE and len(seeds) > 1:
-            pairs = outcomes([base[s] for s in seeds], [treated[s] for s in seeds])
+            pairs = by_texts([base[s] for s in seeds], [treated[s] for s in seeds])
             apart = [by_document(treated[s]) - by_document(base[s]) for s in seeds]
             table[cell] = (crossed_macro(pairs, paired=True), float(np.mean([b.mean() for b, _ in pairs])), apart)
     corrected = dict(zip(table, holm([crossed.p for crossed, *_ in table.values()])))

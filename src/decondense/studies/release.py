@@ -1,0 +1,102 @@
+"""The geometry apart from the disturbance: a strong dose that is taken away before the end.
+
+A penalty changes the geometry and disturbs the training, and at a constant weight the two cannot be told apart. Here
+the weight is 1 for the first 60 % of the steps and falls to 0 over the rest: at the end nothing disturbs any more, and
+what is left of the treatment is the geometry. That is a test only where it is left, so there is a gate: the mean cosine
+must end at least 15 % below that of cross-entropy alone. The same dose kept to the end, and the opposite dose released
+in the same way, stand beside it: the latter was disturbed as much, towards the cone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from ..figures.studies import curves, effects
+from ..stats.verdicts import UNDECIDED, Decision, decide, judged
+from ..words import amount
+from .contrasts import over_documents, over_items
+from .runs import MATTERS_NATS, MATTERS_SHARE, Conclusion, Runs, Settings, by_document, cosine, spearman
+
+PLAIN, RELEASED, KEPT, OPPOSITE = needed = (
+    "cross-entropy", "λ 1, then released", "λ 1 to the end", "λ −1, then released"
+)  # fmt: skip
+GATE = 15.0  # percent of the mean cosine
+
+
+def conclude(runs: Runs, settings: Settings) -> Conclusion:
+    moved = {arm: decide(_shares(runs, arm), claim="less") for arm in needed[1:]}
+    high = moved[RELEASED].high
+    met = high is not None and high < -GATE
+    losses = {arm: over_documents(runs, arm, PLAIN) for arm in needed[1:]}
+    sides = over_documents(runs, RELEASED, OPPOSITE)
+    spared = over_documents(runs, RELEASED, KEPT)
+    likelihood = {arm: over_items(runs, arm, PLAIN, kind="log_share") for arm in needed[1:]}
+    scores = {arm: over_items(runs, arm, PLAIN, kind="correct") for arm in needed[1:]}
+    trend = runs.contrast(RELEASED, PLAIN, spearman)
+    apart = [by_document(runs.table[RELEASED][s]) - by_document(runs.table[PLAIN][s]) for s in _both(runs, RELEASED)]
+    sentence = (
+        f"mean cosine at the end, {RELEASED}, in percent of cross-entropy's {moved[RELEASED].words(1)}: the gate of "
+        f"−{GATE:g} % is {'met' if met else 'not met, so the geometry was not apart and nothing follows'}. Held-out "
+        f"loss minus cross-entropy's, nats per token over seeds and documents, {losses[RELEASED].words(4)}"
+        f"{losses[RELEASED].why}; {judged(apart, MATTERS_NATS)} (of {MATTERS_NATS:g} or more, over seeds). "
+        f"{KEPT}: cosine in percent {moved[KEPT].words(1)}, loss {losses[KEPT].words(4)}; released minus kept "
+        f"{spared.words(4)}. {OPPOSITE}: cosine in percent {moved[OPPOSITE].words(1)}, loss {losses[OPPOSITE].words(4)}; "
+        f"dispersed minus condensed, both released, {sides.words(4)}. {_likely(likelihood[RELEASED])}"
+        f"Spearman {trend.words(2)}."
+    )
+    tasks = list(dict.fromkeys(task for arm in runs.arms for one in runs.scores(arm).values() for task in one))
+    columns, rows = runs.rows(tasks)
+    columns.append("loss_by_document")
+    for row in rows:
+        row.append(by_document(runs.table[row[0]][row[1]]))
+    against = {arm: d for arm in needed[1:] if (d := _gaps(runs, arm))}
+    draw = partial(
+        effects, list(against.items()), x="held-out loss minus cross-entropy's, nats per token",
+        margin=MATTERS_NATS, right=[f"{runs.mean(arm, cosine):.3f}" for arm in against], right_title="mean cosine",
+        note="dots: training seeds; bars: 95 % intervals over them; shaded: too small to matter",
+    )  # fmt: skip
+    course = partial(curves, [_course(runs)], note="dots: training seeds; bars: 95 % intervals over them")
+    estimate: dict[str, Any] = {"mean_cosine_percent": moved, "gate_percent": GATE, "gate_met": met}
+    estimate |= {"held_out_loss": losses, "released_minus_kept": spared, "released_minus_opposite": sides}
+    estimate |= {"log_likelihood": likelihood, "points": scores, "spearman": trend}
+    verdict = losses[RELEASED].verdict if met else UNDECIDED
+    return Conclusion(verdict, sentence, columns, rows, estimate, draw if against else None, {"course.png": course})
+
+
+def _both(runs: Runs, arm: str) -> list[int]:
+    plain = runs.table.get(PLAIN, {})
+    return [seed for seed in runs.table.get(arm, {}) if seed in plain]
+
+
+def _shares(runs: Runs, arm: str) -> list[float]:
+    """100 (c_arm / c_plain − 1) of the mean cosines at the end, seed by seed."""
+    return [100 * (cosine(runs.table[arm][s]) / cosine(runs.table[PLAIN][s]) - 1) for s in _both(runs, arm)]
+
+
+def _gaps(runs: Runs, arm: str) -> Sequence[float]:
+    return runs.differences(arm, PLAIN, by_document)
+
+
+def _likely(decision: Decision | None) -> str:
+    if decision is None:
+        return ""
+    return (
+        f"Log-likelihood of what is right, average over tasks, {decision.words(4)} nats per item{decision.why} "
+        f"(matters from {MATTERS_SHARE:g}). "
+    )
+
+
+def _course(runs: Runs) -> dict[str, Any]:
+    """The mean cosine of the blocks at every snapshot, a line for each arm."""
+    series = {}
+    for arm in runs.arms:
+        trained = runs.of(arm)
+        at = [shot.tokens or 0 for shot in trained[0].snapshots]
+        series[arm] = (at, [[cosine(run, i) for run in trained] for i in range(len(at))])
+    ticks = sorted({x for at, _ in series.values() for x in at})
+    return {
+        "title": "the weight falls from 60 % on", "x": "training tokens", "y": "mean cosine of the blocks",
+        "series": series, "ticks": ticks, "labels": list(map(amount, ticks)),
+    }  # fmt: skip

@@ -1,0 +1,89 @@
+"""What tells the geometry from the disturbance: a dose that is released, and a placebo."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from study_runs import concluded, of_seeds, packed, run, scored
+
+from decondense import studies
+from decondense.studies import settings_of
+from decondense.studies.arms import recipe_of
+from decondense.studies.release import GATE, KEPT, OPPOSITE, PLAIN, RELEASED
+
+
+def documents(loss, rng, spread=0.0002):
+    """Held-out documents of two texts around a loss; hard and easy documents are the same for every run."""
+    return [
+        {"text": text, "document": i, "tokens": 100, "loss": loss + 0.3 * math.sin(i) + spread * rng.normal()}
+        for text in ("one", "two")
+        for i in range(30)
+    ]
+
+
+def of(name, losses, cosines, scale="smoke", rates=None, seeds=(1, 2, 3)):
+    """The conclusion from runs whose loss and mean cosine depend on the arm, with a seed's level and a little noise."""
+    study, rng = studies.STUDIES[name], np.random.default_rng(0)
+    settings = settings_of(study, scale)
+
+    def make(arm, seed):
+        noise = 0.0002 * math.sin(7 * seed + 13 * sum(map(ord, arm)))
+        loss = losses.get(arm, 3.0) + 0.1 * seed + noise
+        tasks = {task: packed(rng, (rates or {}).get(arm, 0.5)) for task in ("piqa", "arc_easy")}
+        outcomes = scored(tasks, f"{arm}-{seed}", settings, piqa=0.5) if rates is not None else None
+        return run(
+            held_out=loss, held_out_documents=documents(loss, rng), cosine=cosines.get(arm, 0.5) + noise,
+            outcomes=outcomes,
+        )  # fmt: skip
+
+    return concluded(study, settings, of_seeds(settings, make, list(seeds)))
+
+
+MOVED = {RELEASED: 0.4, KEPT: 0.35, OPPOSITE: 0.6}
+RELEASES = [
+    ({RELEASED: 2.99}, MOVED, "reproduced"),
+    ({RELEASED: 3.01}, MOVED, "not reproduced"),
+    ({}, MOVED, "not reproduced"),  # a gain of 0.002 nats is excluded
+    ({RELEASED: 2.99}, MOVED | {RELEASED: 0.43}, "undecided"),  # 14 %: the geometry has come back
+    ({RELEASED: 3.01}, {}, "undecided"),
+]
+
+
+@pytest.mark.parametrize(("losses", "cosines", "verdict"), RELEASES)
+def test_release_needs_a_geometry_that_stays(losses, cosines, verdict):
+    end = of("release", losses, cosines)
+    assert end.verdict == verdict, end.sentence
+    assert all(len(row) == len(end.columns) for row in end.rows)
+    assert end.estimate["gate_met"] is (cosines == MOVED)
+    share = 100 * (cosines.get(RELEASED, 0.5) / 0.5 - 1)
+    assert end.estimate["mean_cosine_percent"][RELEASED]["estimate"] == pytest.approx(share, abs=0.1)
+    assert (share < -GATE) is (cosines == MOVED)
+
+
+def test_release_with_two_seeds_decides_nothing():
+    assert of("release", {RELEASED: 2.9}, MOVED, seeds=(1, 2)).verdict == "undecided"
+    assert of("release", {RELEASED: 2.9}, MOVED, seeds=(1,)).verdict == "undecided"
+
+
+def test_release_compares_both_directions_and_the_answers(tmp_path):
+    rates = {PLAIN: 0.4, RELEASED: 0.7}
+    end = of("release", {RELEASED: 2.99, OPPOSITE: 3.02, KEPT: 3.0}, MOVED, "gpu", rates)
+    assert end.estimate["released_minus_opposite"]["estimate"] == pytest.approx(-0.03, abs=0.001)
+    assert end.estimate["released_minus_kept"]["estimate"] == pytest.approx(-0.01, abs=0.001)
+    assert end.estimate["points"][RELEASED]["estimate"] == pytest.approx(30, abs=6)
+    assert "nats per item" in end.sentence
+    for name, draw in {"figure.png": end.draw, **end.more}.items():
+        draw(tmp_path / name)
+        assert (tmp_path / name).stat().st_size > 10_000
+
+
+def test_the_dose_is_gone_at_the_end():
+    """λ = 1 for 60 % of the steps, then linearly to 0."""
+    from decondense.train.run import _options
+
+    recipe = recipe_of(settings_of(studies.STUDIES["release"], "gpu"), RELEASED, 1)
+    options = _options(recipe, recipe.loss)
+    assert (recipe.steps, options["release_at"], options["ramp_steps"]) == (300, 180, 120)
+    assert (options["weight"], options["schedule"]) == (1.0, "release")
