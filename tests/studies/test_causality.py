@@ -11,6 +11,7 @@ from study_runs import concluded, of_seeds, packed, run, scored
 from decondense import studies
 from decondense.studies import settings_of
 from decondense.studies.arms import recipe_of
+from decondense.studies.placebo import by_weight
 from decondense.studies.release import GATE, KEPT, OPPOSITE, PLAIN, RELEASED
 
 
@@ -87,3 +88,48 @@ def test_the_dose_is_gone_at_the_end():
     options = _options(recipe, recipe.loss)
     assert (recipe.steps, options["release_at"], options["ramp_steps"]) == (300, 180, 120)
     assert (options["weight"], options["schedule"]) == (1.0, "release")
+
+
+# ---- the placebo ----
+
+TREATED = {"dispersion λ +1": 0.4, "dispersion λ −1": 0.6, "placebo λ +1": 0.49, "placebo λ −1": 0.51}
+PLACEBOS = [
+    ({"dispersion λ +1": 2.99, "dispersion λ −1": 3.02}, TREATED, "reproduced"),
+    ({"dispersion λ +1": 3.01, "dispersion λ −1": 3.02}, TREATED, "not reproduced"),
+    ({"dispersion λ +1": 2.99, "dispersion λ −1": 2.99}, TREATED, "not reproduced"),
+    (dict.fromkeys(TREATED, 3.02), TREATED, "not reproduced"),  # all of it is disturbance
+    ({"dispersion λ +1": 2.99, "dispersion λ −1": 3.02}, TREATED | {"placebo λ +1": 0.45}, "undecided"),  # half of it
+    ({"dispersion λ +1": 2.99, "dispersion λ −1": 3.02}, {}, "undecided"),  # nothing was moved
+]
+
+
+@pytest.mark.parametrize(("losses", "cosines", "verdict"), PLACEBOS)
+def test_dispersion_against_its_placebo(losses, cosines, verdict, tmp_path):
+    end = of("placebo", losses, cosines)
+    assert end.verdict == verdict, end.sentence
+    assert all(len(row) == len(end.columns) for row in end.rows)
+    assert end.estimate["gate_met"] is (cosines == TREATED)
+    up = losses.get("dispersion λ +1", 3.0) - losses.get("placebo λ +1", 3.0)
+    assert end.estimate["dispersion_minus_placebo"]["dispersion λ +1"]["estimate"] == pytest.approx(up, abs=0.001)
+    end.draw(tmp_path / "figure.png")
+
+
+def test_placebo_with_two_seeds_decides_nothing():
+    assert of("placebo", *PLACEBOS[0][:2], seeds=(1, 2)).verdict == "undecided"
+
+
+def test_every_weight_has_its_placebo(refusal):
+    for scale in studies.SCALES:
+        settings = settings_of(studies.STUDIES["placebo"], scale)
+        arms = by_weight(settings)
+        assert arms["dispersion"].keys() == arms["placebo"].keys()
+        for weight, arm in arms["placebo"].items():
+            if weight:
+                recipe = recipe_of(settings, arm, 1)
+                real = recipe_of(settings, arms["dispersion"][weight], 1)
+                assert (recipe.loss.name, real.loss.options["estimator"]) == ("placebo", "first_order")
+                assert all(real.loss.options[key] == value for key, value in recipe.loss.options.items())
+    words = refusal("study", "placebo", "--plan", "--set", "arms.placebo λ +1.loss.weight=0.5")
+    assert "every weight must be there once with dispersion and once with placebo" in words
+    assert "take one that is there with both signs" in refusal("study", "placebo", "--plan", "--set", "dose=0.5")
+    assert "every weight must be there once" in refusal("study", "placebo", "--plan", "--set", "arms.again={}")

@@ -1,7 +1,8 @@
 """The losses: plain functions of z (batch, tokens, width), and `get` for the same as modules with presets.
 
 Every file here is imported, and with it every loss registered: a new loss is a new file (`registry.py`).
-`registered()` tells of all of them; `LOSSES` are the paper's, `RIVALS` those of the literature with the same aim.
+`registered()` tells of all of them; `LOSSES` are the paper's, `RIVALS` those of the literature with the same aim,
+`CONTROLS` those that a study compares them with.
 """
 
 from importlib import import_module
@@ -24,6 +25,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run the loop be
     from .l2_repel import l2_repel as l2_repel
     from .orthogonalization import orthogonalization as orthogonalization
     from .perplexity_entropy import perplexity_entropy as perplexity_entropy
+    from .placebo import placebo as placebo
     from .uniformity import uniformity as uniformity
     from .vicreg import vicreg as vicreg
 
@@ -32,10 +34,11 @@ for _module in iter_modules(__path__):
 # A file and its loss have the same name: the function is what `losses.NAME` means.
 globals().update({name: entry.function for name, entry in registered().items()})
 
-LOSSES = {name: entry.function for name, entry in registered().items() if entry.source != "rival"}
-RIVALS = {name: entry.function for name, entry in registered("rival").items()}
+LOSSES = {name: entry.function for name, entry in (registered("paper") | registered("released")).items()}
+RIVALS, CONTROLS = ({name: entry.function for name, entry in registered(of).items()} for of in ("rival", "control"))
 
 __all__ = [
+    "CONTROLS",
     "LOSSES",
     "RIVALS",
     "Loss",

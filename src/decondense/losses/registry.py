@@ -25,7 +25,7 @@ from .. import geometry
 from .options import check_choice
 from .sampling import RELEASED_SAMPLE, sample
 
-SOURCES = {"paper": "the paper", "released": "its released code", "rival": "the literature"}
+SOURCES = {"paper": "the paper", "released": "its released code", "rival": "the literature", "control": "a control"}
 P = ParamSpec("P")
 
 
@@ -61,7 +61,7 @@ class Entry:
 
     written    of z (batch, tokens, width), mask (batch, tokens) and its own keywords: (batch,), or `OfMoments`
     about      what it is, in one line, for the table of the documents
-    source     "paper", "released" or "rival"
+    source     "paper", "released", "rival" or "control"
     reference  where it was published
     presets    keywords under the name of a preset (`presets.PRESETS`)
     """

@@ -42,8 +42,9 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         f"loss minus cross-entropy's, nats per token over seeds and documents, {losses[RELEASED].words(4)}"
         f"{losses[RELEASED].why}; {judged(apart, MATTERS_NATS)} (of {MATTERS_NATS:g} or more, over seeds). "
         f"{KEPT}: cosine in percent {moved[KEPT].words(1)}, loss {losses[KEPT].words(4)}; released minus kept "
-        f"{spared.words(4)}. {OPPOSITE}: cosine in percent {moved[OPPOSITE].words(1)}, loss {losses[OPPOSITE].words(4)}; "
-        f"dispersed minus condensed, both released, {sides.words(4)}. {_likely(likelihood[RELEASED])}"
+        f"{spared.words(4)}. {OPPOSITE}: cosine in percent {moved[OPPOSITE].words(1)}, loss "
+        f"{losses[OPPOSITE].words(4)}; dispersed minus condensed, both released, {sides.words(4)}. "
+        f"{_likely(likelihood[RELEASED])}"
         f"Spearman {trend.words(2)}."
     )
     tasks = list(dict.fromkeys(task for arm in runs.arms for one in runs.scores(arm).values() for task in one))

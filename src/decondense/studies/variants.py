@@ -23,8 +23,8 @@ needed = (PLAIN, LONGER, OURS, *PAPER)
 
 
 def arms(named: Settings) -> Settings:
-    """The arms of the file, and one for every registered loss that none of them has."""
-    there = {arm.get("loss", {}).get("name") for arm in named.values()}
+    """The arms of the file, and one for every registered loss that none of them has, controls apart."""
+    there = {arm.get("loss", {}).get("name") for arm in named.values()} | registered("control").keys()
     return named | {name: {"loss": {"name": name}} for name in registered() if name not in there}
 
 

@@ -1,0 +1,98 @@
+"""A placebo for the dispersion loss: it pushes as hard, and leaves the mean cosine alone. A control, not a treatment.
+
+    v_i = z_i − z̄                    the states without their mean over the tokens of the sequence
+    L   = dispersion(v), all pairs    the same pairwise loss, which does not see what the states have in common
+    R   = ∂/∂z log f(c̄)              the real gradient (dispersion to first order), parallel to ∂c̄/∂z
+    B   = ∂L/∂z = C ∂L/∂v             C takes the mean over the tokens off: Σ_i B_i = 0, nothing along any direction
+                                      that all tokens share, the mean's among them
+    A   = C R                         what is left of R without a common part
+    P   = B − A ⟨B, A⟩/⟨A, A⟩         Σ_i P_i = 0 still, and ⟨P, R⟩ = ⟨P, A⟩ + ⟨P, R − A⟩ = 0: a step along −P does not
+                                      change c̄ to first order, ⟨·, ·⟩ being the sum over tokens and features
+    gradient = P ‖R‖/‖P‖              the norm of the real one, for every sequence and every layer, at every step
+
+So one weight λ disturbs the states of a layer as strongly with this loss as with `dispersion(estimator="first_order")`,
+sign for sign, and what the two do differently is in the direction. Blind it is at the states of each layer: weights are
+shared by tokens and layers, so training with it may still move the mean cosine a little, which is to be measured (study
+`placebo`). The norm in the space of the *weights* is not matched.
+
+What backward gives is not the derivative of the value, L, which is there to be looked at; P is L's gradient with one
+direction projected out, so a step along −P still lowers L. Two tokens have no such direction, and no gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Unpack
+
+import torch
+from torch import Tensor
+
+from .. import geometry
+from . import pairs
+from .dispersion import Logit
+from .registry import Common, register
+
+LEFT = 1e-5  # of B: if less than that is left after the projection, it is rounding
+
+
+@register(
+    "pairs of centred states, as hard a push as dispersion's and blind to the mean cosine",
+    source="control",
+    reference="docs/studies.md",
+)
+def placebo(
+    z: Tensor,
+    mask: Tensor | None = None,
+    *,
+    tau: float = 1.0,
+    clamp: float = 0.1,
+    eps: float = 1e-2,
+    **common: Unpack[Common],
+) -> Tensor:
+    """Placebo of hidden states z (batch, tokens, width): a scalar, or (batch,) unreduced.
+
+    The options are those of `dispersion`, of the loss that it stands in for as well as of its own.
+    """
+    geometry.check_positive("tau", tau)
+    geometry.check_clamp(clamp)
+    return pairs.apply(Blind(tau, clamp, eps), z, mask)
+
+
+@dataclass(frozen=True)
+class Blind(pairs.Stored):
+    """L of each sequence, and the gradient above."""
+
+    tau: float
+    clamp: float
+    eps: float
+
+    def sums(self, z: Tensor, weight: Tensor | None, n: Tensor, need_gradient: bool) -> tuple[Tensor, Tensor | None]:
+        logit = Logit(self.tau, self.clamp, hard_clamp=False, distance="angular", constant=0.0)
+        own = pairs.CosinePairs(curve=logit, log=True, eps=self.eps)
+        value, slope = own.sums(geometry.centred(z, weight, n), weight, n, need_gradient)
+        if slope is None:
+            return value, None
+        blind = geometry.centred(slope if weight is None else slope * weight.unsqueeze(-1), weight, n)
+        real = self._real(z, weight, n)
+        seen = geometry.centred(real, weight, n)
+        part = _dot(blind, seen) * geometry.inverse(_dot(seen, seen))
+        rest = blind - part * seen
+        before, left = _dot(blind, blind).sqrt(), _dot(rest, rest).sqrt()
+        scale = torch.where(left > LEFT * before, _dot(real, real).sqrt() * geometry.inverse(left), 0)
+        return value, torch.where(n[:, None, None] > 2, rest * scale, 0)
+
+    def _real(self, z: Tensor, weight: Tensor | None, n: Tensor) -> Tensor:
+        """R: with s = Σ u_j and c the limited c̄,  ∂/∂u_i = 1/(πτ √(1 − c²)) · 2 (s − u_i)/(n(n − 1))."""
+        u, r = geometry.unit(z, self.eps)
+        s, count = u.sum(1, keepdim=True), geometry.pair_count(n).clamp_min(1)
+        mean = (s.square().sum((1, 2)) - u.square().sum((1, 2))) / count
+        c = geometry.limited(mean, self.clamp, hard=True)
+        steep = 2 * torch.rsqrt(1 - c * c) / (math.pi * self.tau * count)
+        g = steep[:, None, None] * (s - u)
+        return geometry.unit_gradient(u, r, g if weight is None else g * weight.unsqueeze(-1), self.eps)
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    """(batch, 1, 1)"""
+    return (a * b).sum((1, 2), keepdim=True)

@@ -1,0 +1,166 @@
+"""Dose with a placebo: is it the geometry, or would any penalty of that strength do the same?
+
+Every weight is tried twice, with dispersion (first order) and with the loss `placebo`: the same pairwise loss on
+centred states, whose gradient has at every state's layer, sequence and step the norm of dispersion's, and no part along
+the gradient of the mean cosine (src/decondense/losses/placebo.py derives it). At +λ both disturb alike, and one of them
+disperses; at −λ one of them condenses. If condensation harms, dispersion must end below its placebo at +λ and above it
+at −λ. That is a test only where the placebo has left the mean cosine alone, so there is a gate. The norm of the
+gradient of the weights, which is not matched, is told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..figures.studies import curves
+from ..stats.verdicts import REPRODUCED, UNDECIDED, Decision, combine, decide, equivalent
+from .contrasts import over_documents, over_items
+from .runs import Conclusion, Metric, Runs, Settings, by_document, cosine, loss_of, spearman
+
+REAL, BLIND = "dispersion", "placebo"
+GATE = 25.0  # percent of what dispersion does to the mean cosine at the same weight
+
+
+def by_weight(settings: Settings) -> dict[str, dict[float, str]]:
+    """Loss → weight → the arm that has it; 0 is the same arm in both. An arm is what its recipe says."""
+    arms: dict[str, dict[float, str]] = {REAL: {}, BLIND: {}}
+    for arm in settings["arms"]:
+        loss = loss_of(settings, arm)
+        name = loss.get("name", "none")
+        for kind in (REAL, BLIND) if name == "none" else (name,):
+            arms.setdefault(kind, {})[0.0 if name == "none" else float(loss.get("weight", 0.1))] = arm
+    return {kind: dict(sorted(those.items())) for kind, those in arms.items()}
+
+
+def refuse(settings: Settings) -> None:
+    arms, dose = by_weight(settings), settings["dose"]
+    counted = sum(len(those) for those in arms.values()) - 1
+    if set(arms) != {REAL, BLIND} or arms[REAL].keys() != arms[BLIND].keys() or counted != len(settings["arms"]):
+        raise ValueError(
+            f"every weight must be there once with {REAL} and once with {BLIND}, and once without a loss, got "
+            f"{', '.join(settings['arms'])}: change arms.NAME.loss.weight of both."
+        )
+    if not {0.0, dose, -dose} <= arms[REAL].keys() or dose <= 0:
+        raise ValueError(
+            f"the weights must hold 0, dose and −dose, dose above 0, got dose {dose:g} and "
+            f"{', '.join(f'{weight:g}' for weight in arms[REAL])}: take one that is there with both signs."
+        )
+
+
+def criterion_of(settings: Settings) -> str:
+    dose = f"{settings['dose']:g}"
+    return (
+        f"Gate: at λ = {dose} and −{dose} the placebo changes the mean cosine of the blocks by at most {GATE:g} % of "
+        "what dispersion changes it by (90 % intervals over training seeds inside that); else undecided. Then held-out "
+        f"loss, mean over texts, of dispersion minus its placebo is below 0 at λ = {dose} and above 0 at −{dose}: both "
+        "95 % intervals over seeds and documents; not reproduced when one of them lies on the other side, or includes "
+        "0 and excludes an effect of 0.002 nats."
+    )
+
+
+def conclude(runs: Runs, settings: Settings) -> Conclusion:
+    arms, dose = by_weight(settings), settings["dose"]
+    real, blind, none = arms[REAL], arms[BLIND], arms[REAL][0.0]
+    weights = [weight for weight in real if weight]
+    helps = {w: over_documents(runs, real[w], blind[w]) for w in weights if w > 0}
+    hurts = {w: over_documents(runs, blind[w], real[w]) for w in weights if w < 0}
+    seen = {w: _seen(runs, real[w], blind[w], none) for w in weights}
+    met = all(seen[w].verdict == REPRODUCED for w in (dose, -dose))
+    alone = {arm: over_documents(runs, arm, none) for those in arms.values() for w, arm in those.items() if w}
+    likely = {w: over_items(runs, real[w], blind[w], kind="log_share") for w in weights}
+    norms = {arm: _norm(runs, arm) / _norm(runs, none) for arm in runs.arms}
+    moved = {arm: decide(runs.differences(arm, none, cosine), claim="less") for arm in alone}
+    trend = {arm: decide(runs.differences(arm, none, spearman), claim="less") for arm in alone}
+    up, down = helps[dose], hurts[-dose]
+    sentence = (
+        f"of dispersion's change of the mean cosine the placebo has {_percent(seen[dose])} at λ = {dose:g} and "
+        f"{_percent(seen[-dose])} at −{dose:g}: the gate of ±{GATE:g} % is "
+        f"{'met' if met else 'not met, and nothing follows'}. Held-out loss, dispersion minus placebo at λ = {dose:g} "
+        f"{up.words(4)}{up.why}; placebo minus dispersion at −{dose:g} {down.words(4)}{down.why} (below 0: condensing "
+        f"hurts more than as strong a push elsewhere). Against no loss: "
+        f"{'; '.join(f'{arm} {alone[arm].words(4)}' for arm in (real[dose], blind[dose], real[-dose], blind[-dose]))}. "
+        f"{_likely(likely[dose], dose)}Norm of the gradient of the weights, median over the run, in units of that "
+        f"without a loss: {_listed(norms, [real[dose], blind[dose], real[-dose], blind[-dose]])}."
+    )
+    tasks = list(dict.fromkeys(task for arm in runs.arms for one in runs.scores(arm).values() for task in one))
+    columns, rows = runs.rows(tasks)
+    columns += ["loss_by_document", "gradient_norm"]
+    for row in rows:
+        run = runs.table[row[0]][row[1]]
+        row += [by_document(run), _median([line.grad_norm for line in run.history])]
+    panels = [
+        _panel("held-out loss minus that of λ = 0", "nats per token", runs, arms, by_document, none),
+        _panel("geometry", "mean cosine of the blocks", runs, arms, cosine, None),
+    ]
+    draw = partial(curves, panels, note="dots: training seeds; bars: 95 % intervals over them")
+    estimate: dict[str, Any] = {"gate_percent": GATE, "gate_met": met, "seen_percent": _named(seen, blind)}
+    estimate |= {"dispersion_minus_placebo": _named(helps, real), "placebo_minus_dispersion": _named(hurts, real)}
+    estimate |= {"against_no_loss": alone, "mean_cosine": moved, "spearman": trend, "gradient_norm": norms}
+    estimate |= {"log_likelihood": _named(likely, real)}
+    return Conclusion(combine([up, down]) if met else UNDECIDED, sentence, columns, rows, estimate, draw)
+
+
+def _seen(runs: Runs, real: str, blind: str, none: str) -> Decision:
+    """100 (c_blind − c_none)/(c_real − c_none) of the mean cosines, seed by seed: within ±`GATE`?"""
+    tables = [runs.table.get(arm, {}) for arm in (real, blind, none)]
+    seeds = [seed for seed in tables[0] if all(seed in table for table in tables)]
+    changes = [[cosine(table[seed]) - cosine(tables[2][seed]) for table in tables[:2]] for seed in seeds]
+    if not all(by_real for by_real, _ in changes):
+        reason = "dispersion changes nothing"
+        return Decision(UNDECIDED, None, None, None, len(changes), "training seed", 0.9, reason)
+    return equivalent([100 * by_blind / by_real for by_real, by_blind in changes], margin=GATE)
+
+
+def _percent(seen: Decision) -> str:
+    return seen.words(1).replace(" 90 % interval", " %, 90 % interval", 1)
+
+
+def _norm(runs: Runs, arm: str) -> float:
+    return float(np.mean([_median([line.grad_norm for line in run.history]) for run in runs.of(arm)] or [math.nan]))
+
+
+def _median(values: list[float | None]) -> float:
+    known = [value for value in values if value is not None]
+    return float(np.median(known)) if known else math.nan
+
+
+def _listed(values: Mapping[str, float], arms: list[str]) -> str:
+    known = [f"{arm} {values[arm]:.2f}" for arm in arms if math.isfinite(values.get(arm, math.nan))]
+    return ", ".join(known) or "not known"
+
+
+def _likely(decision: Decision | None, dose: float) -> str:
+    if decision is None:
+        return ""
+    return (
+        f"Log-likelihood of what is right, average over tasks, dispersion minus placebo at λ = {dose:g} "
+        f"{decision.words(4)} nats per item{decision.why}. "
+    )
+
+
+def _named(by: Mapping[float, Any], arm_of: Mapping[float, str]) -> dict[str, Any]:
+    return {arm_of[weight]: value for weight, value in by.items()}
+
+
+def _panel(
+    title: str, y: str, runs: Runs, arms: Mapping[str, Mapping[float, str]], metric: Metric, none: str | None
+) -> dict[str, Any]:
+    """A line for each loss over the weights; minus the arm `none` of the same seed, where one is named."""
+    series = {}
+    for kind, those in arms.items():
+        found = {
+            weight: runs.values(arm, metric) if none is None else runs.differences(arm, none, metric)
+            for weight, arm in those.items()
+            if arm in runs
+        }
+        finite = {weight: [x for x in values if math.isfinite(x)] for weight, values in found.items()}
+        shown = {weight: values for weight, values in finite.items() if values}
+        series[kind] = (list(shown), list(shown.values()))
+    ticks = sorted({weight for at, _ in series.values() for weight in at})
+    panel = {"title": title, "x": "weight λ", "y": y, "series": series, "scale": "symlog", "ticks": ticks}
+    return panel if none is None else panel | {"line": 0.0}
