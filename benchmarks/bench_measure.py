@@ -2,11 +2,17 @@
 
     python benchmarks/bench_measure.py                      # SmolLM2-135M, 100 windows × 512 tokens, 2 threads
     python benchmarks/bench_measure.py --windows 16 --authors SITE
+    python benchmarks/bench_measure.py --device cuda --model FOLDER --text pydoc
 
-Time: one process goes over the batches, and every batch goes through all variants one after the other, so that a busy
-machine hits all of them alike. Memory: every variant once more in a process of its own, so that its peak is its own.
-`--authors SITE` adds the paper authors' package, installed apart with
+On a CPU: one process goes over the batches, and every batch goes through all variants one after the other, so that a
+busy machine hits all of them alike. Memory: every variant once more in a process of its own, so that its peak is its
+own. `--authors SITE` adds the paper authors' package, installed apart with
 `pip install --no-deps --target SITE embedding-condensation==2.0 nltk`: it is not a dependency of this project.
+
+On a GPU: everything in one process, since a GPU's memory has its own counter. A round is a whole pass over the batches
+by every variant in turn, as `measure` makes it, with one synchronisation at its end; the median of the rounds counts,
+after a round that does not. Loading the model is in none of them. Two more rows say what the eigenvalues alone take:
+those of one batch, in the host's threads and on the GPU, times the batches. Rows are written to measure_gpu.csv.
 
 Targets: default views ≤ 1.10 × the time of the bare passes, with --spectral ≤ 1.6 ×, memory ≤ bare + 0.5 GiB.
 The ratio of processor time is printed beside the ratio of wall time: on a machine that others use too, it is the
@@ -21,6 +27,7 @@ import json
 import os
 import platform
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -42,7 +49,7 @@ def child(options: argparse.Namespace) -> None:
     from decondense.text import open_text
     from decondense.windows import draw_windows
 
-    model, tokenizer = load(options.model, head=False, device=options.device)
+    model, tokenizer = load(options.model, head=False, device=options.device, dtype=options.dtype)
     text = open_text(options.text)
     drawn = draw_windows(text, tokenizer, windows=options.windows, tokens=options.tokens)
     ids = torch.from_numpy(drawn.ids)
@@ -56,7 +63,11 @@ def child(options: argparse.Namespace) -> None:
 
     def ours(spectral: bool) -> Callable[[list[int]], object]:
         settings = {"tokens": options.tokens, "spectral": spectral, "released": False}
-        return lambda batch: run._batch(reader, ids[batch], batch, settings)
+        return lambda batch: [None for _ in run._tallies(reader, ids, [batch], settings)]
+
+    if device.type == "cuda":
+        print(json.dumps(on_gpu(options, reader, ids, batches, bare)))
+        return
 
     def authors(batch: list[int]) -> None:
         from embedding_condensation import measure_embedding_condensation
@@ -90,13 +101,76 @@ def child(options: argparse.Namespace) -> None:
         for name, job in jobs.items():
             wall, processor = time.perf_counter(), time.process_time()
             job(batch)
-            if device.type == "cuda":
-                torch.cuda.synchronize()
             spent[name]["wall_s"] += time.perf_counter() - wall
             spent[name]["cpu_s"] += time.process_time() - processor
         ratios = {k: round(v["wall_s"] / spent["bare"]["wall_s"], 3) for k, v in spent.items()}
         print(f"batch {number + 1} of {len(batches)}: {ratios}", file=sys.stderr, flush=True)
     print(json.dumps(spent))
+
+
+def on_gpu(
+    options: argparse.Namespace, reader: Any, ids: Any, batches: list[list[int]], bare: Callable[[list[int]], None]
+) -> dict[str, dict[str, float]]:
+    import torch
+
+    from decondense.meter import run
+
+    def passes(spectral: bool) -> None:
+        settings = {"tokens": options.tokens, "spectral": spectral, "released": False}
+        for _ in run._tallies(reader, ids, batches, settings):
+            pass
+
+    jobs: dict[str, Callable[[], Any]] = {
+        "bare": lambda: [bare(batch) for batch in batches],
+        "default": lambda: passes(False),
+        "spectral": lambda: passes(True),
+    }
+    rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in jobs}
+    peaks = {}
+    for number in range(1 + options.rounds):
+        for name, job in jobs.items():
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            wall, processor = time.perf_counter(), time.process_time()
+            job()
+            torch.cuda.synchronize()
+            rounds[name].append((time.perf_counter() - wall, time.process_time() - processor))
+            peaks[name] = torch.cuda.max_memory_allocated() / 2**30
+            print(f"round {number}, {name}: {rounds[name][-1][0]:.3f} s", file=sys.stderr, flush=True)
+    found = {}
+    for name, times in rounds.items():
+        wall_s, cpu_s = (statistics.median(column) for column in zip(*times[1:]))
+        found[name] = {"wall_s": wall_s, "cpu_s": cpu_s, "peak_gib": peaks[name]}
+    matrices, size = reader.states * len(batches[0]), min(options.tokens, reader.width)
+    for where, seconds in eigenvalues(matrices, size).items():
+        found[f"eigenvalues alone, {where}"] = {"wall_s": seconds * len(batches), "cpu_s": 0.0, "peak_gib": 0.0}
+    return found
+
+
+def eigenvalues(number: int, size: int) -> dict[str, float]:
+    """Seconds for the eigenvalues of so many matrices, of random tokens, in the host's threads and on the GPU."""
+    import torch
+
+    from decondense.meter.later import Threads
+
+    z = torch.randn(number, size, 2 * size, device="cuda", dtype=torch.float64)
+    gram = z @ z.mT
+    host = gram.cpu()
+    spent = {}
+    with Threads() as threads:
+        for _ in range(2):
+            begun = time.perf_counter()
+            for job in [threads.submit(torch.linalg.eigvalsh, one) for one in host]:
+                job.result()
+            spent["host's threads"] = time.perf_counter() - begun
+    few = gram[: max(1, number // 8)]
+    for _ in range(2):
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        torch.linalg.eigvalsh(few)
+        torch.cuda.synchronize()
+        spent["GPU"] = (time.perf_counter() - begun) * number / len(few)
+    return spent
 
 
 def hardware() -> dict[str, str]:
@@ -112,6 +186,23 @@ def hardware() -> dict[str, str]:
     return {"cpu": model, "cores": str(os.cpu_count()), **versions, "commit": commit}
 
 
+def write_gpu(options: argparse.Namespace, found: dict[str, dict[str, float]]) -> None:
+    import harness
+
+    base = found["bare"]
+    rows = [
+        {
+            "variant": variant, "model": Path(options.model).name, "windows": options.windows, "tokens": options.tokens,
+            "batch": options.batch, "dtype": options.dtype or "", "wall_s": m["wall_s"], "cpu_s": m["cpu_s"],
+            "wall_ratio": m["wall_s"] / base["wall_s"], "peak_gib": m["peak_gib"] or "",
+            "extra_gib": m["peak_gib"] - base["peak_gib"] if m["peak_gib"] else "",
+        }
+        for variant, m in found.items()
+    ]  # fmt: skip
+    print(harness.table(rows, ("variant", "wall_s", "cpu_s", "wall_ratio", "peak_gib", "extra_gib")))
+    print(harness.write("measure_gpu", rows, options.out or harness.RESULTS))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
@@ -121,8 +212,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", help="of the model; default its own")
+    parser.add_argument("--rounds", type=int, default=3, help="passes of every variant on a GPU")
     parser.add_argument("--authors", help="folder in which embedding-condensation is installed")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, help="a CSV file, on a GPU a folder")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.job:
@@ -141,6 +234,9 @@ def main() -> None:
 
     found = job("time")
     variants = list(found)
+    if options.device != "cpu":
+        write_gpu(options, found)
+        return
     for variant in variants:
         found[variant] |= job(variant)
         print(f"{variant:<9} {found[variant]}", file=sys.stderr, flush=True)
@@ -172,8 +268,9 @@ def main() -> None:
             f"{r['variant']:<10}{r['wall_s']:>9}{r['wall_ratio']:>8}{r['cpu_ratio']:>11}{r['peak_gib']:>10}"
             f"{r['extra_gib']:>8}"
         )
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    with options.out.open("w", newline="") as file:
+    out = options.out or RESULTS
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with out.open("w", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,11 @@ from ..text import open_text
 from ..windows import draw_windows
 from . import processes
 from .batches import Mask, measure_batches
+from .later import Later, Threads, can_wait
 from .result import Condensation, build
 from .spectrum import SPECTRAL
 from .states import StateReader, evaluating, token_embedding
-from .statistics import FINE_BINS, columns, state_statistics
+from .statistics import FINE_BINS, WindowStatistics, columns, state_statistics
 from .tally import Tally
 
 __all__ = ["Interrupted", "measure"]
@@ -172,8 +173,8 @@ def measure(
         progress = progress or (lambda done, total: None)
         try:
             progress(done, total)
-            for group in mine:  # it counts only when all of its states have been seen
-                tally.merge(_batch(reader, torch.from_numpy(drawn.ids[group]), group, settings))
+            for group, found in _tallies(reader, torch.from_numpy(drawn.ids), mine, settings):
+                tally.merge(found)  # it counts only when all of its states have been seen
                 done += len(group)
                 progress(done, total)
                 if store is not None and time.monotonic() - saved >= interval:
@@ -208,27 +209,58 @@ def _open_model(
     return models.Source(type(network).__name__, "memory", "", label or type(network).__name__), network, tokenizer
 
 
-def _batch(reader: StateReader, ids: torch.Tensor, windows: list[int], settings: dict[str, Any]) -> Tally:
+def _tallies(
+    reader: StateReader, ids: torch.Tensor, groups: Iterable[list[int]], settings: dict[str, Any]
+) -> Iterator[tuple[list[int], Tally]]:
+    """(windows, what was found in them) of every batch. A GPU has its next batch before anybody waits for this one."""
+    with Threads() as threads:
+        waiting: list[tuple[list[int], Callable[[], Tally]]] = []
+        for group in groups:
+            waits, finish = _batch(reader, ids[group], group, settings, threads)
+            waiting.append((group, finish))
+            while len(waiting) > waits:
+                windows, finish = waiting.pop(0)
+                yield windows, finish()
+        for windows, finish in waiting:
+            yield windows, finish()
+
+
+def _batch(
+    reader: StateReader, ids: torch.Tensor, windows: list[int], settings: dict[str, Any], threads: Threads
+) -> tuple[bool, Callable[[], Tally]]:
+    """Put a batch through the model → (whether a GPU still works at it, a function that gives its tally)."""
     tally = _empty(reader, settings)
     rows = np.full((reader.states, len(windows), len(tally.columns)), np.nan)
     last, before = reader.layers, reader.layers + 1
+    later = Later(threads if settings["spectral"] else None)
+
+    def keep(number: int, found: WindowStatistics) -> None:
+        tally.counts[number] += found.counts.numpy()
+        rows[number] = found.scalars.numpy()
 
     def visit(number: int, z: torch.Tensor) -> None:
         if number == last and reader.final_norm is False:
             return  # the same tensor as the one before the norm
-        matrix = None if tally.matrices is None else torch.from_numpy(tally.matrices[number])
         where = f"hidden state {min(number, last)} of windows {windows[0]}–{windows[-1]}"
-        scalars, counts = state_statistics(z, where, spectral=settings["spectral"], matrix=matrix)
-        tally.counts[number] += counts.numpy()
-        rows[number] = scalars.numpy()
+        if tally.matrices is None and can_wait(z):
+            later.add(number, z, where)
+            return
+        matrix = None if tally.matrices is None else torch.from_numpy(tally.matrices[number])
+        keep(number, state_statistics(z, where, spectral=settings["spectral"], matrix=matrix))
+
+    def finish() -> Tally:
+        for number, found in later.results():
+            keep(number, found)
+        if reader.final_norm is False:
+            for table in (rows, tally.counts, tally.matrices):
+                if table is not None:
+                    table[last] = table[before]
+        tally.rows.update(zip(windows, rows.swapaxes(0, 1)))
+        return tally
 
     reader.read(ids, visit)
-    if reader.final_norm is False:
-        for table in (rows, tally.counts, tally.matrices):
-            if table is not None:
-                table[last] = table[before]
-    tally.rows.update(zip(windows, rows.swapaxes(0, 1)))
-    return tally
+    later.launch()
+    return bool(later.sent), finish
 
 
 def _empty(reader: StateReader, settings: dict[str, Any]) -> Tally:

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["SPECTRAL", "SecondMoments", "of_moments", "second_moments", "spectral_statistics"]
+__all__ = ["SPECTRAL", "SecondMoments", "of_moments", "second_moments", "sent", "spectral_statistics"]
 
 SPECTRAL = ("effective_rank", "top_singular_share", "distance_to_rank_one", "high_low_ratio",
             "participation_ratio", "isoscore", "matrix_entropy", "spectral_slope")  # fmt: skip
@@ -45,11 +45,12 @@ class SecondMoments(NamedTuple):
 
     def on_host(self) -> SecondMoments:
         """On the CPU. Those of a GPU will be there when its stream has come so far: nobody waits for it here."""
-        gram, low, high, frobenius = map(_sent, (self.gram, self.low, self.high, self.frobenius))
+        gram, low, high, frobenius = map(sent, (self.gram, self.low, self.high, self.frobenius))
         return SecondMoments(gram, low, high, frobenius, self.width)
 
 
-def _sent(value: torch.Tensor) -> torch.Tensor:
+def sent(value: torch.Tensor) -> torch.Tensor:
+    """A copy on the CPU, on its way."""
     if not value.is_cuda:
         return value.cpu()
     return torch.empty_like(value, device="cpu", pin_memory=True).copy_(value, non_blocking=True)

@@ -36,6 +36,9 @@ __all__ = [
     "columns",
     "distance_buckets",
     "finite",
+    "has_kernel",
+    "not_finite",
+    "on_device",
     "state_statistics",
     "trimmed",
     "window_statistics",
@@ -72,10 +75,7 @@ def state_statistics(
 ) -> WindowStatistics:
     """``window_statistics`` of a state that must be finite, ``where`` in words; ``spectral``: with those statistics."""
     if not finite(z):
-        raise ValueError(
-            f"{where} must be finite, but holds NaN or infinity: measure with dtype float32 instead of "
-            f"{str(z.dtype).removeprefix('torch.')}."
-        )
+        raise not_finite(where, z.dtype)
     # All windows go through each operation together: dozens of small ones per window, or one thread per window,
     # cost a CPU half as much again.
     scalars, counts = window_statistics(z, matrix=matrix)
@@ -87,6 +87,13 @@ def state_statistics(
 def finite(z: torch.Tensor) -> bool:
     """No NaN and no infinity. The sum tells it with one pass, unless it overflows."""
     return bool(torch.isfinite(z.sum())) or bool(torch.isfinite(z).all())
+
+
+def not_finite(where: str, dtype: torch.dtype) -> ValueError:
+    return ValueError(
+        f"{where} must be finite, but holds NaN or infinity: measure with dtype float32 instead of "
+        f"{str(dtype).removeprefix('torch.')}."
+    )
 
 
 def window_statistics(z: torch.Tensor, *, matrix: torch.Tensor | None = None) -> WindowStatistics:
@@ -101,6 +108,13 @@ def window_statistics(z: torch.Tensor, *, matrix: torch.Tensor | None = None) ->
         z = z[None]
     if z.ndim != 3 or z.shape[1] < 2:
         raise ValueError(f"z must be (windows, tokens, width) with at least 2 tokens, got {tuple(z.shape)}.")
+    scalars, counts = on_device(z, matrix)
+    return WindowStatistics(scalars.cpu(), counts[0].cpu())
+
+
+def on_device(z: torch.Tensor, matrix: torch.Tensor | None = None, *, states: int = 1) -> WindowStatistics:
+    """The same where z lies, of the windows of one or several states one after the other, with counts (states, bins) of
+    each."""
     if z.dtype not in (torch.float32, torch.float64):
         z = z.float()
     n = z.shape[1]
@@ -125,7 +139,7 @@ def window_statistics(z: torch.Tensor, *, matrix: torch.Tensor | None = None) ->
     cosine_share = by_cosine.values.sum(1) / length2.clamp_min(1e-300)
     without_variance3, without_cosine3 = _mean_cosines_without(z, squared, by_variance.indices, by_cosine.indices)
 
-    counts, sum_of_squares, by_distance = _pairs(u, matrix)
+    counts, sum_of_squares, by_distance = _pairs_of_states(u, matrix, states)
     scalars = [
         (length2 - squares) / (n * (n - 1)),
         length2 / n**2,
@@ -139,7 +153,7 @@ def window_statistics(z: torch.Tensor, *, matrix: torch.Tensor | None = None) ->
         without_cosine3,
     ]
     table = torch.cat([torch.stack(scalars, dim=1), by_distance @ _bucket_means(n, str(u.device))], dim=1)
-    return WindowStatistics(table.cpu(), counts.cpu())
+    return WindowStatistics(table, counts)
 
 
 def trimmed(z: torch.Tensor, mask: torch.Tensor | None) -> list[tuple[range, torch.Tensor]]:
@@ -208,6 +222,16 @@ def _scratch(name: str, like: torch.Tensor) -> torch.Tensor:
     return kept
 
 
+def _pairs_of_states(
+    u: torch.Tensor, matrix: torch.Tensor | None, states: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Counts of each state, and what else ``_pairs`` gives of each window."""
+    if matrix is None and has_kernel(u):
+        return _fused_pairs(u, states)
+    counts, squares, by_distance = zip(*(_pairs(part, matrix) for part in u.chunk(states)))
+    return torch.stack(counts), torch.cat(squares), torch.cat(by_distance)
+
+
 def _pairs(u: torch.Tensor, matrix: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Over all pairs i < j: counts per bin of all windows together, and for each window Σ c² and Σ c for each distance
     j − i (length N, entry 0 unused).
@@ -218,8 +242,6 @@ def _pairs(u: torch.Tensor, matrix: torch.Tensor | None) -> tuple[torch.Tensor, 
     the next one.
     """
     windows, n = u.shape[:2]
-    if matrix is None and _has_kernel(u):
-        return _fused_pairs(u)
     # A CPU wants tiles that stay in its cache, an accelerator few launches; either way 64 MiB at most.
     block = max(16, min(128 if u.device.type == "cpu" else n, (1 << 24) // (n * windows)))
     counts = torch.zeros(FINE_BINS, dtype=torch.int64, device=u.device)
@@ -249,17 +271,18 @@ def _pairs(u: torch.Tensor, matrix: torch.Tensor | None) -> tuple[torch.Tensor, 
     return counts, squares, by_distance
 
 
-def _has_kernel(u: torch.Tensor) -> bool:
+def has_kernel(u: torch.Tensor) -> bool:
     return u.dtype == torch.float32 and fused(u, "auto")
 
 
-def _fused_pairs(u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`_pairs` on a GPU, without a tile in memory: the histogram by its kernel, Σ_{i<j} c² = ½ (‖UᵀU‖²_F − Σ‖u_i‖⁴),
-    and the sums of all diagonals as the autocorrelation of u over its tokens, by the fast Fourier transform."""
+def _fused_pairs(u: torch.Tensor, states: int = 1) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`_pairs_of_states` on a GPU, without a tile in memory: the histogram by its kernel, Σ_{i<j} c² =
+    ½ (‖UᵀU‖²_F − Σ‖u_i‖⁴), and the sums of all diagonals as the autocorrelation of u over its tokens, by the fast
+    Fourier transform."""
     from ..kernels.cosine_histogram import cosine_histogram
 
     n = u.shape[1]
-    counts = cosine_histogram(u.contiguous(), bins=FINE_BINS).sum(0)
+    counts = cosine_histogram(u.contiguous(), bins=FINE_BINS).unflatten(0, (states, -1)).sum(1)
     lengths = u.double().square().sum(-1)
     squares = 0.5 * ((u.mT @ u).double().square().sum((1, 2)) - lengths.square().sum(1))
     spectrum = torch.fft.rfft(u.double(), n=2 * n, dim=1)  # twice the length, so that the ends do not meet

@@ -1,0 +1,108 @@
+"""What a GPU is asked for and not waited for: the same numbers, every state apart, and the same errors."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from decondense.meter import later, measure, run
+from decondense.meter.later import Later, Threads
+from decondense.meter.spectrum import spectral_statistics
+from decondense.meter.statistics import FINE_BINS, window_statistics
+
+SMALL = {"windows": 5, "tokens": 40, "seed": 3, "bootstrap": 200, "batch": 2}
+
+
+@pytest.fixture
+def waiting(monkeypatch):
+    """As on a GPU, on whatever is here; no more than three states side by side."""
+    monkeypatch.setattr(run, "can_wait", lambda z: True)
+    monkeypatch.setattr(later, "SIDE_BY_SIDE", 3 * 2 * 40 * 64 * 4)
+
+
+def same(found, wanted, **tolerance):
+    for mine, theirs in zip(found.record.states, wanted.record.states, strict=True):
+        numbers = {name: value for name, value in theirs.row().items() if isinstance(value, float)}
+        assert len(numbers) > 10
+        for name, value in numbers.items():
+            assert mine.row()[name] == pytest.approx(value, **tolerance), name
+
+
+@pytest.mark.parametrize("spectral", [False, True])
+def test_the_numbers_are_those_of_one_state_after_the_other(stories, prose, waiting, monkeypatch, spectral):
+    found = measure(stories, text=prose, spectral=spectral, **SMALL)
+    monkeypatch.setattr(run, "can_wait", lambda z: False)
+    wanted = measure(stories, text=prose, spectral=spectral, **SMALL)
+    assert found.record.histogram.counts == wanted.record.histogram.counts
+    same(found, wanted, rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu(stories, prose):
+    model, tokenizer = stories
+    found = measure((copy.deepcopy(model).cuda(), tokenizer), text=prose, spectral=True, **SMALL)
+    wanted = measure(stories, text=prose, spectral=True, **SMALL)
+    same(found, wanted, rel=1e-3, abs=1e-4)
+
+
+def test_states_stay_apart_in_any_shape():
+    """One of another width, one in 16 bits, more than there is room for; and a model may write in a state it gave."""
+    g = torch.Generator().manual_seed(0)
+    states = [torch.randn(2, 9, width, generator=g) + 0.3 * k for k, width in enumerate((8, 8, 6, 8, 8))]
+    states[3] = states[3].bfloat16()
+    with Threads() as threads:
+        some = Later(threads)
+        for number, z in enumerate(states):
+            some.add(number, given := z.clone(), "")
+            given.zero_()
+        some.launch()
+        found = dict(some.results())
+    assert list(found) == [0, 1, 2, 3, 4]
+    for number, z in enumerate(states):
+        scalars, counts = window_statistics(z)
+        assert torch.equal(found[number].counts, counts)
+        assert counts.shape == (FINE_BINS,)
+        wanted = torch.cat([scalars, spectral_statistics(z)], 1)
+        torch.testing.assert_close(found[number].scalars, wanted, rtol=1e-6, atol=1e-9)
+
+
+def test_no_more_states_side_by_side_than_there_is_room_for(monkeypatch):
+    monkeypatch.setattr(later, "SIDE_BY_SIDE", 4 * 2 * 5 * 4 * 3)
+    some = Later(None)
+    for number in range(7):
+        some.add(number, torch.randn(2, 5, 4), "")
+    some.launch()
+    assert [len(part.states) for part in some.sent] == [3, 3, 1]
+
+
+@pytest.mark.parametrize("spectral", [False, True])
+def test_a_state_that_is_not_finite_is_named(waiting, stories, prose, spectral):
+    model, tokenizer = copy.deepcopy(stories[0]), stories[1]
+    with torch.no_grad():
+        model.layers[2].mlp.down_proj.weight[0] = float("nan")
+    with pytest.raises(ValueError, match=r"hidden state 3 of windows 0–1 must be finite, .* instead of float32"):
+        measure((model, tokenizer), text=prose, spectral=spectral, **SMALL)
+
+
+def test_the_next_batch_is_launched_before_this_one_is_waited_for(waiting, stories, prose, monkeypatch):
+    order: list[str] = []
+    plain, results = run._batch, Later.results
+    monkeypatch.setattr(run, "_batch", lambda *some: (order.append("launched"), plain(*some))[1])
+    monkeypatch.setattr(Later, "results", lambda self: (order.append("waited"), results(self))[1])
+    measure(stories, text=prose, **SMALL)
+    assert order == ["launched", "launched", "waited", "launched", "waited", "waited"]
+
+
+def test_torch_has_its_threads_back(monkeypatch):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with Threads() as threads:
+            gram = np.eye(3)
+            assert threads.submit(lambda: torch.linalg.eigvalsh(torch.from_numpy(gram))).result().tolist() == [1, 1, 1]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
