@@ -47,6 +47,7 @@ def main() -> None:
         row: harness.Row = {"tile": "x".join(map(str, shown[:3])), "warps": shown.warps, "stages": shown.stages}
         second_order.STAGES = stages if tile is None else tile.stages
         pairwise.gram_tile = used if tile is None else (lambda *_, one=tile: one)  # type: ignore[assignment]
+        pairwise.prepared.cache_clear()
         for shape in SHAPES:
             inputs = [states(shape, torch.float32, seed) for seed in range(3)]
             for kernel in ("exact", "second_order"):

@@ -94,10 +94,12 @@ def test_row_blocks_and_chunks_of_sequences(dtype, with_mask, device, monkeypatc
     ):
         monkeypatch.setattr(pairwise, "SMALL_BUFFER", small)
         monkeypatch.setattr(pairwise, "BUFFER_SHARE", 0.0)
+        pairwise.prepared.cache_clear()
         assert planned(z, with_mask) == expected
         value, grad = run(z, mask)
         torch.testing.assert_close(value, whole, rtol=1e-6, atol=1e-6)
         assert error(grad, whole_grad) < FLOOR[dtype]
+    pairwise.prepared.cache_clear()
 
 
 @pytest.mark.parametrize("masked", [False, True])

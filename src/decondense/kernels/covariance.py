@@ -54,7 +54,6 @@ def like(z: torch.Tensor) -> list[torch.Tensor]:
     return [z.new_empty(batch, dtype=torch.float32), *saved]
 
 
-@torch.no_grad()
 def forward(
     z: torch.Tensor,
     mask: torch.Tensor | None = None,
@@ -83,7 +82,6 @@ def forward(
     return part.sum(1), () if matrix is None else (x, matrix)
 
 
-@torch.no_grad()
 def backward(
     z: torch.Tensor,
     mask: torch.Tensor | None,

@@ -6,7 +6,7 @@ so its cost is that of reading z.  Since ∂(‖T‖² − Q)/∂u_i = 2 (T − 
 
     ∂c̄/∂u_i = 2/(n(n−1)) (T − u_i),
 
-which `rows.project` pushes through the normalisation.  Forward: one read of z.  Backward: one read and one write.
+which `projection.project` pushes through the normalisation.  Forward: one read of z.  Backward: one read and one write.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import torch
 
 from decondense.kernels import rows
+from decondense.kernels.projection import project
 
 
 def like(z: torch.Tensor) -> list[torch.Tensor]:
@@ -21,7 +22,6 @@ def like(z: torch.Tensor) -> list[torch.Tensor]:
     return rows.like(z, None)
 
 
-@torch.no_grad()
 def forward(
     z: torch.Tensor, mask: torch.Tensor | None = None, *, eps: float = 1e-2, need_grad: bool = True
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
@@ -32,7 +32,6 @@ def forward(
     return mean, (sums.norms, sums.total, coefficient) if need_grad else ()
 
 
-@torch.no_grad()
 def backward(
     z: torch.Tensor,
     mask: torch.Tensor | None,
@@ -42,6 +41,6 @@ def backward(
     eps: float = 1e-2,
 ) -> torch.Tensor:
     """∂(Σ_b upstream_b c̄_b)/∂z (B, N, F) in z's dtype; upstream (B,) float32."""
-    z, _ = rows.check(z, mask)
+    z, _ = rows.check(z, None)
     norms, total, coefficient = saved
-    return rows.project(z, norms, total, coefficient, upstream, eps=eps)
+    return project(z, norms, total, coefficient, upstream, eps=eps)

@@ -129,7 +129,6 @@ def like(z: torch.Tensor) -> list[torch.Tensor]:
     return [z.new_empty(z.shape[0], dtype=torch.float32), *saved]
 
 
-@torch.no_grad()
 def forward(
     z: torch.Tensor, mask: torch.Tensor | None = None, *, eps: float = 1e-8, need_grad: bool = True
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
@@ -157,7 +156,6 @@ def forward(
     return part.sum(1), (sums.norms, index, weight) if need_grad else ()
 
 
-@torch.no_grad()
 def backward(
     z: torch.Tensor,
     mask: torch.Tensor | None,

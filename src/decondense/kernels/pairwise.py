@@ -21,7 +21,7 @@ The first part is the first-order estimator's gradient, in float32; only the dev
 multiplied in 16 bits, so a rounding error is relative to a small correction instead of to the whole gradient
 (and where tokens are condensed the whole gradient is almost parallel to u_i, which the projection removes).
 The deviations are stored as  D_ij = (s_ij − w) a_i a_j: symmetric, so a tile of the lower triangle is computed
-once and written twice, and (D z)_i = a_i Σ_j (s_ij − w) u_j is the remainder G_i that `rows.project` adds.
+once and written twice, and (D z)_i = a_i Σ_j (s_ij − w) u_j is the remainder G_i that `projection.project` adds.
 
 Launches: statistics and their reduction; then per chunk of sequences the tile kernel and one batched product by
 cuBLAS; then one that finishes the sums.  Backward: one row-wise kernel.  D lives
@@ -45,6 +45,8 @@ import torch
 
 from decondense.kernels import rows
 from decondense.kernels.curves import CURVES, MIN_CLAMP, gain
+from decondense.kernels.launch import Launch
+from decondense.kernels.projection import project
 from decondense.kernels.rows import INTERPRET
 from decondense.kernels.tiles import finish_kernel, product_kernel, tile_kernel
 
@@ -164,8 +166,11 @@ def _multiply(
             ROWS=t.rows, COLUMNS=t.columns, DEPTH=t.depth, num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
         return
-    x = x[sequence - first_x : sequence - first_x + sequences]
-    target = out[sequence : sequence + sequences, first_row : first_row + count_rows]
+    if len(x) > sequences:
+        x = x[sequence - first_x : sequence - first_x + sequences]
+    target = out
+    if (sequences, count_rows) != out.shape[:2]:
+        target = out[sequence : sequence + sequences, first_row : first_row + count_rows]
     parts = _splits(tokens, count_rows, width) if sequences == 1 and count_rows < tokens else 1
     if parts == 1 or not x.is_cuda:
         torch.bmm(weights, x, out=target)
@@ -180,12 +185,93 @@ def _multiply(
     target.copy_(partial.sum(0))
 
 
+class Step(NamedTuple):
+    """One piece of the Gram matrix: `rows` rows from `first` on of the `sequences` sequences from `sequence` on."""
+
+    sequence: int
+    sequences: int
+    first: int
+    rows: int
+    tiles: Launch
+
+
+class Work(NamedTuple):
+    """All that a call does for one shape with its options."""
+
+    at_once: Plan
+    tiles: int  # of a sequence
+    steps: list[Step]
+    finish: Launch
+
+
+@functools.lru_cache(rows.CASES)
+def prepared(
+    shape: torch.Size,
+    strides: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    how: Precision,
+    masked: bool,
+    need_grad: bool,
+    curve: str,
+    tau: float,
+    clamp: float,
+    hard_clamp: bool,
+    margin: float,
+    eps: float,
+    diagonal: bool,
+) -> Work:
+    """The launches of a call, in order; `strides` are those of z, which the products may read a copy of."""
+    batch, tokens, width = shape
+    x_dtype = how.copy or dtype
+    at_once = Plan(batch, tokens, False)
+    if need_grad:
+        at_once = plan(
+            batch, tokens, width, itemsize=dtype.itemsize, weight_itemsize=how.weights.itemsize,
+            masked=masked and how.copy is None, block=BLOCK,
+        )  # fmt: skip
+    sequences, high, clean = at_once
+    triangle = high == tokens
+    t = gram_tile(x_dtype.itemsize, how.dot, device, triangle)
+    across = rows.cdiv(tokens, t.columns)
+    # a block holds a whole number of tile rows, the last one apart: tiles are numbered block after block
+    tiles = across * (across + 1) // 2 if triangle else across * rows.cdiv(tokens, t.rows)
+    if clean or how.copy is not None:
+        strides = (tokens * width, width, 1)
+    line = _leading(tokens) if need_grad else 0
+    parts = rows.cdiv(width, rows.REDUCE_WIDTH)
+    rate = gain(curve, tau) if curve.startswith("dispersion") else 0.0
+    limit = 1.0 - max(clamp, MIN_CLAMP)
+    shared = {
+        "LENGTH_PARTS": parts, "LENGTH_BLOCK": rows.power_of_2(max(1, parts)), "CURVE": CURVES[curve],
+        "HARD": hard_clamp, "SELF": diagonal,
+    }  # fmt: skip
+    steps = []
+    for sequence in range(0, batch, max(sequences, 1)):
+        some = min(sequences, batch - sequence)
+        for first in range(0, tokens, max(high, 1)):
+            end = min(first + high, tokens)
+            launch = Launch(
+                tile_kernel, (tiles if triangle else across * rows.cdiv(end - first, t.rows), some),
+                batch, tokens, width, *strides[:2], sequence, sequence if clean else 0, first, end, high * line, line,
+                tiles, across * (first // t.rows), eps, rate, limit, margin,
+                **shared, TRIANGLE=triangle, MASKED=masked, EVEN=width % t.depth == 0, GRAD=need_grad,
+                FINE=x_dtype == torch.float32, FAST=not INTERPRET, PRECISION=how.dot,
+                CAST=INTERPRET and x_dtype == torch.bfloat16,
+                ROWS=t.rows, COLUMNS=t.columns, DEPTH=t.depth, warps=t.warps, stages=t.stages,
+            )  # fmt: skip
+            steps.append(Step(sequence, some, first, end - first, launch))
+    finish = Launch(
+        finish_kernel, (batch, 1), tiles, rate, limit, margin, gain(curve, tau), **shared, BLOCK=1024
+    )  # fmt: skip
+    return Work(at_once, tiles, steps, finish)
+
+
 class Sums(NamedTuple):
     """What one pass over the Gram matrix gives; float32 but for the remainder."""
 
     value: torch.Tensor  # (B,)
-    coefficient: torch.Tensor  # (B,)  k
-    slope: torch.Tensor  # (B,)  w
+    factors: torch.Tensor  # (2, B)  k and w
     norms: torch.Tensor  # (B, N)
     total: torch.Tensor  # (B, F)  T
     remainder: torch.Tensor | None  # (B, N, F)  G
@@ -210,75 +296,43 @@ def sums(
     `need_grad=False` skips the second product: there is no remainder then.  The options are those that a loss has
     checked; tau is at least `MIN_TAU`.
     """
-    rate = gain(curve, tau) if curve.startswith("dispersion") else 0.0
     z, mask = rows.check(z, mask)
     batch, tokens, width = z.shape
     how = _precision(z)
+    work = prepared(
+        z.shape, z.stride(), z.dtype, z.device, how, mask is not None, need_grad,
+        curve, tau, clamp, hard_clamp, margin, eps, diagonal,
+    )  # fmt: skip
     of_rows = rows.statistics(z, mask, eps=eps, copy=how.copy)
     x = z if of_rows.copy is None else of_rows.copy
-    masked = mask is not None and of_rows.copy is None  # x may hold anything where the mask is false
-    limit = 1.0 - max(clamp, MIN_CLAMP)
-    parts = of_rows.length.shape[1]
-    shared = {
-        "LENGTH_PARTS": parts, "LENGTH_BLOCK": rows.power_of_2(max(1, parts)), "CURVE": CURVES[curve],
-        "HARD": hard_clamp, "SELF": diagonal,
-    }  # fmt: skip
-
-    at_once = Plan(batch, tokens, False)
     buffer = remainder = clean = None
-    stride_b = stride_n = 0
     if need_grad:
-        at_once = plan(
-            batch, tokens, width, itemsize=z.element_size(), weight_itemsize=how.weights.itemsize,
-            masked=masked, block=BLOCK,
-        )  # fmt: skip
-        size = (at_once.sequences, at_once.rows, _leading(tokens))
+        size = (work.at_once.sequences, work.at_once.rows, _leading(tokens))
         buffer = torch.empty(size, dtype=how.weights, device=z.device)
         remainder = torch.empty((batch, tokens, width), dtype=how.remainder, device=z.device)
-        stride_b, stride_n = buffer.stride(0), buffer.stride(1)
-        if at_once.clean:
-            clean, zero = z.new_empty((at_once.sequences, tokens, width)), z.new_zeros(())
-            masked = False
-    sequences, high, _ = at_once
-    triangle = high == tokens
-    t = gram_tile(x.element_size(), how.dot, z.device, triangle)
-    across = rows.cdiv(tokens, t.columns)
-    # a block holds a whole number of tile rows, the last one apart: tiles are numbered block after block
-    tiles = across * (across + 1) // 2 if triangle else across * rows.cdiv(tokens, t.rows)
-    partial = torch.empty((batch, tiles), dtype=torch.float32, device=z.device)
-    norms = of_rows.norms if masked or z.dtype == torch.float16 else None
-    for sequence in range(0, batch, max(sequences, 1)):
-        some = min(sequences, batch - sequence)
+        if work.at_once.clean:
+            clean, zero = z.new_empty((work.at_once.sequences, tokens, width)), z.new_zeros(())
+    # x may hold anything where the mask is false, unless it is a copy
+    unclean = mask is not None and clean is None and of_rows.copy is None
+    norms = of_rows.norms if unclean or z.dtype == torch.float16 else None
+    partial = torch.empty((batch, work.tiles), dtype=torch.float32, device=z.device)
+    for sequence, some, first, high, tiles in work.steps:
         chunk, first_x = x, 0
         if clean is not None and mask is not None:
             chunk, first_x = clean[:some], sequence
             keep = mask[sequence : sequence + some, :, None].view(torch.bool)
             torch.where(keep, z[sequence : sequence + some], zero, out=chunk)
-        for first in range(0, tokens, max(high, 1)):
-            end = min(first + high, tokens)
-            here = tiles if triangle else across * rows.cdiv(end - first, t.rows)
-            tile_kernel[here, some](
-                chunk, of_rows.norms, of_rows.length, of_rows.square, of_rows.number, buffer, partial,
-                tokens, width, chunk.stride(0), chunk.stride(1), sequence, first_x, first, end, stride_b, stride_n,
-                tiles, across * (first // t.rows), eps, rate, limit, margin,
-                **shared, TRIANGLE=triangle, MASKED=mask is not None, EVEN=width % t.depth == 0, GRAD=need_grad,
-                FINE=x.dtype == torch.float32, FAST=not INTERPRET, PRECISION=how.dot,
-                CAST=INTERPRET and x.dtype == torch.bfloat16,
-                ROWS=t.rows, COLUMNS=t.columns, DEPTH=t.depth, num_warps=t.warps, num_stages=t.stages,
-            )  # fmt: skip
-            if buffer is not None and remainder is not None:
-                _multiply(
-                    buffer[:some, : end - first, :tokens], chunk, remainder, sequence=sequence, first_x=first_x,
-                    first_row=first, dot=how.dot, norms=norms,
-                )  # fmt: skip
-
-    value, coefficient, slope = torch.empty((3, batch), dtype=torch.float32, device=z.device).unbind()
+        tiles(chunk, of_rows.norms, of_rows.numbers, buffer, partial)
+        if buffer is not None and remainder is not None:
+            weights = buffer if buffer.shape == (some, high, tokens) else buffer[:some, :high, :tokens]
+            _multiply(
+                weights, chunk, remainder, sequence=sequence, first_x=first_x, first_row=first, dot=how.dot, norms=norms
+            )
+    value = torch.empty(batch, dtype=torch.float32, device=z.device)
+    factors = torch.empty((2, batch), dtype=torch.float32, device=z.device)
     if batch:
-        finish_kernel[(batch,)](
-            partial, of_rows.length, of_rows.square, of_rows.number, value, coefficient, slope,
-            tiles, rate, limit, margin, gain(curve, tau), **shared, BLOCK=1024,
-        )  # fmt: skip
-    return Sums(value, coefficient, slope, of_rows.norms, of_rows.total, remainder)
+        work.finish(partial, of_rows.numbers, value, factors)
+    return Sums(value, factors, of_rows.norms, of_rows.total, remainder)
 
 
 def like(z: torch.Tensor) -> list[torch.Tensor]:
@@ -286,7 +340,6 @@ def like(z: torch.Tensor) -> list[torch.Tensor]:
     return rows.like(z, _precision(z).remainder)
 
 
-@torch.no_grad()
 def forward(
     z: torch.Tensor, mask: torch.Tensor | None = None, *, need_grad: bool = True, **options: Any
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
@@ -294,10 +347,9 @@ def forward(
     result = sums(z, mask, need_grad=need_grad, **options)
     if result.remainder is None:
         return result.value, ()
-    return result.value, (result.norms, result.total, result.coefficient, result.slope, result.remainder)
+    return result.value, (result.norms, result.total, result.factors, result.remainder)
 
 
-@torch.no_grad()
 def backward(
     z: torch.Tensor,
     mask: torch.Tensor | None,
@@ -312,8 +364,6 @@ def backward(
 
     `saved` comes from `forward` on the same z, mask and options; of these only eps and diagonal matter here.
     """
-    z, _ = rows.check(z, mask)
-    norms, total, coefficient, slope, remainder = saved
-    return rows.project(
-        z, norms, total, coefficient, upstream, eps=eps, count_self=diagonal, remainder=remainder, anchor=slope
-    )
+    z, _ = rows.check(z, None)
+    norms, total, factors, remainder = saved
+    return project(z, norms, total, factors, upstream, eps=eps, count_self=diagonal, remainder=remainder)

@@ -214,7 +214,6 @@ def like(z: torch.Tensor) -> list[torch.Tensor]:
     return [*(z.new_empty(s, dtype=torch.float32) for s in shapes), z.new_empty(z.shape, dtype=torch.float16)]
 
 
-@torch.no_grad()
 def forward(
     z: torch.Tensor, mask: torch.Tensor | None = None, *, tau: float = 1.0, need_grad: bool = True
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
@@ -244,7 +243,6 @@ def forward(
     return value, (sums.norms, sums.total, sums.square, sums.number, logits, whole, pull)
 
 
-@torch.no_grad()
 def backward(
     z: torch.Tensor,
     mask: torch.Tensor | None,

@@ -10,22 +10,12 @@ from which the mean off-diagonal cosine follows: c̄ = (‖T‖² − Q) / (n(n�
 rows, a second small kernel adds the programs' sums in a fixed order: no atomics, the same bits every time.
 On request the same read writes z, or u, in another dtype for the matrix products.
 
-`project` pushes a gradient with respect to u through the normalisation.  With g_i = ∂L/∂u_i
-
-    ∂L/∂z_i = a_i (g_i − u_i (g_i·z_i)/‖z_i‖),
-
-because ∂u/∂z = a (I − u zᵀ/‖z‖).  The gradient it is given has two parts,
-
-    g_i = k (w (T − u_i) + G_i / a_i),
-
-the first order one (w a scalar per sequence) and, for the exact losses, a stored remainder G whose rows
-already carry the factor a_i.  A zero vector has z/‖z‖ = 0 here, as torch's norm has at zero.
-
 A masked token is marked by the norm −1; its z is never loaded, so NaN there cannot leak.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -33,6 +23,7 @@ import triton
 import triton.language as tl
 
 from decondense.kernels import MAX_WIDTH
+from decondense.kernels.launch import Launch
 
 # Whether Triton's interpreter runs the kernels, on a CPU: chosen when Triton is imported.
 INTERPRET: bool = triton.knobs.runtime.interpret
@@ -47,19 +38,29 @@ PROJECT_TILE = 1024
 # that their partial sums stay small beside z.
 PROGRAMS = 1056
 REDUCE_WIDTH, REDUCE_PARTS = 32, 128
+# Cases, a shape with its options, whose launches are kept ready.
+CASES = 1024
 
 
 class Statistics(NamedTuple):
     """What one read of z gives; float32 throughout."""
 
     total: torch.Tensor  # (B, F)  T
-    square: torch.Tensor  # (B,)   Q
-    number: torch.Tensor  # (B,)   n
     norms: torch.Tensor  # (B, N)  ‖z_i‖, −1 where masked
-    length: torch.Tensor  # (B, ⌈F/32⌉)  ‖T‖², one part per 32 features
+    numbers: torch.Tensor  # (2 + ⌈F/32⌉, B)  Q, n, and ‖T‖² in parts, one per 32 features
     copy: torch.Tensor | None  # (B, N, F)  z or u in another dtype, zero where masked
     sizes: torch.Tensor | None  # (B, N)  ‖u_i‖² of the copy of u as it was rounded
     fourth: torch.Tensor | None  # (B, parts)  Σ ‖u_i‖⁴ of the copy of u as it was rounded
+
+    @property
+    def square(self) -> torch.Tensor:
+        """(B,)  Q"""
+        return self.numbers[0]
+
+    @property
+    def number(self) -> torch.Tensor:
+        """(B,)  n"""
+        return self.numbers[1]
 
 
 def check(z: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -90,10 +91,10 @@ def check(z: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, tor
 
 def like(z: torch.Tensor, remainder: torch.dtype | None, values: int | None = None) -> list[torch.Tensor]:
     """Empty tensors for what the `forward` of an estimator returns: its values, (B,) or (values, B), ‖z_i‖, T and one
-    number per sequence; with a remainder a second such number, and the remainder."""
+    number per sequence; with a remainder two of them, (2, B), and the remainder."""
     batch, tokens, width = z.shape
-    shapes = [(batch,) if values is None else (values, batch), (batch, tokens), (batch, width), (batch,)]
-    shapes += [] if remainder is None else [(batch,)]
+    numbers = (batch,) if remainder is None else (2, batch)
+    shapes = [(batch,) if values is None else (values, batch), (batch, tokens), (batch, width), numbers]
     found = [z.new_empty(shape, dtype=torch.float32) for shape in shapes]
     return found if remainder is None else [*found, z.new_empty((batch, tokens, width), dtype=remainder)]
 
@@ -129,7 +130,7 @@ def through_unit(g, x, norm, scale, inside):
 
 @triton.jit
 def _statistics_kernel(
-    z, mask, norms, copy, sizes, totals, squares, counts, fourths,
+    z, mask, norms, copy, sizes, scratch, fourths,
     tokens, width, stride_b, stride_n, rows_per_program, eps,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, HAS_MASK: tl.constexpr,
     COPY: tl.constexpr, UNIT: tl.constexpr, CENTRED: tl.constexpr, RAW: tl.constexpr, CENTRE: tl.constexpr,
@@ -184,88 +185,55 @@ def _statistics_kernel(
         square += tl.where(valid, length * length, 0.0)
         tl.store(norms + b.to(tl.int64) * tokens + rows, tl.where(valid, norm, -1.0), mask=present)
     where = b * parts + part
-    tl.store(totals + where.to(tl.int64) * width + columns, tl.sum(total, axis=0), mask=inside)
-    tl.store(squares + where, tl.sum(square, axis=0))
-    tl.store(counts + where, tl.sum(count, axis=0))
+    tl.store(scratch + where.to(tl.int64) * width + columns, tl.sum(total, axis=0), mask=inside)
+    programs = tl.num_programs(1).to(tl.int64) * parts
+    tl.store(scratch + programs * width + where, tl.sum(square, axis=0))
+    tl.store(scratch + programs * (width + 1) + where, tl.sum(count, axis=0))
     if UNIT:
         tl.store(fourths + where, tl.sum(fourth, axis=0))
 
 
 @triton.jit
-def _reduce_kernel(
-    totals, squares, counts, total, square, count, length,
-    parts, width, BLOCK: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
+def _reduce_kernel(scratch, total, numbers, parts, width, BLOCK: tl.constexpr, PARTS: tl.constexpr):
+    """What the programs have summed → T, and the rows of `numbers`."""
     block = tl.program_id(0)
     b = tl.program_id(1)
+    batch = tl.num_programs(1)
     columns = block * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
     sums = tl.zeros((PARTS, BLOCK), dtype=tl.float32)
     for start in range(0, parts, PARTS):
         p = start + tl.arange(0, PARTS)
-        source = totals + (b * parts + p).to(tl.int64)[:, None] * width + columns[None, :]
+        source = scratch + (b * parts + p).to(tl.int64)[:, None] * width + columns[None, :]
         sums += tl.load(source, mask=(p < parts)[:, None] & inside[None, :], other=0.0)
     t = tl.sum(sums, axis=0)
     tl.store(total + b.to(tl.int64) * width + columns, t, mask=inside)
-    tl.store(length + b * tl.num_programs(0) + block, tl.sum(t * t, axis=0))
+    tl.store(numbers + (2 + block) * batch + b, tl.sum(t * t, axis=0))
     if block == 0:
+        programs = batch.to(tl.int64) * parts
+        squares = scratch + programs * width + b * parts
         q = tl.zeros((PARTS,), dtype=tl.float32)
         n = tl.zeros((PARTS,), dtype=tl.float32)
         for start in range(0, parts, PARTS):
             p = start + tl.arange(0, PARTS)
-            q += tl.load(squares + b * parts + p, mask=p < parts, other=0.0)
-            n += tl.load(counts + b * parts + p, mask=p < parts, other=0.0)
-        tl.store(square + b, tl.sum(q, axis=0))
-        tl.store(count + b, tl.sum(n, axis=0))
+            q += tl.load(squares + p, mask=p < parts, other=0.0)
+            n += tl.load(squares + programs + p, mask=p < parts, other=0.0)
+        tl.store(numbers + b, tl.sum(q, axis=0))
+        tl.store(numbers + batch + b, tl.sum(n, axis=0))
 
 
 @triton.jit
-def _mean_cosine_kernel(
-    length, square, count, mean, coefficient, batch, parts, ROWS: tl.constexpr, PARTS: tl.constexpr
-):
+def _mean_cosine_kernel(numbers, mean, coefficient, batch, parts, ROWS: tl.constexpr, PARTS: tl.constexpr):
     b = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = b < batch
     p = tl.arange(0, PARTS)
-    source = length + b[:, None] * parts + p[None, :]
-    t = tl.sum(tl.load(source, mask=inside[:, None] & (p < parts)[None, :], other=0.0), axis=1)
-    q = tl.load(square + b, mask=inside, other=0.0)
-    n = tl.load(count + b, mask=inside, other=0.0)
+    source = numbers + (2 + p)[:, None] * batch + b[None, :]
+    t = tl.sum(tl.load(source, mask=(p < parts)[:, None] & inside[None, :], other=0.0), axis=0)
+    q = tl.load(numbers + b, mask=inside, other=0.0)
+    n = tl.load(numbers + batch + b, mask=inside, other=0.0)
     pairs = tl.where(n < 2.0, 1.0, n * (n - 1.0))
     tl.store(mean + b, tl.where(n < 2.0, 0.0, (t - q) / pairs), mask=inside)
     tl.store(coefficient + b, tl.where(n < 2.0, 0.0, 2.0 / pairs), mask=inside)
-
-
-@triton.jit
-def _project_kernel(
-    z, norms, total, remainder, anchor, coefficient, upstream, grad,
-    tokens, width, stride_b, stride_n, eps,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, REMAINDER: tl.constexpr, SELF: tl.constexpr,
-):  # fmt: skip
-    b = tl.program_id(1)
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    columns = tl.arange(0, WIDTH)
-    present = rows < tokens
-    inside = columns < width
-    norm = tl.load(norms + b.to(tl.int64) * tokens + rows, mask=present, other=-1.0)
-    masked = norm < 0  # false for NaN: an invalid number at a token that counts must stay visible
-    some = (~masked)[:, None] & inside[None, :]
-    source = z + b.to(tl.int64) * stride_b + rows.to(tl.int64)[:, None] * stride_n + columns[None, :]
-    where = (b.to(tl.int64) * tokens + rows)[:, None] * width + columns[None, :]
-    x = tl.load(source, mask=some, other=0.0).to(tl.float32)
-    t = tl.load(total + b.to(tl.int64) * width + columns, mask=inside, other=0.0)
-    scale = inverse(norm + eps)
-    # a_i g_i, up to the factor k
-    if SELF:
-        g = scale[:, None] * t[None, :]
-    else:
-        g = scale[:, None] * (t[None, :] - x * scale[:, None])
-    k = tl.load(coefficient + b) * tl.load(upstream + b)
-    if REMAINDER:
-        g = g * tl.load(anchor + b) + tl.load(remainder + where, mask=some, other=0.0).to(tl.float32)
-    g = through_unit(g, x, norm, scale, inside)
-    k = tl.where(masked, 0.0, k)[:, None]
-    g = tl.where(k == 0.0, 0.0, g * k)
-    tl.store(grad + where, g.to(grad.dtype.element_ty), mask=present[:, None] & inside[None, :])
 
 
 def cdiv(a: int, b: int) -> int:
@@ -301,73 +269,63 @@ def statistics(
     Q and Σ a_i for n, so that T/n is the mean of z with weights a_i.
     """
     batch, tokens, width = z.shape
+    read, add, parts, blocks = _reading(
+        z.shape, z.stride(), z.dtype, z.device, mask is not None, eps, copy, unit, centred, raw, centre
+    )
+    new = functools.partial(torch.empty, dtype=torch.float32, device=z.device)
+    total, norms, numbers = new((batch, width)), new((batch, tokens)), new((2 + blocks, batch))
+    copied = None if copy is None else torch.empty((batch, tokens, width), dtype=copy, device=z.device)
+    lengths, fourth = (new((batch, tokens)), new((batch, parts))) if unit else (None, None)
+    if z.numel() == 0:
+        total.zero_()
+        numbers.zero_()
+    else:
+        scratch = new(batch * parts * (width + 2))
+        read(z, mask, norms, copied, lengths, scratch, fourth)
+        add(scratch, total, numbers)
+    return Statistics(total, norms, numbers, copied, lengths, fourth)
+
+
+@functools.lru_cache(CASES)
+def _reading(
+    shape: torch.Size,
+    strides: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    masked: bool,
+    eps: float,
+    copy: torch.dtype | None,
+    unit: bool,
+    centred: bool,
+    raw: bool,
+    centre: bool,
+) -> tuple[Launch, Launch, int, int]:
+    """The read of z, the sum of what its programs found, how many they are, and the parts of ‖T‖²."""
+    batch, tokens, width = shape
     rows, padded, warps = row_tile(width, STATISTICS_TILE)
     per_program = rows * max(1, cdiv(tokens, rows * max(1, PROGRAMS // max(batch, 1))))
-    parts = cdiv(tokens, per_program)
-    blocks = cdiv(width, REDUCE_WIDTH)
-    # one allocation for all the small results
-    sizes = (batch * width, batch, batch, batch * tokens, batch * blocks)
-    total, square, count, norms, length = z.new_empty(sum(sizes), dtype=torch.float32).split(sizes)
-    scratch = z.new_empty(batch * parts * (width + 2), dtype=torch.float32)
-    totals, squares, counts = scratch.split((batch * parts * width, batch * parts, batch * parts))
-    copied = None if copy is None else z.new_empty((batch, tokens, width), dtype=copy)
-    fourth = z.new_empty((batch, parts), dtype=torch.float32) if unit else None
-    lengths = z.new_empty((batch, tokens), dtype=torch.float32) if unit else None
-    if z.numel() == 0:
-        for part in (total, square, count, length):
-            part.zero_()
-    else:
-        _statistics_kernel[parts, batch](
-            z, mask, norms, copied, lengths, totals, squares, counts, fourth,
-            tokens, width, z.stride(0), z.stride(1), per_program, eps,
-            ROWS=rows, WIDTH=padded, HAS_MASK=mask is not None, COPY=copied is not None, UNIT=unit,
-            CENTRED=centred, RAW=raw, CENTRE=centre, STAGES=STATISTICS_STAGES, num_warps=warps,
-        )  # fmt: skip
-        _reduce_kernel[blocks, batch](
-            totals, squares, counts, total, square, count, length, parts, width,
-            BLOCK=REDUCE_WIDTH, PARTS=REDUCE_PARTS,
-        )  # fmt: skip
-    norms, length = norms.view(batch, tokens), length.view(batch, blocks)
-    return Statistics(total.view(batch, width), square, count, norms, length, copied, lengths, fourth)
+    parts, blocks = cdiv(tokens, per_program), cdiv(width, REDUCE_WIDTH)
+    read = Launch(
+        _statistics_kernel, (parts, batch), tokens, width, *strides[:2], per_program, eps,
+        ROWS=rows, WIDTH=padded, HAS_MASK=masked, COPY=copy is not None, UNIT=unit,
+        CENTRED=centred, RAW=raw, CENTRE=centre, STAGES=STATISTICS_STAGES, warps=warps,
+    )  # fmt: skip
+    add = Launch(_reduce_kernel, (blocks, batch), parts, width, BLOCK=REDUCE_WIDTH, PARTS=REDUCE_PARTS)
+    return read, add, parts, blocks
 
 
 def mean_cosine(sums: Statistics) -> tuple[torch.Tensor, torch.Tensor]:
     """c̄ = (‖T‖² − Q)/(n(n−1)) and 2/(n(n−1)), each (B,); zeros for fewer than two tokens."""
-    batch, parts = sums.length.shape
-    mean, coefficient = torch.empty((2, batch), dtype=torch.float32, device=sums.length.device).unbind()
+    rows, batch = sums.numbers.shape
+    device = sums.numbers.device
+    mean = torch.empty(batch, dtype=torch.float32, device=device)
+    coefficient = torch.empty(batch, dtype=torch.float32, device=device)
     if batch:
-        rows = 16
-        _mean_cosine_kernel[(cdiv(batch, rows),)](
-            sums.length, sums.square, sums.number, mean, coefficient, batch, parts,
-            ROWS=rows, PARTS=power_of_2(parts),
-        )  # fmt: skip
+        _mean(batch, rows - 2, device)(sums.numbers, mean, coefficient)
     return mean, coefficient
 
 
-def project(
-    z: torch.Tensor,
-    norms: torch.Tensor,
-    total: torch.Tensor,
-    coefficient: torch.Tensor,
-    upstream: torch.Tensor,
-    *,
-    eps: float,
-    count_self: bool = False,
-    remainder: torch.Tensor | None = None,
-    anchor: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """k (w (T − u_i) + G_i/a_i) through u: one read of z (and of G), one write.
-
-    k is `coefficient` (B,) times `upstream` (B,); w is `anchor` (B,) beside a remainder G (B, N, F), else 1.
-    `count_self` keeps the token itself: T instead of T − u_i.
-    """
-    batch, tokens, width = z.shape
-    grad = torch.empty(z.shape, dtype=z.dtype, device=z.device)
-    if z.numel():
-        rows, padded, warps = row_tile(width)
-        _project_kernel[cdiv(tokens, rows), batch](
-            z, norms, total, remainder, anchor, coefficient, upstream.to(torch.float32).contiguous(), grad,
-            tokens, width, z.stride(0), z.stride(1), eps,
-            ROWS=rows, WIDTH=padded, REMAINDER=remainder is not None, SELF=count_self, num_warps=warps,
-        )  # fmt: skip
-    return grad
+@functools.lru_cache(CASES)
+def _mean(batch: int, parts: int, device: torch.device) -> Launch:
+    rows = 16
+    return Launch(_mean_cosine_kernel, (cdiv(batch, rows), 1), batch, parts, ROWS=rows, PARTS=power_of_2(parts))

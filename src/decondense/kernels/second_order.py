@@ -96,10 +96,8 @@ def _scatter_kernel(
 
 
 @triton.jit
-def _moments_kernel(
-    partial, fourths, length, square, count, moments, coefficient, batch, tiles, programs, parts, BLOCK: tl.constexpr
-):
-    """The sums of a sequence → m₁, m₂ and 4/P."""
+def _moments_kernel(partial, fourths, numbers, moments, factors, batch, tiles, programs, parts, BLOCK: tl.constexpr):
+    """The sums of a sequence → m₁, m₂ and the factors 4/P and n."""
     b = tl.program_id(0)
     block = tl.arange(0, BLOCK)
     sums = tl.zeros((BLOCK,), dtype=tl.float32)
@@ -107,27 +105,28 @@ def _moments_kernel(
         sums += tl.load(partial + b * tiles + start + block, mask=start + block < tiles, other=0.0)
     lengths = tl.zeros((BLOCK,), dtype=tl.float32)
     for start in range(0, parts, BLOCK):
-        lengths += tl.load(length + b * parts + start + block, mask=start + block < parts, other=0.0)
+        lengths += tl.load(numbers + (2 + start + block) * batch + b, mask=start + block < parts, other=0.0)
     fourth = tl.zeros((BLOCK,), dtype=tl.float32)
     for start in range(0, programs, BLOCK):
         fourth += tl.load(fourths + b * programs + start + block, mask=start + block < programs, other=0.0)
-    n = tl.load(count + b)
+    n = tl.load(numbers + batch + b)
     some = n >= 2.0
     pairs = tl.where(some, n * (n - 1.0), 1.0)
-    first = (tl.sum(lengths, axis=0) - tl.load(square + b)) / pairs
+    first = (tl.sum(lengths, axis=0) - tl.load(numbers + b)) / pairs
     second = (tl.sum(sums, axis=0) - tl.sum(fourth, axis=0)) / pairs
     tl.store(moments + b, tl.where(some, first, 0.0))
     tl.store(moments + batch + b, tl.where(some, second, 0.0))
-    tl.store(coefficient + b, tl.where(some, 4.0 / pairs, 0.0))
+    tl.store(factors + b, tl.where(some, 4.0 / pairs, 0.0))
+    tl.store(factors + batch + b, n)
 
 
 @triton.jit
 def _gradient_kernel(
-    z, norms, total, remainder, coefficient, scalar, upstream, grad,
+    z, norms, total, remainder, factors, upstream, grad,
     batch, tokens, width, stride_b, stride_n, eps,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, PAIRS: tl.constexpr, CENTRED: tl.constexpr,
 ):  # fmt: skip
-    """g_i through the normalisation. PAIRS: the remainder is that of `pairwise`, and `scalar` m₁ instead of n.
+    """g_i through the normalisation. PAIRS: remainder and factors are those of `pairwise`, m₁ instead of n.
 
     CENTRED: a gradient made of centred tokens is centred, so nothing is to be done on the way back.
     """
@@ -148,10 +147,10 @@ def _gradient_kernel(
     t = tl.load(total + b.to(tl.int64) * width + columns, mask=inside, other=0.0)
     scale = inverse(norm + eps)
     u = x * scale[:, None]
-    quarter = tl.load(coefficient + b)
+    quarter = tl.load(factors + b)
     k = quarter * tl.load(upstream + batch + b)
     w = 0.5 * quarter * tl.load(upstream + b)
-    extra = tl.load(scalar + b)
+    extra = tl.load(factors + batch + b)
     if PAIRS:
         g = scale[:, None] * ((w + k * extra) * (t[None, :] - u)) + k * rest
     else:
@@ -172,7 +171,6 @@ def like(z: torch.Tensor) -> list[torch.Tensor]:
     return rows.like(z, pairwise.like(z)[-1].dtype if short else product_dtype(z), 2)
 
 
-@torch.no_grad()
 def forward(
     z: torch.Tensor,
     mask: torch.Tensor | None = None,
@@ -188,10 +186,10 @@ def forward(
     """
     if z.ndim == 3 and z.shape[1] <= z.shape[2]:
         pairs = pairwise.sums(z, mask, curve="decorrelation", eps=eps, need_grad=need_grad)
-        moments = torch.stack([pairs.slope, pairs.value])  # the slope of c²/2 at the mean cosine is the mean cosine
+        moments = torch.stack([pairs.factors[1], pairs.value])  # the slope of c²/2 at the mean cosine is that cosine
         if pairs.remainder is None:
             return moments, ()
-        return moments, (pairs.norms, pairs.total, pairs.coefficient, pairs.slope, pairs.remainder)
+        return moments, (pairs.norms, pairs.total, pairs.factors, pairs.remainder)
     z, mask = rows.check(z, mask)
     batch, tokens, width = z.shape
     operand = product_dtype(z)
@@ -205,7 +203,7 @@ def forward(
     tiles = across * (across + 1) // 2
     partial = torch.empty((batch, tiles), dtype=torch.float32, device=z.device)
     moments = torch.empty((2, batch), dtype=torch.float32, device=z.device)
-    coefficient = torch.empty(batch, dtype=torch.float32, device=z.device)
+    factors = torch.empty((2, batch), dtype=torch.float32, device=z.device)
     scatter = torch.empty((batch, width, width), dtype=operand, device=z.device) if need_grad else None
     remainder = None
     if batch:
@@ -220,15 +218,14 @@ def forward(
         torch.bmm(u, scatter, out=remainder)  # `out` keeps autocast away
     if batch:
         _moments_kernel[(batch,)](
-            partial, fourth, sums.length, sums.square, sums.number, moments, coefficient,
-            batch, tiles, fourth.shape[1], sums.length.shape[1], BLOCK=256,
+            partial, fourth, sums.numbers, moments, factors,
+            batch, tiles, fourth.shape[1], len(sums.numbers) - 2, BLOCK=256,
         )  # fmt: skip
     if remainder is None:
         return moments, ()
-    return moments, (sums.norms, sums.total, coefficient, sums.number, remainder)
+    return moments, (sums.norms, sums.total, factors, remainder)
 
 
-@torch.no_grad()
 def backward(
     z: torch.Tensor,
     mask: torch.Tensor | None,
@@ -240,13 +237,13 @@ def backward(
 ) -> torch.Tensor:
     """∂(Σ_b upstream_0b m₁_b + upstream_1b m₂_b)/∂z (B, N, F) in z's dtype; upstream (2, B) float32."""
     z, _ = rows.check(z, mask)
-    norms, total, coefficient, scalar, remainder = saved
+    norms, total, factors, remainder = saved
     batch, tokens, width = z.shape
     grad = torch.empty((batch, tokens, width), dtype=z.dtype, device=z.device)
     if z.numel():
         high, padded, warps = rows.row_tile(width)
         _gradient_kernel[rows.cdiv(tokens, high), batch](
-            z, norms, total, remainder, coefficient, scalar, upstream.to(torch.float32).contiguous(), grad,
+            z, norms, total, remainder, factors, upstream.to(torch.float32).contiguous(), grad,
             batch, tokens, width, z.stride(0), z.stride(1), eps,
             ROWS=high, WIDTH=padded, PAIRS=tokens <= width, CENTRED=centred, num_warps=warps,
         )  # fmt: skip

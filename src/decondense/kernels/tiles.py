@@ -26,8 +26,8 @@ def below_diagonal(tile):
 
 @triton.jit
 def tile_kernel(
-    x, norms, length, square, count, weights, partial,
-    tokens, width, stride_b, stride_n, first_sequence, first_x, first_row, end_row, stride_wb,
+    x, norms, numbers, weights, partial,
+    batch, tokens, width, stride_b, stride_n, first_sequence, first_x, first_row, end_row, stride_wb,
     stride_wn, tiles, first_partial, eps, rate, limit, margin,
     LENGTH_PARTS: tl.constexpr, LENGTH_BLOCK: tl.constexpr, CURVE: tl.constexpr, HARD: tl.constexpr,
     SELF: tl.constexpr, TRIANGLE: tl.constexpr, MASKED: tl.constexpr,
@@ -80,7 +80,7 @@ def tile_kernel(
 
     scale = inverse(row_norm + eps)[:, None] * inverse(column_norm + eps)[None, :]
     c = product * scale
-    shift, slope_there = anchor(length, square, count, b, rate, limit, margin, LENGTH_PARTS, LENGTH_BLOCK, CURVE, HARD)
+    shift, slope_there = anchor(numbers, b, batch, rate, limit, margin, LENGTH_PARTS, LENGTH_BLOCK, CURVE, HARD)
     term, d = term_and_slope(c, shift, rate, limit, margin, CURVE, HARD, FINE, FAST)
     d = (d - slope_there) * scale
     # most tiles lie wholly inside the sequence and off its diagonal: nothing there is to be dropped
@@ -111,19 +111,20 @@ def tile_kernel(
 
 @triton.jit
 def finish_kernel(
-    partial, length, square, count, value, coefficient, slope, tiles, rate, limit, margin, gain,
+    partial, numbers, value, factors, tiles, rate, limit, margin, gain,
     LENGTH_PARTS: tl.constexpr, LENGTH_BLOCK: tl.constexpr, CURVE: tl.constexpr, HARD: tl.constexpr,
     SELF: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The sums of a sequence's tiles → its value, and the factor k and anchor w of its gradient."""
     b = tl.program_id(0)
+    batch = tl.num_programs(0)
     sums = tl.zeros((BLOCK,), dtype=tl.float32)
     for start in range(0, tiles, BLOCK):
         t = start + tl.arange(0, BLOCK)
         sums += tl.load(partial + b.to(tl.int64) * tiles + t, mask=t < tiles, other=0.0)
     s = tl.sum(sums, axis=0)
-    shift, slope_there = anchor(length, square, count, b, rate, limit, margin, LENGTH_PARTS, LENGTH_BLOCK, CURVE, HARD)
-    n = tl.load(count + b)
+    shift, slope_there = anchor(numbers, b, batch, rate, limit, margin, LENGTH_PARTS, LENGTH_BLOCK, CURVE, HARD)
+    n = tl.load(numbers + batch + b)
     some = n >= 2.0
     if SELF:
         pairs = tl.where(some, n * n, 1.0)
@@ -140,8 +141,8 @@ def finish_kernel(
         v = s / pairs
         k /= pairs
     tl.store(value + b, tl.where(some, v, 0.0))
-    tl.store(coefficient + b, tl.where(some, k, 0.0))
-    tl.store(slope + b, slope_there)
+    tl.store(factors + b, tl.where(some, k, 0.0))
+    tl.store(factors + batch + b, slope_there)
 
 
 @triton.jit

@@ -7,6 +7,7 @@ takes. A traced call takes the operators. Behind both stand `forward` and `backw
 
 from __future__ import annotations
 
+import functools
 from importlib import import_module
 from typing import Any
 
@@ -27,17 +28,13 @@ class Kernel:
     def __init__(self, name: str, **options: Any) -> None:
         self.name, self.options = name, options
 
-    @property
-    def module(self) -> Any:
-        return import_module(f"decondense.kernels.{self.name}")
-
     def forward(self, z: Tensor, mask: Tensor | None, need_gradient: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
         with torch.cuda.device_of(z):  # a kernel is launched on the current device
-            value, saved = self.module.forward(z, mask, need_grad=need_gradient, **self.options)
+            value, saved = _module(self.name).forward(z, mask, need_grad=need_gradient, **self.options)
         return value, saved
 
     def backward(self, z: Tensor, mask: Tensor | None, saved: tuple[Tensor, ...], upstream: Tensor) -> Tensor:
-        gradient: Tensor = self.module.backward(z, mask, saved, upstream, **self.options)
+        gradient: Tensor = _module(self.name).backward(z, mask, saved, upstream, **self.options)
         return gradient
 
     def traced(self, z: Tensor, mask: Tensor | None) -> Tensor:
@@ -45,6 +42,11 @@ class Kernel:
         need_gradient = z.requires_grad and torch.is_grad_enabled()
         options = {**dict.fromkeys(OPTIONS), **self.options}  # one that is not among them is one argument too many
         return _forward(z, mask, need_gradient, autocast_dtype(z), self.name, *options.values())[0]
+
+
+@functools.cache
+def _module(name: str) -> Any:
+    return import_module(f"decondense.kernels.{name}")
 
 
 def autocast_dtype(z: Tensor) -> torch.dtype | None:
@@ -81,7 +83,7 @@ def _(
     z: Tensor, mask: Tensor | None, need_gradient: bool, autocast: torch.dtype | None, name: str, *options: Any
 ) -> list[Tensor]:
     with _again(z, autocast):
-        value, *saved = Kernel(name).module.like(z)
+        value, *saved = _module(name).like(z)
     return [value, *saved] if need_gradient else [value]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
@@ -11,9 +11,8 @@ from torch import Tensor
 from .. import kernels
 
 
-def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
+def check_choice(name: str, value: object, choices: Collection[str]) -> None:
     """One of a few words; the error names the nearest."""
-    choices = list(choices)
     if value in choices:
         return
     near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.4)

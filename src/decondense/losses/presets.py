@@ -73,10 +73,10 @@ def get(name: str, *, preset: str | None = None, **keywords: Any) -> Loss:
     """
     entries = registered()
     name = {alias: key for key, entry in entries.items() for alias in entry.aliases}.get(name, name)
-    check_choice("loss", name, entries)
+    check_choice("loss", name, tuple(entries))
     entry, settings = entries[name], dict[str, Any]()
     if preset is not None:
-        check_choice("preset", preset, PRESETS)
+        check_choice("preset", preset, tuple(PRESETS))
         if preset not in entry.presets:
             having = ", ".join(key for key, other in entries.items() if preset in other.presets)
             others = [f"preset={p!r}" for p in entry.presets]

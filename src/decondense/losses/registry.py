@@ -55,6 +55,16 @@ class OfMoments(NamedTuple):
     moments: tuple[Tensor, ...]
 
 
+def _stack(values: Sequence[Tensor]) -> Tensor:
+    """(layers, batch) on the device of the first layer."""
+    return torch.stack([value.to(values[0].device) for value in values])
+
+
+def _only(values: Sequence[Tensor]) -> Tensor:
+    """(batch,) of a single layer."""
+    return values[0]
+
+
 @dataclass(frozen=True)
 class Entry:
     """A registered loss.
@@ -90,8 +100,8 @@ class Entry:
             if wrong := options.keys() - parameters.keys():  # which `**common` would swallow
                 raise TypeError(f"{self.name}() got an unexpected keyword argument {min(wrong)!r}")
             check_choice("reduction", reduction, ("mean", "none"))
-            values, _ = self.over_layers([z], [mask], **options)
-            return values.mean() if reduction == "mean" else values[0]
+            values, _ = self.over_layers([z], [mask], _only, **options)
+            return values.mean() if reduction == "mean" else values
 
         written, *others = (
             inspect.signature(f, follow_wrapped=False) for f in (self.written, self.over_layers, function)
@@ -107,13 +117,17 @@ class Entry:
         self,
         states: Sequence[Tensor],
         masks: Sequence[Tensor | None],
+        join: Callable[[Sequence[Tensor]], Tensor] = _stack,
         *,
         max_tokens: int | None = None,
         shared_sample: bool = False,
         generator: torch.Generator | None = None,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Values (layers, batch), on the device of the first layer, and mean cosines where they come for nothing."""
+        """Values (layers, batch), on the device of the first layer, and mean cosines where they come for nothing.
+
+        `join` makes one tensor of those of the layers: that of a single one can do without the axis.
+        """
         if max_tokens is None and options.get("estimator") == "sampled":
             max_tokens = RELEASED_SAMPLE["max_tokens"]
         split = options.get("process_group") is not None
@@ -127,27 +141,20 @@ class Entry:
         later = [part for part in parts if isinstance(part, OfMoments)]
         cosines = None
         if later:
-            cosines, *rest = (_stack(moment) for moment in zip(*(part.moments for part in later)))
+            cosines, *rest = (join(moment) for moment in zip(*(part.moments for part in later)))
             values = later[0].curve(cosines, *rest)
         else:
-            values = _stack([part for part in parts if isinstance(part, Tensor)])
+            values = join([part for part in parts if isinstance(part, Tensor)])
         # The tokens of a split sequence are counted over the ranks.
         if not split and any(mask is not None for _, mask in layers):
             enough: list[Tensor] = []
-            for i, (_, mask) in enumerate(layers):
+            for i, (z, mask) in enumerate(layers):
                 if i and mask is layers[i - 1][1]:  # most layers share one
                     enough.append(enough[-1])
                 else:
-                    enough.append(torch.ones_like(values[0], dtype=torch.bool) if mask is None else mask.sum(1) >= 2)
-            values = torch.where(_stack(enough), values, 0)
+                    enough.append(mask.sum(1) >= 2 if mask is not None else values.new_ones(len(z), dtype=torch.bool))
+            values = torch.where(join(enough), values, 0)
         return values, cosines
-
-
-def _stack(values: Sequence[Tensor]) -> Tensor:
-    """(layers, batch) on the device of the first layer."""
-    if len(values) == 1:  # a view costs the host less
-        return values[0].unsqueeze(0)
-    return torch.stack([value.to(values[0].device) for value in values])
 
 
 _entries: dict[str, Entry] = {}
@@ -157,7 +164,7 @@ def register(
     about: str, *, source: str, reference: str, **rest: Any
 ) -> Callable[[Callable[P, Tensor | OfMoments]], Callable[P, Tensor]]:
     """Decorator: the function below is a loss. Arguments as in `Entry`."""
-    check_choice("source", source, SOURCES)
+    check_choice("source", source, tuple(SOURCES))
 
     def add(written: Callable[P, Tensor | OfMoments]) -> Callable[P, Tensor]:
         entry = Entry(written, about, source, reference, **rest)
