@@ -6,6 +6,8 @@ extra memory at the peak in units of z, and the gradient's error against float64
 of bfloat16 products for float32 states too (under autocast).
 
     python benchmarks/bench_exact.py [--quick] [--out DIR] [--plot]
+    python benchmarks/bench_exact.py --calls      # lone calls of the two small shapes alone, half a minute
+    python benchmarks/bench_exact.py --host       # what the host does in one such call
 """
 
 from __future__ import annotations
@@ -16,10 +18,12 @@ from collections.abc import Callable, Iterator
 
 import harness
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from decondense.kernels import pairwise
 
 SHAPES = [(32, 1024, 768), (8, 1024, 1024), (8, 4096, 1024)]
+CALLS = [(8, 1024, 1024), (32, 1024, 768)]  # where the host decides how long a lone call takes
 LONG = (1, 131072, 1024)
 EPS, CLAMP, TAU = 1e-2, 0.1, 1.0
 
@@ -48,9 +52,11 @@ def sampled(z: torch.Tensor) -> torch.Tensor:
 
 
 def by_autograd(loss: Callable[[torch.Tensor], torch.Tensor], z: torch.Tensor, autocast: bool):
+    cast = torch.autocast("cuda", torch.bfloat16, enabled=autocast)
+
     def call() -> torch.Tensor:
         leaf = z.detach().requires_grad_()
-        with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+        with cast:
             value = loss(leaf)
         return torch.autograd.grad(value.sum(), leaf)[0]
 
@@ -59,9 +65,10 @@ def by_autograd(loss: Callable[[torch.Tensor], torch.Tensor], z: torch.Tensor, a
 
 def by_kernel(z: torch.Tensor, autocast: bool):
     upstream = torch.ones(len(z), device=z.device)
+    cast = torch.autocast("cuda", torch.bfloat16, enabled=autocast)
 
     def call() -> torch.Tensor:
-        with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+        with cast:
             _, saved = pairwise.forward(z, None, tau=TAU, clamp=CLAMP, eps=EPS)
         return pairwise.backward(z, None, saved, upstream, eps=EPS)
 
@@ -165,23 +172,42 @@ def measure_long(dtype: torch.dtype) -> Iterator[harness.Row]:
     yield base | {"variant": "kernel", "ms": took, "call_ms": took, "ratio": took / limit, "memory_of_z": memory}
 
 
+def host_profile(shape: tuple[int, int, int], dtype: torch.dtype) -> str:
+    """Host time of one lone call of the public function, by torch operation and launch."""
+    call = by_public_function(states(shape, dtype, 0), dtype == torch.float32)
+    for _ in range(20):
+        call()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as record:
+        for _ in range(20):
+            call()
+        torch.cuda.synchronize()
+    return record.key_averages().table(sort_by="self_cpu_time_total", row_limit=30, max_name_column_width=40)
+
+
 def main() -> None:
     parser = harness.arguments(__doc__ or "")
     parser.add_argument("--quick", action="store_true", help="the floor and the kernel alone")
     parser.add_argument("--no-long", action="store_true", help="leave out 1×131072×1024")
+    parser.add_argument("--calls", action="store_true", help="the floor and lone calls of the kernel: exact_calls.csv")
+    parser.add_argument(
+        "--host", action="store_true", help="print what the host does in one lone call, and nothing else"
+    )
     options = parser.parse_args()
     harness.need_cuda()
+    if options.host:
+        print(host_profile(CALLS[0], torch.bfloat16))
+        return
     rows: list[harness.Row] = []
     columns = ("shape", "dtype", "variant", "ms", "call_ms", "ratio", "memory_of_z", "gradient_error")
     for dtype in (torch.bfloat16, torch.float32):
-        for shape in SHAPES:
-            rows += measure(shape, dtype, options.quick)
+        for shape in CALLS if options.calls else SHAPES:
+            rows += measure(shape, dtype, options.quick or options.calls)
             torch.cuda.empty_cache()
             print(harness.table(rows[-8:], columns), flush=True)
-    if not options.no_long:
+    if not (options.no_long or options.calls):
         rows += measure_long(torch.bfloat16)
     print(harness.table(rows, columns))
-    path = harness.write("exact", rows, options.out)
+    path = harness.write("exact_calls" if options.calls else "exact", rows, options.out)
     if options.plot:
         harness.bars(rows, path.with_suffix(".png"), log=True)
     print(path)

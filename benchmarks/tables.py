@@ -84,8 +84,8 @@ def number(row: Row, key: str, digits: int = 3) -> str:
     return f"{float(row[key]):.{digits}g}" if row.get(key) else ""
 
 
-def exact() -> str:
-    rows = read("exact")
+def exact(name: str = "exact") -> str:
+    rows = read(name)
     header = ["shape", "z", "what", "GPU ms", "× floor", "call ms", "extra memory / z", "gradient error"]
     lines = [
         [
@@ -94,7 +94,7 @@ def exact() -> str:
         ]
         for r in rows
     ]  # fmt: skip
-    return markdown(header, lines, "exact", rows)
+    return markdown(header, lines, name, rows)
 
 
 def first_order() -> str:
@@ -153,13 +153,13 @@ def profile_train_step() -> str:
     return markdown(["model", "estimator", "what", "calls", "ms", "of the step"], lines, "profile_train_step", rows)
 
 
-def throughput() -> str:
-    rows = read("throughput")
+def throughput(name: str = "throughput") -> str:
+    rows = read(name)
     lines = [
         [r["option"], r["micro_batch"], f"{float(r['tokens_per_s']):,.0f}", number(r, "ratio"), number(r, "peak_gib")]
         for r in rows
     ]
-    return markdown(["", "micro-batch", "tokens/s", "ratio", "peak GiB"], lines, "throughput", rows)
+    return markdown(["", "micro-batch", "tokens/s", "ratio", "peak GiB"], lines, name, rows)
 
 
 def heads() -> str:
@@ -236,6 +236,7 @@ def rate(value: str) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "losses": losses,
     "throughput": throughput,
+    "throughput_turns": lambda: throughput("throughput_turns"),
     "heads": heads,
     "long": long,
     "measure_gpu": measure_gpu,
@@ -244,6 +245,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "profile_train_step": profile_train_step,
     "train_step_short": train_step_short,
     "exact": exact,
+    "exact_calls": lambda: exact("exact_calls"),
     "first_order": first_order,
     "cosine_histogram": cosine_histogram,
     "train_step": train_step,
