@@ -42,7 +42,10 @@ def test_settings_are_complete_and_recipes_valid(name, scale):
     assert all(safe_name(n) == n for n in names)
     if "arms" in settings and "seeds" in settings:
         covered = [(p.seed, p.arm) for p in plan if p.arm is not None]
-        assert covered == [(s, arm) for s in settings["seeds"] for arm in settings["arms"]]
+        first, once = settings["seeds"][0], settings.get("once", ())
+        assert covered == [
+            (s, arm) for s in settings["seeds"] for arm in settings["arms"] if s == first or arm not in once
+        ]
     if scale == "gpu" and "seeds" in settings and name != "screen":  # which chooses, and decides nothing
         assert len(settings["seeds"]) >= 3
 
@@ -59,7 +62,12 @@ def test_arms_are_what_they_say():
     assert (paper.model.name, paper.data.tokens) == ("openai-community/gpt2", 200_000_000)
     assert (paper.steps, paper.loss.weight) == (1526, 0.1)
     assert recipe("estimators", "gpu", "sampled").loss.options["max_tokens"] == 256
-    assert recipe("variants", "gpu", "l2_repel, ancestor").loss.preset == "disperse"
+    assert recipe("variants", "smoke", "l2_repel, ancestor").loss.preset == "disperse"
+    assert recipe("variants", "gpu", "decorrelation on last").loss.layers == "last"
+    mixture = recipe("pretrain", "gpu", "cross-entropy · gpt2 · 40M").data.text
+    assert recipe("variants", "gpu", "cross-entropy").data.text == mixture == recipe("hyper", "gpu", "λ 1, τ 1").data.text
+        recipe("pretrain", "gpu", "cross-entropy · gpt2 · 40M").data.text
+    )
     assert recipe("variants", "gpu", "active forgetting").baselines.active_forgetting.every == 100
     assert recipe("hyper", "gpu", "λ 0.1, τ 0.5").loss.options["tau"] == 0.5
     assert recipe("hyper", "gpu", "layers: late half").loss.layers == "late_half"
@@ -205,6 +213,7 @@ def test_errors_are_one_sentence_and_leave_nothing(refusal, tmp_path, monkeypatc
         ("benchmarks", "shots=two", "must be gpt2, qwen3, zero or a whole number"),
         ("hyper", "arms={cross-entropy: {}}", "the settings lack 'λ 0.1, τ 1'"),
         ("variants", "base.data.tokens=2048", "must train for more steps than 'cross-entropy', got 3 and 8"),
+        ("variants", "once=[orignal]", "once must name arms, got 'orignal'"),
         ("size", "arms={}", "must name at least one arm"),
         ("size", "families.mine=org/model", "must be a section of lists of different names"),
         ("text", "sizes.trained first=4", "must be a section with windows, tokens or both for each model, got"),

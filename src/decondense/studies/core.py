@@ -81,6 +81,9 @@ class Study:
                 f"the study compares the arms {', '.join(map(repr, self.needed))}, and the settings lack "
                 f"{', '.join(map(repr, missing))}: change arms one by one, like arms.NAME.loss.weight=0.2."
             )
+        strange = [arm for arm in settings.get("once", ()) if arm not in arms]
+        if strange:
+            raise ValueError(f"once must name arms, got {', '.join(map(repr, strange))}: leave it at the default.")
         for arm in arms:
             recipe_of(settings, arm, 0)
         if settings.get("teacher"):
@@ -98,8 +101,9 @@ class Study:
         """Every run that the settings ask for: seed by seed, and then what is measured."""
         plan = [
             Planned(trained_name(arm, seed), f"seed {seed}: {arm}", arm, seed)
-            for seed in settings.get("seeds", ())
+            for number, seed in enumerate(settings.get("seeds", ()))
             for arm in settings.get("arms", ())
+            if not number or arm not in settings.get("once", ())
         ]
         for what in self.measurements(settings):
             config = {"text": settings.get("text"), **what, "windows": settings["windows"]}

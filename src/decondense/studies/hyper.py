@@ -1,15 +1,18 @@
 """The λ, τ table, and the choices around it: layers, clamp, sample size, weight schedule. The criterion is about the
 paper's grid: nobody loses by the paper's choice what would matter, whichever cell he might have chosen. (That it beats
 every cell, as it was at first, no choice can show where cells tie.) Any of the cells might be the better one, so that
-is said at the level divided by their number. The other choices are told, and decide nothing."""
+is said at the level divided by their number. The log-likelihood of what is right on the tasks is told beside it, as the
+paper's own table has benchmark averages, which are coarser. The other choices are told, and decide nothing."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 from ..figures.studies import effects
-from ..stats.verdicts import NOT, REPRODUCED, combine, not_below
-from .runs import MATTERS_NATS, Conclusion, Runs, Settings, cosine, held_out
+from ..stats.verdicts import NOT, REPRODUCED, Decision, combine, not_below
+from .contrasts import over_items
+from .runs import MATTERS_NATS, MATTERS_SHARE, Conclusion, Runs, Settings, cosine, held_out
 
 CENTRE, *CELLS = needed = [
     f"λ {weight:g}, τ {tau:g}"
@@ -24,11 +27,15 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     good = [arm for arm, d in beside.items() if d.verdict == REPRODUCED]
     better = [arm for arm, d in beside.items() if d.verdict == NOT]
     beaten = [arm for arm in CELLS if runs.contrast(CENTRE, arm, held_out).verdict == REPRODUCED]
+    level = 1 - 0.05 / len(CELLS)
+    likely = {arm: d for arm in CELLS if (d := over_items(runs, arm, CENTRE, kind="log_share", level=level))}
+    points = {arm: over_items(runs, arm, CENTRE, kind="correct", level=level) for arm in likely}
     closest = min(beside.items(), key=lambda pair: pair[1].estimate if pair[1].estimate is not None else 1e9)
     sentence = (
         f"of {len(CELLS)} other cells {len(good)} have no held-out loss lower by {MATTERS_NATS:g} nats or more, and "
         f"{len(better)} have ({', '.join(better) or 'none'}); {len(beaten)} are worse than the paper's choice with the "
         f"whole 95 % interval; its strongest rival minus the paper's choice, {closest[0]}: {closest[1].words(4)}."
+        f"{_likely(likely)}"
     )
     against = {arm: d for arm in runs.arms if arm != CENTRE and (d := runs.differences(arm, CENTRE, held_out))}
     draw = partial(
@@ -42,4 +49,20 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     )
     others = {arm: runs.contrast(arm, CENTRE, held_out) for arm in runs.arms if arm not in needed}
     estimate = {"cell_minus_centre": beside, "others_minus_centre": others}
-    return Conclusion(combine(list(beside.values())), sentence, *runs.rows(), estimate, draw)
+    if likely:
+        estimate |= {"log_likelihood_minus_centre": likely, "points_minus_centre": points}
+    return Conclusion(combine(list(beside.values())), sentence, *runs.rows(runs.tasks), estimate, draw)
+
+
+def _likely(cells: Mapping[str, Decision]) -> str:
+    """Which cells give what is right a higher likelihood than the paper's choice does, or a lower one."""
+    if not cells:
+        return ""
+    above = [arm for arm, d in cells.items() if d.verdict == REPRODUCED]
+    below = [arm for arm, d in cells.items() if d.high is not None and d.high < 0]
+    best = max(cells.items(), key=lambda pair: pair[1].estimate if pair[1].estimate is not None else -1e9)
+    return (
+        f" Log-likelihood of what is right, average over tasks, minus the paper's choice, nats per item: above 0 in "
+        f"{', '.join(above) or 'none'}, below 0 in {', '.join(below) or 'none'}; highest, {best[0]}: "
+        f"{best[1].words(4)} (matters from {MATTERS_SHARE:g})."
+    )

@@ -87,8 +87,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         f"{_likely(likely[dose], dose)}Norm of the gradient of the weights, median over the run, in units of that "
         f"without a loss: {_listed(norms, [real[dose], blind[dose], real[-dose], blind[-dose]])}."
     )
-    tasks = list(dict.fromkeys(task for arm in runs.arms for one in runs.scores(arm).values() for task in one))
-    columns, rows = runs.rows(tasks)
+    columns, rows = runs.rows(runs.tasks)
     columns += ["loss_by_document", "gradient_norm"]
     for row in rows:
         run = runs.table[row[0]][row[1]]

@@ -47,8 +47,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         f"{_likely(likelihood[RELEASED])}"
         f"Spearman {trend.words(2)}."
     )
-    tasks = list(dict.fromkeys(task for arm in runs.arms for one in runs.scores(arm).values() for task in one))
-    columns, rows = runs.rows(tasks)
+    columns, rows = runs.rows(runs.tasks)
     columns.append("loss_by_document")
     for row in rows:
         row.append(by_document(runs.table[row[0]][row[1]]))

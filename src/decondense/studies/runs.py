@@ -222,6 +222,11 @@ class Runs:
         return list(dict.fromkeys(scheme for run in runs for scheme in run.quantisation_cost))
 
     @property
+    def tasks(self) -> list[str]:
+        """The tasks that any run was scored on."""
+        return list(dict.fromkeys(task for arm in self.arms for one in self.scores(arm).values() for task in one))
+
+    @property
     def seeds(self) -> list[int]:
         return sorted({seed for seeds in self.table.values() for seed in seeds})
 

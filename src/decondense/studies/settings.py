@@ -1,9 +1,10 @@
 """The settings of a study: those of its scale (scales/NAME.yaml), changes put in, and all of it of the right form.
 
 Settings are data and nothing else. `base` is a recipe, `arms` name → what is different from it, `seeds` the training
-seeds, `heatmaps` ("all", "last", "none") the snapshots whose histogram is kept, `tasks` with `shots`, `limit` and
-`dtype` the benchmarks after training, `teacher` a recipe that is trained first and takes the place of the word
-"teacher" in an arm, `windows` and `tokens` how much of a text is measured, and `sizes` model → other numbers for it.
+seeds, `once` the arms that no seed changes, which are made with the first alone, `heatmaps` ("all", "last", "none") the
+snapshots whose histogram is kept, `tasks` with `shots`, `limit` and `dtype` the benchmarks after training, `teacher` a
+recipe that is trained first and takes the place of the word "teacher" in an arm, `windows` and `tokens` how much of a
+text is measured, and `sizes` model → other numbers for it.
 "about" and "cost" of a scale are for people.
 """
 

@@ -1,34 +1,46 @@
-"""The table of variants: the paper's losses, their ancestors, its baselines, and rivals it does not compare with.
+"""The table of variants: the paper's losses and baselines; at smoke and paper scale also their ancestors, and rivals
+that the paper does not compare with.
 
 All arms train on the same tokens in the same order, and the criterion compares them there, which any machine can
 decide. A loss that makes a step slower is charged for it where times were kept, beside the criterion: cross-entropy is
 also trained on 10 % more tokens, which says what a longer training would have bought, and an arm's *loss at matched
 cost* is its held-out loss minus what cross-entropy would have reached in the same time (linear in the cost, from its
-two runs of the same seed). Every arm outside the criterion is told against cross-entropy.
+two runs of the same seed). Every arm outside the criterion is told against cross-entropy. Where tasks were scored, so
+are the average over them and the log-likelihood of what is right, at the level divided by the number of arms, and what
+the model had before any training ("original": one step at a learning rate of 0, at which every warm-up begins).
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from functools import partial
+
+import numpy as np
 
 from ..figures.studies import effects
 from ..losses.registry import registered
-from ..stats.verdicts import REPRODUCED, combine, decide, interval
+from ..stats.verdicts import REPRODUCED, Decision, combine, decide, interval
 from .arms import recipe_of
-from .runs import Conclusion, Runs, Settings, cosine, held_out
+from .contrasts import over_items
+from .runs import MATTERS_POINTS, MATTERS_SHARE, Conclusion, Runs, Settings, cosine, held_out
 
-PLAIN, LONGER, OURS = "cross-entropy", "cross-entropy, 10 % more tokens", "dispersion"
+ORIGINAL, PLAIN, LONGER, OURS = "original", "cross-entropy", "cross-entropy, 10 % more tokens", "dispersion"
 PAPER = ("decorrelation", "l2_repel", "orthogonalization")  # in the paper's order
-needed = (PLAIN, LONGER, OURS, *PAPER)
+needed = (PLAIN, OURS, *PAPER)
+EVERY = "*"
 
 
 def arms(named: Settings) -> Settings:
-    """The arms of the file, and one for every registered loss that none of them has, controls apart."""
+    """The arms of the file, where "*" stands for every registered loss that no other has, controls apart."""
     there = {arm.get("loss", {}).get("name") for arm in named.values()} | registered("control").keys()
-    return named | {name: {"loss": {"name": name}} for name in registered() if name not in there}
+    others = {name: {"loss": {"name": name}} for name in registered() if name not in there and EVERY in named}
+    return {arm: change for arm, change in named.items() if arm != EVERY} | others
 
 
 def refuse(settings: Settings) -> None:
+    if LONGER not in settings["arms"]:
+        return
     plain, longer = (recipe_of(settings, arm, 0).steps for arm in (PLAIN, LONGER))
     if longer <= plain:  # what more tokens buy is read off the two
         raise ValueError(
@@ -38,14 +50,16 @@ def refuse(settings: Settings) -> None:
 
 
 def conclude(runs: Runs, settings: Settings) -> Conclusion:
-    matched = {arm: _matched(runs, arm) for arm in runs.arms if arm != LONGER}
+    matched = {arm: _matched(runs, arm) for arm in runs.arms if arm not in (ORIGINAL, LONGER)}
     ours = matched.get(OURS, {})
     contrasts = {arm: runs.contrast(OURS, arm, held_out) for arm in PAPER}
     charged = {
         arm: decide([ours[s] - x for s, x in matched.get(arm, {}).items() if s in ours], claim="less") for arm in PAPER
     }
     gains = {arm: interval(list(v.values())) for arm, v in matched.items() if v and arm != PLAIN}
-    better = [arm for arm in runs.arms if arm not in (PLAIN, LONGER) and _below(runs, arm)]
+    compared = [arm for arm in runs.arms if arm not in (ORIGINAL, PLAIN, LONGER)]
+    better = [arm for arm in compared if _below(runs, arm)]
+    scored = {kind: _scored(runs, compared, kind) for kind in ("correct", "log_share")}
     sentence = "; ".join(f"{OURS} minus {arm} {d.words(4)}" for arm, d in contrasts.items())
     sentence += f"; below cross-entropy on the same tokens with the whole interval: {', '.join(better) or 'none'}. "
     if any(d.estimate is not None for d in charged.values()):
@@ -54,11 +68,12 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         sentence += f"; below cross-entropy there: {', '.join(listed) or 'none'}."
     else:
         sentence += "At matched cost: not known, as no times were kept."
-    columns, rows = runs.rows()
+    sentence += _in_words(runs, scored)
+    columns, rows = runs.rows(runs.tasks)
     columns += ["cost", "loss_at_matched_cost"]
     for row in rows:
         row += [runs.cost(row[0], row[1], PLAIN), matched.get(row[0], {}).get(row[1])]
-    against = {a: d for a in runs.arms if a not in (PLAIN, LONGER) and (d := runs.differences(a, PLAIN, held_out))}
+    against = {a: d for a in compared if (d := runs.differences(a, PLAIN, held_out))}
     right = []
     for arm in against:
         costs = [x for seed in runs.table[arm] if (x := runs.cost(arm, seed, PLAIN)) is not None]
@@ -73,7 +88,42 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         note="blue: the paper's losses; pink: ancestors; green: baselines; orange: rivals",
     )
     estimate = {"contrasts": contrasts, "contrasts_at_matched_cost": charged, "at_matched_cost": gains}
+    estimate |= {"points": scored["correct"], "log_likelihood": scored["log_share"]}
     return Conclusion(combine(list(contrasts.values())), sentence, columns, rows, estimate, draw)
+
+
+def _scored(runs: Runs, compared: Sequence[str], kind: str) -> dict[str, Decision]:
+    """Arm → its average over tasks minus cross-entropy's, at the level divided by the number of arms."""
+    level = 1 - 0.05 / max(1, len(compared))
+    found = {arm: over_items(runs, arm, PLAIN, kind=kind, level=level) for arm in compared}
+    return {arm: decision for arm, decision in found.items() if decision is not None}
+
+
+def _in_words(runs: Runs, scored: Mapping[str, Mapping[str, Decision]]) -> str:
+    if not scored["correct"]:
+        return ""
+    levels = [f"{arm} {average:.2f}" for arm in (ORIGINAL, PLAIN) if math.isfinite(average := _average(runs, arm))]
+    words = f" Average over tasks, points: {', '.join(levels)}"
+    kinds = (("correct", 2, MATTERS_POINTS, "points"), ("log_share", 4, MATTERS_SHARE, "nats per item"))
+    for kind, digits, matters, unit in kinds:
+        decisions = scored[kind]
+        above = [arm for arm, d in decisions.items() if d.verdict == REPRODUCED]
+        below = [arm for arm, d in decisions.items() if d.high is not None and d.high < 0]
+        what = "" if kind == "correct" else " Log-likelihood of what is right"
+        ours = f"; {OURS} {decisions[OURS].words(digits)} {unit}" if OURS in decisions else ""
+        words += (
+            f"{what}; minus cross-entropy's above 0 in {', '.join(above) or 'none'}, below 0 in "
+            f"{', '.join(below) or 'none'}{ours} (matters from {matters:g})."
+        )
+    return words
+
+
+def _average(runs: Runs, arm: str) -> float:
+    """Over seeds and tasks, in points; perplexities apart."""
+    seeds = runs.scores(arm).values()
+    return 100 * float(
+        np.mean([np.mean([x for t, x in one.items() if not t.endswith("perplexity")]) for one in seeds] or [math.nan])
+    )
 
 
 def _below(runs: Runs, arm: str) -> bool:

@@ -1,0 +1,77 @@
+"""The paper's Tables 2 and 3 as they run on a GPU: held-out loss decides, and the answers are told beside it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from study_runs import concluded, of_seeds, packed, run, scored
+
+from decondense import studies
+from decondense.studies import hyper, settings_of, variants
+
+
+def of(name, losses, rates, seeds=(1, 2, 3)):
+    """The conclusion at gpu scale: arm → held-out loss, and arm → how often its answers are right."""
+    study, rng = studies.STUDIES[name], np.random.default_rng(0)
+    settings = settings_of(study, "gpu")
+
+    def make(arm, seed):
+        noise = 0.0003 * math.sin(7 * seed + 13 * sum(map(ord, arm)))
+        tasks = {task: packed(rng, rates.get(arm, 0.5), 400) for task in ("piqa", "arc_easy")}
+        outcomes = scored(tasks, f"{arm}-{seed}", settings, piqa=rates.get(arm, 0.5), arc_easy=0.5)
+        return run(held_out=losses.get(arm, 3.0) + 0.1 * seed + noise, outcomes=outcomes)
+
+    planned = {p.name for p in study.plan(settings)}
+    runs = [one for one in of_seeds(settings, make, list(seeds)) if one.name in planned]
+    return concluded(study, settings, runs)
+
+
+def test_table_2_tells_the_answers_beside_the_loss(tmp_path):
+    end = of(
+        "variants", {variants.OURS: 2.99}, {"decorrelation on last": 0.8, "active forgetting": 0.2, "original": 0.4}
+    )
+    assert end.verdict == "reproduced"
+    points = end.estimate["points"]
+    assert set(points) == set(settings_of(studies.STUDIES["variants"], "gpu")["arms"]) - {"original", "cross-entropy"}
+    assert points["decorrelation on last"]["estimate"] == pytest.approx(30, abs=4)
+    assert points["decorrelation on last"]["level"] == pytest.approx(1 - 0.05 / 7)
+    words = "points: original 45.00, cross-entropy 50.00; minus cross-entropy's above 0 in decorrelation on last, "
+    assert f"{words}below 0 in active forgetting; dispersion " in end.sentence
+    assert "Log-likelihood of what is right; minus cross-entropy's above 0 in none, below 0 in none" in end.sentence
+    assert sum(row[0] == "original" for row in end.rows) == 1  # which no seed changes
+    assert {"piqa", "arc_easy"} <= set(end.columns)
+    end.draw(tmp_path / "figure.png")
+
+
+def test_table_2_without_three_seeds_says_nothing_of_the_answers():
+    end = of("variants", {variants.OURS: 2.99}, {"decorrelation on last": 0.8}, seeds=(1, 2))
+    assert end.verdict == "undecided"
+    assert "above 0 in none, below 0 in none" in end.sentence
+
+
+def test_table_3_tells_the_likelihood_of_what_is_right():
+    end = of("hyper", {}, {"λ 1, τ 1": 0.9})
+    assert end.verdict == "reproduced"  # no cell is lower by what matters
+    likely = end.estimate["log_likelihood_minus_centre"]
+    assert list(likely) == hyper.CELLS
+    assert all(d["level"] == pytest.approx(1 - 0.05 / 6) for d in likely.values())
+    assert end.estimate["points_minus_centre"]["λ 1, τ 1"]["estimate"] == pytest.approx(40, abs=4)
+    assert "Log-likelihood of what is right, average over tasks, minus the paper's choice" in end.sentence
+
+
+def test_the_original_is_not_trained(command, tmp_path):
+    """One step at a learning rate of 0, at which its warm-up begins: the weights stay what they were."""
+    import json
+
+    for scale in studies.SCALES:
+        settings = settings_of(studies.STUDIES["variants"], scale)
+        recipe = studies.core.recipe_of(settings, "original", 1)
+        assert recipe.steps == 1 == round(recipe.train.warmup * recipe.steps)
+    code, _, err = command("study", "variants", "--piece", "original-seed-1", "--out", tmp_path / "o")
+    assert code == 0, err
+    record = json.loads((tmp_path / "o" / "runs" / "original-seed-1" / "result.json").read_text())
+    before, after = record["snapshots"]
+    assert before["mean_cosine"] == after["mean_cosine"]
+    assert record["held_out"][0]["loss"] == record["held_out"][1]["loss"]
