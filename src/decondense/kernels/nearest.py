@@ -22,6 +22,9 @@ import triton.language as tl
 from decondense.kernels import repulsion, rows
 from decondense.kernels.rows import inverse
 
+# u − v as one fused multiply and add would round u otherwise than v, and twins would not be at distance 0.
+AS_WRITTEN = {"enable_fp_fusion": False}
+
 
 @triton.jit
 def _nearest_kernel(
@@ -151,7 +154,7 @@ def forward(
         _, padded, warps = rows.row_tile(width)
         _distance_kernel[tokens, batch](
             z, sums.norms, sums.number, index, second, part, weight, tokens, width, z.stride(0), z.stride(1), eps,
-            WIDTH=padded, num_warps=warps,
+            WIDTH=padded, num_warps=warps, **AS_WRITTEN,
         )  # fmt: skip
     return part.sum(1), (sums.norms, index, weight) if need_grad else ()
 
@@ -176,6 +179,6 @@ def backward(
         _, padded, warps = rows.row_tile(width)
         _gradient_kernel[tokens, batch](
             z, norms, index, weight, order, start, upstream.to(torch.float32).contiguous(), grad,
-            tokens, width, z.stride(0), z.stride(1), WIDTH=padded, num_warps=warps,
+            tokens, width, z.stride(0), z.stride(1), WIDTH=padded, num_warps=warps, **AS_WRITTEN,
         )  # fmt: skip
     return grad
