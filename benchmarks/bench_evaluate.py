@@ -184,12 +184,18 @@ def main() -> None:
         if options.seconds and time.monotonic() - begun > options.seconds:
             print(f"no time left for {name}")
             continue
-        rows.append(compare(options, pair, name))
+        try:
+            rows.append(compare(options, pair, name))
+        except Exception as error:  # such as too little memory for lm-eval's batches: the other tasks go on
+            print(f"{name}: {type(error).__name__}: {error}".splitlines()[0], flush=True)
+            continue
         print(harness.table(rows[-1:], COLUMNS), flush=True)
         done = [*rows, total(rows)] if len(rows) > 1 else rows
         harness.write(
             options.name, [row | {"model": Path(model).name, "dtype": options.dtype} for row in done], options.out
         )
+    if not rows:
+        raise SystemExit("no task was finished")
     print(harness.table([*rows, total(rows)], COLUMNS))
 
 

@@ -1,4 +1,4 @@
-"""The benchmark of output heads where there is no GPU: it runs, agrees with float64, and a row that fails says why."""
+"""Benchmarks for a GPU where there is none: they run, agree with float64, and a row that fails says why."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 def script(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     yield importlib.import_module
-    for name in ("harness", "tables", "bench_heads"):
+    for name in ("harness", "tables", "bench_heads", "bench_long", "bench_exact", "bench_first_order"):
         sys.modules.pop(name, None)
 
 
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul")
 def test_it_runs_on_a_cpu_and_a_row_that_fails_stops_no_other(script, monkeypatch, tmp_path):
     heads, harness, tables = script("bench_heads"), script("harness"), script("tables")
 
@@ -66,3 +67,30 @@ def test_no_time_left(script, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["x", "--device", "cpu", "--seconds", "0", "--out", str(tmp_path)])
     heads.main()
     assert {row["why_not"] for row in harness.read("heads", tmp_path)} == {"no time left"}
+
+
+def test_shares_of_an_attention_layer(script, monkeypatch, tmp_path):
+    long, harness, tables = script("bench_long"), script("harness"), script("tables")
+    times = iter((8.0, 2.0, 8.0, 1.0))  # by the device, two lengths of attention and a loss
+    monkeypatch.setattr(harness, "need_cuda", lambda: None)
+    monkeypatch.setattr(harness, "call_time", lambda calls, **_: len([call() for call in calls]))
+    monkeypatch.setattr(harness, "device_time", lambda calls, **_: next(times))
+
+    def attention(tokens):
+        return long_attention(tokens, "cpu")
+
+    def broken(tokens):
+        raise RuntimeError("out of memory\nfor this")
+
+    long_attention = long.attention
+    variants = [("attention", attention), ("loss", lambda tokens: lambda: None), ("broken", broken)]
+    monkeypatch.setattr(long, "attention", attention)
+    monkeypatch.setattr(long, "VARIANTS", variants)
+    monkeypatch.setattr(long, "LENGTHS", (16, 32))
+    monkeypatch.setattr(sys, "argv", ["bench_long.py", "--out", str(tmp_path)])
+    long.main()
+    rows = harness.read("long", tmp_path)
+    assert [row["share"] for row in rows] == ["1", "0.25", "", "1", "0.125", ""]
+    assert {row["why_not"] for row in rows} == {"", "RuntimeError: out of memory"}
+    monkeypatch.setattr(tables, "read", lambda name: harness.read(name, tmp_path))
+    assert "| 32 | loss | 1 | 0.125 |  |" in tables.long()
