@@ -4,6 +4,7 @@ BIN = $(VENV)/bin
 # torchtitan asks for an older `datasets` than the pinned one, which its trainer does not need: --no-deps.
 TORCHTITAN = torchtitan spmd_types tyro docstring-parser typeguard torchdata torch_checkpointing einops
 PIP = $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+UV = $(BIN)/python .ci/uv_install.py --constraint constraints.txt
 # uv leaves compiling to the first import of a module, whose result must then be kept.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -14,9 +15,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 		{ echo "Python 3.11 or newer is needed, got $$($(PYTHON) --version): set PYTHON=python3.11"; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "downloading and installing into $(VENV), pinned by constraints.txt …"
-	@$(PIP) --quiet uv && $(BIN)/python .ci/uv_install.py --constraint constraints.txt --editable ".[dev]" || \
-		{ echo "uv could not do it, pip will" && $(PIP) torch && $(PIP) --editable ".[dev]"; }
-	@$(PIP) --quiet --no-deps $(TORCHTITAN)
+	@$(PIP) --quiet uv && $(UV) --editable ".[dev]" && $(UV) --quiet --no-deps $(TORCHTITAN) || \
+		{ echo "uv could not do it, pip will" && $(PIP) torch && $(PIP) --editable ".[dev]" && \
+		$(PIP) --quiet --no-deps $(TORCHTITAN); }
 	@touch $@
 
 # What only slow tests need. A torchvision that was built for another torch would break transformers.
