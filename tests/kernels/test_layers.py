@@ -8,6 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 import decondense
 from decondense import losses
+from decondense.kernels import first_order, pairwise
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.usefixtures("chosen")
@@ -108,6 +109,57 @@ def test_a_graph_can_be_walked_twice(estimator):
         second = [torch.autograd.grad(g.sum(), z)[0] for g in recorded]
         assert second[0].norm() > 0
         torch.testing.assert_close(second[0], second[1], rtol=1e-4, atol=1e-6)
+
+
+@pytest.fixture
+def added(monkeypatch):
+    """For every gradient that a kernel computed, whether it added another one to it."""
+    found = []
+    for kernel in (first_order, pairwise):
+
+        def backward(*args, own=kernel.backward, other=None, **options):
+            found.append(other is not None)
+            return own(*args, other=other, **options)
+
+        monkeypatch.setattr(kernel, "backward", backward)
+    return found
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"], ids=["eager", "compiled blocks"])
+@pytest.mark.parametrize("estimator", ["first_order", "exact"])
+def test_the_kernel_adds_its_gradient_to_that_of_the_layers_above(estimator, backend, added):
+    """And gives it by itself where nothing comes from above: a compiled block looks at the memory of what it gets."""
+    torch.compiler.reset()
+    of_task, of_penalty = [], []
+    for chosen in ("triton", "torch"):
+        model, z = Stack().to(DEVICE), inputs()
+        if backend is not None:
+            model.block = torch.compile(model.block, backend=backend)
+        total(model(z), chosen, estimator).backward()
+        of_task.append([z.grad, *(p.grad for p in model.parameters())])
+        states = model(z)
+        loss = losses.get("dispersion", estimator=estimator, backend=chosen)
+        of_penalty.append(torch.autograd.grad(loss.over_layers(states, None)[0].sum(), z)[0])
+    assert added == [True] * 3 + [False] + [True] * 2
+    for a, b in zip(*of_task):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(*of_penalty, rtol=1e-4, atol=1e-6)
+
+
+def test_a_gradient_that_waits_is_a_gradient():
+    """Whatever is done with it, in a hook say, is done with its numbers."""
+    z, seen = inputs(), []
+    state = 2 * z
+    loss = losses.get("dispersion", estimator="first_order", backend="triton")
+    state.register_hook(lambda gradient: seen.append(gradient.abs().sum()) or 3 * gradient)
+    (found,) = torch.autograd.grad(loss(state), z)
+    (wanted,) = torch.autograd.grad(loss(2 * z), z)
+    torch.testing.assert_close(found, 3 * wanted)
+    torch.testing.assert_close(seen[0], wanted.abs().sum() / 2)
+    state = 2 * z
+    (alone,) = torch.autograd.grad(loss(state), state)
+    assert type(alone) is torch.Tensor
+    torch.testing.assert_close(alone, wanted / 2)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

@@ -39,8 +39,9 @@ def backward(
     upstream: torch.Tensor,
     *,
     eps: float = 1e-2,
+    other: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """∂(Σ_b upstream_b c̄_b)/∂z (B, N, F) in z's dtype; upstream (B,) float32."""
+    """∂(Σ_b upstream_b c̄_b)/∂z (B, N, F) in z's dtype, plus `other` if there is one; upstream (B,) float32."""
     z, _ = rows.check(z, None)
     norms, total, coefficient = saved
-    return project(z, norms, total, coefficient, upstream, eps=eps)
+    return project(z, norms, total, coefficient, upstream, eps=eps, other=other)

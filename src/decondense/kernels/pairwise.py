@@ -358,12 +358,13 @@ def backward(
     *,
     eps: float = 1e-2,
     diagonal: bool = False,
+    other: torch.Tensor | None = None,
     **options: Any,
 ) -> torch.Tensor:
-    """∂(Σ_b upstream_b L_b)/∂z (B, N, F) in z's dtype; upstream (B,) float32.
+    """∂(Σ_b upstream_b L_b)/∂z (B, N, F) in z's dtype, plus `other` if there is one; upstream (B,) float32.
 
     `saved` comes from `forward` on the same z, mask and options; of these only eps and diagonal matter here.
     """
     z, _ = rows.check(z, None)
     norms, total, factors, remainder = saved
-    return project(z, norms, total, factors, upstream, eps=eps, count_self=diagonal, remainder=remainder)
+    return project(z, norms, total, factors, upstream, eps=eps, count_self=diagonal, remainder=remainder, other=other)

@@ -26,9 +26,9 @@ from decondense.kernels.rows import CASES, cdiv, inverse, row_tile, through_unit
 
 @triton.jit
 def _project_kernel(
-    z, norms, total, remainder, factors, upstream, grad,
+    z, norms, total, remainder, factors, upstream, other, grad,
     tokens, width, stride_b, stride_n, stride_u, eps,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, REMAINDER: tl.constexpr, SELF: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, REMAINDER: tl.constexpr, SELF: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(1)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -55,7 +55,10 @@ def _project_kernel(
     g = through_unit(g, x, norm, scale, inside)
     k = tl.where(masked, 0.0, k)[:, None]
     g = tl.where(k == 0.0, 0.0, g * k)
-    tl.store(grad + where, g.to(grad.dtype.element_ty), mask=present[:, None] & inside[None, :])
+    there = present[:, None] & inside[None, :]
+    if ADD:
+        g += tl.load(other + where, mask=there, other=0.0).to(tl.float32)
+    tl.store(grad + where, g.to(grad.dtype.element_ty), mask=there)
 
 
 def project(
@@ -68,19 +71,23 @@ def project(
     eps: float,
     count_self: bool = False,
     remainder: torch.Tensor | None = None,
+    other: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """k (w (T − u_i) + G_i/a_i) through u: one read of z (and of G), one write.
 
     k is `factors` (B,) times `upstream` (B,) and w is 1; beside a remainder G (B, N, F) `factors` is (2, B), and has w
-    in its second row. `count_self` keeps the token itself: T instead of T − u_i.
+    in its second row. `count_self` keeps the token itself: T instead of T − u_i. `other` is a gradient of the same
+    shape and dtype that is added on the way.
     """
     grad = torch.empty(z.shape, dtype=z.dtype, device=z.device)
     if z.numel():
+        other = None if other is None else other.contiguous()
         rest = None if remainder is None else remainder.dtype
         launch = _projection(
-            z.shape, z.stride(), z.dtype, z.device, rest, upstream.stride(0), upstream.dtype, eps, count_self
-        )
-        launch(z, norms, total, remainder, factors, upstream, grad)
+            z.shape, z.stride(), z.dtype, z.device, rest, upstream.stride(0), upstream.dtype, eps, count_self,
+            other is not None,
+        )  # fmt: skip
+        launch(z, norms, total, remainder, factors, upstream, other, grad)
     return grad
 
 
@@ -95,10 +102,11 @@ def _projection(
     upstream: torch.dtype,
     eps: float,
     count_self: bool,
+    add: bool,
 ) -> Launch:
     batch, tokens, width = shape
     rows, padded, warps = row_tile(width)
     return Launch(
         _project_kernel, (cdiv(tokens, rows), batch), tokens, width, *strides[:2], stride_u, eps,
-        ROWS=rows, WIDTH=padded, REMAINDER=remainder is not None, SELF=count_self, warps=warps,
+        ROWS=rows, WIDTH=padded, REMAINDER=remainder is not None, SELF=count_self, ADD=add, warps=warps,
     )  # fmt: skip

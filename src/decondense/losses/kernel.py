@@ -14,11 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .pending import Pending
+
 # What the operators take, in this order: None where a kernel has no such option.
 OPTIONS = {
     "curve": "str", "tau": "float", "clamp": "float", "margin": "float", "hard_clamp": "bool", "eps": "float",
     "diagonal": "bool", "centred": "bool", "variance_weight": "float", "covariance_weight": "float", "gamma": "float",
 }  # fmt: skip
+ADDING = ("first_order", "pairwise")  # whose `backward` adds its gradient to another
 _NAMED = "str name, " + ", ".join(f"{kind}? {name}" for name, kind in OPTIONS.items())
 
 
@@ -34,8 +37,16 @@ class Kernel:
         return value, saved
 
     def backward(self, z: Tensor, mask: Tensor | None, saved: tuple[Tensor, ...], upstream: Tensor) -> Tensor:
-        gradient: Tensor = _module(self.name).backward(z, mask, saved, upstream, **self.options)
-        return gradient
+        def compute(other: Tensor | None) -> Tensor:
+            adding = {} if other is None else {"other": other}
+            gradient: Tensor = _module(self.name).backward(z, mask, saved, upstream, **adding, **self.options)
+            return gradient
+
+        return Pending(z, compute) if self.waits(z) else compute(None)
+
+    def waits(self, z: Tensor) -> bool:
+        """Whether the gradient waits for another one: a leaf has no other."""
+        return self.name in ADDING and not z.is_leaf
 
     def traced(self, z: Tensor, mask: Tensor | None) -> Tensor:
         """The values, as a node of a graph."""
@@ -59,8 +70,8 @@ def _again(z: Tensor, autocast: torch.dtype | None) -> torch.autocast:
     return torch.autocast(z.device.type, dtype=autocast, enabled=autocast is not None)
 
 
-def _kernel(name: str, *options: Any) -> Kernel:
-    return Kernel(name, **{key: value for key, value in zip(OPTIONS, options) if value is not None})
+def _given(*options: Any) -> dict[str, Any]:
+    return {key: value for key, value in zip(OPTIONS, options) if value is not None}
 
 
 @torch.library.custom_op(
@@ -73,7 +84,7 @@ def _forward(
 ) -> list[Tensor]:
     """The values, and what the backward pass needs."""
     with _again(z, autocast):
-        value, saved = _kernel(name, *options).forward(z, mask, need_gradient)
+        value, saved = Kernel(name, **_given(*options)).forward(z, mask, need_gradient)
     # the results of an operator must not share memory, which the small ones do
     return [x if x.untyped_storage().nbytes() == x.nbytes else x.clone() for x in (value, *saved)]
 
@@ -97,7 +108,8 @@ def _backward(
 ) -> Tensor:
     """The gradient with respect to z."""
     with torch.cuda.device_of(z):
-        return _kernel(name, *options).backward(z, mask, tuple(saved), upstream)
+        gradient: Tensor = _module(name).backward(z, mask, tuple(saved), upstream, **_given(*options))
+        return gradient
 
 
 @_backward.register_fake

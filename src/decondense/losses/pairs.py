@@ -20,6 +20,7 @@ from torch import Tensor
 
 from .. import geometry
 from .kernel import Kernel
+from .pending import computed
 
 
 class Routine(Protocol):
@@ -49,6 +50,8 @@ def apply(routine: Routine, z: Tensor, mask: Tensor | None) -> Tensor:
     """The values (batch,) of a routine, with its gradient attached."""
     if isinstance(routine, Kernel) and torch.compiler.is_compiling():
         return routine.traced(z, mask)
+    if isinstance(routine, Kernel) and torch.is_grad_enabled() and routine.waits(z):
+        z.register_hook(computed)
     return _Apply.apply(z, mask, routine)
 
 
