@@ -22,8 +22,9 @@ from .statistics import WindowStatistics, has_kernel, not_finite, on_device
 
 __all__ = ["Later", "Threads", "can_wait"]
 
-# States side by side take at most this much; what is computed of them, about fifteen times as much.
-SIDE_BY_SIDE = 64 * 2**20
+# States side by side take at most this much, and this share of a GPU's free memory: what is computed of them takes
+# about fifteen times as much.
+SIDE_BY_SIDE, SHARE = 256 * 2**20, 1 / 40
 
 
 def can_wait(z: Tensor) -> bool:
@@ -49,7 +50,8 @@ class Threads:
     def submit(self, job: Callable[..., Tensor], *arguments: Any) -> Future[Tensor]:
         if self.pool is None:
             self.before = torch.get_num_threads()
-            self.pool = ThreadPoolExecutor(os.cpu_count(), initializer=torch.set_num_threads, initargs=(1,))
+            number = max(1, (os.cpu_count() or 2) - 1)  # one is left to whoever launches
+            self.pool = ThreadPoolExecutor(number, initializer=torch.set_num_threads, initargs=(1,))
         return self.pool.submit(job, *arguments)
 
 
@@ -80,8 +82,7 @@ class Later:
             if len(self.states) == len(self.beside) or not same:
                 self.launch()
         if self.beside is None:
-            room = max(1, SIDE_BY_SIDE // max(1, 4 * z.numel()))
-            self.beside = z.new_empty(room, *z.shape, dtype=_precision(z))
+            self.beside = z.new_empty(_room(z), *z.shape, dtype=_precision(z))
         self.beside[len(self.states)].copy_(z)
         self.states.append((number, where, z.dtype))
 
@@ -95,22 +96,23 @@ class Later:
         finite = sent(torch.isfinite(z).flatten(1).all(1))
         statistics = WindowStatistics(*map(sent, on_device(z.flatten(0, 1), states=len(z))))
         moments = None if self.threads is None else second_moments(z).on_host()
-        come = torch.cuda.current_stream(z.device).record_event().synchronize if z.is_cuda else _nothing
+        come = _reached(z.device) if z.is_cuda else _nothing
         spectra: list[Future[Tensor]] = []
         if self.threads is not None and moments is not None:
             spectra = [self.threads.submit(_spectrum, moments, finite, k, come) for k in range(len(z))]
         self.sent.append(Sent(states, statistics, finite, spectra, come))
 
-    def results(self) -> Iterator[tuple[int, WindowStatistics]]:
-        """(number, statistics) of every state."""
+    def results(self) -> Iterator[tuple[list[int], WindowStatistics]]:
+        """(numbers, statistics) of several states each: scalars (states, windows, columns), counts (states, bins)."""
         for part in self.sent:
             part.come()
-            rows = part.statistics.scalars.unflatten(0, (len(part.states), -1))
-            for k, (number, where, dtype) in enumerate(part.states):
-                if not part.finite[k]:
+            for (_, where, dtype), good in zip(part.states, part.finite.tolist()):
+                if not good:
                     raise not_finite(where, dtype)
-                scalars = torch.cat([rows[k], *(spectrum.result() for spectrum in part.spectra[k : k + 1])], 1)
-                yield number, WindowStatistics(scalars, part.statistics.counts[k])
+            scalars = part.statistics.scalars.unflatten(0, (len(part.states), -1))
+            if part.spectra:
+                scalars = torch.cat([scalars, torch.stack([spectrum.result() for spectrum in part.spectra])], 2)
+            yield [number for number, _, _ in part.states], WindowStatistics(scalars, part.statistics.counts)
 
 
 def _spectrum(moments: SecondMoments, finite: Tensor, k: int, come: Callable[[], None]) -> Tensor:
@@ -122,8 +124,21 @@ def _spectrum(moments: SecondMoments, finite: Tensor, k: int, come: Callable[[],
     return of_moments(SecondMoments(gram[k], low[k], high[k], frobenius[k], width))
 
 
+def _room(z: Tensor) -> int:
+    """How many states like z lie side by side."""
+    free = torch.cuda.mem_get_info(z.device)[0] * SHARE if z.is_cuda else SIDE_BY_SIDE
+    return max(1, int(min(SIDE_BY_SIDE, free)) // max(1, 4 * z.numel()))
+
+
 def _precision(z: Tensor) -> torch.dtype:
     return torch.promote_types(z.dtype, torch.float32)
+
+
+def _reached(device: torch.device) -> Callable[[], None]:
+    """A function that waits until a GPU has done what was asked of it so far."""
+    event = torch.cuda.Event(blocking=True)  # many threads wait, and are not to turn round and round meanwhile
+    event.record(torch.cuda.current_stream(device))
+    return event.synchronize
 
 
 def _nothing() -> None:

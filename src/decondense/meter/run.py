@@ -234,7 +234,7 @@ def _batch(
     last, before = reader.layers, reader.layers + 1
     later = Later(threads if settings["spectral"] else None)
 
-    def keep(number: int, found: WindowStatistics) -> None:
+    def keep(number: int | list[int], found: WindowStatistics) -> None:
         tally.counts[number] += found.counts.numpy()
         rows[number] = found.scalars.numpy()
 
@@ -249,8 +249,8 @@ def _batch(
         keep(number, state_statistics(z, where, spectral=settings["spectral"], matrix=matrix))
 
     def finish() -> Tally:
-        for number, found in later.results():
-            keep(number, found)
+        for numbers, found in later.results():
+            keep(numbers, found)
         if reader.final_norm is False:
             for table in (rows, tally.counts, tally.matrices):
                 if table is not None:

@@ -57,6 +57,7 @@ class StateReader:
             vocabulary = len(token_embedding(model).weight)
             probe = {"input_ids": torch.arange(6).view(1, 6) % min(6, vocabulary) + 1}
         self.whole, self.model = model, body_of(model, probe, stack)
+        self.caches = "use_cache" in inspect.signature(self.model.forward).parameters
         self.stack = stack if getattr(model.config, "is_encoder_decoder", False) else "only"
         self.blocks = repeated_blocks(self.model.get_decoder() if self.stack == "decoder" else self.model)
         returned = self._returned(probe)
@@ -88,7 +89,7 @@ class StateReader:
 
     def _inputs(self, batch: Batch) -> Batch:
         inputs = arguments(self.whole, batch, stack=self.stack)
-        if "use_cache" in inspect.signature(self.model.forward).parameters:
+        if self.caches:
             inputs["use_cache"] = False
         return inputs
 
