@@ -9,7 +9,7 @@ from test_quoted_results import PLAIN, README, RESULTS, runs, table
 from decondense.records import Training
 from decondense.stats.crossed import crossed_macro
 from decondense.stats.verdicts import signed
-from decondense.studies.pretrain import outcomes
+from decondense.studies.contrasts import by_texts
 from decondense.studies.runs import by_document
 
 
@@ -142,7 +142,7 @@ def test_pretrain():
     assert list(arms[0]) == list(arms[1]) == [11, 12, 13, 14, 15]
     late = [signed(by_document(arms[1][seed]) - by_document(arms[0][seed]), 3) for seed in (14, 15)]
     assert "the two that came later gave {} and {}".format(*late) in RESULTS
-    pairs = outcomes(*([arm[seed] for seed in (11, 12, 13)] for arm in arms))
+    pairs = by_texts(*([arm[seed] for seed in (11, 12, 13)] for arm in arms))
     early = crossed_macro(pairs, paired=True)
     low, high = (signed(end, 3) for end in early.interval())
     assert f"at 40M gave {signed(early.difference, 3)} nats [{low}, {high}]" in RESULTS

@@ -43,7 +43,7 @@ def layers(arm: str) -> int:
 
 
 NARROW, WIDE = "MLP width 8", "MLP width 256"
-ALONE, TAUGHT = "student alone", "student with a teacher"
+ALONE, TAUGHT, DISPERSED = "student alone", "student with a teacher", "dispersed teacher"
 CE, DISP = "cross-entropy", "dispersion"
 CASES = [
     ("width", geometry("spearman", {NARROW: 0.9, WIDE: -0.2}), "reproduced"),
@@ -52,8 +52,10 @@ CASES = [
     ("init", lambda arm, s: run(start=(0.5, 0.9 + noise(arm, s)), spearman=-0.4 + noise("end", s)), "reproduced"),
     ("init", lambda arm, s: run(start=(0.5, 0.5 + noise(arm, s)), spearman=0.9), "not reproduced"),
     ("init", lambda arm, s: run(start=(0.5, -0.5 + noise(arm, s)), spearman=-0.9), "not reproduced"),
-    ("distill", geometry("cosine", {ALONE: 0.5, TAUGHT: 0.51}), "reproduced"),
-    ("distill", geometry("cosine", {ALONE: 0.5, TAUGHT: 0.2}), "not reproduced"),
+    ("distill", geometry("cosine", {TAUGHT: 0.51, DISPERSED: 0.3}), "reproduced"),
+    ("distill", geometry("cosine", {TAUGHT: 0.2, DISPERSED: 0.3}), "not reproduced"),
+    ("distill", geometry("cosine", {"student with a dispersed teacher": 0.2, DISPERSED: 0.3}), "not reproduced"),
+    ("distill", geometry("cosine", {TAUGHT: 0.51}), "undecided"),  # the second teacher is as condensed as the first
     ("counteract", geometry("cosine", {CE: 0.5, DISP: 0.3}), "reproduced"),
     ("counteract", geometry("cosine", {CE: 0.3, DISP: 0.5}), "not reproduced"),
     ("counteract", lambda arm, s: run(cosine=0.5 + (0.2 if (s == 2) == (arm == DISP) else 0.0)), "undecided"),
@@ -98,7 +100,7 @@ def test_no_effect_is_rarely_called_reproduced(name):
     """Arms that differ by noise alone. Claims of sameness are tried at the edge of their margin."""
     rng = np.random.default_rng(0)
     edge = {
-        "distill": {"cosine": {TAUGHT: -0.05}},
+        "distill": {"cosine": {TAUGHT: -0.05, DISPERSED: -0.3}},
         "estimators": {"cosine": {CE: 2.0, "sampled": 0.2}},  # nine tenths of what the exact loss does
         "hyper": {"held_out": {"λ 0.5, τ 1": -0.002}},
     }.get(name, {})
@@ -345,6 +347,18 @@ def test_published_checkpoints_are_one_run_each():
     assert concluded(study, settings, runs).verdict == "reproduced"
     # a run without its end does not count
     assert concluded(study, settings, runs[:-1]).estimate["start"]["n"] == 3
+
+
+def test_an_older_study_of_distillation_has_one_teacher():
+    """Without the second one the criterion and the verdict are about the first."""
+    study, settings = settled("distill", "gpu")
+    settings["arms"] = {arm: settings["arms"][arm] for arm in (ALONE, TAUGHT)}
+    study.check(settings)
+    assert "dispersed" in study.criterion
+    assert "dispersed" not in study.criterion_of(settings)
+    make = geometry("cosine", {ALONE: 0.5, TAUGHT: 0.51})
+    end = concluded(study, settings, of_seeds(settings, make, [1, 2, 3]))
+    assert (end.verdict, "dispersed" in end.sentence) == ("reproduced", False)
 
 
 def test_distilled_pairs():

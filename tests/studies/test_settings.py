@@ -71,6 +71,10 @@ def test_arms_are_what_they_say():
     assert recipe("hyper", "gpu", "λ 0.1, τ 0.5").loss.options["tau"] == 0.5
     assert recipe("hyper", "gpu", "layers: late half").loss.layers == "late_half"
     assert recipe("distill", "gpu", "student with a teacher").baselines.distillation.teacher == "smollm2-135m"
+    taught = recipe("distill", "gpu", "student with a dispersed teacher").baselines.distillation.teacher
+    assert taught.startswith("teacher ")  # and the fingerprint of the arm
+    dispersed = recipe("distill", "gpu", "dispersed teacher")
+    assert (dispersed.model.name, dispersed.model.architecture, dispersed.loss.weight) == ("smollm2-135m", None, 3.0)
     assert recipe("benchmarks", "gpu", "cross-entropy").data.tokens == 20_000_000
     nowhere = recipe("arch", "gpu", "SmolLM3: RMSNorm before, no positions, tied")
     assert nowhere.model.config["no_rope_layers"] == [0] * 12
@@ -204,7 +208,9 @@ def test_errors_are_one_sentence_and_leave_nothing(refusal, tmp_path, monkeypatc
         ("theory", "points=many", "must be a whole number of at least 1, got 'many'"),
         ("counteract", "arms={dispersion: {}}", "the settings lack 'cross-entropy'"),
         ("init", "arms.another={}", "the study follows one arm, 'from scratch', got 'from scratch', 'another'"),
-        ("distill", "teacher.model.config=3", "teacher: model.config"),
+        ("distill", "arms.teacher.model.config=3", "arm 'teacher': model.config"),
+        ("distill", "arms.student with a dispersed teacher.baselines.distillation.teacher=x", "must be an arm, so"),
+        ("distill", "arms.teacher.baselines.distillation.teacher=dispersed teacher", "must have none itself, got"),
         ("distill", "arms={student alone: {}}", "the settings lack 'student with a teacher'"),
         ("benchmarks", "tasks=piqa", "must be a list of different names, got 'piqa': write it like [piqa, arc_easy]"),
         ("benchmarks", "tasks=[]", "got an empty list of tasks"),

@@ -38,16 +38,17 @@ CONTRASTS = [
 
 def arms(size: dict[str, Any]) -> Settings:
     """Eleven models of one size. `mlp` is the width of a plain MLP, `gated` that of one with a gate; `vocabulary` its
-    size and the ids of the first and the last token of a text."""
-    layers, width, heads, context = (size[key] for key in ("layers", "width", "heads", "context"))
+    size and the ids of the first and the last token of a text, `pad` that of a token which has no embedding where an
+    architecture must have one."""
+    layers, width, heads, context, pad = (size[key] for key in ("layers", "width", "heads", "context", "pad"))
     words = dict(zip(("vocab_size", "bos_token_id", "eos_token_id"), size["vocabulary"]))
     common = words | {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads}
     common |= {"max_position_embeddings": context}
     rotary = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}}
     gpt2 = words | {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "n_embd": width, "n_layer": layers}
     gpt2 |= {"n_head": heads, "n_inner": size["mlp"], "n_positions": context}
-    opt = common | {"ffn_dim": size["mlp"], "dropout": 0.0, "word_embed_proj_dim": width, "pad_token_id": 0}
-    llama = common | {"intermediate_size": size["gated"], "num_key_value_heads": heads, "pad_token_id": 0}
+    opt = common | {"ffn_dim": size["mlp"], "dropout": 0.0, "word_embed_proj_dim": width, "pad_token_id": pad}
+    llama = common | {"intermediate_size": size["gated"], "num_key_value_heads": heads, "pad_token_id": pad}
     models = {
         GPT2: ("gpt2", gpt2),
         GPT2_UNTIED: ("gpt2", gpt2 | {"tie_word_embeddings": False}),

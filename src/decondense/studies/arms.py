@@ -14,30 +14,37 @@ from ..train.folder import FREE
 from ..train.recipe import Recipe, recipe_from
 from .settings import Settings, joined
 
-__all__ = ["TEACHER", "essence", "recipe_of", "teacher_recipe"]
+__all__ = ["TEACHER", "essence", "recipe_of", "teacher_of"]
 
 TEACHER = "teacher"
 
 
 def recipe_of(settings: Settings, arm: str, seed: int) -> Recipe:
-    """The whole recipe of an arm and a seed. A teacher that is trained first has the fingerprint of its recipe in its
-    name, so that students of different teachers are different trainings."""
-    recipe = _recipe(settings, settings["arms"][arm], arm, seed, f"arm {arm!r}")
-    distillation = recipe.baselines.distillation
-    if distillation is not None and distillation.teacher == TEACHER and settings.get("teacher"):
-        content = essence(teacher_recipe(settings, seed).model_dump(mode="json"))
+    """The whole recipe of an arm and a seed. A teacher that is an arm has the fingerprint of its recipe in its name, so
+    that students of different teachers are different trainings."""
+    recipe = _recipe(settings, arm, seed)
+    teacher, distillation = teacher_of(settings, arm), recipe.baselines.distillation
+    if teacher is not None and distillation is not None:
+        content = essence(recipe_of(settings, teacher, seed).model_dump(mode="json"))
         fingerprint = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
         distillation.teacher = f"{TEACHER} {fingerprint}"
     return recipe
 
 
-def teacher_recipe(settings: Settings, seed: int) -> Recipe:
-    return _recipe(settings, settings["teacher"], TEACHER, seed, TEACHER)
+def teacher_of(settings: Settings, arm: str) -> str | None:
+    """The arm that an arm learns from, where its teacher is one."""
+    distillation = _recipe(settings, arm, 0).baselines.distillation
+    teacher = None if distillation is None else distillation.teacher
+    if teacher not in settings["arms"]:
+        return None
+    if _recipe(settings, str(teacher), 0).baselines.distillation is not None:
+        raise ValueError(f"the teacher of the arm {arm!r} must have none itself, got {teacher!r}: choose another arm.")
+    return teacher
 
 
-def _recipe(settings: Settings, changes: Mapping[str, Any], name: str, seed: int, where: str) -> Recipe:
-    content = joined(joined(settings["base"], changes), {"name": name, "train": {"seed": seed}})
-    return recipe_from(content, where)
+def _recipe(settings: Settings, arm: str, seed: int) -> Recipe:
+    content = joined(joined(settings["base"], settings["arms"][arm]), {"name": arm, "train": {"seed": seed}})
+    return recipe_from(content, f"arm {arm!r}")
 
 
 def essence(recipe: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from ..files import safe_name, versions, write_csv, write_text
 from ..records import Training, find
 from ..stats.verdicts import UNDECIDED
 from ..words import duration, perhaps, round_to, several
-from .arms import TEACHER, recipe_of, teacher_recipe
+from .arms import TEACHER, recipe_of
 from .runs import Conclusion, Members, Planned, Run, Runs, measured_name, trained_name
 from .settings import SCALES, Settings, command_of, read_scales, settings_from
 from .work import NotRun, Workshop, in_small, known_runs, make, save_run
@@ -86,8 +86,6 @@ class Study:
             raise ValueError(f"once must name arms, got {', '.join(map(repr, strange))}: leave it at the default.")
         for arm in arms:
             recipe_of(settings, arm, 0)
-        if settings.get("teacher"):
-            teacher_recipe(settings, 0)
         models = [what["model"] for what in self.measurements(settings)]
         strange = [model for model in settings.get("sizes", ()) if model not in models]
         if strange:
@@ -166,7 +164,7 @@ def run(
     finally:
         if shop.aside:
             gc.unfreeze()
-    left = [*(planned.name for planned in chosen), *map(safe_name, settings.get("arms", ())), f"{TEACHER}-seed-*"]
+    left = [*(planned.name for planned in chosen), *map(safe_name, settings.get("arms", ())), f"{TEACHER}-*-seed-*"]
     for path in [path for name in left for path in shop.work.glob(name)]:
         shutil.rmtree(path, ignore_errors=True)  # what a killed process had no time to remove
     with contextlib.suppress(OSError):

@@ -2,9 +2,9 @@
 
 Settings are data and nothing else. `base` is a recipe, `arms` name → what is different from it, `seeds` the training
 seeds, `once` the arms that no seed changes, which are made with the first alone, `heatmaps` ("all", "last", "none") the
-snapshots whose histogram is kept, `tasks` with `shots`, `limit` and `dtype` the benchmarks after training, `teacher` a
-recipe that is trained first and takes the place of the word "teacher" in an arm, `windows` and `tokens` how much of a
-text is measured, and `sizes` model → other numbers for it.
+snapshots whose histogram is kept, `tasks` with `shots`, `limit` and `dtype` the benchmarks after training, `windows`
+and `tokens` how much of a text is measured, and `sizes` model → other numbers for it. The teacher of an arm may be
+another arm, which is then trained first.
 "about" and "cost" of a scale are for people.
 """
 

@@ -17,9 +17,9 @@ from typing import Any
 from ..files import InUse, locked, pretty_json, safe_name, versions, write_text
 from ..records import Measured, Measurement, Snapshot, Training, find, in_short, read
 from ..words import round_to
-from .arms import TEACHER, recipe_of, teacher_recipe
+from .arms import TEACHER, recipe_of, teacher_of
 from .outcomes import evaluate_folder
-from .runs import Found, Members, Planned, Run, cosine, held_out, spearman
+from .runs import Found, Members, Planned, Run, cosine, held_out, spearman, trained_name
 from .settings import Settings
 
 __all__ = ["NotRun", "Workshop", "in_small", "known_runs", "make", "part_of", "save_run"]
@@ -95,10 +95,10 @@ def _trained(planned: Planned, shop: Workshop) -> Run:
         raise NotRun("there are no benchmark files here: give their folder with --bench or DECONDENSE_BENCH.")
     recipe = recipe_of(settings, arm, seed)
     plain = recipe.model_dump(mode="json")  # as the study asks for it: without the folders of this machine
-    distillation = recipe.baselines.distillation
-    if distillation is not None and distillation.teacher.startswith(f"{TEACHER} "):
-        teacher = shop.work / f"{TEACHER}-seed-{seed}"
-        distillation.teacher = str(_carry_out(teacher_recipe(settings, seed), teacher, shop) / "model")
+    teacher, distillation = teacher_of(settings, arm), recipe.baselines.distillation
+    if teacher is not None and distillation is not None:
+        place = shop.work / f"{TEACHER}-{trained_name(teacher, seed)}"
+        distillation.teacher = str(_carry_out(recipe_of(settings, teacher, seed), place, shop) / "model")
     folder = _carry_out(recipe, shop.work / planned.name, shop)
     record = read(folder)
     assert isinstance(record, Training), record.kind
