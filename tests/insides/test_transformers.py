@@ -89,3 +89,22 @@ def test_hidden_states_are_collected_by_hooks_that_are_hung_up_once(monkeypatch)
     monkeypatch.delattr("transformers.utils.output_capturing.maybe_install_capturing_hooks")
     with pytest.raises(Moved, match="maybe_install_capturing_hooks must exist in transformers"):
         inside.collect_hidden_states(model)
+
+
+@pytest.mark.parametrize("attentions", [False, True])
+def test_hooks_inside_the_blocks_are_for_what_the_configuration_asks_for(attentions, monkeypatch):
+    model = llama().model
+    model.set_attn_implementation("eager")
+    model.config.output_attentions = attentions
+    inside.collect_hidden_states_alone(model)
+    assert [len(layer.self_attn._forward_hooks) for layer in model.layers] == [int(attentions)] * len(model.layers)
+    out = model(input_ids=torch.ones(1, 2, dtype=torch.long), output_hidden_states=True)
+    assert len(out.hidden_states) == len(model.layers) + 1
+    assert (out.attentions is not None) == attentions
+    other = llama().model  # another model of the class has all its hooks
+    found = other(input_ids=torch.ones(1, 2, dtype=torch.long), output_hidden_states=True)
+    assert len(found.hidden_states) == len(out.hidden_states)
+    assert min(len(layer.self_attn._forward_hooks) for layer in other.layers) == 1
+    monkeypatch.delattr("transformers.utils.output_capturing.install_all_output_capturing_hooks")
+    with pytest.raises(Moved, match="install_all_output_capturing_hooks must exist in transformers"):
+        inside.collect_hidden_states_alone(llama().model)

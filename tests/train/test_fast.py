@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from regularize.models import bert, gpt2, llama, qwen3, tokens
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import decondense as dc
 from decondense.insides.torch import eager
@@ -134,6 +135,20 @@ def test_a_recipe_that_insists_is_told(tmp_path, cache):
 
 
 # ---- compiled blocks ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", [llama, gpt2, qwen3])
+def test_a_loss_leaves_compiled_blocks_whole(family, monkeypatch):
+    """One graph for all of them: the hooks by which transformers collects the states are not inside."""
+    torch.compiler.reset()
+    graphs = CompileCounterWithBackend("aot_eager")
+    monkeypatch.setattr(torch.nn.Module, "compile", functools.partialmethod(torch.nn.Module.compile, backend=graphs))
+    model = family().train()
+    compile_blocks(model)
+    with dc.regularize(model, weight=1.0) as handle:
+        model(**inputs(), use_cache=False).loss.backward()
+    assert len(handle.reads) > 1
+    assert graphs.frame_count == 1
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])

@@ -32,6 +32,25 @@ def collect_hidden_states(stack: Any) -> None:
     member(module, "maybe_install_capturing_hooks", library="transformers", why=why)(stack)
 
 
+def collect_hidden_states_alone(stack: Any) -> None:
+    """Hang up the hooks by which transformers collects hidden states, and what else the configuration asks for. In the
+    first call that asks for the states it would hang up all it has, one on every attention module among them, and a
+    hook inside a compiled block, which torch.compile cannot trace, cuts it into three graphs."""
+    module, why = "transformers.utils.output_capturing", "a hook inside a compiled block cuts it into pieces"
+    recorded = member(module, "_CAN_RECORD_REGISTRY", library="transformers", why=why)
+    install = member(module, "install_all_output_capturing_hooks", library="transformers", why=why)
+    name = str(type(stack))
+    every = recorded.get(name)
+    if not every or getattr(stack, "_output_capturing_hooks_installed", False):
+        return
+    asked = {key for key in every if key == "hidden_states" or getattr(stack.config, f"output_{key}", False)}
+    recorded[name] = {key: every[key] for key in every if key in asked}
+    try:
+        install(stack)
+    finally:
+        recorded[name] = every
+
+
 def is_encoder_decoder(model: Any) -> bool:
     """A model without a configuration is not of transformers, and has one stack."""
     return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))

@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .. import hidden_states as hs
+from ..insides.transformers import collect_hidden_states_alone
 from ..stack import repeated_blocks
 
 __all__ = ["compile_blocks", "compiled_head", "fuse_head", "head_loss", "matmul_precision"]
@@ -39,8 +41,10 @@ def matmul_precision(level: str) -> Iterator[None]:
 
 
 def compile_blocks(model: nn.Module) -> int:
-    """Compile every block in place; returns how many."""
+    """Compile every block in place; returns how many. Whoever asks for hidden states later leaves them whole."""
     blocks = repeated_blocks(model)
+    reader, _ = hs.reader_of(model, None)
+    collect_hidden_states_alone(getattr(reader, "stack", None))
     for block in blocks:
         block.compile()
     return len(blocks)
