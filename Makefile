@@ -72,7 +72,7 @@ slow: $(VENV)/.demo $(VENV)/.others .venv-loggers/.installed  ## the tests that 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --num-workers 2
+	$(BIN)/mypy
 
 format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer.main
 
 if not torch.cuda.is_available() and "TRITON_INTERPRET" not in os.environ and "triton" not in sys.modules:
     # The kernels' tests want Triton's interpreter, which must be chosen before anything imports Triton. The tests of
@@ -30,6 +32,7 @@ if not torch.cuda.is_available() and "TRITON_INTERPRET" not in os.environ and "t
 
 from by_hand import write_run
 
+typer.main.get_command = functools.cache(typer.main.get_command)  # hundreds of tests call the command, which is one
 os.environ.pop("COLUMNS", None)  # a worker is told 80, and tables would not be those of a pipe
 ROOT = Path(__file__).resolve().parent.parent
 # They kill processes, launch several, run a shell script or make links, all of it in the manner of POSIX.
