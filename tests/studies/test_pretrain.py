@@ -127,16 +127,36 @@ def test_what_changes_is_told_seed_by_seed_and_by_hand(tmp_path):
         )
         runs.append(training(arm, seed, {"one": [3.0, 3.1 + added]}, held_out_by=by, history=history))
     end = study.conclude(Runs(runs, list(settings["arms"])), settings)
-    panels = end.more["why.png"].args[0]
+    panels = end.more["why-llama.png"].args[0]
     (name,) = panels[1]["series"]
     assert panels[1]["series"][name] == ([256], [pytest.approx([-0.1, -0.2])])
     places, values = panels[2]["series"][name]
     assert (places[0], len(places), values[4]) == (0.5, 10, pytest.approx([0.4, 0.8]))
     assert panels[3]["series"][name][0] == [0.5, 1.5, 2.5, 4.5, 5.5, 6.5, 7.5]
     assert list(panels[0]["series"]) == [name, "cross-entropy"]
-    assert end.more["why.png"].keywords["note"].startswith("llama, 2.05k tokens, 2 seeds: ")
-    assert end.more["why.png"](tmp_path / "why.png").stat().st_size > 1000
+    assert end.more["why-llama.png"].keywords["note"].startswith("llama, 2.05k tokens, 2 seeds: ")
+    assert end.more["why-llama.png"](tmp_path / "why-llama.png").stat().st_size > 1000
     assert confirmed({"1.02k": 0.0, "2.05k": 0.0}).more == {}  # runs that keep no such thing
+
+
+def test_what_only_some_runs_keep_is_shown_where_all_have_it():
+    """Rank and noise of one place; a noise that was not to be seen in one seed is left out for all."""
+    study = find("pretrain")
+    settings = settings_of(study, "smoke", seeds=[1, 2])
+    runs = []
+    for seed, arm in product(settings["seeds"], settings["arms"]):
+        by = {name: [{"tokens": 5, "loss": 3.0}] * n for name, n in {"frequency": 10, "position": 8}.items()}
+        noises = [1000.0 * seed, None if seed == 2 else 7.0]
+        probes = [
+            {"step": i, "tokens": 256 * i, "gradient_noise": noise, "frequency_share": 0.1}
+            for i, noise in enumerate(noises)
+        ]
+        runs.append(training(arm, seed, {"one": [3.0]}, held_out_by=by, probes=probes))
+    panels = study.conclude(Runs(runs, list(settings["arms"])), settings).more["why-llama.png"].args[0]
+    by_title = {panel["title"]: panel["series"] for panel in panels}
+    assert by_title["Gradient"]["cross-entropy"] == ([0], [[1.0, 2.0]])
+    assert by_title["Last state: frequency"]["cross-entropy"] == ([0, 256], [[0.1, 0.1]] * 2)
+    assert "Last state: rank" not in by_title
 
 
 def test_a_run_that_was_not_asked_about_quantisation_is_the_same_training():

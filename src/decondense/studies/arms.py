@@ -49,8 +49,9 @@ def _recipe(settings: Settings, arm: str, seed: int) -> Recipe:
 
 def essence(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """What decides the outcome of a training, its seed apart: the recipe as flat keys, defaults filled in, without
-    its name, its folder of texts and what a resumed run may change."""
+    its name, its folder of texts, what a resumed run may change, and how often and how closely it was looked at."""
     with contextlib.suppress(ValueError):  # of a version that had other keys: it is compared as it is
         recipe = recipe_from(dict(recipe)).model_dump(mode="json")
     free = {"name", "data.folder", "train.seed", *(f"train.{key}" for key in FREE)}
+    free |= {"snapshots.count", "snapshots.spectral", "snapshots.probes"}
     return {key: value for key, value in flat(dict(recipe)).items() if key not in free}

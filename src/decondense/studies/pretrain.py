@@ -23,7 +23,7 @@ from ..figures.studies import curves
 from ..stats.crossed import crossed_macro
 from ..stats.significance import holm
 from ..stats.verdicts import NOT, REPRODUCED, UNDECIDED, Decision, from_interval, interval, resolves
-from ..words import amount, signed
+from ..words import amount, signed, slug
 from .contrasts import by_texts
 from .runs import Conclusion, Runs, Settings, by_document, cosine, quantisation
 from .settings import joined
@@ -121,6 +121,9 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         "labels": [amount(tick) for tick in ticks],
     }
     axes |= {"y": "held-out loss minus cross-entropy's", "line": 0.0}
+    dots = [seeds for lines in series.values() for cells in lines.values() for seeds in cells.values()]
+    ends = [0.0, *(end for seeds in dots for end in (*interval(seeds)[1:], *seeds))]
+    axes["limits"] = (1.1 * min(ends), 1.1 * max(ends))  # the same for all panels
     axes["span"] = (0.85 * min(ticks, default=1), 1.3 * max(ticks, default=1))
     models = Counter(loss for lines in series.values() for loss in lines)
     order = [loss for loss, _ in models.most_common()]  # what all panels have comes first: the same colour in all
@@ -130,8 +133,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         for model, lines in series.items()
     ]
     draw = partial(curves, panels, note="dots are seeds, bars 95 % intervals over them") if panels else None
-    changes = _why(runs, tokens, settings)
-    more = {} if changes is None else {"why.png": changes}
+    more = _why(runs, tokens, settings)
     return Conclusion(_verdict(decisions, tokens), sentence, columns, rows, estimate, draw, more)
 
 
@@ -140,11 +142,11 @@ def _beside(cells: Mapping[int, list[float]], place: int) -> tuple[list[float], 
     return [count * 1.06**place for count in cells], list(cells.values())
 
 
-def _why(runs: Runs, tokens: Mapping[Cell, int], settings: Settings) -> Callable[[Path], object] | None:
-    """The figure of what changes, for the largest budget at which a loss has three seeds, or as many as any has; of
-    several models the one with most runs."""
-    most: tuple[int, int, int] = (0, 0, 0)
-    draw = None
+def _why(runs: Runs, tokens: Mapping[Cell, int], settings: Settings) -> dict[str, Callable[[Path], object]]:
+    """A figure of what changes for every model: its largest budget at which a loss has three seeds, or as many as any
+    has."""
+    best: dict[str, tuple[int, int]] = {}
+    figures: dict[str, Callable[[Path], object]] = {}
     for place in {cell[1:]: None for cell in tokens}:
         arms = {cell[0]: runs.table.get(BETWEEN.join(cell), {}) for cell in tokens if cell[1:] == place}
         whole = {loss: {s: r for s, r in arm.items() if r.held_out_by and r.snapshots} for loss, arm in arms.items()}
@@ -152,12 +154,14 @@ def _why(runs: Runs, tokens: Mapping[Cell, int], settings: Settings) -> Callable
         paired = {loss: {s: run for s, run in arm.items() if s in base} for loss, arm in whole.items()}
         losses = {loss: arm for loss, arm in paired.items() if arm}
         seeds = [len(arm) for arm in losses.values()]
-        count = (min(max(seeds, default=0), 3), tokens[(NONE, *place)], sum(seeds))
-        if losses and count > most:
+        count = (min(max(seeds, default=0), 3), tokens[(NONE, *place)])
+        if losses and count > best.get(place[0], (0, 0)):
+            best[place[0]] = count
             recipe = joined(settings["base"], settings["arms"][BETWEEN.join((NONE, *place))])
-            draw = partial(curves, why(base, losses, recipe), note=in_words(", ".join(place), seeds), columns=2)
-            most = count
-    return draw
+            figures[f"why-{slug(place[0])}.png"] = partial(
+                curves, why(base, losses, recipe), note=in_words(", ".join(place), seeds), columns=2
+            )
+    return figures
 
 
 def _verdict(decisions: Mapping[Cell, Decision], tokens: Mapping[Cell, int]) -> str:

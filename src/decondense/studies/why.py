@@ -1,8 +1,8 @@
-"""What a loss changes in the models and in their loss, seed by seed: four panels for the figure of `pretrain`.
+"""What a loss changes in the models and in their loss, seed by seed: panels for the figures of `pretrain`.
 
-Runs keep the mean cosine and the share of outlier dimensions at their snapshots (the latter the newer ones), a history,
-and the held-out loss by the frequency of the token and by its position. They keep no rank, direction of frequency or
-noise of the gradient.
+Of the last state over training: mean cosine, and where the runs keep them effective rank, share of the outlier
+dimensions and of the direction of frequency; the noise of the gradient; the training loss on the way; at the end the
+held-out loss by the frequency of the token and by its position.
 """
 
 from __future__ import annotations
@@ -31,18 +31,17 @@ def why(base: Runs, losses: Mapping[str, Runs], settings: Settings) -> list[Sett
     both = [*by_frequency.values(), *by_position.values()]
     ends = [0.0, *(value for _, values in both for some in values for value in some)]
     held_out = {"y": "held-out loss minus cross-entropy's", "limits": (1.05 * min(ends), 1.05 * max(ends))}
-    panels: list[Settings] = [
-        {"title": "Last state", "y": "mean cosine of two tokens", **time},
+    every = {**losses, "cross-entropy": base}
+    tried = [{"title": title, "y": y, **time, "series": _apart(of, every, None)} for title, y, of in _OVER_TIME]
+    over_time = [panel for panel in tried if all(places for places, _ in panel["series"].values())]
+    apart: list[Settings] = [
         {"title": "On the way", "y": "training loss minus cross-entropy's", **time},
         {"title": "At the end, by frequency", **held_out, **tenths, "ticks": [k + 0.5 for k in range(10)]},
         {"title": "At the end, by position", **held_out, **eighths, "ticks": [0, 2, 4, 6, 8]},
     ]
-    geometry = _apart(_last_state, {**losses, "cross-entropy": base}, None)
-    series = [geometry, _apart(_training_loss, losses, base), by_frequency, by_position]
-    return [
-        {**panel, "series": one, "line": 0.0, "band": True, "legend": one is geometry}
-        for panel, one in zip(panels, series)
-    ]
+    series = [_apart(_training_loss, losses, base), by_frequency, by_position]
+    panels = [*over_time, *({**panel, "series": one, "line": 0.0} for panel, one in zip(apart, series))]
+    return [{**panel, "band": True, "legend": panel is panels[0]} for panel in panels]
 
 
 def in_words(which: str, seeds: Sequence[int]) -> str:
@@ -67,8 +66,31 @@ def _apart(of: Values, arms: Mapping[str, Runs], base: Runs | None) -> dict[str,
     return series
 
 
-def _last_state(run: Training) -> dict[float, float]:
-    return {shot.tokens or 0: value for shot in run.snapshots if (value := shot.mean_cosine[-1]) is not None}
+def _shown(name: str) -> Values:
+    """A number of the last state, at the snapshots that have it."""
+
+    def values(run: Training) -> dict[float, float]:
+        shots = ((shot.tokens or 0, getattr(shot, name)) for shot in run.snapshots)
+        return {tokens: states[-1] for tokens, states in shots if states and states[-1] is not None}
+
+    return values
+
+
+def _probed(name: str, unit: float = 1.0) -> Values:
+    def values(run: Training) -> dict[float, float]:
+        found = ((probe.tokens, getattr(probe, name)) for probe in run.probes or ())
+        return {tokens: value / unit for tokens, value in found if value is not None}
+
+    return values
+
+
+_OVER_TIME: list[tuple[str, str, Values]] = [
+    ("Last state", "mean cosine of two tokens", _shown("mean_cosine")),
+    ("Last state: rank", "effective rank", _shown("effective_rank")),
+    ("Last state: outliers", "share of 3 dimensions in the variance", _shown("outlier_share")),
+    ("Last state: frequency", "share along the direction of frequency", _probed("frequency_share")),
+    ("Gradient", "noise scale, thousands of tokens", _probed("gradient_noise", 1000)),
+]
 
 
 def _training_loss(run: Training) -> dict[float, float]:
