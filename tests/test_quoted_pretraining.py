@@ -100,42 +100,54 @@ def test_pretrain():
         low, high = (signed(row[f"{of}{end}"], digits) for end in ("low", "high"))
         return f"{signed(row[f'{of}difference'], digits)} [{low}, {high}]"
 
-    uniform = [told("uniformity last 0.1", *cell) for cell in (("gpt2", 4e7), ("gpt2", 8e7), ("llama", 4e7))]
+    cells = (("gpt2", 4e7), ("gpt2", 8e7), ("gpt2 at 0.005", 8e7), ("llama", 4e7), ("llama", 8e7))
+    uniform = [told("uniformity last 0.1", *cell) for cell in cells]
     dispersed = [told("dispersion all 0.1", *cell) for cell in (("llama", 4e7), ("gpt2", 4e7))]
     decorrelated = told("decorrelation last 0.3", "gpt2", 4e7)
+    assert [rows["uniformity last 0.1", *cell]["seeds"] for cell in cells] == [5, 3, 3, 3, 4]
 
     def first(words: str) -> str:
         return words.replace(" [", " nats [")
 
-    assert f"GPT2: {first(uniform[0])} at 40M tokens, {uniform[1]} at 80M; Llama, 40M: {uniform[2]};" in RESULTS
+    listed = "GPT2: {} at 40M tokens, {} at 80M, there at a better rate {}; Llama: {} at 40M, **{} at 80M**"
+    assert listed.format(first(uniform[0]), *uniform[1:]) in RESULTS
     assert f"Llama, 40M: {first(dispersed[0])}; GPT2, 40M: {dispersed[1]}; three seeds each" in RESULTS
     assert f"GPT2, 40M: {first(decorrelated)}, three seeds" in RESULTS
-    assert f"Uniformity of the last state: {first(uniform[0])} in a GPT2" in RESULTS
-    assert f"{uniform[1]} with 80M (three), {uniform[2]} in a Llama with 40M" in RESULTS
-    assert (
-        f"all layers: {dispersed[0]} in the Llama, {dispersed[1]} in the GPT2. Decorrelation {decorrelated}." in RESULTS
-    )
-    assert f"{uniform[1]} in a GPT2 with 80M tokens, {uniform[2]} in a Llama with 40M" in README
-    assert f"gains {dispersed[0][1:6]} in that Llama and costs {dispersed[1][1:6]} in a GPT2" in README
+    prose = " ".join(RESULTS.split())
+    assert f"Uniformity of the last state: {first(uniform[0])} in a GPT2 with 40M tokens (five seeds)" in prose
+    assert f"{uniform[1]} with 80M (three); at a rate of 0.005" in prose
+    assert f"lower, {uniform[2]} (three)" in prose
+    assert f"In a Llama {uniform[3]} with 40M (three) and **{uniform[4]} with 80M** (four)" in prose
+    assert f"{dispersed[0]} in the Llama and {dispersed[1]} in the GPT2, with 40M" in prose
+    assert f"Decorrelation {decorrelated}." in prose
+    readme = " ".join(README.split())
+    assert f"{uniform[1]} in a GPT2 with 80M tokens, at a better rate {uniform[2]};" in readme
+    strong = uniform[4].replace(" [", "** [")
+    assert f"in a Llama {uniform[3]} with 40M and **{strong} with 80M" in readme
+    assert f"gains {dispersed[0][1:6]} in the Llama with 40M and costs {dispersed[1][1:6]} in a GPT2" in readme
     longest = rows["uniformity last 0.1", "gpt2", 8e7]
-    assert f"At 80M that saves {100 * longest['tokens_saved']:.0f} % of the tokens" in RESULTS
+    harmed = rows["uniformity last 0.1", "llama", 8e7]
+    assert f"In the GPT2 the gain saves {100 * longest['tokens_saved']:.0f} % of the tokens" in prose
+    assert f"in the Llama the loss costs {-100 * harmed['tokens_saved']:.0f} %" in prose
     plainly = rows["uniformity last 0.1", "gpt2", 4e7]["int8-int8_cross_entropy"]
     assert f"at 40 % and 0.003 is {plainly:.4f} with cross-entropy (two seeds)" in RESULTS
     two = signed(rows["dispersion all 0.1", "gpt2", 8e7]["difference"], 3)
     assert f"GPT2, 80M: {two}, two seeds" in RESULTS
-    assert len(rows) == 7
-    assert f"the smallest p is {min(row['p_holm'] for row in rows.values()):.3f}" in RESULTS
+    assert len(rows) == 9
+    smallest, next_ = sorted(row["p_holm"] for row in rows.values())[:2]
+    assert harmed["p_holm"] == smallest
+    assert f"(p = {smallest:.3f}; the next smallest is {next_:.3f})" in RESULTS
     small = [told("uniformity last 0.1", *cell, "int4_", 4) for cell in (("gpt2", 8e7), ("llama", 4e7))]
     small.append(told("dispersion all 0.1", "llama", 4e7, "int4_", 4))
     costs = [rows["uniformity last 0.1", *cell]["int4_cross_entropy"] for cell in (("gpt2", 8e7), ("llama", 4e7))]
     assert f"GPT2, 80M: uniformity {first(small[0])} of {costs[0]:.4f};" in RESULTS
     assert f"Llama, 40M: uniformity {small[1]}, dispersion {small[2]} of {costs[1]:.4f}" in RESULTS
-    assert f"to int4 {costs[0]:.4f} in the GPT2 with 80M tokens and {costs[1]:.4f} in the Llama" in RESULTS
+    assert f"to int4 {costs[0]:.4f} in the GPT2 with 80M tokens and {costs[1]:.4f} in the Llama with 40M" in RESULTS
     assert f"changes that by {small[0]} and {small[1]}, dispersion in the Llama by {small[2]}." in RESULTS
     assert max(row["int8_cross_entropy"] or 0 for row in rows.values()) < 0.00015  # "0.0001 nats or less"
 
     kept = runs("pretrain")
-    assert f"{sum(map(len, kept.values()))} of 80 runs" in RESULTS
+    assert f"{sum(map(len, kept.values()))} of 120 runs" in RESULTS
     losses = [by_document(run) for run in kept[f"{PLAIN} · gpt2 · 40M"].values()]
     assert f"five of cross-entropy with 40M tokens lie between {min(losses):.3f} and {max(losses):.3f}" in RESULTS
     arms = [kept[f"{arm} · gpt2 · 40M"] for arm in (PLAIN, "uniformity last 0.1")]
@@ -160,17 +172,42 @@ def test_pretrain():
             np.mean([h.loss if h.task_loss is None else h.task_loss for h in run.history if step - 50 < h.step <= step])
         )
 
-    way = [
-        signed(np.mean([at(uniformity[s], step) - at(plain[s], step) for s in plain]), 3) for step in (800, 1600, 2440)
-    ]
-    assert "({} nats after 26M tokens) and stays from there on: {} after 52M, {} at the end".format(*way) in RESULTS
+    def way(model: str, *steps: int) -> list[str]:
+        base, treated = (kept[f"{arm} · {model} · 80M"] for arm in (PLAIN, "uniformity last 0.1"))
+        return [signed(np.mean([at(treated[s], step) - at(base[s], step) for s in base]), 3) for step in steps]
 
-    def apart(kind: str) -> np.ndarray:
-        """(seeds, groups) of uniformity minus cross-entropy."""
-        pairs = [(uniformity[s].held_out_by[kind], plain[s].held_out_by[kind]) for s in plain]
-        return np.array([[a["loss"] - b["loss"] for a, b in zip(*pair)] for pair in pairs])
+    faster, llama = "gpt2 at 0.005", "llama"
+    ahead = [way(model, 250)[0][1:] for model in (llama, faster)]
+    assert "(the Llama by {} nats after 8M tokens, the GPT2 by {} at 0.005)".format(*ahead) in prose
+    assert "keeps a part of it ({} after 52M, {} at the end)".format(*way(faster, 1600, 2440)) in prose
+    assert [words[0] for words in way(llama, 800, 950)] == ["−", "+"]  # "behind from 30M on"
+    assert "({} after 52M, {} at the end)".format(*way(llama, 1600, 2440)) in prose
 
-    tenths = apart("frequency").mean(0)
-    places = [signed(tenths[i], 3) for i in (5, 0, 9)]
-    assert "({} in the sixth tenth of the text, {} in the most frequent, {} in the rarest)".format(*places) in RESULTS
-    assert np.ptp(apart("position").mean(0)) < 0.005  # "at all positions alike"
+    def apart(model: str, kind: str) -> np.ndarray:
+        """(groups,) of uniformity minus cross-entropy."""
+        base, treated = (kept[f"{arm} · {model} · 80M"] for arm in (PLAIN, "uniformity last 0.1"))
+        pairs = [(treated[s].held_out_by[kind], base[s].held_out_by[kind]) for s in base]
+        return np.array([[a["loss"] - b["loss"] for a, b in zip(*pair)] for pair in pairs]).mean(0)
+
+    rare = [signed(apart(llama, "frequency")[i], 3) for i in (9, 0)]
+    assert "{} nats in the rarest tenth of the text, {} in the most frequent".format(*rare) in prose
+    rare = [signed(apart(faster, "frequency")[i], 3) for i in (9, 5)]
+    assert "in the GPT2 at 0.005 {} in the rarest and {} in the sixth tenth".format(*rare) in prose
+    assert all(np.ptp(apart(model, "position")) < 0.006 for model in (llama, faster))  # "all positions are alike"
+
+    def ends(of: str, model: str = llama) -> list[float]:
+        """Of the last state with cross-entropy, and with uniformity."""
+        both = [kept[f"{arm} · {model} · 80M"].values() for arm in (PLAIN, "uniformity last 0.1")]
+        if of in ("gradient_noise", "frequency_share"):
+            return [float(np.mean([getattr(run.probes[-1], of) for run in arm])) for arm in both]
+        return [float(np.mean([getattr(run.snapshots[-1], of)[-1] for run in arm])) for arm in both]
+
+    assert "mean cosine falls from {:.3f} to {:.3f}".format(*ends("mean_cosine")) in prose
+    assert "effective rank rises from {:.0f} to {:.0f} of 384".format(*ends("effective_rank")) in prose
+    outliers, frequency = (ends(of)[::-1] for of in ("outlier_share", "frequency_share"))
+    assert "hold {:.0f} % of the variance instead of {:.0f} %".format(*(100 * x for x in outliers)) in prose
+    assert "token frequency {:.1f} % instead of {:.1f} %".format(*(100 * x for x in frequency)) in prose
+    noise = [f"{round(x, -3):,.0f}" for x in (*ends("gradient_noise")[::-1], *ends("gradient_noise", faster)[::-1])]
+    assert "ends at {} instead of {} in the Llama, and at {} and {} in the GPT2".format(*noise) in prose
+    lower = [np.mean([by_document(run) for run in kept[f"{PLAIN} · {m} · 80M"].values()]) for m in ("gpt2", faster)]
+    assert f"cross-entropy itself is {lower[0] - lower[1]:.3f} lower" in prose
