@@ -2,8 +2,8 @@
 
 `kernel[grid](…)` looks at every argument of every call to find the compiled variant. With thirty of them the host is
 busy for longer than many of these kernels run. What decides are dtypes, whole numbers, constants and whether the
-tensors begin at a multiple of 16 bytes; a `Launch` holds all of it but the last, so a later call goes straight to the
-compiled kernel.
+tensors begin at a multiple of 16 bytes; a `Launch` holds all of it but the last, so a later call whose tensors do goes
+straight to the compiled kernel.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ class Launch:
         self.kernel, self.grid = kernel, (*grid, 1)
         self.rest = (*numbers, *(constants[name] for name in kernel.arg_names if name in constants))
         self.options = {"num_warps": warps, "num_stages": stages}
-        self.compiled: dict[tuple[bool, ...], Callable[..., None]] = {}
+        self.run: Callable[..., None] | None = None  # for tensors that all begin at a multiple of 16 bytes
 
     def __call__(self, *tensors: torch.Tensor | None) -> None:
-        aligned = tuple([t is None or t.data_ptr() % 16 == 0 for t in tensors])
-        run = self.compiled.get(aligned)
-        if run is not None:
-            run(*tensors, *self.rest)
+        address = 0
+        for tensor in tensors:
+            if tensor is not None:
+                address |= tensor.data_ptr()
+        aligned = address % 16 == 0
+        if aligned and self.run is not None:
+            self.run(*tensors, *self.rest)
             return
         compiled = self.kernel[self.grid](*tensors, *self.rest, **self.options)
-        if compiled is not None:  # as it is in Triton's interpreter
-            self.compiled[aligned] = compiled[self.grid]
+        if aligned and compiled is not None:  # Triton's interpreter compiles nothing
+            self.run = compiled[self.grid]

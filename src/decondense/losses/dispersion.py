@@ -100,12 +100,14 @@ def dispersion(
         return OfMoments(logit.taylor, (moments.mean_cosine(z, mask, eps=eps, backend=backend),))
     if estimator == "second_order":
         return OfMoments(logit.taylor, moments.two_moments(z, mask, eps=eps, backend=backend))
-    routine: pairs.Routine = pairs.CosinePairs(curve=logit, log=True, eps=eps, diagonal=diagonal)
+    routine: pairs.Routine
     if fused(z, backend, tau=tau):
         curve = "dispersion" if distance == "angular" else "dispersion_cosine"
         routine = Kernel(
             "pairwise", curve=curve, tau=tau, clamp=clamp, hard_clamp=hard_clamp, eps=eps, diagonal=diagonal
         )
+    else:
+        routine = pairs.CosinePairs(curve=logit, log=True, eps=eps, diagonal=diagonal)
     return logit.shifted(pairs.apply(routine, z, mask))
 
 

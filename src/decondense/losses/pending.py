@@ -34,11 +34,16 @@ class Pending(Tensor):
         if func is torch.ops.aten.add.Tensor and not kwargs:
             pending, other = args if isinstance(args[0], Pending) else reversed(args)
             if type(other) is Tensor and (other.shape, other.dtype) == (pending.shape, pending.dtype):
-                return pending.compute(other)
-        args, kwargs = tree_map_only(Pending, lambda pending: pending.compute(None), (args, kwargs or {}))
+                return _plus(pending, other)
+        args, kwargs = tree_map_only(Pending, _plus, (args, kwargs or {}))
         return func(*args, **kwargs)
+
+
+def _plus(pending: Pending, other: Tensor | None = None) -> Tensor:
+    with torch.cuda.device_of(pending):  # autograd may be at work on another device
+        return pending.compute(other)
 
 
 def computed(gradient: Tensor) -> Tensor | None:
     """A hook of z, for where no other gradient came to be added: what reads it next may look at its memory."""
-    return gradient.compute(None) if isinstance(gradient, Pending) else None
+    return _plus(gradient) if isinstance(gradient, Pending) else None
