@@ -96,22 +96,31 @@ def closure(asked: list[Requirement]) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def environment(built, tmp_path_factory):
-    """A function that runs code with the wheel, what the extras given declare, and nothing else. The wheel is
-    installed; the files of the other distributions are links to those of the environment of the tests."""
+def installed(built, tmp_path_factory) -> Path:
+    """The folder into which pip has installed the wheel."""
+    (wheel,) = built.glob("*.whl")
+    folder = tmp_path_factory.mktemp("installed")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--target", str(folder)]
+    # With PYTHONPATH pip finds the source tree, and nothing left to install.
+    bare = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    subprocess.run([*command, str(wheel)], check=True, capture_output=True, env=bare)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def environment(installed, tmp_path_factory):
+    """A function that runs code with the wheel, what the extras given declare, and nothing else: links to what pip
+    has installed of the wheel, and to the files of the other distributions in the environment of the tests."""
     if sys.platform == "win32":
         pytest.skip("links need rights that a Windows account seldom has")
-    (wheel,) = built.glob("*.whl")
 
     def run(code: str, cwd: Path, *extras: str) -> subprocess.CompletedProcess[str]:
         folder = tmp_path_factory.mktemp("environment")
         venv.create(folder, with_pip=False)
         python = next(folder.glob("bin/python")).absolute()
         (site,) = folder.glob("lib/python*/site-packages")
-        install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", str(wheel)]
-        # With PYTHONPATH pip finds the source tree, and nothing left to install.
-        bare = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        subprocess.run(install, check=True, capture_output=True, env=bare)
+        for top in installed.iterdir():
+            (site / top.name).symlink_to(top)
         for name in closure(requirements(*extras)):
             here = Path(str(importlib.metadata.distribution(name).locate_file("")))
             for top in {file.parts[0] for file in importlib.metadata.files(name) or []} - {"..", "__pycache__"}:

@@ -21,12 +21,12 @@ STATES = 7
 
 def snapshot(step: int | None, *, cosine: float = 0.5, spearman: float | None = 0.5, **more: Any) -> dict[str, Any]:
     """A measurement whose mean over the blocks is exactly `cosine`."""
-    histogram = np.full((STATES, 64), 0.1)
-    histogram[:, 32 + int(30 * max(0.0, min(1.0, cosine)))] = 4.0
+    row = [0.1] * 64
+    row[32 + int(30 * max(0.0, min(1.0, cosine)))] = 4.0
     return {
         "step": step, "tokens": 100 * (step or 0), "mean_cosine": [0.1] + [cosine] * (STATES - 1), "spearman": spearman,
         "spearman_blocks": spearman, "kendall": spearman, "slope": 0.1, "last": cosine, "windows": 4,
-        "final_norm": True, "histogram": histogram.round(2).tolist(),
+        "final_norm": True, "histogram": [row[:] for _ in range(STATES)],
     } | more  # fmt: skip
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import math
 
 import numpy as np
@@ -13,10 +15,11 @@ from decondense.records import Snapshot
 from decondense.stats.verdicts import interval
 from decondense.studies import outcomes, settings_of, variants
 
+known = functools.cache(lambda name, scale: settings_of(studies.STUDIES[name], scale))
+
 
 def settled(name, scale="smoke"):
-    study = studies.STUDIES[name]
-    return study, settings_of(study, scale)
+    return studies.STUDIES[name], copy.deepcopy(known(name, scale))
 
 
 def of(name, make, seeds=(1, 2, 3)):
