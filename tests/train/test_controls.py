@@ -174,10 +174,15 @@ def test_a_norm_without_bias_is_refused(tmp_path, cache):
 # ---- the weight that is released ---------------------------------------------------------------------------------
 
 
-def test_the_weight_is_released(tmp_path, cache):
-    loss = "loss={name: dispersion, weight: 0.5, schedule: release, release_at: 0.5}"
-    recipe = small(loss, "train.log_every=1")
-    factors = [1, 1, 1, 1, 1, 0.75, 0.5, 0.25, 0]
+@pytest.mark.parametrize(
+    ("shares", "factors"),
+    [
+        ("release_at: 0.5", [1, 1, 1, 1, 1, 0.75, 0.5, 0.25, 0]),
+        ("release_at: 0.25, release_end: 0.5", [1, 1, 1, 0.5, 0, 0, 0, 0, 0]),
+    ],
+)
+def test_the_weight_is_released(tmp_path, cache, shares, factors):
+    recipe = small(f"loss={{name: dispersion, weight: 0.5, schedule: release, {shares}}}", "train.log_every=1")
     history = train(recipe, tmp_path / "run", cache=cache).record["history"]
     assert len(history) == 8
     for entry in history:

@@ -192,12 +192,12 @@ def _regularized(recipe: Recipe, trainer: Any) -> Any:
 
 def _options(recipe: Recipe, loss: Loss) -> dict[str, Any]:
     """Those of `regularize` and of the loss, for a run of so many steps."""
-    options = loss.model_dump(exclude={"name", "options", "preset", "release_at"}) | loss.options
+    options = loss.of_the_term() | loss.options
     if loss.preset is not None:
         options["preset"] = loss.preset
     if loss.schedule == "release":
         options["release_at"] = round(loss.release_at * recipe.steps)
-        options["ramp_steps"] = recipe.steps - options["release_at"]
+        options["ramp_steps"] = max(1, round(loss.release_end * recipe.steps) - options["release_at"])
     return options
 
 

@@ -140,7 +140,8 @@ class Loss(Part):
     preset: str | None = None
     schedule: Literal["constant", "linear", "cosine", "release"] = "constant"
     ramp_steps: int | None = None
-    release_at: float = Field(0.6, ge=0, lt=1)  # with release: the share of the run after which the weight falls to 0
+    release_at: float = Field(0.6, ge=0, lt=1)  # with release: the share of the run after which the weight falls,
+    release_end: float = Field(1.0, gt=0, le=1)  # and that after which it is 0
     check_every: int | None = None
     options: dict[str, Any] = {}  # of the loss itself: estimator, tau, clamp, …
 
@@ -166,16 +167,28 @@ class Loss(Part):
                 f"ramp_steps goes with schedule linear or cosine, got {self.ramp_steps} with {self.schedule}: choose "
                 "one of those, or leave it out"
             )
-        if self.schedule != "release" and self.release_at != type(self).model_fields["release_at"].default:
-            raise ValueError(f"release_at goes with schedule release, got it with {self.schedule}: choose release")
+        for key in ("release_at", "release_end"):
+            if self.schedule != "release" and getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"{key} goes with schedule release, got it with {self.schedule}: choose release")
+        if self.release_at >= self.release_end:
+            raise ValueError(
+                f"release_end must come after release_at = {self.release_at:g}, got {self.release_end:g}: lower it"
+            )
         try:
             loss = get(self.name, preset=self.preset, **self.options)
             loss(torch.linspace(-1, 1, 32).view(1, 4, 8))  # a wrong value of an option shows when it is used
             release = {"schedule": "constant"} if self.schedule == "release" else {}  # its steps are not known yet
-            Term(loss=loss, **self.model_dump(exclude={"name", "options", "preset", "release_at"}) | release)
+            Term(
+                loss=loss,
+                **self.model_dump(exclude={"name", "options", "preset", "release_at", "release_end"}) | release,
+            )
         except TypeError as error:
             raise ValueError(str(error)) from None
         return self
+
+    def of_the_term(self) -> dict[str, Any]:
+        """What `regularize` takes as it stands here."""
+        return self.model_dump(include={"weight", "layers", "schedule", "ramp_steps", "check_every"})
 
 
 class ActiveForgetting(Part):
