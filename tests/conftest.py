@@ -43,11 +43,12 @@ POSIX = (
 collect_ignore = [*POSIX] if sys.platform == "win32" else []
 # They take longest, and come first, so that `make test`'s two workers, of which each takes whole files, end together.
 LONGEST = (
-    "studies/test_smoke.py", "kernels/test_routines.py", "test_distribution.py", "test_doc_shell.py", "test_docs.py",
-    "test_cli.py", "studies/test_runs.py", "test_fuzz.py", "evaluate/test_agreement.py", "report/test_browser.py",
-    "train/test_distributed.py", "regularize/test_distributed.py", "regularize/test_training.py",
-    "kernels/test_pairwise.py", "test_torchtitan.py", "studies/test_conclusions.py", "evaluate/test_tasks.py",
-    "test_fsdp2.py", "meter/test_measure.py",
+    "studies/test_smoke.py", "report/test_browser.py", "kernels/test_operators.py", "regularize/test_fullgraph.py",
+    "test_distribution.py", "test_doc_shell.py", "kernels/test_sixteen_bits.py", "evaluate/test_agreement.py",
+    "kernels/test_routines.py", "test_cli.py", "studies/test_runs.py", "test_torchtitan.py",
+    "regularize/test_training.py", "train/test_distributed.py", "test_fuzz.py", "test_docs.py", "meter/test_measure.py",
+    "evaluate/test_tasks.py", "regularize/test_distributed.py", "losses/test_oracle.py", "train/test_resume.py",
+    "studies/test_conclusions.py", "train/test_without.py", "watch/test_monitor.py", "studies/test_settings.py",
 )  # fmt: skip
 ASIDE = pytest.StashKey[int]()  # how many modules there were when the garbage collector was told to leave them alone
 
