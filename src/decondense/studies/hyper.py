@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 from ..figures.studies import effects
 from ..stats.verdicts import NOT, REPRODUCED, Decision, combine, not_below
@@ -28,7 +29,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     better = [arm for arm, d in beside.items() if d.verdict == NOT]
     beaten = [arm for arm in CELLS if runs.contrast(CENTRE, arm, held_out).verdict == REPRODUCED]
     level = 1 - 0.05 / len(CELLS)
-    likely = {arm: d for arm in CELLS if (d := over_items(runs, arm, CENTRE, kind="log_share", level=level))}
+    told = {arm: over_items(runs, arm, CENTRE, kind="log_share", level=level) for arm in CELLS}
+    likely = {arm: one for arm, one in told.items() if one is not None}
     points = {arm: over_items(runs, arm, CENTRE, kind="correct", level=level) for arm in likely}
     closest = min(beside.items(), key=lambda pair: pair[1].estimate if pair[1].estimate is not None else 1e9)
     sentence = (
@@ -48,7 +50,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         note="blue: the paper's grid; orange: other choices; green: cross-entropy alone",
     )
     others = {arm: runs.contrast(arm, CENTRE, held_out) for arm in runs.arms if arm not in needed}
-    estimate = {"cell_minus_centre": beside, "others_minus_centre": others}
+    estimate: dict[str, Any] = {"cell_minus_centre": beside, "others_minus_centre": others}
     if likely:
         estimate |= {"log_likelihood_minus_centre": likely, "points_minus_centre": points}
     return Conclusion(combine(list(beside.values())), sentence, *runs.rows(runs.tasks), estimate, draw)

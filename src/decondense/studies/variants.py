@@ -120,10 +120,8 @@ def _in_words(runs: Runs, scored: Mapping[str, Mapping[str, Decision]]) -> str:
 
 def _average(runs: Runs, arm: str) -> float:
     """Over seeds and tasks, in points; perplexities apart."""
-    seeds = runs.scores(arm).values()
-    return 100 * float(
-        np.mean([np.mean([x for t, x in one.items() if not t.endswith("perplexity")]) for one in seeds] or [math.nan])
-    )
+    seeds = [[x for task, x in one.items() if not task.endswith("perplexity")] for one in runs.scores(arm).values()]
+    return 100 * float(np.mean([float(np.mean(scores)) for scores in seeds] or [math.nan]))
 
 
 def _below(runs: Runs, arm: str) -> bool:
