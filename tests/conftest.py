@@ -32,6 +32,7 @@ if not torch.cuda.is_available() and "TRITON_INTERPRET" not in os.environ and "t
 
 from by_hand import write_run
 
+gc.set_threshold(50_000, 20, 20)  # by default a tenth of the time of imports and traces is the collector's
 typer.main.get_command = functools.cache(typer.main.get_command)  # hundreds of tests call the command, which is one
 os.environ.pop("COLUMNS", None)  # a worker is told 80, and tables would not be those of a pipe
 ROOT = Path(__file__).resolve().parent.parent
