@@ -16,6 +16,8 @@ from transformers import ByT5Tokenizer
 import decondense as dc
 from decondense.train import token_files
 from decondense.train.blocks import Blocks, Order, join
+from decondense.train.held_out import documents_in
+from decondense.train.sections import Data
 from decondense.train.token_files import articles, prepare
 
 BYTES = ByT5Tokenizer()
@@ -132,6 +134,23 @@ def test_order_is_a_permutation_per_pass_by_seed():
     assert order[2]["input_ids"].tolist() == blocks.ids(int(order.order[2])).tolist()
     assert order[2]["labels"].tolist() == [-100, *order[2]["input_ids"].tolist()[1:]]
     assert order[2].keys() == {"input_ids", "labels"}
+
+
+def test_blocks_and_pieces_of_documents_can_begin_with_a_token_of_their_own():
+    """It stands where a token stood that is not predicted: the labels are the same, and so is the text itself."""
+    blocks = Blocks(np.arange(40, dtype=np.int64), np.array([0, 25]), 10, [{"name": "a"}])
+    plain, begun = Order(blocks, 4, seed=1), Order(blocks, 4, seed=1, begin=99)
+    for i in range(4):
+        assert begun[i]["input_ids"].tolist() == [99, *plain[i]["input_ids"].tolist()[1:]]
+        assert begun[i]["labels"].tolist() == plain[i]["labels"].tolist()
+    data = Data(context=10, held_out_documents=2)
+    first, second = (document.tokens.tolist() for document in documents_in([blocks], data, 99))
+    assert first == [99, *range(1, 10), 99, *range(11, 20), 99, *range(21, 25)]
+    assert second == [99, *range(26, 35), 99, *range(36, 40)]
+    assert blocks.tokens.tolist() == list(range(40))
+    assert documents_in([blocks], data)[1].tokens.tolist() == list(range(25, 40))
+    with pytest.raises(ValueError, match="leave one out"):
+        Data(begin="bos", boundaries="isolated")
 
 
 # ---- boundaries --------------------------------------------------------------------------------------------------

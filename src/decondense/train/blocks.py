@@ -69,11 +69,14 @@ class Order(torch.utils.data.Dataset):
     """The blocks in the order in which a run sees them: one permutation per pass over the text, drawn from the seed.
 
     The position in the data is the number of the step and nothing else, so it resumes by itself, and the blocks of a
-    step are the same however many processes share them.
+    step are the same however many processes share them. `begin` is the token that every block begins with, in place of
+    its own first, which is not predicted; None: its own.
     """
 
-    def __init__(self, blocks: Blocks, length: int, *, seed: int | None, isolated: bool = False) -> None:
-        self.blocks, self.isolated = blocks, isolated
+    def __init__(
+        self, blocks: Blocks, length: int, *, seed: int | None, isolated: bool = False, begin: int | None = None
+    ) -> None:
+        self.blocks, self.isolated, self.begin = blocks, isolated, begin
         n = len(blocks)
         passes = -(-length // n)
         orders = (np.random.default_rng([seed, k]).permutation(n) for k in range(passes) if seed is not None)
@@ -91,6 +94,8 @@ class Order(torch.utils.data.Dataset):
     def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
         block = int(self.order[i])
         ids = torch.from_numpy(self.blocks.ids(block))
+        if self.begin is not None:
+            ids = torch.cat([torch.tensor([self.begin]), ids[1:]])
         positions = torch.from_numpy(self.blocks.positions(block)) if self.isolated else torch.arange(len(ids))
         # The first token of a sequence is never predicted. Trainer counts all labels of a model that does not name its
         # loss (GPT2), so the label is taken out here.

@@ -33,14 +33,17 @@ class Document:
     tokens: np.ndarray
 
 
-def documents_in(texts: list[Blocks], data: Data) -> list[Document]:
-    """The first `held_out_documents` documents of each text, each cut to `held_out_document_tokens`."""
+def documents_in(texts: list[Blocks], data: Data, begin: int | None = None) -> list[Document]:
+    """The first `held_out_documents` documents of each text, each cut to `held_out_document_tokens`; `begin` as in
+    `blocks.Order`, for every piece."""
     limit = data.held_out_document_tokens or BLOCKS * data.context
     documents = []
     for blocks in texts:
         ends = [*blocks.starts[1:], len(blocks.tokens)]
         for number, (low, high) in enumerate(zip(blocks.starts[: data.held_out_documents], ends)):
-            ids = np.asarray(blocks.tokens[low : min(high, low + limit)], dtype=np.int64)
+            ids = np.array(blocks.tokens[low : min(high, low + limit)], dtype=np.int64)
+            if begin is not None:
+                ids[:: data.context] = begin
             documents.append(Document(blocks.texts[0]["name"], number, ids))
     return documents
 

@@ -49,6 +49,7 @@ class Prepared:
     bf16: bool
     micro_batch: int
     speed: dict[str, bool]
+    begin: int | None = None  # the token that every block begins with
 
 
 def prepare(recipe: Recipe, folder: Path, cache: str | os.PathLike[str] | None, preparing: Any = None) -> Prepared:
@@ -72,11 +73,20 @@ def prepare(recipe: Recipe, folder: Path, cache: str | os.PathLike[str] | None, 
     window_text = _window_text(recipe, tokenizer, held_out)
     centre = Centre(model) if recipe.baselines.centre_last else None
     speed = _make_fast(recipe, model, device)
-    documents = documents_in(texts, recipe.data)
+    begin = _begin(recipe, tokenizer)
+    documents = documents_in(texts, recipe.data, begin)
     return Prepared(
         recipe, folder, model, tokenizer, source, blocks, held_out, documents, window_text, teacher, centre, device,
-        bf16, micro, speed,
+        bf16, micro, speed, begin,
     )  # fmt: skip
+
+
+def _begin(recipe: Recipe, tokenizer: Any) -> int | None:
+    if recipe.data.begin == "text":
+        return None
+    if tokenizer.bos_token_id is None:
+        raise ValueError("data.begin bos needs a tokenizer with a beginning-of-text token, got none: leave it at text.")
+    return int(tokenizer.bos_token_id)
 
 
 def _check_reports(wanted: list[str]) -> None:

@@ -146,7 +146,8 @@ def _trainer(prepared: Prepared, show: Show | None, say: Callable[[str], None], 
 
     recipe = prepared.recipe
     isolated = recipe.data.boundaries == "isolated"
-    order = Order(prepared.blocks, recipe.steps * recipe.batch_blocks, seed=recipe.train.seed, isolated=isolated)
+    cut: dict[str, Any] = {"isolated": isolated, "begin": prepared.begin}
+    order = Order(prepared.blocks, recipe.steps * recipe.batch_blocks, seed=recipe.train.seed, **cut)
     passes = len(order) / len(prepared.blocks)
     if passes > 1:
         say(f"the text has {len(prepared.blocks)} blocks: the run goes over it {passes:.2f} times")
@@ -158,7 +159,7 @@ def _trainer(prepared: Prepared, show: Show | None, say: Callable[[str], None], 
         model=prepared.model,
         args=_arguments(prepared, start=start),
         train_dataset=order,
-        eval_dataset=Order(prepared.held_out, len(prepared.held_out), seed=None, isolated=isolated),
+        eval_dataset=Order(prepared.held_out, len(prepared.held_out), seed=None, **cut),
         processing_class=prepared.tokenizer,
         data_collator=transformers.default_data_collator,
     )

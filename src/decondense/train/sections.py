@@ -108,6 +108,7 @@ class Data(Part):
     held_out_document_tokens: Count | None = None  # that a document is cut to; default: 16 blocks
     context: int = Field(1024, ge=8)
     boundaries: Literal["separator", "isolated"] = "separator"  # isolated: no attention or pair across documents
+    begin: Literal["text", "bos"] = "text"  # bos: in place of the first token of a block, which is not predicted
 
     @model_validator(mode="after")
     def _shares(self) -> Data:
@@ -116,6 +117,8 @@ class Data(Part):
             shares = list(texts.values()) if isinstance(texts, dict) else []
             if texts in ([], {}, "") or not all(0 < share < float("inf") for share in shares):
                 raise ValueError(f"{key} must name at least one text, each with a share above 0, got {texts}")
+        if self.begin == "bos" and self.boundaries == "isolated":
+            raise ValueError("begin bos is about blocks, which boundaries isolated cuts at documents: leave one out")
         if self.order == "sequential" and isinstance(self.text, dict):
             raise ValueError("texts that are read one after the other have no shares: give text as a list")
         return self
