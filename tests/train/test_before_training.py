@@ -224,7 +224,7 @@ def test_the_launcher_and_the_recipe_agree_on_the_precision(launched, precision,
 
 
 def test_blocks_that_begin_with_a_token_need_one(tmp_path, cache):
-    with pytest.raises(ValueError, match="data.begin bos needs a tokenizer with a beginning-of-text token, got none"):
+    with pytest.raises(ValueError, match=r"data\.begin bos needs a tokenizer with a beginning-of-text token, got none"):
         train(tiny("data.begin=bos"), tmp_path / "run", cache=cache)
     learnt = ["model.tokenizer={train: 300, characters: 20000}", "data.begin=bos", "data.tokens=256"]
     assert train(tiny(*learnt), tmp_path / "run", cache=cache).record["finished"]
