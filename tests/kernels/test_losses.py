@@ -9,7 +9,7 @@ import torch
 
 from decondense import kernels, losses
 from decondense.losses.options import fused
-from decondense.meter.statistics import _has_kernel
+from decondense.meter.statistics import has_kernel
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.usefixtures("chosen")
@@ -69,6 +69,6 @@ def test_states_wider_than_a_program_stay_with_torch(monkeypatch):
     for width, expected in ((kernels.MAX_WIDTH, True), (kernels.MAX_WIDTH + 1, False)):
         z = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32, shape=(1, 2, width))
         assert fused(z, "auto") is expected
-        assert _has_kernel(z) is expected  # the meter's histogram has the same limit
+        assert has_kernel(z) is expected  # the meter's histogram has the same limit
     with pytest.raises(ValueError, match=r"width ≤ 16384.*width 16385"):
         fused(z, "triton")
