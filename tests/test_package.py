@@ -124,3 +124,10 @@ def test_importing_the_package_is_light():
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.splitlines() == ["[]", "[] True"]
+
+
+def test_no_two_files_of_tests_have_one_name():
+    """pytest could not collect them together; in a folder with an __init__.py they may."""
+    files = [file for file in (ROOT / "tests").rglob("test_*.py") if not (file.parent / "__init__.py").exists()]
+    names = [file.name for file in files]
+    assert [str(file) for file in files if names.count(file.name) > 1] == []
