@@ -94,6 +94,14 @@ def test_a_step_moves_the_mean_cosine_in_second_order_only():
     assert abs(changes["placebo"][1]) < 0.05 * abs(changes["real"][1])
 
 
+def test_strength_is_the_norm_in_units_of_the_real_one():
+    z = cloud((2, 10, 6)).requires_grad_()
+    plain, weak = (gradient(losses.placebo(z, strength=s), z) for s in (1.0, 0.07))
+    torch.testing.assert_close(weak, 0.07 * plain)
+    with pytest.raises(ValueError, match="strength must be a positive number, got 0"):
+        losses.placebo(z, strength=0.0)
+
+
 def test_two_tokens_have_no_direction_left():
     z = cloud((2, 2, 6)).float().requires_grad_()
     assert (gradient(losses.placebo(z), z) == 0).all()

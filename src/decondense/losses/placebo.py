@@ -8,12 +8,13 @@
     A   = C R                         what is left of R without a common part
     P   = B − A ⟨B, A⟩/⟨A, A⟩         Σ_i P_i = 0 still, and ⟨P, R⟩ = ⟨P, A⟩ + ⟨P, R − A⟩ = 0: a step along −P does not
                                       change c̄ to first order, ⟨·, ·⟩ being the sum over tokens and features
-    gradient = P ‖R‖/‖P‖              the norm of the real one, for every sequence and every layer, at every step
+    gradient = σ P ‖R‖/‖P‖            σ = 1: the norm of the real one, for every sequence, layer and step
 
-So one weight λ disturbs the states of a layer as strongly with this loss as with `dispersion(estimator="first_order")`,
-sign for sign, and what the two do differently is in the direction. Blind it is at the states of each layer: weights are
-shared by tokens and layers, so training with it may still move the mean cosine a little, which is to be measured (study
-`placebo`). The norm in the space of the *weights* is not matched.
+So with σ = 1 a weight λ pushes the states of a layer as strongly with this loss as with dispersion to first order, sign
+for sign, and what the two do differently is in the direction. What reaches the *weights* has another norm: in
+SmolLM2-135M more of this push than of the real one. σ, `strength`, is there to match that, once, for a model and a size
+of the step (`benchmarks/placebo_strength.py`). Blind it is at the states of each layer: weights are shared by tokens
+and layers, so training with it may still move the mean cosine a little, which is to be measured (study `placebo`).
 
 What backward gives is not the derivative of the value, L, which is there to be looked at; P is L's gradient with one
 direction projected out, so a step along −P still lowers L. Two tokens have no such direction, and no gradient.
@@ -48,15 +49,18 @@ def placebo(
     tau: float = 1.0,
     clamp: float = 0.1,
     eps: float = 1e-2,
+    strength: float = 1.0,
     **common: Unpack[Common],
 ) -> Tensor:
     """Placebo of hidden states z (batch, tokens, width): a scalar, or (batch,) unreduced.
 
-    The options are those of `dispersion`, of the loss that it stands in for as well as of its own.
+    tau, clamp and eps are those of `dispersion`, of the loss that it stands in for as well as of its own; strength is
+    σ, the norm of the gradient in units of the real one's.
     """
     geometry.check_positive("tau", tau)
+    geometry.check_positive("strength", strength)
     geometry.check_clamp(clamp)
-    return pairs.apply(Blind(tau, clamp, eps), z, mask)
+    return pairs.apply(Blind(tau, clamp, eps, strength), z, mask)
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,7 @@ class Blind(pairs.Stored):
     tau: float
     clamp: float
     eps: float
+    strength: float
 
     def sums(self, z: Tensor, weight: Tensor | None, n: Tensor, need_gradient: bool) -> tuple[Tensor, Tensor | None]:
         logit = Logit(self.tau, self.clamp, hard_clamp=False, distance="angular", constant=0.0)
@@ -79,7 +84,7 @@ class Blind(pairs.Stored):
         part = _dot(blind, seen) * geometry.inverse(_dot(seen, seen))
         rest = blind - part * seen
         before, left = _dot(blind, blind).sqrt(), _dot(rest, rest).sqrt()
-        scale = torch.where(left > LEFT * before, _dot(real, real).sqrt() * geometry.inverse(left), 0)
+        scale = torch.where(left > LEFT * before, self.strength * _dot(real, real).sqrt() * geometry.inverse(left), 0)
         return value, torch.where(n[:, None, None] > 2, rest * scale, 0)
 
     def _real(self, z: Tensor, weight: Tensor | None, n: Tensor) -> Tensor:
