@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["name", "weight_of", "weighted"]
+__all__ = ["name", "weighted"]
 
 
 class Weighing(Protocol):
@@ -33,29 +33,17 @@ def name(one: Weighing) -> int:
     return number
 
 
-# CUDA graphs replay kernels without Python, so they are cut at such an operator. One that depends on nothing computed
-# comes first; in the middle it could part an operator that returns a list from what reads it, and torch cannot record
-# that (pytorch/pytorch#193953).
-@torch.library.custom_op("decondense::weight", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
-def weight_of(number: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The weight of this call as a scalar tensor."""
-    return torch.full((), _named[number].weigh(), dtype=dtype, device=device)
-
-
-@weight_of.register_fake
-def _(number: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.empty((), dtype=dtype, device=device)
-
-
-@torch.library.custom_op("decondense::weighted", mutates_args=())
-def weighted(penalty: Tensor, weight: Tensor, number: int) -> Tensor:
-    """weight · penalty; a backward pass is noted."""
-    return weight * penalty
+# CUDA graphs replay kernels and leave Python out.
+@torch.library.custom_op("decondense::weighted", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
+def weighted(penalty: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    """weight · penalty, and the weight as a scalar tensor."""
+    weight = penalty.new_full((), _named[number].weigh())
+    return weight * penalty, weight
 
 
 @weighted.register_fake
-def _(penalty: Tensor, weight: Tensor, number: int) -> Tensor:
-    return torch.empty_like(penalty)
+def _(penalty: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(penalty), penalty.new_empty(())
 
 
 @torch.library.custom_op("decondense::reached", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
@@ -70,13 +58,13 @@ def _(gradient: Tensor, weight: Tensor, number: int) -> Tensor:
     return torch.empty_like(gradient)
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
-    _, weight, ctx.number = inputs
-    ctx.save_for_backward(weight)
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(output[1])
+    ctx.number = inputs[1]
 
 
-def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-    return reached(gradient, *ctx.saved_tensors, ctx.number), None, None
+def _backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, None]:
+    return reached(gradient, *ctx.saved_tensors, ctx.number), None
 
 
 weighted.register_autograd(_backward, setup_context=_keep)

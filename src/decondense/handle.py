@@ -168,9 +168,9 @@ class Handle:
             return self._give(labels, items)
         if not all(self.term.traceable(capture) for capture in self.captures):
             return self._give_untraced(labels, items)
-        penalty = self._penalty(labels, items)
-        self.last["weight"] = compiled.weight_of(self._number, penalty.dtype, penalty.device)
-        return compiled.weighted(penalty, self.last["weight"], self._number)
+        term, weight = compiled.weighted(self._penalty(labels, items), self._number)
+        self.last["weight"] = weight.detach()
+        return term
 
     def _give(self, labels: Tensor | None, items: Tensor | int | None) -> Tensor:
         term = self.weight * self.take(labels, items)

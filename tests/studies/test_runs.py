@@ -151,6 +151,23 @@ def test_other_seeds_and_settings_are_in_the_command(tmp_path, trained):
     assert "2 of at least 3 training seeds" in record.sentence
 
 
+def test_how_closely_a_run_was_looked_at_does_not_matter_where_it_was_does(tmp_path):
+    """Fewer or plainer snapshots belong, and the run keeps its own; none, or others in size, do not."""
+    settings = settings_of(COUNTERACT, "smoke")
+    members = Members([], settings)
+    one = of_seeds(settings, lower, [1])[0]
+
+    def taken(**snapshots):
+        recipe = one.record.recipe | {"snapshots": one.record.recipe["snapshots"] | snapshots}
+        return members.take(one._replace(record=one.record.model_copy(update={"recipe": recipe})))
+
+    count = one.record.recipe["snapshots"]["count"]
+    run, reason = taken(count=count + 3, spectral=True, probes=True)
+    assert (reason, run.record.recipe["snapshots"]["count"]) == ("", count + 3)
+    assert taken(count=0) == (None, f"snapshots.count is 'none' in it and 'some' in the arm {one.record.arm!r} here")
+    assert taken(windows=one.record.recipe["snapshots"]["windows"] + 1)[1].startswith("snapshots.windows is ")
+
+
 def test_a_run_of_train_counts_whatever_its_folder_is_called(tmp_path, trained):
     """Its recipe says which arm and seed it is. Name, device and the like do not matter, everything else does."""
     plain = of_seeds(settings_of(COUNTERACT, "smoke"), lower, [1, 2, 3])

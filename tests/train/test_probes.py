@@ -111,6 +111,47 @@ def test_the_gradients_are_those_of_the_loss(tmp_path):
         torch.testing.assert_close(got, p.grad)
 
 
+def test_a_line_of_the_log_against_loops(tmp_path):
+    """Step 0, from the fresh model itself: gradients by backward passes, states from the outputs."""
+    recipe = tiny(*PROBED, "snapshots.probes=true", "train.seed=5")
+    line = train(recipe, tmp_path / "run", draw=False).record["probes"][0]
+    prepared = prepare(recipe, tmp_path / "other", None, None)
+    (probes,) = [
+        c for c in _trainer(prepared, None, print, start=True).callback_handler.callbacks if isinstance(c, Probes)
+    ]
+    model, rows, shares = prepared.model.eval(), [], []
+    counts = np.bincount(prepared.blocks.tokens, minlength=384)
+    logs = np.log(counts + 1.0)
+    direction = (logs - logs.mean()) @ model.lm_head.weight.detach().double().numpy()
+    for ids in probes.batches:
+        model.zero_grad()
+        out = model(input_ids=ids, labels=ids, output_hidden_states=True)
+        out.loss.backward()
+        rows.append(np.concatenate([p.grad.double().flatten().numpy() for p in model.parameters()]))
+        z = out.hidden_states[-1].detach().double().numpy().reshape(-1, 16)
+        shares += [(v @ direction) ** 2 / (v @ v) / (direction @ direction) for v in z]
+    g, k = np.array(rows), len(rows)
+    noise = ((g - g.mean(0)) ** 2).sum() / (k - 1)
+    signal = (g.mean(0) ** 2).sum() - noise / k
+    assert line["gradient_noise"] == pytest.approx(len(ids) * 31 * noise / signal, rel=1e-4)
+    assert line["frequency_share"] == pytest.approx(np.mean(shares), rel=1e-5)
+
+
+def test_a_weight_that_a_batch_does_not_use_has_no_gradient_there():
+    """As an expert to which no token was sent: the gradients of two batches stay side by side."""
+
+    class Experts(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.experts = torch.nn.ParameterList([torch.ones(4, 4), 2 * torch.ones(4, 4)])
+
+        def forward(self, input_ids, use_cache):
+            return {"logits": F.one_hot(input_ids, 4).float() @ self.experts[int(input_ids[0, 0])]}
+
+    first, second = _gradients(Experts(), [torch.tensor([[0, 1, 2]]), torch.tensor([[1, 1, 2]])])
+    assert [bool(g.any()) for g in (*first, *second)] == [True, False, False, True]
+
+
 def test_one_held_out_block_is_not_enough(tmp_path):
     recipe = tiny(*PROBED, "snapshots.windows=1", "snapshots.probes=true", "data.held_out_tokens=32")
     with pytest.raises(ValueError, match="two held-out blocks, got 1: raise"):

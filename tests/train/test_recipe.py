@@ -143,6 +143,7 @@ def test_budget_in_tokens_is_made_of_whole_steps():
         ("train.quantised=[int8]", "name texts in data.held_out"),
         ("train.quantised=[int8]; data.held_out=pydoc; data.held_out_documents=0", "held_out_documents above 0"),
         ("model={name: gpt2, lora: {}}; data.held_out=pydoc; train.quantised=[int8]", "to which lora adds"),
+        ("model={name: gpt2, lora: {}}; snapshots.probes=true", "which lora freezes"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(setting, sentence):

@@ -53,5 +53,13 @@ def essence(recipe: Mapping[str, Any]) -> dict[str, Any]:
     with contextlib.suppress(ValueError):  # of a version that had other keys: it is compared as it is
         recipe = recipe_from(dict(recipe)).model_dump(mode="json")
     free = {"name", "data.folder", "train.seed", *(f"train.{key}" for key in FREE)}
-    free |= {"snapshots.count", "snapshots.spectral", "snapshots.probes"}
-    return {key: value for key, value in flat(dict(recipe)).items() if key not in free}
+    free |= {"snapshots.spectral", "snapshots.probes"}
+    content = {key: value for key, value in flat(dict(recipe)).items() if key not in free}
+    return content | {"snapshots.count": "some" if content.get("snapshots.count") else "none"}
+
+
+def as_in(recipe: Settings, own: Mapping[str, Any]) -> Settings:
+    """The recipe of an arm for a run of its essence: what decides nothing, name and folder apart, is the run's own."""
+    train = {key: value for key, value in recipe["train"].items() if key not in FREE}
+    train |= {key: value for key, value in own["train"].items() if key in ("seed", *FREE)}
+    return {**recipe, "train": train, "snapshots": own.get("snapshots", recipe["snapshots"])}

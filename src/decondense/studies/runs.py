@@ -20,9 +20,9 @@ import numpy as np
 from ..files import safe_name
 from ..records import Measured, Outcomes, Snapshot, Training, read
 from ..stats.verdicts import Decision, Mean, decide
-from .arms import essence, recipe_of
+from .arms import as_in, essence, recipe_of
 from .outcomes import OF_TASKS
-from .settings import Settings, joined, loss_of
+from .settings import Settings, loss_of
 
 __all__ = [
     "Conclusion", "Found", "Members", "Metric", "Planned", "Run", "Runs", "Settings", "by_document", "cosine",
@@ -102,7 +102,7 @@ class Members:
         if outcomes is not None and self.of_tasks != {key: outcomes.settings.get(key) for key in OF_TASKS}:
             return None, "its benchmarks were run with other settings"
         arm, seed = str(run.record.arm) if run.record.arm in equal else equal[0], seed_of(run.record)
-        recipe = joined(self.recipes[arm], {"train": {"seed": seed}})
+        recipe = as_in(self.recipes[arm], run.record.recipe)
         return Run(trained_name(arm, seed), run.record.model_copy(update={"arm": arm, "recipe": recipe}), outcomes), ""
 
     def _difference(self, record: Training, content: Mapping[str, Any]) -> str:

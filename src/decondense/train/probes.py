@@ -1,6 +1,7 @@
 """What a training does beside the geometry that the meter sees: how noisy its gradient is, and how much of the last
 state speaks of nothing but how frequent tokens are. Asked for by `snapshots.probes`, at the steps of the snapshots, on
-held-out blocks in eval mode; the training does not notice.
+held-out blocks in eval mode; the training does not notice. The gradient is that of the cross-entropy alone, whatever is
+trained on; its noise is that between blocks, whose tokens are no independent draws.
 """
 
 from __future__ import annotations
@@ -69,8 +70,7 @@ def _gradients(model: Any, batches: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         with torch.enable_grad():
             logits = model(input_ids=ids, use_cache=False)["logits"][:, :-1].float()
             loss = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
-            found = torch.autograd.grad(loss, parameters, allow_unused=True)
-        yield [g for g in found if g is not None]
+            yield list(torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True))
 
 
 @torch.no_grad()
@@ -101,7 +101,8 @@ def gradient_noise(gradients: Iterator[list[Tensor]], *, tokens: int) -> float:
 
 def frequency_direction(head: Tensor, counts: np.ndarray) -> Tensor:
     """Head W (vocabulary, width) and the `counts` of tokens in a text → unit vector Wᵀ(ℓ − ℓ̄)/‖·‖, ℓ = log(counts + 1):
-    of all directions of the last state the one along which logits covary most with the logarithm of frequency."""
+    of all directions of the last state the one along which logits covary most with the logarithm of frequency, over all
+    rows of the head, those of tokens that never occur included."""
     logarithms = torch.from_numpy(np.log1p(counts)).to(head.device)
     direction = head.detach().double().T @ (logarithms - logarithms.mean())
     return direction / direction.norm()

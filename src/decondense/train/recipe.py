@@ -74,6 +74,8 @@ class Recipe(Part):
             )
         if self.train.quantised and self.model.lora is not None:
             raise ValueError("train.quantised rounds whole weights, to which lora adds: leave one of them out")
+        if self.snapshots.probes and self.model.lora is not None:
+            raise ValueError("snapshots.probes looks at the gradient of all weights, which lora freezes: leave one out")
         return self
 
     @property
