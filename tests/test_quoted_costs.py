@@ -1,0 +1,70 @@
+"""The numbers in the prose of docs/kernels.md, docs/measuring.md and README.md that come from benchmarks/results."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+KERNELS, MEASURING, README = (
+    " ".join((ROOT / name).read_text(encoding="utf-8").split())
+    for name in ("docs/kernels.md", "docs/measuring.md", "README.md")
+)
+
+
+def rows(name: str) -> list[dict[str, str]]:
+    with (ROOT / "benchmarks" / "results" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_losses_in_a_step():
+    ratios = {row["variant"]: float(row["ratio"]) for row in rows("train_step_losses")}
+    assert max(ratios.values()) < 1.03  # "below the aim on all layers"
+    last = {name: ratio for name, ratio in ratios.items() if name.endswith("last")}
+    assert [name for name, ratio in last.items() if ratio > 1.003] == ["+ l2_repel, last"]
+    assert f"ℓ2-repel has {last['+ l2_repel, last']:.4f}, the others less" in KERNELS
+    assert f"differ by up to {max(float(row['spread']) for row in rows('train_step_losses')):.4f}" in KERNELS
+    assert f"Measured again since: {ratios['+ first_order']:.3f} for first order on GPT2" in README
+
+
+def test_compiled_training():
+    first, exact = (
+        sorted(1 / float(row["ratio"]) for row in rows("throughput_turns") if row["option"].endswith(end))
+        for end in ("first order", "exact")
+    )
+    told = "takes {:.3f} and {:.3f} times as long with first order, and {:.3f} and {:.3f} times with the exact loss"
+    assert told.format(*first, *exact) in KERNELS
+    assert "compiled, {:.2f} to {:.2f} for first order and {:.2f} to {:.2f} for exact".format(*first, *exact) in README
+    plain = next(float(row["tokens_per_s"]) for row in rows("throughput_turns") if row["option"].startswith("+"))
+    step = 128 * 1024 / plain
+    passes = 4 * 30 * 128 * 1024 * 576 * 4 / 4.1e12
+    assert f"a step of {1000 * step:.0f} ms: {1 + passes / step:.3f} is its floor" in KERNELS
+
+
+def test_heads():
+    found = [row for row in rows("heads") if row["ratio"]]
+    others = [float(row["ratio"]) for row in found if row["what"].startswith(("Liger", "cut"))]
+    assert f"{min(others):.2f} to {max(others):.1f} times the time" in KERNELS
+    assert all(0.97 < float(row["ratio"]) < 1.01 for row in found if row["what"] == "transformers, compiled")
+    gpt2 = {row["what"]: float(row["peak_gib"]) for row in found if row["model"] == "GPT-2"}
+    assert 0.3 < gpt2["decondense train, fused head"] / gpt2["transformers, compiled"] < 0.4  # "a third"
+
+
+def test_lone_calls():
+    calls = {
+        (row["shape"], row["dtype"]): float(row["call_ms"])
+        for row in rows("exact_calls")
+        if "function" in row["variant"] and "graph" not in row["variant"]
+    }
+    before = {
+        (row["shape"], row["dtype"]): float(row["call_ms"]) for row in rows("exact") if "function" in row["variant"]
+    }
+    assert all(0.3 < value / before[key] < 0.55 for key, value in calls.items())  # "half its time"
+    assert all(value > (0.25 if shape == "8x1024x1024" else 0.45) for (shape, _), value in calls.items())  # "missed"
+
+
+def test_the_meter_on_a_gpu():
+    found = {row["variant"]: row for row in rows("measure_gpu")}
+    assert f"costs {100 * (float(found['default']['wall_ratio']) - 1):.0f} % more than the passes" in MEASURING
+    host, gpu = (float(found[f"eigenvalues alone, {where}"]["wall_s"]) for where in ("host's threads", "GPU"))
+    assert f"take {host:.1f} s for all of them, the GPU {gpu:.1f} s" in MEASURING
