@@ -126,8 +126,12 @@ def trained(call, model, ids, steps=3):
     ids=str,
 )
 @pytest.mark.parametrize("options", [{"estimator": "first_order"}, {"estimator": "exact"}], ids=str)
-def test_in_a_model(options, how):
+def test_in_a_model(request, options, how):
     from transformers import GPT2Config, GPT2LMHeadModel
+
+    if how.get("mode") and options["estimator"] == "first_order":  # docs/kernels.md says so
+        why = "torch 2.11 loses track of an operator's list of results: pytorch/pytorch#193953"
+        request.applymarker(pytest.mark.xfail(reason=why, raises=RuntimeError))
 
     config = GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=64, resid_pdrop=0, attn_pdrop=0, embd_pdrop=0)
     torch.manual_seed(0)
