@@ -180,7 +180,7 @@ def summary(real: Any, runs: Runs, losses: dict[str, np.ndarray]) -> list[str]:
         line("verdict", *(words[decision.verdict] for decision in decisions.values())),
         f"   Loss: nats per token of {several(documents, 'document')} never trained on; [ ] for other seeds.",
         "3. Careful: this is the first minute of a training, and says nothing of a longer one. At 40M tokens",
-        "   a longer warm-up did more than any loss, and with it the best of them gained 0.01 to 0.03 nats",
+        "   a longer warm-up did more than any loss; with it the best gained or lost 0.01 to 0.03 nats",
         "   (docs/results.md). Longer here: examples/demo.py --tokens 400k",
     ]
 

@@ -175,9 +175,9 @@ def test_repulsion_beside_a_massive_activation(tokens, condensed):
 
 @pytest.mark.parametrize("loss", [losses.l2_repel, losses.koleo])
 def test_pieces_of_a_row_and_rows_of_a_sequence(loss, monkeypatch):
-    z = cloud(3, 21, 8, spread=0.5).to(DEVICE)
+    z = cloud(2, 33, 8, spread=0.5).to(DEVICE)
     whole = gradient(loss, z, backend="triton")
-    for chunk, columns in ((21 * 21 * 2, 16), (21 * 5, 16), (1, 64)):
+    for chunk, columns in ((33 * 33 * 2, 16), (33 * 5, 16), (1, 64)):
         monkeypatch.setattr(repulsion, "CHUNK", chunk)
         monkeypatch.setattr(repulsion, "COLUMNS", columns)
         torch.testing.assert_close(gradient(loss, z, backend="triton"), whole, rtol=1e-3, atol=1e-5)

@@ -145,6 +145,17 @@ def eager(z, tau=1.0, clamp=0.1, eps=1e-2):
     return (torch.logsumexp((-d / tau)[:, off], 1) - math.log(n * (n - 1))).mean()
 
 
+@pytest.mark.parametrize("estimator", ["first_order", "second_order", "exact"])
+def test_a_second_derivative_is_refused(estimator):
+    """The gradient is computed beside the value, so the graph knows nothing of how it changes."""
+    z = torch.randn(2, 5, 4, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(losses.dispersion(2 * z, estimator=estimator), z, create_graph=True)
+    (plain,) = torch.autograd.grad(losses.dispersion(2 * z, estimator=estimator), z)
+    torch.testing.assert_close(gradient, plain)
+    with pytest.raises(RuntimeError, match="cannot be differentiated again"):
+        torch.autograd.grad(gradient.square().sum(), z)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("cone", [0.0, 1.0, 5.0])
 def test_error_is_at_most_twice_that_of_the_eager_formula(dtype, cone):

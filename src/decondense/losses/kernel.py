@@ -39,7 +39,8 @@ class Kernel:
     def backward(self, z: Tensor, mask: Tensor | None, saved: tuple[Tensor, ...], upstream: Tensor) -> Tensor:
         def compute(other: Tensor | None) -> Tensor:
             adding = {} if other is None else {"other": other}
-            gradient: Tensor = _module(self.name).backward(z, mask, saved, upstream, **adding, **self.options)
+            with torch.cuda.device_of(z):  # autograd may be at work on another device
+                gradient: Tensor = _module(self.name).backward(z, mask, saved, upstream, **adding, **self.options)
             return gradient
 
         return Pending(z, compute) if self.waits(z) else compute(None)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .. import geometry
 from .kernel import Kernel
-from .pending import computed
+from .pending import Pending, computed
 
 
 class Routine(Protocol):
@@ -40,10 +40,29 @@ class _Apply(torch.autograd.Function):
         return value
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
         z, mask, *saved = ctx.saved_tensors
-        return ctx.routine.backward(z, mask, tuple(saved), upstream), None, None
+        with torch.no_grad():
+            gradient: Tensor = ctx.routine.backward(z, mask, tuple(saved), upstream)
+        if torch.is_grad_enabled():  # create_graph: it depends on z, and no formula says how
+            gradient = _Once.apply(gradient.whole() if isinstance(gradient, Pending) else gradient, z)
+        return gradient, None, None
+
+
+class _Once(torch.autograd.Function):
+    """A gradient that cannot be differentiated. torch's `once_differentiable` refuses only where the upstream gradient
+    depends on something, which that of a loss does not."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, z: Tensor) -> Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[None, None]:
+        raise RuntimeError(
+            "the gradient of a loss of decondense cannot be differentiated again: leave the loss out of what is "
+            "differentiated twice."
+        )
 
 
 def apply(routine: Routine, z: Tensor, mask: Tensor | None) -> Tensor:

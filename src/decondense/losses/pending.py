@@ -3,7 +3,7 @@
 A hidden state is read by the next layer and by the loss, and autograd adds the two gradients: it reads both and writes
 their sum, as much traffic as the first-order loss itself. So a kernel that can add gives autograd a promise of its
 gradient, a tensor without memory. When that is added to another gradient, the kernel computes the sum; whatever else is
-done with it is done with the gradient itself.
+done with it is done with the gradient itself, which it then keeps: a hook may change it in place.
 """
 
 from __future__ import annotations
@@ -20,12 +20,19 @@ class Pending(Tensor):
     """The gradient of z as `compute(None)`, and its sum with another as `compute(other)`."""
 
     compute: Callable[[Tensor | None], Tensor]
+    known: Tensor | None
 
     @staticmethod
     def __new__(cls, z: Tensor, compute: Callable[[Tensor | None], Tensor]) -> Pending:
         pending: Pending = torch.Tensor._make_wrapper_subclass(cls, z.shape, dtype=z.dtype, device=z.device)
-        pending.compute = compute
+        pending.compute, pending.known = compute, None
         return pending
+
+    def whole(self) -> Tensor:
+        """The gradient by itself."""
+        if self.known is None:
+            self.known = self.compute(None)
+        return self.known
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -33,17 +40,13 @@ class Pending(Tensor):
     ) -> Any:
         if func is torch.ops.aten.add.Tensor and not kwargs:
             pending, other = args if isinstance(args[0], Pending) else reversed(args)
-            if type(other) is Tensor and (other.shape, other.dtype) == (pending.shape, pending.dtype):
-                return _plus(pending, other)
-        args, kwargs = tree_map_only(Pending, _plus, (args, kwargs or {}))
+            alike = type(other) is Tensor and (other.shape, other.dtype) == (pending.shape, pending.dtype)
+            if alike and pending.known is None:
+                return pending.compute(other)
+        args, kwargs = tree_map_only(Pending, Pending.whole, (args, kwargs or {}))
         return func(*args, **kwargs)
-
-
-def _plus(pending: Pending, other: Tensor | None = None) -> Tensor:
-    with torch.cuda.device_of(pending):  # autograd may be at work on another device
-        return pending.compute(other)
 
 
 def computed(gradient: Tensor) -> Tensor | None:
     """A hook of z, for where no other gradient came to be added: what reads it next may look at its memory."""
-    return _plus(gradient) if isinstance(gradient, Pending) else None
+    return gradient.whole() if isinstance(gradient, Pending) else None

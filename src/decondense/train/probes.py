@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from transformers import TrainerCallback
 
 from ..insides.torch import eager
-from .blocks import Blocks
+from .blocks import Blocks, Order
 
 __all__ = ["Probes", "frequency_direction", "frequency_share", "gradient_noise"]
 
@@ -26,9 +26,9 @@ BATCHES = 32
 
 
 class Probes(TrainerCallback):
-    """Logs `gradient_noise` and `frequency_share` at step 0 and at `steps`."""
+    """Logs `gradient_noise` and `frequency_share` at step 0 and at `steps`; `cut` as in `Order`."""
 
-    def __init__(self, trainer: Any, steps: set[int], held_out: Blocks, counts: np.ndarray) -> None:
+    def __init__(self, trainer: Any, steps: set[int], held_out: Blocks, counts: np.ndarray, **cut: Any) -> None:
         if trainer.is_fsdp_enabled:
             raise ValueError(
                 "snapshots.probes needs the whole weights in every process, but FSDP shards them: set it to false."
@@ -40,8 +40,8 @@ class Probes(TrainerCallback):
                 f"snapshots.probes needs two held-out blocks, got {len(held_out)}: raise data.held_out_tokens."
             )
         # Held-out texts lie one after the other: every batch is to be of all of them.
-        order = np.random.default_rng(0).permutation(len(held_out))[: min(BATCHES, len(held_out) // size) * size]
-        self.batches = torch.from_numpy(np.stack([held_out.ids(int(block)) for block in order])).split(size)
+        blocks = Order(held_out, min(BATCHES, len(held_out) // size) * size, seed=0, **cut)
+        self.batches = torch.stack([blocks[i]["input_ids"] for i in range(len(blocks))]).split(size)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """After the held-out loss, whose steps are these and the last: a line of the log that comes before that of the

@@ -173,7 +173,7 @@ def _trainer(prepared: Prepared, show: Show | None, say: Callable[[str], None], 
     trainer.add_callback(milestones)
     if recipe.snapshots.count and recipe.snapshots.probes:
         counts = token_counts(prepared.blocks.tokens, prepared.model.get_output_embeddings().weight.shape[0])
-        trainer.add_callback(Probes(trainer, milestones.look_at, prepared.held_out, counts))
+        trainer.add_callback(Probes(trainer, milestones.look_at, prepared.held_out, counts, **cut))
     if show is not None and run_folder.first_process():
         trainer.add_callback(Shown(show, clock, recipe.step_tokens, milestones))
     if prepared.centre is not None:
