@@ -35,8 +35,8 @@ def collect_hidden_states(stack: Any) -> None:
 def collect_hidden_states_alone(stack: Any) -> None:
     """Hang up the hooks by which transformers collects hidden states, and what else the configuration asks for. In the
     first call that asks for the states it would hang up all it has, one on every attention module among them, and a
-    hook inside a compiled block, which torch.compile cannot trace, cuts it into three graphs. From then on a call of this
-    model that asks for something else which its configuration does not ask for, attentions say, gets none."""
+    hook inside a compiled block, which torch.compile cannot trace, cuts it into three graphs. From then on a call of
+    this model that asks for something else which its configuration does not, attentions say, gets none."""
     module, why = "transformers.utils.output_capturing", "a hook inside a compiled block cuts it into pieces"
     recorded = member(module, "_CAN_RECORD_REGISTRY", library="transformers", why=why)
     install = member(module, "install_all_output_capturing_hooks", library="transformers", why=why)
