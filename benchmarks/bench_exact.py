@@ -25,6 +25,7 @@ from decondense.kernels import pairwise
 SHAPES = [(32, 1024, 768), (8, 1024, 1024), (8, 4096, 1024)]
 CALLS = [(8, 1024, 1024), (32, 1024, 768)]  # where the host decides how long a lone call takes
 LONG = (1, 131072, 1024)
+OTHERS = ("decorrelation", "orthogonalization", "uniformity", "l2_repel", "koleo", "vicreg")
 EPS, CLAMP, TAU = 1e-2, 0.1, 1.0
 
 
@@ -160,6 +161,22 @@ def measure(shape: tuple[int, int, int], dtype: torch.dtype, quick: bool) -> Ite
         yield row
 
 
+def measure_others(shape: tuple[int, int, int]) -> Iterator[harness.Row]:
+    """The other losses by themselves, value and gradient, float32 states under bfloat16 autocast."""
+    from decondense import losses
+
+    inputs = harness.copies(lambda seed: states(shape, torch.float32, seed))[:4]
+    base = {"shape": "x".join(map(str, shape)), "dtype": "float32 autocast"}
+    fast = [floor(x) for x in inputs]
+    limit = harness.device_time(fast)
+    yield base | {"variant": "floor: two bmm", "ms": limit, "call_ms": harness.call_time(fast), "ratio": 1.0}
+    for name in OTHERS:
+        loss = losses.get(name, reduction="none")
+        calls = [by_autograd(loss, x, True) for x in inputs]
+        took = harness.device_time(calls)
+        yield base | {"variant": name, "ms": took, "call_ms": harness.call_time(calls), "ratio": took / limit}
+
+
 def measure_long(dtype: torch.dtype) -> Iterator[harness.Row]:
     z = states(LONG, dtype, 0)
     base = {"shape": "x".join(map(str, LONG)), "dtype": str(dtype).removeprefix("torch.")}
@@ -189,6 +206,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="the floor and the kernel alone")
     parser.add_argument("--no-long", action="store_true", help="leave out 1×131072×1024")
     parser.add_argument("--calls", action="store_true", help="the floor and lone calls of the kernel: exact_calls.csv")
+    parser.add_argument("--others", action="store_true", help="the other losses by themselves: exact_others.csv")
     parser.add_argument(
         "--host", action="store_true", help="print what the host does in one lone call, and nothing else"
     )
@@ -199,15 +217,18 @@ def main() -> None:
         return
     rows: list[harness.Row] = []
     columns = ("shape", "dtype", "variant", "ms", "call_ms", "ratio", "memory_of_z", "gradient_error")
-    for dtype in (torch.bfloat16, torch.float32):
+    if options.others:
+        rows += [row for shape in SHAPES for row in measure_others(shape)]
+    for dtype in () if options.others else (torch.bfloat16, torch.float32):
         for shape in CALLS if options.calls else SHAPES:
             rows += measure(shape, dtype, options.quick or options.calls)
             torch.cuda.empty_cache()
             print(harness.table(rows[-8:], columns), flush=True)
-    if not (options.no_long or options.calls):
+    if not (options.no_long or options.calls or options.others):
         rows += measure_long(torch.bfloat16)
     print(harness.table(rows, columns))
-    path = harness.write("exact_calls" if options.calls else "exact", rows, options.out)
+    name = "exact_calls" if options.calls else "exact_others" if options.others else "exact"
+    path = harness.write(name, rows, options.out)
     if options.plot:
         harness.bars(rows, path.with_suffix(".png"), log=True)
     print(path)

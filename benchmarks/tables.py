@@ -97,6 +97,12 @@ def exact(name: str = "exact") -> str:
     return markdown(header, lines, name, rows)
 
 
+def exact_others() -> str:
+    rows = read("exact_others")
+    lines = [[r["shape"], r["variant"], number(r, "ms"), number(r, "ratio"), number(r, "call_ms")] for r in rows]
+    return markdown(["shape", "what", "GPU ms", "× floor", "call ms"], lines, "exact_others", rows)
+
+
 def first_order() -> str:
     rows = read("first_order")
     header = ["shape", "z", "what", "GPU ms", "× floor", "TB/s"]
@@ -246,6 +252,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "train_step_short": train_step_short,
     "exact": exact,
     "exact_calls": lambda: exact("exact_calls"),
+    "exact_others": exact_others,
     "first_order": first_order,
     "cosine_histogram": cosine_histogram,
     "train_step": train_step,
