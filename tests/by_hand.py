@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import json
 from pathlib import Path
@@ -14,6 +15,14 @@ import torch
 
 from decondense.meter.result import Condensation, build
 from decondense.meter.tally import Tally
+
+
+def script(file):
+    """A Python file that is in no package, as a module."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def cli(*arguments):

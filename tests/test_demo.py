@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import json
 import os
 import re
@@ -14,6 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from by_hand import script
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / "examples" / "demo.py"
@@ -21,10 +21,7 @@ DEMO = ROOT / "examples" / "demo.py"
 
 @pytest.fixture(scope="module")
 def demo():
-    spec = importlib.util.spec_from_file_location("demo", DEMO)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script(DEMO)
 
 
 @pytest.mark.parametrize(

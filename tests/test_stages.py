@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
 from pathlib import Path
 
 import pytest
 import torch
+from by_hand import script
 
 FILE = Path(__file__).parents[1] / "examples" / "stages.py"
 
 
 @pytest.fixture(scope="module")
 def stages():
-    spec = importlib.util.spec_from_file_location("stages", FILE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script(FILE)
 
 
 @pytest.fixture(scope="module")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import math
 from pathlib import Path
 
 import pytest
+from by_hand import script
 
 from decondense.evaluate import tasks
 from decondense.evaluate.harness import evaluate
@@ -17,19 +17,14 @@ from decondense.insides.lm_eval import quiet
 LIMIT = 12
 
 
-def script():
-    """benchmarks/agree_with_lm_eval.py, which does the same for all items on a GPU."""
-    file = Path(__file__).resolve().parents[2] / "benchmarks" / "agree_with_lm_eval.py"
-    spec = importlib.util.spec_from_file_location("agree_with_lm_eval", file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+# does the same for all items on a GPU
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "agree_with_lm_eval.py"
 
 
 @pytest.fixture(scope="module")
 def command_line(bench, stories, tmp_path_factory):
     """What lm-eval's command line says of piqa, arc_easy (1 shot) and lambada_openai: task → its samples."""
-    folder, agree = tmp_path_factory.mktemp("lm_eval"), script()
+    folder, agree = tmp_path_factory.mktemp("lm_eval"), script(SCRIPT)
     found = agree.write_definitions(["piqa", "arc_easy", "lambada_openai"], bench, "gpt2", folder)
     options = argparse.Namespace(model=stories, device="cpu", batch_size=8, limit=LIMIT)
     agree.run_lm_eval(list(found), folder, options)
@@ -42,7 +37,7 @@ def test_three_tasks_equal_lm_evals_command_line(command_line, bench, stories):
     for name, theirs in command_line.items():
         mine = [item for item in items if item["task"] == name]
         assert len(mine) == len(theirs) == LIMIT
-        found = script().compare(mine, theirs)
+        found = script(SCRIPT).compare(mine, theirs)
         assert (found["different_items"], found["different_outcomes"]) == (0, 0)
         assert found["largest_gap"] < 2e-4
         for a, b in zip(mine, theirs):
@@ -55,7 +50,7 @@ def test_three_tasks_equal_lm_evals_command_line(command_line, bench, stories):
 @pytest.mark.slow
 def test_all_ten_equal_lm_evals_command_line(bench, stories, tmp_path):
     """Two items of each, and of each of mmlu's 57 subjects."""
-    agree = script()
+    agree = script(SCRIPT)
     record, items = evaluate(stories, tasks="paper", data=bench, limit=2, device="cpu")
     found = agree.write_definitions(list(tasks.PAPER), bench, "gpt2", tmp_path)
     agree.run_lm_eval(list(found), tmp_path, argparse.Namespace(model=stories, device="cpu", batch_size=8, limit=2))

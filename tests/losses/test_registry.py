@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 
 import pytest
 import torch
+from by_hand import script
 
 import decondense as dc
 from decondense import losses
@@ -31,10 +31,7 @@ def toy(tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     file = tmp_path / "toy.py"
     file.write_text(FILE)
-    spec = importlib.util.spec_from_file_location("toy", file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.toy
+    return script(file).toy
 
 
 def test_one_file_is_enough(toy):

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .. import geometry
 from .kernel import Kernel
-from .pending import Pending, computed
+from .pending import computed
 
 
 class Routine(Protocol):
@@ -45,7 +45,7 @@ class _Apply(torch.autograd.Function):
         with torch.no_grad():
             gradient: Tensor = ctx.routine.backward(z, mask, tuple(saved), upstream)
         if torch.is_grad_enabled():  # create_graph: it depends on z, and no formula says how
-            gradient = _Once.apply(gradient.whole() if isinstance(gradient, Pending) else gradient, z)
+            gradient = _Once.apply(computed(gradient), z)
         return gradient, None, None
 
 

@@ -47,6 +47,7 @@ class Pending(Tensor):
         return func(*args, **kwargs)
 
 
-def computed(gradient: Tensor) -> Tensor | None:
-    """A hook of z, for where no other gradient came to be added: what reads it next may look at its memory."""
-    return gradient.whole() if isinstance(gradient, Pending) else None
+def computed(gradient: Tensor) -> Tensor:
+    """The gradient itself. Also a hook of z, for where no other came to be added: what reads it next may look at its
+    memory."""
+    return gradient.whole() if isinstance(gradient, Pending) else gradient
