@@ -144,7 +144,7 @@ def test_pretrain():
     assert max(row["int8_cross_entropy"] or 0 for row in rows.values()) < 0.00015  # "0.0001 nats or less"
 
     kept = runs("pretrain")
-    assert f"{sum(map(len, kept.values()))} of 120 runs" in RESULTS
+    assert f"{sum(map(len, kept.values()))} of 150 runs" in RESULTS
     losses = [by_document(run) for run in kept[f"{PLAIN} · gpt2 · 40M"].values()]
     assert f"five of cross-entropy with 40M tokens lie between {min(losses):.3f} and {max(losses):.3f}" in RESULTS
     arms = [kept[f"{arm} · gpt2 · 40M"] for arm in (PLAIN, "uniformity last 0.1")]
@@ -222,6 +222,6 @@ def test_pretrain():
 
     alike = [together(m) > 0.5 for m in ("llama · 40M", "gpt2 · 80M", f"{faster} · 80M", "gpt2 · 40M", "llama · 80M")]
     assert alike == [True, True, True, False, False]
-    assert "(73 of 120 runs)" in RESULTS
+    assert "(103 of 150 runs)" in RESULTS
     lower = [np.mean([by_document(run) for run in kept[f"{PLAIN} · {m} · 80M"].values()]) for m in ("gpt2", faster)]
     assert f"cross-entropy itself is {lower[0] - lower[1]:.3f} lower" in prose
