@@ -5,20 +5,28 @@ torch (float32, bfloat16 autocast, compiled), the released setting (256 sampled 
 extra memory at the peak in units of z, and the gradient's error against float64 on one sequence. The floor is that
 of bfloat16 products for float32 states too (under autocast).
 
+What is timed is what a user writes: z has required a gradient for long, the loss is the mean over the sequences, and
+`torch.autograd.grad` asks for its gradient; there is no `.grad` to be filled or cleared. "kernel" calls the kernels
+without autograd. "ms" is the time of the GPU, from replays of a CUDA graph of these calls, where it can be had;
+"call_ms" is that of calls one after the other, by the clock. "compiled with CUDA graphs" is torch.compile's
+`mode="reduce-overhead"`, timed as calls: its graphs are replayed, but the host checks the guards, copies z to where the
+graphs read it and goes through autograd in every call.
+
     python benchmarks/bench_exact.py [--quick] [--out DIR] [--plot]
     python benchmarks/bench_exact.py --calls      # lone calls of the two small shapes alone, half a minute
-    python benchmarks/bench_exact.py --host       # what the host does in one such call
+    python benchmarks/profile_lone_call.py        # where the time of such a call goes
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import harness
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from decondense.kernels import pairwise
 
@@ -52,21 +60,30 @@ def sampled(z: torch.Tensor) -> torch.Tensor:
     return algorithm_1(z[:, torch.randperm(z.shape[1], device=z.device)[:256]])
 
 
+def averaged(loss: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda z: loss(z).mean()
+
+
+def casting(autocast: bool) -> contextlib.AbstractContextManager[Any]:
+    return torch.autocast("cuda", torch.bfloat16) if autocast else contextlib.nullcontext()
+
+
 def by_autograd(loss: Callable[[torch.Tensor], torch.Tensor], z: torch.Tensor, autocast: bool):
-    cast = torch.autocast("cuda", torch.bfloat16, enabled=autocast)
+    """The gradient of a loss that is one number."""
+    cast = casting(autocast)
+    leaf = z.detach().requires_grad_()
 
     def call() -> torch.Tensor:
-        leaf = z.detach().requires_grad_()
         with cast:
             value = loss(leaf)
-        return torch.autograd.grad(value.sum(), leaf)[0]
+        return torch.autograd.grad(value, leaf)[0]
 
     return call
 
 
 def by_kernel(z: torch.Tensor, autocast: bool):
-    upstream = torch.ones(len(z), device=z.device)
-    cast = torch.autocast("cuda", torch.bfloat16, enabled=autocast)
+    upstream = torch.full((len(z),), 1 / len(z), device=z.device)
+    cast = casting(autocast)
 
     def call() -> torch.Tensor:
         with cast:
@@ -79,16 +96,16 @@ def by_kernel(z: torch.Tensor, autocast: bool):
 def by_public_function(z: torch.Tensor, autocast: bool):
     from decondense import losses
 
-    return by_autograd(lambda x: losses.dispersion(x, tau=TAU, clamp=CLAMP, eps=EPS, reduction="none"), z, autocast)
+    return by_autograd(lambda x: losses.dispersion(x, tau=TAU, clamp=CLAMP, eps=EPS), z, autocast)
 
 
 @functools.cache
 def graphed() -> Callable[[torch.Tensor], torch.Tensor]:
-    """The public function as one compiled graph, which the host starts with one call."""
+    """The public function as torch.compile's CUDA graphs, one for each pass."""
     from decondense import losses
 
     def loss(x: torch.Tensor) -> torch.Tensor:
-        return losses.dispersion(x, tau=TAU, clamp=CLAMP, eps=EPS, reduction="none")
+        return losses.dispersion(x, tau=TAU, clamp=CLAMP, eps=EPS)
 
     return torch.compile(loss, fullgraph=True, dynamic=False, mode="reduce-overhead")
 
@@ -118,7 +135,7 @@ def floor(z: torch.Tensor):
 
 def reference_gradient(z: torch.Tensor) -> torch.Tensor:
     """Gradient of one sequence in float64."""
-    return by_autograd(algorithm_1, z[:1].double(), False)()
+    return by_autograd(averaged(algorithm_1), z[:1].double(), False)()
 
 
 def measure(shape: tuple[int, int, int], dtype: torch.dtype, quick: bool) -> Iterator[harness.Row]:
@@ -138,17 +155,17 @@ def measure(shape: tuple[int, int, int], dtype: torch.dtype, quick: bool) -> Ite
     del fast
     variants: list[tuple[str, Callable, bool, bool]] = [
         ("kernel", by_kernel, True, True),
-        ("kernel, public function", by_public_function, False, True),
-        ("kernel, public function, CUDA graph", by_cuda_graph, False, True),
+        ("kernel, public function", by_public_function, True, True),
+        ("kernel, public function, compiled with CUDA graphs", by_cuda_graph, False, True),
     ]
     if not quick:
         variants += [
-            ("torch, 256 sampled", lambda x, a: by_autograd(sampled, x, a), False, False),
-            ("torch eager", lambda x, a: by_autograd(algorithm_1, x, a), False, True),
-            ("torch eager, bf16 autocast", lambda x, _: by_autograd(algorithm_1, x, True), False, True),
+            ("torch, 256 sampled", lambda x, a: by_autograd(averaged(sampled), x, a), False, False),
+            ("torch eager", lambda x, a: by_autograd(averaged(algorithm_1), x, a), False, True),
+            ("torch eager, bf16 autocast", lambda x, _: by_autograd(averaged(algorithm_1), x, True), False, True),
         ]
         if dtype == torch.bfloat16:
-            compiled = torch.compile(algorithm_1, dynamic=False)
+            compiled = torch.compile(averaged(algorithm_1), dynamic=False)
             variants.append(("torch compiled", lambda x, _: by_autograd(compiled, x, True), False, True))
     for name, make, graph, exact in variants:
         calls = [make(x, autocast and "eager" not in name) for x in fewer]
@@ -157,7 +174,7 @@ def measure(shape: tuple[int, int, int], dtype: torch.dtype, quick: bool) -> Ite
         row["ratio"] = row["ms"] / limit
         row["memory_of_z"] = harness.extra_memory(calls[0]) / size
         if exact:
-            row["gradient_error"] = harness.error(calls[0]()[:1], wanted)
+            row["gradient_error"] = harness.error(len(z) * calls[0]()[:1], wanted)  # of the mean over the sequences
         yield row
 
 
@@ -171,7 +188,7 @@ def measure_others(shape: tuple[int, int, int]) -> Iterator[harness.Row]:
     limit = harness.device_time(fast)
     yield base | {"variant": "floor: two bmm", "ms": limit, "call_ms": harness.call_time(fast), "ratio": 1.0}
     for name in OTHERS:
-        loss = losses.get(name, reduction="none")
+        loss = losses.get(name)
         calls = [by_autograd(loss, x, True) for x in inputs]
         took = harness.device_time(calls)
         yield base | {"variant": name, "ms": took, "call_ms": harness.call_time(calls), "ratio": took / limit}
@@ -189,32 +206,14 @@ def measure_long(dtype: torch.dtype) -> Iterator[harness.Row]:
     yield base | {"variant": "kernel", "ms": took, "call_ms": took, "ratio": took / limit, "memory_of_z": memory}
 
 
-def host_profile(shape: tuple[int, int, int], dtype: torch.dtype) -> str:
-    """Host time of one lone call of the public function, by torch operation and launch."""
-    call = by_public_function(states(shape, dtype, 0), dtype == torch.float32)
-    for _ in range(20):
-        call()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as record:
-        for _ in range(20):
-            call()
-        torch.cuda.synchronize()
-    return record.key_averages().table(sort_by="self_cpu_time_total", row_limit=30, max_name_column_width=40)
-
-
 def main() -> None:
     parser = harness.arguments(__doc__ or "")
     parser.add_argument("--quick", action="store_true", help="the floor and the kernel alone")
     parser.add_argument("--no-long", action="store_true", help="leave out 1×131072×1024")
     parser.add_argument("--calls", action="store_true", help="the floor and lone calls of the kernel: exact_calls.csv")
     parser.add_argument("--others", action="store_true", help="the other losses by themselves: exact_others.csv")
-    parser.add_argument(
-        "--host", action="store_true", help="print what the host does in one lone call, and nothing else"
-    )
     options = parser.parse_args()
     harness.need_cuda()
-    if options.host:
-        print(host_profile(CALLS[0], torch.bfloat16))
-        return
     rows: list[harness.Row] = []
     columns = ("shape", "dtype", "variant", "ms", "call_ms", "ratio", "memory_of_z", "gradient_error")
     if options.others:

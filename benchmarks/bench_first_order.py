@@ -39,7 +39,7 @@ def kernels(z: torch.Tensor, part: str = "both") -> Callable[[], torch.Tensor]:
 
 
 def public(backend: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda z: losses.dispersion(z, estimator="first_order", backend=backend, reduction="none")
+    return lambda z: losses.dispersion(z, estimator="first_order", backend=backend)
 
 
 def copy(z: torch.Tensor) -> Callable[[], torch.Tensor]:
