@@ -170,6 +170,30 @@ def throughput(name: str = "throughput") -> str:
     return markdown(["", "micro-batch", "tokens/s", "ratio", "peak GiB"], lines, name, rows)
 
 
+def exact_step() -> str:
+    """What the exact loss cannot do without in `throughput_turns`, at the rates of cuBLAS and of a copy."""
+    turns, copies = read("throughput_turns"), read("first_order")
+    bare, exact = ([r for r in turns if r["option"].endswith(end)] for end in ("of 128", "exact"))
+    layers, batch, tokens, width = 30, int(bare[0]["micro_batch"]), 1024, 576
+    step = 1000 * batch * tokens / float(bare[0]["tokens_per_s"])
+    state, pairs = batch * tokens * width, batch * tokens**2
+    b, n, f = 32, 1024, 768  # the nearest shape that was timed
+    floor = next(r for r in read("exact_calls") if (r["shape"], r["variant"]) == (f"{b}x{n}x{f}", FLOOR))
+    rate = 4 * b * n * n * f / float(floor["ms"])  # operations of two products per ms
+    copy = next(r for r in copies if r["variant"].startswith("floor") and r["dtype"] == "float32")
+    bandwidth = 1e9 * float(copy["TB/s"])  # bytes per ms
+    parts = [
+        (f"two products per layer in bfloat16, {rate / 1e9:.0f} TFLOP/s", layers * 4 * pairs * width / rate),
+        ("four passes over the float32 states (statistics; gradient)", layers * 4 * 4 * state / bandwidth),
+        ("the bfloat16 copy written, the remainder read", layers * 2 * 2 * state / bandwidth),
+    ]
+    parts.append(("sum", sum(ms for _, ms in parts)))
+    parts += [("measured", step * (1 / float(r["ratio"]) - 1)) for r in exact]
+    lines = [[what, f"{ms:.1f}", f"{1 + ms / step:.3f}"] for what, ms in parts]
+    header = [f"{layers} layers, {batch} × {tokens} × {width}", "ms", f"ratio, of a step of {step:.0f} ms"]
+    return markdown(header, lines, "throughput_turns", turns)
+
+
 def heads() -> str:
     """Output head and cross-entropy, one way after the other; a row without figures says why."""
     rows = read("heads")
@@ -245,6 +269,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "losses": losses,
     "throughput": throughput,
     "throughput_turns": lambda: throughput("throughput_turns"),
+    "exact_step": exact_step,
     "heads": heads,
     "long": long,
     "measure_gpu": measure_gpu,

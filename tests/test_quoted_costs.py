@@ -41,6 +41,27 @@ def test_compiled_training():
     assert f"a step of {1000 * step:.0f} ms: {1 + passes / step:.3f} is its floor" in KERNELS
 
 
+def test_what_the_exact_step_needs():
+    """The figures of the prose are those of the table below it, which benchmarks/tables.py computes."""
+    turns = rows("throughput_turns")
+    bare, exact = ([row for row in turns if row["option"].endswith(end)] for end in ("of 128", "exact"))
+    step = 1000 * 128 * 1024 / float(bare[0]["tokens_per_s"])
+    floor = next(row for row in rows("exact_calls") if row["shape"] == "32x1024x768" and "floor" in row["variant"])
+    products = 30 * (128 * 576) / (32 * 768) * float(floor["ms"])  # of the same length
+    assert f"The two products alone are {1 + products / step:.3f}," in KERNELS
+    assert f"the first product is left out ({products / 4:.1f} ms)" in KERNELS
+    copied = next(
+        row for row in rows("first_order") if row["dtype"] == "float32" and row["variant"].startswith("floor")
+    )
+    least = products + 30 * (4 * 4 + 2 * 2) * 128 * 1024 * 576 / float(copied["TB/s"]) / 1e9
+    assert f"| sum | {least:.1f} | {1 + least / step:.3f} |" in KERNELS
+    more = sorted(step * (1 / float(row["ratio"]) - 1) - least for row in exact)
+    assert f"What is measured is {more[0]:.0f} to {more[1]:.0f} ms more" in KERNELS
+    peak = float(exact[0]["peak_gib"]) - float(bare[0]["peak_gib"])
+    remainders = 30 * 128 * 1024 * 576 * 4 / 2**30
+    assert f"the {peak:.1f} GiB more at the peak are the 30 remainders, {remainders:.1f} GiB in float32" in KERNELS
+
+
 def test_heads():
     found = [row for row in rows("heads") if row["ratio"]]
     others = [float(row["ratio"]) for row in found if row["what"].startswith(("Liger", "cut"))]
