@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import typer.main
+from processes import server
 
 if not torch.cuda.is_available() and "TRITON_INTERPRET" not in os.environ and "triton" not in sys.modules:
     # The kernels' tests want Triton's interpreter, which must be chosen before anything imports Triton. The tests of
@@ -29,8 +30,6 @@ if not torch.cuda.is_available() and "TRITON_INTERPRET" not in os.environ and "t
             second_order,
         )
     del os.environ["TRITON_INTERPRET"]
-
-from by_hand import write_run
 
 gc.set_threshold(50_000, 20, 20)  # by default a tenth of the time of imports and traces is the collector's
 typer.main.get_command = functools.cache(typer.main.get_command)  # hundreds of tests call the command, which is one
@@ -57,6 +56,14 @@ ASIDE = pytest.StashKey[int]()  # how many modules there were when the garbage c
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {ROOT / "tests" / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes() -> None:
+    """One process for all workers imports what tests/processes.py forks, and does so before them: after an installation
+    it leaves the compiled files that every worker would make at the same time."""
+    if sys.platform == "linux":
+        server()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -90,4 +97,6 @@ def shared() -> Path:
 @pytest.fixture
 def make_run(tmp_path):
     """make_run(name, {task: outcomes}, weights=…, checkpoint=…, settings=…) → folder."""
+    from by_hand import write_run  # whose imports the process that only tells workers what to do can spare
+
     return lambda name, outcomes, **changes: write_run(tmp_path / name, outcomes, **changes)

@@ -1,8 +1,9 @@
 """Processes that cost a fork, not an import of torch and transformers: `launch` runs a script on one or several.
 
-The first call of a session starts `python processes.py`, which imports what takes seconds, but nothing of decondense,
-and then forks for every line that it reads. Several processes get what torchrun would tell them; when one fails the
-others get SIGTERM, as from torchrun. Only on Linux: elsewhere it is torchrun, or a process of its own.
+The first call of a session, or tests/conftest.py for all workers of one, starts `python processes.py`, which imports
+what takes seconds, but nothing of decondense, and then forks for every caller. Several processes get what torchrun
+would tell them; when one fails the others get SIGTERM, as from torchrun. Only on Linux: elsewhere it is torchrun, or a
+process of its own.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import importlib
 import json
 import os
 import runpy
+import select
 import signal
 import socket
+import socketserver
 import subprocess
 import sys
 import tempfile
@@ -24,6 +27,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+ADDRESS = "DECONDENSE_TESTS_PROCESSES"
 LIMIT = 600  # seconds, on a machine that others use as well
 IMPORTED = (
     "accelerate", "datasets", "matplotlib.pyplot", "scipy.stats", "torch.distributed.fsdp", "torch.distributed.tensor",
@@ -41,11 +45,12 @@ def launch(
     if torchrun or sys.platform != "linux":  # elsewhere a fork is not there, or not safe
         command = [sys.executable, *([*TORCHRUN, str(number)] if number > 1 else []), *words]
         return subprocess.run(command, capture_output=True, text=True, env=settings, cwd=cwd, timeout=LIMIT)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as caller:
         files = [Path(folder) / name for name in ("stdout", "stderr")]
         asked = {"number": number, "words": words, "cwd": str(cwd or Path.cwd()), "files": list(map(str, files))}
-        print(json.dumps(asked | {"environment": settings}), file=server().stdin, flush=True)
-        code = int(server().stdout.readline())
+        caller.connect(server())
+        caller.sendall(json.dumps(asked | {"environment": settings}).encode() + b"\n")
+        code = int(caller.makefile().readline())
         return subprocess.CompletedProcess(words, code, *(file.read_text() for file in files))
 
 
@@ -54,23 +59,24 @@ def start(script: Path, *arguments: object, **environment: object) -> Future[sub
     return ThreadPoolExecutor(1).submit(functools.partial(launch, 1, script, *arguments, **environment))
 
 
-@functools.cache
-def server() -> subprocess.Popen[str]:
-    settings = os.environ | {"OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", "HF_HUB_OFFLINE": "1"}
-    pipe = subprocess.PIPE
-    found = subprocess.Popen([sys.executable, __file__], stdin=pipe, stdout=pipe, text=True, env=settings)
-    atexit.register(lambda: (found.kill(), found.wait()))
-    return found
+def server() -> str:
+    """The address of the process that forks, which is there for this process and all that it starts."""
+    if ADDRESS not in os.environ:
+        folder = tempfile.TemporaryDirectory()  # nobody else may enter
+        os.environ[ADDRESS] = str(Path(folder.name) / "door")
+        settings = os.environ | {"OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", "HF_HUB_OFFLINE": "1"}
+        pipe = subprocess.PIPE
+        found = subprocess.Popen([sys.executable, __file__], stdin=pipe, stdout=pipe, text=True, env=settings)
+        atexit.register(lambda: (found.kill(), found.wait(), folder.cleanup()))
+        assert found.stdout.readline() == "ready\n"
+    return os.environ[ADDRESS]
 
 
-def serve() -> None:
-    gc.disable()  # a sixth of the time of an import is the collector's
-    for name in IMPORTED:
-        importlib.import_module(name)
-    gc.freeze()  # a process need not look through it, nor copy it by doing so
-    gc.enable()
-    for line in sys.stdin:
-        asked = json.loads(line)
+class Caller(socketserver.StreamRequestHandler):
+    """Forks as often as one caller asks for, waits for all, and tells the exit code."""
+
+    def handle(self) -> None:
+        asked = json.loads(self.rfile.readline())
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
@@ -88,7 +94,25 @@ def serve() -> None:
                 failed = os.waitstatus_to_exitcode(status)
                 for other in running:
                     os.kill(other, signal.SIGTERM)
-        print(failed, flush=True)
+        self.wfile.write(f"{failed}\n".encode())
+
+
+class Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
+    def service_actions(self) -> None:
+        super().service_actions()
+        if select.select([sys.stdin], [], [], 0)[0]:  # the process that started this one is gone
+            os._exit(0)
+
+
+def serve() -> None:
+    gc.disable()  # a sixth of the time of an import is the collector's
+    for name in IMPORTED:
+        importlib.import_module(name)
+    gc.freeze()  # a process need not look through it, nor copy it by doing so
+    gc.enable()
+    with Server(os.environ[ADDRESS], Caller) as door:
+        print("ready", flush=True)
+        door.serve_forever()
 
 
 def run(rank: int, port: str, *, number: int, words: list[str], cwd: str, files: list[str], environment: dict) -> int:
