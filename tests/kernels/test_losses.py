@@ -19,6 +19,7 @@ CASES = {
     "cosine": (losses.dispersion, {"estimator": "exact", "distance": "cosine", "diagonal": True}),
     "first order": (losses.dispersion, {"estimator": "first_order"}),
     "second order": (losses.dispersion, {"estimator": "second_order"}),
+    "a constant": (losses.dispersion, {"estimator": "exact", "constant": 0.5}),
     "sampled": (losses.dispersion, {"estimator": "sampled", "max_tokens": 40}),
     "orthogonalization": (losses.orthogonalization, {"margin": 0.4}),
     "orthogonalization, cosine": (losses.orthogonalization, {"distance": "cosine", "diagonal": True}),
@@ -47,6 +48,25 @@ def test_kernels_and_torch_agree(case, masked):
     torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     found, expected = (torch.autograd.grad(3 * x.sum(), z)[0] for x in (a, b))
     assert (found - expected).norm() <= 1e-5 * expected.norm() + 1e-9
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_the_mean_is_that_of_the_values(case, masked):
+    """Some kernels take it in their own step of autograd: of a leaf, and where their gradient waits for another."""
+    loss, options = case
+    z = cloud()
+    mask = torch.arange(37, device=DEVICE) < torch.tensor([[37], [20], [1]], device=DEVICE) if masked else None
+    for leaf in (True, False):
+        results = []
+        for reduction in ("mean", "none"):
+            layer = z if leaf else 2 * z
+            torch.manual_seed(0)  # of the sample
+            value = loss(layer, mask, backend="triton", reduction=reduction, **options).mean()
+            results.append((value, *torch.autograd.grad(1000 * value + layer.sum(), z)))
+        (value, found), (wanted, expected) = results
+        torch.testing.assert_close(value, wanted, rtol=1e-6, atol=1e-7)
+        assert (found - expected).norm() <= 1e-6 * expected.norm()
 
 
 def test_many_layers_at_once():

@@ -50,7 +50,7 @@ from decondense.kernels.projection import project
 from decondense.kernels.rows import INTERPRET
 from decondense.kernels.tiles import finish_kernel, product_kernel, tile_kernel
 
-SMALL_BUFFER = 8 << 20
+SMALL_BUFFER = 32 << 20  # a problem that fits into it is one chunk: fewer launches, and products that fill the GPU
 BUFFER_SHARE = 0.75
 
 
@@ -363,7 +363,8 @@ def backward(
 ) -> torch.Tensor:
     """∂(Σ_b upstream_b L_b)/∂z (B, N, F) in z's dtype, plus `other` if there is one; upstream (B,) float32.
 
-    `saved` comes from `forward` on the same z, mask and options; of these only eps and diagonal matter here.
+    An upstream () is that of the mean of the L_b. `saved` comes from `forward` on the same z, mask and options; of
+    these only eps and diagonal matter here.
     """
     z, _ = rows.check(z, None)
     norms, total, factors, remainder = saved

@@ -27,7 +27,7 @@ from decondense.kernels.rows import CASES, cdiv, inverse, row_tile, through_unit
 @triton.jit
 def _project_kernel(
     z, norms, total, remainder, factors, upstream, other, grad,
-    tokens, width, stride_b, stride_n, stride_u, eps,
+    tokens, width, stride_b, stride_n, stride_u, share, eps,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, REMAINDER: tl.constexpr, SELF: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(1)
@@ -48,7 +48,7 @@ def _project_kernel(
         g = scale[:, None] * t[None, :]
     else:
         g = scale[:, None] * (t[None, :] - x * scale[:, None])
-    k = tl.load(factors + b) * tl.load(upstream + b * stride_u).to(tl.float32)
+    k = tl.load(factors + b) * (tl.load(upstream + b * stride_u).to(tl.float32) * share)
     if REMAINDER:
         w = tl.load(factors + tl.num_programs(1) + b)
         g = g * w + tl.load(remainder + where, mask=some, other=0.0).to(tl.float32)
@@ -75,16 +75,16 @@ def project(
 ) -> torch.Tensor:
     """k (w (T − u_i) + G_i/a_i) through u: one read of z (and of G), one write.
 
-    k is `factors` (B,) times `upstream` (B,) and w is 1; beside a remainder G (B, N, F) `factors` is (2, B), and has w
-    in its second row. `count_self` keeps the token itself: T instead of T − u_i. `other` is a gradient of the same
-    shape and dtype that is added on the way.
+    k is `factors` (B,) times `upstream` (B,), or () for the mean over the sequences, and w is 1; beside a remainder G
+    (B, N, F) `factors` is (2, B), and has w in its second row. `count_self` keeps the token itself: T instead of
+    T − u_i. `other` is a gradient of the same shape and dtype that is added on the way.
     """
     grad = torch.empty(z.shape, dtype=z.dtype, device=z.device)
     if z.numel():
         other = None if other is None else other.contiguous()
         rest = None if remainder is None else remainder.dtype
         launch = _projection(
-            z.shape, z.stride(), z.dtype, z.device, rest, upstream.stride(0), upstream.dtype, eps, count_self,
+            z.shape, z.stride(), z.dtype, z.device, rest, upstream.stride(), upstream.dtype, eps, count_self,
             other is not None,
         )  # fmt: skip
         launch(z, norms, total, remainder, factors, upstream, other, grad)
@@ -98,7 +98,7 @@ def _projection(
     dtype: torch.dtype,
     device: torch.device,
     remainder: torch.dtype | None,
-    stride_u: int,
+    stride_u: tuple[int, ...],
     upstream: torch.dtype,
     eps: float,
     count_self: bool,
@@ -107,6 +107,7 @@ def _projection(
     batch, tokens, width = shape
     rows, padded, warps = row_tile(width)
     return Launch(
-        _project_kernel, (cdiv(tokens, rows), batch), tokens, width, *strides[:2], stride_u, eps,
+        _project_kernel, (cdiv(tokens, rows), batch), tokens, width, *strides[:2],
+        *((stride_u[0], 1.0) if stride_u else (0, 1 / batch)), eps,
         ROWS=rows, WIDTH=padded, REMAINDER=remainder is not None, SELF=count_self, ADD=add, warps=warps,
     )  # fmt: skip

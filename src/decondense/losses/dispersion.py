@@ -29,7 +29,7 @@ from .. import geometry
 from . import moments, pairs
 from .kernel import Kernel
 from .options import check_choice, fused
-from .registry import Common, OfMoments, register
+from .registry import Common, OfMoments, OfRoutine, register
 from .sampling import RELEASED_SAMPLE
 
 ESTIMATORS = ("exact", "first_order", "second_order", "sampled")
@@ -62,7 +62,7 @@ def dispersion(
     backend: str = "auto",
     process_group: Any = None,
     **common: Unpack[Common],
-) -> Tensor | OfMoments:
+) -> Tensor | OfMoments | OfRoutine:
     """Dispersion loss of hidden states.
 
     z (batch, tokens, width); mask (batch, tokens), true where a token counts. Returns a scalar, or (batch,)
@@ -108,7 +108,7 @@ def dispersion(
         )
     else:
         routine = pairs.CosinePairs(curve=logit, log=True, eps=eps, diagonal=diagonal)
-    return logit.shifted(pairs.apply(routine, z, mask))
+    return OfRoutine(routine, constant)
 
 
 @dataclass  # not frozen: torch 2.11 loses the fields of a frozen one that another holds, while it traces

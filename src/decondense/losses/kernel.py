@@ -22,6 +22,7 @@ OPTIONS = {
     "diagonal": "bool", "centred": "bool", "variance_weight": "float", "covariance_weight": "float", "gamma": "float",
 }  # fmt: skip
 ADDING = ("first_order", "pairwise")  # whose `backward` adds its gradient to another
+AVERAGING = ("pairwise",)  # whose `backward` takes the upstream gradient of the mean of its values, one number
 _NAMED = "str name, " + ", ".join(f"{kind}? {name}" for name, kind in OPTIONS.items())
 
 
@@ -48,6 +49,10 @@ class Kernel:
     def waits(self, z: Tensor) -> bool:
         """Whether the gradient waits for another one: a leaf has no other."""
         return self.name in ADDING and not z.is_leaf
+
+    @property
+    def averages(self) -> bool:
+        return self.name in AVERAGING
 
     def traced(self, z: Tensor, mask: Tensor | None) -> Tensor:
         """The values, as a node of a graph."""

@@ -24,7 +24,7 @@ from .pending import computed
 
 
 class Routine(Protocol):
-    """One way of computing a loss: a value per sequence, and later the gradient for a given upstream."""
+    """One way of computing a loss: a value per sequence, and later the gradient for a given upstream (batch,)."""
 
     def forward(self, z: Tensor, mask: Tensor | None, need_gradient: bool) -> tuple[Tensor, tuple[Tensor, ...]]: ...
 
@@ -33,20 +33,21 @@ class Routine(Protocol):
 
 class _Apply(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, z: Tensor, mask: Tensor | None, routine: Routine) -> Tensor:
+    def forward(ctx: Any, z: Tensor, mask: Tensor | None, routine: Routine, mean: bool) -> Tensor:
         value, saved = routine.forward(z, mask, ctx.needs_input_grad[0])
         ctx.save_for_backward(z, mask, *saved)
         ctx.routine = routine
-        return value
+        return value.mean() if mean else value
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
         z, mask, *saved = ctx.saved_tensors
+        if not torch.is_grad_enabled():
+            return ctx.routine.backward(z, mask, tuple(saved), upstream), None, None, None
         with torch.no_grad():
             gradient: Tensor = ctx.routine.backward(z, mask, tuple(saved), upstream)
-        if torch.is_grad_enabled():  # create_graph: it depends on z, and no formula says how
-            gradient = _Once.apply(computed(gradient), z)
-        return gradient, None, None
+        # create_graph: it depends on z, and no formula says how
+        return _Once.apply(computed(gradient), z), None, None, None
 
 
 class _Once(torch.autograd.Function):
@@ -65,13 +66,21 @@ class _Once(torch.autograd.Function):
         )
 
 
-def apply(routine: Routine, z: Tensor, mask: Tensor | None) -> Tensor:
-    """The values (batch,) of a routine, with its gradient attached."""
-    if isinstance(routine, Kernel) and torch.compiler.is_compiling():
-        return routine.traced(z, mask)
-    if isinstance(routine, Kernel) and torch.is_grad_enabled() and routine.waits(z):
-        z.register_hook(computed)
-    return _Apply.apply(z, mask, routine)
+def apply(routine: Routine, z: Tensor, mask: Tensor | None, *, mean: bool = False) -> Tensor:
+    """The values (batch,) of a routine, or their mean, with its gradient attached.
+
+    A kernel that can takes the mean in its own step of autograd: another one would cost the host as much as a launch.
+    """
+    inside = False
+    if isinstance(routine, Kernel):
+        if torch.compiler.is_compiling():
+            values = routine.traced(z, mask)
+            return values.mean() if mean else values
+        inside = mean and routine.averages
+        if torch.is_grad_enabled() and routine.waits(z):
+            z.register_hook(computed)
+    values = _Apply.apply(z, mask, routine, inside)
+    return values.mean() if mean and not inside else values
 
 
 class Stored:

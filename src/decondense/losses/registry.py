@@ -23,6 +23,7 @@ from torch import Tensor
 
 from .. import geometry
 from .options import check_choice
+from .pairs import Routine, apply
 from .sampling import RELEASED_SAMPLE, sample
 
 SOURCES = {"paper": "the paper", "released": "its released code", "rival": "the literature", "control": "a control"}
@@ -55,6 +56,20 @@ class OfMoments(NamedTuple):
     moments: tuple[Tensor, ...]
 
 
+class OfRoutine(NamedTuple):
+    """What a loss may return instead of its values: the routine that computes them, and what is added to each.
+
+    The mean over the sequences, which a lone call returns, can then be taken in the routine's own step of autograd.
+    """
+
+    routine: Routine
+    constant: float = 0.0
+
+    def applied(self, z: Tensor, mask: Tensor | None, mean: bool) -> Tensor:
+        values = apply(self.routine, z, mask, mean=mean)
+        return values + self.constant if self.constant else values
+
+
 def _stack(values: Sequence[Tensor]) -> Tensor:
     """(layers, batch) on the device of the first layer."""
     return torch.stack([value.to(values[0].device) for value in values])
@@ -69,14 +84,15 @@ def _only(values: Sequence[Tensor]) -> Tensor:
 class Entry:
     """A registered loss.
 
-    written    of z (batch, tokens, width), mask (batch, tokens) and its own keywords: (batch,), or `OfMoments`
+    written    of z (batch, tokens, width), mask (batch, tokens) and its own keywords: (batch,), or `OfMoments`, or
+               `OfRoutine`
     about      what it is, in one line, for the table of the documents
     source     "paper", "released", "rival" or "control"
     reference  where it was published
     presets    keywords under the name of a preset (`presets.PRESETS`)
     """
 
-    written: Callable[..., Tensor | OfMoments]
+    written: Callable[..., Tensor | OfMoments | OfRoutine]
     about: str
     source: str
     reference: str
@@ -100,8 +116,10 @@ class Entry:
             if wrong := options.keys() - parameters.keys():  # which `**common` would swallow
                 raise TypeError(f"{self.name}() got an unexpected keyword argument {min(wrong)!r}")
             check_choice("reduction", reduction, ("mean", "none"))
-            values, _ = self.over_layers([z], [mask], _only, **options)
-            return values.mean() if reduction == "mean" else values
+            # a mask may leave a sequence too few tokens, whose value is then made 0 afterwards
+            mean = reduction == "mean" and mask is None
+            values, _ = self.over_layers([z], [mask], _only, mean, **options)
+            return values.mean() if reduction == "mean" and values.ndim else values
 
         written, *others = (
             inspect.signature(f, follow_wrapped=False) for f in (self.written, self.over_layers, function)
@@ -118,6 +136,8 @@ class Entry:
         states: Sequence[Tensor],
         masks: Sequence[Tensor | None],
         join: Callable[[Sequence[Tensor]], Tensor] = _stack,
+        mean: bool = False,
+        /,
         *,
         max_tokens: int | None = None,
         shared_sample: bool = False,
@@ -126,7 +146,8 @@ class Entry:
     ) -> tuple[Tensor, Tensor | None]:
         """Values (layers, batch), on the device of the first layer, and mean cosines where they come for nothing.
 
-        `join` makes one tensor of those of the layers: that of a single one can do without the axis.
+        `join` makes one tensor of those of the layers: that of a single one can do without the axis. `mean` allows a
+        loss to return the mean over the sequences instead, a scalar for each layer.
         """
         if max_tokens is None and options.get("estimator") == "sampled":
             max_tokens = RELEASED_SAMPLE["max_tokens"]
@@ -138,6 +159,7 @@ class Entry:
         masks = [geometry.check_states(z, mask) for z, mask in zip(states, masks)]
         layers = [sample(*layer, max_tokens, shared=shared_sample, generator=generator) for layer in zip(states, masks)]
         parts = [self.written(z, mask, **options) for z, mask in layers]
+        parts = [p.applied(*layer, mean) if isinstance(p, OfRoutine) else p for p, layer in zip(parts, layers)]
         later = [part for part in parts if isinstance(part, OfMoments)]
         cosines = None
         if later:
@@ -162,11 +184,11 @@ _entries: dict[str, Entry] = {}
 
 def register(
     about: str, *, source: str, reference: str, **rest: Any
-) -> Callable[[Callable[P, Tensor | OfMoments]], Callable[P, Tensor]]:
+) -> Callable[[Callable[P, Tensor | OfMoments | OfRoutine]], Callable[P, Tensor]]:
     """Decorator: the function below is a loss. Arguments as in `Entry`."""
     check_choice("source", source, tuple(SOURCES))
 
-    def add(written: Callable[P, Tensor | OfMoments]) -> Callable[P, Tensor]:
+    def add(written: Callable[P, Tensor | OfMoments | OfRoutine]) -> Callable[P, Tensor]:
         entry = Entry(written, about, source, reference, **rest)
         other = _entries.get(entry.name)
         if other is not None and other.written.__module__ != written.__module__:
