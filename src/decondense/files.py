@@ -20,9 +20,9 @@ from types import TracebackType
 from typing import Any
 
 __all__ = [
-    "InUse", "atomic", "file_in", "finite", "flat", "locked", "neighbours", "os_reason", "own_trace", "packaged_file",
-    "pretty_json",
-    "read_json", "remembered_sha256", "replaced", "safe_name", "told_apart", "versions", "write_csv", "write_text",
+    "InUse", "atomic", "file_in", "finite", "first_process", "flat", "locked", "neighbours", "os_reason", "own_trace",
+    "packaged_file", "pretty_json", "read_json", "remembered_sha256", "replaced", "safe_name", "told_apart", "versions",
+    "write_csv", "write_text",
 ]  # fmt: skip
 
 
@@ -115,6 +115,11 @@ def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
     if not isinstance(tree, dict) or not tree:
         return {prefix.rstrip("."): tree}
     return {k: v for key, value in tree.items() for k, v in flat(value, f"{prefix}{key}.").items()}
+
+
+def first_process() -> bool:
+    """Under torchrun or accelerate only the first process prints and writes."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 class InUse(Exception):

@@ -65,8 +65,8 @@ def p_words(value: float) -> str:
     return f"p {text}" if text.startswith("<") else f"p = {text}"
 
 
-def span(value: Any, low: Any, high: Any, digits: int = 2) -> str:
-    """0.82 [0.80, 0.83]"""
+def span(value: Any, low: Any = None, high: Any = None, digits: int = 2) -> str:
+    """0.82 [0.80, 0.83], or 0.82 where the interval is not known."""
     if value is None:
         return "–"
     text = f"{value:.{digits}f}"

@@ -8,7 +8,7 @@ import pytest
 from by_hand import cli
 from page_results import write_measurement, write_study
 
-from decondense.report.results_table import BEGIN, END, insert_table, results_table
+from decondense.report.results_table import insert_table, results_table
 
 
 def test_table_and_readme(tmp_path):
@@ -17,7 +17,7 @@ def test_table_and_readme(tmp_path):
     (tmp_path / "results" / "bad").mkdir()
     (tmp_path / "results" / "bad" / "result.json").write_text("{")
     readme = tmp_path / "README.md"
-    readme.write_text(f"# head\n\n{BEGIN}\nold\n{END}\n\ntail\n")
+    readme.write_text("# head\n\n<!-- results -->\nold\n<!-- end results -->\n\ntail\n")
     done = cli("report", tmp_path / "results", "--table", "--readme", readme)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -26,8 +26,8 @@ def test_table_and_readme(tmp_path):
     assert "| a \\| b &lt;i&gt;c&lt;/i&gt; |" in lines[3]
     assert done.stderr.count("skipped: ") == 1
     text = readme.read_text()
-    assert text.startswith(f"# head\n\n{BEGIN}\n| study")
-    assert text.endswith(f"|\n{END}\n\ntail\n")
+    assert text.startswith("# head\n\n<!-- results -->\n| study")
+    assert text.endswith("|\n<!-- end results -->\n\ntail\n")
     assert "[results/width](results/width)" in text
     assert "\nold\n" not in text
     again, _ = insert_table(readme, [tmp_path / "results"])
@@ -44,7 +44,7 @@ def test_a_study_whose_words_are_no_text_is_left_out_of_the_tables(tmp_path, rea
         file = tmp_path / "results" / name / "result.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | words))
     target = tmp_path / "README.md"
-    target.write_text(f"{BEGIN}\n{END}\n<!-- verdicts -->\n<!-- end verdicts -->\n")
+    target.write_text("<!-- results -->\n<!-- end results -->\n<!-- verdicts -->\n<!-- end verdicts -->\n")
     done = cli("report", tmp_path / "results", *(["--readme", target] if readme else ["--table"]))
     assert done.returncode == 0
     said = done.stderr.replace("\n", " ")

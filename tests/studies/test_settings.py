@@ -189,7 +189,6 @@ def test_errors_are_one_sentence_and_leave_nothing(refusal, tmp_path, monkeypatc
         ("width", "seeds=[]", "must be a list of different whole numbers"),
         ("width", "seeds=[1,-1]", "must be a list of different whole numbers"),
         ("width", "seeds=[true]", "must be a list of different whole numbers"),
-        ("width", "arms_per_piece=1", "'arms_per_piece' is gone, every arm of a seed is a run of its own now: leave"),
         ("width", "heatmaps=some", "must be all, last or none, got 'some': the default is 'last'"),
         ("width", "base.train.learning_rate=.nan", "must be text, a finite number"),
         ("dose", "dose=0.2", "dose must be the weight of an arm, and not 0, got 0.2, while the arms have -1, 0, 1"),

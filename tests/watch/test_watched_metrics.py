@@ -10,7 +10,8 @@ import torch
 from meter import meter_oracle as oracle
 
 from decondense.meter.statistics import trimmed
-from decondense.watch import METRICS, geometry
+from decondense.watch import METRICS
+from decondense.watch.reading import begun
 
 
 def loops(clouds: list[np.ndarray]) -> dict[str, float]:
@@ -30,7 +31,7 @@ def loops(clouds: list[np.ndarray]) -> dict[str, float]:
 def test_the_metrics_are_those_of_loops(lengths):
     z = torch.randn(3, 9, 6, dtype=torch.float64) + 0.5
     mask = torch.arange(9) < torch.tensor(lengths)[:, None]
-    values, counts = geometry([part for _, part in trimmed(z, mask)])
+    values, counts = begun([part for _, part in trimmed(z, mask)], METRICS)()
     wanted = loops([row[:n].numpy() for row, n in zip(z, lengths)])
     assert dict(zip(METRICS, values.tolist())) == pytest.approx({name: wanted[name] for name in METRICS}, rel=1e-9)
     assert counts.sum() == sum(n * (n - 1) // 2 for n in lengths)
@@ -38,15 +39,15 @@ def test_the_metrics_are_those_of_loops(lengths):
 
 def test_autocast_is_not_for_the_metrics():
     z = torch.randn(3, 9, 6) + 0.5
-    values, counts = geometry([z])
+    values, counts = begun([z], METRICS)()
     with torch.autocast("cpu", torch.bfloat16):
-        same, alike = geometry([z])
+        same, alike = begun([z], METRICS)()
     assert torch.equal(values, same)
     assert torch.equal(counts, alike)
 
 
 def test_one_sequence_has_nothing_across_and_one_token_nothing_at_all():
-    values = dict(zip(METRICS, geometry([torch.randn(1, 5, 4)])[0].tolist()))
+    values = dict(zip(METRICS, begun([torch.randn(1, 5, 4)], METRICS)()[0].tolist()))
     assert math.isnan(values["mean_cosine_across"])
     assert math.isfinite(values["mean_cosine"])
-    assert geometry([torch.randn(2, 1, 4)])[0].isnan().all()
+    assert begun([torch.randn(2, 1, 4)], METRICS)()[0].isnan().all()

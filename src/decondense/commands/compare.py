@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..files import safe_name, write_text
+from ..files import first_process, safe_name, write_text
 from ..words import amount, span
 from . import options as o
-from .terminal import default_folder, err, fresh_folder, is_main, out, progress_bar, table, writing
+from .terminal import default_folder, err, fresh_folder, out, progress_bar, table, writing
 
 if TYPE_CHECKING:
     from ..meter.compare import Comparison
@@ -83,7 +83,7 @@ def run_comparison(
         def started(name: str, number: int, total: int) -> None:
             nonlocal now
             now = name, number, total
-            if is_main() and not as_json:
+            if first_process() and not as_json:
                 err.print(f"measuring {name} ({number + 1} of {total})")
 
         def windows(done: int, each: int) -> None:
@@ -92,7 +92,7 @@ def run_comparison(
                 move(number * each + done, total * each, "windows of all", name)
 
         def finished(result: Condensation) -> None:
-            if is_main():
+            if first_process():
                 with writing(folder):
                     result.save(folder / "results" / _folder_name(result) / "result.json")
 
@@ -100,7 +100,7 @@ def run_comparison(
             items, texts=texts, revisions=revisions, paired=paired, started=started, finished=finished,
             progress=windows, **options,
         )  # fmt: skip
-        if not is_main():
+        if not first_process():
             return
         with writing(folder):
             write_text(folder / "result.json", comparison.to_json())
@@ -125,7 +125,7 @@ def _table(comparison: Comparison) -> Any:
             row["text"],
             amount(row["parameters"]),
             span(row["spearman"], row["spearman_low"], row["spearman_high"]),
-            span(row["last"], None, None, 3),
+            span(row["last"], digits=3),
             row["verdict"].split(":")[0],
         )
         for row in comparison.rows()

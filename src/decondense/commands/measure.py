@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from ..files import write_csv, write_text
+from ..files import first_process, write_csv, write_text
 from . import options as o
 from .compare import run_comparison
-from .terminal import bar, default_folder, err, fresh_folder, is_main, out, progress_bar, run_record, table, writing
+from .terminal import bar, default_folder, err, fresh_folder, out, progress_bar, run_record, table, writing
 
 if TYPE_CHECKING:
     from ..meter.result import Condensation
@@ -96,13 +96,13 @@ def _measure_into(
             else:
                 result = run(config["model"], **options, progress=progress, partial=folder, resume=resume)
     except Interrupted as stop:
-        if stop.result is not None and is_main():
+        if stop.result is not None and first_process():
             write_files(folder, config, stop.result, time.monotonic() - begun)
             done, asked = stop.result.record.windows_done, options["windows"]
             err.print(f"interrupted after {done} of {asked} windows: {folder / 'result.json'} holds what there is.")
             err.print("Repeat the command with --resume to complete it.")
         raise
-    if not is_main():
+    if not first_process():
         return
     write_files(folder, config, result, time.monotonic() - begun)
     for part in folder.glob("partial-*.npz"):
@@ -154,6 +154,8 @@ def show(result: Condensation, folder: Path) -> None:
 
 def _state_table(result: Condensation) -> Any:
     """One line per hidden state, with a small bar; 78 columns, fewer where the terminal has fewer."""
+    from ..records import known
+
     rows = []
     normed = result.final_norm
     for number, state in enumerate(result.record.states):
@@ -164,7 +166,7 @@ def _state_table(result: Condensation) -> Any:
         bare = min(values["mean_cosine_without_variance3"], values["mean_cosine_without_cosine3"])
         figures = [state.std, state.quantiles[0], state.quantiles[-1], state.by_distance[0], state.by_distance[-1]]
         cells = (f"{v:.2f}" for v in (*figures, values["mean_cosine_without_first"], bare))
-        cosine = state.mean_cosine if state.mean_cosine is not None else float("nan")
+        cosine = known(state.mean_cosine)
         name = "embedding" if number == 0 else f"{state.state}{suffix}"
         rows.append((name, f"{cosine:.3f}", bar(cosine, width=10), *cells))
     columns = ("state", "cosine", "", "std", "5 %", "95 %", "near", "far", "-1st", "-top3")

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from ..words import several
+from ..words import cell, several
 from . import options as o
 from .terminal import err, out, output_folder, progress_bar, table, writing
 
@@ -150,16 +150,10 @@ def _show(record: Any, folder: Path, as_json: bool) -> None:
     columns, rows = [name.replace("_", " ") for name in record.table.columns[:6]], record.table.rows
     if rows:
         words = ("arm", "model", "text", "task", "run", "family", "checkpoint")
-        cells = [[_cell(value) for value in row[:6]] for row in rows[:40]]
+        cells = [[cell(value) for value in row[:6]] for row in rows[:40]]
         out.print(table(columns, cells, left=words, drop=columns[:1:-1]))
     if len(rows) > 40:
         out.print(f"… {len(rows) - 40} more rows in table.csv", style="dim")
     out.print(f"criterion: {record.criterion}", style="dim")
     out.print(record.sentence, style="bold")
     out.print(f"written: {folder}/result.json, table.csv" + ", figure.png" * bool(record.figures))
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -16,23 +16,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..files import InUse, locked, os_reason, safe_name
+from ..files import InUse, first_process, locked, os_reason, safe_name
 from ..words import duration
 
 __all__ = [
-    "bar", "default_folder", "err", "fresh_folder", "is_main", "out", "output_folder", "progress_bar", "run_record",
-    "table", "writing",
+    "bar", "default_folder", "err", "fresh_folder", "out", "output_folder", "progress_bar", "run_record", "table",
+    "writing",
 ]  # fmt: skip
 
 out = Console(soft_wrap=True, highlight=False, markup=False)  # names of models, texts and folders are no markup
 err = Console(soft_wrap=True, highlight=False, markup=False, stderr=True)
 WORD = 16  # letters of a word that are kept together in a narrow table
 EVERY = 10.0  # seconds between lines of progress that go into a file or a pipe
-
-
-def is_main() -> bool:
-    """Under torchrun or accelerate only the first process prints and writes."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 @contextlib.contextmanager
@@ -50,7 +45,7 @@ def output_folder(path: Path) -> Iterator[Path]:
     try:
         yield path
     except BaseException:
-        if is_main():
+        if first_process():
             with contextlib.suppress(OSError):  # the first that is not empty ends it
                 for folder in fresh:
                     folder.rmdir()
@@ -76,7 +71,7 @@ def fresh_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
         )
     with contextlib.ExitStack() as stack:
         stack.enter_context(output_folder(path))
-        if is_main():
+        if first_process():
             try:
                 stack.enter_context(locked(path / ".lock"))
             except InUse:
@@ -110,7 +105,7 @@ def run_record(seconds: float, device: str | None) -> str:
 def progress_bar(label: str, *, quiet: bool) -> Iterator[Any]:
     """A callback (done, total, what, note) that shows on stderr how far the work is and how long it will still take:
     a bar, or into a pipe a line now and then. Another `what` than before is another work: its clock starts anew."""
-    if quiet or not is_main():
+    if quiet or not first_process():
         yield None
         return
     if not err.is_terminal:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..files import pretty_json
+from ..files import first_process, pretty_json
 from ..hub import check_repo, push
 from ..words import perhaps, signed
 from . import options as o
-from .terminal import err, is_main, out, progress_bar, table
+from .terminal import err, out, progress_bar, table
 
 if TYPE_CHECKING:
     from ..records import Training
@@ -94,10 +94,10 @@ def train(
         folder = out_dir or Path("runs") / built.name
         target = folder / f"seed-{one}" if seeds else folder
         made.append(_run(built, target, resume=resume, quiet=as_json))
-        if push_to_hub is not None and is_main():
+        if push_to_hub is not None and first_process():
             address = push(target / "model", f"{push_to_hub}-seed-{one}" if seeds else push_to_hub)
             err.print(f"uploaded: {address}")
-    if as_json and is_main():
+    if as_json and first_process():
         whole = [pretty_json(one) for one in made]
         print(whole[0] if len(whole) == 1 else "[" + ",\n".join(whole) + "]\n", end="")
     _part()
@@ -151,7 +151,7 @@ def _run(recipe: Any, folder: Path, *, resume: bool, quiet: bool) -> Any:
     from ..train import train as carry_out
     from ..train.folder import where_it_goes_on
 
-    quiet = quiet or not is_main()
+    quiet = quiet or not first_process()
 
     def say(sentence: str) -> None:
         if not quiet:
@@ -165,7 +165,7 @@ def _run(recipe: Any, folder: Path, *, resume: bool, quiet: bool) -> Any:
                 preparing=preparing, say=say,
             )  # fmt: skip
     except KeyboardInterrupt:
-        if is_main() and folder.is_dir():  # else nothing was begun
+        if first_process() and folder.is_dir():  # else nothing was begun
             err.print(f"interrupted: the same command with --resume {where_it_goes_on(folder)}.")
         raise
     record = None if quiet else read(folder)

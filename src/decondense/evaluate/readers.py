@@ -263,10 +263,7 @@ def _tables(path: Path, wanted: Wanted) -> list[Log]:
         raise ValueError(f"{str(path)!r} {EMPTY}")
     cluster = wanted.cluster or ("cluster" if "cluster" in table else None)
     if cluster is not None and cluster not in table:
-        raise ValueError(
-            f"--cluster must be a field of every item, but {cluster!r} is not in {str(path)!r}: known are "
-            f"{', '.join(table)}."
-        )
+        raise columns.unknown_field(cluster, table, path)
     keys = [map(str, table.get(name, [default] * size)) for name, default in DEFAULTS.items()]
     parts: dict[str, dict[str, dict[str, list[int]]]] = {}
     for row, (seed, task, metric) in enumerate(zip(*keys)):

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..records import Interval, Measurement, Number, Snapshot, State
+from ..records import Interval, Measurement, Snapshot, State, known
 
-__all__ = ["QUANTILES", "Geometry", "Short", "histogram_quantiles", "known"]
+__all__ = ["QUANTILES", "Geometry", "Short", "histogram_quantiles"]
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
@@ -92,10 +92,6 @@ class Geometry:
 Short = Snapshot | Geometry
 """What a heatmap is drawn of: a measurement, or what a run keeps of it. `histogram` (states, bins) is a density over
 cosines −1 … 1; `mean_cosine` (states,)."""
-
-
-def known(value: Number) -> float:
-    return float("nan") if value is None else float(value)
 
 
 def histogram_quantiles(counts: np.ndarray, levels: tuple[float, ...] = QUANTILES) -> list[float]:

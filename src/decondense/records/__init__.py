@@ -15,7 +15,7 @@ fit is a `Damaged` with the path and the field. Files of version 1 are read too.
 
 from __future__ import annotations
 
-from .base import Damaged, Number, Record, find, parse, read
+from .base import Damaged, Number, Record, find, known, parse, read
 from .evaluation import (
     AVERAGE,
     WEIGHTED,
@@ -33,5 +33,5 @@ from .training import HeldOut, Step, Training
 __all__ = [
     "AVERAGE", "STATISTICS", "WEIGHTED", "Comparison", "Damaged", "Differences", "Evaluation", "HeldOut", "Interval",
     "Measured", "Measurement", "Number", "Outcomes", "Record", "Significance", "Snapshot", "State", "Step", "Study",
-    "Table", "TaskOutcomes", "Training", "differences", "find", "in_short", "parse", "read",
+    "Table", "TaskOutcomes", "Training", "differences", "find", "in_short", "known", "parse", "read",
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,6 +19,11 @@ Density = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, lt=2**53)]  # what a browser can hold too
 Words = Annotated[str, Field(pattern=r"\S")]  # not empty
 Section = dict[str, Any]
+
+
+def known(value: Number) -> float:
+    """NaN where there is none."""
+    return math.nan if value is None else float(value)
 
 
 class Damaged(ValueError):

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from .base import Count, Density, Number, Open, Part, Record, Section
+from .base import Count, Density, Number, Open, Part, Record, Section, known
 
 STATISTICS = ("spearman", "kendall", "slope", "last")  # of mean cosine over depth
 
@@ -152,8 +152,7 @@ class Snapshot(Part):
     @property
     def blocks(self) -> float:
         """Mean cosine of the block outputs, which are what the losses act on."""
-        known = [value for value in self.mean_cosine[1:] if value is not None]
-        return sum(known) / len(known) if len(known) == len(self.mean_cosine) - 1 else float("nan")
+        return sum(map(known, self.mean_cosine[1:])) / (len(self.mean_cosine) - 1)
 
 
 def in_short(whole: Measurement, *, histogram: bool = False, **more: Any) -> Snapshot:
@@ -161,10 +160,10 @@ def in_short(whole: Measurement, *, histogram: bool = False, **more: Any) -> Sna
     states = whole.model.layers + 1
     rows = [state.model_dump() for state in whole.states[:states]]
     named = {"outlier_share": "top3_variance_share", "effective_rank": "effective_rank"}
-    known = {name: [row.get(of) for row in rows] for name, of in named.items()}
+    beside = {name: [row.get(of) for row in rows] for name, of in named.items()}
     return Snapshot(
         mean_cosine=[state.mean_cosine for state in whole.states[:states]],
-        **{name: values for name, values in known.items() if any(value is not None for value in values)},
+        **{name: values for name, values in beside.items() if any(value is not None for value in values)},
         spearman_blocks=whole.trend["blocks"]["spearman"].value if "blocks" in whole.trend else None,
         windows=whole.windows_done,
         final_norm=bool(whole.final_norm),

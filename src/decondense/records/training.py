@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 from pydantic import Field
 
-from .base import Count, Damaged, Number, Open, Part, Record, Section, read
+from .base import Count, Damaged, Number, Open, Part, Record, Section, known, read
 from .measurement import Measurement, Snapshot, in_short
 
 
@@ -64,10 +63,6 @@ class TrainedText(Part):
     sha256: str | None = None
 
 
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
 class Training(Record, reads=("decondense.train/2", "decondense.train/1")):
     finished: bool
     command: str | None = None
@@ -113,7 +108,7 @@ class Training(Record, reads=("decondense.train/2", "decondense.train/1")):
         finite."""
         before = self.held_out_texts or {}
         return {
-            scheme: sum(_number(loss) - _number(before[text]) for text, loss in after.items()) / len(after)
+            scheme: sum(known(loss) - known(before[text]) for text, loss in after.items()) / len(after)
             for scheme, after in (self.held_out_quantised or {}).items()
         }
 

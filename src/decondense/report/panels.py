@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from ..figures.chart import INK, Axis, Chart, Frame, Rule, Series, look, with_intervals
-from ..figures.measured import Geometry, Short, known
+from ..figures.measured import Geometry, Short
 from ..figures.measurements import density_of, floor_of, heat_chart, heat_frame, top_of
 from ..figures.training import Curve, curve_charts
+from ..records import known
 from ..words import amount, round_to, span
 from .section import Depth, Panel
 

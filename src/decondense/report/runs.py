@@ -217,7 +217,7 @@ def _verdict(arms: dict[str, list[Any]]) -> str:
 
 
 def _moved(name: str, ends: Sequence[Any]) -> str:
-    return " → ".join(_fixed(end, DIGITS[name]) for end in ends)
+    return " → ".join(span(end, digits=DIGITS[name]) for end in ends)
 
 
 def _run_table(runs: Sequence[Run], differing: Sequence[str]) -> Table:
@@ -240,15 +240,12 @@ def _run_table(runs: Sequence[Run], differing: Sequence[str]) -> Table:
         speed, moved = record.tokens_per_second, [_moved(*item) for item in run.ends.items()]
         shown.append([
             run.label, *("–" if s is None else str(s) for s in (*settings.values(), seed)),
-            "–" if steps is None else f"{steps:,}", "–" if tokens is None else amount(tokens), _fixed(task, 4),
-            _fixed(penalty, 4), *moved, "–" if speed is None else f"{speed:,.0f}", "yes" if record.finished else "no",
+            "–" if steps is None else f"{steps:,}", "–" if tokens is None else amount(tokens), span(task, digits=4),
+            span(penalty, digits=4), *moved, "–" if speed is None else f"{speed:,.0f}",
+            "yes" if record.finished else "no",
         ])  # fmt: skip
     note = "Held-out loss, Spearman and mean cosine (of all blocks): first → last. Task loss, penalty: as last logged."
     return Table.of("Runs", rows, shown=shown, heads=heads, note=note)
-
-
-def _fixed(value: float | None, digits: int) -> str:
-    return span(value, None, None, digits)
 
 
 def _heat(runs: Sequence[Run]) -> Any:

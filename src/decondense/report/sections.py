@@ -105,7 +105,7 @@ def depth_curve(result: Geometry) -> Chart:
         Band(x, quantiles[:split, 0], quantiles[:split, 4], "5–95 % of the cosines", FAINT, 0.18),
         *([Band(x, low[:split], high[:split], "95 % interval of the mean", PALETTE[0], 0.35)] if known else []),
     ]
-    without = [f"without 3 dimensions {span(value, None, None, 3)}" for value in bare]
+    without = [f"without 3 dimensions {span(value, digits=3)}" for value in bare]
     lines: tuple[tuple[Any, list[str], str, dict[str, Any]], ...] = (
         (mean, words, "mean", {"dash": "solid", "width": 2.5}),
         (bare, without, "mean without the 3 strongest dimensions", {"dash": "dash", "colour": PALETTE[1]}),
@@ -116,7 +116,7 @@ def depth_curve(result: Geometry) -> Chart:
         ends = [(mean[layers], words[layers].removeprefix("mean "), "after the final norm", False)]
         before = result.before_norm
         if before is not None:
-            ends.append((before.mean_cosine, span(before.mean_cosine, None, None, 3), "the same before it", True))
+            ends.append((before.mean_cosine, span(before.mean_cosine, digits=3), "the same before it", True))
         for value, text, name, hollow in ends:
             style = {"symbol": "circle", "size": 9, "hollow": hollow, "hover": "layer {x}\n{of}"}
             marks.append(Series([layers], [value], name, of=[f"{name}: {text}"], **style))

@@ -18,7 +18,7 @@ from scipy import stats
 from ..evaluate.apart import read_all
 from ..evaluate.items import EvaluatedRun
 from ..evaluate.logs import Log, Wanted
-from ..files import told_apart
+from ..files import finite, told_apart
 from ..records import Significance as Record
 from .bootstrap import hierarchical_bootstrap
 from .checkpoints import checkpoint_average, is_binary, mcnemar, paired_interval, permutation, smallest_effect
@@ -255,9 +255,9 @@ def _row(
         "difference": treated - base,
         "test": "seeds × items",
         "p": estimate.p,
-        "df": _finite(estimate.seed_df),
+        "df": finite(estimate.seed_df),
         "se": estimate.se,
-        "seed_sd": _finite(estimate.seed_sd),
+        "seed_sd": finite(estimate.seed_sd),
         "seed_se": math.sqrt(max(0.0, estimate.seed_variance - estimate.noise)),
         "item_se": math.sqrt(estimate.item_variance + estimate.noise),
         "smallest_effect": estimate.minimal_effect(alpha=alpha, power=power),
@@ -281,7 +281,7 @@ def _row(
             found = [e for e in ([exact, row["smallest_effect"]] if graded else [exact]) if e is not None]
             row["smallest_effect"] = max(found) if len(found) == 1 + graded else None
     (low, high), inner = ends
-    return row | {"low": _finite(low), "high": _finite(high), "inner": inner}, estimate
+    return row | {"low": finite(low), "high": finite(high), "inner": inner}, estimate
 
 
 def _paired_test(base: np.ndarray, treated: np.ndarray, permutations: int, seed: int) -> dict[str, Any]:
@@ -333,7 +333,3 @@ def _doubts(macro: dict[str, Any] | None, seeds: tuple[int, int]) -> list[str]:
             "there are only 2 seeds in an arm: their variance is hardly known, and the intervals are wide for it."
         )
     return notes
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None

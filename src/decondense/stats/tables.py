@@ -10,9 +10,8 @@ from typing import Any
 from ..records import AVERAGE, Differences, Significance, differences
 from ..words import DIFFERENCE, difference_cells, nats, p_words, points
 
-__all__ = ["HEADER", "LIKELIHOOD", "SHORT", "cells", "csv_table", "latex", "markdown", "verdict"]
+__all__ = ["LIKELIHOOD", "SHORT", "cells", "csv_table", "latex", "markdown", "verdict"]
 
-HEADER = DIFFERENCE
 SHORT = ("task", "items", "base", "treated", "diff.", "95 % interval", "p", "Holm", "could", "S/N")
 LIKELIHOOD = "Log-likelihood of what is right, in nats per item (per token of a text)"
 COLUMNS = "items base treated difference low high test p p_holm significant smallest_effect seed_sd item_se seed_se"
@@ -86,8 +85,8 @@ def _sentence(
 
 
 def cells(part: Compared, say: Callable[..., str] = points) -> list[tuple[str, ...]]:
-    """The table's rows as text, in the order of ``HEADER``; without its last column where no task has a ratio of signal
-    to noise, as of log-likelihoods, which have no level of chance."""
+    """The table's rows as text, in the order of ``DIFFERENCE``; without its last column where no task has a ratio of
+    signal to noise, as of log-likelihoods, which have no level of chance."""
     rows = [difference_cells(row, say) for row in differences(part)]
     return rows if any(row[-1] for row in rows) else [row[:-1] for row in rows]
 
@@ -100,7 +99,7 @@ def markdown(record: Significance) -> str:
 
 
 def _table(rows: list[tuple[str, ...]]) -> str:
-    heads = HEADER[: len(rows[0])]
+    heads = DIFFERENCE[: len(rows[0])]
     lines = ["| " + " | ".join(heads) + " |", "|---" + "|---:" * (len(heads) - 1) + "|"]
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     return "\n".join(lines) + "\n"
@@ -117,7 +116,7 @@ def latex(record: Significance) -> str:
         return " & ".join(cell.translate(str.maketrans(TEX)) for cell in row) + " \\\\"
 
     shown = cells(record)
-    rows, heads = [line(row) for row in shown], HEADER[: len(shown[0])]
+    rows, heads = [line(row) for row in shown], DIFFERENCE[: len(shown[0])]
     if len(rows) > 1:
         rows.insert(len(record.tasks), "\\midrule")
     head = ["\\begin{tabular}{l" + "r" * (len(heads) - 1) + "}", "\\toprule", line(heads), "\\midrule"]

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..files import safe_name
-from ..records import Measured, Outcomes, Snapshot, Training, read
+from ..records import Measured, Outcomes, Snapshot, Training, known, read
 from ..stats.verdicts import Decision, Mean, decide
 from .arms import as_in, essence, recipe_of
 from .outcomes import OF_TASKS
@@ -135,10 +135,6 @@ def seed_of(record: Training) -> int:
 Metric = Callable[[Any], float]
 
 
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)
-
-
 def _shot(run: Training | Snapshot, at: int) -> Snapshot:
     return run if isinstance(run, Snapshot) else run.snapshots[at]
 
@@ -150,14 +146,14 @@ benchmark average in points, of the log-likelihood of what is right in nats per 
 
 def held_out(run: Training) -> float:
     """Held-out loss at the end, nats per token."""
-    return _number(run.held_out[-1].loss)
+    return known(run.held_out[-1].loss)
 
 
 def by_document(run: Training) -> float:
     """Held-out loss, nats per token: mean over texts of the mean over documents."""
     texts: dict[str, list[float]] = {}
     for document in run.held_out_documents or ():
-        texts.setdefault(document.text, []).append(_number(document.loss))
+        texts.setdefault(document.text, []).append(known(document.loss))
     return sum(sum(losses) / len(losses) for losses in texts.values()) / len(texts) if texts else math.nan
 
 
@@ -168,12 +164,12 @@ def cosine(run: Training | Snapshot, at: int = -1) -> float:
 
 def spearman(run: Training | Snapshot, at: int = -1) -> float:
     """Spearman of mean cosine with depth, over all states, at a snapshot; NaN where it is not defined."""
-    return _number(_shot(run, at).spearman)
+    return known(_shot(run, at).spearman)
 
 
 def last(run: Training | Snapshot, at: int = -1) -> float:
     """Mean cosine of the last three states."""
-    return _number(_shot(run, at).last)
+    return known(_shot(run, at).last)
 
 
 def quantisation(scheme: str) -> Metric:

@@ -98,8 +98,6 @@ def _put(settings: Settings, change: str, where: str) -> None:
     path = _path(settings, key.strip())
     if not separator or not all(path):
         raise ValueError(f"a setting must be key=value, e.g. base.data.tokens=5M, got {change!r}.")
-    if path[0] == "arms_per_piece":
-        raise ValueError("'arms_per_piece' is gone, every arm of a seed is a run of its own now: leave it out.")
     if path[0] not in settings:
         raise ValueError(f"{key.strip()!r} is no setting of {where}: {nearest(path[0], settings, cutoff=0.6)}")
     here = settings

@@ -23,13 +23,13 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from ..files import InUse, flat, locked, os_reason, write_text
+from ..files import InUse, first_process, flat, locked, os_reason, write_text
 from ..records import read
 from .recipe import Recipe, read_yaml, recipe_from
 
 __all__ = [
-    "begin", "check_recipe", "finished", "first_process", "last_complete_checkpoint", "mark", "marked", "owned",
-    "process_count", "sharded", "where_it_goes_on",
+    "begin", "check_recipe", "finished", "last_complete_checkpoint", "mark", "marked", "owned", "process_count",
+    "sharded", "where_it_goes_on",
 ]  # fmt: skip
 
 # A resumed run may change these: they say how fast and where, or how much is told, not what is computed.
@@ -37,11 +37,6 @@ FREE = ("micro_batch", "device", "report_to", "on_nan", "keep", "compile", "fuse
 
 LITTLE = 1 << 20  # bytes: a disk with less than this left is full
 MARKER = "complete.json"
-
-
-def first_process() -> bool:
-    """Under torchrun or accelerate only the first process writes."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def process_count() -> int:

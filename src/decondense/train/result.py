@@ -9,12 +9,12 @@ from typing import Any, cast
 
 import yaml
 
-from ..files import finite, versions, write_csv, write_text
+from ..files import finite, first_process, versions, write_csv, write_text
 from ..models import hardware
 from ..records import Measurement, Step, Training, in_short, read
 from ..text import TEXTS
 from ..words import nats
-from .folder import first_process, process_count
+from .folder import process_count
 from .prepare import Prepared
 
 __all__ = ["model_card", "record_of", "save_model", "write_result"]

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ..files import first_process
 from ..insides.torch import lost_process, out_of_memory
 from ..insides.transformers import use_one_gpu
 from ..needs import need
@@ -88,7 +89,7 @@ def train(
         begun = run_folder.check_recipe(target, recipe, resume=resume)
         checkpoint = None
         if resume:
-            checkpoint = run_folder.last_complete_checkpoint(target, remove_others=run_folder.first_process())
+            checkpoint = run_folder.last_complete_checkpoint(target, remove_others=first_process())
             start = "there is no complete checkpoint" if begun else f"there is no run in {str(target)!r} yet"
             say(f"resuming from {checkpoint.name}" if checkpoint else f"{start}: starting from step 0")
         prepared = prepare(recipe, target, cache, preparing)
@@ -110,7 +111,7 @@ def _carry_out(
     from .watch import Progress
 
     trainer.begin(checkpoint)
-    if run_folder.first_process():
+    if first_process():
         so_far = functools.partial(record_of, prepared, trainer, command, {}, finished=False)
         trainer.add_callback(Progress(so_far, prepared.folder / "progress.json"))
     try:
@@ -131,7 +132,7 @@ def _carry_out(
     if prepared.centre is not None:
         prepared.centre.fold()
     save_model(trainer, prepared.folder, record, prepared.tokenizer)
-    if run_folder.first_process():
+    if first_process():
         write_result(prepared.folder, record, draw=draw)
     return json.loads(record.to_json())
 
@@ -174,7 +175,7 @@ def _trainer(prepared: Prepared, show: Show | None, say: Callable[[str], None], 
     if recipe.snapshots.count and recipe.snapshots.probes:
         counts = token_counts(prepared.blocks.tokens, prepared.model.get_output_embeddings().weight.shape[0])
         trainer.add_callback(Probes(trainer, milestones.look_at, prepared.held_out, counts, **cut))
-    if show is not None and run_folder.first_process():
+    if show is not None and first_process():
         trainer.add_callback(Shown(show, clock, recipe.step_tokens, milestones))
     if prepared.centre is not None:
         trainer.add_callback(prepared.centre)

@@ -181,10 +181,7 @@ class Loss(Part):
             loss = get(self.name, preset=self.preset, **self.options)
             loss(torch.linspace(-1, 1, 32).view(1, 4, 8))  # a wrong value of an option shows when it is used
             release = {"schedule": "constant"} if self.schedule == "release" else {}  # its steps are not known yet
-            Term(
-                loss=loss,
-                **self.model_dump(exclude={"name", "options", "preset", "release_at", "release_end"}) | release,
-            )
+            Term(loss=loss, **self.of_the_term() | release)
         except TypeError as error:
             raise ValueError(str(error)) from None
         return self

@@ -2,6 +2,6 @@
 
 from .engines import monitor
 from .monitor import Collapse, Monitor
-from .reading import METRICS, Reading, geometry
+from .reading import METRICS, Reading
 
-__all__ = ["METRICS", "Collapse", "Monitor", "Reading", "geometry", "monitor"]
+__all__ = ["METRICS", "Collapse", "Monitor", "Reading", "monitor"]

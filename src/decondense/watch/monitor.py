@@ -107,9 +107,7 @@ class Monitor:
         step = self._seen = self.step()
         epoch = self.epoch()
         cuts = [_documents(capture) for capture in captures]
-        layers = [
-            begun(self._sequences(captures, cuts, i), metrics=self.metrics) for i in range(len(captures[0].states))
-        ]
+        layers = [begun(self._sequences(captures, cuts, i), self.metrics) for i in range(len(captures[0].states))]
         state = captures[0].states[0]
         if background.in_background(state):
             self._waiting = background.beside_training(partial(self._reading, step, epoch, layers), state.device)

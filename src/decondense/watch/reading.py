@@ -17,7 +17,7 @@ from ..geometry import inverse
 from ..meter.spectrum import SPECTRAL, of_moments, second_moments
 from ..meter.statistics import FINE_BINS, SCALARS, finite, window_statistics
 
-__all__ = ["METRICS", "Reading", "begun", "geometry"]
+__all__ = ["METRICS", "Reading", "begun"]
 
 METRICS = (
     "mean_cosine", "mean_cosine_across", "mean_cosine_without_first", "effective_rank", "matrix_entropy",
@@ -69,16 +69,12 @@ class Reading:
 
 
 @torch.no_grad()
-def geometry(parts: Sequence[Tensor], *, metrics: Sequence[str] = METRICS) -> tuple[Tensor, Tensor]:
+def begun(parts: Sequence[Tensor], metrics: Sequence[str]) -> Callable[[], tuple[Tensor, Tensor]]:
     """Sequences without padding, each of `parts` (sequences, tokens, width) → the metrics, each a mean over sequences,
-    float64; and the counts of cosines within sequences in fine bins. NaN where a state is not finite."""
-    return begun(parts, metrics=metrics)()
+    float64; and the counts of cosines within sequences in fine bins. NaN where a state is not finite.
 
-
-@torch.no_grad()
-def begun(parts: Sequence[Tensor], *, metrics: Sequence[str] = METRICS) -> Callable[[], tuple[Tensor, Tensor]]:
-    """`geometry` without the eigenvalues, for which a GPU would need several steps' time. The states may change
-    afterwards: what is returned finds the rest, on the CPU and in any thread, once the GPU's stream has come so far."""
+    What is returned finds the eigenvalues, for which a GPU would need several steps' time, on the CPU and in any
+    thread, once the GPU's stream has come so far; the states may change meanwhile."""
     parts = [part.detach() for part in parts if part.shape[1] > 1]
     if not parts or not all(map(finite, parts)):
         nothing = torch.full((len(metrics),), math.nan, dtype=torch.float64), torch.zeros(FINE_BINS, dtype=torch.int64)
