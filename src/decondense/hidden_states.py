@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from .inputs import arguments
+from .insides.transformers import is_encoder_decoder
 from .losses.options import check_choice
 from .split import refuse_pipeline
 
@@ -262,7 +263,7 @@ class ModuleReader:
 
 def _sides(layers: list[nn.Module], model: Any) -> list[str]:
     """Of which stack of an encoder–decoder each layer is, which decides about its mask; any other model has one."""
-    if not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+    if not is_encoder_decoder(model):
         return ["only"] * len(layers)
     inside = {id(module) for module in model.get_decoder().modules()}
     return ["decoder" if id(layer) in inside else "encoder" for layer in layers]
@@ -306,7 +307,7 @@ def reader_of(model: nn.Module, modules: str | Sequence[str] | None) -> tuple[Re
             f"model must be a transformers model that can return hidden states, got {type(model).__name__}: "
             "for other modules name the layers to read with modules=['pattern', …]."
         )
-    if getattr(config, "is_encoder_decoder", False):
+    if is_encoder_decoder(inner):
         stack = inner.get_decoder()
         blocks = getattr(config, "num_decoder_layers", None) or getattr(config, "decoder_layers", None)
     else:
@@ -325,7 +326,7 @@ def states_of(model: nn.Module, inputs: dict[str, Any], *, modules: str | Sequen
         return reader.once(given)
     body = body_of(inner, given)
     out = body(**given, output_hidden_states=True, return_dict=True)
-    side = "decoder_" if getattr(inner.config, "is_encoder_decoder", False) else ""
+    side = "decoder_" if is_encoder_decoder(inner) else ""
     states = in_order(body, out[f"{side}hidden_states"], given)
     return Capture(states, given.get(f"{side}attention_mask"), given.get("position_ids"))
 
@@ -345,7 +346,7 @@ def body_of(model: Any, inputs: dict[str, Any], stack: str = "decoder") -> Any:
     """The part of a transformers model that is called for its hidden states: without the head, of an encoder–decoder
     the encoder alone or all of it, and of two towers (CLIP, SigLIP) the one that reads `inputs`."""
     body = getattr(unwrap_peft(model), "base_model", model)
-    if getattr(model.config, "is_encoder_decoder", False) and stack == "encoder":
+    if is_encoder_decoder(model) and stack == "encoder":
         return body.get_encoder()
     if not hasattr(body, "logit_scale") or not hasattr(body, "vision_model"):
         return body

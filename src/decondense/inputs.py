@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .insides.transformers import is_encoder_decoder
+
 __all__ = ["Named", "arguments", "batches_of", "main_input"]
 
 TARGETS = ("labels", "return_loss")  # a loss is none of our business
@@ -70,8 +72,7 @@ def arguments(model: Any, batch: dict[str, Any], *, stack: str = "decoder") -> d
     given = {key: value.to(device) if isinstance(value, Tensor) else value for key, value in batch.items()}
     labels = given.get("labels")
     given = {key: value for key, value in given.items() if key not in TARGETS}
-    config = getattr(model, "config", None)
-    if not getattr(config, "is_encoder_decoder", False):
+    if not is_encoder_decoder(model):
         return given
     if stack == "encoder":
         return {key: value for key, value in given.items() if not key.startswith("decoder_")}
@@ -82,7 +83,7 @@ def arguments(model: Any, batch: dict[str, Any], *, stack: str = "decoder") -> d
                 f"the decoder of {type(model).__name__} must have something to read, got {', '.join(given)}: add "
                 "decoder_input_ids or labels, or measure the encoder with stack='encoder'."
             )
-        starts = (getattr(config, name, None) for name in ("decoder_start_token_id", "pad_token_id"))
+        starts = (getattr(model.config, name, None) for name in ("decoder_start_token_id", "pad_token_id"))
         first = torch.full_like(passage[:, :1], next((s for s in starts if s is not None), 0))
         # A label of −100 has no token; the decoder's mask leaves it out.
         shifted = torch.cat([first, passage[:, :-1]], 1)

@@ -1,10 +1,16 @@
-"""Where the blocks of a Transformer are."""
+"""The modules of a Transformer: where its blocks are, and how to look at it while it trains."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
+import torch
 from torch import nn
 
-__all__ = ["repeated_blocks"]
+from .insides.torch import eager
+
+__all__ = ["evaluating", "repeated_blocks", "unnoticed"]
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
@@ -12,3 +18,24 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     hold the same ones the outer. The longest would not do: a layer may hold more experts than there are layers."""
     lists = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m)]
     return list(max(lists, key=lambda modules: sum(p.numel() for p in modules.parameters()), default=()))
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """In eval mode, and afterwards every module in the mode it had: a frozen part may have been in another."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextlib.contextmanager
+def unnoticed(model: nn.Module) -> Iterator[None]:
+    """A look at a model that trains: in eval mode, compiled modules as they are written, and afterwards the random
+    numbers as they were."""
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with evaluating(model), eager(model), torch.random.fork_rng(devices):
+        yield

@@ -36,6 +36,7 @@ from .. import hidden_states as hs
 from ..handle import Handle
 from ..insides.torchtitan import configurations
 from ..losses.presets import get
+from ..split import everywhere
 from ..term import Term
 
 try:
@@ -194,7 +195,7 @@ class Penalty:
         states = self._local(self.handle.captures[-1].states)
         self.handle.captures.clear()
         if items is None:
-            items = self._everywhere((labels != -100).sum())
+            items = everywhere((labels != -100).sum(), self._labels_split)
         term = self.handle.term
         states, mask, cut = term.sequences(hs.Capture(states, None, positions), first=0, labels=labels)
         assert cut is not None
@@ -204,14 +205,9 @@ class Penalty:
         # Under context parallelism the gradient of this rank's tokens belongs to the whole sequence, with the whole
         # sequence's share; the value does too, but torchtitan adds up the ranks' losses, and this rank's labels are
         # its part in that.
-        penalty = (per_sequence * self._everywhere(counted) / items).sum()
+        penalty = (per_sequence * everywhere(counted, self._labels_split) / items).sum()
         self._sums += torch.stack([task, here])
         return self._weight * (penalty - penalty.detach() + here)
-
-    def _everywhere(self, count: Tensor) -> Tensor:
-        if self._labels_split is not None:
-            dist.all_reduce(count := count.clone(), group=self._labels_split)
-        return count
 
     def _local(self, states: Sequence[Tensor]) -> list[Tensor]:
         """The states as this rank's part of the sequence, plain tensors.

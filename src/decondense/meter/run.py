@@ -16,6 +16,7 @@ import torch
 
 from .. import models
 from ..files import versions
+from ..stack import evaluating
 from ..text import open_text
 from ..windows import draw_windows
 from . import processes
@@ -23,7 +24,7 @@ from .batches import Mask, measure_batches
 from .later import Later, Threads, can_wait
 from .result import Condensation, build
 from .spectrum import SPECTRAL
-from .states import StateReader, evaluating, token_embedding
+from .states import StateReader, token_embedding
 from .statistics import FINE_BINS, WindowStatistics, columns, state_statistics
 from .tally import Tally
 
@@ -270,10 +271,8 @@ def _empty(reader: StateReader, settings: dict[str, Any]) -> Tally:
 
 
 def _check_length(network: Any, tokens: int) -> None:
-    config = getattr(network, "config", None)
-    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
-    # T5 has relative positions, and its n_positions is only what it was trained with
-    if limit is not None and tokens > limit and getattr(config, "model_type", "") != "t5":
+    limit = getattr(getattr(network, "config", None), "max_position_embeddings", None)
+    if limit is not None and tokens > limit:
         raise ValueError(f"tokens must be at most {limit}, what this model was built for, got {tokens}.")
 
 

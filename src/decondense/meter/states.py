@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,26 +22,15 @@ from torch import nn
 
 from ..hidden_states import body_of, in_order
 from ..inputs import arguments
+from ..insides.transformers import is_encoder_decoder
 from ..stack import repeated_blocks
 from ..words import perhaps
 
-__all__ = ["StateReader", "evaluating"]
+__all__ = ["StateReader"]
 
 Batch = dict[str, Any]
 Visit = Callable[[int, torch.Tensor], None]
 STACKS = ("decoder", "encoder")
-
-
-@contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """In eval mode, and afterwards every module in the mode it had: a frozen part may have been in another."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 class StateReader:
@@ -58,7 +47,7 @@ class StateReader:
             probe = {"input_ids": torch.arange(6).view(1, 6) % min(6, vocabulary) + 1}
         self.whole, self.model = model, body_of(model, probe, stack)
         self.caches = "use_cache" in inspect.signature(self.model.forward).parameters
-        self.stack = stack if getattr(model.config, "is_encoder_decoder", False) else "only"
+        self.stack = stack if is_encoder_decoder(model) else "only"
         self.blocks = repeated_blocks(self.model.get_decoder() if self.stack == "decoder" else self.model)
         returned = self._returned(probe)
         self.layers = len(returned) - 1

@@ -14,8 +14,9 @@ from typing import Any
 from ..figures.forest import forest
 from ..records import AVERAGE, WEIGHTED, Differences, differences
 from ..stats.significance import analyse
-from ..stats.verdicts import UNDECIDED, Decision, decide, from_interval, judged, resolves
+from ..stats.verdicts import UNDECIDED, Decision, from_interval, judged, resolves
 from ..words import nats, points, several, signed
+from .contrasts import perplexities
 from .outcomes import paired_outcomes
 from .runs import MATTERS_COSINE, MATTERS_NATS, MATTERS_POINTS, Conclusion, Runs, Settings, cosine, held_out
 
@@ -46,7 +47,9 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         likelihood = analyse(paired_outcomes(base, treated, kind="log_share"), bootstrap=0)
     macro = tasks["macro"]
     decision, average = _decided(macro, seeds)
-    perplexity = _perplexities(runs, len(tasks["tasks"]))
+    perplexity = {}
+    if count := len(tasks["tasks"]):  # at the level divided by the number of tasks, of which it is one
+        perplexity = perplexities(runs, TREATED, PLAIN, level=1 - 0.05 / count)
     loss, geometry = (runs.contrast(TREATED, PLAIN, metric) for metric in (held_out, cosine))
     share, moved = _manipulated(runs)
     shown = [f"{row['task']} {signed(100 * row['difference'], 2)}" for row in tasks["tasks"] if row["significant"]]
@@ -112,20 +115,6 @@ def _nats(task: str, likelihood: dict[str, Any]) -> dict[str, Any]:
     rows = {row["task"]: row for row in likelihood["tasks"]} | {AVERAGE: likelihood["macro"] or {}}
     keys = {"nats": "difference", "nats_low": "low", "nats_high": "high", "nats_p_holm": "p_holm"}
     return {name: rows.get(task, {}).get(key) for name, key in (keys | {"nats_resolved": "smallest_effect"}).items()}
-
-
-def _perplexities(runs: Runs, tasks: int) -> dict[str, Decision]:
-    """task → its perplexity, treated minus base, seed by seed: at the level divided by the number of tasks, of which it
-    is one."""
-    plain, treated = (runs.scores(arm) for arm in needed)
-    names = dict.fromkeys(name for one in plain.values() for name in one if name.endswith("perplexity"))
-    return {
-        name: decide(
-            [treated[s][name] - plain[s][name] for s in treated if s in plain], claim="less", level=1 - 0.05 / tasks
-        )
-        for name in names
-        if tasks
-    }
 
 
 def _in_words(perplexity: dict[str, Decision]) -> str:

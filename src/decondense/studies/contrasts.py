@@ -1,21 +1,23 @@
-"""Two arms of a study on what both of them read: held-out documents, or the items of benchmarks.
+"""Two arms of a study on what both of them read, held-out documents or the items of benchmarks, and on what a loss does
+to the geometry beside another.
 
 Seeds and documents (items) are both samples, and crossed (docs/statistics.md); texts and tasks have equal weight.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from ..records import Training
 from ..stats.crossed import crossed_macro
-from ..stats.verdicts import LEAST, UNDECIDED, Decision, from_interval
+from ..stats.verdicts import LEAST, UNDECIDED, Decision, decide, equivalent, from_interval
 from .outcomes import paired_outcomes
-from .runs import MATTERS_NATS, MATTERS_POINTS, MATTERS_SHARE, Runs
+from .runs import MATTERS_NATS, MATTERS_POINTS, MATTERS_SHARE, Runs, cosine
 
-__all__ = ["by_texts", "over_documents", "over_items"]
+__all__ = ["by_texts", "over_documents", "over_items", "perplexities", "share_of_change"]
 
 UNIT = "training seed"
 Pairs = list[tuple[np.ndarray, np.ndarray]]
@@ -37,14 +39,12 @@ def by_texts(base: Sequence[Training], treated: Sequence[Training]) -> Pairs:
     return [(tables[0][text], tables[1][text]) for text in tables[0]]
 
 
-def over_documents(runs: Runs, arm: str, base: str, *, level: float = 0.95) -> Decision:
+def over_documents(runs: Runs, arm: str, base: str) -> Decision:
     """Is the held-out loss of `arm` minus that of `base`, nats per token, mean over texts of the mean over documents,
     below 0? Seeds are paired: those of one number share the order of their data. No, where a gain that matters is
     excluded."""
-    treated, plain = runs.table.get(arm, {}), runs.table.get(base, {})
-    seeds = [seed for seed in treated if seed in plain]
-    pairs = by_texts([plain[seed] for seed in seeds], [treated[seed] for seed in seeds]) if seeds else []
-    return _crossed(pairs, len(seeds), "less", MATTERS_NATS, level, paired=True)
+    both = runs.paired(base, arm)
+    return _crossed(by_texts(*zip(*both)) if both else [], len(both), "less", MATTERS_NATS, 0.95, paired=True)
 
 
 def over_items(runs: Runs, arm: str, base: str, *, kind: str, level: float = 0.95) -> Decision | None:
@@ -57,11 +57,27 @@ def over_items(runs: Runs, arm: str, base: str, *, kind: str, level: float = 0.9
     return _crossed(pairs, min(map(len, sets)), "greater", matters, level, paired=False) if pairs else None
 
 
+def perplexities(runs: Runs, arm: str, base: str, *, level: float) -> dict[str, Decision]:
+    """Task → is its perplexity in `arm` minus that in `base`, seed by seed, below 0?"""
+    treated, plain = runs.scores(arm), runs.scores(base)
+    names = dict.fromkeys(name for one in plain.values() for name in one if name.endswith("perplexity"))
+    gaps = {name: [treated[s][name] - plain[s][name] for s in treated if s in plain] for name in names}
+    return {name: decide(some, claim="less", level=level) for name, some in gaps.items()}
+
+
+def share_of_change(runs: Runs, arm: str, whole: str, none: str, *, margin: float, around: float = 0.0) -> Decision:
+    """How much of what `whole` does to the mean cosine c does `arm` do, over the seeds that have all three: is
+    100 (c_arm − c_none)/(c_whole − c_none) within ±`margin` of `around`? Undecided where `whole` changes nothing."""
+    changes = [[cosine(run) - cosine(plain) for run in two] for *two, plain in runs.paired(arm, whole, none)]
+    if not all(by_whole for _, by_whole in changes):
+        return Decision(UNDECIDED, None, None, None, len(changes), UNIT, 0.9, f"{whole} changes nothing")
+    return equivalent([100 * change / by_whole for change, by_whole in changes], margin=margin, around=around)
+
+
 def _crossed(pairs: Pairs, seeds: int, claim: str, smallest: float, level: float, *, paired: bool) -> Decision:
     if not pairs or seeds < LEAST:
-        gaps = [float(treated.mean() - base.mean()) for base, treated in pairs]
-        middle = float(np.mean(gaps)) if gaps else None
-        return Decision(UNDECIDED, middle, None, None, seeds, UNIT, level, f"{seeds} of at least {LEAST} {UNIT}s")
+        middle = float(np.mean([treated.mean() - base.mean() for base, treated in pairs] or [math.nan]))
+        return from_interval(middle, math.nan, math.nan, n=seeds, level=level)
     crossed = crossed_macro(pairs, paired=paired)
     return from_interval(
         crossed.difference, *crossed.interval(level), n=seeds, claim=claim, smallest=smallest, level=level,

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from ..figures.studies import curves
-from ..stats.verdicts import Decision, combine, decide, trend_and_level
+from ..stats.verdicts import combine, decide, trend_and_level
+from .contrasts import perplexities
 from .runs import Conclusion, Metric, Runs, Settings, cosine, held_out, loss_of, spearman
 
 
@@ -89,7 +90,10 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     estimate = {"against_zero": {arm_of[d]: x for d, x in against.items()}, "slope": slope, "scores": means}
     estimate |= {"spearman_slope": trend, "mean_cosine_slope": level, "gain_at_most": most}
     estimate["against_zero_corrected"] = {arm_of[d]: x for d, x in strict.items()}
-    estimate["perplexity"] = _perplexities(scores, arm_of)
+    each = 1 - 0.05 / (len(arm_of) - 1)
+    by_arm = {arm: perplexities(runs, arm, arm_of[0.0], level=each) for d, arm in arm_of.items() if d}
+    named = next(iter(by_arm.values()))  # the same tasks for all: those of λ = 0
+    estimate["perplexity"] = {task: {arm: by_task[task] for arm, by_task in by_arm.items()} for task in named}
     losses = {d: runs.differences(arm, arm_of[0.0], held_out) for d, arm in here.items()}
     losses = {d: [x for x in values if math.isfinite(x)] for d, values in losses.items()}
     small = {d: values for d, values in losses.items() if abs(d) < max(map(abs, here))}
@@ -123,26 +127,11 @@ def _at_most(most: float | None, at: float | None, tried: int) -> str:
     return f"A gain from dispersing is at most {max(0.0, most):.4f} nats{over}. "
 
 
-def _perplexities(
-    scores: Mapping[float, Mapping[int, Mapping[str, float]]], arm_of: Mapping[float, str]
-) -> dict[str, dict[str, Decision]]:
-    """task → arm → perplexity minus that of λ = 0, seed by seed, at the level divided by the number of weights."""
-    zero, found = scores.get(0.0, {}), dict[str, dict[str, Decision]]()
-    for task in dict.fromkeys(t for one in zero.values() for t in one if t.endswith("perplexity")):
-        for dose in (d for d in arm_of if d):
-            there = scores.get(dose, {})
-            gaps = [there[s][task] - zero[s][task] for s in there if s in zero]
-            found.setdefault(task, {})[arm_of[dose]] = decide(gaps, claim="less", level=1 - 0.05 / (len(arm_of) - 1))
-    return found
-
-
-def _slopes(runs: Runs, arm_of: Mapping[float, str], metric: Metric = held_out) -> list[float]:
+def _slopes(runs: Runs, arm_of: Mapping[float, str], metric: Metric) -> list[float]:
     """Σ λ (y_λ − ȳ)/Σ λ² per seed that has every dose; λ sums to 0."""
     x = np.asarray(list(arm_of))
     x = x - x.mean()
-    tables = [runs.table.get(arm, {}) for arm in arm_of.values()]
-    whole = [seed for seed in runs.seeds if all(seed in table for table in tables)]
-    return [float(x @ np.array([metric(table[seed]) for table in tables]) / (x @ x)) for seed in whole]
+    return [float(x @ np.array(list(map(metric, all_doses))) / (x @ x)) for all_doses in runs.paired(*arm_of.values())]
 
 
 def _plain(dose: float) -> str:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from functools import partial
 
 from ..figures.studies import effects
-from ..stats.verdicts import UNDECIDED, Decision, combine, equivalent, interval, resolves, signed
+from ..stats.verdicts import Decision, combine, equivalent, interval, resolves, signed
+from .contrasts import share_of_change
 from .runs import MATTERS_COSINE, Conclusion, Runs, Settings, cosine, held_out
 
 NONE, EXACT = "cross-entropy", "exact"
@@ -39,7 +40,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     geometry = {arm: interval(d) for arm in (NONE, *OTHERS) if (d := runs.differences(arm, EXACT, cosine))}
     cost = {arm: _mean_cost(runs, arm) for arm in runs.arms if arm != NONE}
     # seed by seed, how much of what the exact loss does to the mean cosine is left
-    kept = {arm: _kept(runs, arm) for arm in OTHERS}
+    kept = {arm: share_of_change(runs, arm, EXACT, NONE, margin=100 * MATTERS_COSINE, around=100) for arm in OTHERS}
     keeps = "; ".join(f"{arm} {_percent(d)}" for arm, d in kept.items())
     words = "; ".join(f"{arm} {d.words(4)}" for arm, d in same.items())
     prices = ", ".join(f"{arm} {x:.3f}×" for arm, x in cost.items() if x is not None) or "not measured"
@@ -67,22 +68,6 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     estimate = {"held_out_loss": same, "margin": settings["margin"], "cost": cost, "mean_cosine": geometry}
     estimate["kept_percent"] = kept
     return Conclusion(combine(list(kept.values())), sentence, *runs.rows(), estimate, draw)
-
-
-def _kept(runs: Runs, arm: str) -> Decision:
-    """Is 100 (c_none − c_arm)/(c_none − c_exact) of the mean cosines c, over the seeds that have all three, within 10
-    of 100? Undecided where the exact loss changed nothing."""
-    none, exact, here = (runs.table.get(name, {}) for name in (NONE, EXACT, arm))
-    changes = [
-        (cosine(none[s]) - cosine(here[s]), cosine(none[s]) - cosine(exact[s]))
-        for s in here
-        if s in none and s in exact
-    ]
-    if not all(by_exact for _, by_exact in changes):
-        reason = "the exact loss changes nothing"
-        return Decision(UNDECIDED, None, None, None, len(changes), "training seed", 0.9, reason)
-    shares = [100 * change / by_exact for change, by_exact in changes]
-    return equivalent(shares, margin=100 * MATTERS_COSINE, around=100)
 
 
 def _percent(kept: Decision) -> str:

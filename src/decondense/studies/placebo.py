@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from ..figures.studies import curves
-from ..stats.verdicts import REPRODUCED, UNDECIDED, Decision, combine, decide, equivalent
-from .contrasts import over_documents, over_items
+from ..stats.verdicts import REPRODUCED, UNDECIDED, Decision, combine, decide
+from .contrasts import over_documents, over_items, share_of_change
 from .runs import Conclusion, Metric, Runs, Settings, by_document, cosine, loss_of, spearman
 
 REAL, BLIND = "dispersion", "placebo"
@@ -70,7 +70,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     weights = [weight for weight in real if weight]
     helps = {w: over_documents(runs, real[w], blind[w]) for w in weights if w > 0}
     hurts = {w: over_documents(runs, blind[w], real[w]) for w in weights if w < 0}
-    seen = {w: _seen(runs, real[w], blind[w], none) for w in weights}
+    seen = {w: share_of_change(runs, blind[w], real[w], none, margin=GATE) for w in weights}
     met = all(seen[w].verdict == REPRODUCED for w in (dose, -dose))
     alone = {arm: over_documents(runs, arm, none) for those in arms.values() for w, arm in those.items() if w}
     likely = {w: over_items(runs, real[w], blind[w], kind="log_share") for w in weights}
@@ -103,17 +103,6 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     estimate |= {"against_no_loss": alone, "mean_cosine": moved, "spearman": trend, "gradient_norm": norms}
     estimate |= {"log_likelihood": _named(likely, real)}
     return Conclusion(combine([up, down]) if met else UNDECIDED, sentence, columns, rows, estimate, draw)
-
-
-def _seen(runs: Runs, real: str, blind: str, none: str) -> Decision:
-    """100 (c_blind − c_none)/(c_real − c_none) of the mean cosines, seed by seed: within ±`GATE`?"""
-    tables = [runs.table.get(arm, {}) for arm in (real, blind, none)]
-    seeds = [seed for seed in tables[0] if all(seed in table for table in tables)]
-    changes = [[cosine(table[seed]) - cosine(tables[2][seed]) for table in tables[:2]] for seed in seeds]
-    if not all(by_real for by_real, _ in changes):
-        reason = "dispersion changes nothing"
-        return Decision(UNDECIDED, None, None, None, len(changes), "training seed", 0.9, reason)
-    return equivalent([100 * by_blind / by_real for by_real, by_blind in changes], margin=GATE)
 
 
 def _percent(seen: Decision) -> str:

@@ -61,8 +61,7 @@ def quantised(runs: Runs, arm: str, base: str, scheme: str) -> list[float]:
     """What quantising costs the baseline, and what it costs the arm minus that, with the interval over the seeds that
     know both: below 0, the arm's models quantise better."""
     cost = quantisation(scheme)
-    treated, plain = runs.table.get(arm, {}), runs.table.get(base, {})
-    both = np.array([(cost(plain[seed]), cost(treated[seed])) for seed in treated if seed in plain]).reshape(-1, 2)
+    both = np.array([list(map(cost, two)) for two in runs.paired(base, arm)]).reshape(-1, 2)
     known = both[np.isfinite(both).all(1)]
     return [float(known[:, 0].mean()), *interval(list(known[:, 1] - known[:, 0]))] if len(known) else [math.nan] * 4
 
@@ -74,11 +73,10 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     }
     table = {}
     for cell in sorted(tokens, key=tokens.__getitem__, reverse=True):  # the largest budget, which decides, comes first
-        base, treated = (runs.table.get(BETWEEN.join((loss, *cell[1:])), {}) for loss in (NONE, cell[0]))
-        seeds = [seed for seed in treated if seed in base]
-        if cell[0] != NONE and len(seeds) > 1:
-            pairs = by_texts([base[s] for s in seeds], [treated[s] for s in seeds])
-            apart = [by_document(treated[s]) - by_document(base[s]) for s in seeds]
+        arm, control = BETWEEN.join(cell), BETWEEN.join((NONE, *cell[1:]))
+        both = runs.paired(control, arm)
+        if cell[0] != NONE and len(both) > 1:
+            pairs, apart = by_texts(*zip(*both)), runs.differences(arm, control, by_document)
             table[cell] = (crossed_macro(pairs, paired=True), float(np.mean([b.mean() for b, _ in pairs])), apart)
     corrected = dict(zip(table, holm([crossed.p for crossed, *_ in table.values()])))
     decisions: dict[Cell, Decision] = {}

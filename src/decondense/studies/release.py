@@ -10,7 +10,6 @@ opposite dose released in the same way, stand beside it: the latter was disturbe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -36,12 +35,12 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     likelihood = {arm: over_items(runs, arm, PLAIN, kind="log_share") for arm in needed[1:]}
     scores = {arm: over_items(runs, arm, PLAIN, kind="correct") for arm in needed[1:]}
     trend = runs.contrast(RELEASED, PLAIN, spearman)
-    apart = [by_document(runs.table[RELEASED][s]) - by_document(runs.table[PLAIN][s]) for s in _both(runs, RELEASED)]
+    apart = {arm: runs.differences(arm, PLAIN, by_document) for arm in needed[1:]}
     sentence = (
         f"mean cosine at the end, {RELEASED}, in percent of cross-entropy's {moved[RELEASED].words(1)}: the gate of "
         f"−{GATE:g} % is {'met' if met else 'not met, so the geometry was not apart and nothing follows'}. Held-out "
         f"loss minus cross-entropy's, nats per token over seeds and documents, {losses[RELEASED].words(4)}"
-        f"{losses[RELEASED].why}; {judged(apart, MATTERS_NATS)} (of {MATTERS_NATS:g} or more, over seeds). "
+        f"{losses[RELEASED].why}; {judged(apart[RELEASED], MATTERS_NATS)} (of {MATTERS_NATS:g} or more, over seeds). "
         f"{KEPT}: cosine in percent {moved[KEPT].words(1)}, loss {losses[KEPT].words(4)}; released minus kept "
         f"{spared.words(4)}. {OPPOSITE}: cosine in percent {moved[OPPOSITE].words(1)}, loss "
         f"{losses[OPPOSITE].words(4)}; dispersed minus condensed, both released, {sides.words(4)}. "
@@ -52,7 +51,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     columns.append("loss_by_document")
     for row in rows:
         row.append(by_document(runs.table[row[0]][row[1]]))
-    against = {arm: d for arm in needed[1:] if (d := _gaps(runs, arm))}
+    against = {arm: gaps for arm, gaps in apart.items() if gaps}
     draw = partial(
         effects, list(against.items()), x="held-out loss minus cross-entropy's, nats per token",
         margin=MATTERS_NATS, right=[f"{runs.mean(arm, cosine):.3f}" for arm in against], right_title="mean cosine",
@@ -66,18 +65,9 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     return Conclusion(verdict, sentence, columns, rows, estimate, draw if against else None, {"course.png": course})
 
 
-def _both(runs: Runs, arm: str) -> list[int]:
-    plain = runs.table.get(PLAIN, {})
-    return [seed for seed in runs.table.get(arm, {}) if seed in plain]
-
-
 def _shares(runs: Runs, arm: str) -> list[float]:
     """100 (c_arm / c_plain − 1) of the mean cosines at the end, seed by seed."""
-    return [100 * (cosine(runs.table[arm][s]) / cosine(runs.table[PLAIN][s]) - 1) for s in _both(runs, arm)]
-
-
-def _gaps(runs: Runs, arm: str) -> Sequence[float]:
-    return runs.differences(arm, PLAIN, by_document)
+    return [100 * (cosine(run) / cosine(plain) - 1) for run, plain in runs.paired(arm, PLAIN)]
 
 
 def _likely(decision: Decision | None) -> str:

@@ -243,10 +243,14 @@ class Runs:
     def mean(self, arm: str, metric: Metric) -> float:
         return float(np.mean(self.values(arm, metric) or [math.nan]))
 
+    def paired(self, *arms: str) -> list[tuple[Training, ...]]:
+        """The trainings of these arms, seed by seed, for the seeds that all of them have."""
+        tables = [self.table.get(arm, {}) for arm in arms]
+        return [tuple(table[seed] for table in tables) for seed in tables[0] if all(seed in table for table in tables)]
+
     def differences(self, arm: str, other: str, metric: Metric) -> list[float]:
         """`arm` − `other`, seed by seed, for the seeds that both have."""
-        first, second = self.table.get(arm, {}), self.table.get(other, {})
-        return [metric(first[seed]) - metric(second[seed]) for seed in first if seed in second]
+        return [metric(one) - metric(base) for one, base in self.paired(arm, other)]
 
     def contrast(self, arm: str, other: str, metric: Metric, *, claim: str = "less", level: float = 0.95) -> Decision:
         """Is `arm` − `other` below 0 over the seeds, or above?"""

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from .. import hidden_states as hs
 from ..insides.transformers import collect_hidden_states_alone
-from ..stack import repeated_blocks
+from ..stack import evaluating, repeated_blocks
 
 __all__ = ["compile_blocks", "compiled_head", "fuse_head", "head_loss", "matmul_precision"]
 
@@ -101,19 +101,18 @@ def _reproduces(model: Any, head: nn.Linear) -> bool:
     weights have logits near 0, where a cap or a scale of the logits would not show.
     """
     ids = torch.arange(2 * 6, device=head.weight.device).view(2, 6) % head.weight.shape[0]
-    training, stretch = model.training, 1.0
+    stretch = 1.0
     hook = head.register_forward_pre_hook(lambda module, args: (args[0] * stretch, *args[1:]))
-    model.eval()  # no dropout
     try:
-        hidden = model.base_model(input_ids=ids).last_hidden_state
-        largest = float(F.linear(hidden, head.weight).abs().max())
-        for stretch in (1.0, 100.0 / max(largest, 1e-6)):
-            fused = head_loss(hidden * stretch, head.weight, ids, torch.tensor(10, device=ids.device))["loss"]
-            if not torch.isclose(fused, model(input_ids=ids, labels=ids)["loss"].float(), rtol=1e-4, atol=1e-4):
-                return False
+        with evaluating(model):  # no dropout
+            hidden = model.base_model(input_ids=ids).last_hidden_state
+            largest = float(F.linear(hidden, head.weight).abs().max())
+            for stretch in (1.0, 100.0 / max(largest, 1e-6)):
+                fused = head_loss(hidden * stretch, head.weight, ids, torch.tensor(10, device=ids.device))["loss"]
+                if not torch.isclose(fused, model(input_ids=ids, labels=ids)["loss"].float(), rtol=1e-4, atol=1e-4):
+                    return False
     except (TypeError, AttributeError, KeyError, RuntimeError):
         return False
     finally:
         hook.remove()
-        model.train(training)
     return True

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from ..insides.torch import eager
+from ..stack import unnoticed
 from .blocks import Blocks
 from .sections import Data
 
@@ -72,22 +72,17 @@ def document_losses(model: Any, documents: list[Document], context: int, deciles
     device = next(model.parameters()).device
     losses: list[np.ndarray] = []
     groups: dict[str, list[np.ndarray]] = {"document": [], "frequency": [], "position": []}  # of every predicted token
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad(), eager(model):
-            for of, ids, length in _batches(documents, context):
-                given = torch.from_numpy(ids).to(device)
-                logits = model(input_ids=given, use_cache=False)["logits"][:, :-1].float()
-                loss = F.cross_entropy(logits.transpose(1, 2), given[:, 1:], reduction="none")
-                place = np.arange(1, ids.shape[1])
-                predicted = place < length[:, None]
-                losses.append(loss.double().cpu().numpy()[predicted])
-                groups["document"].append(np.broadcast_to(of[:, None], predicted.shape)[predicted])
-                groups["frequency"].append(deciles[ids[:, 1:][predicted]])
-                groups["position"].append(np.broadcast_to(place * OCTILES // context, predicted.shape)[predicted])
-    finally:
-        model.train(training)
+    with torch.no_grad(), unnoticed(model):
+        for of, ids, length in _batches(documents, context):
+            given = torch.from_numpy(ids).to(device)
+            logits = model(input_ids=given, use_cache=False)["logits"][:, :-1].float()
+            loss = F.cross_entropy(logits.transpose(1, 2), given[:, 1:], reduction="none")
+            place = np.arange(1, ids.shape[1])
+            predicted = place < length[:, None]
+            losses.append(loss.double().cpu().numpy()[predicted])
+            groups["document"].append(np.broadcast_to(of[:, None], predicted.shape)[predicted])
+            groups["frequency"].append(deciles[ids[:, 1:][predicted]])
+            groups["position"].append(np.broadcast_to(place * OCTILES // context, predicted.shape)[predicted])
 
     def by(name: str, size: int) -> list[tuple[float, int]]:
         """(sum of the losses, number of tokens) of each group."""

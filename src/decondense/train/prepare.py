@@ -60,7 +60,7 @@ def prepare(recipe: Recipe, folder: Path, cache: str | os.PathLike[str] | None, 
     where = Path(cache) if cache is not None else cache_dir() / "tokens"
     with quiet_loading():
         model, tokenizer, source = _model(recipe, device, where)
-    limit = getattr(model.config, "max_position_embeddings", None) or getattr(model.config, "n_positions", None)
+    limit = getattr(model.config, "max_position_embeddings", None)
     if limit is not None and recipe.data.context > limit:
         raise ValueError(
             f"data.context must be at most {limit}, the positions of this model, got {recipe.data.context}."

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import TrainerCallback
 
-from ..insides.torch import eager
+from ..stack import unnoticed
 from .blocks import Blocks, Order
 
 __all__ = ["Probes", "frequency_direction", "frequency_share", "gradient_noise"]
@@ -52,15 +52,10 @@ class Probes(TrainerCallback):
     def _look(self) -> None:
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
         given = [batch.to(self.trainer.args.device) for batch in self.batches]
-        training = model.training
-        model.eval()
-        try:
-            with eager(model):
-                noise = gradient_noise(_gradients(model, given), tokens=given[0][:, 1:].numel())
-                direction = frequency_direction(model.get_output_embeddings().weight, self.counts)
-                share = frequency_share(_last_states(model, given), direction)
-        finally:
-            model.train(training)
+        with unnoticed(model):
+            noise = gradient_noise(_gradients(model, given), tokens=given[0][:, 1:].numel())
+            direction = frequency_direction(model.get_output_embeddings().weight, self.counts)
+            share = frequency_share(_last_states(model, given), direction)
         self.trainer.log({"gradient_noise": noise, "frequency_share": share})
 
 

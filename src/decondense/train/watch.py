@@ -14,8 +14,8 @@ from transformers import TrainerCallback
 from transformers.modeling_outputs import BaseModelOutput
 
 from ..files import write_text
-from ..insides.torch import eager
 from ..records import Record
+from ..stack import unnoticed
 from .fast import matmul_precision
 from .recipe import Recipe
 
@@ -67,7 +67,6 @@ def snapshot(model: Any, tokenizer: Any, text: str, *, label: str, **size: Any) 
     blocks are as they were. `size`: windows, tokens, bootstrap and spectral of `measure`."""
     from ..meter import measure
 
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     batch = 4
     if any(hasattr(p, "device_mesh") for p in model.parameters()):  # FSDP: only a call of the whole model gathers it
@@ -75,7 +74,7 @@ def snapshot(model: Any, tokenizer: Any, text: str, *, label: str, **size: Any) 
         batch = max(b for b in range(1, 5) if size["windows"] // world % b == 0)
         name = type(model).__name__.removeprefix("FSDP")  # what fully_shard prepends to the class
         model = type(name, (_Whole,), {})(model)
-    with torch.random.fork_rng(devices), eager(model), matmul_precision("highest"):
+    with unnoticed(model), matmul_precision("highest"):
         return measure((model, tokenizer), text=[text], batch=batch, label=label, **size)
 
 

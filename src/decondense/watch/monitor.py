@@ -16,14 +16,13 @@ from torch import Tensor, nn
 
 from .. import hidden_states as hs
 from ..inputs import batches_of, main_input
-from ..insides.torch import eager
 from ..meter.result import BINS
-from ..meter.states import evaluating
 from ..meter.statistics import trimmed
 from ..meter.trend import curve_statistics
 from ..needs import need
 from ..packing import Documents, documents
 from ..split import refuse_split
+from ..stack import unnoticed
 from . import background
 from .reading import METRICS, Reading, begun
 
@@ -96,8 +95,7 @@ class Monitor:
         """What an engine calls between two steps: read `inputs` if a reading is due, and report one that is ready."""
         if not self._due() or self.batches is None:
             return
-        devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-        with evaluating(self.model), torch.random.fork_rng(devices), eager(self.model), torch.no_grad():
+        with unnoticed(self.model), torch.no_grad():
             self._note([hs.states_of(self.model, batch, modules=self.modules) for batch in self.batches])
 
     @torch.no_grad()
