@@ -184,10 +184,7 @@ def test_a_step_is_one_of_the_model():
     matrices = [p for p in model.parameters() if p.ndim == 2]
     rest = [p for p in model.parameters() if p.ndim != 2]
     copies = [p.detach().clone().requires_grad_() for p in model.parameters()]
-    for optimisers in (
-        [torch.optim.AdamW(rest), torch.optim.Muon(matrices)],
-        [torch.optim.SGD(copies, lr=1e-3)],
-    ):
+    for optimisers in ([torch.optim.AdamW(rest), torch.optim.Muon(matrices)], [torch.optim.SGD(copies, lr=1e-3)]):
         with dc.regularize(model, schedule="linear", ramp_steps=4) as handle:
             for _ in range(3):
                 model(input_ids=ids, labels=ids).loss.backward()

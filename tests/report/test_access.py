@@ -9,14 +9,7 @@ from pathlib import Path
 
 import pytest
 from browsing import shown, table, until
-from page_results import (
-    write_evaluation,
-    write_measurement,
-    write_run,
-    write_runs,
-    write_significance,
-    write_study,
-)
+from page_results import write_evaluation, write_measurement, write_run, write_runs, write_significance, write_study
 
 from decondense.report.page import report
 

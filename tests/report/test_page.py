@@ -68,7 +68,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_shown(tmp_path):
         "nameless": '{"a": 1}',
         "empty": '{"schema": "decondense.condensation/1"}',
         "halftrain": '{"schema": "decondense.train/1", "history": []}',
-        "halfstudy": '{"schema": "decondense.study/1", "study": "x"}',
+        "halfstudy": '{"schema": "decondense.study/2", "study": "x"}',
         "binary": "\x00\x01",
     }
     for name, text in bad.items():

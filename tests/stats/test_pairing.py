@@ -73,14 +73,6 @@ def test_checkpoints_are_told_by_the_run_they_lie_in(make_run):
         compared([base], [whole, half])
     one, other = (run(name, name, "checkpoint-100", "checkpoint-100") for name in "de")
     assert compared([base], [one, other], bootstrap=0)["seeds"] == [1, 2]
-    # evaluations of before say only what was typed
-    old = [
-        make_run(n, {"t": [1, 1]}, model={"name": typed}) for n, typed in (("f", "out/x"), ("g", "out/x/checkpoint-5"))
-    ]
-    with pytest.raises(ValueError, match=r"of one training run \('x'\)"):
-        compared([base], old)
-    seeds = [make_run(n, {"t": [1, 1]}, model={"name": f"out/{n}/checkpoint-5"}) for n in "hi"]
-    assert compared([base], seeds, bootstrap=0)["seeds"] == [1, 2]
 
 
 def test_copies_are_not_seeds(make_run):

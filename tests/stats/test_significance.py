@@ -244,8 +244,7 @@ def test_a_damaged_evaluation_is_named_with_its_field(make_run):
 
 
 @pytest.mark.parametrize(
-    ("matters", "found"),
-    [(0.5, "an effect that matters"), (60, "an effect, too small to matter"), (10, "undecided")],
+    ("matters", "found"), [(0.5, "an effect that matters"), (60, "an effect, too small to matter"), (10, "undecided")]
 )
 def test_what_would_matter_is_in_the_verdict(six, matters, found):
     record = compared(*six, bootstrap=0, matters=matters)

@@ -27,10 +27,7 @@ PURPOSES = {
 FOLDERS = {"DECONDENSE_DATA": "named texts", "DECONDENSE_BENCH": "benchmark files"}
 
 
-def doctor(
-    data: o.Data = None,
-    as_json: o.Json = False,
-) -> None:
+def doctor(data: o.Data = None, as_json: o.Json = False) -> None:
     """Say what is missing for what: extras with their command, GPU and kernels, models, texts and data folders."""
     state = examine(data)
     if as_json:

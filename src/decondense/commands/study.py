@@ -20,8 +20,7 @@ def study(
     scale: Annotated[str, typer.Option(help="smoke (CPU, seconds), gpu (one GPU, runs of minutes) or paper")] = "smoke",
     out_dir: Annotated[Path | None, typer.Option("--out", help="result folder; default studies/NAME-SCALE")] = None,
     piece: Annotated[
-        str | None,
-        typer.Option(help="numbers or names of the runs to make, with commas; *-seed-2 for all of a seed"),
+        str | None, typer.Option(help="numbers or names of the runs to make, with commas; *-seed-2 for all of a seed")
     ] = None,
     seeds: Annotated[str | None, typer.Option(help="training seeds, with commas; default those of the scale")] = None,
     settings: Annotated[
@@ -39,8 +38,7 @@ def study(
         typer.Option(help="take over runs of the same recipe and seed that lie below this folder; repeatable"),
     ] = None,
     shared_device: Annotated[
-        bool,
-        typer.Option("--shared-device", help="other runs are made on this device at the same time: keep no times"),
+        bool, typer.Option("--shared-device", help="other runs are made on this device at the same time: keep no times")
     ] = False,
     data: o.Data = None,
     bench: Annotated[

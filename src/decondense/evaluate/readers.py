@@ -4,12 +4,13 @@ inspect_ai 0.3.285 and lighteval 0.13.0."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
 import struct
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -219,27 +220,31 @@ def _asked_hashes(asked: list[Any], golds: list[Any]) -> list[str]:
     return [item_hash(one, gold) for one, gold in zip(asked, golds)]
 
 
-def _schema(path: Path) -> list[str]:
+@contextlib.contextmanager
+def _read_as(kind: str, path: Path) -> Iterator[None]:
     import pyarrow
-    from pyarrow import parquet
 
     try:
-        return list(parquet.read_schema(path).names)
+        yield
     except (pyarrow.ArrowException, OSError) as error:
-        raise Damaged(f"{str(path)!r} could not be read as parquet: {str(error).splitlines()[0]}.") from error
+        raise Damaged(f"{str(path)!r} could not be read as {kind}: {str(error).splitlines()[0]}.") from error
+
+
+def _schema(path: Path) -> list[str]:
+    from pyarrow import parquet
+
+    with _read_as("parquet", path):
+        return list(parquet.read_schema(path).names)
 
 
 def _parquet(path: Path) -> list[dict[str, Any]]:
-    import pyarrow
     from pyarrow import parquet
 
     missing = {"doc", "metric", "model_response"} - set(_schema(path))
     if missing:
         raise Damaged(f"{str(path)!r} must hold details of lighteval, but lacks {', '.join(sorted(missing))}.")
-    try:
+    with _read_as("details", path):
         return list(parquet.read_table(path, columns=["doc", "metric", "model_response"]).to_pylist())
-    except (pyarrow.ArrowException, OSError) as error:
-        raise Damaged(f"{str(path)!r} could not be read as details: {str(error).splitlines()[0]}.") from error
 
 
 # -- a plain table -------------------------------------------------------------------------------------------
@@ -305,12 +310,10 @@ def _columns(path: Path) -> dict[str, list[Any]]:
         )
     if path.stat().st_size == 0:
         raise ValueError(f"{str(path)!r} {EMPTY}")
-    try:
+    with _read_as("a table", path):
         if path.suffix == ".csv":
             text = dict.fromkeys(TEXT_COLUMNS, pyarrow.string())
             table = csv.read_csv(path, convert_options=csv.ConvertOptions(column_types=text))
         else:
             table = parquet.read_table(path) if path.suffix == ".parquet" else json_lines.read_json(path)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise Damaged(f"{str(path)!r} could not be read as a table: {str(error).splitlines()[0]}.") from error
     return {name: table.column(name).to_pylist() for name in table.column_names}

@@ -29,7 +29,7 @@ from .states import Batch, StateReader, Visit
 from .statistics import FINE_BINS, columns, state_statistics, trimmed
 from .tally import Tally
 
-__all__ = ["Mask", "measure_batches"]
+__all__ = ["Mask", "identity", "measure_batches"]
 
 Mask = Callable[[Batch], Tensor]
 
@@ -137,25 +137,8 @@ def measure_batches(
         name, about = inputs.name, inputs.source
     return build(
         Tally(names, sum((part.counts for part in everyone[1:]), everyone[0].counts), tables),
-        model={
-            "name": source.name,
-            "kind": source.kind,
-            "description": source.description,
-            "revision": source.revision,
-            "init": init,
-            "architecture": type(getattr(reader, "model", network)).__name__,
-            "stack": reader.stack,
-            "layers": reader.layers,
-            "width": max(part.width for part in everyone),
-            "parameters": sum(p.numel() for p in network.parameters()),
-            "dtype": str(next(network.parameters()).dtype).removeprefix("torch."),
-        },
-        text={
-            "name": name,
-            "source": about,
-            "documents": len(rows),
-            "sha256": digest.hexdigest(),
-        },
+        model=identity(source, network, reader, init=init, width=max(part.width for part in everyone)),
+        text={"name": name, "source": about, "documents": len(rows), "sha256": digest.hexdigest()},
         settings=settings | {"windows": len(rows), "tokens": max(lengths), "inputs": sorted(first)},
         origins=[{"batch": batch, "row": row, "tokens": n} for (batch, row), n in zip(rows, lengths)],
         final_norm=reader.final_norm,
@@ -163,6 +146,23 @@ def measure_batches(
         names=getattr(reader, "names", None),
         notes=_notes(network, first, lengths, seen, more=more),
     )
+
+
+def identity(source: Source, network: nn.Module, reader: Any, *, init: bool, width: int) -> dict[str, Any]:
+    """What a record says of the model."""
+    return {
+        "name": source.name,
+        "kind": source.kind,
+        "description": source.description,
+        "revision": source.revision,
+        "init": init,
+        "architecture": type(reader.model).__name__,
+        "stack": reader.stack,
+        "layers": reader.layers,
+        "width": width,
+        "parameters": sum(p.numel() for p in network.parameters()),
+        "dtype": str(next(network.parameters()).dtype).removeprefix("torch."),
+    }
 
 
 def _size(batch: Batch, name: str) -> int:

@@ -20,7 +20,7 @@ from ..stack import evaluating
 from ..text import open_text
 from ..windows import draw_windows
 from . import processes
-from .batches import Mask, measure_batches
+from .batches import Mask, identity, measure_batches
 from .later import Later, Threads, can_wait
 from .result import Condensation, build
 from .spectrum import SPECTRAL
@@ -141,22 +141,12 @@ def measure(
     }  # fmt: skip
     with evaluating(network):
         reader = StateReader(network, stack=stack)
-        identity = {
-            "kind": source.kind,
-            "description": source.description,
-            "revision": source.revision,
-            "init": init,
-            "architecture": type(reader.model).__name__,
-            "stack": reader.stack,
-            "layers": reader.layers,
-            "width": reader.width,
-            "parameters": sum(p.numel() for p in network.parameters()),
-            "dtype": str(next(network.parameters()).dtype).removeprefix("torch."),
-        }
-        key = hashlib.sha256(json.dumps([identity, opened.sha256, settings]).encode()).hexdigest()
+        about_model = identity(source, network, reader, init=init, width=reader.width)
+        same = {name: value for name, value in about_model.items() if name != "name"}  # it may lie elsewhere by now
+        key = hashlib.sha256(json.dumps([same, opened.sha256, settings]).encode()).hexdigest()
         finish = functools.partial(
             build,
-            model={"name": source.name, **identity},
+            model=about_model,
             text=about_text,
             settings=settings,
             origins=drawn.origins,

@@ -10,22 +10,14 @@
     study         decondense.study/2          a claim: verdict, table, and the runs it rests on
 
 `read` takes a file or the folder that holds its result.json and returns the record as its class. A file that does not
-fit is a `Damaged` with the path and the field. Files of version 1 are read too. Numbers that are not finite are null.
+fit is a `Damaged` with the path and the field. Measurements and trainings of version 1 are read too. Numbers that are
+not finite are null.
 """
 
 from __future__ import annotations
 
 from .base import Damaged, Number, Record, find, known, parse, read
-from .evaluation import (
-    AVERAGE,
-    WEIGHTED,
-    Differences,
-    Evaluation,
-    Outcomes,
-    Significance,
-    TaskOutcomes,
-    differences,
-)
+from .evaluation import AVERAGE, WEIGHTED, Differences, Evaluation, Outcomes, Significance, TaskOutcomes, differences
 from .measurement import STATISTICS, Comparison, Interval, Measured, Measurement, Snapshot, State, in_short
 from .study import Study, Table
 from .training import HeldOut, Step, Training

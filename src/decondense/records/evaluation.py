@@ -34,7 +34,7 @@ class EvaluatedModel(Open):
 
 class Checkpoint(Part):
     """Of which training run and step the weights are, and how they were chosen. `place` is a hash of the run's path,
-    `folder` the name inside it; evaluations of before have neither."""
+    `folder` the name inside it; a model that lies in no folder has neither."""
 
     selected_by: str
     step: int | None = None

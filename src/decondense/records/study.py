@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from pydantic import model_validator
@@ -21,7 +20,7 @@ class Table(Part):
         return self
 
 
-class Study(Record, reads=("decondense.study/2", "decondense.study/1")):
+class Study(Record, reads=("decondense.study/2",)):
     """`runs` are the folders below runs/ that the result rests on."""
 
     study: Words
@@ -43,8 +42,3 @@ class Study(Record, reads=("decondense.study/2", "decondense.study/1")):
     def lines(self) -> list[Section]:
         """The rows of its table."""
         return [dict(zip(self.table.columns, row)) for row in self.table.rows]
-
-    @classmethod
-    def upgraded(cls, content: Section, folder: Path) -> Section:
-        """Version 1 rested on piece files, which this version does not read: its numbers stand, its charts do not."""
-        return {key: value for key, value in content.items() if key != "pieces"} | {"runs": []}

@@ -14,18 +14,7 @@ from ..files import flat
 from ..records import Damaged, Measured, Study, Training, read
 from ..records.evaluation import TaskDifference
 from .claims import PICTURE, claim_of, figure_of
-from .panels import (
-    BLOCKS,
-    SPEARMAN,
-    Line,
-    Shot,
-    curve_panel,
-    depth_panel,
-    depths_of,
-    heat_panel,
-    numbered,
-    trend_panel,
-)
+from .panels import BLOCKS, SPEARMAN, Line, Shot, curve_panel, depth_panel, depths_of, heat_panel, numbered, trend_panel
 from .section import Panel, Picture, Section, Source, Table, inside
 from .sections import difference_table, origin_of
 

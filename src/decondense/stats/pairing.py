@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from ..evaluate.logs import Log, Scores, named
-from ..records import Evaluation
 
 __all__ = ["Matched", "check_runs", "match"]
 
@@ -43,9 +41,10 @@ def check_runs(arms: list[list[Log]]) -> list[str]:
                 )
             if checkpoint.selected_by != "final":
                 notes.append(f"{arm} run {run.label!r}: the checkpoint was chosen by {checkpoint.selected_by}.")
-            place, folder = _training_run(run.record)
-            folders.setdefault(place, []).append(folder)
-            names[place] = checkpoint.run or Path(place).name
+            # The same folder with other weights was trained anew; a model that lies in no folder is a run of its own.
+            place = checkpoint.place or run.record.model.name
+            folders.setdefault(place, []).append(checkpoint.folder or "")
+            names[place] = checkpoint.run or place
         for place, inside in folders.items():
             if len(set(inside)) > 1:
                 raise ValueError(
@@ -55,16 +54,6 @@ def check_runs(arms: list[list[Log]]) -> list[str]:
     if {run.fingerprint for run in arms[0]} & {run.fingerprint for run in arms[1]}:
         notes.append("a base and a treated run have the same weights, or are the same log.")
     return notes
-
-
-def _training_run(record: Evaluation) -> tuple[str, str]:
-    """(training run, folder in it): the same first and another second is another checkpoint of the same run. The same
-    folder with other weights was trained anew. Evaluations that did not record it are judged by the path as typed."""
-    checkpoint = record.checkpoint
-    if checkpoint.place is not None:
-        return checkpoint.place, checkpoint.folder or ""
-    typed = Path(record.model.name)
-    return (str(typed.parent), typed.name) if typed.name.startswith("checkpoint-") else (str(typed), "")
 
 
 @dataclass

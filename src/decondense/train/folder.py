@@ -146,9 +146,9 @@ def marked(checkpoint: Path) -> dict[str, Any] | None:
     """What the marker says, if there is one and the checkpoint is as it was then."""
     try:
         content = json.loads((checkpoint / MARKER).read_text(encoding="utf-8"))
-        digest = content.pop("digest", None)  # older versions had none
-        return content if digest is None or digest == _digest(checkpoint, content) else None
-    except (OSError, ValueError, AttributeError):
+        digest = content.pop("digest")
+        return content if digest == _digest(checkpoint, content) else None
+    except (OSError, ValueError, AttributeError, KeyError, TypeError):
         return None
 
 

@@ -154,11 +154,7 @@ tokenizer = AutoTokenizer.from_pretrained("this folder, or its hub id")
 def _front_matter(record: Training) -> dict[str, Any]:
     """What model hubs read of a card; only what is known stands in it."""
     model, texts, loss = record.model, [text.name.partition(":")[0] for text in record.text], record.held_out[-1].loss
-    front: dict[str, Any] = {
-        "library_name": "transformers",
-        "pipeline_tag": "text-generation",
-        "tags": ["decondense"],
-    }
+    front: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["decondense"]}
     if model.base_model is not None:
         front["base_model"] = model.base_model
     if model.licence is not None:
