@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any
 
 __all__ = [
-    "InUse", "atomic", "file_in", "finite", "first_process", "flat", "locked", "neighbours", "os_reason", "own_trace",
+    "InUse", "atomic", "file_in", "finite", "first_process", "flat", "locked", "neighbours", "os_sentence", "own_trace",
     "packaged_file", "pretty_json", "read_json", "remembered_sha256", "replaced", "safe_name", "told_apart", "versions",
     "write_csv", "write_text",
 ]  # fmt: skip
@@ -153,6 +153,15 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
 def os_reason(error: OSError) -> str:
     """What went wrong, as the end of a sentence."""
     return "the disk is full" if error.errno == errno.ENOSPC else (error.strerror or str(error)).lower()
+
+
+@contextlib.contextmanager
+def os_sentence(what: str, remedy: str) -> Iterator[None]:
+    """Whatever the system refuses inside is one sentence: what is wrong, the reason, the remedy."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(f"{what}: {os_reason(error)}; {remedy}.") from error
 
 
 def file_in(path: str | os.PathLike[str], name: str) -> Path:

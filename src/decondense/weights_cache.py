@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .files import packaged_file, read_json, remembered_sha256, write_text
+from .files import os_sentence, packaged_file, read_json, remembered_sha256, write_text
 from .hub import first_line
 from .needs import need
 
@@ -124,14 +124,10 @@ def _sizes(folder: Path) -> dict[str, int]:
 def _workplace() -> tempfile.TemporaryDirectory[str]:
     """A folder in the cache, gone when the work is done."""
     folder = cache_dir() / "models"
-    try:
+    what = f"the cache {folder} must be writable to keep converted weights"
+    with os_sentence(what, "set DECONDENSE_CACHE to another folder"):
         folder.mkdir(parents=True, exist_ok=True)
         return tempfile.TemporaryDirectory(prefix=".converting-", dir=folder)
-    except OSError as error:
-        raise OSError(
-            f"the cache {folder} must be writable to keep converted weights: {error.strerror or error}; "
-            "set DECONDENSE_CACHE to another folder."
-        ) from error
 
 
 def convert_gguf(parts: Sequence[Path], stem: str, *, sha256: str | None = None) -> Path:
@@ -151,7 +147,8 @@ def convert_gguf(parts: Sequence[Path], stem: str, *, sha256: str | None = None)
     shutil.rmtree(target, ignore_errors=True)  # of another content, or not whole
     with _workplace() as work:
         folder = Path(work) / "model"
-        try:
+        what = f"{parts[0].name} could not be converted into {target.parent}"
+        with os_sentence(what, "free some space or set DECONDENSE_CACHE to another folder"):
             folder.mkdir()
             _dequantise(parts[0] if len(parts) == 1 else _join(parts, Path(work) / f"{stem}.gguf", sha256), folder)
             write_text(folder / MARK, json.dumps({"content": content, "weights": _sizes(folder)}))
@@ -160,13 +157,6 @@ def convert_gguf(parts: Sequence[Path], stem: str, *, sha256: str | None = None)
             except OSError:
                 if not _converted(stem, content)[1]:  # else another process was faster
                     raise
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise OSError(
-                f"{parts[0].name} could not be converted into {target.parent}: {error.strerror or error}; "
-                "free some space or set DECONDENSE_CACHE to another folder."
-            ) from error
     return target
 
 

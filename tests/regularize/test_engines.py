@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import pytest
 import torch
-import transformers
 from torch import nn
 
 import decondense as dc
@@ -119,12 +116,3 @@ def test_grad_scaler():
             scaler.update()
             assert handle.step == (0 if spoilt else 1)
     assert_same(gradients(model), plain, 1e-5)
-
-
-@pytest.mark.skipif(find_spec("bitsandbytes") is not None, reason="bitsandbytes is installed")
-def test_without_bitsandbytes_there_is_no_model_of_4_bits(tmp_path):
-    """transformers names it; with it: test_qlora."""
-    llama(layers=2).save_pretrained(tmp_path)
-    bits = transformers.BitsAndBytesConfig(load_in_4bit=True)
-    with pytest.raises(ImportError, match="bitsandbytes"):
-        transformers.LlamaForCausalLM.from_pretrained(tmp_path, quantization_config=bits, device_map="cpu")

@@ -49,17 +49,6 @@ def test_checkpoints_from_the_middle_are_refused(make_run):
     assert record["treated"][0]["selected_by"] == "held-out-loss"
 
 
-def test_several_checkpoints_of_one_training_run_are_refused(make_run):
-    base = make_run("a", {"t": [1, 0]})
-    chosen = {"selected_by": "held-out-loss", "steps": 100, "final": False}
-    runs = [
-        make_run(f"r{n}", {"t": [1, 1]}, checkpoint=chosen | {"step": n}, model={"name": f"out/run/checkpoint-{n}"})
-        for n in (50, 90)
-    ]
-    with pytest.raises(ValueError, match=r"2 treated runs are checkpoints of one training run \('run'\)"):
-        compared([base], runs)
-
-
 def test_checkpoints_are_told_by_the_run_they_lie_in(make_run):
     """By the place that the evaluation recorded, not by how the path was typed."""
     base = make_run("a", {"t": [1, 0]})

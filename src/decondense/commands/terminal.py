@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..files import InUse, first_process, locked, os_reason, safe_name
+from ..files import InUse, first_process, locked, os_sentence, safe_name
 from ..words import duration
 
 __all__ = [
@@ -34,14 +34,10 @@ EVERY = 10.0  # seconds between lines of progress that go into a file or a pipe
 def output_folder(path: Path) -> Iterator[Path]:
     """Make the folder and see that it can be written *before* minutes of work; leave no empty one behind."""
     fresh = [folder for folder in (path, *path.parents) if not folder.exists()]
-    try:
+    with os_sentence(f"the output folder {str(path)!r} must be writable", "choose another with --out"):
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path, prefix=".writable-"):
             pass
-    except OSError as error:
-        raise OSError(
-            f"the output folder {str(path)!r} must be writable: {os_reason(error)}; choose another with --out."
-        ) from error
     try:
         yield path
     except BaseException:
@@ -81,16 +77,10 @@ def fresh_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
         yield path
 
 
-@contextlib.contextmanager
-def writing(folder: Path) -> Iterator[None]:
+def writing(folder: Path) -> contextlib.AbstractContextManager[None]:
     """A full disk in the middle of writing is one sentence too; every file appears whole or not at all."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(
-            f"the results could not be written into {str(folder)!r}: {os_reason(error)}; free some space or choose "
-            "another folder with --out."
-        ) from error
+    what = f"the results could not be written into {str(folder)!r}"
+    return os_sentence(what, "free some space or choose another folder with --out")
 
 
 def run_record(seconds: float, device: str | None) -> str:

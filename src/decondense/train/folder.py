@@ -23,7 +23,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from ..files import InUse, first_process, flat, locked, os_reason, write_text
+from ..files import InUse, first_process, flat, locked, os_sentence, write_text
 from ..records import read
 from .recipe import Recipe, read_yaml, recipe_from
 
@@ -59,16 +59,13 @@ def owned(folder: Path) -> Iterator[None]:
         for path in reversed((folder / "checkpoints", *made)):
             undo.callback(_remove_if_empty, path)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            undo.enter_context(locked(folder / ".lock"))
+            with os_sentence(f"the run folder {str(folder)!r} must be writable", "choose another with --out"):
+                folder.mkdir(parents=True, exist_ok=True)
+                undo.enter_context(locked(folder / ".lock"))
         except InUse:
             raise ValueError(
                 f"the run folder {str(folder)!r} is in use by another process: wait for it, or choose another with "
                 "--out."
-            ) from None
-        except OSError as error:
-            raise OSError(
-                f"the run folder {str(folder)!r} must be writable: {os_reason(error)}; choose another with --out."
             ) from None
         yield
 

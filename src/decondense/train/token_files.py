@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from .. import text
-from ..files import locked, os_reason, remembered_sha256
+from ..files import locked, os_sentence, remembered_sha256
 from .blocks import Blocks
 
 __all__ = ["articles", "cached", "documents_of", "fingerprint", "prepare", "separator_of"]
@@ -253,12 +253,6 @@ def fingerprint(names: list[str], cache: Path, data: str | None) -> list[Any]:
     return prints
 
 
-@contextlib.contextmanager
-def _writable(cache: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise OSError(
-            f"the tokenised text could not be written into {str(cache)!r}: {os_reason(error)}; free some space, or set "
-            "DECONDENSE_CACHE to another folder."
-        ) from None
+def _writable(cache: Path) -> contextlib.AbstractContextManager[None]:
+    what = f"the tokenised text could not be written into {str(cache)!r}"
+    return os_sentence(what, "free some space, or set DECONDENSE_CACHE to another folder")
