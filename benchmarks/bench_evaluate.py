@@ -173,7 +173,7 @@ def main() -> None:
     if not options.batch_sizes:
         return
     from decondense import models
-    from decondense.evaluate.tasks import names_of
+    from decondense.evaluate.task_names import names_of
 
     pair = models.load(model, device=options.device, dtype=options.dtype)
     rows: list[harness.Row] = []

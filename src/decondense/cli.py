@@ -21,8 +21,6 @@ from . import __version__, commands
 from .files import own_trace
 from .needs import MissingExtra
 
-__all__ = ["app", "main"]
-
 GROUPS = {
     "Look at a model": {"measure": "measure smollm2-135m", "compare": "compare --family gpt2"},
     "Train and test": {

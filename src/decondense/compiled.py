@@ -12,8 +12,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["name", "weighted"]
-
 
 class Weighing(Protocol):
     """Who is asked at every call: for the weight, and to note a backward pass."""

@@ -19,12 +19,6 @@ from pathlib import Path, PurePath
 from types import TracebackType
 from typing import Any
 
-__all__ = [
-    "InUse", "atomic", "file_in", "finite", "first_process", "flat", "locked", "neighbours", "os_sentence", "own_trace",
-    "packaged_file", "pretty_json", "read_json", "remembered_sha256", "replaced", "safe_name", "told_apart", "versions",
-    "write_csv", "write_text",
-]  # fmt: skip
-
 
 @contextlib.contextmanager
 def atomic(target: Path) -> Iterator[Path]:

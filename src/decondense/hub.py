@@ -8,8 +8,6 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-__all__ = ["check_repo", "first_line", "hub_reachable", "push"]
-
 
 def hub_reachable() -> bool:
     """Whether the hub's name can be looked up. Without this a machine with no network waits half a minute in

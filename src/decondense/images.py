@@ -14,8 +14,6 @@ from .models import Source, load_image_processor
 from .needs import need
 from .words import several
 
-__all__ = ["SUFFIXES", "image_batches"]
-
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 from .insides.transformers import is_encoder_decoder
 
-__all__ = ["Named", "arguments", "batches_of", "main_input"]
-
 TARGETS = ("labels", "return_loss")  # a loss is none of our business
 
 

@@ -29,9 +29,6 @@ from .words import nearest, perhaps, quoted
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BUNDLED", "Source", "check_config", "hardware", "load", "load_image_processor", "load_tokenizer",
-           "pick_device", "provenance", "resolve"]  # fmt: skip
-
 LARGEST = {"layers$|^n_layer$": 10_000, "size$|embd$|^d_": 10_000_000}  # by the name of a configuration's key
 
 

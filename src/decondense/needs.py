@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-__all__ = ["EXTRAS", "MissingExtra", "missing", "need"]
-
 # Extra of pyproject.toml -> what it is asked for, as it is imported.
 EXTRAS = {
     "train": ("accelerate",),

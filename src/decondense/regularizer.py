@@ -21,8 +21,6 @@ from .integrations.own_loop import OwnLoop
 from .losses.presets import Loss, get
 from .term import Schedule, Term
 
-__all__ = ["Handle", "Term", "regularize", "term_of"]
-
 
 def regularize(
     target: Any,

@@ -14,8 +14,6 @@ from torch import Tensor
 from .insides import accelerate, deepspeed, torch
 from .insides.transformers import pipeline_stages
 
-__all__ = ["everywhere", "ranks", "refuse_pipeline", "refuse_split"]
-
 
 def refuse_split(what: str, remedy: str) -> None:
     """Raise where this process sees parts of sequences: inside torch's `context_parallel`, or under Ulysses."""

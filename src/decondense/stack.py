@@ -10,8 +10,6 @@ from torch import nn
 
 from .insides.torch import eager
 
-__all__ = ["evaluating", "repeated_blocks", "unnoticed"]
-
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     """The blocks of the stack: of all lists of modules in the model the one with the most parameters, and of two that

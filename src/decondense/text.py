@@ -32,8 +32,6 @@ from .files import packaged_file
 from .text_files import read_documents, row_documents
 from .words import nearest, quoted
 
-__all__ = ["TEXTS", "NamedText", "Text", "available", "file_of", "iterate_documents", "open_text", "stretches"]
-
 
 @dataclass(frozen=True)
 class NamedText:

@@ -18,8 +18,6 @@ from typing import Any
 
 from .words import nearest
 
-__all__ = ["read_documents", "row_documents"]
-
 FIELDS = ("text", "content", "context", "long_answer")
 TABLES = {".csv": ",", ".tsv": "\t"}
 READABLE = {"", ".txt", ".raw", ".md", ".tokens", ".jsonl", ".json", ".parquet", *TABLES}

@@ -30,11 +30,6 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.integrate import quad
 from scipy.optimize import brentq
 
-__all__ = [
-    "BOUNDS", "Estimate", "alpha", "cosine", "cosine_bounds", "crossing", "curves", "effective_padding",
-    "expected_cosine", "kappa", "lower_bound", "published_upper", "sharp_upper", "simple_upper", "simulate_cosine",
-]  # fmt: skip
-
 ACCURACY = 1e-10  # relative, of the quadrature; what `alpha` promises
 GPT2_PADDING = 832  # 1600 − 768 coordinates: from the width of GPT2 to that of GPT2-xl, the paper's example
 

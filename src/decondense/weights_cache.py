@@ -22,8 +22,6 @@ from .files import os_sentence, packaged_file, read_json, remembered_sha256, wri
 from .hub import first_line
 from .needs import need
 
-__all__ = ["BUNDLED", "available", "bundled_folder", "cache_dir", "convert_gguf", "quiet_loading", "whole_model"]
-
 MARK = "converted.json"
 
 

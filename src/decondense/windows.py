@@ -10,8 +10,6 @@ import numpy as np
 
 from .text import Text, stretches
 
-__all__ = ["Windows", "draw_windows"]
-
 
 @dataclass(frozen=True)
 class Windows:

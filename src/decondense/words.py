@@ -8,11 +8,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-__all__ = [
-    "DIFFERENCE", "amount", "cell", "difference_cells", "duration", "list_of", "nats", "nearest", "p_value",
-    "p_words", "perhaps", "points", "quoted", "round_to", "several", "signed", "slug", "span",
-]  # fmt: skip
-
 
 def signed(value: float | None, digits: int = 3) -> str:
     """+0.123, with a true minus sign; a dash for what is not finite."""

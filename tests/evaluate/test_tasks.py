@@ -10,16 +10,16 @@ import pyarrow.parquet
 import pytest
 
 from decondense.evaluate import tasks
-from decondense.evaluate.task_names import index_of, leaves_of
+from decondense.evaluate.task_names import index_of, leaves_of, names_of
 from decondense.insides import lm_eval as inside
 
 
 def test_names():
-    assert tasks.names_of("paper") == list(tasks.PAPER)
-    assert tasks.names_of("piqa, paper,piqa")[:2] == ["piqa", "anli_r2"]
-    assert len(tasks.names_of("piqa,paper")) == 10
+    assert names_of("paper") == list(tasks.PAPER)
+    assert names_of("piqa, paper,piqa")[:2] == ["piqa", "anli_r2"]
+    assert len(names_of("piqa,paper")) == 10
     with pytest.raises(ValueError, match="name at least one"):
-        tasks.names_of(" , ")
+        names_of(" , ")
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_bad_shots(shots):
 
 @pytest.fixture(scope="module")
 def paper(bench):
-    return {b.name: b for b in tasks.build(tasks.names_of("paper"), data=bench, shots="qwen3")}
+    return {b.name: b for b in tasks.build(names_of("paper"), data=bench, shots="qwen3")}
 
 
 def test_all_ten_from_local_files(paper):

@@ -17,8 +17,6 @@ from .terminal import default_folder, err, fresh_folder, out, progress_bar, run_
 if TYPE_CHECKING:
     from ..records import Evaluation
 
-__all__ = ["evaluate"]
-
 
 def evaluate(
     model: Annotated[str, typer.Argument(help="hub id, folder, GGUF file or bundled name (smollm2-135m)")],

@@ -15,8 +15,6 @@ from .terminal import fresh_folder, out, table, writing
 if TYPE_CHECKING:
     from ..records import Significance
 
-__all__ = ["SeparatorCommand", "significance"]
-
 SEPARATOR, DIVIDER = "--", "\x1f"
 """What the user writes between base and treated runs, and the word for it that no folder is called."""
 

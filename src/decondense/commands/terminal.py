@@ -19,11 +19,6 @@ from rich.text import Text
 from ..files import InUse, first_process, locked, os_sentence, safe_name
 from ..words import duration
 
-__all__ = [
-    "bar", "default_folder", "err", "fresh_folder", "out", "output_folder", "progress_bar", "run_record", "table",
-    "writing",
-]  # fmt: skip
-
 out = Console(soft_wrap=True, highlight=False, markup=False)  # names of models, texts and folders are no markup
 err = Console(soft_wrap=True, highlight=False, markup=False, stderr=True)
 WORD = 16  # letters of a word that are kept together in a narrow table

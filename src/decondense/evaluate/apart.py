@@ -18,8 +18,6 @@ from .items import EvaluatedRun
 from .logs import Log, Wanted
 from .readers import read_logs
 
-__all__ = ["read_all"]
-
 LARGE = 50_000_000
 """Bytes of all logs together; below, starting a process takes longer than it saves."""
 CHILD = "from decondense.evaluate.apart import serve; serve()"

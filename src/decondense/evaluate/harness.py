@@ -16,10 +16,9 @@ from ..needs import need
 from ..records import Evaluation
 from ..text import TEXTS, available, open_text
 from .items import Item, item_hash, summarise
-from .tasks import Benchmark, bench_folder, build, data_files, names_of
+from .task_names import names_of
+from .tasks import Benchmark, bench_folder, build, data_files
 from .unfinished import Parts
-
-__all__ = ["evaluate"]
 
 Progress = Callable[[str, int, int], None]
 SELECTIONS = ("final", "held-out-loss")

@@ -16,11 +16,6 @@ import numpy as np
 from ..files import atomic
 from ..records import Damaged, Evaluation, read
 
-__all__ = [
-    "TEXT", "EvaluatedRun", "Item", "calibration", "item_hash", "load_run", "log_shares", "read_items", "right_share",
-    "summarise", "write_items",
-]  # fmt: skip
-
 TEXT = "text:"
 """Prefix of the task name of rows that are windows of a text and not items of a benchmark."""
 

@@ -17,12 +17,6 @@ from ..records import Evaluation
 from ..words import nearest, several
 from .items import TEXT, EvaluatedRun, Item, log_shares
 
-__all__ = [
-    "Log", "Scores", "Wanted", "chance_of", "check", "field_of", "from_run", "hashed", "item_id",
-    "lower_is_better", "named", "number_of", "one_run", "others", "pick",
-    "unknown_field",
-]  # fmt: skip
-
 LOWER = {
     "perplexity",
     "ppl",

@@ -10,8 +10,6 @@ from typing import Any
 
 from .items import TEXT, Item
 
-__all__ = ["score_text"]
-
 
 def score_text(
     text: Any, scorer: Any, *, tokens: int | None = None, progress: Callable[[str, int, int], None] | None = None

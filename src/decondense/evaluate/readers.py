@@ -23,8 +23,6 @@ from .items import EvaluatedRun, item_hash, load_run, right_share
 from .logs import Log, Scores, Wanted, chance_of, field_of, hashed, lower_is_better, number_of, one_run, others, pick
 from .samples import first_line, read_samples
 
-__all__ = ["read_logs"]
-
 EMPTY = "must hold items, got none: give a log that was finished."
 
 

@@ -34,8 +34,6 @@ from .logs import (
     unknown_field,
 )
 
-__all__ = ["first_line", "read_samples"]
-
 SAMPLES = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.-]+)\.jsonl")
 NOT_METRICS = {"doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "metrics"}
 NOT_METRICS |= {"doc_hash", "prompt_hash", "target_hash"}

@@ -29,8 +29,6 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from ..insides.lm_eval import check_model_class
 from .unfinished import Journal
 
-__all__ = ["Scorer"]
-
 Answer = tuple[float, bool]
 Request = tuple[Any, list[int], list[int]]
 

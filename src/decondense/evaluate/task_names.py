@@ -8,8 +8,6 @@ from typing import Any
 
 from ..insides import lm_eval as inside
 
-__all__ = ["PAPER", "index_of", "leaves_of", "names_of"]
-
 PAPER: tuple[str, ...] = ("anli_r2", "lambada_openai", "openbookqa", "piqa", "truthfulqa_mc2", "winogrande", "arc_easy")
 PAPER += ("arc_challenge", "medmcqa", "mmlu")
 """The ten benchmarks of the paper, in its order."""

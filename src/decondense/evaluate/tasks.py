@@ -23,9 +23,7 @@ from typing import Any
 
 from ..hub import first_line, hub_reachable
 from ..insides import lm_eval as inside
-from .task_names import PAPER, index_of, leaves_of, names_of
-
-__all__ = ["FEWSHOT", "PAPER", "Benchmark", "bench_folder", "build", "data_files", "names_of", "read_rows", "shots_for"]
+from .task_names import PAPER, index_of, leaves_of
 
 FEWSHOT = ("arc_easy", "arc_challenge", "medmcqa", "mmlu")
 """Those of the ten that the paper runs with examples: 1 for GPT2, 5 for Qwen3; the other six have none."""

@@ -15,8 +15,6 @@ from ..files import write_text
 from ..records import Damaged
 from .items import Item, read_items, write_items
 
-__all__ = ["Journal", "Parts"]
-
 
 class Journal:
     """Finished batches in a file, a line each: a checksum and [stage, batch, answers] in JSON. A line that a crash cut

@@ -18,11 +18,6 @@ import numpy as np
 from ..stats.intervals import student
 from ..words import span
 
-__all__ = [
-    "FAINT", "INK", "PALETTE", "PAPER", "Axis", "Band", "Box", "Chart", "Frame", "Heat", "Remark", "Rule",
-    "Series", "dots", "look", "with_intervals",
-]  # fmt: skip
-
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999933", "#888888")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross")

@@ -21,8 +21,6 @@ from ..files import atomic, file_in, write_csv
 from ..words import amount, several
 from .chart import DASHES, FAINT, INK, PAPER, SYMBOLS, Axis, Band, Chart, Heat, Series
 
-__all__ = ["Strip", "Where", "draw"]
-
 MAP = "viridis"
 COLOURS = {INK: "black", FAINT: "#777777", PAPER: "white"}
 DASH = dict(zip(DASHES, ("-", "--", ":", "-.", (0, (8, 3)), (0, (8, 2, 1, 2)))))

@@ -10,8 +10,6 @@ from ..words import p_words, signed
 from .chart import FAINT, INK, PALETTE, Axis, Box, Chart, Frame, Remark, Rule, Series
 from .draw import Strip, Where, draw
 
-__all__ = ["forest", "forest_chart"]
-
 Row = Mapping[str, Any]
 
 

@@ -8,8 +8,6 @@ import numpy as np
 
 from ..records import Interval, Measurement, Snapshot, State, known
 
-__all__ = ["QUANTILES", "Geometry", "Short", "histogram_quantiles"]
-
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 

@@ -17,11 +17,6 @@ from .chart import FAINT, INK, PALETTE, Axis, Chart, Frame, Heat, Remark, Rule, 
 from .draw import Strip, Where, draw
 from .measured import Geometry, Short, histogram_quantiles
 
-__all__ = [
-    "DEPTH", "floor_of", "heat_chart", "heat_frame", "heat_rows", "heatmap", "heatmaps", "top_of", "trend_charts",
-    "trend_plot",
-]  # fmt: skip
-
 CLIP = 10.0  # the density at which the published figures cut the colour scale
 DEPTH = "depth: layer / number of layers (right of a white line: after the final norm)"
 

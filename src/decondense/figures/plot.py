@@ -13,8 +13,6 @@ from .measurements import heatmap, heatmaps, trend_plot
 from .scores import score_figure
 from .training import training_figure
 
-__all__ = ["plot"]
-
 
 def plot(result: Any, path: Where = None, *, ax: Any = None, title: str | None = None, view: str = "pooled") -> Any:
     """Draw a result: the heatmap of a measurement or of several, side by side; the trend of a comparison; the losses of

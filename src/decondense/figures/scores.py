@@ -9,8 +9,6 @@ from ..words import round_to
 from .chart import Axis, Chart, Frame, Rule, Series
 from .draw import Strip, Where, draw
 
-__all__ = ["score_chart", "score_figure", "score_rows"]
-
 
 def score_rows(record: Evaluation) -> list[dict[str, Any]]:
     """A row for every task."""

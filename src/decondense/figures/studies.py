@@ -19,8 +19,6 @@ from .draw import Strip, draw
 from .measured import Short
 from .measurements import DEPTH, heat_rows
 
-__all__ = ["curves", "effects", "heat_grid", "heat_row"]
-
 Points = Sequence[tuple[str, Sequence[float]]]
 
 

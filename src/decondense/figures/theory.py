@@ -17,8 +17,6 @@ from ..theory import GPT2_PADDING, crossing, curves, kappa
 from .chart import PALETTE, Axis, Box, Chart, Frame, Remark, Rule, Series
 from .draw import Strip, draw
 
-__all__ = ["theory_figure"]
-
 BLUE, RED, GREEN, PINK, *_ = PALETTE
 GREY = "#666666"
 

@@ -10,8 +10,6 @@ from ..records import Training
 from .chart import Axis, Chart, Frame, Series, look
 from .draw import Strip, Where, draw
 
-__all__ = ["Curve", "curve_charts", "training_figure"]
-
 PARTS = (
     ("Task loss while training", "task_loss", "task loss, nats per token"),
     ("Held-out loss", "held_out", "held-out loss, nats per token"),

@@ -20,8 +20,6 @@ try:
 except ImportError as error:
     raise ImportError(f"decondense.integrations.axolotl needs axolotl, and importing it failed ({error}).") from error
 
-__all__ = ["DecondenseArgs", "DecondensePlugin"]
-
 
 class DecondenseArgs(BaseModel):
     """The section `decondense` of Axolotl's configuration."""

@@ -17,8 +17,6 @@ from ..insides.transformers import calling_trainer
 from ..losses.presets import Loss
 from ..regularizer import regularize, term_of
 
-__all__ = ["DecondenseCallback"]
-
 
 class DecondenseCallback(TrainerCallback):
     """Attaches the loss when the trainer has been built, or at the latest when it begins to train.

@@ -32,8 +32,6 @@ except ImportError:
     except ImportError as error:
         raise ImportError("decondense.integrations.lightning needs Lightning: pip install lightning.") from error
 
-__all__ = ["MonitorCallback", "RegularizeCallback"]
-
 
 class RegularizeCallback(Callback):
     """loss = task_loss + weight · penalty, in training; task_loss, penalty, penalty_weight, mean_cosine are logged.

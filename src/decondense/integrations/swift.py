@@ -13,8 +13,6 @@ from typing import Any
 
 from .callback import DecondenseCallback
 
-__all__ = ["register"]
-
 
 def register(loss: Any = "dispersion", **options: Any) -> None:
     """Make `--callbacks decondense` known to ms-swift; the options are those of `regularize`."""

@@ -29,8 +29,6 @@ from .states import Batch, StateReader, Visit
 from .statistics import FINE_BINS, columns, state_statistics, trimmed
 from .tally import Tally
 
-__all__ = ["Mask", "identity", "measure_batches"]
-
 Mask = Callable[[Batch], Tensor]
 
 

@@ -18,8 +18,6 @@ from ..words import nearest
 from .result import Condensation
 from .trend import curve_statistics
 
-__all__ = ["Comparison", "compare", "families", "family_of"]
-
 Item = str | os.PathLike[str] | Condensation | tuple[Any, Any]
 
 

@@ -20,8 +20,6 @@ from torch import Tensor
 from .spectrum import SecondMoments, of_moments, second_moments, sent
 from .statistics import WindowStatistics, has_kernel, not_finite, on_device
 
-__all__ = ["Later", "Threads", "can_wait"]
-
 # States side by side take at most this much, and this share of a GPU's free memory: what is computed of them takes
 # about fifteen times as much.
 SIDE_BY_SIDE, SHARE = 256 * 2**20, 1 / 40

@@ -8,8 +8,6 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-__all__ = ["gather", "join_group", "local_device"]
-
 T = TypeVar("T")
 
 

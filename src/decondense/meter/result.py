@@ -16,8 +16,6 @@ from ..words import several
 from .tally import Tally
 from .trend import bootstrap_trend, verdict
 
-__all__ = ["BINS", "Condensation", "build", "load"]
-
 BINS = 128
 
 

@@ -28,8 +28,6 @@ from .states import StateReader, token_embedding
 from .statistics import FINE_BINS, WindowStatistics, columns, state_statistics
 from .tally import Tally
 
-__all__ = ["Interrupted", "measure"]
-
 TEXT = "wikitext-2"
 
 

@@ -27,8 +27,6 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["SPECTRAL", "SecondMoments", "of_moments", "second_moments", "sent", "spectral_statistics"]
-
 SPECTRAL = ("effective_rank", "top_singular_share", "distance_to_rank_one", "high_low_ratio",
             "participation_ratio", "isoscore", "matrix_entropy", "spectral_slope")  # fmt: skip
 

@@ -26,8 +26,6 @@ from ..insides.transformers import is_encoder_decoder
 from ..stack import repeated_blocks
 from ..words import perhaps
 
-__all__ = ["StateReader"]
-
 Batch = dict[str, Any]
 Visit = Callable[[int, torch.Tensor], None]
 STACKS = ("decoder", "encoder")

@@ -30,20 +30,6 @@ from ..geometry import inverse
 from ..losses.options import fused
 from .spectrum import spectral_statistics
 
-__all__ = [
-    "FINE_BINS",
-    "WindowStatistics",
-    "columns",
-    "distance_buckets",
-    "finite",
-    "has_kernel",
-    "not_finite",
-    "on_device",
-    "state_statistics",
-    "trimmed",
-    "window_statistics",
-]
-
 # Pooled counts are kept eight times finer than the 128 bins that are shown, so that quantiles read from them
 # are off by at most 1/512; int16 bin numbers make torch.bincount five times faster than torch.histc.
 FINE_BINS = 1024

@@ -14,8 +14,6 @@ import numpy as np
 
 from ..files import atomic
 
-__all__ = ["Tally"]
-
 
 @dataclass
 class Tally:

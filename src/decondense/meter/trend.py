@@ -19,8 +19,6 @@ from ..files import finite
 from ..records import STATISTICS
 from ..words import span
 
-__all__ = ["bootstrap_trend", "curve_statistics", "verdict"]
-
 Estimate = dict[str, float | None]  # value, low and high; None where there is none
 
 

@@ -12,8 +12,6 @@ from pydantic import BaseModel, FiniteFloat, ValidationError
 from ..records import Study
 from ..words import several
 
-__all__ = ["PICTURE", "Claim", "Effect", "Shown", "claim_of", "figure_of", "place_of"]
-
 PICTURE = "picture"
 """Stands for the study's own figure, where that is what matters and not a chart of the runs."""
 

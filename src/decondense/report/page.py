@@ -33,8 +33,6 @@ from .section import Section, Skipped, Source, Table, brief, nothing, read_sourc
 from .sections import comparison, evaluation, measurement, significance
 from .studies import study
 
-__all__ = ["Report", "collect", "page_data", "render", "report"]
-
 Progress = Callable[..., None]
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 KINDS = {

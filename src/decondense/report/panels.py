@@ -16,8 +16,6 @@ from ..records import known
 from ..words import amount, round_to, span
 from .section import Depth, Panel
 
-__all__ = ["Line", "Shot", "curve_panel", "depth_panel", "depths_of", "heat_panel", "trend_panel"]
-
 VIEWS = [("pooled", "pooled: all pairs of all windows"), ("released", "released: matrices averaged first")]
 SPEARMAN = ("spearman", "Spearman of mean cosine with depth", lambda shot: shot.result.spearman)
 BLOCKS = ("mean_cosine", "mean cosine of all blocks", lambda shot: shot.blocks)

@@ -13,8 +13,6 @@ import numpy as np
 from ..figures.chart import FAINT, INK, PAPER, Axis, Band, Chart, Frame, Heat, Series, Values
 from ..words import round_to
 
-__all__ = ["columns", "layout", "plain", "traces"]
-
 COLOURS = {INK: "#010101", FAINT: "#808081", PAPER: "#fefefe"}
 VIRIDIS_ZERO = "#440154"
 FIELDS = {"label": "meta", "of": "customdata"}

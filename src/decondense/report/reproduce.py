@@ -7,8 +7,6 @@ from typing import Any
 
 from ..records import Evaluation, Measurement, Significance
 
-__all__ = ["evaluate_command", "measure_command", "significance_command"]
-
 
 def measure_command(record: Measurement, config: dict[str, Any] | None) -> str:
     """From config.yaml where it is, else from the settings inside the result."""

@@ -15,8 +15,6 @@ from ..records import Study
 from .section import Skipped, Source, nothing, read_sources
 from .studies import sentence_of
 
-__all__ = ["insert_table", "results_rows", "results_table", "verdicts_table"]
-
 COLUMNS = ("study", "claim", "verdict", "sentence", "hardware", "folder")
 Known = Sequence[tuple[str, str, str]]
 """Name, claim and question of every study there is."""

@@ -16,8 +16,6 @@ from .panels import SPEARMAN, Line, Shot, curve_panel, depths_of, heat_panel, nu
 from .section import Section, Source, Table, inside
 from .sections import origin_of
 
-__all__ = ["Run", "group_of", "now", "read_run", "read_running", "training"]
-
 DIGITS = {"held_out": 4, "spearman": 2, "mean_cosine": 3}
 SILENT = 60.0
 """After so many seconds without a line of its log a run is said to be silent."""

@@ -18,11 +18,6 @@ from ..records import Damaged, Record, find, read
 from ..words import cell, round_to
 from .claims import Claim
 
-__all__ = [
-    "Depth", "Origin", "Panel", "Picture", "Section", "Skipped", "Source", "Table", "brief", "inside", "nothing",
-    "read_sources",
-]  # fmt: skip
-
 _FIGURES = re.compile(r"(?:[\d\s.,+\-−–\[\]%→±<e]|to|[kMB])*")
 R = TypeVar("R", bound=Record, covariant=True)
 

@@ -23,8 +23,6 @@ from .panels import Line, Shot, depths_of, heat_panel
 from .reproduce import evaluate_command, measure_command, significance_command
 from .section import Origin, Panel, Section, Source, Table
 
-__all__ = ["comparison", "difference_table", "evaluation", "measurement", "origin_of", "significance"]
-
 GLOSS = {
     "condensing": "The deeper the layer, the more alike the directions of the tokens of one text.",
     "dispersing": "The deeper the layer, the further apart the directions of the tokens of one text.",

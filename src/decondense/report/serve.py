@@ -14,8 +14,6 @@ from ..records import find
 from .page import collect, render, to_json
 from .runs import now
 
-__all__ = ["server", "stamp"]
-
 Places = Sequence[str | os.PathLike[str]]
 PATTERNS = ("result.json", "snapshots/step-*.json")
 

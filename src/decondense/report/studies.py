@@ -18,8 +18,6 @@ from .panels import BLOCKS, SPEARMAN, Line, Shot, curve_panel, depth_panel, dept
 from .section import Panel, Picture, Section, Source, Table, inside
 from .sections import difference_table, origin_of
 
-__all__ = ["sentence_of", "study"]
-
 HEATMAPS = 6
 """So many runs at most are drawn as heatmaps."""
 FRAMES = 16

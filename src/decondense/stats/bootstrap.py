@@ -12,8 +12,6 @@ from scipy import stats
 from .checkpoints import MANY
 from .crossed import Crossed
 
-__all__ = ["hierarchical_bootstrap"]
-
 
 def hierarchical_bootstrap(
     outcomes: Sequence[tuple[np.ndarray, np.ndarray]], estimate: Crossed, *, paired: bool = False, samples: int = 2000,

@@ -15,11 +15,6 @@ from scipy import optimize, special, stats
 
 from .intervals import student
 
-__all__ = [
-    "MANY", "average_interval", "checkpoint_average", "is_binary", "mcnemar", "mcnemar_power", "paired_interval",
-    "permutation", "smallest_effect", "spread",
-]  # fmt: skip
-
 Pair = tuple[np.ndarray, np.ndarray]
 MANY = 20_000
 """From so many items on the mean of resampled ones is normal to all digits that are shown, and is taken as that."""

@@ -16,8 +16,6 @@ from scipy import optimize, special, stats
 
 from .checkpoints import mcnemar, spread
 
-__all__ = ["Crossed", "crossed_macro"]
-
 
 def _t_quantile(alpha: float, df: Any) -> Any:
     """t_(1−α/2) of numbers or arrays, from the lower tail, where a small α keeps its digits."""

@@ -10,8 +10,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-__all__ = ["resolved", "student", "t_quantile"]
-
 
 def t_quantile(level: float, df: Any) -> Any:
     """t such that a Student variable with `df` degrees of freedom lies in ±t with probability `level`. (scipy.stats has

@@ -10,8 +10,6 @@ import numpy as np
 
 from ..evaluate.logs import Log, Scores, named
 
-__all__ = ["Matched", "check_runs", "match"]
-
 Pair = tuple[np.ndarray, np.ndarray]
 
 

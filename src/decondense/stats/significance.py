@@ -30,8 +30,6 @@ from .verdicts import finding
 if TYPE_CHECKING:
     from ..figures.draw import Where
 
-__all__ = ["Significance", "analyse", "holm", "ranks", "significance"]
-
 Pair = tuple[np.ndarray, np.ndarray]
 Runs = str | Path | EvaluatedRun | Log
 

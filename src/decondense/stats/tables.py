@@ -10,8 +10,6 @@ from typing import Any
 from ..records import AVERAGE, Differences, Significance, differences
 from ..words import DIFFERENCE, difference_cells, nats, p_words, points
 
-__all__ = ["LIKELIHOOD", "SHORT", "cells", "csv_table", "latex", "markdown", "verdict"]
-
 SHORT = ("task", "items", "base", "treated", "diff.", "95 % interval", "p", "Holm", "could", "S/N")
 LIKELIHOOD = "Log-likelihood of what is right, in nats per item (per token of a text)"
 COLUMNS = "items base treated difference low high test p p_holm significant smallest_effect seed_sd item_se seed_se"

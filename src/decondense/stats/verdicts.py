@@ -27,11 +27,6 @@ from scipy import special
 from ..words import several, signed
 from .intervals import resolved, student, t_quantile
 
-__all__ = [
-    "Decision", "Mean", "combine", "decide", "equivalent", "finding", "from_interval", "interval", "judged",
-    "not_below", "resolves", "signed", "slope", "steady", "trend_and_level",
-]  # fmt: skip
-
 REPRODUCED, NOT, UNDECIDED = "reproduced", "not reproduced", "undecided"
 LEAST = 3  # numbers; with two the interval is 12.7 standard errors wide on each side, and says nothing
 

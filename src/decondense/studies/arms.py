@@ -14,8 +14,6 @@ from ..train.folder import FREE
 from ..train.recipe import Recipe, recipe_from
 from .settings import Settings, joined
 
-__all__ = ["TEACHER", "essence", "recipe_of", "teacher_of"]
-
 TEACHER = "teacher"
 
 

@@ -17,8 +17,6 @@ from ..stats.verdicts import LEAST, UNDECIDED, Decision, decide, equivalent, fro
 from .outcomes import paired_outcomes
 from .runs import MATTERS_NATS, MATTERS_POINTS, MATTERS_SHARE, Runs, cosine
 
-__all__ = ["by_texts", "over_documents", "over_items", "perplexities", "share_of_change"]
-
 UNIT = "training seed"
 Pairs = list[tuple[np.ndarray, np.ndarray]]
 KINDS = {"correct": (100.0, MATTERS_POINTS), "log_share": (1.0, MATTERS_SHARE)}  # in points, in nats per item

@@ -35,8 +35,6 @@ from .runs import Conclusion, Members, Planned, Run, Runs, measured_name, traine
 from .settings import SCALES, Settings, command_of, read_scales, settings_from
 from .work import NotRun, Workshop, in_small, known_runs, make, save_run
 
-__all__ = ["HOOKS", "Study", "collect", "conclude", "run", "select", "settings_of"]
-
 HOOKS = ("conclude", "refuse", "measurements", "arms", "criterion_of", "needed")  # of a study's module
 TOY = " (Smoke scale: it checks the code, not the claim.)"
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from ..figures.studies import heat_grid
 from ..stats.verdicts import decide, judged, trend_and_level
-from .runs import MATTERS_COSINE, MATTERS_NATS, Conclusion, Runs, Settings, cosine, held_out, loss_of, spearman
+from .runs import MATTERS_COSINE, MATTERS_NATS, Conclusion, Runs, Settings, cosine, held_out, spearman
+from .settings import loss_of
 
 PLAIN, TREATED = needed = ("cross-entropy", "dispersion")
 

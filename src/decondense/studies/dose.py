@@ -20,7 +20,8 @@ import numpy as np
 from ..figures.studies import curves
 from ..stats.verdicts import combine, decide, trend_and_level
 from .contrasts import perplexities
-from .runs import Conclusion, Metric, Runs, Settings, cosine, held_out, loss_of, spearman
+from .runs import Conclusion, Metric, Runs, Settings, cosine, held_out, spearman
+from .settings import loss_of
 
 
 def by_dose(settings: Settings) -> dict[float, str]:

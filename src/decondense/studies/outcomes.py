@@ -18,8 +18,6 @@ from ..evaluate.items import Item, log_shares
 from ..records import Outcomes, TaskOutcomes
 from .settings import Settings
 
-__all__ = ["evaluate_folder", "pack", "paired_outcomes", "unpack"]
-
 OF_TASKS = ("tasks", "shots", "limit", "dtype")  # settings that outcomes depend on
 
 

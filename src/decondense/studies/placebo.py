@@ -21,7 +21,8 @@ import numpy as np
 from ..figures.studies import curves
 from ..stats.verdicts import REPRODUCED, UNDECIDED, Decision, combine, decide
 from .contrasts import over_documents, over_items, share_of_change
-from .runs import Conclusion, Metric, Runs, Settings, by_document, cosine, loss_of, spearman
+from .runs import Conclusion, Metric, Runs, Settings, by_document, cosine, spearman
+from .settings import loss_of
 
 REAL, BLIND = "dispersion", "placebo"
 GATE = 25.0  # percent of what dispersion does to the mean cosine at the same weight

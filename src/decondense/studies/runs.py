@@ -22,12 +22,7 @@ from ..records import Measured, Outcomes, Snapshot, Training, known, read
 from ..stats.verdicts import Decision, Mean, decide
 from .arms import as_in, essence, recipe_of
 from .outcomes import OF_TASKS
-from .settings import Settings, loss_of
-
-__all__ = [
-    "Conclusion", "Found", "Members", "Metric", "Planned", "Run", "Runs", "Settings", "by_document", "cosine",
-    "held_out", "last", "loss_of", "quantisation", "spearman",
-]  # fmt: skip
+from .settings import Settings
 
 
 class Planned(NamedTuple):

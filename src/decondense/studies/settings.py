@@ -23,8 +23,6 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationE
 
 from ..words import nearest
 
-__all__ = ["SCALES", "Settings", "command_of", "joined", "loss_of", "read_scales", "scale_file", "settings_from"]
-
 SCALES = ("smoke", "gpu", "paper")
 Settings = dict[str, Any]
 

@@ -14,8 +14,6 @@ from ..records import Training
 from ..words import amount, several
 from .settings import Settings
 
-__all__ = ["in_words", "why"]
-
 Runs = Mapping[int, Training]  # seed → run
 Values = Callable[[Training], dict[float, float]]  # of a run: place on the x axis → number
 

@@ -22,8 +22,6 @@ from .outcomes import evaluate_folder
 from .runs import Found, Members, Planned, Run, cosine, held_out, spearman, trained_name
 from .settings import Settings
 
-__all__ = ["NotRun", "Workshop", "in_small", "known_runs", "make", "part_of", "save_run"]
-
 POINTS = 60  # of a kept history
 
 

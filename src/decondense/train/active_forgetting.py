@@ -22,8 +22,6 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-__all__ = ["Forgetting", "embedding_learning_rate"]
-
 
 def embedding_learning_rate(step: int, *, steps: int, every: int, warmup: float = 0.08) -> float:
     """The factor of the embeddings' peak learning rate at an optimiser step."""

@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["Blocks", "Order", "join"]
-
 
 @dataclass(frozen=True)
 class Blocks:

@@ -21,8 +21,6 @@ from transformers import TrainerCallback
 from ..stack import repeated_blocks
 from .folder import sharded
 
-__all__ = ["Centre", "dropout_keys", "logit_terms"]
-
 MOMENTUM = 0.99  # of the running mean, per optimiser step
 
 

@@ -14,8 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["check_teacher", "distillation", "same_tokens", "share_loss"]
-
 POSITIONS = 4096  # of logits in float32 at once: 0.8 GB for a vocabulary of 49,152
 
 

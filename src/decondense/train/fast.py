@@ -24,8 +24,6 @@ from .. import hidden_states as hs
 from ..insides.transformers import collect_hidden_states_alone
 from ..stack import evaluating, repeated_blocks
 
-__all__ = ["compile_blocks", "compiled_head", "fuse_head", "head_loss", "matmul_precision"]
-
 Terms = Callable[[Tensor, Tensor, Tensor], dict[str, Tensor]]
 
 

@@ -27,11 +27,6 @@ from ..files import InUse, first_process, flat, locked, os_sentence, write_text
 from ..records import read
 from .recipe import Recipe, read_yaml, recipe_from
 
-__all__ = [
-    "begin", "check_recipe", "finished", "last_complete_checkpoint", "mark", "marked", "owned", "process_count",
-    "sharded", "where_it_goes_on",
-]  # fmt: skip
-
 # A resumed run may change these: they say how fast and where, or how much is told, not what is computed.
 FREE = ("micro_batch", "device", "report_to", "on_nan", "keep", "compile", "fused_loss", "checkpointing", "quantised")
 

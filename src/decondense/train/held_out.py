@@ -19,8 +19,6 @@ from ..stack import unnoticed
 from .blocks import Blocks
 from .sections import Data
 
-__all__ = ["Document", "document_losses", "documents_in", "frequency_deciles", "token_counts"]
-
 BLOCKS = 16  # that a document is cut to unless the recipe says otherwise
 TOKENS = 8192  # per forward pass: all logits of a pass exist in float32
 DECILES, OCTILES = 10, 8

@@ -17,8 +17,6 @@ from .recipe import Recipe
 from .sections import Data, shares_of
 from .token_files import prepare
 
-__all__ = ["allot", "blocks_of"]
-
 WHOLE = 1 << 27  # tokens: a local text of a mixture is tokenised up to here, so that runs of all budgets share the file
 
 

@@ -27,8 +27,6 @@ from .recipe import Recipe
 from .sections import TrainedTokenizer
 from .tokenizer import open_tokenizer
 
-__all__ = ["Prepared", "prepare"]
-
 
 @dataclass
 class Prepared:

@@ -19,8 +19,6 @@ from transformers import TrainerCallback
 from ..stack import unnoticed
 from .blocks import Blocks, Order
 
-__all__ = ["Probes", "frequency_direction", "frequency_share", "gradient_noise"]
-
 TOKENS = 8192  # of one batch: all its logits exist in float32
 BATCHES = 32
 

@@ -27,8 +27,6 @@ from transformers.pytorch_utils import Conv1D
 
 from .held_out import Document, document_losses
 
-__all__ = ["GROUP", "quantised", "quantised_losses", "rounded"]
-
 GROUP = 32
 
 

@@ -22,8 +22,6 @@ from ..files import neighbours
 from ..words import perhaps
 from .sections import Baselines, Data, Loss, Model, Part, Snapshots, Train
 
-__all__ = ["Recipe", "load_recipe", "recipe_from", "with_settings"]
-
 
 class Recipe(Part):
     name: str = "run"

@@ -17,8 +17,6 @@ from ..words import nats
 from .folder import process_count
 from .prepare import Prepared
 
-__all__ = ["model_card", "record_of", "save_model", "write_result"]
-
 
 def record_of(
     prepared: Prepared, trainer: Any, command: str, losses: dict[str, Any], *, finished: bool = True

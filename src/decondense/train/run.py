@@ -34,8 +34,6 @@ from .recipe import Recipe
 from .result import record_of, save_model, write_result
 from .sections import Loss
 
-__all__ = ["Run", "train"]
-
 Show = Callable[[int, dict[str, float]], None]
 
 

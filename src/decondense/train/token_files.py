@@ -28,8 +28,6 @@ from .. import text
 from ..files import locked, os_sentence, remembered_sha256
 from .blocks import Blocks
 
-__all__ = ["articles", "cached", "documents_of", "fingerprint", "prepare", "separator_of"]
-
 VERSION = 3  # of the files' content
 PIECE = 1 << 20  # characters; a longer document is tokenised in pieces of whole lines, or it would fill the memory
 BATCH = 4 << 20  # characters of documents tokenised in one call, so that all cores have something to do

@@ -18,8 +18,6 @@ from ..files import write_text
 from .sections import Data, TrainedTokenizer, shares_of
 from .token_files import cached, documents_of, fingerprint
 
-__all__ = ["open_tokenizer", "train_bpe"]
-
 END = "<|endoftext|>"
 VERSION = 1
 

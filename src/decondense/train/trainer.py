@@ -29,8 +29,6 @@ from .distillation import share_loss
 from .folder import last_complete_checkpoint, mark, marked
 from .recipe import Recipe
 
-__all__ = ["NotFinite", "Trainer"]
-
 LISTED = 32  # blocks of a bad step that are named; the others follow from the seed
 
 

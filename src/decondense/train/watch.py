@@ -19,8 +19,6 @@ from ..stack import unnoticed
 from .fast import matmul_precision
 from .recipe import Recipe
 
-__all__ = ["Clock", "Milestones", "Progress", "Shown", "in_words", "milestones", "snapshot"]
-
 Show = Callable[[int, dict[str, float]], None]
 
 

@@ -11,8 +11,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["beside_training", "in_background"]
-
 T = TypeVar("T")
 _running: set[Future] = set()
 

@@ -38,8 +38,6 @@ from ..insides.torch import uncompiled
 from .monitor import Log, Monitor
 from .reading import METRICS, Reading
 
-__all__ = ["monitor"]
-
 PICTURE = "geometry/cosines"
 
 

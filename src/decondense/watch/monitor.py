@@ -26,8 +26,6 @@ from ..stack import unnoticed
 from . import background
 from .reading import METRICS, Reading, begun
 
-__all__ = ["Collapse", "Log", "Monitor"]
-
 Log = Callable[[Reading], None]
 
 

@@ -17,8 +17,6 @@ from ..geometry import inverse
 from ..meter.spectrum import SPECTRAL, of_moments, second_moments
 from ..meter.statistics import FINE_BINS, SCALARS, finite, window_statistics
 
-__all__ = ["METRICS", "Reading", "begun"]
-
 METRICS = (
     "mean_cosine", "mean_cosine_across", "mean_cosine_without_first", "effective_rank", "matrix_entropy",
     "spectral_slope", "outlier_share", "first_token_share",
