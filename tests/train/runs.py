@@ -14,40 +14,24 @@ from decondense.train import Recipe, recipe_from, with_settings
 
 KILLED = Path(__file__).with_name("kill_worker.py")
 CONFIGS: dict[str, dict[str, Any]] = {
-    "llama": {
-        "vocab_size": 384,
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 64,
-        "tie_word_embeddings": False,
-    },
+    "llama": {"vocab_size": 384, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+              "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64,
+              "tie_word_embeddings": False},
     "gpt2": {"vocab_size": 384, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64},
-}
+}  # fmt: skip
 
 
 def content(*settings: str, architecture: str = "llama", config: dict[str, Any] | None = None) -> dict[str, Any]:
     """A recipe of eight steps of 8 blocks of 32 tokens on the CPU, without snapshots, with `settings` put in."""
+    more = config or {}
     small = {
         "name": "tiny",
-        "model": {
-            "architecture": architecture,
-            "tokenizer": "bytes",
-            "config": CONFIGS.get(architecture, {}) | (config or {}),
-        },
+        "model": {"architecture": architecture, "tokenizer": "bytes", "config": CONFIGS.get(architecture, {}) | more},
         "data": {"text": "pydoc", "tokens": 2048, "held_out_tokens": 512, "context": 32},
-        "train": {
-            "batch_tokens": 256,
-            "learning_rate": 1e-2,
-            "log_every": 2,
-            "checkpoints": 1,
-            "device": "cpu",
-            "seed": 1,
-        },
+        "train": {"batch_tokens": 256, "learning_rate": 1e-2, "log_every": 2, "checkpoints": 1, "device": "cpu",
+                  "seed": 1},
         "snapshots": {"count": 0, "windows": 2, "tokens": 16, "bootstrap": 5},
-    }
+    }  # fmt: skip
     return with_settings(small, settings)
 
 

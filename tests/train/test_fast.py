@@ -9,7 +9,7 @@ import shutil
 import pytest
 import torch
 import transformers
-from regularize.models import bert, gpt2, llama, qwen3, tokens
+from regularize.models import assert_same, bert, gpt2, gradients, llama, qwen3, tokens
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import decondense as dc
@@ -17,10 +17,6 @@ from decondense.insides.torch import eager
 from decondense.train import train
 from decondense.train.fast import compile_blocks, fuse_head, head_loss
 from train.runs import result, tiny, weights
-
-
-def gradients(model) -> dict[str, torch.Tensor]:
-    return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
 
 def inputs() -> dict[str, torch.Tensor]:
@@ -41,10 +37,7 @@ def test_same_loss_and_gradients(family, items):
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-6, atol=1e-7)
     for loss in losses:
         loss.backward()
-    expected, found = gradients(own), gradients(fused)
-    assert expected.keys() == found.keys()
-    for name in expected:
-        torch.testing.assert_close(found[name], expected[name], rtol=1e-5, atol=1e-7)
+    assert_same(gradients(fused), gradients(own))
 
 
 def test_head_loss_against_a_loop():

@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import yaml
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, conlist
 
+from ..train.recipe import put
 from ..words import nearest
 
 SCALES = ("smoke", "gpu", "paper")
@@ -80,9 +81,6 @@ def settings_from(
     if seeds is not None:
         if "seeds" not in settings:
             raise ValueError(f"{where} trains nothing: leave --seeds out.")
-        if not FORMS["seeds"].holds(list(seeds)):
-            given = ", ".join(map(str, seeds)) or "none"
-            raise ValueError(f"--seeds must be different whole numbers from 0 on, like 1,2,3, got {given}.")
         settings["seeds"] = list(seeds)
     for change in changes:
         _put(settings, change, where)
@@ -98,14 +96,7 @@ def _put(settings: Settings, change: str, where: str) -> None:
         raise ValueError(f"a setting must be key=value, e.g. base.data.tokens=5M, got {change!r}.")
     if path[0] not in settings:
         raise ValueError(f"{key.strip()!r} is no setting of {where}: {nearest(path[0], settings, cutoff=0.6)}")
-    here = settings
-    for part in path[:-1]:
-        if here.get(part) is None:
-            here[part] = {}
-        here = here[part]
-        if not isinstance(here, dict):
-            raise ValueError(f"setting {key.strip()!r} goes into {part!r}, which is a value and not a section.")
-    here[path[-1]] = _value(value, change)
+    put(settings, path, _value(value, change))
 
 
 def _path(settings: Settings, key: str) -> list[str]:

@@ -141,18 +141,10 @@ def with_settings(content: dict[str, Any], settings: Sequence[str]) -> dict[str,
     if isinstance(loss, list) and ("loss.name", "none") in pairs:
         content["loss"] = {}
     for key, value in pairs:
-        *parents, last = key.split(".")
-        here = content
-        for parent in parents:
-            if here.get(parent) is None:
-                here[parent] = {}
-            here = here[parent]
-            if parent == "loss" and isinstance(here, list):
-                whole = "give it whole, --set 'loss=[{…}, {…}]'."
-                raise ValueError(f"setting {key!r} is about one loss, and loss is a list: {whole}")
-            if not isinstance(here, dict):
-                raise ValueError(f"setting {key!r} goes into {parent!r}, which is a value and not a section.")
-        here[last] = value
+        if key.startswith("loss.") and isinstance(content.get("loss"), list):
+            whole = "give it whole, --set 'loss=[{…}, {…}]'."
+            raise ValueError(f"setting {key!r} is about one loss, and loss is a list: {whole}")
+        put(content, key.split("."), value)
     loss = content.get("loss")
     of_a_loss = {f"loss.{key}" for key in Loss.model_fields if key != "name"}
     idle = [key for key, value in pairs if ".".join(key.split(".")[:2]) in of_a_loss and value]
@@ -162,6 +154,19 @@ def with_settings(content: dict[str, Any], settings: Sequence[str]) -> dict[str,
             "the setting out."
         )
     return content
+
+
+def put(content: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    """The value to its place; sections on the way there are made."""
+    *parents, last = path
+    here = content
+    for parent in parents:
+        if here.get(parent) is None:
+            here[parent] = {}
+        here = here[parent]
+        if not isinstance(here, dict):
+            raise ValueError(f"setting {'.'.join(path)!r} goes into {parent!r}, which is a value and not a section.")
+    here[last] = value
 
 
 def _setting(setting: str) -> tuple[str, Any]:
