@@ -7,8 +7,7 @@ import importlib.util
 import io
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,8 +24,14 @@ def script(file):
     return module
 
 
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
 def cli(*arguments):
-    """The command in this process: (returncode, stdout, stderr)."""
+    """The command in this process."""
     from decondense import cli as command
 
     out, err, code = io.StringIO(), io.StringIO(), 0
@@ -35,7 +40,15 @@ def cli(*arguments):
             command.main([str(a) for a in arguments])
         except SystemExit as stop:
             code = stop.code or 0
-    return SimpleNamespace(returncode=code, stdout=out.getvalue(), stderr=err.getvalue())
+    return Done(code, out.getvalue(), err.getvalue())
+
+
+def refused(*arguments):
+    """The one sentence on stderr that the command ends with, and exit code 2."""
+    code, out, err = cli(*arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert err.startswith("error: ")
+    return err
 
 
 def write_run(folder: Path, outcomes: dict[str, Any], **changes: Any) -> Path:

@@ -118,7 +118,7 @@ def test_a_full_disk_while_converting_leaves_nothing(tmp_path, cache, monkeypatc
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(weights_cache, "_dequantise", full)
-    with pytest.raises(OSError, match="No space left on device; free some space or set DECONDENSE_CACHE"):
+    with pytest.raises(OSError, match="the disk is full; free some space or set DECONDENSE_CACHE"):
         resolve(path)
     assert list((cache / "models").iterdir()) == []
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 
-import by_hand
 import numpy as np
 import pytest
 import transformers
 import yaml
+from by_hand import cli as run
+from by_hand import refused
 from PIL import Image
 
 import decondense as dc
@@ -16,17 +17,6 @@ from decondense.images import image_batches
 from decondense.models import Source
 from decondense.needs import MissingExtra
 from decondense.report.reproduce import measure_command
-
-
-def run(*arguments):
-    done = by_hand.cli(*arguments)
-    return done.returncode, done.stdout
-
-
-def refused(*arguments):
-    done = by_hand.cli(*arguments)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
-    return done.stderr
 
 
 def test_images_of_a_folder(tmp_path, monkeypatch):
@@ -42,7 +32,7 @@ def test_images_of_a_folder(tmp_path, monkeypatch):
     for i, image in enumerate(pixels):
         Image.fromarray(image).save(tmp_path / "photos" / "cats" / f"{i}.png")
     where = (tmp_path / "vit", "--images", tmp_path / "photos", "--bootstrap", "20")
-    code, stdout = run("measure", *where, "--out", tmp_path / "o")
+    code, stdout, _ = run("measure", *where, "--out", tmp_path / "o")
     assert code == 0
     assert "on photos (5 of 5 images), 5 sequences × 17 tokens" in stdout
     c = dc.load(tmp_path / "o")

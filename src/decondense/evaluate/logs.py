@@ -180,9 +180,8 @@ def number_of(value: Any) -> float:
 # -- ours ----------------------------------------------------------------------------------------------------
 
 
-def from_run(run: EvaluatedRun, wanted: Wanted | None = None) -> Log:
+def from_run(run: EvaluatedRun, wanted: Wanted) -> Log:
     """An evaluation of ours."""
-    wanted = wanted or Wanted()
     tasks = {}
     for task, items in run.items.items():
         text = task.startswith(TEXT)

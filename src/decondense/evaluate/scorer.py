@@ -148,14 +148,14 @@ class Scorer(HFLM):
         """Tokens on the left for which the context has no room."""
         return max(0, len(context) + len(continuation) - (self.max_length + 1))
 
-    def rolling_windows(self, text: str, tokens: int | None = None) -> list[tuple[list[int], list[int]]]:
-        """(context, continuation) tokens of the disjoint windows of at most ``tokens`` (default the context) that
-        lm-eval cuts a text into: every token of the text is scored once, the first one after the prefix token, the
-        first of a later window after one token."""
+    def rolling_windows(self, text: str, tokens: int) -> list[tuple[list[int], list[int]]]:
+        """(context, continuation) tokens of the disjoint windows of at most ``tokens`` that lm-eval cuts a text into:
+        every token of the text is scored once, the first one after the prefix token, the first of a later window after
+        one token."""
         windows = get_rolling_token_windows(
             token_list=self.encode_many([text])[0],
             prefix_token=self.prefix_token_id,
-            max_seq_len=tokens or self.max_length,
+            max_seq_len=tokens,
             context_len=1,
         )
         return [make_disjoint_window(window) for window in windows]

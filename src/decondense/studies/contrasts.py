@@ -7,7 +7,7 @@ Seeds and documents (items) are both samples, and crossed (docs/statistics.md); 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -61,6 +61,13 @@ def perplexities(runs: Runs, arm: str, base: str, *, level: float) -> dict[str, 
     names = dict.fromkeys(name for one in plain.values() for name in one if name.endswith("perplexity"))
     gaps = {name: [treated[s][name] - plain[s][name] for s in treated if s in plain] for name in names}
     return {name: decide(some, claim="less", level=level) for name, some in gaps.items()}
+
+
+def sides(decisions: Mapping[str, Decision]) -> str:
+    """Which arms are above 0 with the whole interval, and which below."""
+    above = [arm for arm, d in decisions.items() if d.low is not None and d.low > 0]
+    below = [arm for arm, d in decisions.items() if d.high is not None and d.high < 0]
+    return f"above 0 in {', '.join(above) or 'none'}, below 0 in {', '.join(below) or 'none'}"
 
 
 def share_of_change(runs: Runs, arm: str, whole: str, none: str, *, margin: float, around: float = 0.0) -> Decision:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..figures.studies import effects
 from ..stats.verdicts import NOT, REPRODUCED, Decision, combine, not_below
-from .contrasts import over_items
+from .contrasts import over_items, sides
 from .runs import MATTERS_NATS, MATTERS_SHARE, Conclusion, Runs, Settings, cosine, held_out
 
 CENTRE, *CELLS = needed = [
@@ -60,11 +60,8 @@ def _likely(cells: Mapping[str, Decision]) -> str:
     """Which cells give what is right a higher likelihood than the paper's choice does, or a lower one."""
     if not cells:
         return ""
-    above = [arm for arm, d in cells.items() if d.verdict == REPRODUCED]
-    below = [arm for arm, d in cells.items() if d.high is not None and d.high < 0]
     best = max(cells.items(), key=lambda pair: pair[1].estimate if pair[1].estimate is not None else -1e9)
     return (
-        f" Log-likelihood of what is right, average over tasks, minus the paper's choice, nats per item: above 0 in "
-        f"{', '.join(above) or 'none'}, below 0 in {', '.join(below) or 'none'}; highest, {best[0]}: "
-        f"{best[1].words(4)} (matters from {MATTERS_SHARE:g})."
+        f" Log-likelihood of what is right, average over tasks, minus the paper's choice, nats per item: "
+        f"{sides(cells)}; highest, {best[0]}: {best[1].words(4)} (matters from {MATTERS_SHARE:g})."
     )

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..figures.studies import curves
+from ..records import Training
 from ..stats.verdicts import REPRODUCED, UNDECIDED, Decision, combine, decide
 from .contrasts import over_documents, over_items, share_of_change
 from .runs import Conclusion, Metric, Runs, Settings, by_document, cosine, spearman
@@ -75,7 +76,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     met = all(seen[w].verdict == REPRODUCED for w in (dose, -dose))
     alone = {arm: over_documents(runs, arm, none) for those in arms.values() for w, arm in those.items() if w}
     likely = {w: over_items(runs, real[w], blind[w], kind="log_share") for w in weights}
-    norms = {arm: _norm(runs, arm) / _norm(runs, none) for arm in runs.arms}
+    norms = {arm: runs.mean(arm, _median_norm) / runs.mean(none, _median_norm) for arm in runs.arms}
     moved = {arm: decide(runs.differences(arm, none, cosine), claim="less") for arm in alone}
     trend = {arm: decide(runs.differences(arm, none, spearman), claim="less") for arm in alone}
     up, down = helps[dose], hurts[-dose]
@@ -89,11 +90,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         f"{_likely(likely[dose], dose)}Norm of the gradient of the weights, median over the run, in units of that "
         f"without a loss: {_listed(norms, [real[dose], blind[dose], real[-dose], blind[-dose]])}."
     )
-    columns, rows = runs.rows(runs.tasks)
-    columns += ["loss_by_document", "gradient_norm"]
-    for row in rows:
-        run = runs.table[row[0]][row[1]]
-        row += [by_document(run), _median([line.grad_norm for line in run.history])]
+    columns, rows = runs.rows(runs.tasks, loss_by_document=by_document, gradient_norm=_median_norm)
     panels = [
         _panel("held-out loss minus that of λ = 0", "nats per token", runs, arms, by_document, none),
         _panel("geometry", "mean cosine of the blocks", runs, arms, cosine, None),
@@ -110,12 +107,8 @@ def _percent(seen: Decision) -> str:
     return seen.words(1).replace(" 90 % interval", " %, 90 % interval", 1)
 
 
-def _norm(runs: Runs, arm: str) -> float:
-    return float(np.mean([_median([line.grad_norm for line in run.history]) for run in runs.of(arm)] or [math.nan]))
-
-
-def _median(values: list[float | None]) -> float:
-    known = [value for value in values if value is not None]
+def _median_norm(run: Training) -> float:
+    known = [line.grad_norm for line in run.history if line.grad_norm is not None]
     return float(np.median(known)) if known else math.nan
 
 

@@ -47,10 +47,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         f"{_likely(likelihood[RELEASED])}"
         f"Spearman {trend.words(2)}."
     )
-    columns, rows = runs.rows(runs.tasks)
-    columns.append("loss_by_document")
-    for row in rows:
-        row.append(by_document(runs.table[row[0]][row[1]]))
+    columns, rows = runs.rows(runs.tasks, loss_by_document=by_document)
     against = {arm: gaps for arm, gaps in apart.items() if gaps}
     draw = partial(
         effects, list(against.items()), x="held-out loss minus cross-entropy's, nats per token",

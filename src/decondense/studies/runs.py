@@ -262,17 +262,17 @@ class Runs:
         """seed → task → accuracy."""
         return {seed: outcomes.scores for seed, outcomes in self.outcomes.get(arm, {}).items()}
 
-    def rows(self, tasks: Sequence[str] = ()) -> tuple[list[str], list[list[Any]]]:
-        """One row per training: what every study that trains tells."""
+    def rows(self, tasks: Sequence[str] = (), **more: Metric) -> tuple[list[str], list[list[Any]]]:
+        """One row per training: what every study that trains tells, and `more`, column by column."""
         columns = ["arm", "seed", "held_out_loss", "mean_cosine", "spearman", "mean_cosine_start", "spearman_start"]
-        columns += ["parameters", "tokens", "tokens_per_second", "skipped_steps", *tasks]
+        columns += ["parameters", "tokens", "tokens_per_second", "skipped_steps", *tasks, *more]
         rows: list[list[Any]] = []
         for arm, seeds in self.table.items():
             for seed, run in seeds.items():
                 geometry = [cosine(run), spearman(run), cosine(run, 0), spearman(run, 0)]
                 row = [arm, seed, held_out(run), *geometry, run.model.parameters, run.tokens, run.tokens_per_second]
                 scores = self.scores(arm).get(seed, {})
-                rows.append([*row, run.skipped, *(scores.get(task) for task in tasks)])
+                rows.append([*row, run.skipped, *map(scores.get, tasks), *(metric(run) for metric in more.values())])
         return columns, rows
 
 

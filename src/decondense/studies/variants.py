@@ -22,7 +22,7 @@ from ..figures.studies import effects
 from ..losses.registry import registered
 from ..stats.verdicts import REPRODUCED, Decision, combine, decide, interval
 from .arms import recipe_of
-from .contrasts import over_items
+from .contrasts import over_items, sides
 from .runs import MATTERS_POINTS, MATTERS_SHARE, Conclusion, Runs, Settings, cosine, held_out
 
 ORIGINAL, PLAIN, LONGER, OURS = "original", "cross-entropy", "cross-entropy, 10 % more tokens", "dispersion"
@@ -107,14 +107,9 @@ def _in_words(runs: Runs, scored: Mapping[str, Mapping[str, Decision]]) -> str:
     kinds = (("correct", 2, MATTERS_POINTS, "points"), ("log_share", 4, MATTERS_SHARE, "nats per item"))
     for kind, digits, matters, unit in kinds:
         decisions = scored[kind]
-        above = [arm for arm, d in decisions.items() if d.verdict == REPRODUCED]
-        below = [arm for arm, d in decisions.items() if d.high is not None and d.high < 0]
         what = "" if kind == "correct" else " Log-likelihood of what is right"
         ours = f"; {OURS} {decisions[OURS].words(digits)} {unit}" if OURS in decisions else ""
-        words += (
-            f"{what}; minus cross-entropy's above 0 in {', '.join(above) or 'none'}, below 0 in "
-            f"{', '.join(below) or 'none'}{ours} (matters from {matters:g})."
-        )
+        words += f"{what}; minus cross-entropy's {sides(decisions)}{ours} (matters from {matters:g})."
     return words
 
 
