@@ -98,7 +98,6 @@ class EvaluatedRun:
     path: str
     record: Evaluation
     items: dict[str, list[Item]] = field(repr=False)
-    label: str = ""  # what tells it from the runs it is compared with
 
 
 def load_run(path: str | Path) -> EvaluatedRun:

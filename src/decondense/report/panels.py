@@ -118,7 +118,7 @@ def heat_panel(rows: Sequence[tuple[str, Sequence[Shot]]], title: str = "", note
                 frames.append(heat_frame(shot.result, top=top, view=view, step=shot.step, caption=shot.caption))
         y = "cosine of two tokens" if len(rows) == 1 else ""
         charts.append(heat_chart(name, frames, [shot.result for shot in row], floor=floor, y=y))
-    return Panel(charts, title, note, views, sorted(labels.items()), small=len(rows) > 1, **more)
+    return Panel(charts, title, note, views, sorted(labels.items()), **more)
 
 
 def curve_panel(lines: Sequence[Line], title: str, note: str, *, unit: str) -> Panel | None:

@@ -126,7 +126,6 @@ class Panel:
     note: str = ""
     views: list[tuple[str, str]] = field(default_factory=list)
     steps: list[tuple[int, str]] = field(default_factory=list)
-    small: bool = False
     slider: str = "Training step"
 
 

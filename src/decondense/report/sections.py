@@ -146,7 +146,6 @@ def comparison(source: Source[Comparison], below: Sequence[Source[Measurement]] 
     if below:
         results = [Geometry(one.record) for one in below]
         heat = heat_panel([(f"{r.label} on {r.text}", [Shot(r)]) for r in results], "Side by side, on one scale")
-        heat.small = True
         for chart, result in zip(heat.charts, results):
             for frame in chart.frames:
                 frame.caption = result.record.verdict

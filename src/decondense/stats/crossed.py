@@ -58,12 +58,6 @@ class Crossed:
     def se(self) -> float:
         return math.sqrt(self.seed_variance + self.item_variance)
 
-    @property
-    def df(self) -> float:
-        """Satterthwaite's degrees of freedom of the sum of the two parts; shown, but not what the test uses."""
-        bottom = self.seed_variance**2 / self.seed_df + self.item_variance**2 / self.item_df
-        return self.se**4 / bottom if bottom > 0 else math.inf
-
     def critical(self, alpha: float = 0.05) -> float:
         """Cochran and Cox: the t quantiles of the two parts, weighted by the parts. Satterthwaite's single t with
         estimated degrees of freedom rejects too often here, because with three seeds a small seed variance makes the
