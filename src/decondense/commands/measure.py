@@ -10,6 +10,7 @@ import typer
 from rich.text import Text
 
 from ..files import first_process, write_csv, write_text
+from ..words import span
 from . import options as o
 from .compare import run_comparison
 from .terminal import bar, default_folder, err, fresh_folder, out, progress_bar, run_record, table, writing
@@ -125,7 +126,7 @@ def _of_images(model: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def show(result: Condensation, folder: Path) -> None:
-    from ..records.measurement import in_short
+    from ..records import STATISTICS, in_short
 
     record = result.record
     much = f"{record.windows_done} {'sequences' if 'inputs' in record.settings else 'windows'}"
@@ -138,11 +139,8 @@ def show(result: Condensation, folder: Path) -> None:
         style="dim",
     )
     for curve, name in (("all", "all states"), ("blocks", "block outputs")):
-        parts = []
-        for statistic in ("spearman", "kendall", "slope", "last"):
-            low, high = result.interval(statistic, states=curve)
-            parts.append(f"{statistic} {result.trend(statistic, states=curve):.2f} [{low:.2f}, {high:.2f}]")
-        out.print(f"{name:>14}: " + ", ".join(parts), style="dim")
+        trends = {key: (result.trend(key, states=curve), *result.interval(key, states=curve)) for key in STATISTICS}
+        out.print(f"{name:>14}: " + ", ".join(f"{key} {span(*ends)}" for key, ends in trends.items()), style="dim")
     out.print(result.verdict, style="bold")
     # A trend says nothing of the level: a model can be a narrow cone from its first block to its last.
     level = in_short(record).blocks

@@ -94,7 +94,7 @@ class Later:
         finite = sent(torch.isfinite(z).flatten(1).all(1))
         statistics = WindowStatistics(*map(sent, on_device(z.flatten(0, 1), states=len(z))))
         moments = None if self.threads is None else second_moments(z).on_host()
-        come = _reached(z.device) if z.is_cuda else _nothing
+        come = _reached(z.device) if z.is_cuda else lambda: None
         spectra: list[Future[Tensor]] = []
         if self.threads is not None and moments is not None:
             spectra = [self.threads.submit(_spectrum, moments, finite, k, come) for k in range(len(z))]
@@ -137,7 +137,3 @@ def _reached(device: torch.device) -> Callable[[], None]:
     event = torch.cuda.Event(blocking=True)  # many threads wait, and are not to turn round and round meanwhile
     event.record(torch.cuda.current_stream(device))
     return event.synchronize
-
-
-def _nothing() -> None:
-    pass
