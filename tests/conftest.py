@@ -48,7 +48,7 @@ LONGEST = (
     "kernels/test_routines.py", "test_cli.py", "studies/test_runs.py", "test_torchtitan.py",
     "regularize/test_training.py", "train/test_distributed.py", "test_fuzz.py", "test_docs.py", "meter/test_measure.py",
     "evaluate/test_tasks.py", "regularize/test_distributed.py", "losses/test_oracle.py", "train/test_resume.py",
-    "studies/test_conclusions.py", "train/test_without.py", "watch/test_monitor.py", "studies/test_settings.py",
+    "studies/test_conclusions.py", "watch/test_monitor.py", "studies/test_settings.py",
 )  # fmt: skip
 ASIDE = pytest.StashKey[int]()  # how many modules there were when the garbage collector was told to leave them alone
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from types import SimpleNamespace
 
@@ -20,6 +21,19 @@ def test_names_and_definitions():
     index = inside.index([inside.tasks_folder() / "piqa"])
     assert index["piqa"].kind.name == "TASK"
     assert inside.definition(index["piqa"])["doc_to_text"].startswith("Question: {{goal}}")
+
+
+def test_the_whole_index_is_lm_evals_though_included_files_are_read_once(monkeypatch):
+    from lm_eval.tasks import TaskManager, _yaml_loader
+
+    folder, plain, read = inside.tasks_folder() / "anli", _yaml_loader.load_yaml, []
+    monkeypatch.setattr(_yaml_loader, "load_yaml", lambda path, **how: read.append(path) or plain(path, **how))
+    manager = functools.partial(TaskManager, include_path=[str(folder)], include_defaults=False)
+    expected, included = manager().task_index, read[:]
+    read.clear()
+    assert inside._whole_index(manager) == expected
+    assert sorted(read) == sorted(set(included))
+    assert len(set(included)) < len(included), "a file that two others include"
 
 
 def test_where_examples_come_from():

@@ -38,7 +38,7 @@ def _unknown(name: str, known: Sequence[str]) -> ValueError:
 
 def index_of(names: Sequence[str]) -> dict[str, Any]:
     """The part of lm-eval's index of tasks that holds ``names``: the folders of the wanted ones take a second, where
-    the whole takes a quarter of a minute. A tag's tasks may lie in several folders, of which lm-eval would keep the
+    the whole takes several seconds. A tag's tasks may lie in several folders, of which lm-eval would keep the
     last one only; a name in an included file may belong to any; a group may have members elsewhere: then the whole."""
     if all(name in PAPER for name in names):
         folders = [inside.tasks_folder() / FOLDERS.get(name, name) for name in names]
