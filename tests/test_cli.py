@@ -133,6 +133,7 @@ def test_a_result_is_never_replaced_in_silence(model, tmp_path):
     before, picture = ((out / name).read_bytes() for name in ("result.json", "heatmap.png"))
     said = refused("measure", model, *QUICK, "--seed", "1", "--out", out)
     assert "already holds a result: choose another folder with --out" in said
+    assert "already holds a result" in refused("measure", model, *QUICK, "--seed", "1", "--out", out, "--resume")
     assert (out / "result.json").read_bytes() == before
     assert run("measure", model, *QUICK, "--out", out)[0] == 0  # the very same again
     assert ((out / "result.json").read_bytes(), (out / "heatmap.png").read_bytes()) == (before, picture)

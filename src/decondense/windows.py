@@ -113,10 +113,11 @@ def _by_token(text: Text, tokenizer: Any, places: np.ndarray, body: int) -> Draw
         ends += [offset + e for e in piece_ends]
     n, missing = len(places), len(places) * body - len(ids)
     if missing > 0:
+        most = len(ids) // body
+        remedy = f"ask for at most {most} windows, shorter ones" if most else "ask for shorter windows"
         raise ValueError(
             f"text {text.name!r} must hold {n} windows of {body} tokens ({n * body} tokens), it has "
-            f"{len(ids)}, {missing} too few: ask for at most {len(ids) // body} windows, shorter ones, or give "
-            "more text."
+            f"{len(ids)}, {missing} too few: {remedy}, or give more text."
         )
     drawn: Drawn = []
     for i, place in enumerate(places):

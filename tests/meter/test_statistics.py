@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decondense.meter.spectrum import SPECTRAL, spectral_statistics
-from decondense.meter.statistics import FINE_BINS, columns, window_statistics
+from decondense.meter.statistics import FINE_BINS, columns, not_finite, window_statistics
 
 
 def by_name(z: torch.Tensor) -> dict[str, float]:
@@ -145,3 +145,9 @@ def test_rotation_and_scale_change_nothing(tokens, width, seed, scale):
 def test_wrong_shapes(shape):
     with pytest.raises(ValueError, match=r"z must be \(windows, tokens, width\) with at least 2 tokens"):
         window_statistics(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_the_remedy_for_a_state_that_is_not_finite_is_another_dtype_only_where_one_could_help(dtype):
+    wider = "measure with dtype float32" in str(not_finite("state 1", dtype))
+    assert wider == (dtype != torch.float32)

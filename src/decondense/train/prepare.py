@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from ..models import pick_device
 from ..needs import need
 from ..weights_cache import cache_dir, quiet_loading
 from ..windows import draw_windows
+from ..words import perhaps, quoted
 from .blocks import Blocks
 from .controls import Centre, dropout_keys, logit_terms
 from .distillation import check_teacher, same_tokens
@@ -124,6 +127,7 @@ def _device(recipe: Recipe) -> tuple[torch.device, bool]:
 def _model(recipe: Recipe, device: torch.device, cache: Path) -> tuple[Any, Any, dict[str, Any]]:
     """(model in train mode on the device, tokenizer, what it is in words)."""
     import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     from .. import models
 
@@ -137,9 +141,16 @@ def _model(recipe: Recipe, device: torch.device, cache: Path) -> tuple[Any, Any,
     dropout = recipe.baselines.dropout
     if wanted.architecture is not None:
         tokenizer = own
+        known, causal = transformers.CONFIG_MAPPING, transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+        if wanted.architecture not in known or known[wanted.architecture] not in causal:
+            raise ValueError(
+                "model.architecture must be a causal model type of transformers, such as gpt2, llama or qwen3, got "
+                f"{quoted(wanted.architecture)}{perhaps(wanted.architecture, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)}"
+            )
         with _fitting(wanted.architecture):
             config = transformers.AutoConfig.for_model(wanted.architecture, **changes)
             models.check_config(config)
+        _check_keys(config, wanted.config)
         if dropout is not None:
             config.update(dict.fromkeys(dropout_keys(config), dropout))
         torch.manual_seed(seed)
@@ -157,6 +168,7 @@ def _model(recipe: Recipe, device: torch.device, cache: Path) -> tuple[Any, Any,
             resolved, dtype="float32", device="cpu", init=wanted.init, seed=seed,
             trust_remote_code=wanted.trust_remote_code, config_changes=changes or None, **options,
         )  # fmt: skip
+        _check_keys(model.config, wanted.config)
         if own is not None:
             if not wanted.init and not same_tokens(own, tokenizer):
                 raise ValueError(
@@ -198,6 +210,18 @@ def _fitting(architecture: str) -> Iterator[None]:
             "model.architecture must be a causal model type of transformers with a fitting model.config, got "
             f"{architecture!r}: {' '.join(str(error).split())}"
         ) from error
+
+
+def _check_keys(config: Any, keys: Iterable[str]) -> None:
+    """Refuse keys that nothing reads: transformers keeps any, so a misspelt one would leave the default in silence.
+    A few are read by a model's code and not declared by its configuration, such as Qwen2's `head_dim`."""
+    plain, home = type(config)(), Path(inspect.getfile(type(config)))
+    code = (home, home.with_name(home.name.replace("configuration_", "modeling_")))
+    words = {word for file in code if file.exists() for word in re.findall(r"\w+", file.read_text(encoding="utf-8"))}
+    for key in keys:
+        if hasattr(config, key) and not hasattr(plain, key) and key not in words:
+            close = perhaps(key, plain.to_dict(), cutoff=0.55)
+            raise ValueError(f"model.config must hold keys that {config.model_type} has, got {key!r}{close}")
 
 
 def _teacher(recipe: Recipe, model: Any, tokenizer: Any, device: torch.device) -> Any:
