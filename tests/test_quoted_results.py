@@ -122,6 +122,36 @@ def gaps(arm: str, column: str = "held_out_loss") -> list[float]:
     return list(values("dose", arm, column) - values("dose", "λ 0", column))
 
 
+def test_release():
+    found = estimate("release")
+    released, kept, opposite = "λ 1, then released", "λ 1 to the end", "λ −1, then released"
+    moved, lost = found["mean_cosine_percent"], found["held_out_loss"]
+    cost = f"{lost[released]['estimate']:.4f}"
+    assert not found["gate_met"]
+    assert (
+        f"open by {-moved[released]['estimate']:.1f} %, held-out loss +{cost} nats {bounds(lost[released], 4)}"
+        in RESULTS
+    )
+    assert f"{-moved[released]['estimate']:.1f} % below cross-entropy's, and held-out loss {cost} nats above" in RESULTS
+    assert f"above it {bounds(lost[released], 4)}; kept to the end" in RESULTS
+    assert f"gives {-moved[kept]['estimate']:.1f} % and {lost[kept]['estimate']:.4f}." in RESULTS
+    narrower, other = f"{moved[opposite]['estimate']:.1f}", signed(lost[opposite]["estimate"], 4)
+    assert f"stays {narrower} % narrower, and the loss is {other} nats {bounds(lost[opposite], 4)}" in RESULTS
+    sides = found["released_minus_opposite"]
+    assert f"worse, by {sides['estimate']:.4f} {bounds(sides, 4)}" in RESULTS
+    less = {
+        arm: [-found["log_likelihood"][arm][key] for key in ("estimate", "high", "low")] for arm in (kept, released)
+    }
+    for arm, words in ((kept, "by {} nats per item [{}, {}]"), (released, "is not resolved ({} [{}, {}])")):
+        value, low, high = less[arm]
+        assert words.format(f"{value:.4f}", signed(low, 4), signed(high, 4)) in RESULTS
+    run, plain = (runs("release")[arm] for arm in (released, PLAIN))
+    strongest, last = (
+        np.mean([plain[s].snapshots[i].blocks - run[s].snapshots[i].blocks for s in run]) for i in (2, -1)
+    )
+    assert f"{1 - last / strongest:.0%}".replace("%", " % of the opening came back") in RESULTS
+
+
 def test_dose():
     found = estimate("dose")
     against = found["against_zero"]

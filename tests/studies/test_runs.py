@@ -11,6 +11,7 @@ import pytest
 from study_runs import of_seeds, packed, run, scored, write
 
 from decondense import records, studies
+from decondense.needs import MissingExtra
 from decondense.studies import core, settings_of, work
 from decondense.studies.runs import Members, Run, read_run
 
@@ -140,6 +141,13 @@ def test_what_fails_at_once_leaves_nothing(refusal, tmp_path, monkeypatch, argum
 def test_nothing_run_is_undecided_not_run(tmp_path):
     record = studies.conclude(COUNTERACT, "gpu", tmp_path)
     assert (record.verdict, record.sentence) == ("undecided", "undecided: not run.")
+
+
+def test_packages_for_the_tasks_are_missed_before_the_training(tmp_path, monkeypatch):
+    monkeypatch.setattr("decondense.needs.find_spec", lambda name: None)
+    monkeypatch.setattr(work, "_carry_out", lambda *options: pytest.fail("trained first"))
+    with pytest.raises(MissingExtra, match=r"for its tasks, needs lm-eval .*: pip install 'decondense\[evaluate\]'"):
+        make("release", tmp_path / "o", "gpu", bench=str(tmp_path), pieces=["1"])
 
 
 def test_other_seeds_and_settings_are_in_the_command(tmp_path, trained):

@@ -54,7 +54,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         margin=MATTERS_NATS, right=[f"{runs.mean(arm, cosine):.3f}" for arm in against], right_title="mean cosine",
         note="dots: training seeds; bars: 95 % intervals over them; shaded: too small to matter",
     )  # fmt: skip
-    course = partial(curves, [_course(runs)], note="dots: training seeds; bars: 95 % intervals over them")
+    course = partial(curves, [_course(runs, settings)], note="dots: training seeds; bars: 95 % intervals over them")
     estimate: dict[str, Any] = {"mean_cosine_percent": moved, "gate_percent": GATE, "gate_met": met}
     estimate |= {"held_out_loss": losses, "released_minus_kept": spared, "released_minus_opposite": sides}
     estimate |= {"log_likelihood": likelihood, "points": scores, "spearman": trend}
@@ -76,15 +76,20 @@ def _likely(decision: Decision | None) -> str:
     )
 
 
-def _course(runs: Runs) -> dict[str, Any]:
+def _course(runs: Runs, settings: Settings) -> dict[str, Any]:
     """The mean cosine of the blocks at every snapshot, a line for each arm."""
+    loss = settings["arms"][RELEASED]["loss"]
+    falls = f"released from {loss['release_at']:.0%} to {loss['release_end']:.0%} of the steps"
     series = {}
     for arm in runs.arms:
         trained = runs.of(arm)
         at = [shot.tokens or 0 for shot in trained[0].snapshots]
         series[arm] = (at, [[cosine(run, i) for run in trained] for i in range(len(at))])
     ticks = sorted({x for at, _ in series.values() for x in at})
+    values = [value for _, points in series.values() for point in points for value in point]
+    low, high = min(values), max(values)
+    room = (low - 0.1 * (high - low), high + 0.5 * (high - low))  # for the legend
     return {
-        "title": "the weight falls from 60 % on", "x": "training tokens", "y": "mean cosine of the blocks",
-        "series": series, "ticks": ticks, "labels": list(map(amount, ticks)),
+        "title": falls.replace("%", " %"), "x": "training tokens", "y": "mean cosine of the blocks",
+        "series": series, "ticks": ticks, "labels": list(map(amount, ticks)), "limits": room,
     }  # fmt: skip

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import InUse, locked, pretty_json, safe_name, versions, write_text
+from ..needs import need
 from ..records import Measured, Measurement, Snapshot, Training, find, in_short, read
 from ..words import round_to
 from .arms import TEACHER, recipe_of, teacher_of
@@ -91,6 +92,9 @@ def _trained(planned: Planned, shop: Workshop) -> Run:
     arm, seed, settings = str(planned.arm), int(planned.seed or 0), shop.settings
     if settings.get("tasks") and shop.bench is None and settings.get("tasks_needed", True):
         raise NotRun("there are no benchmark files here: give their folder with --bench or DECONDENSE_BENCH.")
+    evaluated = settings.get("tasks") and shop.bench is not None
+    if evaluated:
+        need("evaluate", "the study, for its tasks,")  # known before the training, and not after it
     recipe = recipe_of(settings, arm, seed)
     plain = recipe.model_dump(mode="json")  # as the study asks for it: without the folders of this machine
     teacher, distillation = teacher_of(settings, arm), recipe.baselines.distillation
@@ -104,9 +108,9 @@ def _trained(planned: Planned, shop: Workshop) -> Run:
     record = record.model_copy(update={"arm": arm, "recipe": plain, "versions": packages})
     record = in_small(record, folder, settings)
     outcomes = None
-    if settings.get("tasks") and shop.bench is not None:
+    if evaluated:
         outcomes = evaluate_folder(
-            folder / "model", settings, seed, bench=shop.bench, device=shop.device,
+            folder / "model", settings, seed, bench=str(shop.bench), device=shop.device,
             progress=lambda what, done, of: shop.progress(done, of, f"{planned.name}: {what}"),
         )  # fmt: skip
         _free_memory(shop)
