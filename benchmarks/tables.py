@@ -105,6 +105,18 @@ def exact_others() -> str:
     return markdown(["shape", "what", "GPU ms", "× floor", "call ms"], lines, "exact_others", rows)
 
 
+def lone_call() -> str:
+    rows = [r for r in read("lone_call") if r["name"] == "by the clock"]
+    shapes = list(dict.fromkeys(r["shape"] for r in rows))
+    found = {(r["what"], r["shape"]): r for r in rows}
+    lines = [
+        [what, *(f"{float(found[what, shape][key]) / 1000:.2f}" for shape in shapes for key in ("host_us", "call_us"))]
+        for what in dict.fromkeys(r["what"] for r in rows)
+    ]
+    header = ["what", *(f"{shape}, {kind} ms" for shape in shapes for kind in ("host", "call"))]
+    return markdown(header, lines, "lone_call", rows)
+
+
 def first_order() -> str:
     rows = read("first_order")
     header = ["shape", "z", "what", "GPU ms", "× floor", "TB/s"]
@@ -280,6 +292,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "exact": exact,
     "exact_calls": lambda: exact("exact_calls"),
     "exact_others": exact_others,
+    "lone_call": lone_call,
     "first_order": first_order,
     "cosine_histogram": cosine_histogram,
     "train_step": train_step,

@@ -59,7 +59,7 @@ def test_what_the_exact_step_needs():
     assert f"What is measured is {more[0]:.0f} to {more[1]:.0f} ms more" in KERNELS
     peak = float(exact[0]["peak_gib"]) - float(bare[0]["peak_gib"])
     remainders = 30 * 128 * 1024 * 576 * 4 / 2**30
-    assert f"the {peak:.1f} GiB more at the peak are the 30 remainders, {remainders:.1f} GiB in float32" in KERNELS
+    assert f"the {peak:.1f} GiB more at the peak fit the 30 remainders, {remainders:.1f} GiB in float32" in KERNELS
 
 
 def test_heads():
@@ -73,17 +73,42 @@ def test_heads():
 
 def test_lone_calls():
     calls = {
-        (row["shape"], row["dtype"]): float(row["call_ms"])
+        row["shape"]: (float(row["ms"]), float(row["call_ms"]))
         for row in rows("exact_calls")
-        if row["variant"] == "kernel, public function"
+        if (row["variant"], row["dtype"]) == ("kernel, public function", "bfloat16")
     }
-    before = {
-        (row["shape"], row["dtype"]): float(row["call_ms"])
-        for row in rows("exact")
-        if row["variant"] == "kernel, public function"
+    (gpu, call), (larger, longer) = calls["8x1024x1024"], calls["32x1024x768"]
+    words = f"takes {gpu:.3f} ms for 8×1024×1024 and {larger:.3f} for 32×1024×768, by the clock {call:.2f} and {longer:.2f}."
+    assert words in KERNELS
+    assert call > 0.25 and longer > 0.45  # "missed"
+    apart = {
+        row["what"]: float(row["call_us"]) / 1000
+        for row in rows("lone_call")
+        if (row["shape"], row["name"]) == ("8x1024x1024", "by the clock")
     }
-    assert all(0.3 < value / before[key] < 0.55 for key, value in calls.items())  # "half its time"
-    assert all(value > (0.25 if shape == "8x1024x1024" else 0.45) for (shape, _), value in calls.items())  # "missed"
+    took, takes = apart["public function"], apart["public function, autograd in one thread"]
+    assert f"the call that took {took:.2f} ms takes {takes:.2f}." in KERNELS
+
+
+def test_repulsion_by_itself():
+    ratios = [float(row["ratio"]) for row in rows("exact_others") if row["variant"] == "l2_repel"]
+    words = "{2:.2f} times at 4096 tokens, {0:.1f} and {1:.1f} times at 1024"
+    assert words.format(*ratios) in KERNELS
+
+
+def test_ten_tasks_beside_lm_eval():
+    words = " ".join((ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8").split())
+    found = {row["task"]: row for row in rows("evaluate_h200")}
+    whole = found.pop("all")
+    assert len(found) == 10 and all(row["different_items"] == "0" for row in found.values())
+    ours, theirs, ratio = (float(whole[key]) for key in ("ours_s", "lm_eval_s", "ratio"))
+    assert f"all {int(whole['items']):,} items" in words
+    assert f"{ours:.1f} s and {theirs:.1f} s, **{ratio:.2f} of its time**" in words
+    order = sorted(found, key=lambda task: float(found[task]["ratio"]))
+    ends = [x for task in (order[0], order[-1]) for x in (f"{float(found[task]['ratio']):.2f}", task)]
+    assert "from {} ({}) to {} ({})".format(*ends) in words
+    slowest = [float(found["mmlu"][key]) for key in ("ours_s", "lm_eval_s")]
+    assert "mmlu {:.1f} s instead of {:.1f}.".format(*slowest) in words
 
 
 def test_the_meter_on_a_gpu():
