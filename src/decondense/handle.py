@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from . import compiled
 from . import hidden_states as hs
 from .insides.transformers import collect_hidden_states, is_encoder_decoder
+from .losses.kernel import autocast_dtype
 from .term import Term, or_one
 
 _attached: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -131,6 +132,7 @@ class Handle:
             return self.attached and wanted()  # a copy of the model keeps its hooks when the loss has been removed
 
         def keep(capture: hs.Capture) -> None:  # torch 2.11 does not trace the method itself
+            capture.autocast = autocast_dtype(capture.states[-1])
             self.captures.append(capture)
 
         for hook in self.reader.attach(begin, keep):
@@ -156,7 +158,10 @@ class Handle:
         if labels is not None and is_encoder_decoder(self.model):
             for capture in captures:
                 capture.targets(labels, getattr(self.reader, "sides", ["decoder"]))
-        parts = [self.term.penalty(c, first, labels=labels, items=items) for c in captures]
+        parts = []
+        for capture in captures:
+            with _as_called(capture):
+                parts.append(self.term.penalty(capture, first, labels=labels, items=items))
         mean = {key: torch.stack([p[key] for p in parts]).mean(0) for key in parts[0]}
         penalty, share = mean["penalty"] * scale, mean["share"] * scale
         self.last = {**mean, "penalty": penalty.detach() / or_one(share), "share": share}
@@ -197,3 +202,12 @@ class Handle:
     def task_loss(self, loss: Tensor) -> None:
         """Note the loss to which the penalty that was just taken is added, on the same scale."""
         self.last["task_loss"] = loss.detach() / or_one(self.last["share"]).to(loss.device)
+
+
+def _as_called(capture: hs.Capture) -> AbstractContextManager[Any]:
+    """The autocast under which the model was called, which tells the losses in what precision to multiply. That of
+    accelerate, and so of every Trainer, is over when the model has returned."""
+    states = capture.states[-1]
+    if capture.autocast is None or autocast_dtype(states) is not None:
+        return nullcontext()
+    return torch.autocast(states.device.type, dtype=capture.autocast)

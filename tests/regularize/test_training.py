@@ -170,6 +170,29 @@ def test_bf16_autocast(estimator):
         assert all(g.isfinite().all() for g in gradients(model).values())
 
 
+@pytest.mark.parametrize("door", ["trainer", "model"])
+def test_the_loss_multiplies_as_the_model_was_called(tmp_path, monkeypatch, door):
+    """accelerate's autocast is over when the model has returned. The losses choose their kernels and products by it."""
+    from decondense.losses.registry import Entry
+
+    own, found = Entry.over_layers, []
+
+    def looked(self, *args, **options):
+        found.append(torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"))
+        return own(self, *args, **options)
+
+    monkeypatch.setattr(Entry, "over_layers", looked)
+    for options, expected in (({"bf16": True}, torch.bfloat16), ({}, False)):
+        AcceleratorState._reset_state(True)
+        model = llama()
+        trainer = Trainer(model, arguments(tmp_path, max_steps=1, **options), train_dataset=Rows(False))
+        with dc.regularize(trainer if door == "trainer" else model, estimator="exact"):
+            found.clear()  # attaching has tried the options
+            trainer.train()
+        assert found[0] is expected  # the next is the mean cosine of the log
+    AcceleratorState._reset_state(True)
+
+
 def test_bf16_weights():
     model, ids = llama().bfloat16().train(), tokens()
     with dc.regularize(model, weight=1.0) as handle:
