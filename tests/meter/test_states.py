@@ -5,7 +5,7 @@ import torch
 from tiny_models import build
 from transformers import ViTConfig, ViTModel
 
-from decondense.meter import states
+from decondense.meter import measure, states
 from decondense.meter.states import StateReader
 
 
@@ -86,6 +86,8 @@ def test_errors():
         StateReader(build("llama"), stack="middle")
     with pytest.raises(TypeError, match=r"Linear is no transformers model: measure it with inputs=…"):
         StateReader(torch.nn.Linear(2, 2))
+    with pytest.raises(TypeError, match=r"that can return hidden states, got Linear: .* name the layers .* modules="):
+        measure(torch.nn.Linear(2, 2), inputs=torch.ones(1, 3, 2))
     small = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
     with pytest.raises(TypeError, match="ViTModel does not read token ids: measure it with inputs=…"):
         StateReader(ViTModel(ViTConfig(image_size=8, patch_size=4, **small)))

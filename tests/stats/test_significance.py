@@ -14,7 +14,6 @@ from decondense.records import Damaged, Significance, differences, parse
 from decondense.stats.checkpoints import mcnemar, permutation
 from decondense.stats.significance import analyse, significance
 from decondense.stats.tables import csv_table, latex, markdown
-from decondense.words import p_words
 
 
 def copes(record, folder):
@@ -112,11 +111,6 @@ def test_identical_scores_state_no_smallest_effect(make_run, tmp_path):
 def test_runs_that_agree_on_everything_are_refused(make_run):
     with pytest.raises(ValueError, match=r"every outcome is the same in all of them: there is nothing to test"):
         compared([make_run("a", {"t": [1, 0] * 9})], [make_run("b", {"t": [1, 0] * 9})])
-
-
-@pytest.mark.parametrize(("p", "words"), [(1e-9, "p < 0.0001"), (0.002, "p = 0.0020"), (0.0625, "p = 0.062")])
-def test_p_in_words(p, words):
-    assert p_words(p) == words
 
 
 def test_graded_outcomes_use_the_permutation_test(make_run):

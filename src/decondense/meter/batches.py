@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..files import versions
-from ..hidden_states import ModuleReader, unwrap_peft
+from ..hidden_states import ModuleReader, reader_of, unwrap_peft
 from ..inputs import Named, arguments, batches_of, main_input
 from ..models import Source
 from ..words import several
@@ -106,6 +106,7 @@ def measure_batches(
     if first is None:
         raise ValueError("inputs must hold at least one batch, got none.")
     _size(first, main)
+    reader_of(network, modules)  # refuses what returns no hidden states, and has no layers of these names
     reader: Any = StateReader(network, stack=stack, probe=first) if modules is None else NamedStates(network, modules)
     mine = Gathered(np.zeros((reader.states, FINE_BINS), dtype=np.int64))
     digest, seen, more = hashlib.sha256(), 0, False

@@ -35,7 +35,7 @@ def significance_command(record: Significance) -> str:
     flags = [*(["--paired"] if record.paired else []), "--alpha", str(record.alpha), "--power", str(record.power)]
     flags += ["--common"] if record.settings.get("common") else []
     for key in ("metric", "filter", "cluster", "matters", "bootstrap", "permutations", "seed"):
-        if key in record.settings:  # where it was given; older results recorded none
+        if key in record.settings:  # where it was given
             flags += [f"--{key}", shlex.quote(str(record.settings[key]))]
     return " ".join(["decondense significance", *flags, *base, "--", *treated])
 
