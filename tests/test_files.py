@@ -56,15 +56,15 @@ def test_flat_and_names():
 def test_one_writer_at_a_time(tmp_path):
     lock = tmp_path / ".lock"
     code = (
-        "import sys; from pathlib import Path; from decondense.files import InUse, locked\n"
-        "try:\n  with locked(Path(sys.argv[1])): print('free')\nexcept InUse: print('in use')"
+        "import sys; from pathlib import Path; from decondense.files import locked\n"
+        "try:\n  with locked(Path(sys.argv[1]), busy='in use'): print('free')\nexcept ValueError as error: print(error)"
     )
 
     def other() -> str:
         command = [sys.executable, "-c", code, str(lock)]
         return subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ).stdout.strip()
 
-    with files.locked(lock):
+    with files.locked(lock, busy="in use"):
         assert other() == "in use"
     assert other() == "free"
     assert not lock.exists()

@@ -116,23 +116,17 @@ def first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-class InUse(Exception):
-    """Another process holds the lock."""
-
-
 @contextlib.contextmanager
-def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
-    """Hold the lock file `path`; it is dropped when the process ends, however it ends. Raises `InUse`, or waits.
-
-    A file system without locks counts as ours alone.
-    """
+def locked(path: Path, *, busy: str | None = None) -> Iterator[None]:
+    """Hold the lock file `path`; it is dropped when the process ends, however it ends. While another process holds it,
+    wait, or raise ValueError with the sentence `busy`. A file system without locks counts as ours alone."""
     import filelock
 
-    lock = filelock.FileLock(path, timeout=-1 if wait else 0)
+    lock = filelock.FileLock(path, timeout=-1 if busy is None else 0)
     try:
         lock.acquire()
     except filelock.Timeout:
-        raise InUse(str(path)) from None
+        raise ValueError(busy) from None
     except NotImplementedError:
         yield
         return
@@ -140,7 +134,7 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
         yield
     finally:
         lock.release()
-        if not wait:
+        if busy is not None:
             path.unlink(missing_ok=True)
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..files import InUse, first_process, locked, os_sentence, safe_name
+from ..files import first_process, locked, os_sentence, safe_name
 from ..words import duration
 
 out = Console(soft_wrap=True, highlight=False, markup=False)  # names of models, texts and folders are no markup
@@ -63,12 +63,8 @@ def fresh_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(output_folder(path))
         if first_process():
-            try:
-                stack.enter_context(locked(path / ".lock"))
-            except InUse:
-                raise ValueError(
-                    f"the folder {str(path)!r} is in use by another process: wait for it, or choose another with --out."
-                ) from None
+            busy = f"the folder {str(path)!r} is in use by another process: wait for it, or choose another with --out."
+            stack.enter_context(locked(path / ".lock", busy=busy))
         yield path
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..files import InUse, locked, pretty_json, safe_name, versions, write_text
+from ..files import locked, pretty_json, safe_name, versions, write_text
 from ..needs import need
 from ..records import Measured, Measurement, Snapshot, Training, find, in_short, read
 from ..words import round_to
@@ -54,8 +54,9 @@ def make(planned: Planned, shop: Workshop) -> None:
     """Make a run and put it into DIR/runs, or take over an equal one that is known. One process per run: the lock goes
     when the process ends, however it ends."""
     shop.work.mkdir(parents=True, exist_ok=True)
+    busy = f"the run {planned.name!r} is being made by another process: choose another with --piece, or wait for it."
     try:
-        with locked(shop.work / f"{planned.name}.lock"):
+        with locked(shop.work / f"{planned.name}.lock", busy=busy):
             shop.say(f"{planned.name}: {planned.words}")
             if planned.config is not None:
                 run = Run(planned.name, _measured(planned.config, shop))
@@ -65,10 +66,6 @@ def make(planned: Planned, shop: Workshop) -> None:
                 shop.say(f"  {_in_words(run.record)}")
             save_run(run if shop.times else run._replace(record=_timeless(run.record)), shop.folder / "runs")
             shutil.rmtree(shop.work / planned.name, ignore_errors=True)
-    except InUse:
-        raise ValueError(
-            f"the run {planned.name!r} is being made by another process: choose another with --piece, or wait for it."
-        ) from None
     finally:
         with contextlib.suppress(OSError):
             shop.work.rmdir()

@@ -23,7 +23,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from ..files import InUse, first_process, flat, locked, os_sentence, write_text
+from ..files import first_process, flat, locked, os_sentence, write_text
 from ..records import read
 from .recipe import Recipe, read_yaml, recipe_from
 
@@ -53,15 +53,11 @@ def owned(folder: Path) -> Iterator[None]:
     with contextlib.ExitStack() as undo:
         for path in reversed((folder / "checkpoints", *made)):
             undo.callback(_remove_if_empty, path)
-        try:
-            with os_sentence(f"the run folder {str(folder)!r} must be writable", "choose another with --out"):
-                folder.mkdir(parents=True, exist_ok=True)
-                undo.enter_context(locked(folder / ".lock"))
-        except InUse:
-            raise ValueError(
-                f"the run folder {str(folder)!r} is in use by another process: wait for it, or choose another with "
-                "--out."
-            ) from None
+        what = f"the run folder {str(folder)!r}"
+        busy = f"{what} is in use by another process: wait for it, or choose another with --out."
+        with os_sentence(f"{what} must be writable", "choose another with --out"):
+            folder.mkdir(parents=True, exist_ok=True)
+            undo.enter_context(locked(folder / ".lock", busy=busy))
         yield
 
 

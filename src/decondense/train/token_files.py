@@ -80,7 +80,7 @@ def cached(cache: Path, key: str, opened: Callable[[], Any], make: Callable[[], 
     if result is None:
         with _writable(cache):
             cache.mkdir(parents=True, exist_ok=True)
-        with locked(cache / f".{key}.lock", wait=True):
+        with locked(cache / f".{key}.lock"):
             result = opened()
             if result is None:
                 make()
