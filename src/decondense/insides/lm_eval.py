@@ -72,7 +72,7 @@ def index(folders: Sequence[Path] | None = None) -> dict[str, Any]:
 def _whole_index(manager: Any) -> dict[str, Any]:
     """lm-eval reads a file again for every other that includes it, which is half of what it reads: here once."""
     plain = member("lm_eval.tasks._yaml_loader", "load_yaml", library="lm_eval", why="an included file is read once")
-    loader = importlib.import_module("lm_eval.tasks._yaml_loader")
+    loader: Any = importlib.import_module("lm_eval.tasks._yaml_loader")
     known: dict[Path, dict[str, Any]] = {}
 
     def once(path: Path, **how: Any) -> dict[str, Any]:
