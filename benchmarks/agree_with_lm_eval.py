@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,9 @@ def write_definitions(names: list[str], data: Path, shots: str, folder: Path) ->
     return found
 
 
-def run_lm_eval(names: list[str], folder: Path, options: argparse.Namespace) -> float:
+def run_lm_eval(
+    names: list[str], folder: Path, options: argparse.Namespace, run: Callable[..., Any] = subprocess.run
+) -> float:
     """Seconds of lm-eval's command line; its samples lie under folder/out."""
     command = [sys.executable, "-c", LAUNCH, "run", "--model", "hf", "--batch_size", str(options.batch_size)]
     command += ["--model_args", f"pretrained={options.model},dtype=float32", "--device", options.device]
@@ -88,7 +91,7 @@ def run_lm_eval(names: list[str], folder: Path, options: argparse.Namespace) -> 
         command += ["--limit", str(options.limit)]
     offline = {"HF_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     begun = time.monotonic()
-    done = subprocess.run(command, env=os.environ | offline, check=False)
+    done = run(command, env=os.environ | offline)
     # it writes the samples before it prints its table: what counts is whether they are all there
     if done.returncode and len(list((folder / "out").rglob("samples_*.jsonl"))) < len(names):
         raise SystemExit(f"lm-eval ended with {done.returncode} before its samples were written")

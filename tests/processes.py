@@ -65,6 +65,7 @@ def server() -> str:
         folder = tempfile.TemporaryDirectory()  # nobody else may enter
         os.environ[ADDRESS] = str(Path(folder.name) / "door")
         settings = os.environ | {"OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", "HF_HUB_OFFLINE": "1"}
+        settings["HF_DATASETS_CACHE"] = str(Path(folder.name) / "datasets")  # read at the import
         pipe = subprocess.PIPE
         found = subprocess.Popen([sys.executable, __file__], stdin=pipe, stdout=pipe, text=True, env=settings)
         atexit.register(lambda: (found.kill(), found.wait(), folder.cleanup()))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from by_hand import script
+from processes import launch
 
 from decondense.evaluate import tasks
 from decondense.evaluate.harness import evaluate
@@ -27,7 +28,13 @@ def command_line(bench, stories, tmp_path_factory):
     folder, agree = tmp_path_factory.mktemp("lm_eval"), script(SCRIPT)
     found = agree.write_definitions(["piqa", "arc_easy", "lambada_openai"], bench, "gpt2", folder)
     options = argparse.Namespace(model=stories, device="cpu", batch_size=8, limit=LIMIT)
-    agree.run_lm_eval(list(found), folder, options)
+
+    def forked(command, env):
+        """`python -c CODE WORD…` without importing torch and transformers once more."""
+        (folder / "command.py").write_text(command[2])
+        return launch(1, folder / "command.py", *command[3:], **env)
+
+    agree.run_lm_eval(list(found), folder, options, forked)
     return agree.read_samples(folder)
 
 

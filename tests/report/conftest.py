@@ -1,18 +1,28 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from page_results import write_everything, write_measurement, write_run, write_runs, write_study
 
+from decondense.files import locked
 from decondense.report.page import report
 
 
 @pytest.fixture(scope="session")
 def forty(tmp_path_factory) -> Path:
     """The page of 14 measurements with both views, 13 training runs with 6 snapshots and 13 studies of 4 arms with 8
-    snapshots and 2 seeds, all of 30 layers."""
-    folder = tmp_path_factory.mktemp("forty")
+    snapshots and 2 seeds, all of 30 layers. Workers, whose folders lie side by side, share it."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if os.environ.get("PYTEST_XDIST_WORKER") else own) / "forty"
+    with locked(folder.with_suffix(".lock"), wait=True):
+        if not (folder / "page.html").exists():
+            write_forty(folder)
+    return folder / "page.html"
+
+
+def write_forty(folder: Path) -> None:
     for k in range(14):
         write_measurement(folder / "r" / f"m{k}", seed=k, end=0.3 + 0.02 * k, windows=3)
     for k in range(13):
@@ -21,7 +31,6 @@ def forty(tmp_path_factory) -> Path:
         write_study(study, study=f"study-{k}")
         write_runs(study, ("a", "b", "c", "d"), (1, 2), layers=30, steps=range(0, 80, 10))
     report([folder / "r"], folder / "page.html")
-    return folder / "page.html"
 
 
 @pytest.fixture(scope="session")

@@ -96,10 +96,7 @@ def histogram_quantiles(counts: np.ndarray, levels: tuple[float, ...] = QUANTILE
     """Quantiles of a histogram over [−1, 1], linear inside a bin: off by at most the width of one bin."""
     edges = np.linspace(-1, 1, len(counts) + 1)
     cumulative = np.concatenate([[0], np.cumsum(counts)]).astype(np.float64)
-    total = cumulative[-1]
-    result = []
-    for level in levels:
-        at = int(np.clip(np.searchsorted(cumulative, level * total, side="left") - 1, 0, len(counts) - 1))
-        inside = (level * total - cumulative[at]) / max(1.0, float(counts[at]))
-        result.append(float(edges[at] + np.clip(inside, 0, 1) * (edges[at + 1] - edges[at])))
-    return result
+    wanted = np.asarray(levels) * cumulative[-1]
+    at = np.clip(np.searchsorted(cumulative, wanted, side="left") - 1, 0, len(counts) - 1)
+    inside = (wanted - cumulative[at]) / np.maximum(1.0, counts[at])
+    return (edges[at] + np.clip(inside, 0, 1) * (edges[at + 1] - edges[at])).tolist()

@@ -155,9 +155,15 @@ class Pool:
         return "[" + ",\n".join(self.entries) + "]"
 
 
+_JSON = json.JSONEncoder(default=str, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
 def to_json(value: Any) -> str:
     """JSON that may stand in a script element: no character in it can begin a tag."""
-    body = json.dumps(finite(value), default=str, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    try:
+        body = _JSON.encode(value)
+    except ValueError:  # a number that is not finite: rare, and looking for it takes longer than writing
+        body = _JSON.encode(finite(value))
     for letter in "<>&\u2028\u2029":
         body = body.replace(letter, f"\\u{ord(letter):04x}")
     return body
