@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import csv
 import json
 
 import pytest
@@ -107,7 +108,12 @@ def test_different_texts_and_lengths_are_said(stories, prose, results):
     ]
 
 
-def test_results_of_one_name_are_told_apart(results):
+def test_results_of_one_name_are_told_apart(results, tmp_path):
+    compare(results).plot(tmp_path)
+    with (tmp_path / "heatmaps.csv").open() as file:
+        assert list(dict.fromkeys(row["model"] for row in csv.DictReader(file))) == compare(results).labels
+    drawn = [axis.get_title(loc="left").splitlines()[0] for axis in compare(results).plot().axes[:2]]
+    assert drawn == compare(results).labels
     assert compare(results).labels == ["LlamaModel (seed 0)", "LlamaModel (seed 1)"]
     assert compare([results[0]] * 2).labels == ["LlamaModel"] * 2
     folders = [copy.deepcopy(results[0]) for _ in range(2)]

@@ -28,7 +28,9 @@ from page_results import (
     write_study,
 )  # fmt: skip
 
+from decondense.figures.chart import Axis, Chart, Frame, Series
 from decondense.report.page import KINDS, collect, page_data, render
+from decondense.report.plotly import layout
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,6 +54,22 @@ def test_every_kind_is_found_and_conclusions_come_first(everything):
     assert kinds == sorted(kinds, key=list(KINDS).index)
     assert kinds.count("training") == 1, "runs of one model on one text stand in one section"
     assert content.hardware == ["NVIDIA H200", "cuda (kind not recorded)"]
+
+
+def test_results_of_one_name_are_told_apart_by_their_folders(tmp_path):
+    for name in ("a", "b"):
+        write_measurement(tmp_path / name)
+    sections = collect([tmp_path]).sections
+    assert len({section.title for section in sections}) == 2
+    assert [depth.name for section in sections for depth in section.depths] == [section.title for section in sections]
+
+
+def test_a_long_label_below_a_chart_is_broken_into_lines():
+    ticks = [(0, "model (8 windows, tokens 128, spectral False)"), (1, "a&b")]
+    chart = Chart("", Axis("", ticks=ticks), Axis("", ticks=ticks), [Frame([Series([0, 1], [0, 1])])])
+    below, beside = (layout(chart)[axis]["ticktext"] for axis in ("xaxis", "yaxis"))
+    assert below == ["model (8 windows,<br>tokens 128, spectral<br>False)", "a&amp;b"]
+    assert beside == ["model (8 windows, tokens 128, spectral False)", "a&amp;b"]
 
 
 def test_the_same_result_twice_is_shown_once(everything):

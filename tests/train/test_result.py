@@ -174,6 +174,9 @@ def test_the_card_says_how_it_was_made(finished):
     other = record.model_copy(update={"recipe": tiny("baselines.noisy_embedding=1.0").model_dump(mode="json")})
     assert "| loss on the hidden states | no regulariser |" in model_card(other)
     assert "| other methods | noisy embedding: 1.0 |" in model_card(other)
+    assert "Its weights were drawn at random and bring no licence; the texts" in card
+    trained = record.recipe | {"model": record.recipe["model"] | {"architecture": None, "name": "gpt2"}}
+    assert "(not known here); the texts" in model_card(record.model_copy(update={"recipe": trained}))
     model = record.model.model_copy(update={"base_model": "someone/small", "licence": "Apache-2.0"})
     text = [record.text[0].model_copy(update={"name": "wikitext-2:train"})]
     known = model_card(record.model_copy(update={"model": model, "text": text})).split("---\n")[1]

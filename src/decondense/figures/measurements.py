@@ -113,22 +113,26 @@ def heatmap(result: Geometry, path: Where = None, *, view: str = "pooled", **whe
     chart = heat_chart(title, [frame], [result], floor=floor_of(drawn), y=words, relative=True)
     chart.legend = "lower right"
     strip = Strip([[chart]], (7.2, 4.8), _footnote(result, view))
-    return draw([strip], path, name="heatmap.png", rows=_heatmap_rows([result], view), **where)
+    return draw([strip], path, name="heatmap.png", rows=_heatmap_rows([result], [result.label], view), **where)
 
 
-def heatmaps(results: Sequence[Geometry], path: Where = None, *, view: str = "pooled", **where: Any) -> Any:
-    """Several heatmaps side by side on one scale."""
+def heatmaps(
+    results: Sequence[Geometry], path: Where = None, *, view: str = "pooled", names: Sequence[str] | None = None,
+    **where: Any,
+) -> Any:  # fmt: skip
+    """Several heatmaps side by side on one scale; `names` instead of the models' own."""
     columns = min(4, len(results))
+    names = [r.label for r in results] if names is None else names
     texts = {r.text for r in results}
     panels: list[tuple[str, Short]] = []
-    for r in results:
-        label = r.label if len(texts) == 1 else f"{r.label}, {r.text}"
+    for r, name in zip(results, names):
+        label = name if len(texts) == 1 else f"{name}, {r.text}"
         panels.append((f"{_wrap(label)}\nSpearman {span(r.spearman, *round_to(r.interval('spearman'), 12))}", r))
     rows = heat_rows([panels[i : i + columns] for i in range(0, len(panels), columns)], view=view, spread=True)
     rows[0][0].legend = "lower right"
     size = (3.1 * columns + 1.4, 3.1 * len(rows) + 0.9)
     strip = Strip(rows, size, DEPTH, "cosine similarity", shared=True)
-    return draw([strip], path, name="heatmaps.png", rows=_heatmap_rows(results, view), **where)
+    return draw([strip], path, name="heatmaps.png", rows=_heatmap_rows(results, names, view), **where)
 
 
 def _footnote(result: Geometry, view: str) -> str:
@@ -142,12 +146,12 @@ def _footnote(result: Geometry, view: str) -> str:
     return words
 
 
-def _heatmap_rows(results: Sequence[Geometry], view: str) -> list[dict[str, Any]]:
+def _heatmap_rows(results: Sequence[Geometry], names: Sequence[str], view: str) -> list[dict[str, Any]]:
     rows = []
-    for result in results:
+    for result, name in zip(results, names):
         mean = result.mean_cosine
         for layer, row in enumerate(density_of(result, view)):
-            base = {"model": result.label, "text": result.text, "state": layer, "depth": layer / result.layers}
+            base = {"model": name, "text": result.text, "state": layer, "depth": layer / result.layers}
             bins = {f"{-1 + (2 * b + 1) / len(row):.6f}": round(float(v), 6) for b, v in enumerate(row)}
             rows.append(base | {"mean_cosine": mean[layer]} | bins)
     return rows

@@ -123,10 +123,9 @@ class Comparison:
         view: str = "pooled",
     ) -> Any:  # fmt: skip
         """The heatmaps side by side, as ``decondense.plot`` draws them; beside a file there is also trend.png."""
-        from ..figures.measurements import trend_plot
-        from ..figures.plot import plot
+        from ..figures.measurements import heatmaps, trend_plot
 
-        drawn = plot(self.results, path, ax=ax, title=title, view=view)
+        drawn = heatmaps(self.results, path, view=view, names=self.labels, ax=ax, title=title)
         if isinstance(drawn, Path):
             trend_plot(self.rows(), drawn.with_name("trend.png"), axis=self.axis, paired=self.paired)
         return drawn

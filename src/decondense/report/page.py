@@ -110,6 +110,8 @@ def collect(
         section.id = f"r{number}"
         if titles[section.title] > 1:
             section.title += f" ({section.origins[0].folder})"
+            for depth in section.depths:
+                depth.name += f" ({section.origins[0].folder})"
     return Report(sections, skipped, {kind: n for kind, n in counts.items() if n})
 
 

@@ -6,6 +6,7 @@ Three stand-ins are replaced by the colours of the light or dark page when it is
 from __future__ import annotations
 
 import html
+import textwrap
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ def layout(chart: Chart) -> dict[str, Any]:
     described: dict[str, Any] = {
         "margin": {"l": 16 if chart.y.ticks else 56, "r": 16, "t": 12, "b": 48},
         "hoverlabel": {"align": "left", "namelength": -1},
-        "xaxis": _axis(chart.x),
+        "xaxis": _in_lines(_axis(chart.x)),
         "yaxis": _axis(chart.y),
         "shapes": _shapes(chart),
         "showlegend": chart.height > 260 if heat else bool(chart.legend) or len(named) > 1,
@@ -60,6 +61,14 @@ def _axis(axis: Axis) -> dict[str, Any]:
         described |= {"tickvals": [place for place, _ in axis.ticks], "automargin": True}
         described["ticktext"] = [plain(label) for _, label in axis.ticks]
     return described if axis.grid else described | {"showgrid": False, "zeroline": False}
+
+
+def _in_lines(axis: dict[str, Any]) -> dict[str, Any]:
+    """Of labels that reach beyond the chart plotly would show nothing, and lose the axis' title when none is left."""
+    if "ticktext" not in axis:
+        return axis
+    lines = [textwrap.wrap(label, 20, break_long_words=False, break_on_hyphens=False) for label in axis["ticktext"]]
+    return axis | {"ticktext": ["<br>".join(some) for some in lines], "ticklabeloverflow": "allow"}
 
 
 def _shapes(chart: Chart) -> list[dict[str, Any]]:

@@ -117,19 +117,22 @@ def model_card(record: Training) -> str:
         "versions": ", ".join(f"{k} {v}" for k, v in record.versions.items()),
     }
     table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+    licence = f"The licence is that of the weights it started from ({model.licence or 'not known here'})"
+    if recipe["model"]["architecture"] or recipe["model"]["init"]:
+        licence = "Its weights were drawn at random and bring no licence"
     return f"""---
 {yaml.safe_dump(_front_matter(record), sort_keys=False)}---
 # {recipe["name"]}
 
-Trained with [decondense](https://arxiv.org/abs/2602.00217), a package that measures embedding condensation and trains
+Trained with decondense, a package that measures [embedding condensation](https://arxiv.org/abs/2602.00217) and trains
 against it. The whole recipe, the losses and the measurements lie beside this model in its run folder.
 
 | | |
 |---|---|
 {table}
 
-The held-out loss is cross-entropy in nats per token, without the added loss. The licence is that of the weights it
-started from ({model.licence or "not known here"}); the texts have licences of their own.
+The held-out loss is cross-entropy in nats per token, without the added loss. {licence}; the texts have
+licences of their own.
 
 ## How to load it
 
