@@ -14,7 +14,7 @@ from decondense import studies
 from decondense.studies import settings_of
 from decondense.studies.arms import recipe_of
 from decondense.studies.placebo import by_weight
-from decondense.studies.release import GATE, KEPT, OPPOSITE, PLAIN, RELEASED
+from decondense.studies.release import GATE, KEPT, OPPOSITE, PLAIN, RELEASED, STRONGER
 
 ROWS = csv.DictReader((Path(__file__).parents[2] / "benchmarks" / "results" / "placebo_strength.csv").open())
 STRENGTH = float(f"{math.prod(float(row['strength']) for row in ROWS) ** 0.5:.2g}")
@@ -62,10 +62,23 @@ def test_release_needs_a_geometry_that_stays(losses, cosines, verdict):
     end = of("release", losses, cosines)
     assert end.verdict == verdict, end.sentence
     assert all(len(row) == len(end.columns) for row in end.rows)
-    assert end.estimate["gate_met"] is (cosines == MOVED)
+    assert end.estimate["gate_met_by"] == ([RELEASED] if cosines == MOVED else [])
     share = 100 * (cosines.get(RELEASED, 0.5) / 0.5 - 1)
     assert end.estimate["mean_cosine_percent"][RELEASED]["estimate"] == pytest.approx(share, abs=0.1)
     assert (share < -GATE) is (cosines == MOVED)
+
+
+@pytest.mark.parametrize(
+    ("cosines", "verdict"),
+    [
+        (MOVED | {STRONGER: 0.3}, "not reproduced"),  # both doses meet the gate: the lower decides
+        (MOVED | {RELEASED: 0.45, STRONGER: 0.4}, "reproduced"),
+        (MOVED | {RELEASED: 0.45, STRONGER: 0.44}, "undecided"),
+    ],
+)
+def test_the_lower_dose_that_meets_the_gate_decides(cosines, verdict):
+    end = of("release", {RELEASED: 3.01, STRONGER: 2.99}, cosines, "gpu")
+    assert end.verdict == verdict, end.sentence
 
 
 def test_release_with_two_seeds_decides_nothing():
