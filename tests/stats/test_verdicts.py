@@ -67,7 +67,7 @@ def test_fewer_than_three_seeds_are_undecided_however_large_the_effect(values):
     for other in (
         equivalent(values, margin=100),
         not_below(values, margin=100),
-        steady(values, margin=100, unit="text"),
+        steady(values, margin=100),
     ):
         assert other.verdict == "undecided"
 
@@ -132,7 +132,7 @@ def test_slope_is_ordinary_least_squares():
     rng = np.random.default_rng(1)
     x, y = rng.normal(size=6), rng.normal(size=6)
     line = stats.linregress(x, y)
-    found = slope(x, y)
+    found = slope(x, y, [0] * 6)
     half = stats.t.ppf(0.975, 4) * line.stderr
     assert (found.estimate, found.low, found.high) == pytest.approx((line.slope, line.slope - half, line.slope + half))
 
@@ -152,10 +152,10 @@ def test_slope_with_families_is_regression_with_a_level_for_each():
 
 def test_slope_error_rate_and_too_few_models():
     x = np.arange(6.0)
-    assert share("reproduced", lambda rng: slope(x, rng.normal(size=6))) <= 0.05
-    assert share("reproduced", lambda rng: slope(x, 5 * x + rng.normal(size=6))) > 0.95
-    assert slope([1, 2, 3], [3, 2, 1], claim="less").verdict == "undecided"
-    assert slope([1, 1, 1, 1], [1, 2, 3, 4]).verdict == "undecided"
+    assert share("reproduced", lambda rng: slope(x, rng.normal(size=6), [0] * 6)) <= 0.05
+    assert share("reproduced", lambda rng: slope(x, 5 * x + rng.normal(size=6), [0] * 6)) > 0.95
+    assert slope([1, 2, 3], [3, 2, 1], [0] * 3, claim="less").verdict == "undecided"
+    assert slope([1, 1, 1, 1], [1, 2, 3, 4], [0] * 4).verdict == "undecided"
 
 
 def test_steady_interval_covers_the_next_text():
@@ -163,16 +163,16 @@ def test_steady_interval_covers_the_next_text():
     inside = 0
     for _ in range(2000):
         *four, fifth = rng.normal(size=5)
-        found = steady(four, margin=1.0, unit="text")
+        found = steady(four, margin=1.0)
         inside += found.low <= fifth <= found.high
     assert 0.935 < inside / 2000 < 0.965
 
 
 def test_steady_says_yes_no_and_perhaps():
-    assert steady([0.8, 0.81, 0.79, 0.8], margin=0.2, unit="text").verdict == "reproduced"
-    assert steady([0.9, -0.9, 0.8, -0.7], margin=0.2, unit="text").verdict == "not reproduced"
-    assert steady([0.8, 0.9, 0.75, 0.7], margin=0.2, unit="text").verdict == "undecided"
-    assert steady([0.01, -0.01, 0.0, 0.0], margin=0.2, unit="text").verdict == "undecided"  # no sign to agree on
+    assert steady([0.8, 0.81, 0.79, 0.8], margin=0.2).verdict == "reproduced"
+    assert steady([0.9, -0.9, 0.8, -0.7], margin=0.2).verdict == "not reproduced"
+    assert steady([0.8, 0.9, 0.75, 0.7], margin=0.2).verdict == "undecided"
+    assert steady([0.01, -0.01, 0.0, 0.0], margin=0.2).verdict == "undecided"  # no sign to agree on
 
 
 # ---- several parts, words ----
@@ -207,7 +207,7 @@ def test_resolution_stands_beside_every_interval():
     for one, alpha in zip(found, (0.05, 0.1, 0.1)):
         assert one.resolution == pytest.approx(test.minimal_effect(alpha=alpha), rel=1e-3)
         assert one.words(1).endswith(f" (resolves {one.resolution:.1f})")
-    line = slope([1, 2, 3, 4], [1.0, 2.0, 3.5, 3.0])
+    line = slope([1, 2, 3, 4], [1.0, 2.0, 3.5, 3.0], [0] * 4)
     assert line.resolution == pytest.approx(resolved(line.high - line.estimate, 0.95, 2))
     assert resolves(0.000123) == " (resolves 0.00012)"
     assert resolves(12.34) == " (resolves 12)"

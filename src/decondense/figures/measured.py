@@ -92,11 +92,11 @@ Short = Snapshot | Geometry
 cosines −1 … 1; `mean_cosine` (states,)."""
 
 
-def histogram_quantiles(counts: np.ndarray, levels: tuple[float, ...] = QUANTILES) -> list[float]:
-    """Quantiles of a histogram over [−1, 1], linear inside a bin: off by at most the width of one bin."""
+def histogram_quantiles(counts: np.ndarray) -> list[float]:
+    """`QUANTILES` of a histogram over [−1, 1], linear inside a bin: off by at most the width of one bin."""
     edges = np.linspace(-1, 1, len(counts) + 1)
     cumulative = np.concatenate([[0], np.cumsum(counts)]).astype(np.float64)
-    wanted = np.asarray(levels) * cumulative[-1]
+    wanted = np.asarray(QUANTILES) * cumulative[-1]
     at = np.clip(np.searchsorted(cumulative, wanted, side="left") - 1, 0, len(counts) - 1)
     inside = (wanted - cumulative[at]) / np.maximum(1.0, counts[at])
     return (edges[at] + np.clip(inside, 0, 1) * (edges[at + 1] - edges[at])).tolist()

@@ -15,7 +15,7 @@ from .crossed import Crossed
 
 def hierarchical_bootstrap(
     outcomes: Sequence[tuple[np.ndarray, np.ndarray]], estimate: Crossed, *, paired: bool = False, samples: int = 2000,
-    seed: int = 0, level: float = 0.95, clusters: Sequence[np.ndarray | None] | None = None,
+    seed: int = 0, clusters: Sequence[np.ndarray | None] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Resample seeds within each arm (pairs of seeds when ``paired``) and items within each task; one draw of items
     serves all runs, and one draw of seeds serves all tasks. Where items come in clusters, these are drawn.
@@ -52,9 +52,8 @@ def hierarchical_bootstrap(
             second = np.sum(means[:, sizes[0] :] * weights[1][part], axis=1)
             draws[part] += (second - first) / len(outcomes)
             done += rows
-    tail = (1 - level) / 2
-    widen = estimate.critical(1 - level) / float(stats.norm.ppf(1 - tail))
-    low, high = np.quantile(draws, [tail, 1 - tail])
+    widen = estimate.critical(0.05) / float(stats.norm.ppf(0.975))
+    low, high = np.quantile(draws, [0.025, 0.975])
     centre = estimate.difference
     return {
         "samples": samples,

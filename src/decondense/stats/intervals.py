@@ -25,14 +25,14 @@ def student(values: ArrayLike, level: float = 0.95) -> tuple[Any, Any]:
     return a.mean(0), t_quantile(level, len(a) - 1) * a.std(0, ddof=1) / np.sqrt(len(a))
 
 
-def resolved(half: float, level: float, df: float, power: float = 0.8) -> float:
-    """The smallest true effect that Student's test at 1 − `level` finds with the given power, from half the width of
-    its interval, half = t · se: se · δ with P(|Z + δ| > t √(χ²/df)) = power. The spread is taken as observed."""
-    return half / float(t_quantile(level, df)) * _noncentrality(level, float(df), power)
+def resolved(half: float, level: float, df: float) -> float:
+    """The smallest true effect that Student's test at 1 − `level` finds four times out of five, from half the width of
+    its interval, half = t · se: se · δ with P(|Z + δ| > t √(χ²/df)) = 0.8. The spread is taken as observed."""
+    return half / float(t_quantile(level, df)) * _noncentrality(level, float(df))
 
 
 @lru_cache(maxsize=256)
-def _noncentrality(level: float, df: float, power: float) -> float:
+def _noncentrality(level: float, df: float) -> float:
     """δ by halving; the mean over χ² at equally likely values, as scipy's noncentral t ends where t is large."""
     shares = (np.arange(4000) + 0.5) / 4000
     limits = float(t_quantile(level, df)) * np.sqrt(special.chdtri(df, shares) / df)
@@ -40,5 +40,5 @@ def _noncentrality(level: float, df: float, power: float) -> float:
     for _ in range(60):
         middle = (low + high) / 2
         found = float(np.mean(special.ndtr(middle - limits) + special.ndtr(-middle - limits)))
-        low, high = (middle, high) if found < power else (low, middle)
+        low, high = (middle, high) if found < 0.8 else (low, middle)
     return high

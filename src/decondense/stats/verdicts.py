@@ -173,11 +173,11 @@ def from_interval(
     return Decision(verdict, estimate, low, high, n, unit, level, reason, resolution)
 
 
-def equivalent(values: Sequence[float], *, margin: float, unit: str = "training seed", around: float = 0.0) -> Decision:
-    """Is the mean within ±`margin` of 0, or of another number? Two one-sided tests at 5 %."""
+def equivalent(values: Sequence[float], *, margin: float, around: float = 0.0) -> Decision:
+    """Is the mean over training seeds within ±`margin` of 0, or of another number? Two one-sided tests at 5 %."""
     of = f" of {around:g}" if around else ""
     reasons = [f"{where} ±{margin:g}{of}" for where in ("lies inside", "lies outside", "crosses the margin of")]
-    return _between(values, around - margin, around + margin, reasons, unit)
+    return _between(values, around - margin, around + margin, reasons, "training seed")
 
 
 def not_below(values: Sequence[float], *, margin: float, unit: str = "training seed", tried: int = 1) -> Decision:
@@ -202,19 +202,16 @@ def _between(
     return Decision(verdict, mean, low, high, len(values), unit, 0.9, f"the interval {reasons[case]}", resolution)
 
 
-def slope(
-    x: Sequence[float], y: Sequence[float], groups: Sequence[object] | None = None, *, claim: str = "greater",
-    unit: str = "model",
-) -> Decision:  # fmt: skip
-    """Does y rise (or fall) with x? One point per unit; `groups` (families) have a level each and share the slope.
+def slope(x: Sequence[float], y: Sequence[float], groups: Sequence[object], *, claim: str = "greater") -> Decision:
+    """Does y rise (or fall) with x? One point per model; `groups` (families) have a level each and share the slope.
 
     b = Σ x̃ỹ/Σ x̃², x̃ and ỹ centred in their group; s² = Σ (ỹ − b x̃)²/ν, ν = n − groups − 1; b ± t_ν · s/√(Σ x̃²).
     At least 4 points of groups that have 2 or more, so that ν ≥ 2 for one family.
     """
     a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
-    names: list[object] = list(groups) if groups is not None else [0] * len(a)
+    names = list(groups)
     usable = [i for i, g in enumerate(names) if names.count(g) > 1]
-    missing = _missing([float(b[i]) for i in usable], unit, 0.95, 4)
+    missing = _missing([float(b[i]) for i in usable], "model", 0.95, 4)
     if missing is not None:
         return missing
     a, b, names = a[usable], b[usable], [names[i] for i in usable]
@@ -225,24 +222,24 @@ def slope(
     spread = float(a @ a)
     df = len(a) - len(set(names)) - 1
     if spread == 0 or df < 2:
-        reason = f"the {unit}s do not differ enough for a slope"
-        return Decision(UNDECIDED, None, None, None, len(a), unit, 0.95, reason)
+        reason = "the models do not differ enough for a slope"
+        return Decision(UNDECIDED, None, None, None, len(a), "model", 0.95, reason)
     estimate = float(a @ b) / spread
     half = float(t_quantile(0.95, df)) * math.sqrt(float(((b - estimate * a) ** 2).sum()) / df / spread)
     return from_interval(
-        estimate, estimate - half, estimate + half, n=len(a), claim=claim, unit=unit, least=4,
+        estimate, estimate - half, estimate + half, n=len(a), claim=claim, unit="model", least=4,
         resolution=resolved(half, 0.95, df) or None,
     )  # fmt: skip
 
 
-def steady(values: Sequence[float], *, margin: float, unit: str) -> Decision:
-    """Would another unit give about the same number? The 95 % interval for one more value,
+def steady(values: Sequence[float], *, margin: float) -> Decision:
+    """Would another text give about the same number? The 95 % interval for one more value,
 
         mean ± t_(n−1) · s √(1 + 1/n),
 
-    lies within ±`margin` of the mean and does not contain 0: the same sign on any other unit.
+    lies within ±`margin` of the mean and does not contain 0: the same sign on any other text.
     """
-    missing = _missing(values, unit, 0.95)
+    missing = _missing(values, "text", 0.95)
     if missing is not None:
         return missing
     x = np.asarray(values, dtype=np.float64)
@@ -253,13 +250,13 @@ def steady(values: Sequence[float], *, margin: float, unit: str) -> Decision:
     # limit of the spread does not fit.
     surely = math.sqrt((n - 1) * spread**2 / float(special.chdtri(n - 1, 0.05)))
     if half < margin and (low > 0 or high < 0):
-        verdict, reason = REPRODUCED, f"another {unit} would lie within ±{margin:g}, with the same sign"
+        verdict, reason = REPRODUCED, f"another text would lie within ±{margin:g}, with the same sign"
     elif surely * 1.96 > margin:
-        verdict, reason = NOT, f"{unit}s differ by more than ±{margin:g}"
+        verdict, reason = NOT, f"texts differ by more than ±{margin:g}"
     else:
         sign = ", or in sign" if low <= 0 <= high else ""
-        verdict, reason = UNDECIDED, f"another {unit} could differ by more than ±{margin:g}{sign}"
-    return Decision(verdict, mean, low, high, n, unit, 0.95, reason)
+        verdict, reason = UNDECIDED, f"another text could differ by more than ±{margin:g}{sign}"
+    return Decision(verdict, mean, low, high, n, "text", 0.95, reason)
 
 
 def combine(decisions: Sequence[Decision]) -> str:

@@ -162,9 +162,9 @@ def spearman(run: Training | Snapshot, at: int = -1) -> float:
     return known(_shot(run, at).spearman)
 
 
-def last(run: Training | Snapshot, at: int = -1) -> float:
-    """Mean cosine of the last three states."""
-    return known(_shot(run, at).last)
+def last(run: Training | Snapshot) -> float:
+    """Mean cosine of the last three states, at the end."""
+    return known(_shot(run, -1).last)
 
 
 def quantisation(scheme: str) -> Metric:
