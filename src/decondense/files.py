@@ -73,9 +73,9 @@ def read_json(path: Path) -> Any:
     except OSError as error:
         raise ValueError(f"{path.name[:200]} could not be read: {os_reason(error)}.") from error
     except RecursionError as error:
-        raise ValueError(f"{path.name} is nested too deeply to be a result.") from error
+        raise ValueError(f"{path} is nested too deeply to be a result.") from error
     except ValueError as error:
-        raise ValueError(f"{path.name} is not valid JSON: {error}.") from error
+        raise ValueError(f"{path} is not valid JSON: {error}.") from error
 
 
 def pretty_json(record: Mapping[str, Any], *, tight: bool = False) -> str:

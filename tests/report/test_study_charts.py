@@ -230,8 +230,11 @@ def test_runs_that_cannot_be_read_are_named(tmp_path, runs):
     assert [t["meta"] for t in lines_of(charts["Held-out loss"])] == [f"{arm}, seed 1" for arm in ARMS]
     broken, no_record, outside, *odd, missing = section.notes
     assert len(odd) == 2
-    assert broken.startswith("the run broken could not be read and is not in the charts: result.json is not valid JSON")
+    assert broken.startswith(
+        "the run broken could not be read and is not in the charts: broken/result.json is not valid"
+    )
     assert "names no schema" in no_record
+    assert not any(str(tmp_path) in note for note in section.notes)
     assert "outside the result folder" in outside
     assert missing == "1 of 8 runs are not there: the charts are without them."
 

@@ -13,7 +13,7 @@ from ..files import flat, told_apart
 from ..records import Damaged, Measurement, Snapshot, Training, in_short, read
 from ..words import amount, duration, round_to, span
 from .panels import SPEARMAN, Line, Shot, curve_panel, depths_of, heat_panel, numbered, trend_panel
-from .section import Section, Source, Table, inside
+from .section import Section, Source, Table, inside, reason
 from .sections import origin_of
 
 DIGITS = {"held_out": 4, "spearman": 2, "mean_cosine": 3}
@@ -65,7 +65,8 @@ def read_run(source: Source[Training]) -> Run:
             try:
                 result = Geometry(_whole(source.path.parent, snapshot.file))
             except (Damaged, OSError) as error:
-                run.notes.append(f"the snapshot {snapshot.file} could not be read: {error}")
+                why = reason(error, source.path.parent.resolve())
+                run.notes.append(f"the snapshot {snapshot.file} could not be read: {why}")
         run.shots.append(Shot(result, snapshot.step, snapshot.tokens))
     lost = sum(1 for row in record.history if row.loss is None)
     if lost:

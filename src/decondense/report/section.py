@@ -47,11 +47,16 @@ def read_sources(places: Sequence[str | os.PathLike[str]]) -> tuple[list[Source[
         try:
             record = read(path)
         except (Damaged, OSError) as error:
-            skipped.append(Skipped(folder, " ".join(str(error).replace(str(path), path.name).split())))
+            skipped.append(Skipped(folder, reason(error, path.parent)))
             continue
         config, run = _beside(path.parent / "config.yaml"), _beside(path.parent / "run.json")
         sources.append(Source(folder, path, record, config, run))
     return sources, skipped
+
+
+def reason(error: Exception, folder: Path) -> str:
+    """What an error says, on one line and without the path to the folder: a page goes to other machines."""
+    return " ".join(str(error).replace(f"{folder}{os.sep}", "").split())
 
 
 def inside(folder: Path, name: str, folder_of: str) -> Path:

@@ -15,7 +15,7 @@ from ..records import Damaged, Measured, Study, Training, read
 from ..records.evaluation import TaskDifference
 from .claims import PICTURE, claim_of, figure_of
 from .panels import BLOCKS, SPEARMAN, Line, Shot, curve_panel, depth_panel, depths_of, heat_panel, numbered, trend_panel
-from .section import Panel, Picture, Section, Source, Table, inside
+from .section import Panel, Picture, Section, Source, Table, inside, reason
 from .sections import difference_table, origin_of
 
 HEATMAPS = 6
@@ -109,7 +109,7 @@ def read_lines(source: Source[Study]) -> tuple[list[Line], list[str]]:
         except FileNotFoundError:
             missing += 1
         except (Damaged, OSError, ValueError) as error:  # ValueError: a name that no file can have
-            notes.append(f"the run {name} could not be read and is not in the charts: {error}")
+            notes.append(f"the run {name} could not be read and is not in the charts: {reason(error, root.resolve())}")
     lines += _measured(measured)
     if missing and lines:
         notes.append(f"{missing} of {len(source.record.runs)} runs are not there: the charts are without them.")
