@@ -30,12 +30,7 @@ SCHEDULES = ("constant", "linear", "cosine", "release")
 
 @dataclass(kw_only=True)
 class Term:
-    """What is added: a loss over the chosen layers, and its weight at a step.
-
-    schedule   "constant"; "linear" or "cosine": the weight rises from 0 over `ramp_steps` optimiser steps; "release":
-               it is constant until step `release_at` and then falls linearly to 0 over `ramp_steps`; or a callable
-               from the optimiser step to a factor of the weight.
-    """
+    """What is added: a loss over the chosen layers, and its weight at a step. Options as in `regularize`."""
 
     loss: Loss
     weight: float = 0.1

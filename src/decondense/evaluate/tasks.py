@@ -62,15 +62,9 @@ def build(
     names: Sequence[str], *, data: str | Path | None = None, shots: str | int = "gpt2", seed: int = 1234,
     started: Callable[[str], None] | None = None,
 ) -> list[Benchmark]:  # fmt: skip
-    """Build every benchmark, or say in one sentence which cannot be built and why.
-
-    Args:
-        data: folder with ``NAME/SPLIT.jsonl`` (also .json, .parquet, .gz, .xz) in the hub's field names, or "hub"; see
-            ``bench_folder``.
-        shots: "gpt2", "qwen3", "zero" or a number.
-        seed: the order in which few-shot examples are drawn; 1234 is lm-eval's own default.
-        started: called with each name before it is built.
-    """
+    """Build every benchmark, or say in one sentence which cannot be built and why. ``data`` is a folder with
+    ``NAME/SPLIT.jsonl`` (also .json, .parquet, .gz, .xz) in the hub's field names, or "hub" (see ``bench_folder``);
+    ``shots`` and ``seed`` are those of ``evaluate``; ``started`` is called with each name before it is built."""
     folder = bench_folder(data)
     wanted = {name: shots_for(name, shots) for name in names}
     with inside.quiet():

@@ -6,21 +6,7 @@ nor random numbers notice it: the run is bit for bit what it would have been.
     watch.to_pandas()                        # one row for every reading and layer
 
 Every `every` steps the states of a training batch are read on their way (or those of `inputs`, fixed ones, in a pass of
-their own), and the meter's statistics taken of some of its sequences, per layer:
-
-===========================  ====================================================================================
-mean_cosine                  of two tokens of a sequence; 1: all tokens of the layer point the same way
-mean_cosine_across           of two tokens of different sequences
-mean_cosine_without_first    within a sequence, its first token left out, which is often an attention sink
-effective_rank               exp(−Σ p log p), p = σ/Σσ: RankMe, of a sequence's tokens
-matrix_entropy               −Σ q log q, q = σ²/Σσ²
-spectral_slope               α of σ² ∝ rank^−α (α-ReQ)
-outlier_share                share of the 3 dimensions of largest variance in the variance of all
-first_token_share            ‖z₁‖² / Σ‖z_i‖²
-===========================  ====================================================================================
-
-and `trend`, Spearman's correlation of mean_cosine with depth over the blocks: 1 where every layer is more condensed
-than the one before.
+their own), and the meter's statistics taken of some of its sequences, per layer; docs/monitoring.md has them all.
 """
 
 from __future__ import annotations
@@ -61,7 +47,7 @@ def monitor(
     inputs     fixed batches to read instead of the training batches: token ids, a mapping of the model's arguments, or
                several of them. They cost a pass of their own each time.
     sequences  of the batch, that are looked at
-    metrics    which; see the table above
+    metrics    which of them; docs/monitoring.md says what each is
     modules    patterns of submodules to read instead of a transformers model's own states; as in `regularize`
     collapse   warn (`Collapse`) when a layer's mean cosine rises above it
     log        called with every `Reading`, to send it elsewhere
