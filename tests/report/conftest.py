@@ -16,7 +16,7 @@ def forty(tmp_path_factory) -> Path:
     snapshots and 2 seeds, all of 30 layers. Workers, whose folders lie side by side, share it."""
     own = tmp_path_factory.getbasetemp()
     folder = (own.parent if os.environ.get("PYTEST_XDIST_WORKER") else own) / "forty"
-    with locked(folder.with_suffix(".lock"), wait=True):
+    with locked(folder.with_suffix(".lock")):
         if not (folder / "page.html").exists():
             write_forty(folder)
     return folder / "page.html"
