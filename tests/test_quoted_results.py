@@ -138,7 +138,7 @@ def test_release():
     narrower, other = f"{moved[opposite]['estimate']:.1f}", signed(lost[opposite]["estimate"], 4)
     assert f"stays {narrower} % narrower, and the loss is {other} nats {bounds(lost[opposite], 4)}" in RESULTS
     sides = found["released_minus_opposite"]
-    assert f"worse, by {sides['estimate']:.4f} {bounds(sides, 4)}" in RESULTS
+    assert f"is the worse, by {sides['estimate']:.4f} {bounds(sides, 4)}" in RESULTS
     less = {
         arm: [-found["log_likelihood"][arm][key] for key in ("estimate", "high", "low")] for arm in (kept, released)
     }
@@ -149,7 +149,11 @@ def test_release():
     strongest, last = (
         np.mean([plain[s].snapshots[i].blocks - run[s].snapshots[i].blocks for s in run]) for i in (2, -1)
     )
-    assert f"{1 - last / strongest:.0%}".replace("%", " % of the opening came back") in RESULTS
+    level = np.mean([one.snapshots[2].blocks for one in plain.values()])
+    assert f"open by {100 * strongest / level:.1f} %, and a third of that came back;" in RESULTS
+    assert 1 - last / strongest == pytest.approx(1 / 3, abs=0.01)
+    ranks = [mean("release", arm, "spearman") for arm in (released, PLAIN, opposite)]
+    assert "Spearman {:.2f}, cross-entropy {:.2f}, condensed and released {:.2f}.".format(*ranks) in RESULTS
 
 
 def test_dose():

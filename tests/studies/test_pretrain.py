@@ -128,12 +128,14 @@ def test_what_changes_is_told_seed_by_seed_and_by_hand(tmp_path):
         runs.append(training(arm, seed, {"one": [3.0, 3.1 + added]}, held_out_by=by, history=history))
     end = study.conclude(Runs(runs, list(settings["arms"])), settings)
     panels = end.more["why-llama.png"].args[0]
-    (name,) = panels[1]["series"]
-    assert panels[1]["series"][name] == ([256], [pytest.approx([-0.1, -0.2])])
+    (name,) = panels[0]["series"]
+    assert panels[0]["series"][name] == ([256], [pytest.approx([-0.1, -0.2])])
     places, values = panels[2]["series"][name]
     assert (places[0], len(places), values[4]) == (0.5, 10, pytest.approx([0.4, 0.8]))
     assert panels[3]["series"][name][0] == [0.5, 1.5, 2.5, 4.5, 5.5, 6.5, 7.5]
-    assert list(panels[0]["series"]) == [name, "cross-entropy"]
+    assert list(panels[1]["series"]) == [name, "cross-entropy"]
+    assert all(panel["names"] == [name, "cross-entropy"] for panel in panels)  # the same colour in all
+    assert [panel["legend"] for panel in panels] == [False, True, False, False]  # where all arms are
     assert end.more["why-llama.png"].keywords["note"].startswith("llama, 2.05k tokens, 2 seeds: ")
     assert end.more["why-llama.png"](tmp_path / "why-llama.png").stat().st_size > 1000
     assert confirmed({"1.02k": 0.0, "2.05k": 0.0}).more == {}  # runs that keep no such thing

@@ -106,7 +106,8 @@ def effects(
 def curves(panels: Sequence[Mapping[str, Any]], path: Path, *, note: str = "", columns: int | None = None) -> Path:
     """Panels side by side, or so many in a row. Each has `title`, `x`, `y` (labels), `series`: name → (x values, one
     list of values per x); and optionally `scale` ("log", "symlog"), `line` (a level to draw), `ticks` and their
-    `labels`, `limits` of y, `span` of x, `legend`, `band`: many points, drawn as their mean and their range."""
+    `labels`, `limits` of y, `span` of x, `legend`, `band`: many points, drawn as their mean and their range; `names`:
+    all names of a figure, so that each has its colour in every panel."""
     columns = columns or len(panels)
     rows = [[_panel(panel) for panel in panels[i : i + columns]] for i in range(0, len(panels), columns)]
     size = (3.9 * columns + 0.4, 3.3 * len(rows) + 0.4)
@@ -115,7 +116,9 @@ def curves(panels: Sequence[Mapping[str, Any]], path: Path, *, note: str = "", c
 
 def _panel(panel: Mapping[str, Any], *, joined: bool = True) -> Chart:
     marks: list[Any] = []
-    for number, (name, (x, values)) in enumerate(panel["series"].items()):
+    names = list(panel.get("names") or panel["series"])
+    for name, (x, values) in panel["series"].items():
+        number = names.index(name)
         colour = PALETTE[number % len(PALETTE)]
         if panel.get("band"):
             low, mean, high = ([float(of(some)) for some in values] for of in (np.min, np.mean, np.max))

@@ -10,7 +10,6 @@ costs them (`train.quantised`), the table also says whether a loss makes that le
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
@@ -123,24 +122,31 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     ends = [0.0, *(end for seeds in dots for end in (*interval(seeds)[1:], *seeds))]
     axes["limits"] = (1.1 * min(ends), 1.1 * max(ends))  # the same for all panels
     axes["span"] = (0.85 * min(ticks, default=1), 1.3 * max(ticks, default=1))
-    models = Counter(loss for lines in series.values() for loss in lines)
-    order = [loss for loss, _ in models.most_common()]  # what all panels have comes first: the same colour in all
+    names = [*dict.fromkeys(loss for loss, *_ in tokens if loss != NONE), NONE]
+    shown = [loss for loss in names if any(loss in lines for lines in series.values())]
     panels = [
-        {"title": model, "series": {loss: _beside(lines[loss], order.index(loss)) for loss in order if loss in lines}}
+        {
+            "title": model.replace(" at ", ", rate "),
+            "series": {loss: _beside(lines[loss], shown.index(loss), len(shown)) for loss in shown if loss in lines},
+            "names": names,
+        }
         | axes
         for model, lines in series.items()
     ]
-    draw = partial(curves, panels, note="dots are seeds, bars 95 % intervals over them") if panels else None
-    more = _why(runs, tokens, settings)
+    note = "below 0: better than cross-entropy; dots are seeds, bars 95 % intervals over them"
+    draw = partial(curves, panels, note=note) if panels else None
+    more = _why(runs, tokens, settings, names)
     return Conclusion(_verdict(decisions, tokens), sentence, columns, rows, estimate, draw, more)
 
 
-def _beside(cells: Mapping[int, list[float]], place: int) -> tuple[list[float], list[list[float]]]:
+def _beside(cells: Mapping[int, list[float]], place: int, of: int) -> tuple[list[float], list[list[float]]]:
     """The points of a loss, moved on the logarithmic axis so that those of several do not hide one another."""
-    return [count * 1.06**place for count in cells], list(cells.values())
+    return [count * 1.05 ** (place - (of - 1) / 2) for count in cells], list(cells.values())
 
 
-def _why(runs: Runs, tokens: Mapping[Cell, int], settings: Settings) -> dict[str, Callable[[Path], object]]:
+def _why(
+    runs: Runs, tokens: Mapping[Cell, int], settings: Settings, names: Sequence[str]
+) -> dict[str, Callable[[Path], object]]:
     """A figure of what changes for every model: its largest budget at which a loss has three seeds, or as many as any
     has."""
     best: dict[str, tuple[int, int]] = {}
@@ -157,7 +163,7 @@ def _why(runs: Runs, tokens: Mapping[Cell, int], settings: Settings) -> dict[str
             best[place[0]] = count
             recipe = joined(settings["base"], settings["arms"][BETWEEN.join((NONE, *place))])
             figures[f"why-{slug(place[0])}.png"] = partial(
-                curves, why(base, losses, recipe), note=in_words(", ".join(place), seeds), columns=2
+                curves, why(base, losses, recipe, names), note=in_words(", ".join(place), seeds), columns=2
             )
     return figures
 

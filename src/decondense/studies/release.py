@@ -49,8 +49,9 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     columns, rows = runs.rows(runs.tasks, loss_by_document=by_document)
     against = {arm: gaps for arm, gaps in apart.items() if gaps}
     draw = partial(
-        effects, list(against.items()), x="held-out loss minus cross-entropy's, nats per token",
-        margin=MATTERS_NATS, right=[f"{runs.mean(arm, cosine):.3f}" for arm in against], right_title="mean cosine",
+        effects, list(against.items()), x="held-out loss minus cross-entropy's, nats per token (right of 0: worse)",
+        margin=MATTERS_NATS, right=[f"{runs.mean(arm, cosine):.3f}" for arm in against],
+        right_title=f"mean cosine (cross-entropy: {runs.mean(PLAIN, cosine):.3f})",
         note="dots: training seeds; bars: 95 % intervals over them; shaded: too small to matter",
     )  # fmt: skip
     course = partial(curves, [_course(runs, settings)], note="dots: training seeds; bars: 95 % intervals over them")
@@ -87,7 +88,7 @@ def _likely(decision: Decision | None) -> str:
 def _course(runs: Runs, settings: Settings) -> dict[str, Any]:
     """The mean cosine of the blocks at every snapshot, a line for each arm."""
     loss = settings["arms"][RELEASED]["loss"]
-    falls = f"released from {loss['release_at']:.0%} to {loss['release_end']:.0%} of the steps"
+    falls = f"released from {loss['release_at']:.0%} to {loss['release_end']:.0%}; line: the gate"
     series = {}
     for arm in runs.arms:
         trained = runs.of(arm)
@@ -100,4 +101,5 @@ def _course(runs: Runs, settings: Settings) -> dict[str, Any]:
     return {
         "title": falls.replace("%", " %"), "x": "training tokens", "y": "mean cosine of the blocks",
         "series": series, "ticks": ticks, "labels": list(map(amount, ticks)), "limits": room,
+        "line": (1 - GATE / 100) * runs.mean(PLAIN, cosine),
     }  # fmt: skip

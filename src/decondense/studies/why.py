@@ -18,8 +18,9 @@ Runs = Mapping[int, Training]  # seed → run
 Values = Callable[[Training], dict[float, float]]  # of a run: place on the x axis → number
 
 
-def why(base: Runs, losses: Mapping[str, Runs], settings: Settings) -> list[Settings]:
-    """Panels for `figures.studies.curves`: `base` is cross-entropy alone, `settings` the recipe of all."""
+def why(base: Runs, losses: Mapping[str, Runs], settings: Settings, names: Sequence[str]) -> list[Settings]:
+    """Panels for `figures.studies.curves`: `base` is cross-entropy alone, `settings` the recipe of all; `names` gives
+    every arm its colour."""
     total, context = settings["data"]["tokens"], settings["data"]["context"]
     time: dict[str, Any] = {"x": f"training tokens (warm-up ends at {amount(settings['train']['warmup'] * total)})"}
     time |= {"ticks": [total * k / 4 for k in range(5)], "labels": [amount(total * k / 4) for k in range(5)]}
@@ -38,8 +39,9 @@ def why(base: Runs, losses: Mapping[str, Runs], settings: Settings) -> list[Sett
         {"title": "At the end, by position", **held_out, **eighths, "ticks": [0, 2, 4, 6, 8]},
     ]
     series = [_apart(_training_loss, losses, base), by_frequency, by_position]
-    panels = [*over_time, *({**panel, "series": one, "line": 0.0} for panel, one in zip(apart, series))]
-    return [{**panel, "band": True, "legend": panel is panels[0]} for panel in panels]
+    way, *ends_of = ({**panel, "series": one, "line": 0.0} for panel, one in zip(apart, series))
+    panels = [way, *over_time, *ends_of]
+    return [{**panel, "names": names, "band": True, "legend": panel is panels[1]} for panel in panels]
 
 
 def in_words(which: str, seeds: Sequence[int]) -> str:
