@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -44,6 +45,18 @@ def written(name, folder, scale="gpu", changes=(), seeds=(1, 2, 3), numbers=lamb
     runs = of_seeds(settings, numbers, list(seeds))
     write(folder, STUDIES[name], scale, settings, runs)
     return runs
+
+
+@pytest.fixture(autouse=True)
+def _described(monkeypatch):
+    """A figure is what would be drawn, in words: drawing would take nine tenths of the time here. test_smoke.py draws
+    that of every study, and compares its bytes where one was killed and repeated."""
+
+    def describe(strips, path):
+        with np.printoptions(threshold=sys.maxsize):
+            path.write_text(repr(strips))
+
+    monkeypatch.setattr("decondense.figures.studies.draw", describe)
 
 
 @pytest.fixture

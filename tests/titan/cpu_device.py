@@ -65,7 +65,7 @@ from torchtitan.components.tokenizer import BaseTokenizer  # noqa: E402
 from torchtitan.models.common.attention import ScaledDotProductAttention  # noqa: E402
 from torchtitan.models.llama3.config_registry import llama3_debugmodel  # noqa: E402
 
-TOKENS = 32
+TOKENS = 16
 
 
 class Numbers(BaseDataLoader):

@@ -128,7 +128,7 @@ from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
 
 import decondense as dc  # noqa: E402
 
-trainer = ours.regularized(debug(layers=3, ignored=20), weight=5.0, estimator="exact").build()
+trainer = ours.regularized(debug(layers=3, ignored=10), weight=5.0, estimator="exact").build()
 adapter = trainer.config.model_spec.state_dict_adapter(trainer.model_config, None)
 state = adapter.to_hf({name: full(value) for name, value in trainer.model_parts[0].state_dict().items()})
 rope = trainer.model_config.layers[0].attention.rope
