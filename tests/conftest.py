@@ -43,12 +43,13 @@ POSIX = (
 collect_ignore = [*POSIX] if sys.platform == "win32" else []
 # They take longest, and come first, so that `make test`'s two workers, of which each takes whole files, end together.
 LONGEST = (
-    "studies/test_smoke.py", "report/test_browser.py", "kernels/test_operators.py", "regularize/test_fullgraph.py",
-    "test_distribution.py", "test_doc_shell.py", "kernels/test_sixteen_bits.py", "evaluate/test_agreement.py",
-    "kernels/test_routines.py", "test_cli.py", "studies/test_runs.py", "test_torchtitan.py",
-    "regularize/test_training.py", "train/test_distributed.py", "test_fuzz.py", "test_docs.py", "meter/test_measure.py",
-    "evaluate/test_tasks.py", "regularize/test_distributed.py", "losses/test_oracle.py", "train/test_resume.py",
-    "studies/test_conclusions.py", "watch/test_monitor.py", "studies/test_settings.py",
+    "studies/test_smoke.py", "report/test_browser.py", "kernels/test_operators.py", "test_docs.py",
+    "regularize/test_fullgraph.py", "test_distribution.py", "test_doc_shell.py", "test_cli.py",
+    "kernels/test_sixteen_bits.py", "kernels/test_routines.py", "regularize/test_training.py",
+    "evaluate/test_agreement.py", "test_fuzz.py", "test_torchtitan.py", "losses/test_oracle.py",
+    "studies/test_conclusions.py", "losses/test_numerics.py", "watch/test_monitor.py", "losses/test_properties.py",
+    "regularize/test_kinds.py", "train/test_distributed.py", "train/test_quantised.py", "evaluate/test_tasks.py",
+    "meter/test_measure.py", "train/test_resume.py", "studies/test_settings.py",
 )  # fmt: skip
 ASIDE = pytest.StashKey[int]()  # how many modules there were when the garbage collector was told to leave them alone
 
