@@ -24,6 +24,8 @@ from decondense import words
         (words.amount(999), "999"),
         (words.several(1, "seed"), "1 seed"),
         (words.several(0, "seed"), "0 seeds"),
+        (words.from_where("novels", "a folder"), "novels (a folder)"),
+        (words.from_where("mine.txt", "mine.txt"), "mine.txt"),
         (words.duration(119), "119 s"),
         (words.duration(7200), "2.0 h"),
         (words.cell([1234, -0.5, True, None]), "1,234, −0.5, yes, –"),

@@ -83,6 +83,11 @@ def several(n: int, unit: str) -> str:
     return f"{n} {unit}" + ("" if n == 1 else "s")
 
 
+def from_where(name: str, source: str) -> str:
+    """wikitext-2 (pip package …); of a file, whose source is its name, that alone."""
+    return name if name == source else f"{name} ({source})"
+
+
 def duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"

@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from ..files import first_process, write_csv, write_text
-from ..words import span
+from ..words import from_where, span
 from . import options as o
 from .compare import run_comparison
 from .terminal import bar, default_folder, err, fresh_folder, out, progress_bar, run_record, table, writing
@@ -132,7 +132,7 @@ def show(result: Condensation, folder: Path) -> None:
     record = result.record
     much = f"{record.windows_done} {'sequences' if 'inputs' in record.settings else 'windows'}"
     much += f" × {record.settings['tokens']} tokens"
-    out.print(Text(result.label, "bold"), f"on {result.text} ({record.text.source}), {much}")
+    out.print(Text(result.label, "bold"), f"on {from_where(result.text, record.text.source)}, {much}")
     out.print(_state_table(result))
     out.print(
         "near: neighbouring tokens; far: half a window apart or more; -1st: without the first token;\n"

@@ -11,7 +11,7 @@ from typing import Any
 from ..figures.measured import Geometry
 from ..files import flat, told_apart
 from ..records import Damaged, Measurement, Snapshot, Training, in_short, read
-from ..words import amount, duration, round_to, span
+from ..words import amount, duration, from_where, round_to, span
 from .panels import SPEARMAN, Line, Shot, curve_panel, depths_of, heat_panel, numbered, trend_panel
 from .section import Section, Source, Table, inside, reason
 from .sections import origin_of
@@ -145,7 +145,7 @@ def training(runs: Sequence[Run]) -> Section:
         record = run.training
         facts = [
             ("model", f"{record.model.parameters:,} parameters ({record.model.source})"),
-            ("text", "; ".join(f"{text.name} ({text.source})" for text in record.text)),
+            ("text", "; ".join(from_where(text.name, text.source) for text in record.text)),
         ]
         if record.tokens_per_second:
             facts.append(("speed", f"{record.tokens_per_second:,.0f} tokens/s"))

@@ -18,7 +18,7 @@ from ..figures.measurements import trend_charts
 from ..figures.scores import score_chart, score_rows
 from ..records import STATISTICS, Comparison, Evaluation, Measurement, Significance, differences
 from ..stats.intervals import student
-from ..words import DIFFERENCE, cell, difference_cells, duration, points, several, span
+from ..words import DIFFERENCE, cell, difference_cells, duration, from_where, points, several, span
 from .panels import Line, Shot, depths_of, heat_panel
 from .reproduce import evaluate_command, measure_command, significance_command
 from .section import Origin, Panel, Section, Source, Table
@@ -54,7 +54,7 @@ def measurement(source: Source[Measurement]) -> Section:
     model, settings = record.model, record.settings
     facts = [
         ("model", f"{model.parameters:,} parameters, {model.layers} layers, width {model.width}, {model.dtype}"),
-        ("text", f"{record.text.name} ({record.text.source})"),
+        ("text", from_where(record.text.name, record.text.source)),
         ("windows", f"{record.windows_done} × {settings['tokens']} tokens"),
     ]
     notes = list(record.notes)

@@ -13,7 +13,7 @@ from ..files import finite, first_process, versions, write_csv, write_text
 from ..models import hardware
 from ..records import Measurement, Step, Training, in_short, read
 from ..text import TEXTS
-from ..words import nats
+from ..words import from_where, nats
 from .folder import process_count
 from .prepare import Prepared
 
@@ -106,7 +106,7 @@ def model_card(record: Training) -> str:
             added.append(f"{loss['name']}, weight {loss['weight']:g}, {loss['layers']}{options}")
     rows = {
         "started from": f"{model.source} ({model.parameters:,} parameters)",
-        "text": ", ".join(f"{text.name} ({text.source})" for text in record.text),
+        "text": ", ".join(from_where(text.name, text.source) for text in record.text),
         "tokens": f"{record.tokens:,} in {record.steps:,} steps",
         "context": f"{recipe['data']['context']} tokens",
         "loss on the hidden states": " + ".join(added) or "no regulariser",
