@@ -132,7 +132,8 @@ class Handle:
             return self.attached and wanted()  # a copy of the model keeps its hooks when the loss has been removed
 
         def keep(capture: hs.Capture) -> None:  # torch 2.11 does not trace the method itself
-            capture.autocast = autocast_dtype(capture.states[-1])
+            if capture.autocast is None:
+                capture.autocast = autocast_dtype(capture.states[-1])
             self.captures.append(capture)
 
         for hook in self.reader.attach(begin, keep):

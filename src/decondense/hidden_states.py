@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from .inputs import arguments
 from .insides.transformers import is_encoder_decoder
+from .losses.kernel import autocast_dtype
 from .losses.options import check_choice
 from .split import refuse_pipeline
 
@@ -183,6 +184,7 @@ class ModuleReader:
         self.sides = _sides([modules[name] for name in self.names], unwrap_peft(model))
         self.differentiated = True  # whether a loss is taken of the states, so that they must carry a gradient
         self._outputs: dict[str, Tensor] | None = None
+        self._autocast: torch.dtype | None = None
 
     def name(self, i: int) -> str:
         return self.names[i]
@@ -196,7 +198,9 @@ class ModuleReader:
             def hook(module: nn.Module, args: Any, out: Any) -> None:
                 # Only during the call itself: a checkpoint's recomputation passes here again, in the backward.
                 if self._outputs is not None:
-                    self._outputs[name] = out[0] if isinstance(out, tuple) else out
+                    self._outputs[name] = state = out[0] if isinstance(out, tuple) else out
+                    # Noted here: accelerate's is around the forward of the model alone, and over when `end` is called.
+                    self._autocast = autocast_dtype(state) if isinstance(state, Tensor) else None
 
             return hook
 
@@ -207,7 +211,9 @@ class ModuleReader:
             states = self._states(outputs)
             names = ("attention_mask", "decoder_attention_mask", "position_ids")
             given = {name: argument(module.forward, args, kwargs, name) for name in names}
-            after(self._capture(states, given))
+            capture = self._capture(states, given)
+            capture.autocast = self._autocast
+            after(capture)
 
         handles: list[Any] = [self.model.register_forward_pre_hook(Hook(start), with_kwargs=True)]
         modules = dict(self.model.named_modules())

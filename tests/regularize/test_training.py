@@ -170,8 +170,9 @@ def test_bf16_autocast(estimator):
         assert all(g.isfinite().all() for g in gradients(model).values())
 
 
+@pytest.mark.parametrize("modules", [None, "model.layers.*"])
 @pytest.mark.parametrize("door", ["trainer", "model"])
-def test_the_loss_multiplies_as_the_model_was_called(tmp_path, monkeypatch, door):
+def test_the_loss_multiplies_as_the_model_was_called(tmp_path, monkeypatch, door, modules):
     """accelerate's autocast is over when the model has returned. The losses choose their kernels and products by it."""
     from decondense.losses.registry import Entry
 
@@ -186,7 +187,7 @@ def test_the_loss_multiplies_as_the_model_was_called(tmp_path, monkeypatch, door
         AcceleratorState._reset_state(True)
         model = llama()
         trainer = Trainer(model, arguments(tmp_path, max_steps=1, **options), train_dataset=Rows(False))
-        with dc.regularize(trainer if door == "trainer" else model, estimator="exact"):
+        with dc.regularize(trainer if door == "trainer" else model, estimator="exact", modules=modules):
             found.clear()  # attaching has tried the options
             trainer.train()
         assert found[0] is expected  # the next is the mean cosine of the log
