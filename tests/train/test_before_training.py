@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from decondense.train import run, train, trainer
+from decondense.train.prepare import _check_keys
 from decondense.train.trainer import Trainer
 from train.runs import fail_in_step_five, saved, tiny
 
@@ -71,6 +72,18 @@ def test_one_sentence_and_nothing_left_behind(case, tmp_path, cache, monkeypatch
     with pytest.raises((ValueError, OSError), match=sentence):
         train(tiny(*settings), tmp_path / "deep" / "er" / "run", cache=cache)
     assert list(tmp_path.iterdir()) == []  # neither the run folder nor the folders made for it
+
+
+def test_a_configuration_without_defaults():
+    """As that of a model's own code may be: also where the recipe changes nothing of it."""
+
+    class Own(transformers.PretrainedConfig):
+        def __init__(self, hidden_size, **rest):
+            self.hidden_size = hidden_size
+            super().__init__(**rest)
+
+    for changes in ({}, {"hidden_size": 8}):
+        _check_keys(Own(8), changes)
 
 
 def test_a_full_disk(tmp_path, cache, monkeypatch):

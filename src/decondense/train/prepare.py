@@ -7,7 +7,7 @@ import inspect
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -212,10 +212,16 @@ def _fitting(architecture: str) -> Iterator[None]:
         ) from error
 
 
-def _check_keys(config: Any, keys: Iterable[str]) -> None:
+def _check_keys(config: Any, keys: Collection[str]) -> None:
     """Refuse keys that nothing reads: transformers keeps any, so a misspelt one would leave the default in silence.
     A few are read by a model's code and not declared by its configuration, such as Qwen2's `head_dim`."""
-    plain, home = type(config)(), Path(inspect.getfile(type(config)))
+    if not keys:
+        return
+    try:
+        plain = type(config)()
+    except Exception:  # the class of a model's own code may have no defaults, and so nothing to compare with
+        return
+    home = Path(inspect.getfile(type(config)))
     code = (home, home.with_name(home.name.replace("configuration_", "modeling_")))
     words = {word for file in code if file.exists() for word in re.findall(r"\w+", file.read_text(encoding="utf-8"))}
     for key in keys:
