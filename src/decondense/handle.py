@@ -63,6 +63,7 @@ class Handle:
         self.calls = 0
         self.agreement: Tensor | None = None
         self.captures: list[hs.Capture] = []
+        self._autocast: torch.dtype | None = None  # of the present call, as a part of a bare stack notes it
         self.reader, states = hs.reader_of(self.model, modules)
         # An impossible choice of layers is refused here and now.
         chosen = [] if states is None else term.chosen(states, self.reader.first)
@@ -127,15 +128,23 @@ class Handle:
         prepare = torch.compiler.assume_constant_result(lambda: collect_hidden_states(stack))  # run while it traces
 
         def begin() -> bool:
+            self._autocast = None
             if stack is not None and torch.compiler.is_compiling():
                 prepare()
             return self.attached and wanted()  # a copy of the model keeps its hooks when the loss has been removed
 
         def keep(capture: hs.Capture) -> None:  # torch 2.11 does not trace the method itself
             if capture.autocast is None:
-                capture.autocast = autocast_dtype(capture.states[-1])
+                capture.autocast = autocast_dtype(capture.states[-1]) or self._autocast
             self.captures.append(capture)
 
+        def note(module: nn.Module, args: Any, out: Any) -> None:
+            if isinstance(out, Tensor):
+                self._autocast = autocast_dtype(out)
+
+        if stack is self.model:  # without a head: its own hooks are outside of accelerate's autocast, its parts inside
+            for part in stack.children():
+                self.undo.callback(part.register_forward_hook(hs.Hook(note)).remove)
         for hook in self.reader.attach(begin, keep):
             self.undo.callback(hook.remove)
 

@@ -170,8 +170,17 @@ def test_bf16_autocast(estimator):
         assert all(g.isfinite().all() for g in gradients(model).values())
 
 
-@pytest.mark.parametrize("modules", [None, "model.layers.*"])
-@pytest.mark.parametrize("door", ["trainer", "model"])
+class Shrinking(Trainer):
+    """A loss of its own for a model without a head."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        return model(input_ids=inputs["input_ids"])["last_hidden_state"].float().square().mean()
+
+
+@pytest.mark.parametrize(
+    ("door", "modules"),
+    [("trainer", None), ("model", None), ("trainer", "model.layers.*"), ("model", "model.layers.*"), ("bare", None)],
+)
 def test_the_loss_multiplies_as_the_model_was_called(tmp_path, monkeypatch, door, modules):
     """accelerate's autocast is over when the model has returned. The losses choose their kernels and products by it."""
     from decondense.losses.registry import Entry
@@ -185,9 +194,9 @@ def test_the_loss_multiplies_as_the_model_was_called(tmp_path, monkeypatch, door
     monkeypatch.setattr(Entry, "over_layers", looked)
     for options, expected in (({"bf16": True}, torch.bfloat16), ({}, False)):
         AcceleratorState._reset_state(True)
-        model = llama()
-        trainer = Trainer(model, arguments(tmp_path, max_steps=1, **options), train_dataset=Rows(False))
-        with dc.regularize(trainer if door == "trainer" else model, estimator="exact", modules=modules):
+        model, kind = (llama().model, Shrinking) if door == "bare" else (llama(), Trainer)
+        trainer = kind(model, arguments(tmp_path, max_steps=1, **options), train_dataset=Rows(False))
+        with dc.regularize(model if door == "model" else trainer, estimator="exact", modules=modules):
             found.clear()  # attaching has tried the options
             trainer.train()
         assert found[0] is expected  # the next is the mean cosine of the log
