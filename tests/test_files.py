@@ -69,3 +69,18 @@ def test_one_writer_at_a_time(tmp_path):
         assert other() == "in use"
     assert other() == "free"
     assert not lock.exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(28, "No space left on device"), "the disk is full"),
+        (OSError(13, "Permission denied", "/Data/Run"), "permission denied"),
+        (OSError("Unable to write /Data/Run."), "Unable to write /Data/Run"),
+    ],
+)
+def test_what_the_system_refuses_is_one_sentence(error, reason):
+    """Words of a library stay as they are: a path in them must be one that exists."""
+    sentence = rf"^the folder must be writable: {reason}; choose another\.$"
+    with pytest.raises(OSError, match=sentence), files.os_sentence("the folder must be writable", "choose another"):
+        raise error

@@ -140,7 +140,9 @@ def locked(path: Path, *, busy: str | None = None) -> Iterator[None]:
 
 def os_reason(error: OSError) -> str:
     """What went wrong, as the end of a sentence."""
-    return "the disk is full" if error.errno == errno.ENOSPC else (error.strerror or str(error)).lower()
+    if error.errno == errno.ENOSPC:
+        return "the disk is full"
+    return error.strerror.lower() if error.strerror else str(error).rstrip(".")  # a library's words may hold a path
 
 
 @contextlib.contextmanager
