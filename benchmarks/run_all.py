@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 import time
@@ -25,6 +26,7 @@ GPU = [
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__).parse_args()  # --help must not begin
     scripts = CPU + (GPU if torch.cuda.is_available() else [])
     if not torch.cuda.is_available():
         print(f"no CUDA device here: leaving out {', '.join(GPU)}")

@@ -43,7 +43,7 @@ class Engine(Protocol):
 class Handle:
     """A loss attached to an engine. Also a context manager; `remove()` takes everything off again.
 
-    The model can be pickled and saved while it is attached; what is loaded has no loss attached.
+    `save_pretrained` and `state_dict` are those of the model alone while it is attached; what is loaded has no loss.
 
     last       the latest training call, as means over it: task_loss, penalty (before the weight), weight, per_layer
                and, where the estimator gives it for nothing, mean_cosine; tensors, so that reading them is what waits
