@@ -3,8 +3,8 @@
 What the GPU runs in one call, by kernel (torch.profiler): those of the loss and of autograd, fills and copies, each
 with its number and its time. Then what the host takes, by the clock and while nothing waits for the GPU, for a call and
 for parts of it: the kernels without autograd, the forward pass, a step of autograd that computes nothing. Autograd runs
-the backward pass of a GPU in a thread of its own, so that a lone call waits twice until a thread has woken up;
-"autograd in one thread" forbids that (`torch.autograd.set_multithreading_enabled`).
+the backward pass of a GPU in a thread of its own; "autograd in one thread" forbids that
+(`torch.autograd.set_multithreading_enabled`).
 
     python benchmarks/profile_lone_call.py [--out DIR]      # a quarter of a minute
 """
