@@ -2,25 +2,33 @@
 
     python benchmarks/bench_throughput.py            # SmolLM2-135M's architecture, random weights, context 1024, bf16
     python benchmarks/bench_throughput.py --turns 2  # the last three rows alone, in turns: throughput_turns.csv
+                                                     # [--streams float32 bfloat16]
 
 Every row is a run of its own through `decondense.train`, so what is timed is what a user gets: transformers' Trainer
 with its data loader, clipping and logging. The time is that of the steps after the first two, without checkpoints and
 evaluation. Every row adds one option to the row above; `baseline` is what transformers' Trainer does when nothing but
 the batch size is said. Target: the last row without a loss at least 2.5 × the baseline. In turns the ratios are those
 to the row without a loss of the same round, so that a clock that drifts does not count.
+
+Under autocast the hidden states between the blocks are float32, as the weights are. Under FSDP2's mixed precision
+(param_dtype=bfloat16) they are bfloat16: the rows `in a bfloat16 stream` have that on one GPU, see `bfloat16_stream`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import harness
 import torch
 
-from decondense.train import recipe_from, train, with_settings
+from decondense.train import recipe_from, run, train, with_settings
 
+CONTEXT = 1024
 COLUMNS = ["option", "micro_batch", "tokens_per_s", "ratio", "peak_gib"]
 SMOLLM2 = {
     "vocab_size": 49152,
@@ -44,15 +52,42 @@ OPTIONS: list[tuple[str, list[str]]] = [
 ]
 
 
+def runs() -> list[tuple[str, list[str]]]:
+    """Every row's name and all its settings; the last three are without and with the loss."""
+    return [(name, [s for _, added in OPTIONS[: i + 1] for s in added]) for i, (name, _) in enumerate(OPTIONS)]
+
+
 def recipe(steps: int, batch_tokens: int, settings: list[str]) -> Any:
     content = {
         "name": "throughput",
         "model": {"architecture": "llama", "tokenizer": "bytes", "config": SMOLLM2},
-        "data": {"text": "pydoc", "tokens": steps * batch_tokens, "context": 1024, "held_out_tokens": 1024},
+        "data": {"text": "pydoc", "tokens": steps * batch_tokens, "context": CONTEXT, "held_out_tokens": CONTEXT},
         "train": {"batch_tokens": batch_tokens, "precision": "bf16", "log_every": 50, "checkpoints": 1},
         "snapshots": {"count": 0},
     }
     return recipe_from(with_settings(content, settings))
+
+
+@contextlib.contextmanager
+def bfloat16_stream() -> Iterator[None]:
+    """In here `train` rounds what a Llama's embedding and its final norm put out to bfloat16. Autocast leaves both in
+    float32, with the weights; everything between them is a product in bfloat16 or is added to the embedding."""
+    prepare = run.prepare
+
+    def rounding(*args: Any) -> Any:
+        prepared = prepare(*args)
+        for part in (prepared.model.base_model.embed_tokens, prepared.model.base_model.norm):
+            part.register_forward_hook(lambda module, given, out: out.bfloat16())
+        return prepared
+
+    with mock.patch.object(run, "prepare", rounding):
+        yield
+
+
+STREAMS: dict[str, tuple[str, Callable[[], contextlib.AbstractContextManager[None]]]] = {
+    "float32": ("", contextlib.nullcontext),
+    "bfloat16": (", in a bfloat16 stream", bfloat16_stream),
+}
 
 
 def measure(name: str, settings: list[str], steps: int, batch_tokens: int, folder: Path) -> harness.Row:
@@ -60,7 +95,9 @@ def measure(name: str, settings: list[str], steps: int, batch_tokens: int, folde
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     with tempfile.TemporaryDirectory(dir=folder) as own:
-        record = train(recipe(steps, batch_tokens, settings), Path(own) / "run", cache=folder / "tokens").record
+        record = train(
+            recipe(steps, batch_tokens, settings), Path(own) / "run", cache=folder / "tokens", draw=False
+        ).record
     return {
         "option": name,
         "micro_batch": record["micro_batch"],
@@ -70,29 +107,37 @@ def measure(name: str, settings: list[str], steps: int, batch_tokens: int, folde
     }
 
 
+def one_round(
+    chosen: list[tuple[str, list[str]]], stream: str, steps: int, batch_tokens: int, folder: Path
+) -> list[harness.Row]:
+    """A row for each of the runs, as ratios of the first."""
+    rows: list[harness.Row] = []
+    suffix, context = STREAMS[stream]
+    for name, settings in chosen:
+        with context():
+            row = measure(name + suffix, settings, steps, batch_tokens, folder)
+        rows.append(row)
+        row["ratio"] = row["tokens_per_s"] / rows[0]["tokens_per_s"]
+        speed, longer = f"{row['tokens_per_s']:10,.0f} tokens/s", f"{1 / row['ratio']:.4f} × the time"
+        print(f"{row['option']:55s} {speed}, {longer}", flush=True)
+    return rows
+
+
 def main() -> None:
     parser = harness.arguments(__doc__)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--batch-tokens", type=int, default=131072)
     parser.add_argument("--turns", type=int, default=0, help="only without and with the loss, in so many rounds")
+    parser.add_argument("--streams", nargs="+", choices=list(STREAMS), default=list(STREAMS), help="of the turns")
     options = parser.parse_args()
     harness.need_cuda()
-    settings, runs = list[str](), list[tuple[str, list[str]]]()
-    for name, added in OPTIONS:
-        settings = settings + added
-        runs.append((name, settings))
     rows: list[harness.Row] = []
     with tempfile.TemporaryDirectory() as folder:
-        for _ in range(max(1, options.turns)):
-            first: harness.Row | None = None  # what a round is compared with
-            for name, settings in runs[-3:] if options.turns else runs:
-                row = measure(name, settings, options.steps, options.batch_tokens, Path(folder))
-                first = first or row
-                row["ratio"] = row["tokens_per_s"] / first["tokens_per_s"]
-                rows.append(row)
-                print(
-                    f"{name:32s} {row['tokens_per_s']:10,.0f} tokens/s, {1 / row['ratio']:.4f} × the time", flush=True
-                )
+        for stream in options.streams if options.turns else ["float32"]:
+            torch.compiler.reset()  # it keeps eight versions of a block, and one stream has three or more
+            for _ in range(max(1, options.turns)):
+                chosen = runs()[-3:] if options.turns else runs()
+                rows += one_round(chosen, stream, options.steps, options.batch_tokens, Path(folder))
     print(harness.table(rows, COLUMNS))
     print(harness.write("throughput_turns" if options.turns else "throughput", rows, options.out))
 

@@ -18,6 +18,7 @@ GPU = [
     "bench_cosine_histogram.py",
     "bench_train_step.py",
     "profile_train_step.py",
+    "profile_compiled_step.py",
     "profile_lone_call.py",
     "bench_throughput.py",
     "bench_heads.py",

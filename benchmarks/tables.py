@@ -173,6 +173,19 @@ def profile_train_step() -> str:
     return markdown(["model", "estimator", "what", "calls", "ms", "of the step"], lines, "profile_train_step", rows)
 
 
+def profile_compiled_step() -> str:
+    """What the loss adds to a compiled step: kernels that are called more often, or take a thousandth of it more."""
+    rows = [r for r in read("profile_compiled_step") if r["variant"].startswith("with")]
+    lines = []
+    for r in rows:
+        if r["kernel"] in ("sum", "by the clock") or float(r["added_calls"]) or abs(float(r["of_step"])) >= 0.001:
+            name = r["what"] or r["kernel"][:70].replace("|", " ")
+            calls = f"{float(r['added_calls']):.0f}" if r["added_calls"] else ""
+            lines.append([r["stream"], r["variant"].removeprefix("with dispersion, "), name, calls])
+            lines[-1] += [f"{float(r['added_us']) / 1000:.2f}", f"{float(r['of_step']):.2%}"]
+    return markdown(["stream", "loss", "what", "calls", "ms", "of the step"], lines, "profile_compiled_step", rows)
+
+
 def throughput(name: str = "throughput") -> str:
     rows = read(name)
     lines = [
@@ -288,6 +301,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "taps": taps,
     "monitor": monitor,
     "profile_train_step": profile_train_step,
+    "profile_compiled_step": profile_compiled_step,
     "train_step_short": train_step_short,
     "exact": exact,
     "exact_calls": lambda: exact("exact_calls"),

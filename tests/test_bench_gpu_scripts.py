@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+from decondense.term import Term
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 
@@ -16,8 +20,8 @@ BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 def script(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     yield importlib.import_module
-    for name in ("harness", "tables", "bench_heads", "bench_long", "bench_exact", "bench_first_order"):
-        sys.modules.pop(name, None)
+    for path in BENCHMARKS.glob("*.py"):
+        sys.modules.pop(path.stem, None)
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul")
@@ -94,3 +98,79 @@ def test_shares_of_an_attention_layer(script, monkeypatch, tmp_path):
     assert {row["why_not"] for row in rows} == {"", "RuntimeError: out of memory"}
     monkeypatch.setattr(tables, "read", lambda name: harness.read(name, tmp_path))
     assert "| 32 | loss | 1 | 0.125 |  |" in tables.long()
+
+
+def test_a_step_in_a_bfloat16_stream_recorded(script, monkeypatch, tmp_path):
+    """Every block's output, and all that the loss sees, is bfloat16 while the weights are float32; the profile adds up
+    and has what the loss calls."""
+    throughput, recorded, harness = script("bench_throughput"), script("profile_compiled_step"), script("harness")
+    tiny = {"vocab_size": 300, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2}
+    monkeypatch.setattr(throughput, "SMOLLM2", tiny | {"num_attention_heads": 2, "num_key_value_heads": 1})
+    monkeypatch.setattr(throughput, "CONTEXT", 16)
+    exact = ["loss.name=dispersion", "loss.options.estimator=exact"]
+    monkeypatch.setattr(throughput, "OPTIONS", [("none", ["train.fused_loss=true"]), ("exact", exact)])
+    monkeypatch.setattr(harness, "need_cuda", lambda: None)
+    seen, forward, penalty = set(), LlamaDecoderLayer.forward, Term.penalty
+
+    @functools.wraps(forward)
+    def block(self, *args, **kwargs):
+        out = forward(self, *args, **kwargs)
+        if self.training:
+            seen.update({out.dtype} | {f"weights in {parameter.dtype}" for parameter in self.parameters()})
+        return out
+
+    def taken(self, capture, *args, **kwargs):
+        seen.update(state.dtype for state in capture.states)
+        return penalty(self, capture, *args, **kwargs)
+
+    monkeypatch.setattr(LlamaDecoderLayer, "forward", block)
+    monkeypatch.setattr(Term, "penalty", taken)
+    for stream in ("float32", "bfloat16"):
+        seen.clear()
+        given = ["--streams", stream, "--steps", "1", "--batch-tokens", "32", "--out", str(tmp_path)]
+        monkeypatch.setattr(sys, "argv", ["profile_compiled_step.py", *given])
+        recorded.main()
+        assert seen == {getattr(torch, stream), "weights in torch.float32"}
+    rows = harness.read("profile_compiled_step", tmp_path)
+    assert {row["variant"] for row in rows} == {"none", "exact"}
+    for variant in ("none", "exact"):
+        *kernels, whole, clock = [row for row in rows if row["variant"] == variant]
+        assert (whole["kernel"], clock["kernel"]) == ("sum", "by the clock")
+        assert sum(float(row["us"]) for row in kernels) == pytest.approx(float(whole["us"]), rel=1e-3)
+        assert (float(whole["added_calls"]) > 0) == (variant == "exact")
+
+
+def test_what_the_loss_adds_to_a_recorded_step(script):
+    recorded = script("profile_compiled_step")
+    base = recorded.Profile({"gemm": 2, "tiny": 1}, {"gemm": 9000.0, "tiny": 1.0}, 10000.0)
+    found = recorded.Profile(
+        {"gemm": 2, "_project_kernel_0": 3, "add": 1}, {"gemm": 9003.0, "_project_kernel_0": 90.0, "add": 2.0}, 11000.0
+    )
+    rows = recorded.compared(found, base)
+    figures = [(row["kernel"], row["calls"], row["us"], row["added_calls"], row["added_us"]) for row in rows]
+    assert figures == [
+        ("_project_kernel_0", 3, 90, 3, 90),
+        ("gemm", 2, 9003, 0, 3),
+        ("the rest", 1, 2, 0, 1),
+        ("sum", 6, 9095, 3, 94),
+        ("by the clock", "", 11000, "", 1000),
+    ]
+    assert rows[0]["what"] == "gradient: read z, write"
+    assert [rows[3]["of_step"], rows[4]["of_step"]] == [94 / 9001, 0.1]
+
+
+def test_a_row_is_compared_with_the_one_without_a_loss_of_its_round(script, monkeypatch, tmp_path):
+    throughput, harness = script("bench_throughput"), script("harness")
+    speeds = iter((8.0, 4.0, 2.0, 10.0, 5.0, 4.0))
+
+    def measure(name, settings, *size):
+        return {"option": name, "tokens_per_s": next(speeds)}
+
+    monkeypatch.setattr(throughput, "measure", measure)
+    monkeypatch.setattr(harness, "need_cuda", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["bench_throughput.py", "--turns", "1", "--out", str(tmp_path)])
+    throughput.main()
+    rows = harness.read("throughput_turns", tmp_path)
+    assert [float(row["ratio"]) for row in rows] == [1, 0.5, 0.25, 1, 0.5, 0.4]
+    assert [row["option"].endswith("in a bfloat16 stream") for row in rows] == [False] * 3 + [True] * 3
+    assert [row["option"] for row in rows[:3]] == [name for name, _ in throughput.OPTIONS[-3:]]
