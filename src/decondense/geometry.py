@@ -43,7 +43,7 @@ def check_states(z: Tensor, mask: Tensor | None) -> Tensor | None:
 
 
 def check_positive(name: str, value: float) -> None:
-    if isinstance(value, str) or not 0 < value <= sys.float_info.max:
+    if isinstance(value, (str, bool)) or not 0 < value <= sys.float_info.max:
         raise ValueError(f"{name} must be a positive number, got {value!r}: leave it out for the recommended one.")
 
 

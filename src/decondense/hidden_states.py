@@ -368,7 +368,7 @@ def body_of(model: Any, inputs: dict[str, Any], stack: str = "decoder") -> Any:
 def check_layers(layers: Layers) -> None:
     if isinstance(layers, str):
         check_choice("layers", layers, LAYER_NAMES)
-    elif not callable(layers) and not (isinstance(layers, Iterable) and all(isinstance(i, int) for i in layers)):
+    elif not callable(layers) and not (isinstance(layers, Iterable) and all(type(i) is int for i in layers)):
         raise TypeError(
             f"layers must be one of {', '.join(map(repr, LAYER_NAMES))}, a list of indices or a callable, "
             f"got {layers!r}: hidden state 0 is the embedding layer, −1 the last."

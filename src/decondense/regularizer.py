@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
+from difflib import get_close_matches
+from inspect import signature
 from typing import Any
 
 from torch import nn
@@ -19,6 +21,7 @@ from .handle import Engine, Handle
 from .insides.torch import uncompiled
 from .integrations.own_loop import OwnLoop
 from .losses.presets import Loss, get
+from .losses.registry import registered
 from .term import Schedule, Term
 
 
@@ -78,6 +81,7 @@ def term_of(loss: str | Loss = "dispersion", **options: Any) -> Term:
     """The term that `regularize` attaches with these options: those of `Term`, the rest are those of the loss."""
     own = {field.name: options.pop(field.name) for field in fields(Term) if field.name in options}
     if isinstance(loss, str):
+        _refuse_misspelt(loss, options)
         if get(loss).name == "dispersion" and "preset" not in options:
             options.setdefault("estimator", "first_order")
         loss = get(loss, **options)
@@ -88,10 +92,20 @@ def term_of(loss: str | Loss = "dispersion", **options: Any) -> Term:
     return Term(loss=loss, **own)
 
 
+def _refuse_misspelt(loss: str, options: dict[str, Any]) -> None:
+    """A keyword of `regularize` that is misspelt looks like an option of the loss, which would name none but those."""
+    own = [name for name in signature(regularize).parameters if name not in ("target", "loss", "options")]
+    for key in options.keys() - {"preset", *registered()[get(loss).name].options}:
+        close = get_close_matches(key, own, n=1, cutoff=0.7)
+        if close:
+            raise ValueError(f"{key!r} is no option of regularize, nor of {loss}: did you mean {close[0]!r}?")
+
+
 def _engine(target: Any) -> Engine:
     hs.refuse_lightning(target, "RegularizeCallback")
     if isinstance(target, type) or not (isinstance(target, nn.Module) or hasattr(target, "compute_loss")):
-        raise TypeError(f"target must be a model or a trainer, got {target!r}: pass the object that you train with.")
+        came = repr(target) if target is None or isinstance(target, (str, type)) else f"an object of {type(target)}"
+        raise TypeError(f"target must be a model or a trainer, got {came}: pass the object that you train with.")
     if isinstance(target, nn.Module):
         return OwnLoop(uncompiled(target))
     from .integrations.trainer import TrainerEngine

@@ -44,17 +44,23 @@ class Term:
     def __post_init__(self) -> None:
         hs.check_layers(self.layers)
         schedule, ramp_steps, release_at = self.schedule, self.ramp_steps, self.release_at
-        if not isinstance(self.weight, (int, float)) or not math.isfinite(self.weight):
+        if not isinstance(self.loss, Loss):
+            raise TypeError(
+                f"loss must be a name, like 'dispersion', or what losses.get returned, got {self.loss!r}: a number goes "
+                "into weight=…, a function of your own into losses.register."
+            )
+        number = isinstance(self.weight, (int, float)) and not isinstance(self.weight, bool)
+        if not number or not math.isfinite(self.weight):
             raise ValueError(f"weight must be a finite number, got {self.weight!r}: the paper uses 0.1.")
         if not callable(schedule):
             check_choice("schedule", schedule, SCHEDULES)
-            if schedule != "constant" and not (isinstance(ramp_steps, int) and ramp_steps >= 1):
+            if schedule != "constant" and not _whole(ramp_steps, 1):
                 raise ValueError(
                     f"schedule={schedule!r} needs ramp_steps of at least 1, got {ramp_steps!r}: "
                     "say over how many optimiser steps the weight changes."
                 )
         if (schedule == "release") != (release_at is not None) or not (
-            release_at is None or (isinstance(release_at, int) and release_at >= 0)
+            release_at is None or _whole(release_at, 0)
         ):
             raise ValueError(
                 f"release_at, a step from 0 on, goes with schedule='release', got {release_at!r} with {schedule!r}: "
@@ -63,7 +69,7 @@ class Term:
         if self.segments is not None:
             check_choice("segments", self.segments, ("auto", "position_ids"))
         every = self.check_every
-        if every is not None and not (isinstance(every, int) and every >= 1 and self.loss.name == "dispersion"):
+        if every is not None and not (_whole(every, 1) and self.loss.name == "dispersion"):
             raise ValueError(
                 f"check_every must be at least 1 and goes with dispersion, got {every!r} for "
                 f"{self.loss.name}: leave it out for no check."
@@ -260,6 +266,11 @@ class Terms(Term):
         per_layer = torch.cat([part["per_layer"] for part in parts])
         each = {f"penalty_{k}": part["penalty"].detach() for k, part in enumerate(parts, 1)}
         return {"penalty": torch.stack(weighted).sum(), "per_layer": per_layer, "share": parts[0]["share"], **each}
+
+
+def _whole(value: object, least: int) -> bool:
+    """Whether it is a whole number of at least `least`; True is none, though Python counts with it."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def or_one(share: Tensor) -> Tensor:

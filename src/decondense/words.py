@@ -131,7 +131,7 @@ def slug(*words: str) -> str:
     return re.sub(r"-+", "-", name).strip("-")[:80].lower() or "result"
 
 
-def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.4) -> str:
+def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
     """ "did you mean 'dispersion'?", or the names there are: the end of a sentence about a name that does not exist."""
     names = list(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)

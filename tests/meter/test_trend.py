@@ -21,6 +21,13 @@ def test_statistics_agree_with_scipy_and_with_ties():
             assert last == pytest.approx(curve[-2:].mean())
 
 
+@pytest.mark.parametrize("n", range(2, 64))
+def test_a_perfect_order_is_exactly_one(n):
+    rising = np.linspace(0.1, 0.9, n)
+    assert curve_statistics(rising)[:2].tolist() == [1, 1]
+    assert curve_statistics(rising[::-1])[:2].tolist() == [-1, -1]
+
+
 def test_a_constant_curve_has_no_rank_correlation():
     spearman, kendall, slope, _ = curve_statistics(np.full(5, 0.3))
     assert np.isnan(spearman)

@@ -28,7 +28,7 @@ def curve_statistics(curves: np.ndarray, *, last: int = 3) -> np.ndarray:
     curves = np.asarray(curves, dtype=np.float64)
     n = curves.shape[-1]
     depth = np.arange(n) - (n - 1) / 2
-    spread = np.sqrt((depth**2).sum())
+    spread = (depth**2).sum()
     ranks = rankdata(curves, axis=-1)
     ranks = ranks - ranks.mean(-1, keepdims=True)
     later, earlier = np.tril_indices(n, -1)
@@ -36,9 +36,10 @@ def curve_statistics(curves: np.ndarray, *, last: int = 3) -> np.ndarray:
     pairs = n * (n - 1) / 2
     untied = np.abs(sign).sum(-1)
     with np.errstate(invalid="ignore", divide="ignore"):
-        spearman = (ranks * depth).sum(-1) / (np.sqrt((ranks**2).sum(-1)) * spread)
+        # One root of whole numbers, not a product of two: a perfect order is exactly 1.
+        spearman = (ranks * depth).sum(-1) / np.sqrt((ranks**2).sum(-1) * spread)
         kendall = sign.sum(-1) / np.sqrt(pairs * untied)
-        slope = (curves * depth).sum(-1) / spread**2 * (n - 1)
+        slope = (curves * depth).sum(-1) / spread * (n - 1)
     tail = curves[..., -min(last, n) :].mean(-1)
     return np.stack([spearman, kendall, slope, tail], axis=-1)
 
