@@ -39,6 +39,7 @@ ORDER = (
     "report",
     "commands",
     "cli",
+    "__main__",
 )
 RANK = {name: number for number, line in enumerate(ORDER) for name in line.split()}
 

@@ -12,13 +12,13 @@ import os
 import pkgutil
 import sys
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 import typer.core
 
 from . import __version__, commands
-from .files import own_trace
+from .files import first_process, own_trace
 from .needs import MissingExtra
 
 GROUPS = {
@@ -39,6 +39,12 @@ FOREIGN = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, e
 
 class Grouped(typer.core.TyperGroup):
     """Lists the commands in groups, each with an example; plain text, so that it fits pipes and narrow terminals."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:  # which typer would end in silence
+            _interrupted(stop)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         known = {name: command for name in self.list_commands(ctx) if (command := self.get_command(ctx, name))}
@@ -96,13 +102,20 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command and leave with 0, 1 (a bug), 2 (a sentence on stderr) or 130 (interrupted)."""
     try:
         app(arguments, prog_name="decondense")
-    except KeyboardInterrupt:
-        sys.exit(130)
+    except KeyboardInterrupt as stop:
+        _interrupted(stop)
     except (ValueError, TypeError, OSError, MissingExtra) as error:
         if os.environ.get("DECONDENSE_TRACEBACK") or not _on_purpose(error):
             raise
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
+
+
+def _interrupted(stop: KeyboardInterrupt) -> NoReturn:
+    """Say so once: in the words that the command has added to it as notes, what is there and how to go on, if any."""
+    if first_process():
+        print(*getattr(stop, "__notes__", ["interrupted."]), sep="\n", file=sys.stderr)
+    sys.exit(130)
 
 
 def _on_purpose(error: BaseException) -> bool:

@@ -46,8 +46,8 @@ class Term:
         schedule, ramp_steps, release_at = self.schedule, self.ramp_steps, self.release_at
         if not isinstance(self.loss, Loss):
             raise TypeError(
-                f"loss must be a name, like 'dispersion', or what losses.get returned, got {self.loss!r}: a number goes "
-                "into weight=…, a function of your own into losses.register."
+                f"loss must be a name, like 'dispersion', or what losses.get returned, got {self.loss!r}: a number "
+                "goes into weight=…, a function of your own into losses.register."
             )
         number = isinstance(self.weight, (int, float)) and not isinstance(self.weight, bool)
         if not number or not math.isfinite(self.weight):
@@ -59,9 +59,7 @@ class Term:
                     f"schedule={schedule!r} needs ramp_steps of at least 1, got {ramp_steps!r}: "
                     "say over how many optimiser steps the weight changes."
                 )
-        if (schedule == "release") != (release_at is not None) or not (
-            release_at is None or _whole(release_at, 0)
-        ):
+        if (schedule == "release") != (release_at is not None) or not (release_at is None or _whole(release_at, 0)):
             raise ValueError(
                 f"release_at, a step from 0 on, goes with schedule='release', got {release_at!r} with {schedule!r}: "
                 "say from which optimiser step on the weight falls, over ramp_steps."

@@ -103,7 +103,7 @@ def test_interrupted_before_any_work_and_beside_an_older_result(stories, bench, 
         assert done.returncode == 130
         return done.stderr
 
-    assert "interrupted" not in interrupted(0, "piqa", "--limit", 2)
+    assert interrupted(0, "piqa", "--limit", 2) == "interrupted.\n"
     assert not out.exists()
     assert f"{out}/partial holds what is done of {stories}.\n" in interrupted(1, "piqa", "--limit", 2)
     assert cli(*words, "piqa", "--limit", 3).returncode == 0  # other settings: nothing of the two items is used

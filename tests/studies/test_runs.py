@@ -134,6 +134,7 @@ def test_interrupted_before_any_work_leaves_nothing_and_names_nothing(command, t
     monkeypatch.setattr(work, "_trained", train)
     code, out, err = command("study", "counteract", "--out", tmp_path / "o")
     assert (code, out) == (130, "")
+    assert err.splitlines()[-1] == "interrupted: the same command goes on with what is missing."
     assert str(tmp_path) not in err
     assert not (tmp_path / "o").exists()
 

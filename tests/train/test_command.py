@@ -165,7 +165,8 @@ def interrupt(*_):
 def test_interrupted_before_any_work(place, recipe, monkeypatch):
     """Ctrl-C leaves nothing, and names nothing that is not there."""
     monkeypatch.setattr(f"decondense.train.{place}", interrupt)
-    assert run(recipe, "--out", "deep/run")[::2] == (130, "")
+    code, _, err = run(recipe, "--out", "deep/run")
+    assert (code, err.splitlines()[-1]) == (130, "interrupted.")
     assert list(recipe.parent.iterdir()) == [recipe]
 
 

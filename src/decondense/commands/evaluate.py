@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ..words import several
 from . import options as o
-from .terminal import default_folder, err, fresh_folder, out, progress_bar, run_record, table, writing
+from .terminal import default_folder, fresh_folder, out, progress_bar, run_record, table, writing
 
 if TYPE_CHECKING:
     from ..records import Evaluation
@@ -84,8 +84,8 @@ def _evaluate_into(folder: Path, model: str, options: dict[str, Any], *, fresh: 
             shutil.rmtree(partial, ignore_errors=True)  # an end before the first batch leaves no folder behind
         if isinstance(error, KeyboardInterrupt) and partial.exists():
             beside = "; result.json is of the evaluation before it" if (folder / "result.json").exists() else ""
-            err.print(f"interrupted: {partial} holds what is done of {model}{beside}.")
-            err.print("Repeat the command to go on from there.")
+            error.add_note(f"interrupted: {partial} holds what is done of {model}{beside}.")
+            error.add_note("Repeat the command to go on from there.")
         raise
     seconds = time.monotonic() - begun
     with writing(folder):

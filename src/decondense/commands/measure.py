@@ -13,7 +13,7 @@ from ..files import first_process, write_csv, write_text
 from ..words import from_where, span
 from . import options as o
 from .compare import run_comparison
-from .terminal import bar, default_folder, err, fresh_folder, out, progress_bar, run_record, table, writing
+from .terminal import bar, default_folder, fresh_folder, out, progress_bar, run_record, table, writing
 
 if TYPE_CHECKING:
     from ..meter.result import Condensation
@@ -101,8 +101,8 @@ def _measure_into(
         if stop.result is not None and first_process():
             write_files(folder, config, stop.result, time.monotonic() - begun)
             done, asked = stop.result.record.windows_done, options["windows"]
-            err.print(f"interrupted after {done} of {asked} windows: {folder / 'result.json'} holds what there is.")
-            err.print("Repeat the command with --resume to complete it.")
+            stop.add_note(f"interrupted after {done} of {asked} windows: {folder / 'result.json'} holds what there is.")
+            stop.add_note("Repeat the command with --resume to complete it.")
         raise
     if not first_process():
         return

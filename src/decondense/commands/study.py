@@ -80,12 +80,16 @@ def study(
             with writing(folder):
                 record = studies.conclude(wanted, scale, folder)
         else:
-            with progress_bar("preparing", quiet=as_json) as move:
-                record = studies.run(
-                    wanted, scale, folder, chosen, pieces=pieces, say=say, data=None if data is None else str(data),
-                    bench=_bench(chosen, bench, data), device=device, reuse=reuse or [], timed=not shared_device,
-                    progress=move,
-                )  # fmt: skip
+            try:
+                with progress_bar("preparing", quiet=as_json) as move:
+                    record = studies.run(
+                        wanted, scale, folder, chosen, pieces=pieces, say=say, data=None if data is None else str(data),
+                        bench=_bench(chosen, bench, data), device=device, reuse=reuse or [], timed=not shared_device,
+                        progress=move,
+                    )  # fmt: skip
+            except KeyboardInterrupt as stop:
+                stop.add_note("interrupted: the same command goes on with what is missing.")
+                raise
     _show(record, folder, as_json)
 
 

@@ -164,9 +164,9 @@ def _run(recipe: Any, folder: Path, *, resume: bool, quiet: bool) -> Any:
                 recipe, folder, resume=resume, command=shlex.join(["decondense", *sys.argv[1:]]), show=show,
                 preparing=preparing, say=say,
             )  # fmt: skip
-    except KeyboardInterrupt:
-        if first_process() and folder.is_dir():  # else nothing was begun
-            err.print(f"interrupted: the same command with --resume {where_it_goes_on(folder)}.")
+    except KeyboardInterrupt as stop:
+        if folder.is_dir():  # else nothing was begun
+            stop.add_note(f"interrupted: the same command with --resume {where_it_goes_on(folder)}.")
         raise
     record = None if quiet else read(folder)
     if isinstance(record, Training):
