@@ -12,6 +12,7 @@ import sys
 import pytest
 from by_hand import cli
 
+from decondense.commands.evaluate import perplexity
 from decondense.evaluate.items import load_run
 from decondense.evaluate.scorer import Scorer
 
@@ -143,6 +144,13 @@ def test_names_are_printed_as_they_are(stories, bench, tmp_path):
     assert average.startswith("average over 1 task: ")
     assert prose.startswith("[red]story.txt: token perplexity")
     assert written.startswith(f"written: {out}/items.parquet")
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [(27.0529, "27.053"), (999_999, "999999.000"), (15673879343.109, "1.57e+10"), (None, "")]
+)
+def test_a_perplexity_has_no_more_digits_than_it_means(value, said):
+    assert perplexity(value) == said
 
 
 def test_a_wrong_task_name_is_refused_at_once(stories, tmp_path):

@@ -199,6 +199,39 @@ def test_models_that_cannot_be_scored(stories, bench, tmp_path, pair):
         evaluate((pair[0],), tasks="piqa", data=bench, limit=1)
 
 
+@pytest.mark.parametrize("fresh", [{"architecture": "llama"}, {"name": "x", "init": True}, {"name": "x"}])
+def test_texts_are_scored_in_windows_as_long_as_fresh_weights_were_trained_on(stories, bench, tmp_path, fresh):
+    """It has positions for 512 tokens, as a Llama of transformers has 2048 unless told otherwise."""
+    place, file = tmp_path / "run" / "model", tmp_path / "story.txt"
+    shutil.copytree(stories, place)
+    os.chmod(place, 0o755)
+    file.write_text("Once upon a time, there was a little fox.\n" * 20)
+    (place.parent / "recipe.yaml").write_text(json.dumps({"model": fresh, "data": {"context": 64}}))
+    record, _ = evaluate(place, tasks="winogrande", data=bench, limit=1, text=str(file))
+    longer, _ = evaluate(place, tasks="", text=str(file), text_tokens=128)
+    trained = "the model was trained on blocks of 64 tokens and has positions for 512"
+    notes = [
+        f"texts are scored in windows of 64 tokens, as it was trained; {trained}.",
+        f"{trained}: a prompt of more than 64 tokens is longer than any it has seen.",
+    ]
+    known = fresh != {"name": "x"}  # what was only trained further may know its whole context
+    assert record.texts["story.txt"]["window_tokens"] == (64 if known else 512)
+    assert record.notes == (notes if known else [])
+    assert longer.texts["story.txt"]["window_tokens"] == 128
+    assert ("longer than any it has seen: leave --text-tokens out" in " ".join(longer.notes)) == known
+
+
+def test_a_checkpoint_is_of_the_run_that_its_model_is_of(stories, bench, tmp_path):
+    """As `decondense train` lays them out: RUN/model, RUN/checkpoints/checkpoint-50."""
+    folders = [tmp_path / "run" / "model", tmp_path / "run" / "checkpoints" / "checkpoint-50"]
+    for place in folders:
+        shutil.copytree(stories, place)
+    (tmp_path / "run" / "recipe.yaml").write_text("model: {name: x}")
+    told = [evaluate(place, tasks="winogrande", data=bench, limit=1)[0].checkpoint for place in folders]
+    assert [(one.run, one.folder) for one in told] == [("run", "model"), ("run", "checkpoint-50")]
+    assert told[0].place == told[1].place
+
+
 def test_checkpoints_in_the_middle_are_recorded(stories, bench, tmp_path):
     place = tmp_path / "run" / "checkpoint-50"
     shutil.copytree(stories, place)

@@ -33,7 +33,9 @@ def evaluate(
     text: Annotated[
         str | None, typer.Option(help="also perplexity and bits per byte on texts a,b (name or file)")
     ] = None,
-    text_tokens: Annotated[int | None, typer.Option(help="tokens per window of text; default the context")] = None,
+    text_tokens: Annotated[
+        int | None, typer.Option(help="tokens per window of text; default those it was trained on, or the context")
+    ] = None,
     seed: Annotated[int, typer.Option(help="draws the few-shot examples; 1234 is lm-eval's default")] = 1234,
     out_dir: Annotated[Path | None, typer.Option("--out", help="output folder; default evaluation/MODEL")] = None,
     force: o.Force = False,
@@ -112,7 +114,7 @@ def show(record: Evaluation) -> None:
         for name, scores in record.tasks.items():
             percent = [None if v is None else 100 * v for v in (scores.acc, scores.stderr, scores.acc_norm)]
             cells = [_fixed(value, 2) for value in percent]
-            cells += [_fixed(scores.ece, 3), _fixed(scores.perplexity, 2)]
+            cells += [_fixed(scores.ece, 3), perplexity(scores.perplexity, 2)]
             rows.append((name, f"{scores.items:,}", str(scores.model_dump()["shots"]), *cells))
         empty = [name for name, *cells in zip(columns, *rows) if not any(cells)]
         out.print(table(columns, rows, left=("task",), drop=(*empty, "ECE", "shots", "perplexity", "± (items)")))
@@ -123,11 +125,17 @@ def show(record: Evaluation) -> None:
         out.print(f"average over {several(len(record.tasks), 'task')}:", average)
     for name, row in record.texts.items():
         out.print(
-            f"{name}: token perplexity {row['token_perplexity']:.3f}, word perplexity {row['word_perplexity']:.3f}, "
-            f"{row['bits_per_byte']:.4f} bits per byte ({row['tokens']:,} tokens in windows of {row['window_tokens']})"
+            f"{name}: token perplexity {perplexity(row['token_perplexity'])}, word perplexity "
+            f"{perplexity(row['word_perplexity'])}, {row['bits_per_byte']:.4f} bits per byte ({row['tokens']:,} tokens in "
+            f"windows of {row['window_tokens']})"
         )
     for note in record.notes:
         out.print(f"note: {note}")
+
+
+def perplexity(value: float | None, digits: int = 3) -> str:
+    """Of a model that knows little it has many digits, which say nothing."""
+    return f"{value:.3g}" if value is not None and value >= 1e6 else _fixed(value, digits)
 
 
 def _fixed(value: float | None, digits: int) -> str:

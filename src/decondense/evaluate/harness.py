@@ -56,7 +56,8 @@ def evaluate(
         shots: "gpt2", "qwen3", "zero" or a number.
         limit: the first N items of every task only (of every subtask for mmlu, as in lm-eval). For trying out.
         text: names or files of texts for perplexity and bits per byte.
-        text_tokens: length of their windows; default the model's context.
+        text_tokens: length of their windows; default the model's context, and of a run of ``decondense train`` with
+            fresh weights the blocks that it was trained on.
         seed: draws the few-shot examples.
         selected_by: how the checkpoint was chosen: "final" or "held-out-loss". Never by these benchmarks.
         training_seed: recorded, so that significance can pair runs.
@@ -113,9 +114,13 @@ def evaluate(
             "versions": sorted({str(task.VERSION) for task in benchmark.tasks.values()}),
         }
         notes += _notes(benchmark, table[benchmark.name], scorer.max_length)
+    known, positions = about.get("trained_context"), scorer.max_length
+    window = min(known or positions, positions) if text_tokens is None else text_tokens
+    if known is not None and known < positions:
+        notes += _beyond(known, positions, tasks=bool(benchmarks), window=window if opened else None)
     prose: dict[str, Any] = {}
     for source in opened:
-        rows, prose[source.name] = score_text(source, scorer, tokens=text_tokens, progress=progress)
+        rows, prose[source.name] = score_text(source, scorer, tokens=window, progress=progress)
         items += rows
     step, steps = about.get("step"), about.get("steps")
     checkpoint = {"selected_by": selected_by, "step": step, "steps": steps, "training_seed": training_seed}
@@ -202,16 +207,31 @@ def _training_run(folder: Path) -> dict[str, Any]:
     whole = folder.resolve()
     inside = whole.name.startswith("checkpoint-") or whole.name == "model"  # as `decondense train` lays them out
     run = whole.parent if inside else whole
+    run = run.parent if inside and run.name == "checkpoints" and (run.parent / "recipe.yaml").exists() else run
     about: dict[str, Any] = {
         "training_run": run.name,
         "training_place": hashlib.sha256(os.fsencode(run)).hexdigest()[:16],
         "training_folder": whole.name if inside else "",
     }
+    about |= {"trained_context": context} if inside and (context := _trained_context(run / "recipe.yaml")) else {}
     try:
         state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
         return about | {"step": int(state["global_step"]), "steps": int(state["max_steps"])}
     except (OSError, KeyError, TypeError, ValueError):
         return about
+
+
+def _trained_context(recipe: Path) -> int | None:
+    """The tokens of a block that fresh weights were trained on, by the recipe beside them: they know no longer ones,
+    whatever positions the architecture has. Weights that were only trained further may."""
+    import yaml
+
+    try:
+        told = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+        fresh = told["model"].get("architecture") or told["model"].get("init")
+        return int(told["data"]["context"]) if fresh else None
+    except (OSError, KeyError, TypeError, AttributeError, ValueError, yaml.YAMLError):
+        return None
 
 
 # -- one benchmark -------------------------------------------------------------------------------------------
@@ -300,4 +320,16 @@ def _notes(benchmark: Benchmark, scores: dict[str, Any], context: int) -> list[s
             f"{context} tokens and lost their beginning, up to {scores['cut']['most_tokens']} tokens; the "
             "end of the prompt and the answer are whole."
         )
+    return notes
+
+
+def _beyond(known: int, positions: int, *, tasks: bool, window: int | None) -> list[str]:
+    """What was asked of a model that was trained on shorter texts than it has positions for."""
+    trained = f"the model was trained on blocks of {known} tokens and has positions for {positions}"
+    notes = []
+    if window is not None:
+        longer = "longer than any it has seen: leave --text-tokens out" if window > known else "as it was trained"
+        notes.append(f"texts are scored in windows of {window} tokens, {longer}; {trained}.")
+    if tasks:
+        notes.append(f"{trained}: a prompt of more than {known} tokens is longer than any it has seen.")
     return notes
