@@ -124,11 +124,9 @@ def show(record: Evaluation) -> None:
         average = Text(_fixed(100 * (record.macro_average or 0), 2), "bold")
         out.print(f"average over {several(len(record.tasks), 'task')}:", average)
     for name, row in record.texts.items():
-        out.print(
-            f"{name}: token perplexity {perplexity(row['token_perplexity'])}, word perplexity "
-            f"{perplexity(row['word_perplexity'])}, {row['bits_per_byte']:.4f} bits per byte ({row['tokens']:,} tokens in "
-            f"windows of {row['window_tokens']})"
-        )
+        each = [f"{unit} perplexity {perplexity(row[f'{unit}_perplexity'])}" for unit in ("token", "word")]
+        much = f"{row['tokens']:,} tokens in windows of {row['window_tokens']}"
+        out.print(f"{name}: {', '.join(each)}, {row['bits_per_byte']:.4f} bits per byte ({much})")
     for note in record.notes:
         out.print(f"note: {note}")
 
