@@ -63,7 +63,7 @@ class Handle:
         self.calls = 0
         self.agreement: Tensor | None = None
         self.captures: list[hs.Capture] = []
-        self._autocast: torch.dtype | None = None  # of the present call, as a part of a bare stack notes it
+        self._autocast: torch.dtype | None = None  # of the present call, as the reader's parts note it
         self.reader, states = hs.reader_of(self.model, modules)
         # An impossible choice of layers is refused here and now.
         chosen = [] if states is None else term.chosen(states, self.reader.first)
@@ -134,18 +134,17 @@ class Handle:
             return self.attached and wanted()  # a copy of the model keeps its hooks when the loss has been removed
 
         def keep(capture: hs.Capture) -> None:  # torch 2.11 does not trace the method itself
-            if capture.autocast is None:
-                capture.autocast = autocast_dtype(capture.states[-1]) or self._autocast
+            capture.autocast = self._autocast
             self.captures.append(capture)
 
         def note(module: nn.Module, args: Any, out: Any) -> None:
-            if isinstance(out, Tensor):
+            out = next(iter(out.values())) if isinstance(out, dict) else out[0] if isinstance(out, tuple) else out
+            # Where it is off says nothing: a reader may call the embedding layer once more, after the model's call.
+            if isinstance(out, Tensor) and autocast_dtype(out) is not None:
                 self._autocast = autocast_dtype(out)
 
-        if stack is self.model:  # without a head: its own hooks are outside of accelerate's autocast, its parts inside
-            for part in stack.children():
-                self.undo.callback(part.register_forward_hook(hs.Hook(note)).remove)
-        for hook in self.reader.attach(begin, keep):
+        hooks = [part.register_forward_hook(hs.Hook(note)) for part in self.reader.parts]
+        for hook in hooks + self.reader.attach(begin, keep):
             self.undo.callback(hook.remove)
 
     def take(self, labels: Tensor | None = None, items: Tensor | int | None = None, scale: float = 1.0) -> Tensor:

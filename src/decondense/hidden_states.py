@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from .inputs import arguments
 from .insides.transformers import is_encoder_decoder
-from .losses.kernel import autocast_dtype
 from .losses.options import check_choice
 from .split import refuse_pipeline
 
@@ -84,9 +83,12 @@ class Reader(Protocol):
 
     first  the index of the first layer that "all" means
     name   what hidden state i is called
+    parts  modules that such a call calls inside of the model's `forward`, and so of the autocast that accelerate puts
+           around that; hooks of the model itself, which may be all that is read, are outside of it
     """
 
     first: int
+    parts: list[nn.Module]
 
     def name(self, i: int) -> str: ...
 
@@ -109,7 +111,7 @@ class StackReader:
     first = 1  # the embedding layer is not one of "all"
 
     def __init__(self, stack: nn.Module) -> None:
-        self.stack = stack
+        self.stack, self.parts = stack, list(stack.children())
         self._wanted: Any = None
         self._inputs: tuple[Tensor | None, Tensor | None] | None = None
 
@@ -181,10 +183,10 @@ class ModuleReader:
                     f"modules must name layers that are called, got {name!r}, a {type(modules[name]).__name__}: "
                     f"name what is in it, '{name}.*'."
                 )
-        self.sides = _sides([modules[name] for name in self.names], unwrap_peft(model))
+        self.parts = [modules[name] for name in self.names]
+        self.sides = _sides(self.parts, unwrap_peft(model))
         self.differentiated = True  # whether a loss is taken of the states, so that they must carry a gradient
         self._outputs: dict[str, Tensor] | None = None
-        self._autocast: torch.dtype | None = None
 
     def name(self, i: int) -> str:
         return self.names[i]
@@ -198,9 +200,7 @@ class ModuleReader:
             def hook(module: nn.Module, args: Any, out: Any) -> None:
                 # Only during the call itself: a checkpoint's recomputation passes here again, in the backward.
                 if self._outputs is not None:
-                    self._outputs[name] = state = out[0] if isinstance(out, tuple) else out
-                    # Noted here: accelerate's is around the forward of the model alone, and over when `end` is called.
-                    self._autocast = autocast_dtype(state) if isinstance(state, Tensor) else None
+                    self._outputs[name] = out[0] if isinstance(out, tuple) else out
 
             return hook
 
@@ -211,13 +211,10 @@ class ModuleReader:
             states = self._states(outputs)
             names = ("attention_mask", "decoder_attention_mask", "position_ids")
             given = {name: argument(module.forward, args, kwargs, name) for name in names}
-            capture = self._capture(states, given)
-            capture.autocast = self._autocast
-            after(capture)
+            after(self._capture(states, given))
 
         handles: list[Any] = [self.model.register_forward_pre_hook(Hook(start), with_kwargs=True)]
-        modules = dict(self.model.named_modules())
-        handles += [modules[name].register_forward_hook(Hook(record(name))) for name in self.names]
+        handles += [part.register_forward_hook(Hook(record(name))) for name, part in zip(self.names, self.parts)]
         handles.append(self.model.register_forward_hook(Hook(end), with_kwargs=True))
         return handles
 

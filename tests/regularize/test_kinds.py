@@ -205,6 +205,15 @@ def test_the_loss(name):
             torch.testing.assert_close(p.grad, expected[n], rtol=1e-4, atol=1e-6, msg=n)
 
 
+def test_autocast_around_a_stack_whose_parts_return_no_tensor():
+    """Around the `forward` of the model alone, as accelerate puts it. Without a picture only the text model runs."""
+    model, inputs = build(KINDS["SmolVLM"]).train(), words()
+    model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)
+    with dc.regularize(model) as handle:
+        model(input_ids=inputs["input_ids"])
+        assert [capture.autocast for capture in handle.captures] == [torch.bfloat16]
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_the_meter(name):
     """Mean cosines of every state, padding left out, by loops over the states of a plain call."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from torch import nn
-from transformers import Trainer, TrainingArguments
+from transformers import MambaConfig, MambaModel, Trainer, TrainingArguments
 from transformers.distributed import DistributedConfig
 
 import decondense as dc
@@ -177,9 +177,38 @@ class Shrinking(Trainer):
         return model(input_ids=inputs["input_ids"])["last_hidden_state"].float().square().mean()
 
 
+class Listed(nn.Module):
+    """Nothing right below it is ever called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Embedding(97, 8), nn.Linear(8, 8), nn.Linear(8, 97)])
+
+    def forward(self, input_ids, labels):
+        x = input_ids
+        for layer in self.layers:
+            x = layer(x)
+        return {"loss": nn.functional.cross_entropy(x.flatten(0, 1).float(), labels.flatten())}
+
+
+MADE = {
+    "bare": lambda: llama().model,
+    "listed": Listed,
+    "mamba": lambda: MambaModel(MambaConfig(vocab_size=97, hidden_size=8, num_hidden_layers=2, state_size=4)),
+}
+
+
 @pytest.mark.parametrize(
     ("door", "modules"),
-    [("trainer", None), ("model", None), ("trainer", "model.layers.*"), ("model", "model.layers.*"), ("bare", None)],
+    [
+        ("trainer", None),
+        ("model", None),
+        ("trainer", "model.layers.*"),
+        ("model", "model.layers.*"),
+        ("bare", None),
+        ("listed", "layers.1"),
+        ("mamba", None),
+    ],
 )
 def test_the_loss_multiplies_as_the_model_was_called(tmp_path, monkeypatch, door, modules):
     """accelerate's autocast is over when the model has returned. The losses choose their kernels and products by it."""
@@ -194,7 +223,7 @@ def test_the_loss_multiplies_as_the_model_was_called(tmp_path, monkeypatch, door
     monkeypatch.setattr(Entry, "over_layers", looked)
     for options, expected in (({"bf16": True}, torch.bfloat16), ({}, False)):
         AcceleratorState._reset_state(True)
-        model, kind = (llama().model, Shrinking) if door == "bare" else (llama(), Trainer)
+        model, kind = MADE.get(door, llama)(), Shrinking if door in ("bare", "mamba") else Trainer
         trainer = kind(model, arguments(tmp_path, max_steps=1, **options), train_dataset=Rows(False))
         with dc.regularize(model if door == "model" else trainer, estimator="exact", modules=modules):
             found.clear()  # attaching has tried the options
