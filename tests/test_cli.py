@@ -64,6 +64,13 @@ def test_measure_writes_a_folder_and_says_what_it_found(model, tmp_path):
     assert config["spectral"] is True
 
 
+def test_one_window_has_no_interval_to_print(model, tmp_path):
+    code, stdout, _ = run("measure", model, *QUICK, "--windows", 1, "--out", tmp_path / "o")
+    assert code == 0
+    assert "1 window × 48 tokens" in stdout
+    assert "nan" not in stdout
+
+
 def test_json_is_all_there_is_on_stdout(model, tmp_path):
     code, stdout, stderr = run("measure", model, *QUICK, "--out", tmp_path / "o", "--json")
     assert code == 0
@@ -226,6 +233,9 @@ def test_doctor(shared):
     [
         (["nobody/nothing"], "the hub did not provide it"),
         (["./nowhere"], "the path does not exist"),
+        (["./nowhere", "--text", "nor-a-text"], "the path does not exist"),
+        (["MODEL", "--seed", "-1"], "seed must be an integer of at least 0, got -1"),
+        (["compare", "MODEL", "nobody/nothing"], "model 'nobody/nothing' is no folder"),
         (["MODEL", "--text", "shakespeare"], "text must be a file or one of"),
         (["MODEL", "--text", "EMPTY"], "must hold some words"),
         (["MODEL", "--text", "SHORT"], "too few"),

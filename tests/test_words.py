@@ -19,6 +19,8 @@ from decondense import words
         (words.p_words(0.002), "p = 0.0020"),
         (words.p_words(0.0625), "p = 0.062"),
         (words.span(-0.5, -0.6, None), "−0.50"),
+        (words.span(0.5, float("nan"), float("nan")), "0.50"),
+        (words.span(float("nan")), "–"),
         (words.span(0.5, 0.25, 0.75), "0.50 [0.25, 0.75]"),
         (words.amount(134_515_008), "135M"),
         (words.amount(999), "999"),

@@ -110,7 +110,6 @@ def load(
         options: handed on to transformers' ``from_pretrained`` (``from_config`` when ``init``).
     """
     import torch
-    from transformers import AutoConfig
 
     source = name if isinstance(name, Source) else resolve(name, revision=revision)
     spread = device == "auto"
@@ -120,7 +119,7 @@ def load(
     precision = _dtype(dtype, "cpu" if target is None else target.type)
     common = {**_hub_options(source), "trust_remote_code": trust_remote_code}
     with _one_sentence(source):
-        config = AutoConfig.from_pretrained(source.location, **common)
+        config = _configuration(source, trust_remote_code)
         if config_changes:
             if not init:
                 raise ValueError("config_changes need init=True: trained weights do not fit another architecture.")
@@ -145,6 +144,20 @@ def load(
     if target is not None and not options.get("device_map"):
         model = model.to(target)
     return model.eval(), words
+
+
+def check(name: str | os.PathLike[str], *, revision: str | None = None, trust_remote_code: bool = False) -> None:
+    """Refuse a model that is not there, by its configuration alone: before a text is read or another model measured."""
+    source = resolve(name, revision=revision)
+    with _one_sentence(source):
+        _configuration(source, trust_remote_code)
+
+
+def _configuration(source: Source, trust_remote_code: bool) -> Any:
+    from transformers import AutoConfig
+
+    options = {**_hub_options(source), "trust_remote_code": trust_remote_code}
+    return AutoConfig.from_pretrained(source.location, **options)
 
 
 def load_tokenizer(source: Source, *, trust_remote_code: bool = False) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from .text import Text, stretches
+from .words import several
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def draw_windows(text: Text, tokenizer: Any, *, windows: int, tokens: int, seed:
     if body < 1:
         raise ValueError(f"tokens must leave room for the tokenizer's {len(before) + len(after)} special tokens.")
     places = np.random.default_rng(seed).random(windows)
-    drawn = _by_character(text, tokenizer, places, body, tokens) or _by_token(text, tokenizer, places, body)
+    drawn = _by_character(text, tokenizer, places, body, tokens) or _by_token(text, tokenizer, places, body, tokens)
     ids = np.array([[*before, *chosen, *after] for chosen, _, _ in drawn], dtype=np.int64)
     documents = np.searchsorted(text.starts, [start for _, start, _ in drawn], side="right") - 1
     origins = [
@@ -104,7 +105,7 @@ def _word_start(joined: str, start: int, high: int) -> int:
     return at if at < high else start
 
 
-def _by_token(text: Text, tokenizer: Any, places: np.ndarray, body: int) -> Drawn:
+def _by_token(text: Text, tokenizer: Any, places: np.ndarray, body: int, tokens: int) -> Drawn:
     ids: list[int] = []
     ends: list[int] = []
     for offset, piece in stretches(text.joined, 50_000):
@@ -115,9 +116,10 @@ def _by_token(text: Text, tokenizer: Any, places: np.ndarray, body: int) -> Draw
     if missing > 0:
         most = len(ids) // body
         remedy = f"ask for at most {most} windows, shorter ones" if most else "ask for shorter windows"
+        special = f" without the {several(tokens - body, 'special token')} in each" if tokens > body else ""
         raise ValueError(
-            f"text {text.name!r} must hold {n} windows of {body} tokens ({n * body} tokens), it has "
-            f"{len(ids)}, {missing} too few: {remedy}, or give more text."
+            f"text {text.name!r} must hold {several(n, 'window')} of {tokens} tokens ({n * body} tokens{special}), it "
+            f"has {len(ids)}, {missing} too few: {remedy}, or give more text."
         )
     drawn: Drawn = []
     for i, place in enumerate(places):

@@ -61,7 +61,10 @@ def p_words(value: float) -> str:
 
 
 def span(value: Any, low: Any = None, high: Any = None, digits: int = 2) -> str:
-    """0.82 [0.80, 0.83], or 0.82 where the interval is not known."""
+    """0.82 [0.80, 0.83], or 0.82 where the interval is not known; a dash for what is not finite."""
+    value, low, high = (
+        None if number is None or not math.isfinite(number) else number for number in (value, low, high)
+    )
     if value is None:
         return "–"
     text = f"{value:.{digits}f}"

@@ -81,6 +81,7 @@ def test_revisions_become_a_row_of_checkpoints(results, monkeypatch):
         return type(results[0])(record)
 
     monkeypatch.setattr("decondense.meter.run.measure", fake)
+    monkeypatch.setattr("decondense.models.check", lambda name, **options: None)
     entry = families()["olmo3"]
     comparison = compare(entry["models"], revisions=entry["revisions"])
     assert asked == [("allenai/Olmo-3-1025-7B", r) for r in entry["revisions"]]
@@ -130,6 +131,15 @@ def test_what_is_no_measurement(results, tmp_path):
     assert [row.model_dump() for row in load(tmp_path).rows] == comparison.rows()
     with pytest.raises(ValueError, match="of the kind comparison: compare takes measurements and models"):
         compare([tmp_path, results[0]])
+
+
+def test_a_missing_model_is_told_before_anything_is_measured(shared, results):
+    """Nor is a text looked for: there is none of that name either."""
+    here, begun = shared / "models" / "stories260K", []
+    for items in ([here, "./nowhere"], [results[0], "./nowhere"], ["./nowhere", here]):
+        with pytest.raises(FileNotFoundError, match=r"no model at './nowhere'"):
+            compare(items, text="no-such-text", started=lambda *which: begun.append(which))
+    assert begun == []
 
 
 def test_errors(results):

@@ -267,8 +267,12 @@ def test_half_precision(shared, prose, whole):
         ({"tokens": 1}, "tokens must be an integer of at least 2"),
         ({"batch": 0}, "batch must be an integer of at least 1"),
         ({"bootstrap": -1}, "bootstrap must be an integer of at least 1"),
+        ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
         ({"resume": True}, "resume must know where"),
-        ({"windows": 5000}, r"5000 windows of 39 tokens \(195000 tokens\), it has .* too few"),
+        (
+            {"windows": 5000},
+            r"5000 windows of 40 tokens \(195000 tokens without the 1 special token in each\), it has .* too few",
+        ),
     ],
 )
 def test_bad_settings(stories, prose, change, message):

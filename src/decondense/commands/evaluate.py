@@ -102,7 +102,8 @@ def _evaluate_into(folder: Path, model: str, options: dict[str, Any], *, fresh: 
         print(record.to_json(), end="")
         return
     show(record)
-    out.print(f"written: {folder}/items.parquet, result.json ({len(items):,} items, {seconds:.0f} s)")
+    count = f"{len(items):,} items" if len(items) != 1 else "1 item"
+    out.print(f"written: {folder}/items.parquet, result.json ({count}, {seconds:.0f} s)")
 
 
 def show(record: Evaluation) -> None:

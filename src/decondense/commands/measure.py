@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from ..files import first_process, write_csv, write_text
-from ..words import from_where, span
+from ..words import from_where, several, span
 from . import options as o
 from .compare import run_comparison
 from .terminal import bar, default_folder, fresh_folder, out, progress_bar, run_record, table, writing
@@ -130,7 +130,7 @@ def show(result: Condensation, folder: Path) -> None:
     from ..records import STATISTICS, in_short
 
     record = result.record
-    much = f"{record.windows_done} {'sequences' if 'inputs' in record.settings else 'windows'}"
+    much = several(record.windows_done, "sequence" if "inputs" in record.settings else "window")
     much += f" × {record.settings['tokens']} tokens"
     out.print(Text(result.label, "bold"), f"on {from_where(result.text, record.text.source)}, {much}")
     out.print(_state_table(result))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from .. import records
+from .. import models, records
 from ..files import told_apart
 from ..words import nearest
 from .result import Condensation
@@ -163,6 +163,12 @@ def compare(
         raise ValueError(f"paired needs an even number of results, got {len(jobs)}: give them as a b, c d, …")
     if len(jobs) < 2:
         raise ValueError("compare needs at least two results: give more models, texts or revisions.")
+    for name, extra in (job for job in jobs if not isinstance(job, Condensation)):
+        if isinstance(name, (str, os.PathLike)):  # the last is missed before the first is measured
+            chosen = {
+                key: (options | extra)[key] for key in ("revision", "trust_remote_code") if key in options | extra
+            }
+            models.check(name, **chosen)
     results = []
     for number, job in enumerate(jobs):
         if isinstance(job, Condensation):

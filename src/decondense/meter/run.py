@@ -101,9 +101,10 @@ def measure(
     Started by torchrun or ``accelerate launch``, the windows are split over the processes and every process
     returns the whole result.
     """
-    for name, value in (("windows", windows), ("batch", batch), ("last", last), ("bootstrap", bootstrap)):
-        if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
+    counts = {"windows": (windows, 1), "batch": (batch, 1), "last": (last, 1), "bootstrap": (bootstrap, 1)}
+    for name, (value, least) in (counts | {"seed": (seed, 0)}).items():
+        if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
+            raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
     loading = {"dtype": dtype, "device": device, "init": init, "seed": seed, "trust_remote_code": trust_remote_code}
     if inputs is not None:
         other = not isinstance(text, str) or text != TEXT
@@ -120,8 +121,10 @@ def measure(
     if modules is not None or mask is not None:
         raise ValueError("modules and mask go with inputs, batches of what the model reads: give those too.")
     rank, world = processes.join_group()
-    if not isinstance(model, (str, os.PathLike)):
-        _open_model(model, label, revision, loading)  # what cannot be measured is told before a text is looked for
+    if isinstance(model, (str, os.PathLike)):  # what cannot be measured is told before a text is looked for
+        models.check(model, revision=revision, trust_remote_code=trust_remote_code)
+    else:
+        _open_model(model, label, revision, loading)
     opened = open_text(text, data=data, column=column)
     source, network, tokenizer = _open_model(model, label, revision, loading)
     _check_length(network, tokens)
