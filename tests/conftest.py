@@ -6,17 +6,22 @@ import contextlib
 import functools
 import gc
 import os
+import re
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 import typer.main
 from processes import server
 
-if not torch.cuda.is_available() and "TRITON_INTERPRET" not in os.environ and "triton" not in sys.modules:
-    # The kernels' tests want Triton's interpreter, which must be chosen before anything imports Triton. The tests of
-    # other packages must not take the interpreter for a GPU, so the word is taken back when the choice is made.
+
+def choose_interpreter() -> None:
+    """The kernels' tests want Triton's interpreter, which must be chosen before anything imports Triton. The tests of
+    other packages must not take the interpreter for a GPU, so the word is taken back when the choice is made."""
+    import torch
+
+    if torch.cuda.is_available() or "TRITON_INTERPRET" in os.environ or "triton" in sys.modules:
+        return
     os.environ["TRITON_INTERPRET"] = "1"
     with contextlib.suppress(ImportError):
         import triton.experimental.gluon  # noqa: F401  a part of Triton that makes the same choice, at first use
@@ -31,7 +36,11 @@ if not torch.cuda.is_available() and "TRITON_INTERPRET" not in os.environ and "t
         )
     del os.environ["TRITON_INTERPRET"]
 
+
 gc.set_threshold(50_000, 20, 20)  # by default a tenth of the time of imports and traces is the collector's
+# The process that only tells workers what to do (`-n 2`) can spare the seconds of torch and Triton.
+if "PYTEST_XDIST_WORKER" in os.environ or not re.search(r" -n ?[1-9al]", " ".join(sys.argv)):
+    choose_interpreter()
 typer.main.get_command = functools.cache(typer.main.get_command)  # hundreds of tests call the command, which is one
 os.environ.pop("COLUMNS", None)  # a worker is told 80, and tables would not be those of a pipe
 ROOT = Path(__file__).resolve().parent.parent
@@ -78,11 +87,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _few_threads() -> None:
+    import torch
+
     torch.set_num_threads(1 if os.environ.get("PYTEST_XDIST_WORKER") else 2)
 
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
+    import torch
+
     torch.manual_seed(0)
 
 

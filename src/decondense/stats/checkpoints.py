@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-from scipy import optimize, special, stats
+from scipy import optimize, special
 
 from .intervals import student
 
@@ -121,24 +121,28 @@ def mcnemar_power(items: int, discordant: float, effect: float, *, alpha: float 
     accuracies (|δ| ≤ ψ): the number of differing items is Bin(items, ψ), and each favours the better checkpoint with
     probability (1 + δ/ψ)/2. The sum runs over all numbers of differing items within 10 standard deviations.
     """
+    from scipy.stats import binom  # an import of a second, which most of what imports this module can spare
+
     if discordant <= 0:
         return 0.0
     share = min(1.0, (1 + abs(effect) / discordant) / 2)
     centre, width = items * discordant, math.sqrt(items * discordant * (1 - min(discordant, 1 - 1e-12))) + 1
     numbers = np.arange(max(1, math.floor(centre - 10 * width)), min(items, math.ceil(centre + 10 * width)) + 1)
     limit = _limits(int(numbers[0]), int(numbers[-1]), alpha)
-    rejected = stats.binom.cdf(limit, numbers, share) + stats.binom.sf(numbers - limit - 1, numbers, share)
+    rejected = binom.cdf(limit, numbers, share) + binom.sf(numbers - limit - 1, numbers, share)
     rejected = np.where(limit < 0, 0.0, rejected)
-    return float(np.sum(stats.binom.pmf(numbers, items, min(1.0, discordant)) * rejected))
+    return float(np.sum(binom.pmf(numbers, items, min(1.0, discordant)) * rejected))
 
 
 @lru_cache(maxsize=8)
 def _limits(first: int, last: int, alpha: float) -> np.ndarray:
     """Of n = first, …, last differing items: the largest count k with 2·P(X ≤ k) ≤ alpha, −1 where even 0 is not
     extreme enough. Kept, as a search for a power asks for the same again and again."""
+    from scipy.stats import binom
+
     numbers = np.arange(first, last + 1)
-    limit = stats.binom.ppf(alpha / 2, numbers, 0.5)
-    return np.where(2 * stats.binom.cdf(limit, numbers, 0.5) <= alpha, limit, limit - 1)
+    limit = binom.ppf(alpha / 2, numbers, 0.5)
+    return np.where(2 * binom.cdf(limit, numbers, 0.5) <= alpha, limit, limit - 1)
 
 
 def smallest_effect(tasks: Sequence[Pair], *, alpha: float = 0.05, power: float = 0.8) -> float | None:

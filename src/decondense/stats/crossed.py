@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import optimize, special, stats
+from scipy import optimize, special
 
 from .checkpoints import mcnemar, spread
 
@@ -131,7 +131,7 @@ def _likely_values(variance: float, df: float, number: int) -> np.ndarray:
     if variance <= 0 or df > 1e9:
         return np.array([max(0.0, variance)])
     middles = (np.arange(number) + 0.5) / number
-    return variance * stats.chi2.ppf(middles, df) / df
+    return variance * special.chdtri(df, 1 - middles) / df
 
 
 @dataclass(frozen=True)
