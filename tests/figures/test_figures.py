@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 from by_hand import condensation
 
-from decondense.figures.chart import PALETTE, look
-from decondense.figures.measurements import heatmap, top_of, trend_plot
+from decondense.figures.chart import PALETTE, Axis, Chart, Frame, Series, look
+from decondense.figures.draw import Strip, draw
+from decondense.figures.measurements import heat_chart, heat_frame, heatmap, top_of, trend_plot
 from decondense.figures.training import training_figure
 from decondense.meter.compare import Comparison
 from decondense.meter.result import Condensation
 from decondense.records import HeldOut, Step, Training
+from decondense.report.plotly import layout
 
 
 def fake(**options):
@@ -39,6 +41,18 @@ def test_heatmap_and_its_numbers(tmp_path, final_norm):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["h.csv", "h.png"]
     before = path.read_bytes()
     assert heatmap(result, path).read_bytes() == before, "the same numbers give the same bytes"
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3, 4, 30])
+def test_layers_and_steps_have_no_ticks_between(layers):
+    result = fake(layers=layers)
+    chart = heat_chart("", [heat_frame(result, top=1)], [result], floor=-1, y="cosine")
+    axis = draw([Strip([[chart]], (6.4, 4.2))]).axes[0]
+    assert layout(chart)["xaxis"].get("dtick") == (1 if layers <= 4 else None)
+    steps = Chart("", Axis("step", whole=True), Axis(), [Frame([Series([0, layers], [0, 1])])])
+    for ticks in (axis.get_xticks(), draw([Strip([[steps]], (6.4, 4.2))]).axes[0].get_xticks()):
+        assert len(ticks) >= 2
+        assert [float(tick) for tick in ticks] == [round(tick) for tick in ticks]
 
 
 def test_released_view_and_unknown_view(tmp_path):

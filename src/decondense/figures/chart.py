@@ -34,7 +34,8 @@ def look(number: int) -> dict[str, Any]:
 
 @dataclass
 class Axis:
-    """`scale`: linear, log or symlog; `ticks`: (place, label); `amounts`: labels like 10M."""
+    """`scale`: linear, log or symlog; `ticks`: (place, label); `amounts`: labels like 10M; `whole`: what is counted,
+    layers or steps, has no ticks between."""
 
     title: str = ""
     range: tuple[float, float] | None = None
@@ -42,6 +43,7 @@ class Axis:
     ticks: Sequence[tuple[float, str]] | None = None
     grid: bool = True
     amounts: bool = False
+    whole: bool = False
 
 
 @dataclass

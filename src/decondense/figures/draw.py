@@ -15,7 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ..files import atomic, file_in, write_csv
 from ..words import amount, several
@@ -166,6 +166,8 @@ def _axis(axis: Any, side: str, described: Axis, size: int) -> None:
         axis.minorticks_off()
     elif described.amounts:
         axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: amount(value)))
+    elif described.whole:
+        getattr(axis, f"{side}axis").set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
     if described.range is not None:
         axis.set(**{f"{side}lim": described.range})
     elif side == "x":

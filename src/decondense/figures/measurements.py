@@ -84,7 +84,7 @@ def heat_chart(
     ends = f"0 = embedding, {layers} = after the final norm" if normed else "0 = embedding"
     name = "depth: layer / number of layers (0 = embedding layer)" if relative else f"layer ({ends})" if y else "layer"
     rules = [Rule(end - step / 2, colour="#ffffff", width=1.6)] if normed else []
-    x = Axis(name, (-step / 2, end + step / 2), grid=False)
+    x = Axis(name, (-step / 2, end + step / 2), grid=False, whole=not relative)
     return Chart(title, x, Axis(y or "cosine", (floor, 1), grid=False), list(frames), rules, height=440 if y else 260)
 
 

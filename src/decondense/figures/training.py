@@ -58,7 +58,7 @@ def curve_charts(runs: Sequence[Curve], *, unit: str = "tokens", height: int = 3
         if marks:
             value = y.split(",")[0].replace(" ", "_").replace("-", "_").lower()
             columns = {"label": "run", **({"of": "step"} if counted else {}), "x": unit, "y": value}
-            x_axis = Axis(unit, amounts=counted)
+            x_axis = Axis(unit, amounts=counted, whole=not counted)
             more: dict[str, Any] = {"legend": legend, "height": height, "columns": columns}
             charts.append(Chart(title, x_axis, Axis(y), [Frame(marks)], **more))
     return charts

@@ -43,7 +43,7 @@ def layout(chart: Chart) -> dict[str, Any]:
     described: dict[str, Any] = {
         "margin": {"l": 16 if chart.y.ticks else 56, "r": 16, "t": 12, "b": 48},
         "hoverlabel": {"align": "left", "namelength": -1},
-        "xaxis": _in_lines(_axis(chart.x)),
+        "xaxis": _in_lines(_axis(chart.x)) | (_whole(chart) if chart.x.whole else {}),
         "yaxis": _axis(chart.y),
         "shapes": _shapes(chart),
         "showlegend": chart.height > 260 if heat else bool(chart.legend) or len(named) > 1,
@@ -61,6 +61,13 @@ def _axis(axis: Axis) -> dict[str, Any]:
         described |= {"tickvals": [place for place, _ in axis.ticks], "automargin": True}
         described["ticktext"] = [plain(label) for _, label in axis.ticks]
     return described if axis.grid else described | {"showgrid": False, "zeroline": False}
+
+
+def _whole(chart: Chart) -> dict[str, Any]:
+    """A tick for each, where plotly would have room for more; where there are many it takes fewer by itself."""
+    places = [float(x) for frame in chart.frames for mark in frame.marks for x in mark.x]
+    low, high = chart.x.range or (min(places, default=0.0), max(places, default=0.0))
+    return {"dtick": 1} if high - low <= 20 else {}
 
 
 def _in_lines(axis: dict[str, Any]) -> dict[str, Any]:

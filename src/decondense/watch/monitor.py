@@ -23,6 +23,7 @@ from ..needs import need
 from ..packing import Documents, documents
 from ..split import refuse_split
 from ..stack import unnoticed
+from ..words import several
 from . import background
 from .reading import METRICS, Reading, begun
 
@@ -77,6 +78,12 @@ class Monitor:
                 "inputs need a pass of their own, which a model sharded by FSDP cannot make in between: leave inputs "
                 "out, and the training batches are read."
             )
+
+    def __repr__(self) -> str:
+        last = f", the last at step {self._readings[-1].step}" if self._readings else ""
+        return (
+            f"Monitor({type(self.model).__name__}, every={self.every}, {several(len(self._readings), 'reading')}{last})"
+        )
 
     # ---- reading ----
 
@@ -194,10 +201,11 @@ class Monitor:
         cosines = np.stack([r.table["mean_cosine"] for r in self.readings], 1)
         layers = self.readings[0].layers
         marks: list[Any] = [
-            Series(steps, y, name, **look(i) | {"symbol": None}) for i, (name, y) in enumerate(zip(layers, cosines))
+            Series(steps, y, f"layer {int(name)}" if name.isdigit() else name, **look(i) | {"symbol": None})
+            for i, (name, y) in enumerate(zip(layers, cosines))
         ]
         title = title or "Mean cosine of two tokens of a sequence, by layer"
-        chart = Chart(title, Axis("step"), Axis("mean cosine"), [Frame(marks)], legend="best")
+        chart = Chart(title, Axis("step", whole=True), Axis("mean cosine"), [Frame(marks)], legend="best")
         rows = [
             {"step": step, "layer": name, "mean_cosine": float(value)}
             for name, y in zip(layers, cosines)
