@@ -127,6 +127,18 @@ def test_importing_the_package_is_light():
     assert run.stdout.splitlines() == ["[]", "[] True"]
 
 
+def test_reading_a_recipe_brings_no_trainer():
+    """transformers' takes five seconds, peft's part of it: a recipe that is wrong, or only printed, need not wait."""
+    code = (
+        "import sys\nfrom decondense.train import recipe_from\n"
+        "recipe_from({'model': {'name': 'gpt2'}, 'loss': {'name': 'dispersion'}})\n"
+        "print([name for name in ('transformers', 'accelerate', 'peft') if name in sys.modules])\n"
+        "import decondense.train as whole\nprint(whole.train.__name__, whole.Run.__name__)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines() == ["[]", "train Run"]
+
+
 def test_no_two_files_of_tests_have_one_name():
     """pytest could not collect them together; in a folder with an __init__.py they may."""
     files = [file for file in (ROOT / "tests").rglob("test_*.py") if not (file.parent / "__init__.py").exists()]
