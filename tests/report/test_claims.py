@@ -27,6 +27,8 @@ def test_a_known_study_is_shown_by_its_own_effect(tmp_path):
     found = claim(tmp_path / "a", study="init", estimate=estimate)
     assert (found.effect.words, found.effect.text) == ("Spearman, end − start", "−1.15 [−1.68, −0.62]")
     assert found.evidence == "3 training seeds"
+    toy = claim(tmp_path / "c", study="init", estimate=estimate, scale="smoke", runs=["a", "b"])
+    assert toy.evidence == "3 training seeds at smoke scale, which checks the code, not the claim"
     one = {"kept_percent": {"sampled": decision(99.2), "first order": decision(99.6, 98.6, 100.5, level=0.9)}}
     found = claim(tmp_path / "b", study="estimators", estimate=one)
     assert found.effect.words == "% of the exact loss's change of the mean cosine, first order; 90 % interval"

@@ -32,6 +32,10 @@ def test_command(six, tmp_path):
     assert again.returncode == 2
     assert "already holds a result: choose another folder with --out, or replace it with --force." in again.stderr
     assert json.loads((out / "result.json").read_text()) == record
+    assert "; S/N: how far" in done.stdout
+    same = cli("significance", base[0], base[0], "--out", tmp_path / "same")
+    assert same.returncode == 0
+    assert "S/N" not in same.stdout  # neither the column nor what it means, where there is no noise
     assert cli("significance", base[0], treated[0], "--out", out, "--force").returncode == 0
     assert json.loads((out / "result.json").read_text())["seeds"] == [1, 1]
 

@@ -16,7 +16,10 @@ from decondense.train.trainer import Trainer
 from train.runs import fail_in_step_five, saved, tiny
 
 BROKEN = {
-    "context": (["data.context=128", "train.batch_tokens=1024"], r"data.context must be at most 64, the positions"),
+    "context": (
+        ["data.context=128", "train.batch_tokens=1024"],
+        r"at most 64, the positions.*: lower it, --context 64\.",
+    ),
     "text": (["data.text=no/such/file.txt"], r"no text at 'no/such/file.txt': the file does not exist"),
     "name": (["data.text=wikitext-9"], r"text must be a file or one of wikitext-2, .*, got 'wikitext-9'"),
     "held-out size": (["data.held_out_tokens=10M"], r"the text must fill 312501 blocks of 32 tokens, 312500 of them"),

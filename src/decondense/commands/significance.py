@@ -86,16 +86,17 @@ def _divide(runs: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _show(record: Significance) -> None:
-    from ..stats.tables import LIKELIHOOD, cells
+    from ..stats.tables import LIKELIHOOD, SHORT, cells
     from ..words import nats, points
 
     if record.tasks:
-        _print_table(cells(record))
+        rows = cells(record)
+        _print_table(rows)
         chance = f"{100 * record.power:.0f} %"
-        out.print(
-            f"could: the smallest true difference that would have been found with {chance} probability; S/N: how far "
-            "the scores lie above chance, over the standard error of the difference", style="dim",
-        )  # fmt: skip
+        legend = f"could: the smallest true difference that would have been found with {chance} probability"
+        if len(rows[0]) == len(SHORT):  # as S/N is its last column
+            legend += "; S/N: how far the scores lie above chance, over the standard error of the difference"
+        out.print(legend, style="dim")
     if record.likelihood:
         out.print(f"{LIKELIHOOD}:")
         _print_table(cells(record.likelihood, nats), without=("items", "p", "could") if record.tasks else ())

@@ -99,6 +99,8 @@ def claim_of(record: Study) -> Claim:
         other = "" if one.level == 0.95 or one.low is None else f"; {100 * one.level:.3g} % interval"
         effect = Effect(words + other, one.estimate, one.low, one.high)
         evidence = several(one.n, one.unit)
+    if record.scale == "smoke" and record.runs:  # a calculation is the same at every scale
+        evidence += " at smoke scale, which checks the code, not the claim"
     return Claim(record.claim, record.question, record.verdict, effect, evidence)
 
 

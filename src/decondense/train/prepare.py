@@ -64,7 +64,8 @@ def prepare(recipe: Recipe, folder: Path, cache: str | os.PathLike[str] | None, 
     limit = getattr(model.config, "max_position_embeddings", None)
     if limit is not None and recipe.data.context > limit:
         raise ValueError(
-            f"data.context must be at most {limit}, the positions of this model, got {recipe.data.context}."
+            f"data.context must be at most {limit}, the positions of this model, got {recipe.data.context}: lower it, "
+            f"--context {limit}."
         )
     micro = _micro_batch(recipe, model, device)
     _check_disk(folder, model, recipe)
