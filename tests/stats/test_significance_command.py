@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from by_hand import cli, compared, make_item
 
+from decondense.commands.significance import _show
 from decondense.records import read
 from decondense.stats.significance import significance
 from decondense.words import points
@@ -33,11 +34,22 @@ def test_command(six, tmp_path):
     assert "already holds a result: choose another folder with --out, or replace it with --force." in again.stderr
     assert json.loads((out / "result.json").read_text()) == record
     assert "; S/N: how far" in done.stdout
-    same = cli("significance", base[0], base[0], "--out", tmp_path / "same")
-    assert same.returncode == 0
-    assert "S/N" not in same.stdout  # neither the column nor what it means, where there is no noise
     assert cli("significance", base[0], treated[0], "--out", out, "--force").returncode == 0
     assert json.loads((out / "result.json").read_text())["seeds"] == [1, 1]
+
+
+def test_a_column_that_is_not_shown_is_not_explained(six, tmp_path, capsys):
+    base, treated = six
+    cli("significance", base[0], treated[0], "--out", tmp_path / "o")
+    content = json.loads((tmp_path / "o" / "result.json").read_text())
+    content["macro"].pop("weighted", None)
+    for row in content["tasks"]:
+        row["signal_to_noise"] = None  # as where seeds and items agree
+    (tmp_path / "o" / "result.json").write_text(json.dumps(content))
+    _show(read(tmp_path / "o"))
+    said = capsys.readouterr().out
+    assert "could: the smallest" in said
+    assert "S/N" not in said
 
 
 def test_the_average_by_signal_to_noise_stands_beside_the_plain_one(tmp_path):
