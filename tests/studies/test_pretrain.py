@@ -61,7 +61,7 @@ def confirmed(gain: dict[str, float], *, noise: float = 0.002, seeds: int = 5) -
         shift = rng.normal(0, 0.01)  # of the seed, in all arms
         for arm in settings["arms"]:
             loss, _, budget = arm.split(" · ")
-            level = 4.0 + shift - 0.1 * (budget != amount(1024)) - (gain[budget] if loss != "cross-entropy" else 0.0)
+            level = 4.0 + shift - 0.1 * (budget != amount(512)) - (gain[budget] if loss != "cross-entropy" else 0.0)
             noisy = level + documents + rng.normal(0, noise, documents.shape) + rng.normal(0, noise)
             runs.append(training(arm, seed, {"one": noisy[0].tolist(), "two": noisy[1].tolist()}))
     return study.conclude(Runs(runs, list(settings["arms"])), settings)
@@ -70,23 +70,23 @@ def confirmed(gain: dict[str, float], *, noise: float = 0.002, seeds: int = 5) -
 @pytest.mark.parametrize(
     ("gain", "verdict"),
     [
-        ({"1.02k": 0.05, "2.05k": 0.03}, "reproduced"),
-        ({"1.02k": 0.05, "2.05k": 0.0}, "not reproduced"),  # a head start that is gone at the end
-        ({"1.02k": 0.0, "2.05k": -0.05}, "not reproduced"),
-        ({"1.02k": 0.0, "2.05k": 0.005}, "undecided"),  # at the smallest effect that matters
+        ({"512": 0.05, "1.02k": 0.03}, "reproduced"),
+        ({"512": 0.05, "1.02k": 0.0}, "not reproduced"),  # a head start that is gone at the end
+        ({"512": 0.0, "1.02k": -0.05}, "not reproduced"),
+        ({"512": 0.0, "1.02k": 0.005}, "undecided"),  # at the smallest effect that matters
     ],
 )
 def test_the_largest_budget_decides(gain, verdict):
     end = confirmed(gain)
     assert end.verdict == verdict
     last, first = ({**dict(zip(end.columns, row))} for row in end.rows)
-    assert first["difference"] == pytest.approx(-gain["1.02k"], abs=0.004)
-    assert last["low"] < -gain["2.05k"] < last["high"]
-    assert last["tokens_saved"] == pytest.approx(1 - 2 ** (-gain["2.05k"] / 0.1), abs=0.03)
+    assert first["difference"] == pytest.approx(-gain["512"], abs=0.004)
+    assert last["low"] < -gain["1.02k"] < last["high"]
+    assert last["tokens_saved"] == pytest.approx(1 - 2 ** (-gain["1.02k"] / 0.1), abs=0.03)
 
 
 def test_two_seeds_that_agree_decide_nothing():
-    assert confirmed({"1.02k": 0.05, "2.05k": 0.05}, seeds=2).verdict == "undecided"
+    assert confirmed({"512": 0.05, "1.02k": 0.05}, seeds=2).verdict == "undecided"
 
 
 def test_whether_a_loss_makes_models_quantise_better_where_runs_know_it():
@@ -97,7 +97,7 @@ def test_whether_a_loss_makes_models_quantise_better_where_runs_know_it():
     for seed, arm in product(settings["seeds"], settings["arms"]):
         loss, _, budget = arm.split(" · ")
         more: dict[str, Any] = {}
-        if budget == amount(1024):
+        if budget == amount(512):
             after = {"one": 3.0 + costs[loss][seed] - 0.01, "two": 5.0 + costs[loss][seed] + 0.01}
             more = {"held_out_texts": {"one": 3.0, "two": 5.0}, "held_out_quantised": {"int4": after}}
         runs.append(training(arm, seed, {"one": [3.0, 3.1], "two": [5.0, 5.1]}, **more))
@@ -108,7 +108,7 @@ def test_whether_a_loss_makes_models_quantise_better_where_runs_know_it():
     found = [first[f"int4_{what}"] for what in ("cross_entropy", "difference", "low", "high")]
     assert found == pytest.approx([0.2, apart.mean(), apart.mean() - half, apart.mean() + half], rel=1e-5)
     assert math.isnan(last["int4_difference"])  # those runs were not asked
-    assert not any("int4" in column for column in confirmed({"1.02k": 0.0, "2.05k": 0.0}).columns)
+    assert not any("int4" in column for column in confirmed({"512": 0.0, "1.02k": 0.0}).columns)
 
 
 def test_what_changes_is_told_seed_by_seed_and_by_hand(tmp_path):
@@ -136,9 +136,9 @@ def test_what_changes_is_told_seed_by_seed_and_by_hand(tmp_path):
     assert list(panels[1]["series"]) == [name, "cross-entropy"]
     assert all(panel["names"] == [name, "cross-entropy"] for panel in panels)  # the same colour in all
     assert [panel["legend"] for panel in panels] == [False, True, False, False]  # where all arms are
-    assert end.more["why-llama.png"].keywords["note"].startswith("llama, 2.05k tokens, 2 seeds: ")
+    assert end.more["why-llama.png"].keywords["note"].startswith("llama, 1.02k tokens, 2 seeds: ")
     assert end.more["why-llama.png"](tmp_path / "why-llama.png").stat().st_size > 1000
-    assert confirmed({"1.02k": 0.0, "2.05k": 0.0}).more == {}  # runs that keep no such thing
+    assert confirmed({"512": 0.0, "1.02k": 0.0}).more == {}  # runs that keep no such thing
 
 
 def test_what_only_some_runs_keep_is_shown_where_all_have_it():
