@@ -106,8 +106,8 @@ def test_pretrain():
     decorrelated = [told("decorrelation last 0.3", *cell) for cell in (("gpt2", 4e7), ("llama", 8e7))]
     early = told("uniformity last 0.1 early", "llama", 8e7)
     largest = [row for (_, model, tokens), row in rows.items() if (model, tokens) == ("llama", 8e7)]
-    assert [row["seeds"] for row in largest] == [4, 4, 4, 4]
-    assert [rows["uniformity last 0.1", *cell]["seeds"] for cell in cells] == [5, 3, 3, 3, 4]
+    assert [row["seeds"] for row in largest] == [5, 5, 5, 5]
+    assert [rows["uniformity last 0.1", *cell]["seeds"] for cell in cells] == [5, 3, 3, 3, 5]
 
     def first(words: str) -> str:
         return words.replace(" [", " nats [")
@@ -115,24 +115,24 @@ def test_pretrain():
     listed = "GPT2: {} at 40M tokens, {} at 80M, there at a rate of 0.005 {}; Llama: {} at 40M, **{} at 80M**"
     assert listed.format(first(uniform[0]), *uniform[1:]) in RESULTS
     assert f"Llama, 40M: {first(dispersed[0])}; GPT2, 40M: {dispersed[1]}; three seeds each" in RESULTS
-    assert f"**Llama, 80M: {dispersed[2]}**, four, not significant after correction; GPT2" in RESULTS
-    assert f"GPT2, 40M: {first(decorrelated[0])}, three seeds; **Llama, 80M: {decorrelated[1]}**, four" in RESULTS
-    assert f"gone after 30 % of the tokens: **no gain kept** | Llama, 80M: {first(early)}, four seeds" in RESULTS
+    assert f"**Llama, 80M: {dispersed[2]}**, five, significant after correction; GPT2" in RESULTS
+    assert f"GPT2, 40M: {first(decorrelated[0])}, three seeds; **Llama, 80M: {decorrelated[1]}**, five" in RESULTS
+    assert f"gone after 30 % of the tokens: **no gain kept** | Llama, 80M: {first(early)}, five seeds" in RESULTS
     prose = " ".join(RESULTS.split())
     assert f"Uniformity of the last state: {first(uniform[0])} in a GPT2 with 40M tokens (five seeds)" in prose
     assert f"{uniform[1]} with 80M (three); at a rate of 0.005" in prose
     assert f"lower, {uniform[2]} (three)" in prose
-    assert f"In a Llama {uniform[3]} with 40M (three) and **{uniform[4]} with 80M** (four)" in prose
+    assert f"In a Llama {uniform[3]} with 40M (three) and **{uniform[4]} with 80M** (five)" in prose
     assert f"{dispersed[0]} in the Llama and {dispersed[1]} in the GPT2, with 40M" in prose
     assert f"**{dispersed[2]} in the Llama with 80M**" in prose
     assert f"{decorrelated[0]} in the GPT2 with 40M, **{decorrelated[1]} in the Llama with 80M**" in prose
-    assert f"uniformity that is gone early has {early}, and" in prose
+    assert f"uniformity that is gone early, added after 47 runs: {early}, at the corrected level" in prose
     readme = " ".join(README.split())
     assert f"gains of uniformity, {uniform[1]} in a GPT2 with 80M, at a higher rate {uniform[2]}, and" in readme
     assert (
-        f"uniformity of the last state {uniform[4]}, decorrelation of it {decorrelated[1]}, both significant" in readme
+        f"uniformity of the last state {uniform[4]}, decorrelation of it {decorrelated[1]}, the paper's dispersion"
+        f" {dispersed[2]}, all significant after correction for twelve comparisons" in readme
     )
-    assert f"the paper's dispersion {dispersed[2]}, which is not." in readme
     plainly = rows["uniformity last 0.1", "gpt2", 4e7]["int8-int8_cross_entropy"]
     assert f"at 40 % and 0.003 is {plainly:.4f} with cross-entropy (two seeds)" in RESULTS
     two = signed(rows["dispersion all 0.1", "gpt2", 8e7]["difference"], 3)
@@ -142,16 +142,17 @@ def test_pretrain():
     harmful = ("uniformity last 0.1", "decorrelation last 0.3", "dispersion all 0.1")
     order = sorted(rows, key=lambda cell: rows[cell]["p_holm"])[:3]
     assert order == [(loss, "llama", 8e7) for loss in harmful]
-    words = "uniformity (p = {:.3f}) and decorrelation ({:.3f}) in the Llama; dispersion's has {:.3f}, the gain"
+    assert [rows[cell]["p_holm"] < 0.05 for cell in order] == [True] * 3  # and no other
+    assert sum(row["p_holm"] < 0.05 for row in rows.values()) == 3
+    words = "uniformity (p = {:.3f}), decorrelation ({:.3f}) and dispersion ({:.3f}) in the Llama with 80M; the gain"
     assert words.format(*(rows[cell]["p_holm"] for cell in order)) in prose
     gain = rows["uniformity last 0.1", "gpt2", 8e7]["p_holm"]
-    assert f"the gain of uniformity in the GPT2 with 80M {gain:.3f}." in prose
+    assert f"the gain of uniformity in the GPT2 with 80M has {gain:.3f}." in prose
     at_corrected = {arm: cell["low"] for arm, cell in estimate("pretrain")["cells"].items() if "llama · 80M" in arm}
     excluded = {arm.partition(" · ")[0] for arm, low in at_corrected.items() if low > -0.005}
-    assert excluded == set(harmful)  # "a gain of 0.005 nats is excluded for each", and not for the fourth
-    barely, added = (estimate("pretrain")["cells"][f"{loss} · llama · 80M"] for loss in ("dispersion all 0.1", gone))
-    assert f"(its interval begins at {signed(barely['low'], 4)})" in prose
-    assert f"at the corrected level ([{signed(added['low'], 3)}, {signed(added['high'], 3)}])" in prose
+    assert excluded == {*harmful, gone}  # "a gain of 0.005 nats is excluded for each of the four losses"
+    added = estimate("pretrain")["cells"][f"{gone} · llama · 80M"]
+    assert f"at the corrected level [{signed(added['low'], 3)}, {signed(added['high'], 3)}]." in prose
     assert f"on held-out text (p = {rows[gone, 'llama', 8e7]['p_holm']:.2f} after correction)" in prose
     small = [told("uniformity last 0.1", *cell, "int4_", 4) for cell in (("gpt2", 8e7), ("llama", 4e7))]
     small.append(told("dispersion all 0.1", "llama", 4e7, "int4_", 4))
@@ -164,13 +165,13 @@ def test_pretrain():
     cost = largest[0]["int4_cross_entropy"]
     assert "Llama, 80M: dispersion {}, decorrelation {} of {:.4f}".format(*later, cost) in RESULTS
     most = max(largest, key=lambda row: abs(row["int4_difference"]))
-    assert most["loss"] == "decorrelation last 0.3"
-    assert f"With 80M the Llama loses {cost:.4f}, and no difference is resolved" in prose
-    assert all(row["int4_low"] < 0 < row["int4_high"] for row in largest)
-    assert f"(the largest is decorrelation's, {later[1]})." in prose
+    assert most["loss"] == "dispersion all 0.1"
+    assert f"With 80M the Llama loses {cost:.4f}; dispersion changes that by {later[0]}, a twentieth of it" in prose
+    assert round(cost / abs(most["int4_difference"])) == 20
+    assert all(row["int4_low"] < 0 < row["int4_high"] for row in largest if row is not most)
     both = max(abs(row["int8-int8_difference"]) for row in largest)
     plain = largest[0]["int8-int8_cross_entropy"]
-    assert f"with 80M (four seeds) it is {plain:.4f}, and the losses change it by {both:.4f} or less." in prose
+    assert f"with 80M (five seeds) it is {plain:.4f}, and the losses change it by {both:.4f} or less." in prose
     assert max(row["int8_cross_entropy"] or 0 for row in rows.values()) < 0.00015  # "0.0001 nats or less"
 
     kept = runs("pretrain")
@@ -282,6 +283,6 @@ def test_pretrain():
 
     alike = [together(m) > 0.5 for m in ("llama · 40M", "gpt2 · 80M", f"{faster} · 80M", "gpt2 · 40M", "llama · 80M")]
     assert alike == [True, True, True, False, False]
-    assert "(91 of 150 runs)" in RESULTS
+    assert "(86 of 150 runs)" in RESULTS
     lower = [np.mean([by_document(run) for run in kept[f"{PLAIN} · {m} · 80M"].values()]) for m in ("gpt2", faster)]
     assert f"cross-entropy itself is {lower[0] - lower[1]:.3f} lower" in prose

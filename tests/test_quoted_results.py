@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -154,6 +155,42 @@ def test_release():
     assert 1 - last / strongest == pytest.approx(1 / 3, abs=0.01)
     ranks = [mean("release", arm, "spearman") for arm in (released, PLAIN, opposite)]
     assert "Spearman {:.2f}, cross-entropy {:.2f}, condensed and released {:.2f}.".format(*ranks) in RESULTS
+
+
+def test_variants():
+    def off(arm: str, column: str = "held_out_loss") -> float:
+        """Minus cross-entropy of the same seeds."""
+        seen = values("variants", arm, column)
+        return float((seen - values("variants", PLAIN, column)[: len(seen)]).mean())
+
+    by_seed = [[len(table) for table in runs("variants").values()].count(n) for n in (1, 2)]
+    assert by_seed == [4, 5] and f"variants), {4 + 2 * 5} of 28 runs" in RESULTS
+    losses = ["dispersion", "decorrelation", "orthogonalization"]
+    points = estimate("variants")["points"]
+    moved = [signed(off(arm), 4) for arm in losses]
+    scores = [signed(points[arm]["estimate"], 2) for arm in (*losses, "noisy embedding", "decorrelation on last")]
+    assert "ends at {} with dispersion, {} with decorrelation and {} with orthogonalization".format(*moved) in RESULTS
+    assert "the benchmarks at {}, {} and {} points;".format(*scores[:3]) in RESULTS
+    noisy, last = off("noisy embedding"), off("decorrelation on last")
+    row = "held-out loss {}, {} and {} nats, ten benchmarks {}, {} and {} points; two seeds, two and one"
+    assert row.format(*moved[1:], signed(noisy, 4), *scores[1:4]) in RESULTS
+    assert f"held-out loss {signed(last, 3)} nats, ten benchmarks {scores[4]} points; one seed" in RESULTS
+    assert f"noisy embedding has {signed(noisy, 4)} nats" in RESULTS
+    assert f"gives it, {signed(last, 4)}." in RESULTS
+    cosines = [-100 * off(arm, "mean_cosine") / mean("variants", PLAIN, "mean_cosine") for arm in losses]
+    assert "falls by {:.1f}, {:.1f} and {:.1f} %.".format(*cosines) in RESULTS
+    far = [off("l2_repel"), off("active forgetting")]
+    assert "held-out loss +{:.1f} nats (two seeds) and +{:.1f} (one)".format(*far) in RESULTS
+    assert f"lowers held-out loss by {off('original'):.3f} nats" in RESULTS
+    told = json.loads((STUDIES / "variants" / "result.json").read_text(encoding="utf-8"))["sentence"]
+    before, after = re.search(r"points: original ([\d.]+), cross-entropy ([\d.]+);", told).groups()
+    assert f"raises the ten benchmarks from {before} to {after} points." in RESULTS
+    history = runs("variants")["l2_repel"][1].history
+    assert (
+        f"from {signed(history[0].penalty, 0)[0]}{-history[0].penalty:,.0f} to −{-history[-1].penalty:,.0f}" in RESULTS
+    )
+    assert [round(h.task_loss) for h in history if h.step == 50] == [9]
+    assert f"({mean('variants', 'active forgetting', 'held_out_loss'):.1f} nats)" in RESULTS
 
 
 def test_dose():

@@ -36,13 +36,25 @@ def test_table_2_tells_the_answers_beside_the_loss(tmp_path):
     points = end.estimate["points"]
     assert set(points) == set(settings_of(studies.STUDIES["variants"], "gpu")["arms"]) - {"original", "cross-entropy"}
     assert points["decorrelation on last"]["estimate"] == pytest.approx(30, abs=4)
-    assert points["decorrelation on last"]["level"] == pytest.approx(1 - 0.05 / 7)
+    assert points["decorrelation on last"]["level"] == pytest.approx(1 - 0.05 / 8)
     words = "points: original 45.00, cross-entropy 50.00; minus cross-entropy's above 0 in decorrelation on last, "
     assert f"{words}below 0 in active forgetting; dispersion " in end.sentence
     assert "Log-likelihood of what is right; minus cross-entropy's above 0 in none, below 0 in none" in end.sentence
     assert sum(row[0] == "original" for row in end.rows) == 1  # which no seed changes
     assert {"piqa", "arc_easy"} <= set(end.columns)
     end.draw(tmp_path / "figure.png")
+
+
+def test_a_ruined_arm_does_not_flatten_the_others(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("decondense.figures.studies.draw", lambda strips, path: drawn.extend(strips))
+    of("variants", {"l2_repel": 15.0, "decorrelation": 3.01}, {}).draw(tmp_path / "figure.png")
+    chart = drawn[0].rows[0][0]
+    labels = [label for _, label in chart.y.ticks]
+    assert [label for label in labels if "off the scale" in label] == ["l2 repel: +12.00, off the scale"]
+    low, high = chart.x.range
+    assert -0.02 < low < 0 < 0.01 < high < 0.03
+    assert "green" in chart.x.title and "orange" not in chart.x.title  # of the kinds that there are
 
 
 def test_table_2_without_three_seeds_says_nothing_of_the_answers():

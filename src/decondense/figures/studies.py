@@ -80,12 +80,22 @@ def _points(points: Points, y: str, numbers: bool) -> dict[str, Any]:
 def effects(
     rows: Points, path: Path, *, x: str, margin: float | None = None, colours: Sequence[int] | None = None,
     right: Sequence[str] | None = None, right_title: str = "", level: float = 0.95, note: str = "",
+    far: float = math.inf,
 ) -> Path:  # fmt: skip
     """One line per comparison: dots are seeds, the bar is Student's interval; `margin` is shaded around 0, `right` is
-    a column of text (speed, say)."""
+    a column of text (speed, say). A comparison with a dot further from 0 than `far` would flatten the others: its
+    label tells its mean instead."""
     places = [float(place) for place in range(len(rows), 0, -1)]
+    off = [any(abs(v) > far for v in values) for _, values in rows]
+    labels = [
+        f"{label}: {signed(float(np.mean(values)), 2)}, off the scale" if out else label
+        for (label, values), out in zip(rows, off)
+    ]
+    rows = [(label, () if out else values) for label, (_, values), out in zip(labels, rows, off)]
     marks: list[Any] = []
     for number, (place, (_, values)) in enumerate(zip(places, rows)):
+        if not values:
+            continue
         colour = PALETTE[(colours[number] if colours else 0) % len(PALETTE)]
         marks += dots([place], [values], colour=colour, level=level, across=True)
     # Three seeds have long intervals: the axis shows all dots, and cuts a bar that would flatten them.

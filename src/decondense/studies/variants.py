@@ -29,6 +29,8 @@ ORIGINAL, PLAIN, LONGER, OURS = "original", "cross-entropy", "cross-entropy, 10 
 PAPER = ("decorrelation", "l2_repel", "orthogonalization")  # in the paper's order
 needed = (PLAIN, OURS, *PAPER)
 EVERY = "*"
+KINDS = {0: "blue: the paper's losses", 3: "pink: ancestors", 2: "green: baselines", 1: "orange: rivals"}
+RUINED = 1.0  # nats: an arm this far from cross-entropy is told as a number, so that the others can be seen
 
 
 def arms(named: Settings) -> Settings:
@@ -74,18 +76,23 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     for row in rows:
         row += [runs.cost(row[0], row[1], PLAIN), matched.get(row[0], {}).get(row[1])]
     against = {a: d for a in compared if (d := runs.differences(a, PLAIN, held_out))}
-    right = []
-    for arm in against:
-        costs = [x for seed in runs.table[arm] if (x := runs.cost(arm, seed, PLAIN)) is not None]
-        right.append(f"{runs.mean(arm, cosine):.3f} · " + (f"{sum(costs) / len(costs):.2f}×" if costs else "–"))
+    costs = {arm: [x for seed in runs.table[arm] if (x := runs.cost(arm, seed, PLAIN)) is not None] for arm in against}
+    right = [f"{runs.mean(arm, cosine):.3f}" for arm in against]
+    if timed := any(costs.values()):
+        right = [
+            f"{level} · " + (f"{sum(costs[arm]) / len(costs[arm]):.2f}×" if costs[arm] else "–")
+            for level, arm in zip(right, against)
+        ]
+    colours = [_colour(arm) for arm in against]
     draw = partial(
         effects,
         [(arm.replace("_", " "), list(against[arm])) for arm in against],
         x="held-out loss minus cross-entropy's on the same tokens, nats per token",
         right=right,
-        right_title="mean cosine · cost",
-        colours=[_colour(arm) for arm in against],
-        note="blue: the paper's losses; pink: ancestors; green: baselines; orange: rivals",
+        right_title="mean cosine" + " · cost" * timed,
+        colours=colours,
+        note="; ".join(words for number, words in KINDS.items() if number in colours),
+        far=RUINED,
     )
     estimate = {"contrasts": contrasts, "contrasts_at_matched_cost": charged, "at_matched_cost": gains}
     estimate |= {"points": scored["correct"], "log_likelihood": scored["log_share"]}
