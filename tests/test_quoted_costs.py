@@ -28,13 +28,12 @@ def test_losses_in_a_step():
 
 
 def test_compiled_training():
-    first, exact = (
-        sorted(1 / float(row["ratio"]) for row in rows("throughput_turns") if row["option"].endswith(end))
-        for end in ("first order", "exact")
-    )
-    told = "takes {:.3f} and {:.3f} times as long with first order, and {:.3f} and {:.3f} times with the exact loss"
-    assert told.format(*first, *exact) in KERNELS
-    assert "compiled, {:.2f} to {:.2f} for first order and {:.2f} to {:.2f} for exact".format(*first, *exact) in README
+    times = {row["option"].removeprefix("with dispersion, "): 1 / float(row["ratio"]) for row in rows("throughput_turns")}
+    first, exact, stream = (times[name] for name in ("first order", "exact", "first order, in a bfloat16 stream"))
+    assert f"takes {first:.3f} times as long with first order and {exact:.3f} times with the exact loss" in KERNELS
+    assert f"mixed precision, {stream:.3f} with first order. The aims, 1.025, 1.08 and 1.015, are missed" in KERNELS
+    assert first > 1.025 and exact > 1.08 and stream > 1.015
+    assert f"compiled, {first:.2f} for first order and {exact:.2f} for exact" in README
     plain = next(float(row["tokens_per_s"]) for row in rows("throughput_turns") if row["option"].startswith("+"))
     step = 128 * 1024 / plain
     passes = 4 * 30 * 128 * 1024 * 576 * 4 / 4.1e12
@@ -55,11 +54,8 @@ def test_what_the_exact_step_needs():
     )
     least = products + 30 * (4 * 4 + 2 * 2) * 128 * 1024 * 576 / float(copied["TB/s"]) / 1e9
     assert f"| sum | {least:.1f} | {1 + least / step:.3f} |" in KERNELS
-    more = sorted(step * (1 / float(row["ratio"]) - 1) - least for row in exact)
-    assert f"What is measured is {more[0]:.0f} to {more[1]:.0f} ms more" in KERNELS
-    peak = float(exact[0]["peak_gib"]) - float(bare[0]["peak_gib"])
-    remainders = 30 * 128 * 1024 * 576 * 4 / 2**30
-    assert f"the {peak:.1f} GiB more at the peak fit the 30 remainders, {remainders:.1f} GiB in float32" in KERNELS
+    (more,) = (step * (1 / float(row["ratio"]) - 1) - least for row in exact)
+    assert f"What is measured is {more:.1f} ms more than the sum" in KERNELS
 
 
 def test_heads():
