@@ -28,7 +28,9 @@ def test_losses_in_a_step():
 
 
 def test_compiled_training():
-    times = {row["option"].removeprefix("with dispersion, "): 1 / float(row["ratio"]) for row in rows("throughput_turns")}
+    times = {
+        row["option"].removeprefix("with dispersion, "): 1 / float(row["ratio"]) for row in rows("throughput_turns")
+    }
     first, exact, stream = (times[name] for name in ("first order", "exact", "first order, in a bfloat16 stream"))
     assert f"takes {first:.3f} times as long with first order and {exact:.3f} times with the exact loss" in KERNELS
     assert f"mixed precision, {stream:.3f} with first order. The aims, 1.025, 1.08 and 1.015, are missed" in KERNELS
