@@ -164,7 +164,8 @@ def test_variants():
         return float((seen - values("variants", PLAIN, column)[: len(seen)]).mean())
 
     by_seed = [[len(table) for table in runs("variants").values()].count(n) for n in (1, 2)]
-    assert by_seed == [4, 5] and f"variants), {4 + 2 * 5} of 28 runs" in RESULTS
+    assert by_seed == [4, 5]
+    assert f"variants), {4 + 2 * 5} of 28 runs" in RESULTS
     losses = ["dispersion", "decorrelation", "orthogonalization"]
     points = estimate("variants")["points"]
     moved = [signed(off(arm), 4) for arm in losses]

@@ -54,7 +54,8 @@ def test_a_ruined_arm_does_not_flatten_the_others(tmp_path, monkeypatch):
     assert [label for label in labels if "off the scale" in label] == ["l2 repel: +12.00, off the scale"]
     low, high = chart.x.range
     assert -0.02 < low < 0 < 0.01 < high < 0.03
-    assert "green" in chart.x.title and "orange" not in chart.x.title  # of the kinds that there are
+    assert "green" in chart.x.title
+    assert "orange" not in chart.x.title
 
 
 def test_table_2_without_three_seeds_says_nothing_of_the_answers():
