@@ -50,6 +50,12 @@ def test_saved_results_and_models_side_by_side(shared, prose, results, tmp_path)
     assert {p.name for p in (tmp_path / "figures").iterdir()} == names
 
 
+def test_two_results_are_told_by_trend_and_by_level(results):
+    trend, level = (sorted(r.trend(name) for r in results) for name in ("spearman", "last"))
+    words = f"Spearman from {trend[0]:.2f} to {trend[1]:.2f}, mean cosine of the last states from {level[0]:.3f} to "
+    assert compare(results).verdict == f"{words}{level[1]:.3f}, over 2 results"
+
+
 def test_texts_are_an_axis(stories, prose, tmp_path):
     (tmp_path / "one.txt").write_text(prose[0][:30_000])
     (tmp_path / "two.txt").write_text(prose[0][30_000:])
@@ -101,11 +107,13 @@ def test_families_are_complete():
 
 
 def test_different_texts_and_lengths_are_said(stories, prose, results):
-    assert compare(results).notes == []
+    narrow = f"intervals from {SMALL['windows']} windows are too narrow"
+    assert compare(results).notes == [f"{narrow}: measure at least 10."]
     other = measure(stories, text=[prose[0][:20_000]], label="other", **(SMALL | {"tokens": 16}))
     assert [note.split(":")[0] for note in compare([*results, other]).notes] == [
         "the windows have 16, 32 tokens",
         "the results are of 2 different texts (list)",
+        narrow,
     ]
 
 

@@ -125,14 +125,16 @@ def _table(comparison: Comparison) -> Any:
             row["text"],
             amount(row["parameters"]),
             span(row["spearman"], row["spearman_low"], row["spearman_high"]),
-            span(row["last"], digits=3),
+            span(row["last"], row["last_low"], row["last_high"], digits=3),
             row["verdict"].split(":")[0],
         )
         for row in comparison.rows()
     ]
-    columns = ("model", "text", "parameters", "Spearman [95 %]", "last states", "verdict")
+    columns = ("model", "text", "parameters", "Spearman [95 %]", "last states [95 %]", "verdict")
     same_text = ["text"] if len({row[1] for row in rows}) == 1 else []
-    return table(columns, rows, left=("model", "text", "verdict"), drop=(*same_text, "verdict", "parameters"))
+    return table(
+        columns, rows, left=("model", "text", "verdict"), drop=(*same_text, "verdict", "parameters", columns[4])
+    )
 
 
 def _folder_name(result: Condensation) -> str:

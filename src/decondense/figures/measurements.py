@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..words import amount, round_to, span
+from ..words import amount, round_to, several, span
 from .chart import FAINT, INK, PALETTE, Axis, Chart, Frame, Heat, Remark, Rule, Series, with_intervals
 from .draw import Strip, Where, draw
 from .measured import Geometry, Short, histogram_quantiles
@@ -137,7 +137,7 @@ def heatmaps(
 
 def _footnote(result: Geometry, view: str) -> str:
     record = result.record
-    words = f"{record.windows_done} windows × {record.settings['tokens']} tokens, "
+    words = f"{several(record.windows_done, 'window')} × {record.settings['tokens']} tokens, "
     words += "all pairs of all windows" if view == "pooled" else "matrices averaged over windows, diagonal counted"
     if not record.complete:
         words += f"; INCOMPLETE, {record.settings['windows']} asked"

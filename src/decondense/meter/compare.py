@@ -15,7 +15,7 @@ import yaml
 from .. import models, records
 from ..files import told_apart
 from ..words import nearest
-from .result import Condensation
+from .result import FEW, Condensation
 from .trend import curve_statistics
 
 Item = str | os.PathLike[str] | Condensation | tuple[Any, Any]
@@ -68,7 +68,7 @@ class Comparison:
 
     @property
     def notes(self) -> list[str]:
-        """What makes the results hard to compare: windows of other lengths, other texts."""
+        """What makes the results hard to compare: windows of other lengths, other texts, too few windows."""
         notes = []
         lengths = sorted({int(r.record.settings["tokens"]) for r in self.results})
         if len(lengths) > 1:
@@ -82,6 +82,9 @@ class Comparison:
                 f"the results are of {len(texts)} different texts ({', '.join(sorted(set(texts.values())))}): a "
                 "difference may be that of the texts."
             )
+        few = sorted({r.record.windows_done for r in self.results if 1 < r.record.windows_done < FEW})
+        if few:
+            notes.append(f"intervals from {' or '.join(map(str, few))} windows are too narrow: measure at least {FEW}.")
         return notes
 
     @property
@@ -99,7 +102,9 @@ class Comparison:
             if math.isnan(rho):
                 return f"Spearman does not change with {what}"
             return f"condensation against {what}: Spearman {rho:.2f}, Kendall {tau:.2f} over {len(values)} results"
-        return f"Spearman from {values.min():.2f} to {values.max():.2f} over {len(values)} results"
+        level = np.array([r.trend("last") for r in self.results])
+        ends = f"Spearman from {values.min():.2f} to {values.max():.2f}, mean cosine of the last states from "
+        return ends.replace("-", "−") + f"{level.min():.3f} to {level.max():.3f}, over {len(values)} results"
 
     def to_pandas(self) -> Any:
         """A row per result."""

@@ -17,6 +17,7 @@ from .tally import Tally
 from .trend import bootstrap_trend, verdict
 
 BINS = 128
+FEW = 10  # windows: an interval from fewer is too narrow
 
 
 class Condensation(Geometry):
@@ -59,7 +60,8 @@ class Condensation(Geometry):
         return list(self.record.notes)
 
     def __repr__(self) -> str:
-        return f"Condensation({self.label}, {self.text}, {self.record.windows_done} windows; {self.verdict})"
+        much = several(self.record.windows_done, "sequence" if "inputs" in self.record.settings else "window")
+        return f"Condensation({self.label}, {self.text}, {much}; {self.verdict})"
 
     def to_json(self) -> str:
         """The content of ``result.json``. The same numbers give the same bytes: no times, floats in their shortest
@@ -195,8 +197,8 @@ def _notes(means: dict[str, np.ndarray], model: dict[str, Any], final_norm: bool
 
 def _cautions(windows: int, tokens: int) -> list[str]:
     notes = []
-    if 1 < windows < 10:
-        notes.append(f"an interval from {several(windows, 'window')} is too narrow: measure at least 10.")
+    if 1 < windows < FEW:
+        notes.append(f"an interval from {several(windows, 'window')} is too narrow: measure at least {FEW}.")
     if tokens < 16:
         pairs = several(tokens * (tokens - 1) // 2, "pair")
         notes.append(f"a window of {tokens} tokens has {pairs}: take longer ones.")
