@@ -13,8 +13,7 @@ from torch import Tensor
 
 
 def unit(v: Tensor, eps: float) -> Tensor:
-    length = torch.sqrt(sum((x * x for x in v), torch.zeros((), dtype=v.dtype)))
-    return v / (length + eps)
+    return v / (torch.sqrt(torch.dot(v, v)) + eps)
 
 
 def cosine(z: Tensor, i: int, j: int, eps: float) -> Tensor:
@@ -90,13 +89,13 @@ def decorrelation(z: Tensor, axis="token", total="mean", diagonal=False) -> Tens
     return square if total == "sum" else square / len(chosen)
 
 
-def squared_distance(z: Tensor, i: int, j: int) -> Tensor:
-    return sum(((a - b) ** 2 for a, b in zip(z[i], z[j])), torch.zeros((), dtype=z.dtype))
+def squared_distance(a: Tensor, b: Tensor) -> Tensor:
+    return torch.dot(a - b, a - b)
 
 
 def l2_repel(z: Tensor, tau=1.0, norm_weight=0.1, norm="mean", total="mean", diagonal=False) -> Tensor:
     chosen = pairs(len(z), diagonal)
-    logits = torch.stack([-squared_distance(z, i, j) / tau for i, j in chosen])
+    logits = torch.stack([-squared_distance(z[i], z[j]) / tau for i, j in chosen])
     value = torch.logsumexp(logits, 0) - (math.log(len(chosen)) if total == "mean" else 0.0)
     square = (z**2).sum()
     return value + norm_weight * (square / z.numel() if norm == "mean" else square)
@@ -106,7 +105,7 @@ def perplexity_entropy(z: Tensor, tau=1.0, eps=1e-2) -> Tensor:
     total = torch.zeros((), dtype=z.dtype)
     for i in range(len(z)):
         others = [j for j in range(len(z)) if j != i]
-        p = torch.softmax(torch.stack([-squared_distance(z, i, j) / tau for j in others]), 0)
+        p = torch.softmax(torch.stack([-squared_distance(z[i], z[j]) / tau for j in others]), 0)
         total = total + sum((x * torch.log2(x + eps) for x in p), torch.zeros((), dtype=z.dtype))
     return total / len(z)
 

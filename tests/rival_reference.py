@@ -8,16 +8,12 @@ from __future__ import annotations
 import math
 
 import torch
-from reference import cosine, pairs, unit
+from reference import cosine, pairs, squared_distance, unit
 from torch import Tensor
 
 
 def zero(z: Tensor) -> Tensor:
     return torch.zeros((), dtype=z.dtype)
-
-
-def squared_distance(a: Tensor, b: Tensor) -> Tensor:
-    return sum(((x - y) ** 2 for x, y in zip(a, b)), zero(a))
 
 
 def uniformity(z: Tensor, t=2.0) -> Tensor:
@@ -47,9 +43,8 @@ def koleo(z: Tensor, eps=1e-8) -> Tensor:
 
 def covariance(z: Tensor, f: int, g: int) -> Tensor:
     """Unbiased covariance of two features over the tokens."""
-    n = len(z)
-    means = sum((v[f] for v in z), zero(z)) / n, sum((v[g] for v in z), zero(z)) / n
-    return sum(((v[f] - means[0]) * (v[g] - means[1]) for v in z), zero(z)) / (n - 1)
+    x, y, n = z[:, f], z[:, g], len(z)
+    return torch.dot(x - x.sum() / n, y - y.sum() / n) / (n - 1)
 
 
 def covariances(z: Tensor) -> list[list[Tensor]]:
