@@ -11,7 +11,7 @@ import tiny_gguf
 import torch
 
 from decondense import weights_cache
-from decondense.models import Source, load, resolve
+from decondense.models import Source, hardware, load, resolve
 
 
 @pytest.fixture
@@ -296,3 +296,9 @@ def test_a_bug_of_ours_is_no_damaged_model(folder, monkeypatch):
     monkeypatch.setattr("decondense.models.check_config", lambda: None)  # it is called with an argument
     with pytest.raises(TypeError, match="positional argument"):
         load(folder)
+
+
+@pytest.mark.parametrize(("threads", "said"), [(1, ", 1 thread"), (2, ", 2 threads")])
+def test_a_processor_in_words(monkeypatch, threads, said):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert hardware(torch.device("cpu")).endswith(said)

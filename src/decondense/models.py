@@ -24,7 +24,7 @@ from . import hub
 from .files import flat, own_trace, read_json
 from .needs import MissingExtra, need
 from .weights_cache import BUNDLED, bundled_folder, convert_gguf, quiet_loading, whole_model
-from .words import nearest, perhaps, quoted
+from .words import nearest, perhaps, quoted, several
 
 if TYPE_CHECKING:
     import torch
@@ -192,6 +192,24 @@ def provenance(source: Source) -> dict[str, str]:
     return known
 
 
+def trained_context(folder: Path) -> int | None:
+    """The tokens of a block that a run of `decondense train` with fresh weights was trained on, by the recipe beside
+    its model/ or above its checkpoints/: it knows no longer texts, whatever positions its architecture has. Weights
+    that were only trained further may: None, as where nothing is known."""
+    import yaml
+
+    whole = folder.resolve()
+    if whole.name != "model" and not whole.name.startswith("checkpoint-"):
+        return None
+    run = whole.parent.parent if whole.parent.name == "checkpoints" else whole.parent
+    try:
+        told = yaml.safe_load((run / "recipe.yaml").read_text(encoding="utf-8"))
+        fresh = told["model"].get("architecture") or told["model"].get("init")
+        return int(told["data"]["context"]) if fresh else None
+    except (OSError, KeyError, TypeError, AttributeError, ValueError, yaml.YAMLError):
+        return None
+
+
 def load_image_processor(source: Source, *, trust_remote_code: bool = False) -> Any:
     """What turns images into the pixel values that an image model reads."""
     from transformers import AutoImageProcessor
@@ -243,7 +261,8 @@ def hardware(device: torch.device) -> str:
 
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{platform.machine()} CPU, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+    cores, threads = several(os.cpu_count() or 1, "core"), several(torch.get_num_threads(), "thread")
+    return f"{platform.machine()} CPU, {cores}, {threads}"
 
 
 def _dtype(dtype: str | torch.dtype | None, device_type: str) -> torch.dtype | str:

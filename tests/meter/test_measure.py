@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -229,6 +230,17 @@ def test_too_little_is_said(stories, prose):
     one = measure(stories, text=prose, **(SMALL | {"windows": 1}))
     assert np.isnan(one.interval("spearman")).all()
     assert "one window has no interval" in one.verdict
+
+
+def test_windows_longer_than_what_fresh_weights_were_trained_on(shared, prose, tmp_path):
+    shutil.copytree(shared / "models" / "stories260K", tmp_path / "run" / "model")
+    words = "windows of 40 tokens are longer than any text this model was trained on: take 32."
+    for context, kind, said in ((32, "architecture", True), (40, "architecture", False), (32, "name", False)):
+        recipe = {"model": {kind: "llama"}, "data": {"context": context}}
+        (tmp_path / "run" / "recipe.yaml").write_text(json.dumps(recipe))
+        assert (words in measure(tmp_path / "run", text=prose, **(SMALL | {"tokens": 40})).notes) == said
+    (tmp_path / "run" / "recipe.yaml").write_text("{")
+    assert words not in measure(tmp_path / "run" / "model", text=prose, **(SMALL | {"tokens": 40})).notes
 
 
 def test_what_a_model_may_be(stories, prose):

@@ -213,25 +213,12 @@ def _training_run(folder: Path) -> dict[str, Any]:
         "training_place": hashlib.sha256(os.fsencode(run)).hexdigest()[:16],
         "training_folder": whole.name if inside else "",
     }
-    about |= {"trained_context": context} if inside and (context := _trained_context(run / "recipe.yaml")) else {}
+    about |= {} if (context := models.trained_context(folder)) is None else {"trained_context": context}
     try:
         state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
         return about | {"step": int(state["global_step"]), "steps": int(state["max_steps"])}
     except (OSError, KeyError, TypeError, ValueError):
         return about
-
-
-def _trained_context(recipe: Path) -> int | None:
-    """The tokens of a block that fresh weights were trained on, by the recipe beside them: they know no longer ones,
-    whatever positions the architecture has. Weights that were only trained further may."""
-    import yaml
-
-    try:
-        told = yaml.safe_load(recipe.read_text(encoding="utf-8"))
-        fresh = told["model"].get("architecture") or told["model"].get("init")
-        return int(told["data"]["context"]) if fresh else None
-    except (OSError, KeyError, TypeError, AttributeError, ValueError, yaml.YAMLError):
-        return None
 
 
 # -- one benchmark -------------------------------------------------------------------------------------------

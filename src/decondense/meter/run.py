@@ -128,6 +128,10 @@ def measure(
     opened = open_text(text, data=data, column=column)
     source, network, tokenizer = _open_model(model, label, revision, loading)
     _check_length(network, tokens)
+    trained = None if init or source.kind != "folder" else models.trained_context(Path(source.location))
+    notes = []
+    if trained is not None and tokens > trained:
+        notes.append(f"windows of {tokens} tokens are longer than any text this model was trained on: take {trained}.")
     drawn = draw_windows(opened, tokenizer, windows=windows, tokens=tokens, seed=seed)
     about_text = {
         "name": opened.name,
@@ -152,6 +156,7 @@ def measure(
             settings=settings,
             origins=drawn.origins,
             final_norm=reader.final_norm,
+            notes=notes,
             versions=versions("decondense", "torch", "transformers", "numpy"),
         )
         parts = _resume(partial, key) if resume else []
