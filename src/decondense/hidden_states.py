@@ -9,7 +9,6 @@ have neither problem. Other modules are read through hooks on the layers that th
 from __future__ import annotations
 
 import fnmatch
-import inspect
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,14 +17,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from .inputs import arguments
+from .inputs import argument, arguments, stating
 from .insides.transformers import is_encoder_decoder
 from .losses.options import check_choice
 from .split import refuse_pipeline
+from .stack import stack_of
 
 LAYER_NAMES = ("all", "last", "early_half", "late_half")
 # They return what every block puts out and the last one's once more after the norm, nothing of the embedding layer.
-LATE = ("mamba", "mamba2", "falcon_mamba")
+LATE = ("mamba", "mamba2", "falcon_mamba", "rwkv")
 Layers = str | Sequence[int] | Callable[[int], Sequence[int]]
 
 
@@ -95,16 +95,6 @@ class Reader(Protocol):
     def attach(self, before: Callable[[], bool], after: Callable[[Capture], None]) -> list[Any]: ...
 
 
-def argument(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
-    """The value that a call gives to the parameter `name`, by keyword or by position; None if it gives none."""
-    if name in kwargs:
-        return kwargs[name]
-    names = list(inspect.signature(function).parameters)
-    if name in names and names.index(name) < len(args):
-        return args[names.index(name)]
-    return None
-
-
 class StackReader:
     """The hidden states that a transformers model returns by itself."""
 
@@ -123,14 +113,14 @@ class StackReader:
             self._inputs = None
             if not (module.training and torch.is_grad_enabled() and before()):
                 return None
-            self._wanted = kwargs.get("output_hidden_states")
+            self._wanted = argument(module.forward, args, kwargs, "output_hidden_states")
             if self._wanted is None:
                 self._wanted = getattr(getattr(module, "config", None), "output_hidden_states", False)
             mask = argument(module.forward, args, kwargs, "attention_mask")
             positions = argument(module.forward, args, kwargs, "position_ids")
             self._inputs = (mask, positions)
             self._read = {name: argument(module.forward, args, kwargs, name) for name in ("input_ids", "inputs_embeds")}
-            return args, {**kwargs, "output_hidden_states": True}
+            return stating(module.forward, args, kwargs, "output_hidden_states", True)
 
         def take(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
             if self._inputs is None:
@@ -311,13 +301,11 @@ def reader_of(model: nn.Module, modules: str | Sequence[str] | None) -> tuple[Re
             f"model must be a transformers model that can return hidden states, got {type(model).__name__}: "
             "for other modules name the layers to read with modules=['pattern', …]."
         )
-    if is_encoder_decoder(inner):
-        stack = inner.get_decoder()
-        blocks = getattr(config, "num_decoder_layers", None) or getattr(config, "decoder_layers", None)
-    else:
-        stack = inner.base_model
-        blocks = getattr(config, "num_hidden_layers", None)
-    return StackReader(stack), None if blocks is None else blocks + 1
+    names = ["num_decoder_layers", "decoder_layers"]  # num_hidden_layers are then the encoder's, or those of both
+    if not is_encoder_decoder(inner):
+        names = [*(names if getattr(config, "is_decoder", False) else []), "num_hidden_layers"]
+    blocks = next((number for name in names if (number := getattr(config, name, None))), None)
+    return StackReader(stack_of(inner)), None if blocks is None else blocks + 1
 
 
 @torch.no_grad()
@@ -338,6 +326,13 @@ def states_of(model: nn.Module, inputs: dict[str, Any], *, modules: str | Sequen
 def in_order(stack: Any, states: Sequence[Tensor], given: dict[str, Any]) -> Sequence[Tensor]:
     """Hidden states as all models return them but those of `LATE`: the embedding layer, block 1, …, and the last block
     after the final norm."""
+    for state in states:
+        if state.ndim != 3:
+            raise TypeError(
+                f"the hidden states of {type(stack).__name__} must be (batch, tokens, width), got "
+                f"{tuple(state.shape)}, several streams or a feature map: name layers that return such states "
+                "with modules=[…]."
+            )
     if getattr(getattr(stack, "config", None), "model_type", None) not in LATE:
         return states
     embedded = given.get("inputs_embeds")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,23 @@ def main_input(model: nn.Module) -> str:
     """The argument that a bare tensor is given to: input_ids, pixel_values, input_features, or the first there is."""
     named = getattr(model, "main_input_name", None)
     return named if isinstance(named, str) else next(iter(inspect.signature(model.forward).parameters), "input")
+
+
+def argument(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
+    """The value that a call gives to the parameter `name`, by keyword or by position; None if it gives none."""
+    if name in kwargs:
+        return kwargs[name]
+    return dict(zip(inspect.signature(function).parameters, args)).get(name)
+
+
+def stating(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str, value: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call that gives `value` to the parameter `name`, in the place where it was given."""
+    names = list(inspect.signature(function).parameters)[: len(args)]
+    if name not in names:
+        return args, {**kwargs, name: value}
+    return tuple(value if own == name else arg for own, arg in zip(names, args)), kwargs
 
 
 def batches_of(inputs: Any, name: str = "input_ids") -> Iterator[dict[str, Any]]:

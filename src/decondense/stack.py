@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
 
 from .insides.torch import eager
+from .insides.transformers import is_encoder_decoder
+
+
+def stack_of(model: Any) -> Any:
+    """The module of a transformers model that every call goes through, from the embedding layer to the last block; of
+    an encoder–decoder the decoder. Where the body is nothing but a wrapper of a decoder, it is that: the heads of OPT,
+    and of BART and its like without an encoder, call the decoder past the body."""
+    if is_encoder_decoder(model):
+        return model.get_decoder()
+    body = model.base_model
+    decoder: Any = getattr(body, "decoder", None)
+    wraps = hasattr(decoder, "base_model") and set(decoder.parameters()) == set(body.parameters())
+    return decoder if wraps else body
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:

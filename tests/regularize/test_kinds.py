@@ -56,6 +56,11 @@ def words(length: int = 12, padding: int = 3) -> dict[str, Tensor]:
     return {"input_ids": ids * mask, "attention_mask": mask, "labels": torch.where(mask.bool(), ids, -100)}
 
 
+def whole() -> dict[str, Tensor]:
+    """Without padding, for a model whose head keeps the mask from its stack."""
+    return words(padding=0)
+
+
 def translated() -> dict[str, Tensor]:
     """Targets that end elsewhere than the passages."""
     return words() | {"labels": words(padding=7)["labels"]}
@@ -109,6 +114,7 @@ KINDS = {
         "attn_pdrop": 0.0, "bos_token_id": 1, "eos_token_id": 2}),
     "BLOOM": Kind("BloomForCausalLM", {"hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64}),
     "GPT-NeoX": Kind("GPTNeoXForCausalLM", TEXT),
+    "OPT": Kind("OPTForCausalLM", TEXT | {"ffn_dim": 48, "word_embed_proj_dim": 32, "dropout": 0.0}),
     "BERT": Kind("BertForMaskedLM", TEXT | STILL, norm=False),
     "ModernBERT": Kind("ModernBertForMaskedLM", TEXT),
     "DistilBERT": Kind("DistilBertForMaskedLM", {
@@ -118,6 +124,7 @@ KINDS = {
     "T5, decoder by name": Kind("T5ForConditionalGeneration", T5, translated, "labels", "decoder.block.*"),
     "T5, encoder": Kind("T5ForConditionalGeneration", T5, translated, modules="encoder.block.*"),
     "BART": Kind("BartForConditionalGeneration", BART, translated, mask="labels", norm=False),
+    "BART without its encoder": Kind("BartForCausalLM", BART | {"encoder_layers": 4}, norm=False),
     "Mixtral": Kind("MixtralForCausalLM", GROUPED | {"num_local_experts": 4}),
     "Qwen3-MoE": Kind("Qwen3MoeForCausalLM", HEADS | MOE | {"num_experts": 4}),
     "gpt-oss": Kind("GptOssForCausalLM", HEADS | {"num_local_experts": 4, "num_experts_per_tok": 2}),
@@ -126,6 +133,9 @@ KINDS = {
     "Mamba 2": Kind("Mamba2ForCausalLM", {
         "hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 64, "state_size": 8, "num_heads": 8, "head_dim": 8,
         "n_groups": 1, "chunk_size": 8}),
+    "RWKV": Kind("RwkvForCausalLM", {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 64}, whole),
+    "CPM-Ant": Kind("CpmAntForCausalLM", TEXT | {
+        "dim_head": 8, "dim_ff": 48, "prompt_length": 4, "prompt_types": 3, "segment_types": 3}, whole, norm=None),
     "Qwen3-Next": Kind("Qwen3NextForCausalLM", HEADS | MOE | {
         "num_experts": 4, "shared_expert_intermediate_size": 16, "linear_num_value_heads": 4,
         "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
@@ -158,8 +168,8 @@ def plain_states(model: Any, kind: Kind, inputs: dict[str, Any]) -> tuple[list[T
     if kind.modules is None:
         out = model(**inputs, output_hidden_states=True)
         states = list(out.get("decoder_hidden_states") or out.hidden_states)
-        if kind.model.startswith("Mamba"):  # returns what each block puts out, and the last once more after the norm
-            states = [model.backbone.embeddings(inputs["input_ids"]), *states[:-2], states[-1]]
+        if kind.model.startswith(("Mamba", "Rwkv")):  # what each block puts out, the last once more after the norm
+            states = [model.get_input_embeddings()(inputs["input_ids"]), *states[:-2], states[-1]]
         return states, out.loss
     states: list[Tensor] = []
     start, end = kind.modules.split("*")
@@ -203,6 +213,29 @@ def test_the_loss(name):
         assert (p.grad is None) is (n not in expected), n
         if p.grad is not None:
             torch.testing.assert_close(p.grad, expected[n], rtol=1e-4, atol=1e-6, msg=n)
+
+
+def test_the_layers_of_a_decoder_whose_encoder_is_left_out():
+    with dc.regularize(build(KINDS["BART without its encoder"])) as handle:
+        assert handle.reads == [f"hidden state {i} of BartDecoder" for i in (1, 2, 3)]
+    with pytest.raises(ValueError, match=r"layers must lie in 0 … 3 .*, got 4"):
+        dc.regularize(build(KINDS["BART without its encoder"]), layers=[4])
+
+
+def test_several_streams_from_block_to_block():
+    """The model returns all of them at once; what is inside a block has one."""
+    options = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 64, "num_kv_shared_layers": 0}
+    options |= {"layer_types": ["sliding_attention", "full_attention"], "laurel_rank": 4, "intermediate_size": [48, 48]}
+    model = build(Kind("Gemma3nForCausalLM", HEADS | options | {"activation_sparsity_pattern": [0.0, 0.0]})).train()
+    refused = partial(pytest.raises, TypeError, match=r"got \(4, 2, 12, 32\), several streams .*: name layers")
+    with refused(), dc.regularize(model):
+        model(**words())
+    with refused():
+        measure(model, inputs=words())
+    with dc.regularize(model, modules="model.layers.*.mlp") as handle:
+        model(**words()).loss.backward()
+    assert len(handle.last["per_layer"]) == 2
+    assert measure(model, inputs=words(), modules="model.layers.*.mlp").record.states[1].name == "model.layers.1.mlp"
 
 
 def test_autocast_around_a_stack_whose_parts_return_no_tensor():

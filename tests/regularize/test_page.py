@@ -159,7 +159,7 @@ def cases() -> list[Any]:
         for model in models.split(", "):
             slow = [pytest.mark.slow] if "†" in kind else []
             found.append(pytest.param(kind.strip(" †"), model, code, marks=slow, id=f"{kind}, {model}"))
-    assert len(found) == 39
+    assert len(found) == 42
     return found
 
 

@@ -100,7 +100,8 @@ class TrainerEngine:
             if model.training and torch.is_grad_enabled():
                 raise RuntimeError(
                     f"{type(self.trainer).__name__}.compute_loss must call the attached model, but no hidden "
-                    "states came from it: attach after the trainer has wrapped or replaced its model."
+                    "states came from it: attach after the trainer has wrapped or replaced its model, or, where its "
+                    "head calls the layers by a way of its own, name them with modules=[…]."
                 )
             return result
         added = self._terms(labels, num_items_in_batch, loss)

@@ -15,7 +15,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from ..files import write_text
 from ..records import Record
-from ..stack import unnoticed
+from ..stack import stack_of, unnoticed
 from .fast import matmul_precision
 from .recipe import Recipe
 
@@ -93,7 +93,7 @@ class _Whole(nn.Module):
 
     def forward(self, input_ids: torch.Tensor, use_cache: bool = False, **options: Any) -> Any:
         outputs: list[Any] = []
-        hook = self.inner.base_model.register_forward_hook(lambda module, args, out: outputs.append(out))
+        hook = stack_of(self.inner).register_forward_hook(lambda module, args, out: outputs.append(out))
         try:
             # Weights that are gathered for the first time in inference mode could never be trained.
             with torch.inference_mode(False), torch.no_grad():
