@@ -8,6 +8,7 @@ from test_quoted_results import PLAIN, README, RESULTS, estimate, runs, table
 
 from decondense.records import Training
 from decondense.stats.crossed import crossed_macro
+from decondense.stats.significance import holm
 from decondense.stats.verdicts import signed
 from decondense.studies.contrasts import by_texts
 from decondense.studies.runs import by_document
@@ -176,6 +177,14 @@ def test_pretrain():
 
     kept = runs("pretrain")
     assert f"{sum(map(len, kept.values()))} of 150 runs" in RESULTS
+    before = {}  # the p-values with four seeds of the Llama with 80M tokens
+    for loss, model, tokens in rows:
+        two = [kept[f"{arm} · {model} · {tokens / 1e6:.0f}M"] for arm in (PLAIN, loss)]
+        seeds = [s for s in two[1] if s in two[0] and (s < 15 or (model, tokens) != ("llama", 8e7))]
+        pairs = by_texts(*([arm[s] for s in seeds] for arm in two))
+        before[loss, model, tokens] = crossed_macro(pairs, paired=True).p
+    then = dict(zip(before, holm(list(before.values()))))["dispersion all 0.1", "llama", 8e7]
+    assert f"With four, dispersion had p = {then:.3f} after correction." in prose
     losses = [by_document(run) for run in kept[f"{PLAIN} · gpt2 · 40M"].values()]
     assert f"five of cross-entropy with 40M tokens lie between {min(losses):.3f} and {max(losses):.3f}" in RESULTS
     arms = [kept[f"{arm} · gpt2 · 40M"] for arm in (PLAIN, "uniformity last 0.1")]

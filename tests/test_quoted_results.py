@@ -169,7 +169,14 @@ def test_variants():
     losses = ["dispersion", "decorrelation", "orthogonalization"]
     points = estimate("variants")["points"]
     moved = [signed(off(arm), 4) for arm in losses]
-    scores = [signed(points[arm]["estimate"], 2) for arm in (*losses, "noisy embedding", "decorrelation on last")]
+    scores = [signed(points[arm]["estimate"], 2) for arm in losses]
+    tasks = list(json.loads((STUDIES / "variants/runs/cross-entropy-seed-1/outcomes.json").read_text())["outcomes"])
+    assert len(tasks) == 10
+    for arm in ("noisy embedding", "decorrelation on last"):  # one seed: against cross-entropy of the same
+        scores.append(signed(100 * float(np.mean([off(arm, task) for task in tasks])), 2))
+    assert "benchmarks of these two move by {} and {} points".format(*scores[3:]) in RESULTS
+    plain = np.mean([values("variants", PLAIN, task) for task in tasks], axis=0)
+    assert f"the two seeds of cross-entropy differ by {100 * abs(plain[0] - plain[1]):.2f}." in RESULTS
     assert "ends at {} with dispersion, {} with decorrelation and {} with orthogonalization".format(*moved) in RESULTS
     assert "the benchmarks at {}, {} and {} points;".format(*scores[:3]) in RESULTS
     noisy, last = off("noisy embedding"), off("decorrelation on last")
@@ -177,7 +184,7 @@ def test_variants():
     assert row.format(*moved[1:], signed(noisy, 4), *scores[1:4]) in RESULTS
     assert f"held-out loss {signed(last, 3)} nats, ten benchmarks {scores[4]} points; one seed" in RESULTS
     assert f"noisy embedding has {signed(noisy, 4)} nats" in RESULTS
-    assert f"gives it, {signed(last, 4)}." in RESULTS
+    assert f"gives it, {signed(last, 4)}, a harm that matters if" in RESULTS
     cosines = [-100 * off(arm, "mean_cosine") / mean("variants", PLAIN, "mean_cosine") for arm in losses]
     assert "falls by {:.1f}, {:.1f} and {:.1f} %.".format(*cosines) in RESULTS
     far = [off("l2_repel"), off("active forgetting")]

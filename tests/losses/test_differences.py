@@ -71,6 +71,14 @@ def test_the_norm_of_the_formula_is_not_the_mean_of_the_code():
     assert (terms[0] / terms[1]).item() == pytest.approx(16 * 8)
 
 
+def test_growing_pays_without_the_diagonal():
+    """ℓ2-repel of s·z falls as −s² without the diagonal; with it, or with the formula's norm, it rises."""
+    z = cloud(32, 16, 0.0).detach()
+    growing = [[losses.get("l2_repel", preset=p)(s * z).item() for s in (10, 100)] for p in (None, "paper", "released")]
+    assert growing[0][1] < 50 * growing[0][0] < 0
+    assert all(0 < small < large for small, large in growing[1:])
+
+
 @pytest.mark.parametrize("name", ["vicreg", "barlow_twins", "i_star"])
 def test_centred_rivals_do_not_see_condensation(name):
     """A vector added to all tokens takes the mean cosine from 0 to 0.999, and leaves these three as they were."""
