@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -310,6 +311,19 @@ def test_every_line_of_the_log_adds_up(tmp_path, schedule):
             assert row["loss"] == pytest.approx(row["task_loss"] + row["penalty_weight"] * row["penalty"], rel=1e-6)
         if every == 1:
             assert [row["penalty_weight"] for row in rows] == [handle.term.weight_at(step) for step in range(6)]
+
+
+@pytest.mark.parametrize(("weight", "warned"), [(1.0, False), (1000.0, True)])
+def test_a_penalty_that_overwhelms_the_task_is_told_once(tmp_path, weight, warned):
+    trainer = Trainer(model=llama(), args=arguments(tmp_path, max_steps=3, logging_steps=1), train_dataset=Rows(False))
+    with dc.regularize(trainer, weight=weight), warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        trainer.train()
+    rows = [row for row in trainer.state.log_history if "penalty" in row]
+    assert [abs(row["penalty"] * weight) > 10 * row["task_loss"] for row in rows] == [warned] * 3
+    words = [str(one.message) for one in told if "weight · penalty" in str(one.message)]
+    assert len(words) == warned
+    assert all("at step 1: lower the weight" in sentence for sentence in words)
 
 
 def test_what_a_trainer_tells_is_of_the_call(tmp_path):
