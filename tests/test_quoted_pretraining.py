@@ -278,6 +278,18 @@ def test_pretrain():
     assert "token frequency {:.1f} % instead of {:.1f} %".format(*(100 * x for x in frequency)) in prose
     noise = [f"{round(x, -3):,.0f}" for x in (*ends("gradient_noise")[::-1], *ends("gradient_noise", faster)[::-1])]
     assert "ends at {} instead of {} in the Llama, and at {} and {} in the GPT2".format(*noise) in prose
+    raised = {
+        seed: [
+            kept[f"{loss} · llama · 80M"][seed].probes[-1].gradient_noise - run.probes[-1].gradient_noise
+            for loss in ("uniformity last 0.1", "decorrelation last 0.3")
+        ]
+        for seed, run in kept[f"{PLAIN} · llama · 80M"].items()
+    }
+    fifth = raised.pop(15)
+    among = [value for values_ in raised.values() for value in values_]
+    told_noise = (f"+{round(fifth[0], -2):,.0f}", f"−{round(-fifth[1], -2):,.0f}")
+    assert "({} and {} tokens against cross-entropy's, where the other four".format(*told_noise) in prose
+    assert f"have +{round(min(among), -3):,.0f} to +{round(max(among), -3):,.0f})" in prose
     texts = [{t.name: t.tokens for t in kept[f"{PLAIN} · llama · {m}"][11].text} for m in ("80M", "40M")]
     shares = [[100 * t[f"{name}:train"] / sum(t.values()) for t in texts] for name in ("abstracts", "encyclopedia")]
     assert "abstracts are {:.0f} % of it instead of {:.0f} %, encyclopedia".format(*shares[0]) in prose
