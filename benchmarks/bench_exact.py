@@ -214,20 +214,24 @@ def main() -> None:
     parser.add_argument("--others", action="store_true", help="the other losses by themselves: exact_others.csv")
     options = parser.parse_args()
     harness.need_cuda()
-    rows: list[harness.Row] = []
     columns = ("shape", "dtype", "variant", "ms", "call_ms", "ratio", "memory_of_z", "gradient_error")
-    if options.others:
-        rows += [row for shape in SHAPES for row in measure_others(shape)]
-    for dtype in () if options.others else (torch.bfloat16, torch.float32):
-        for shape in CALLS if options.calls else SHAPES:
-            rows += measure(shape, dtype, options.quick or options.calls)
-            torch.cuda.empty_cache()
-            print(harness.table(rows[-8:], columns), flush=True)
-    if not (options.no_long or options.calls or options.others):
-        rows += measure_long(torch.bfloat16)
-    print(harness.table(rows, columns))
+
+    def parts() -> Iterator[list[harness.Row]]:
+        if options.others:
+            yield from map(measure_others, SHAPES)
+            return
+        for dtype in (torch.bfloat16, torch.float32):
+            for shape in CALLS if options.calls else SHAPES:
+                found = measure(shape, dtype, options.quick or options.calls)
+                torch.cuda.empty_cache()
+                print(harness.table(found, columns), flush=True)
+                yield found
+        if not (options.no_long or options.calls):
+            yield measure_long(torch.bfloat16)
+
     name = "exact_calls" if options.calls else "exact_others" if options.others else "exact"
-    path = harness.write(name, rows, options.out)
+    rows, path = harness.collect(name, parts(), options.out)
+    print(harness.table(rows, columns))
     if options.plot:
         harness.bars(rows, path.with_suffix(".png"), log=True)
     print(path)

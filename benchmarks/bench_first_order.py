@@ -8,6 +8,7 @@ in which a plain copy moves as many (a copy of z moves two).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import harness
@@ -96,17 +97,15 @@ def plot(rows: list[harness.Row], path) -> None:
 def main() -> None:
     options = harness.arguments(__doc__ or "").parse_args()
     harness.need_cuda()
-    rows: list[harness.Row] = []
-    for shape in SHAPES:
-        for dtype in (torch.bfloat16, torch.float32):
-            rows += measure(shape, dtype)
-    for tokens in LENGTHS:
-        rows += measure((1, tokens, 768), torch.bfloat16, brief=True)
+    parts = itertools.chain(
+        (measure(shape, dtype) for shape in SHAPES for dtype in (torch.bfloat16, torch.float32)),
+        (measure((1, tokens, 768), torch.bfloat16, brief=True) for tokens in LENGTHS),
+    )
+    rows, path = harness.collect("first_order", parts, options.out)
     columns = ("shape", "dtype", "variant", "ms", "call_ms", "ratio", "TB/s", "memory_of_z")
     print(harness.table(rows, columns))
     long = {r["shape"]: r["ms"] for r in rows if r["variant"] == "kernels"}
     print(f"time(131072)/time(16384) = {long['1x131072x768'] / long['1x16384x768']:.2f}")
-    path = harness.write("first_order", rows, options.out)
     if options.plot:
         plot(rows, path.with_suffix(".png"))
     print(path)

@@ -109,18 +109,18 @@ def measure(name: str, settings: list[str], steps: int, batch_tokens: int, folde
 
 def one_round(
     chosen: list[tuple[str, list[str]]], stream: str, steps: int, batch_tokens: int, folder: Path
-) -> list[harness.Row]:
+) -> Iterator[harness.Row]:
     """A row for each of the runs, as ratios of the first."""
-    rows: list[harness.Row] = []
+    first = None
     suffix, context = STREAMS[stream]
     for name, settings in chosen:
         with context():
             row = measure(name + suffix, settings, steps, batch_tokens, folder)
-        rows.append(row)
-        row["ratio"] = row["tokens_per_s"] / rows[0]["tokens_per_s"]
+        first = first or row["tokens_per_s"]
+        row["ratio"] = row["tokens_per_s"] / first
         speed, longer = f"{row['tokens_per_s']:10,.0f} tokens/s", f"{1 / row['ratio']:.4f} × the time"
         print(f"{row['option']:55s} {speed}, {longer}", flush=True)
-    return rows
+        yield row
 
 
 def main() -> None:
@@ -131,15 +131,20 @@ def main() -> None:
     parser.add_argument("--streams", nargs="+", choices=list(STREAMS), default=list(STREAMS), help="of the turns")
     options = parser.parse_args()
     harness.need_cuda()
-    rows: list[harness.Row] = []
-    with tempfile.TemporaryDirectory() as folder:
+    chosen = runs()[-3:] if options.turns else runs()
+
+    def rows_in(folder: Path) -> Iterator[list[harness.Row]]:
         for stream in options.streams if options.turns else ["float32"]:
             torch.compiler.reset()  # it keeps eight versions of a block, and one stream has three or more
             for _ in range(max(1, options.turns)):
-                chosen = runs()[-3:] if options.turns else runs()
-                rows += one_round(chosen, stream, options.steps, options.batch_tokens, Path(folder))
+                for row in one_round(chosen, stream, options.steps, options.batch_tokens, folder):
+                    yield [row]
+
+    with tempfile.TemporaryDirectory() as folder:
+        name = "throughput_turns" if options.turns else "throughput"
+        rows, path = harness.collect(name, rows_in(Path(folder)), options.out)
     print(harness.table(rows, COLUMNS))
-    print(harness.write("throughput_turns" if options.turns else "throughput", rows, options.out))
+    print(path)
 
 
 if __name__ == "__main__":

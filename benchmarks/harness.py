@@ -190,6 +190,16 @@ def write(name: str, rows: Sequence[Row], out: Path) -> Path:
     return path
 
 
+def collect(name: str, parts: Iterable[Sequence[Row]], out: Path) -> tuple[list[Row], Path]:
+    """The rows of all the parts. out/name.csv is written after each: a run that is cut off keeps what it had."""
+    rows: list[Row] = []
+    path = out / f"{name}.csv"
+    for part in parts:
+        rows += part
+        path = write(name, rows, out)
+    return rows, path
+
+
 def _plain(value: Any) -> Any:
     return f"{value:.5g}" if isinstance(value, float) else value
 

@@ -27,6 +27,7 @@ from decondense.train import train
 
 COLUMNS = ["stream", "variant", "kernel", "what", "calls", "us", "added_calls", "added_us", "of_step"]
 SMALL, REST = 1 / 2000, "the rest"
+PRINTED = 60  # characters of a kernel's name on the terminal; the file has all of it
 CLOCKED = 2  # the step after which Trainer's clock runs
 
 
@@ -106,6 +107,18 @@ def compared(found: Profile, base: Profile) -> list[harness.Row]:
     return rows
 
 
+def short(kernel: str) -> str:
+    """The name of a kernel without namespaces, template arguments and parameters."""
+    name, depth = "", 0
+    for character in kernel.replace("(anonymous namespace)::", ""):
+        depth -= character == ">"
+        if character == "(" and not depth:
+            break
+        name += character if not depth and character not in "<>" else ""
+        depth += character == "<"
+    return (name.strip().split("::")[-1].removeprefix("void ") or kernel)[:PRINTED]
+
+
 def main() -> None:
     parser = harness.arguments(__doc__ or "")
     parser.add_argument("--steps", type=int, default=3)
@@ -125,7 +138,8 @@ def main() -> None:
                 about = {"stream": stream, "variant": name}
                 rows += [about | row for row in compared(found, base)]
                 path = harness.write("profile_compiled_step", rows, options.out)  # what is there when time runs out
-                print(harness.table([r for r in rows if r | about == r], COLUMNS[2:]), about, sep="\n", flush=True)
+                shown = [r | {"kernel": short(r["kernel"])} for r in rows if r | about == r]
+                print(harness.table(shown, COLUMNS[2:]), about, sep="\n", flush=True)
     print(path)
 
 

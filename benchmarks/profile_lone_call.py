@@ -121,11 +121,10 @@ def main() -> None:
     parser = harness.arguments(__doc__ or "")
     options = parser.parse_args()
     harness.need_cuda()
-    rows = [row for shape in CALLS for row in measure(shape)]
+    parts = ([{column: row.get(column, "") for column in COLUMNS} for row in measure(shape)] for shape in CALLS)
+    rows, path = harness.collect("lone_call", parts, options.out)
     print(harness.table([row | {"name": row["name"][:60]} for row in rows], COLUMNS))
-    print(
-        harness.write("lone_call", [{column: row.get(column, "") for column in COLUMNS} for row in rows], options.out)
-    )
+    print(path)
 
 
 if __name__ == "__main__":

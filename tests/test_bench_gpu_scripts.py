@@ -159,6 +159,34 @@ def test_what_the_loss_adds_to_a_recorded_step(script):
     assert [rows[3]["of_step"], rows[4]["of_step"]] == [94 / 9001, 0.1]
 
 
+@pytest.mark.parametrize(
+    ("kernel", "printed"),
+    [
+        ("void at::native::(anonymous namespace)::sum<at::f<4>, long>(int, at::g<2>)", "sum"),
+        ("void cutlass::device_kernel<cutlass::gemm<a::b<(c)1>>>(int)", "device_kernel"),
+        ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NTT", "nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NTT"),
+        ("Memcpy DtoD (Device -> Device)", "Memcpy DtoD"),
+        ("by the clock", "by the clock"),
+        ("triton_" + "a" * 600, "triton_" + "a" * 53),
+    ],
+)
+def test_a_kernel_is_printed_by_its_last_name(script, kernel, printed):
+    assert script("profile_compiled_step").short(kernel) == printed
+
+
+def test_a_run_that_is_cut_off_keeps_what_it_had(script, monkeypatch, tmp_path):
+    throughput, harness = script("bench_throughput"), script("harness")
+    speeds = iter((8.0, 4.0))
+    monkeypatch.setattr(
+        throughput, "measure", lambda name, *rest: {"option": name, "tokens_per_s": next(speeds, None) or sys.exit(3)}
+    )
+    monkeypatch.setattr(harness, "need_cuda", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["bench_throughput.py", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        throughput.main()
+    assert [row["ratio"] for row in harness.read("throughput", tmp_path)] == ["1", "0.5"]
+
+
 def test_a_row_is_compared_with_the_one_without_a_loss_of_its_round(script, monkeypatch, tmp_path):
     throughput, harness = script("bench_throughput"), script("harness")
     speeds = iter((8.0, 4.0, 2.0, 10.0, 5.0, 4.0))
