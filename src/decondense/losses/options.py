@@ -15,7 +15,8 @@ def check_choice(name: str, value: object, choices: Collection[str]) -> None:
     """One of a few words; the error names the nearest."""
     if value in choices:
         return
-    near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.65)
+    near = [word for word in choices if value and word.startswith(str(value))]  # "first" for "first_order"
+    near = near or difflib.get_close_matches(str(value), choices, n=1, cutoff=0.65)
     remedy = f"did you mean {near[0]!r}?" if near else "pick one of these."
     raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}: {remedy}")
 
