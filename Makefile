@@ -20,12 +20,13 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 		$(PIP) --quiet --no-deps $(TORCHTITAN); }
 	@touch $@
 
-# What only slow tests need. A torchvision that was built for another torch would break transformers.
+# What only slow tests need. A torchvision that was built for another torch would break transformers, and so would a timm
+# without torchvision.
 $(VENV)/.others: $(VENV)/.installed
 	@$(PIP) --quiet --no-deps deepspeed hjson ninja py-cpuinfo msgpack timm torchvision open_clip_torch ftfy wcwidth \
 		diffusers liger-kernel cut-cross-entropy bitsandbytes
-	@$(BIN)/python -c 'import torchvision' 2>/dev/null || { $(BIN)/python -m pip uninstall --quiet --yes torchvision; \
-		echo "torchvision does not fit this torch and was taken out again: the tests of timm and open_clip skip"; }
+	@$(BIN)/python -c 'import torchvision' 2>/dev/null || { $(BIN)/python -m pip uninstall --quiet --yes timm torchvision; \
+		echo "torchvision does not fit this torch and was taken out again, and timm: the tests of timm and open_clip skip"; }
 	@touch $@
 
 # They want other versions of what is pinned, so they have an environment of their own, and from $(VENV) all the rest.

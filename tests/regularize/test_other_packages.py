@@ -6,6 +6,8 @@ Slow, and skipped where a package is missing: none of them is needed to work on 
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import transformers
@@ -117,6 +119,7 @@ def patched_gradients(weight: float) -> dict[str, Tensor]:
 def test_liger(monkeypatch):
     """Liger's forward with its fused linear cross-entropy: on a GPU, else its own kernels in Triton's interpreter."""
     pytest.importorskip("liger_kernel")
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "kernels")  # which is there already when all tests run
     import kernels.conftest  # noqa: F401  what the interpreter needs
 
     if not torch.cuda.is_available():
