@@ -86,15 +86,14 @@ def effects(
     a column of text (speed, say). A comparison with a dot further from 0 than `far` would flatten the others: its
     label tells its mean instead."""
     places = [float(place) for place in range(len(rows), 0, -1)]
-    off = [any(abs(v) > far for v in values) for _, values in rows]
-    labels = [
-        f"{label}: {signed(float(np.mean(values)), 2)}, off the scale" if out else label
-        for (label, values), out in zip(rows, off)
-    ]
-    rows = [(label, () if out else values) for label, (_, values), out in zip(labels, rows, off)]
+    rows = [
+        (f"{label}: {signed(float(np.mean(values)), 2)}, off the scale", ()) if max(map(abs, values), default=0.0) > far
+        else (label, values)
+        for label, values in rows
+    ]  # fmt: skip
     marks: list[Any] = []
     for number, (place, (_, values)) in enumerate(zip(places, rows)):
-        if not values:
+        if not len(values):
             continue
         colour = PALETTE[(colours[number] if colours else 0) % len(PALETTE)]
         marks += dots([place], [values], colour=colour, level=level, across=True)
