@@ -195,6 +195,7 @@ def test_a_model_without_a_tokenizer(tmp_path):
         ("x" * 5000, ValueError, r"a hub id, a folder, .{,80}, got 'x{79}…'\.$"),
         ("x/" * 2500, FileNotFoundError, "no model at 'x/x/.{,200}…': the path does not exist"),
         (__file__, ValueError, "a model file must be GGUF"),
+        ("smollm2", ValueError, "no model 'smollm2': did you mean 'smollm2-135m'"),
         ("smolm2-135m", ValueError, "no model 'smolm2-135m': did you mean 'smollm2-135m'"),
         ("nobody/nothing-of-the-kind", OSError, "the hub did not provide it"),
     ],

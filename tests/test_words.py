@@ -33,7 +33,13 @@ from decondense import words
         (words.cell([1234, -0.5, True, None]), "1,234, −0.5, yes, –"),
         (words.slug("SmolLM2: λ", "0.1"), "smollm2-0-1"),
         (words.nearest("dispersoin", ["dispersion", "koleo"]), "did you mean 'dispersion'?"),
+        (words.nearest("disp", ["koleo", "dispersion"]), "did you mean 'dispersion'?"),
         (words.nearest("xyz", ["a", "b"]), "known are a, b."),
+        (words.nearest("xyz", ["a", "b"], "pick one."), "pick one."),
+        (words.perhaps("g", ["cpu", "gpu-and-more"]), ": did you mean 'gpu-and-more'?"),
+        (words.perhaps("", ["cpu", "gpu"]), "."),
+        (words.near("token", ["tokens_per_step", "token_s", "broken"], n=3), ["token_s", "tokens_per_step"]),
+        (words.near("tokan", ["tokens_per_step", "token", "token", "broken"], n=3, cutoff=0.5), ["token", "broken"]),
         (words.list_of(["a", "b", "c"]), "a, b and c"),
     ],
 )

@@ -10,7 +10,6 @@ says ``trust_remote_code=True``.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import platform
 import re
@@ -24,7 +23,7 @@ from . import hub
 from .files import flat, own_trace, read_json
 from .needs import MissingExtra, need
 from .weights_cache import BUNDLED, bundled_folder, convert_gguf, quiet_loading, whole_model
-from .words import nearest, perhaps, quoted, several
+from .words import near, perhaps, quoted, several
 
 if TYPE_CHECKING:
     import torch
@@ -75,8 +74,8 @@ def resolve(name: str | os.PathLike[str], *, revision: str | None = None) -> Sou
         raise ValueError(
             f"a model must be a hub id, a folder, a GGUF file or one of {', '.join(BUNDLED)}, got {quoted(text)}."
         )
-    if "/" not in text and difflib.get_close_matches(text.lower(), BUNDLED, n=1, cutoff=0.8):
-        raise ValueError(f"no model {text!r}: {nearest(text.lower(), BUNDLED)}")
+    if "/" not in text and (close := near(text.lower(), BUNDLED, cutoff=0.8)):
+        raise ValueError(f"no model {text!r}: did you mean {close[0]!r}?")
     return Source(text, "hub", text, text if revision is None else f"{text}@{revision}", revision)
 
 

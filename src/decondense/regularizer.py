@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
-from difflib import get_close_matches
 from inspect import signature
 from typing import Any
 
@@ -23,6 +22,7 @@ from .integrations.own_loop import OwnLoop
 from .losses.presets import Loss, get
 from .losses.registry import registered
 from .term import Schedule, Term
+from .words import near
 
 
 def regularize(
@@ -96,8 +96,7 @@ def _refuse_misspelt(loss: str, options: dict[str, Any]) -> None:
     """A keyword of `regularize` that is misspelt looks like an option of the loss, which would name none but those."""
     own = [name for name in signature(regularize).parameters if name not in ("target", "loss", "options")]
     for key in options.keys() - {"preset", *registered()[get(loss).name].options}:
-        close = get_close_matches(key, own, n=1, cutoff=0.7)
-        if close:
+        if close := near(key, own, cutoff=0.7):
             raise ValueError(f"{key!r} is no option of regularize, nor of {loss}: did you mean {close[0]!r}?")
 
 

@@ -13,7 +13,6 @@ A text is a list of documents. It is named by
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib.metadata
 import itertools
@@ -30,7 +29,7 @@ import numpy as np
 from . import hub
 from .files import packaged_file
 from .text_files import read_documents, row_documents
-from .words import nearest, quoted
+from .words import near, nearest, quoted
 
 
 @dataclass(frozen=True)
@@ -156,7 +155,7 @@ def _opened(text: Any, data: str | os.PathLike[str] | None, column: str | None, 
         raise FileNotFoundError(f"no text at {spec!r}: the file does not exist; strings are read from a list, [text].")
     raise ValueError(
         f"text must be a file or one of {', '.join(TEXTS)}, got {spec!r}: "
-        + (nearest(name, TEXTS) if nearest(name, TEXTS).startswith("did") else "strings are read from a list, [text].")
+        + nearest(name, TEXTS, "strings are read from a list, [text].")
     )
 
 
@@ -196,7 +195,7 @@ def available(data: str | os.PathLike[str] | None = None) -> dict[str, str | Non
 def _open_named(name: str, split: str, data: str | os.PathLike[str] | None, characters: int) -> Text:
     entry = TEXTS[name]
     label = f"{name}:{split}"
-    if split not in SPLITS and difflib.get_close_matches(split, SPLITS, n=1, cutoff=0.7):
+    if split not in SPLITS and near(split, SPLITS, cutoff=0.7):
         raise ValueError(f"text {name!r} has no split {split!r}: {nearest(split, SPLITS)}")
     if "/" in split or "\\" in split:
         raise ValueError(

@@ -66,7 +66,7 @@ def row_documents(rows: Iterable[Any], column: str | None = None, *, where: str)
             document = row
         elif isinstance(row, dict) and fields and _is_document(row.get(fields[0])):
             if fields[0] not in row:
-                raise ValueError(f"{where} has no column {column!r}: {nearest(str(column), map(str, row))}")
+                raise ValueError(f"{where} has no column {column!r}: {nearest(column, [*map(str, row)])}")
             document = row[fields[0]]
         else:
             has = f"the columns {', '.join(map(str, row))}" if isinstance(row, dict) else type(row).__name__

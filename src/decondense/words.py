@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 
@@ -134,16 +134,22 @@ def slug(*words: str) -> str:
     return re.sub(r"-+", "-", name).strip("-")[:80].lower() or "result"
 
 
-def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+def near(name: object, known: Iterable[str], *, n: int = 1, cutoff: float = 0.65) -> list[str]:
+    """The known words that are nearest to another, best first: those that begin with it, else those spelt alike."""
+    words, name = [*dict.fromkeys(known)], str(name)
+    begun = [word for word in words if name and word.startswith(name)]  # "first" for "first_order"
+    return difflib.get_close_matches(name, begun, n, 0.0) or difflib.get_close_matches(name, words, n, cutoff)
+
+
+def nearest(name: object, known: Collection[str], otherwise: str | None = None) -> str:
     """ "did you mean 'dispersion'?", or the names there are: the end of a sentence about a name that does not exist."""
-    names = list(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
-    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}."
+    close = near(name, known)
+    return f"did you mean {close[0]!r}?" if close else otherwise or f"known are {', '.join(known)}."
 
 
-def perhaps(name: object, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+def perhaps(name: object, known: Iterable[str], *, cutoff: float = 0.65) -> str:
     """ ": did you mean 'gpu'?" where one is near, else ".": the end of a sentence that needs no list of names."""
-    close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=cutoff)
+    close = near(name, known, cutoff=cutoff)
     return f": did you mean {close[0]!r}?" if close else "."
 
 

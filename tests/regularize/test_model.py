@@ -305,6 +305,7 @@ def test_check_every_reports_the_agreement_with_exact():
         (lambda m: dc.regularize(m, schedule="linear", ramp_steps=True), ValueError, "at least 1, got True"),
         (lambda m: dc.regularize(m, weigth=0.1), ValueError, "'weigth' is no option of regularize.*mean 'weight'"),
         (lambda m: dc.regularize(m, ramp_step=5), ValueError, "did you mean 'ramp_steps'"),
+        (lambda m: dc.regularize(m, ramp=5), ValueError, "no option of regularize, .*did you mean 'ramp_steps'"),
         (lambda m: dc.regularize(m, temperature=1.0), ValueError, "got 'temperature': pick one of these"),
         (lambda m: dc.regularize(m, 0.1), TypeError, "loss must be a name.*got 0.1: a number goes into weight"),
         (lambda m: dc.regularize(m, torch.relu), TypeError, "loss must be a name.*of your own into losses.register"),

@@ -139,8 +139,8 @@ def test_plan_lists_runs(command, refusal):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["widht"], "there is no study 'widht': did you mean 'width'?"),
-        (["zzz"], "the studies are size, text, width"),
+        (["widht"], ", hyper: did you mean 'width'?"),
+        (["zzz"], "there is no study 'zzz', the studies are size, text, width"),
         (["width", "--scale", "huge"], "scale must be one of smoke, gpu, paper, got 'huge'"),
         (["width", "--seeds", "1,x"], "--seeds must be different whole numbers"),
         (["width", "--seeds", "1,1"], "must be different whole numbers"),

@@ -76,6 +76,7 @@ def test_budget_in_tokens_is_made_of_whole_steps():
     [
         ("train.learning_rat=1", "recipe: 'train.learning_rat' is no key of a recipe: did you mean 'learning_rate'?"),
         ("learning_rate=1", "recipe: 'learning_rate' is no key of a recipe: did you mean 'train.learning_rate'?"),
+        ("learn=1", "recipe: 'learn' is no key of a recipe: did you mean 'train.learning_rate'?"),
         ("data.seed=1", "recipe: 'data.seed' is no key of a recipe: did you mean 'train.seed'?"),
         ("trian.seed=1", "recipe: 'trian' is no key of a recipe: did you mean 'train'?"),
         ("model.lora.rank=4", "recipe: 'model.lora.rank' is no key of a recipe: did you mean 'r'?"),

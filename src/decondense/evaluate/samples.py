@@ -19,6 +19,7 @@ from pydantic_core import from_json
 
 from ..files import read_json
 from ..records import Damaged
+from ..words import nearest
 from .items import item_hash, right_share
 from .logs import (
     Log,
@@ -78,8 +79,8 @@ def read_samples(path: Path, files: Sequence[Path], wanted: Wanted) -> Log:
         chosen = next((name for name in filters if name == wanted.filter), filters[0] if filters else "none")
         if wanted.filter is not None and chosen != wanted.filter and len(filters) > 1:
             raise ValueError(
-                f"--filter must be one of {subtask!r} of {str(path)!r}, got {wanted.filter!r}: known are "
-                f"{', '.join(filters)}."
+                f"--filter must be one of {subtask!r} of {str(path)!r}, got {wanted.filter!r}: "
+                + nearest(wanted.filter, filters)
             )
         if len(filters) > 1:
             notes.append(f"{subtask}: the filter is {chosen}; the log also has {others(filters, chosen)}.")

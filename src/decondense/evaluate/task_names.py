@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from typing import Any
 
 from ..insides import lm_eval as inside
+from ..words import near
 
 PAPER: tuple[str, ...] = ("anli_r2", "lambada_openai", "openbookqa", "piqa", "truthfulqa_mc2", "winogrande", "arc_easy")
 PAPER += ("arc_challenge", "medmcqa", "mmlu")
@@ -31,8 +31,8 @@ def names_of(tasks: str | Sequence[str]) -> list[str]:
 
 
 def _unknown(name: str, known: Sequence[str]) -> ValueError:
-    near = difflib.get_close_matches(name, ["paper", *PAPER, *known], n=4, cutoff=0.5)
-    hint = f"the nearest names are {', '.join(dict.fromkeys(near))}" if near else "no name is near"
+    close = near(name, ["paper", *PAPER, *known], n=4, cutoff=0.5)
+    hint = f"the nearest names are {', '.join(close)}" if close else "no name is near"
     return ValueError(f"task {name!r} must be 'paper' or a task that lm-eval knows: {hint}.")
 
 

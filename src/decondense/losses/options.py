@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection
 
 import torch
 from torch import Tensor
 
 from .. import kernels
+from ..words import nearest
 
 
 def check_choice(name: str, value: object, choices: Collection[str]) -> None:
     """One of a few words; the error names the nearest."""
-    if value in choices:
-        return
-    near = [word for word in choices if value and word.startswith(str(value))]  # "first" for "first_order"
-    near = near or difflib.get_close_matches(str(value), choices, n=1, cutoff=0.65)
-    remedy = f"did you mean {near[0]!r}?" if near else "pick one of these."
-    raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}: {remedy}")
+    if value not in choices:
+        remedy = nearest(value, choices, "pick one of these.")
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}: {remedy}")
 
 
 BACKENDS = ("auto", "torch", "triton")

@@ -14,7 +14,7 @@ import yaml
 
 from .. import models, records
 from ..files import told_apart
-from ..words import nearest
+from ..words import perhaps
 from .result import FEW, Condensation
 from .trend import curve_statistics
 
@@ -229,5 +229,5 @@ def families() -> dict[str, dict[str, Any]]:
 def family_of(name: str) -> dict[str, Any]:
     known = families()
     if name not in known:
-        raise ValueError(f"family must be one of {', '.join(known)}, got {name!r}: {nearest(name, known)}")
+        raise ValueError(f"family must be one of {', '.join(known)}, got {name!r}{perhaps(name, known)}")
     return known[name]

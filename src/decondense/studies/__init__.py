@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from importlib import resources
 
-from ..words import nearest
+from ..words import perhaps
 from .core import HOOKS, Study, collect, conclude, run, settings_of
 from .settings import SCALES, scale_file
 
@@ -32,7 +32,5 @@ STUDIES = {study.name: study for study in _ORDERED}
 def find(name: str) -> Study:
     """The study of a name; for a name that does not exist an error with the nearest one."""
     if name not in STUDIES:
-        close = nearest(name, STUDIES)
-        hint = f"{close} The studies" if close.startswith("did") else "the studies"
-        raise ValueError(f"there is no study {name!r}: {hint} are {', '.join(STUDIES)}.")
+        raise ValueError(f"there is no study {name!r}, the studies are {', '.join(STUDIES)}{perhaps(name, STUDIES)}")
     return STUDIES[name]

@@ -95,7 +95,7 @@ def _put(settings: Settings, change: str, where: str) -> None:
     if not separator or not all(path):
         raise ValueError(f"a setting must be key=value, e.g. base.data.tokens=5M, got {change!r}.")
     if path[0] not in settings:
-        raise ValueError(f"{key.strip()!r} is no setting of {where}: {nearest(path[0], settings, cutoff=0.6)}")
+        raise ValueError(f"{key.strip()!r} is no setting of {where}: {nearest(path[0], settings)}")
     put(settings, path, _value(value, change))
 
 

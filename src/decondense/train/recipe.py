@@ -8,7 +8,6 @@ contradict each other. `--set train.seed=2` on the command line overrides one ke
 from __future__ import annotations
 
 import copy
-import difflib
 import os
 import re
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ import yaml
 from pydantic import BaseModel, Discriminator, Tag, ValidationError, model_validator
 
 from ..files import neighbours
-from ..words import perhaps
+from ..words import near, perhaps
 from .sections import Baselines, Data, Loss, Model, Part, Snapshots, Train
 
 
@@ -196,8 +195,8 @@ def _sentence(error: ValidationError, name: str) -> str:
     if first["type"] == "extra_forbidden":
         known = list(_keys(_part_at(place[:-1])))
         elsewhere = {name: f"{section}.{name}" for section, part in _keys(Recipe).items() for name in _keys(part)}
-        close = difflib.get_close_matches(str(place[-1]), known, n=1, cutoff=0.4)
-        close = close or [elsewhere[k] for k in difflib.get_close_matches(str(place[-1]), elsewhere, n=1, cutoff=0.7)]
+        close = near(place[-1], known) or [elsewhere[k] for k in near(place[-1], elsewhere)]
+        close = close or near(place[-1], known, cutoff=0.4)
         hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}."
         return f"{name}: {where!r} is no key of a recipe: {hint}"
     if first["type"] == "missing":
