@@ -10,27 +10,24 @@ from typing import Any
 
 
 def signed(value: float | None, digits: int = 3) -> str:
-    """+0.123, with a true minus sign; a dash for what is not finite."""
-    if value is None or not math.isfinite(value):
-        return "–"
-    return f"{value:+.{digits}f}".replace("-", "−")
+    """+0.123, with a true minus sign; 0.000 has none; a dash for what is not finite."""
+    return "–" if value is None or not math.isfinite(value) else _fixed(value, digits, True)
 
 
 def points(value: float | None, *, sign: bool = False) -> str:
     """A fraction in points (percent), two decimals."""
-    return "–" if value is None else _unsigned_zero(100 * value, 2, sign)
+    return "–" if value is None else _fixed(100 * value, 2, sign)
 
 
 def nats(value: float | None, *, sign: bool = False) -> str:
     """A log-likelihood per item, or per token of a text, four decimals."""
-    return "–" if value is None else _unsigned_zero(value, 4, sign)
+    return "–" if value is None else _fixed(value, 4, sign)
 
 
-def _unsigned_zero(value: float, digits: int, sign: bool) -> str:
-    text = f"{value:+.{digits}f}" if sign else f"{value:.{digits}f}"
-    if float(text) == 0:
-        text = text.replace("-", "+") if sign else text.replace("-", "")
-    return text.replace("-", "−")
+def _fixed(value: float, digits: int, sign: bool = False) -> str:
+    """So many decimals; what rounds to zero has no sign."""
+    text = f"{value:{'+' if sign else ''}.{digits}f}"
+    return text.replace("-", "−") if float(text) else text.lstrip("+-")
 
 
 def p_value(value: float) -> str:
@@ -67,10 +64,8 @@ def span(value: Any, low: Any = None, high: Any = None, digits: int = 2) -> str:
     )
     if value is None:
         return "–"
-    text = f"{value:.{digits}f}"
-    if low is not None and high is not None:
-        text += f" [{low:.{digits}f}, {high:.{digits}f}]"
-    return text.replace("-", "−")
+    ends = "" if low is None or high is None else f" [{_fixed(low, digits)}, {_fixed(high, digits)}]"
+    return _fixed(value, digits) + ends
 
 
 def amount(number: float) -> str:

@@ -36,7 +36,7 @@ def test_any_two_are_compared_layer_by_layer(visit, tmp_path):
             assert float(row["difference"]) == pytest.approx(a[layer] - other, abs=1e-5)
     until(page, "document.querySelector('#compare-p0-c1 .plot').data[0].y.length === 8")
     page.locator("#compare-b").select_option(wanted[0])
-    assert page.locator("#compare-words").inner_text().startswith("+0.0000 in the mean")
+    assert page.locator("#compare-words").inner_text().startswith("0.0000 in the mean")
 
 
 LUMINANCE = """(name) => {

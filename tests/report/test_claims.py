@@ -47,6 +47,7 @@ def test_places_in_the_bar():
     effect = Effect("", 1.0, -0.5, 2.0)
     assert [effect.place(x) for x in (0, 1.0, -0.5, 2.0)] == [50, pytest.approx(72.7), pytest.approx(38.6), 95.5]
     assert Effect("", 0.0, 0.0, 0.0).place(0.0) == 50
+    assert Effect("", 0.02, -0.0004, 0.05).text == "+0.020 [0.000, +0.050]"
 
 
 def test_the_table_names_every_study_and_theory_comes_last(tmp_path):

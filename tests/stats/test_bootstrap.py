@@ -116,7 +116,7 @@ def test_tables(six):
     assert float(rows[0]["signal_to_noise"]) == ratio
     assert whole.to_pandas().set_index("task").loc["easy", "signal_to_noise"] == ratio
     assert points(-0.0412, sign=True) == "−4.12"
-    assert points(-0.00001, sign=True) == "+0.00"
+    assert points(-0.00001, sign=True) == "0.00"
     assert points(None) == "–"
 
 

@@ -190,7 +190,7 @@ def test_the_verdict_mentions_likelihoods_that_differ(make_run):
     named = ", ".join(f"{task} (+{gap:.4f} nats)" for task, gap in zip("tuv", gaps))
     assert record["verdict"].startswith(
         "No difference shown in the scores, but after Holm's correction in the log-likelihoods of "
-        f"{named} and 2 more: treated − base is +0.00 points on the average over 5 tasks"
+        f"{named} and 2 more: treated − base is 0.00 points on the average over 5 tasks"
     )
     same = compared([make_run("c", items(0))], [make_run("d", items(0))])
     assert same["verdict"].startswith("No difference shown: treated − base is")

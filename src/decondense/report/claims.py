@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, FiniteFloat, ValidationError
 
 from ..records import Study
-from ..words import several
+from ..words import several, signed
 
 PICTURE = "picture"
 """Stands for the study's own figure, where that is what matters and not a chart of the runs."""
@@ -76,7 +76,7 @@ class Effect:
         ends = [] if self.low is None or self.high is None else [self.low, self.high]
         most = max(abs(x) for x in (self.value, *ends))
         digits = 2 if most >= 0.1 else 3 if most >= 0.01 else 4
-        value, *ends_said = (f"{x:+.{digits}f}".replace("-", "−") for x in (self.value, *ends))
+        value, *ends_said = (signed(x, digits) for x in (self.value, *ends))
         return value + (f" [{', '.join(ends_said)}]" if ends else "")
 
 

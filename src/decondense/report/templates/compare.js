@@ -1,6 +1,6 @@
 // Any two runs or models, and their difference at every layer.
 const safe = (words) => words.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;").replaceAll("%{", "%\u200b{");
-const signed = (value) => (value < 0 ? "\u2212" : "+") + Math.abs(value).toFixed(4);
+const signed = (value) => (Math.abs(value) < 5e-5 ? "" : value < 0 ? "\u2212" : "+") + Math.abs(value).toFixed(4);
 
 // States before the final norm, at their share of the depth, and that after it by itself.
 const body = (curve) => (curve.normed ? curve.cosine.slice(0, -1) : curve.cosine);
