@@ -146,6 +146,12 @@ def test_a_result_is_never_replaced_in_silence(model, tmp_path):
     said = refused("measure", model, *QUICK, "--seed", "1", "--out", out)
     assert "already holds a result: choose another folder with --out" in said
     assert "already holds a result" in refused("measure", model, *QUICK, "--seed", "1", "--out", out, "--resume")
+    wrong = {"--seed": "-1", "--windows": "0", "--dtype": "int3", "--stack": "left"}
+    for name, value in wrong.items():  # what no other folder would mend comes first
+        assert f"{name[2:]} must be" in refused("measure", model, *QUICK, name, value, "--out", out)
+        assert f"{name[2:]} must be" in refused("compare", model, model, *QUICK[:6], name, value, "--out", out)
+    assert "the path does not exist" in refused("measure", "./nowhere", *QUICK, "--out", out)
+    assert "at least two results" in refused("compare", model, *QUICK[:6], "--out", out)
     assert (out / "result.json").read_bytes() == before
     assert run("measure", model, *QUICK, "--out", out)[0] == 0  # the very same again
     assert ((out / "result.json").read_bytes(), (out / "heatmap.png").read_bytes()) == (before, picture)
@@ -306,14 +312,14 @@ def test_disk_full_while_writing(model, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), Interrupted(None)], ids=["loading", "first window"])
-def test_ctrl_c_before_any_work_names_no_folder(tmp_path, monkeypatch, stop):
+def test_ctrl_c_before_any_work_names_no_folder(model, tmp_path, monkeypatch, stop):
     """There is none: what nothing was written into is taken away."""
 
     def interrupted(*args, **options):
         raise stop
 
     monkeypatch.setattr("decondense.meter.measure", interrupted)
-    code, stdout, stderr = run("measure", "x", *QUICK, "--out", tmp_path / "new" / "o")
+    code, stdout, stderr = run("measure", model, *QUICK, "--out", tmp_path / "new" / "o")
     assert (code, stdout) == (130, "")
     assert stderr == "interrupted.\n"
     assert not (tmp_path / "new").exists()

@@ -145,8 +145,11 @@ def load(
     return model.eval(), words
 
 
-def check(name: str | os.PathLike[str], *, revision: str | None = None, trust_remote_code: bool = False) -> None:
+def check(
+    name: str | os.PathLike[str], *, revision: str | None = None, dtype: Any = None, trust_remote_code: bool = False
+) -> None:
     """Refuse a model that is not there, by its configuration alone: before a text is read or another model measured."""
+    _dtype(dtype, "cpu")
     source = resolve(name, revision=revision)
     with _one_sentence(source):
         _configuration(source, trust_remote_code)

@@ -72,6 +72,9 @@ def test_a_result_is_never_replaced_without_force(stories, bench, tmp_path, monk
         "error: 'evaluation/runs-a-model' already holds a result: choose another folder with --out, or replace it with "
         "--force.",
     )
+    for wrong, said in ((("--limit", 0), "limit must be"), (("--tasks", "piqaa"), "nearest names are piqa")):
+        assert said in cli("evaluate", "runs/a/model", *words, 3, *wrong).stderr  # what no other folder would mend
+    assert "path does not exist" in cli("evaluate", "./c", *words, 3, "--out", first).stderr
     full = OSError(errno.ENOSPC, "full")
     with monkeypatch.context() as patch:
         patch.setattr("decondense.commands.evaluate.run_record", lambda *_: (_ for _ in ()).throw(full))

@@ -82,7 +82,7 @@ def test_the_model_is_left_without_hooks_even_after_an_error():
 
 
 def test_errors():
-    with pytest.raises(ValueError, match="stack must be one of decoder, encoder"):
+    with pytest.raises(ValueError, match="stack must be one of 'decoder', 'encoder'"):
         StateReader(build("llama"), stack="middle")
     with pytest.raises(TypeError, match=r"Linear is no transformers model: measure it with inputs=…"):
         StateReader(torch.nn.Linear(2, 2))

@@ -32,6 +32,7 @@ def test_command(six, tmp_path):
     again = cli("significance", base[0], treated[0], "--out", out)
     assert again.returncode == 2
     assert "already holds a result: choose another folder with --out, or replace it with --force." in again.stderr
+    assert "alpha and power must" in cli("significance", base[0], treated[0], "--out", out, "--alpha", 2).stderr
     assert json.loads((out / "result.json").read_text()) == record
     assert "; S/N: how far" in done.stdout
     assert cli("significance", base[0], treated[0], "--out", out, "--force").returncode == 0

@@ -73,7 +73,10 @@ def run_comparison(
     """Each measurement is kept in its own folder as soon as it is done, so that nothing is measured twice after an
     interruption: name the folders again."""
     from ..meter import compare as run
+    from ..meter.compare import plan
 
+    what: dict[str, Any] = {"texts": texts, "revisions": revisions, "paired": paired, **options}
+    plan(items, **what)
     now = ("", 0, 0)
     with (
         fresh_folder(out_dir or Path("comparison"), force=force) as folder,
@@ -96,10 +99,7 @@ def run_comparison(
                 with writing(folder):
                     result.save(folder / "results" / _folder_name(result) / "result.json")
 
-        comparison = run(
-            items, texts=texts, revisions=revisions, paired=paired, started=started, finished=finished,
-            progress=windows, **options,
-        )  # fmt: skip
+        comparison = run(items, started=started, finished=finished, progress=windows, **what)
         if not first_process():
             return
         with writing(folder):

@@ -62,6 +62,9 @@ def measure(
     options |= {"revision": revision}
     target = out_dir or default_folder("condensation", model)
     config = {"command": "measure", "model": model, **options}
+    from ..meter.run import check
+
+    check(model, **options)
     begun = resume and any(target.glob("partial-*.npz"))  # a finished result of other settings is not resumed over
     with fresh_folder(target, force=force or begun or _same(target, config)) as folder:
         _measure_into(folder, config, options, resume=resume, as_json=as_json)

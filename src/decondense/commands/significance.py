@@ -57,17 +57,20 @@ def significance(
     from ..stats.tables import csv_table, latex, markdown
 
     base, treated = _divide(runs)
-    with fresh_folder(out_dir or Path("significance"), force=force) as folder:
-        record = compare(base, treated, **options)
-        with writing(folder), replaced(folder, stale=("table.tex", "forest.png")) as place:
-            record.save(place)
-            write_text(place / "table.md", markdown(record))
-            write_text(place / "table.csv", csv_table(record))
-            written = "result.json, table.md, table.csv"
-            if record.tasks:
-                write_text(place / "table.tex", latex(record))
-                plot(record, place / "forest.png")
-                written += ", table.tex, forest.png"
+    record = compare(base, treated, **options)
+    with (
+        fresh_folder(out_dir or Path("significance"), force=force) as folder,
+        writing(folder),
+        replaced(folder, stale=("table.tex", "forest.png")) as place,
+    ):
+        record.save(place)
+        write_text(place / "table.md", markdown(record))
+        write_text(place / "table.csv", csv_table(record))
+        written = "result.json, table.md, table.csv"
+        if record.tasks:
+            write_text(place / "table.tex", latex(record))
+            plot(record, place / "forest.png")
+            written += ", table.tex, forest.png"
     if as_json:
         print(record.to_json(), end="")
         return

@@ -67,18 +67,10 @@ def evaluate(
     Returns:
         (record, items): the content of ``result.json`` and the rows of ``items.parquet``.
     """
-    need("evaluate", "evaluation")
-    if selected_by not in SELECTIONS:
-        raise ValueError(
-            f"selected_by must be one of {', '.join(SELECTIONS)}, got {selected_by!r}: a checkpoint that was chosen by "
-            "the benchmark it is scored on cannot be compared."
-        )
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit must be at least 1 item, got {limit}: leave it out to take all items.")
-    if batch_tokens is not None and batch_tokens < 1:
-        raise ValueError(f"batch_tokens must be at least 1, got {batch_tokens}: leave it out for the default.")
-    texts = [text] if isinstance(text, str) else list(text or ())
-    names = names_of(tasks) if tasks or not texts else []
+    names, texts = check(
+        model, tasks=tasks, text=text, limit=limit, batch_tokens=batch_tokens, selected_by=selected_by,
+        revision=revision, dtype=dtype, trust_remote_code=trust_remote_code,
+    )  # fmt: skip
     folder = bench_folder(data) if names or data else None
     opened = _open_texts(texts, folder)
     started = None if progress is None else (lambda name: progress(f"reading {name}", 0, 1))
@@ -138,6 +130,28 @@ def evaluate(
         "versions": packages,
     }
     return Evaluation.model_validate(record), items
+
+
+def check(
+    model: Any, *, tasks: Any, text: Any, limit: int | None, batch_tokens: int | None, selected_by: str, **how: Any
+) -> tuple[list[str], list[str]]:
+    """The names of the tasks and of the texts. Options of ``evaluate`` that are wrong, and a name that is no model's,
+    are refused before anything is read or a folder made."""
+    need("evaluate", "evaluation")
+    if selected_by not in SELECTIONS:
+        raise ValueError(
+            f"selected_by must be one of {', '.join(SELECTIONS)}, got {selected_by!r}: a checkpoint that was chosen by "
+            "the benchmark it is scored on cannot be compared."
+        )
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit must be at least 1 item, got {limit}: leave it out to take all items.")
+    if batch_tokens is not None and batch_tokens < 1:
+        raise ValueError(f"batch_tokens must be at least 1, got {batch_tokens}: leave it out for the default.")
+    texts = [text] if isinstance(text, str) else list(text or ())
+    names = names_of(tasks) if tasks or not texts else []
+    if isinstance(model, (str, os.PathLike)):
+        models.check(model, **{key: how[key] for key in ("revision", "dtype", "trust_remote_code")})
+    return names, texts
 
 
 def _open_texts(texts: Sequence[str], folder: Path | None) -> list[Any]:

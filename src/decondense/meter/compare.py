@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from .. import models, records
+from .. import records
 from ..files import told_apart
 from ..words import perhaps
 from .result import FEW, Condensation
@@ -158,22 +158,7 @@ def compare(
     """
     from .run import measure
 
-    variants: list[dict[str, Any]] = [{"revision": r} for r in revisions] if revisions else [{}]
-    variants = [v | {"text": t} for v in variants for t in texts] if texts else variants
-    jobs: list[Any] = []
-    for item in items:
-        saved = item if isinstance(item, Condensation) else _saved(item)
-        jobs += [(item, v) for v in variants] if saved is None else [saved]
-    if paired and len(jobs) % 2:
-        raise ValueError(f"paired needs an even number of results, got {len(jobs)}: give them as a b, c d, …")
-    if len(jobs) < 2:
-        raise ValueError("compare needs at least two results: give more models, texts or revisions.")
-    for name, extra in (job for job in jobs if not isinstance(job, Condensation)):
-        if isinstance(name, (str, os.PathLike)):  # the last is missed before the first is measured
-            chosen = {
-                key: (options | extra)[key] for key in ("revision", "trust_remote_code") if key in options | extra
-            }
-            models.check(name, **chosen)
+    jobs = plan(items, texts=texts, revisions=revisions, paired=paired, **options)
     results = []
     for number, job in enumerate(jobs):
         if isinstance(job, Condensation):
@@ -186,6 +171,33 @@ def compare(
         if finished is not None:
             finished(results[-1])
     return Comparison(results, _axis(results, paired), paired)
+
+
+def plan(
+    items: Sequence[Item],
+    *,
+    texts: Sequence[Any] | None = None,
+    revisions: Sequence[str] | None = None,
+    paired: bool = False,
+    **options: Any,
+) -> list[Any]:
+    """The results that are there, and (model, options) of those to be measured, the last of which is missed before the
+    first is measured."""
+    from .run import check
+
+    variants: list[dict[str, Any]] = [{"revision": r} for r in revisions] if revisions else [{}]
+    variants = [v | {"text": t} for v in variants for t in texts] if texts else variants
+    jobs: list[Any] = []
+    for item in items:
+        saved = item if isinstance(item, Condensation) else _saved(item)
+        jobs += [(item, v) for v in variants] if saved is None else [saved]
+    if paired and len(jobs) % 2:
+        raise ValueError(f"paired needs an even number of results, got {len(jobs)}: give them as a b, c d, …")
+    if len(jobs) < 2:
+        raise ValueError("compare needs at least two results: give more models, texts or revisions.")
+    for name, extra in (job for job in jobs if not isinstance(job, Condensation)):
+        check(name, **(options | extra))
+    return jobs
 
 
 def _saved(item: Any) -> Condensation | None:

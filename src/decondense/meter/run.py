@@ -16,6 +16,7 @@ import torch
 
 from .. import models
 from ..files import versions
+from ..losses.options import check_choice
 from ..stack import evaluating
 from ..text import open_text
 from ..windows import draw_windows
@@ -24,7 +25,7 @@ from .batches import Mask, identity, measure_batches
 from .later import Later, Threads, can_wait
 from .result import Condensation, build
 from .spectrum import SPECTRAL
-from .states import StateReader, token_embedding
+from .states import STACKS, StateReader, token_embedding
 from .statistics import FINE_BINS, WindowStatistics, columns, state_statistics
 from .tally import Tally
 
@@ -101,10 +102,10 @@ def measure(
     Started by torchrun or ``accelerate launch``, the windows are split over the processes and every process
     returns the whole result.
     """
-    counts = {"windows": (windows, 1), "batch": (batch, 1), "last": (last, 1), "bootstrap": (bootstrap, 1)}
-    for name, (value, least) in (counts | {"seed": (seed, 0)}).items():
-        if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
-            raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
+    check(
+        model, inputs=inputs, windows=windows, batch=batch, last=last, bootstrap=bootstrap, seed=seed, stack=stack,
+        revision=revision, dtype=dtype, trust_remote_code=trust_remote_code,
+    )  # fmt: skip
     loading = {"dtype": dtype, "device": device, "init": init, "seed": seed, "trust_remote_code": trust_remote_code}
     if inputs is not None:
         other = not isinstance(text, str) or text != TEXT
@@ -121,10 +122,8 @@ def measure(
     if modules is not None or mask is not None:
         raise ValueError("modules and mask go with inputs, batches of what the model reads: give those too.")
     rank, world = processes.join_group()
-    if isinstance(model, (str, os.PathLike)):  # what cannot be measured is told before a text is looked for
-        models.check(model, revision=revision, trust_remote_code=trust_remote_code)
-    else:
-        _open_model(model, label, revision, loading)
+    if not isinstance(model, (str, os.PathLike)):
+        _open_model(model, label, revision, loading)  # what cannot be measured is told before a text is looked for
     opened = open_text(text, data=data, column=column)
     source, network, tokenizer = _open_model(model, label, revision, loading)
     _check_length(network, tokens)
@@ -182,6 +181,17 @@ def measure(
                 tally.save(store, key)
             raise Interrupted(finish(tally) if tally.rows else None) from None
         return finish(functools.reduce(Tally.merge, processes.gather(tally, world)))
+
+
+def check(model: Any, *, inputs: Any = None, **options: Any) -> None:
+    """Refuse options of ``measure``, and a name that is no model's, before a text is read or a folder made."""
+    for name, least in {"windows": 1, "batch": 1, "last": 1, "bootstrap": 1, "seed": 0}.items():
+        value = options.get(name, least)
+        if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
+            raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
+    check_choice("stack", options.get("stack", STACKS[0]), STACKS)
+    if inputs is None and isinstance(model, (str, os.PathLike)):
+        models.check(model, **{k: options[k] for k in ("revision", "dtype", "trust_remote_code") if k in options})
 
 
 def _open_model(

@@ -23,8 +23,8 @@ from torch import nn
 from ..hidden_states import body_of, in_order
 from ..inputs import arguments
 from ..insides.transformers import is_encoder_decoder
+from ..losses.options import check_choice
 from ..stack import repeated_blocks
-from ..words import perhaps
 
 Batch = dict[str, Any]
 Visit = Callable[[int, torch.Tensor], None]
@@ -38,8 +38,7 @@ class StateReader:
     """
 
     def __init__(self, model: Any, *, stack: str = "decoder", probe: Batch | None = None) -> None:
-        if stack not in STACKS:
-            raise ValueError(f"stack must be one of {', '.join(STACKS)}, got {stack!r}{perhaps(stack, STACKS)}")
+        check_choice("stack", stack, STACKS)
         if probe is None:
             vocabulary = len(token_embedding(model).weight)
             probe = {"input_ids": torch.arange(6).view(1, 6) % min(6, vocabulary) + 1}
