@@ -227,6 +227,10 @@ def test_too_little_is_said(stories, prose):
     assert "an interval from 2 windows is too narrow: measure at least 10." in notes
     assert "a window of 2 tokens has 1 pair: take longer ones." in notes
     assert not any("narrow" in n for n in measure(stories, text=prose, **(SMALL | {"windows": 10})).notes)
+    states = stories[0].config.num_hidden_layers + 1
+    clamped = f"the statistic last is the mean of all {states} states: there are no 99."
+    assert clamped in measure(stories, text=prose, last=99, **SMALL).notes
+    assert not any("last is" in n for n in measure(stories, text=prose, last=states, **SMALL).notes)
     one = measure(stories, text=prose, **(SMALL | {"windows": 1}))
     assert np.isnan(one.interval("spearman")).all()
     assert "one window has no interval" in one.verdict

@@ -123,7 +123,7 @@ def build(
         "windows_done": len(done),
         "final_norm": final_norm,
         "verdict": verdict(trend),
-        "notes": [*notes, *_notes(means, model, final_norm), *_cautions(len(done), settings["tokens"])],
+        "notes": [*notes, *_notes(means, model, final_norm), *_cautions(len(done), settings, layers + 1)],
         "trend": trend,
         "states": [_state(i, layers, final_norm, means, tally.counts[i], names) for i in range(known)],
         "histogram": _histogram(tally.counts[:known].reshape(known, BINS, -1).sum(-1)),
@@ -195,8 +195,10 @@ def _notes(means: dict[str, np.ndarray], model: dict[str, Any], final_norm: bool
     return notes
 
 
-def _cautions(windows: int, tokens: int) -> list[str]:
-    notes = []
+def _cautions(windows: int, settings: dict[str, Any], states: int) -> list[str]:
+    notes, tokens, last = [], settings["tokens"], settings["last"]
+    if last > states:
+        notes.append(f"the statistic last is the mean of all {states} states: there are no {last}.")
     if 1 < windows < FEW:
         notes.append(f"an interval from {several(windows, 'window')} is too narrow: measure at least {FEW}.")
     if tokens < 16:
