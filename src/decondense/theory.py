@@ -26,9 +26,8 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
-from scipy.integrate import quad
-from scipy.optimize import brentq
 
 ACCURACY = 1e-10  # relative, of the quadrature; what `alpha` promises
 GPT2_PADDING = 832  # 1600 − 768 coordinates: from the width of GPT2 to that of GPT2-xl, the paper's example
@@ -69,7 +68,7 @@ def alpha(r: float, m: int) -> float:
     end = 1 / math.hypot(r, math.sqrt(m))
     while exponent(end) < 45:  # beyond, less than 1e-19 of the integrand is left
         end *= 1.5
-    integral, error = quad(lambda y: math.exp(-exponent(y)), 0, end, epsabs=0, epsrel=1e-12, limit=200)
+    integral, error = scipy.integrate.quad(lambda y: math.exp(-exponent(y)), 0, end, epsabs=0, epsrel=1e-12, limit=200)
     if not error <= ACCURACY * integral:
         raise ArithmeticError(f"the quadrature of α({r}, {m}) reached {error / integral:.1e} only: report this pair.")
     return min(1.0, math.sqrt(2 / math.pi) * r * integral)
@@ -128,7 +127,7 @@ def effective_padding(r: float, m: int) -> float:
         return math.exp(-x * x) * math.expm1(m * gap)
 
     # exp(−x²) · exp(m w) ≤ exp(−x²/2) where r² > m: 12 is far enough
-    excess = 2 / math.sqrt(math.pi) * quad(difference, 0, 12, epsabs=0, epsrel=1e-10, limit=200)[0]
+    excess = 2 / math.sqrt(math.pi) * scipy.integrate.quad(difference, 0, 12, epsabs=0, epsrel=1e-10, limit=200)[0]
     return m - total * excess * (2 + excess) / (1 + excess) ** 2
 
 
@@ -181,7 +180,9 @@ def crossing(m: int) -> float:
     """
     if m < 2:
         raise ValueError(f"the published bound crosses α for m of at least 2, got {m}: for m = 1 it is 1 and holds.")
-    root = brentq(lambda s: effective_padding(math.sqrt(s), m) - (m - 1), 1e-12, (m - 1) / 2, xtol=1e-9, rtol=1e-12)
+    root = scipy.optimize.brentq(
+        lambda s: effective_padding(math.sqrt(s), m) - (m - 1), 1e-12, (m - 1) / 2, xtol=1e-9, rtol=1e-12
+    )
     return math.sqrt(float(root))
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
+import sys
 
 import pytest
 from study_runs import of_seeds, run, write
 
 from decondense import studies
 from decondense.files import safe_name
+from decondense.losses.registry import registered
 from decondense.studies import settings_of
 from decondense.studies.arms import recipe_of
 from decondense.studies.settings import command_of, joined
@@ -113,6 +116,23 @@ def test_list(command):
     listed = json.loads(out)
     assert [s["study"] for s in listed] == list(studies.STUDIES)
     assert listed[2]["scales"]["gpu"]["pieces"][:2] == ["MLP-width-64-seed-1", "MLP-width-256-seed-1"]
+
+
+def test_the_list_waits_for_no_library_that_it_does_not_use():
+    heavy = ("torch", "transformers", "matplotlib.figure", "scipy.special", "scipy.optimize")
+    code = "import sys\nsys.argv[1:] = ['study', 'list', '--json']\nfrom decondense.cli import main\n"
+    code += f"try: main()\nexcept SystemExit: print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_variants_has_an_arm_of_every_loss():
+    """It has them by name, as the list above would have to import every loss to find them."""
+    for scale in ("smoke", "paper"):
+        arms = studies.STUDIES["variants"].scales[scale]["arms"].values()
+        assert {arm["loss"]["name"] for arm in arms if "loss" in arm} == registered().keys() - registered(
+            "control"
+        ).keys()
 
 
 def test_the_plan_says_what_the_list_says(command):

@@ -1,5 +1,7 @@
 """Charts with matplotlib: as a file, which is written to a temporary name and renamed (the same numbers give the same
-bytes), on your own axes, or as a figure."""
+bytes), on your own axes, or as a figure.
+
+matplotlib is imported where something is drawn: it takes half a second, which `decondense study list` need not."""
 
 from __future__ import annotations
 
@@ -9,13 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
-from matplotlib.patheffects import withStroke
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ..files import atomic, file_in, write_csv
 from ..words import amount, several
@@ -66,15 +62,20 @@ def draw(
         write_csv(target.with_suffix(".csv"), rows)
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {"Software": None})
     whole.set_dpi(DPI)
-    with atomic(target) as temporary, matplotlib.rc_context({"svg.hashsalt": "decondense"}):  # else names are random
+    from matplotlib import rc_context
+
+    with atomic(target) as temporary, rc_context({"svg.hashsalt": "decondense"}):  # else names are random
         if kind in VECTORS:
             whole.savefig(temporary, format=kind, metadata=metadata)
         else:
-            FigureCanvasAgg(whole).print_png(temporary, metadata=metadata)  # savefig draws all of it twice
+            whole.canvas.print_png(temporary, metadata=metadata)  # savefig draws all of it twice
     return target
 
 
-def _figure(strips: Sequence[Strip]) -> Figure:
+def _figure(strips: Sequence[Strip]) -> Any:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     heights = [strip.size[1] for strip in strips]
     whole = Figure(figsize=(max(strip.size[0] for strip in strips), sum(heights)), layout="constrained")
     FigureCanvasAgg(whole)
@@ -129,6 +130,8 @@ def _chart(axis: Any, chart: Chart, size: int) -> None:
             axis.axvspan(*box.x, color=_colour(box.colour), alpha=box.opacity, lw=0)
         else:
             corner, extent = (box.x[0], box.y[0]), (box.x[1] - box.x[0], box.y[1] - box.y[0])
+            from matplotlib.patches import Rectangle
+
             axis.add_patch(Rectangle(corner, *extent, color=_colour(box.colour), alpha=box.opacity, lw=0, zorder=0))
     for rule in chart.rules:
         line = axis.axvline if rule.axis == "x" else axis.axhline
@@ -165,8 +168,10 @@ def _axis(axis: Any, side: str, described: Axis, size: int) -> None:
         getattr(axis, f"set_{side}ticks")([place for place, _ in described.ticks], labels, fontsize=8, **slant)
         axis.minorticks_off()
     elif described.amounts:
-        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: amount(value)))
+        axis.xaxis.set_major_formatter(lambda value, _: amount(value))
     elif described.whole:
+        from matplotlib.ticker import MaxNLocator
+
         getattr(axis, f"{side}axis").set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
     if described.range is not None:
         axis.set(**{f"{side}lim": described.range})
@@ -178,11 +183,12 @@ def _axis(axis: Any, side: str, described: Axis, size: int) -> None:
 
 def _heat(axis: Any, heat: Heat) -> Any:
     width = heat.x[1] - heat.x[0]
-    axis.set_facecolor(matplotlib.colormaps[MAP](0.0))
-    return axis.imshow(
+    image = axis.imshow(
         np.minimum(heat.density, heat.top).T, origin="lower", aspect="auto", cmap=MAP, vmin=0, vmax=heat.top,
         extent=(heat.x[0] - width / 2, heat.x[-1] + width / 2, -1, 1), interpolation="nearest",
     )  # fmt: skip
+    axis.set_facecolor(image.cmap(0.0))
+    return image
 
 
 def _series(axis: Any, series: Series) -> None:
@@ -197,6 +203,8 @@ def _series(axis: Any, series: Series) -> None:
     style: dict[str, Any] = {"color": colour, "mfc": fill, "mec": edge, "lw": POINTS * series.width}
     style |= {"ls": DASH[series.dash], "zorder": 3} if series.dash else {"ls": "", "zorder": 4}
     if series.halo and series.dash:
+        from matplotlib.patheffects import withStroke
+
         style["path_effects"] = [withStroke(linewidth=3, foreground="white")]
     sizes = series.size if isinstance(series.size, Sequence) else [series.size]
     symbols = [series.symbol] if series.symbol is None or isinstance(series.symbol, str) else series.symbol

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy import special
+import scipy
 
 from .checkpoints import MANY
 from .crossed import Crossed
@@ -52,7 +52,7 @@ def hierarchical_bootstrap(
             second = np.sum(means[:, sizes[0] :] * weights[1][part], axis=1)
             draws[part] += (second - first) / len(outcomes)
             done += rows
-    widen = estimate.critical(0.05) / float(special.ndtri(0.975))
+    widen = estimate.critical(0.05) / float(scipy.special.ndtri(0.975))
     low, high = np.quantile(draws, [0.025, 0.975])
     centre = estimate.difference
     return {

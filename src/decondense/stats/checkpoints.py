@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-from scipy import optimize, special
+import scipy
 
 from .intervals import student
 
@@ -25,7 +25,7 @@ def mcnemar(gained: int, lost: int) -> float:
     each goes either way with probability ½."""
     if gained < 0 or lost < 0:
         raise ValueError(f"gained and lost must be counts, got {gained} and {lost}.")
-    return float(min(1.0, 2 * special.bdtr(min(gained, lost), gained + lost, 0.5))) if gained + lost else 1.0
+    return float(min(1.0, 2 * scipy.special.bdtr(min(gained, lost), gained + lost, 0.5))) if gained + lost else 1.0
 
 
 def permutation(differences: np.ndarray, *, samples: int = 10_000, seed: int = 0) -> float:
@@ -48,7 +48,7 @@ def permutation(differences: np.ndarray, *, samples: int = 10_000, seed: int = 0
         return extreme(patterns) / len(patterns)
     squares = float(np.sum(values**2))
     if len(values) > MANY and np.max(values**2) < 1e-3 * squares:
-        return max(1e-15, float(2 * special.ndtr(-abs(values.sum()) / math.sqrt(squares))))
+        return max(1e-15, float(2 * scipy.special.ndtr(-abs(values.sum()) / math.sqrt(squares))))
     # scipy's permutation_test takes a minute for the items of mmlu: it permutes pairs of numbers where a bit is enough
     rng = np.random.default_rng(seed)
     count, done = 0, 0
@@ -70,7 +70,7 @@ def paired_interval(base: np.ndarray, treated: np.ndarray, *, level: float = 0.9
     if is_binary(base, treated):
         n = len(base) + 2
         p, q = (float(np.sum(treated > base)) + 1) / n, (float(np.sum(treated < base)) + 1) / n
-        half = float(special.ndtri((1 + level) / 2)) * math.sqrt((p + q - (p - q) ** 2) / n)
+        half = float(scipy.special.ndtri((1 + level) / 2)) * math.sqrt((p + q - (p - q) ** 2) / n)
         return max(-1.0, p - q - half), min(1.0, p - q + half)
     difference = np.asarray(treated, np.float64) - np.asarray(base, np.float64)
     if spread(difference, float(max(np.max(np.abs(base)), np.max(np.abs(treated))))) == 0:
@@ -121,28 +121,24 @@ def mcnemar_power(items: int, discordant: float, effect: float, *, alpha: float 
     accuracies (|δ| ≤ ψ): the number of differing items is Bin(items, ψ), and each favours the better checkpoint with
     probability (1 + δ/ψ)/2. The sum runs over all numbers of differing items within 10 standard deviations.
     """
-    from scipy.stats import binom  # an import of a second, which most of what imports this module can spare
-
     if discordant <= 0:
         return 0.0
     share = min(1.0, (1 + abs(effect) / discordant) / 2)
     centre, width = items * discordant, math.sqrt(items * discordant * (1 - min(discordant, 1 - 1e-12))) + 1
     numbers = np.arange(max(1, math.floor(centre - 10 * width)), min(items, math.ceil(centre + 10 * width)) + 1)
     limit = _limits(int(numbers[0]), int(numbers[-1]), alpha)
-    rejected = binom.cdf(limit, numbers, share) + binom.sf(numbers - limit - 1, numbers, share)
+    rejected = scipy.stats.binom.cdf(limit, numbers, share) + scipy.stats.binom.sf(numbers - limit - 1, numbers, share)
     rejected = np.where(limit < 0, 0.0, rejected)
-    return float(np.sum(binom.pmf(numbers, items, min(1.0, discordant)) * rejected))
+    return float(np.sum(scipy.stats.binom.pmf(numbers, items, min(1.0, discordant)) * rejected))
 
 
 @lru_cache(maxsize=8)
 def _limits(first: int, last: int, alpha: float) -> np.ndarray:
     """Of n = first, …, last differing items: the largest count k with 2·P(X ≤ k) ≤ alpha, −1 where even 0 is not
     extreme enough. Kept, as a search for a power asks for the same again and again."""
-    from scipy.stats import binom
-
     numbers = np.arange(first, last + 1)
-    limit = binom.ppf(alpha / 2, numbers, 0.5)
-    return np.where(2 * binom.cdf(limit, numbers, 0.5) <= alpha, limit, limit - 1)
+    limit = scipy.stats.binom.ppf(alpha / 2, numbers, 0.5)
+    return np.where(2 * scipy.stats.binom.cdf(limit, numbers, 0.5) <= alpha, limit, limit - 1)
 
 
 def smallest_effect(tasks: Sequence[Pair], *, alpha: float = 0.05, power: float = 0.8) -> float | None:
@@ -178,7 +174,7 @@ def smallest_effect(tasks: Sequence[Pair], *, alpha: float = 0.05, power: float 
 
     # from here on all items differ
     most = 1.0 if all(binary) else max(float(mean_gap.max()), total * float(np.sum(unit / sizes)) / len(tasks) ** 2)
-    return float(optimize.brentq(short, 0.0, most, xtol=1e-7)) if short(most) >= 0 else None
+    return float(scipy.optimize.brentq(short, 0.0, most, xtol=1e-7)) if short(most) >= 0 else None
 
 
 def is_binary(*outcomes: np.ndarray) -> bool:

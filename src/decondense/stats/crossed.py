@@ -12,14 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import optimize, special
+import scipy
 
 from .checkpoints import mcnemar, spread
 
 
 def _t_quantile(alpha: float, df: Any) -> Any:
     """t_(1−α/2) of numbers or arrays, from the lower tail, where a small α keeps its digits."""
-    return -np.where(np.greater(df, 1e9), special.ndtri(alpha / 2), special.stdtrit(np.minimum(df, 1e9), alpha / 2))
+    return -np.where(
+        np.greater(df, 1e9), scipy.special.ndtri(alpha / 2), scipy.special.stdtrit(np.minimum(df, 1e9), alpha / 2)
+    )
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,9 @@ class Crossed:
             return 1.0
         if ratio >= self.critical(1e-15):
             return 1e-15
-        return float(10 ** optimize.brentq(lambda e: self.critical(min(1 - 1e-15, 10**e)) - ratio, -15, 0, xtol=1e-10))
+        return float(
+            10 ** scipy.optimize.brentq(lambda e: self.critical(min(1 - 1e-15, 10**e)) - ratio, -15, 0, xtol=1e-10)
+        )
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
         if self.se == 0:
@@ -105,11 +109,11 @@ class Crossed:
             high *= 2
         if self._power(high, bounds) < power:
             return None
-        return float(optimize.brentq(lambda x: self._power(x, bounds) - power, 0.0, high, xtol=1e-6 * self.se))
+        return float(scipy.optimize.brentq(lambda x: self._power(x, bounds) - power, 0.0, high, xtol=1e-6 * self.se))
 
     def _power(self, effect: float, bounds: np.ndarray) -> float:
         above, below = (abs(effect) - bounds) / self.se, (-abs(effect) - bounds) / self.se
-        return float(np.mean(special.ndtr(above) + special.ndtr(below)))
+        return float(np.mean(scipy.special.ndtr(above) + scipy.special.ndtr(below)))
 
     def _bounds(self, alpha: float) -> np.ndarray:
         """How large a difference must be, for every combination of likely estimates of the variances."""
@@ -131,7 +135,7 @@ def _likely_values(variance: float, df: float, number: int) -> np.ndarray:
     if variance <= 0 or df > 1e9:
         return np.array([max(0.0, variance)])
     middles = (np.arange(number) + 0.5) / number
-    return variance * special.chdtri(df, 1 - middles) / df
+    return variance * scipy.special.chdtri(df, 1 - middles) / df
 
 
 @dataclass(frozen=True)

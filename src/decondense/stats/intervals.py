@@ -7,14 +7,14 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import scipy  # whose parts it imports when they are first used: here and in all of `stats`, no `from scipy import`
 from numpy.typing import ArrayLike
-from scipy import special
 
 
 def t_quantile(level: float, df: Any) -> Any:
     """t such that a Student variable with `df` degrees of freedom lies in ±t with probability `level`. (scipy.stats has
     it too, a hundred times slower.)"""
-    return special.stdtrit(df, (1 + level) / 2)
+    return scipy.special.stdtrit(df, (1 + level) / 2)
 
 
 def student(values: ArrayLike, level: float = 0.95) -> tuple[Any, Any]:
@@ -35,10 +35,10 @@ def resolved(half: float, level: float, df: float) -> float:
 def _noncentrality(level: float, df: float) -> float:
     """δ by halving; the mean over χ² at equally likely values, as scipy's noncentral t ends where t is large."""
     shares = (np.arange(4000) + 0.5) / 4000
-    limits = float(t_quantile(level, df)) * np.sqrt(special.chdtri(df, shares) / df)
+    limits = float(t_quantile(level, df)) * np.sqrt(scipy.special.chdtri(df, shares) / df)
     low, high = 0.0, 2 * float(limits.max()) + 10
     for _ in range(60):
         middle = (low + high) / 2
-        found = float(np.mean(special.ndtr(middle - limits) + special.ndtr(-middle - limits)))
+        found = float(np.mean(scipy.special.ndtr(middle - limits) + scipy.special.ndtr(-middle - limits)))
         low, high = (middle, high) if found < 0.8 else (low, middle)
     return high

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import scipy
 
 from ..evaluate.apart import read_all
 from ..evaluate.items import EvaluatedRun
@@ -301,9 +302,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def ranks(outcomes: dict[str, Pair]) -> dict[str, Any]:
     """Every run's mean rank over tasks (1 is best, ties share), in the order of the runs, and on how many tasks the
     treated arm is ahead. The sign test takes the tasks as the sample; it is shown, not used for the verdict."""
-    from scipy.stats import rankdata  # an import of a second, which studies, with no use for it, can spare
-
-    table = [rankdata(-np.concatenate([b.mean(1), t.mean(1)]).round(12)) for b, t in outcomes.values()]
+    table = [scipy.stats.rankdata(-np.concatenate([b.mean(1), t.mean(1)]).round(12)) for b, t in outcomes.values()]
     gaps = np.array([round(float(t.mean() - b.mean()), 12) for b, t in outcomes.values()])
     means = np.mean(table, axis=0).tolist() if table else []
     size = len(next(iter(outcomes.values()))[0]) if outcomes else 0

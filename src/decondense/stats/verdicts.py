@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import special
+import scipy
 
 from ..words import several, signed
 from .intervals import resolved, student, t_quantile
@@ -248,7 +248,7 @@ def steady(values: Sequence[float], *, margin: float) -> Decision:
     low, high = mean - half, mean + half
     # s is itself uncertain: a true spread whose interval fits the margin is excluded when even the lower confidence
     # limit of the spread does not fit.
-    surely = math.sqrt((n - 1) * spread**2 / float(special.chdtri(n - 1, 0.05)))
+    surely = math.sqrt((n - 1) * spread**2 / float(scipy.special.chdtri(n - 1, 0.05)))
     if half < margin and (low > 0 or high < 0):
         verdict, reason = REPRODUCED, f"another text would lie within ±{margin:g}, with the same sign"
     elif surely * 1.96 > margin:

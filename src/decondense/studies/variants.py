@@ -19,7 +19,6 @@ from functools import partial
 import numpy as np
 
 from ..figures.studies import effects
-from ..losses.registry import registered
 from ..stats.verdicts import REPRODUCED, Decision, combine, decide, interval
 from .arms import recipe_of
 from .contrasts import over_items, sides
@@ -28,16 +27,8 @@ from .runs import MATTERS_POINTS, MATTERS_SHARE, Conclusion, Runs, Settings, cos
 ORIGINAL, PLAIN, LONGER, OURS = "original", "cross-entropy", "cross-entropy, 10 % more tokens", "dispersion"
 PAPER = ("decorrelation", "l2_repel", "orthogonalization")  # in the paper's order
 needed = (PLAIN, OURS, *PAPER)
-EVERY = "*"
 KINDS = {0: "blue: the paper's losses", 3: "pink: ancestors", 2: "green: baselines", 1: "orange: rivals"}
 RUINED = 1.0  # nats: an arm this far from cross-entropy is told as a number, so that the others can be seen
-
-
-def arms(named: Settings) -> Settings:
-    """The arms of the file, where "*" stands for every registered loss that no other has, controls apart."""
-    there = {arm.get("loss", {}).get("name") for arm in named.values()} | registered("control").keys()
-    others = {name: {"loss": {"name": name}} for name in registered() if name not in there and EVERY in named}
-    return {arm: change for arm, change in named.items() if arm != EVERY} | others
 
 
 def refuse(settings: Settings) -> None:
@@ -146,6 +137,8 @@ def _matched(runs: Runs, arm: str) -> dict[int, float]:
 
 
 def _colour(arm: str) -> int:
+    from ..losses.registry import registered
+
     if arm in registered("rival"):
         return 1
     return 3 if arm.endswith("ancestor") else 2 if arm in ("noisy embedding", "active forgetting") else 0

@@ -158,11 +158,6 @@ class Loss(Part):
 
     @model_validator(mode="after")
     def _known(self) -> Loss:
-        import torch
-
-        from ..losses.presets import get
-        from ..term import Term
-
         if self.name == "none":
             for key, field in type(self).model_fields.items():
                 if key == "name" or key not in self.model_fields_set:
@@ -173,6 +168,11 @@ class Loss(Part):
                         f"{key} does nothing with loss none: name a loss, like dispersion, or leave it out"
                     )
             return self
+        import torch
+
+        from ..losses.presets import get
+        from ..term import Term
+
         if self.schedule in ("constant", "release") and self.ramp_steps is not None:
             raise ValueError(
                 f"ramp_steps goes with schedule linear or cosine, got {self.ramp_steps} with {self.schedule}: choose "
