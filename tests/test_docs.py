@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -45,9 +43,7 @@ def test_block_runs(code, tmp_path):
 
 
 def test_tables_come_from_the_csv_files():
-    run = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "tables.py"), "--check"], capture_output=True, text=True
-    )
+    run = launch(1, ROOT / "benchmarks" / "tables.py", "--check")
     assert run.returncode == 0, run.stdout + run.stderr
 
 

@@ -7,8 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from processes import launch
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "decondense"
+RECIPE = {"model": {"name": "gpt2"}, "loss": {"name": "dispersion"}}
 
 # Every module, from the ground up: it may import what stands in a line above its own, or what stands in the same
 # package, and nothing else. A name stands for all modules below it that have no line of their own.
@@ -116,27 +119,32 @@ def test_the_page_reads_records_only():
 
 
 def test_importing_the_package_is_light():
-    """No torch for the help of the command, and no matplotlib, datasets or triton before somebody needs them."""
+    """No torch for the help of the command, and no matplotlib, datasets or triton before somebody needs them, nor, for
+    the losses, transformers. A recipe that is wrong, or only printed, need not wait for the trainer, five seconds."""
     heavy = "('torch', 'matplotlib', 'datasets', 'triton', 'trl', 'transformers', 'pydantic', 'plotly')"
-    code = (
-        f"import sys, decondense.cli; print([m for m in {heavy} if m in sys.modules]); "
-        "import decondense; decondense.regularize, decondense.losses; "
-        f"print([m for m in {heavy}[1:5] if m in sys.modules], callable(decondense.regularize))"
-    )
+    code = f"""
+import sys, decondense.cli
+print([m for m in {heavy} if m in sys.modules])
+import decondense.losses
+print([m for m in ('transformers', 'triton') if m in sys.modules])
+import decondense; decondense.regularize, decondense.losses
+print([m for m in {heavy}[1:5] if m in sys.modules], callable(decondense.regularize))
+from decondense.train import recipe_from
+recipe_from({RECIPE})
+print([m for m in ('transformers', 'accelerate', 'peft') if m in sys.modules])
+"""
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.splitlines() == ["[]", "[] True"]
+    assert run.stdout.splitlines() == ["[]", "[]", "[] True", "[]"]
 
 
-def test_reading_a_recipe_brings_no_trainer():
-    """transformers' takes five seconds, peft's part of it: a recipe that is wrong, or only printed, need not wait."""
-    code = (
-        "import sys\nfrom decondense.train import recipe_from\n"
-        "recipe_from({'model': {'name': 'gpt2'}, 'loss': {'name': 'dispersion'}})\n"
-        "print([name for name in ('transformers', 'accelerate', 'peft') if name in sys.modules])\n"
+def test_the_trainer_comes_after_a_recipe(tmp_path):
+    """When it is asked for, in a process that has read one."""
+    (tmp_path / "later.py").write_text(
+        f"from decondense.train import recipe_from\nrecipe_from({RECIPE})\n"
         "import decondense.train as whole\nprint(whole.train.__name__, whole.Run.__name__)"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.splitlines() == ["[]", "train Run"]
+    run = launch(1, tmp_path / "later.py")
+    assert run.stdout == "train Run\n", run.stderr
 
 
 def test_no_two_files_of_tests_have_one_name():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from clouds import cloud, gradient
+from processes import launch
 
 from decondense import losses
 from decondense.meter.spectrum import SPECTRAL, spectral_statistics
@@ -228,7 +228,9 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
 
 
-def test_koleo_of_eight_thousand_tokens_without_the_matrix():
+def test_koleo_of_eight_thousand_tokens_without_the_matrix(tmp_path):
     """Its float32 distances would be 256 MB."""
-    run = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
+    (tmp_path / "memory.py").write_text(MEMORY)
+    run = launch(1, tmp_path / "memory.py")
+    assert run.returncode == 0, run.stderr
     assert float(run.stdout) < 60
