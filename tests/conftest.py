@@ -52,13 +52,16 @@ POSIX = (
 collect_ignore = [*POSIX] if sys.platform == "win32" else []
 # They take longest, and come first, so that `make test`'s two workers, of which each takes whole files, end together.
 LONGEST = (
-    "studies/test_smoke.py", "report/test_browser.py", "kernels/test_operators.py", "test_docs.py",
-    "regularize/test_fullgraph.py", "test_distribution.py", "test_doc_shell.py", "test_cli.py",
-    "kernels/test_sixteen_bits.py", "kernels/test_routines.py", "regularize/test_training.py",
-    "evaluate/test_agreement.py", "test_fuzz.py", "test_torchtitan.py", "losses/test_oracle.py",
-    "studies/test_conclusions.py", "losses/test_numerics.py", "watch/test_monitor.py", "losses/test_properties.py",
-    "regularize/test_kinds.py", "train/test_distributed.py", "train/test_quantised.py", "evaluate/test_tasks.py",
-    "meter/test_measure.py", "train/test_resume.py", "studies/test_settings.py",
+    "studies/test_smoke.py", "report/test_browser.py", "kernels/test_operators.py", "regularize/test_fullgraph.py",
+    "test_doc_shell.py", "test_distribution.py", "kernels/test_routines.py", "regularize/test_training.py",
+    "test_cli.py", "test_fuzz.py", "report/test_access.py", "kernels/test_sixteen_bits.py", "train/test_resume.py",
+    "test_docs.py", "studies/test_conclusions.py", "test_torchtitan.py", "regularize/test_trl.py",
+    "losses/test_properties.py", "train/test_distributed.py", "watch/test_monitor.py", "evaluate/test_tasks.py",
+    "evaluate/test_agreement.py", "studies/test_settings.py", "losses/test_oracle.py", "losses/test_numerics.py",
+    "train/test_fast.py", "train/test_command.py", "report/test_plot.py", "evaluate/test_evaluation.py",
+    "train/test_quantised.py", "regularize/test_kinds.py", "report/test_page.py", "kernels/test_pairwise.py",
+    "stats/test_simulation.py", "kernels/test_losses.py", "meter/test_measure.py", "test_package.py",
+    "train/test_result.py",
 )  # fmt: skip
 ASIDE = pytest.StashKey[int]()  # how many modules there were when the garbage collector was told to leave them alone
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -55,12 +56,17 @@ def modules() -> dict[str, Path]:
     return names
 
 
+@functools.cache
+def statements(file: Path) -> list[ast.Import | ast.ImportFrom]:
+    return [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 def imports(name: str, file: Path, known: dict[str, Path]) -> set[str]:
     """Modules of this package that a file imports, wherever in the file: lazy and type-checking ones count."""
     package = name.split(".") if file.name == "__init__.py" else name.split(".")[:-1]
     package = [part for part in package if part]
     found: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in statements(file):
         if isinstance(node, ast.ImportFrom):
             if node.level:
                 head = ".".join([*package[: len(package) - node.level + 1], *([node.module] if node.module else [])])
@@ -71,7 +77,7 @@ def imports(name: str, file: Path, known: dict[str, Path]) -> set[str]:
             for alias in node.names:
                 inner = f"{head}.{alias.name}".strip(".")
                 found.add(inner if inner in known else head)
-        elif isinstance(node, ast.Import):
+        else:
             found |= {a.name.partition(".")[2] for a in node.names if a.name.split(".")[0] == "decondense"}
     return found - {name, ""}
 
