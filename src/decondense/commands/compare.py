@@ -75,8 +75,7 @@ def run_comparison(
     from ..meter import compare as run
     from ..meter.compare import plan
 
-    what: dict[str, Any] = {"texts": texts, "revisions": revisions, "paired": paired, **options}
-    plan(items, **what)
+    plan(items, texts, revisions, paired, options)
     now = ("", 0, 0)
     with (
         fresh_folder(out_dir or Path("comparison"), force=force) as folder,
@@ -99,7 +98,10 @@ def run_comparison(
                 with writing(folder):
                     result.save(folder / "results" / _folder_name(result) / "result.json")
 
-        comparison = run(items, started=started, finished=finished, progress=windows, **what)
+        comparison = run(
+            items, texts=texts, revisions=revisions, paired=paired, started=started, finished=finished,
+            progress=windows, **options,
+        )  # fmt: skip
         if not first_process():
             return
         with writing(folder):

@@ -67,10 +67,7 @@ def evaluate(
     Returns:
         (record, items): the content of ``result.json`` and the rows of ``items.parquet``.
     """
-    names, texts = check(
-        model, tasks=tasks, text=text, limit=limit, batch_tokens=batch_tokens, selected_by=selected_by,
-        revision=revision, dtype=dtype, trust_remote_code=trust_remote_code,
-    )  # fmt: skip
+    names, texts = check(**locals())
     folder = bench_folder(data) if names or data else None
     opened = _open_texts(texts, folder)
     started = None if progress is None else (lambda name: progress(f"reading {name}", 0, 1))

@@ -158,7 +158,7 @@ def compare(
     """
     from .run import measure
 
-    jobs = plan(items, texts=texts, revisions=revisions, paired=paired, **options)
+    jobs = plan(items, texts, revisions, paired, options)
     results = []
     for number, job in enumerate(jobs):
         if isinstance(job, Condensation):
@@ -173,14 +173,7 @@ def compare(
     return Comparison(results, _axis(results, paired), paired)
 
 
-def plan(
-    items: Sequence[Item],
-    *,
-    texts: Sequence[Any] | None = None,
-    revisions: Sequence[str] | None = None,
-    paired: bool = False,
-    **options: Any,
-) -> list[Any]:
+def plan(items: Sequence[Item], texts: Any, revisions: Any, paired: bool, options: dict[str, Any]) -> list[Any]:
     """The results that are there, and (model, options) of those to be measured, the last of which is missed before the
     first is measured."""
     from .run import check

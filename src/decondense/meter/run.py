@@ -102,10 +102,7 @@ def measure(
     Started by torchrun or ``accelerate launch``, the windows are split over the processes and every process
     returns the whole result.
     """
-    check(
-        model, inputs=inputs, windows=windows, batch=batch, last=last, bootstrap=bootstrap, seed=seed, stack=stack,
-        revision=revision, dtype=dtype, trust_remote_code=trust_remote_code,
-    )  # fmt: skip
+    check(**locals())
     loading = {"dtype": dtype, "device": device, "init": init, "seed": seed, "trust_remote_code": trust_remote_code}
     if inputs is not None:
         other = not isinstance(text, str) or text != TEXT

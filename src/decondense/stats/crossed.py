@@ -19,9 +19,8 @@ from .checkpoints import mcnemar, spread
 
 def _t_quantile(alpha: float, df: Any) -> Any:
     """t_(1−α/2) of numbers or arrays, from the lower tail, where a small α keeps its digits."""
-    return -np.where(
-        np.greater(df, 1e9), scipy.special.ndtri(alpha / 2), scipy.special.stdtrit(np.minimum(df, 1e9), alpha / 2)
-    )
+    normal = scipy.special.ndtri(alpha / 2)
+    return -np.where(np.greater(df, 1e9), normal, scipy.special.stdtrit(np.minimum(df, 1e9), alpha / 2))
 
 
 @dataclass(frozen=True)
@@ -80,9 +79,8 @@ class Crossed:
             return 1.0
         if ratio >= self.critical(1e-15):
             return 1e-15
-        return float(
-            10 ** scipy.optimize.brentq(lambda e: self.critical(min(1 - 1e-15, 10**e)) - ratio, -15, 0, xtol=1e-10)
-        )
+        root = scipy.optimize.brentq(lambda e: self.critical(min(1 - 1e-15, 10**e)) - ratio, -15, 0, xtol=1e-10)
+        return float(10**root)
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
         if self.se == 0:
