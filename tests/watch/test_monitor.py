@@ -295,6 +295,7 @@ def test_a_table_and_pictures(tmp_path):
     table = watches[0].to_pandas()
     assert list(table.columns) == ["step", "layer", *METRICS]
     assert len(table) == sum(len(r.layers) for r in watches[0].readings)
+    assert table.layer.tolist()[:3] == [0, 1, 2]
     assert table.mean_cosine[1] == watches[0].readings[0].table["mean_cosine"][1]
     picture = watches[0].plot().axes[0]
     assert [words.get_text() for words in picture.get_legend().get_texts()][:2] == ["layer 0", "layer 1"]
@@ -302,6 +303,7 @@ def test_a_table_and_pictures(tmp_path):
     readings = watches[0].readings
     assert repr(watches[0]).endswith(f"every=2, {len(readings)} readings, the last at step {readings[-1].step})")
     assert watches[0].plot(tmp_path / "new" / "all.png").exists()
+    assert (tmp_path / "new" / "all.csv").read_text().splitlines()[1].startswith("0,0,")
     assert watches[0].readings[0].plot(tmp_path / "new").name == "step-000000.png"
 
 

@@ -179,12 +179,12 @@ class Monitor:
         return self._readings
 
     def to_pandas(self) -> Any:
-        """One row for every reading and layer: step, layer, the metrics."""
+        """One row for every reading and layer: step, layer (its number, or the module's name), the metrics."""
         need("pandas", "a table")
         import pandas
 
         rows = [
-            {"step": r.step, "layer": layer, **{name: float(r.table[name][i]) for name in self.metrics}}
+            {"step": r.step, "layer": _number(layer), **{name: float(r.table[name][i]) for name in self.metrics}}
             for r in self.readings
             for i, layer in enumerate(r.layers)
         ]
@@ -207,7 +207,7 @@ class Monitor:
         title = title or "Mean cosine of two tokens of a sequence, by layer"
         chart = Chart(title, Axis("step", whole=True), Axis("mean cosine"), [Frame(marks)], legend="best")
         rows = [
-            {"step": step, "layer": name, "mean_cosine": float(value)}
+            {"step": step, "layer": _number(name), "mean_cosine": float(value)}
             for name, y in zip(layers, cosines)
             for step, value in zip(steps, y)
         ]
@@ -228,6 +228,11 @@ class Monitor:
 def _short(name: str, i: int, modules: Any) -> str:
     """What a layer is called in a log: its number, or the module's own name."""
     return f"{i:02d}" if modules is None else name
+
+
+def _number(layer: str) -> int | str:
+    """What a layer is called in a table: "03", which sorts in a log, is 3."""
+    return int(layer) if layer.isdigit() else layer
 
 
 def _documents(capture: hs.Capture) -> Documents | None:
