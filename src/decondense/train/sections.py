@@ -38,9 +38,13 @@ class Part(BaseModel):
     def _no_truth_value(cls, value: Any, info: ValidationInfo) -> Any:
         """`weight: true` is a slip of the pen, which pydantic would read as 1."""
         kind = cls.model_fields[str(info.field_name)].annotation
-        kinds = {kind, *get_args(kind)}
-        if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
-            raise ValueError(f"it must be a number, got {str(value).lower()}")
+        given, kinds, form = [value], {kind, *get_args(kind)}, "be a number"
+        if isinstance(value, (list, dict)):
+            given, form = [*(value.values() if isinstance(value, dict) else value)], "hold numbers"
+            kinds = {inner for outer in kinds for inner in get_args(outer)}
+        wrong = [str(one).lower() for one in given if isinstance(one, bool)]
+        if wrong and kinds & {int, float} and bool not in kinds:
+            raise ValueError(f"it must {form}, got {wrong[0]}")
         return value
 
 
