@@ -127,7 +127,7 @@ def picture(real: Any, runs: Runs, losses: dict[str, np.ndarray]) -> Path:
     for (arm, made), colour, sign in zip(runs.items(), PALETTE[1::-1], "so"):
         curves = snapshots(made, -1)
         right.plot(layers, curves.T, color=colour, lw=0.8, alpha=0.6)
-        label = f"{'without' if arm == 'cross-entropy' else 'with'} the loss: held-out loss {losses[arm].mean():.2f}"
+        label = f"{'without' if arm == 'cross-entropy' else 'with'} the loss: {losses[arm].mean():.2f} nats by document"
         right.plot(layers, curves.mean(0), f"{sign}-", color=colour, lw=2.4, label=label)
     seeds = len(runs["cross-entropy"])
     right.set_title(f"A small model after {trained(runs):,} tokens, {seeds} seeds", fontsize=10, loc="left")
@@ -173,12 +173,12 @@ def summary(real: Any, runs: Runs, losses: dict[str, np.ndarray]) -> list[str]:
         f"{most:.2f} at layer {peak} of {real.layers}.",
         "   Its tokens share one direction, a narrow cone: that is condensation.",
         f"2. A small model from nothing, {trained(runs):,} tokens of text, {several(seeds, 'seed')} (random starts):",
-        line("", "mean cosine", "held-out loss (lower predicts better)"),
+        line("", "mean cosine", "held-out loss by document (lower is better)"),
         line("without the loss", f"{cosine['cross-entropy'].mean():.2f}", f"{losses['cross-entropy'].mean():.2f}"),
         line("with it (dispersion)", f"{cosine['dispersion'].mean():.2f}", f"{losses['dispersion'].mean():.2f}"),
         line("difference [95 %]", *map(reach, decisions.values())),
         line("verdict", *(words[decision.verdict] for decision in decisions.values())),
-        f"   Loss: nats per token of {several(documents, 'document')} never trained on; [ ] for other seeds.",
+        f"   Loss: nats per token, mean of {several(documents, 'document')} never trained on; [ ] for other seeds.",
         "3. Careful: this is the first minute of a training, and says nothing of a longer one. At 40M tokens",
         "   a longer warm-up did more than any loss; with it the best gained or lost 0.01 to 0.03 nats",
         "   (docs/results.md). Longer here: examples/demo.py --tokens 400k",

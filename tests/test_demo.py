@@ -44,6 +44,8 @@ def test_the_verdict_follows_the_numbers(demo, monkeypatch, moved, seeds, verdic
     assert max(map(len, lines)) <= 100
     (found,) = [line.split() for line in lines if line.split()[0] == "verdict"]
     assert found == ["verdict", verdict, verdict]
+    assert lines[4].split("  ")[-1].strip() == "held-out loss by document (lower is better)"
+    assert "   Loss: nats per token, mean of 30 documents never trained on" in lines[9]
     assert "0.10 at the embedding, 0.70 at layer 1 of 2" in lines[1]
 
 

@@ -273,8 +273,9 @@ def test_runs_side_by_side(everything):
     record = json.loads((everything / "train" / "dispersion-seed1" / "result.json").read_text())
     assert task[2]["y"] == pytest.approx([row["task_loss"] for row in record["history"]], rel=1e-5)
     assert len(trend.charts) == 2
-    assert "no added loss (2 runs, means): held-out loss 3.50" in section.verdict
+    assert "no added loss (2 runs, means): held-out loss per token of blocks 3.50" in section.verdict
     (table,) = section.tables
+    assert "held-out loss per token of blocks" in table.heads
     assert table.columns[1:3] == ["loss.name", "loss.weight"]
     assert len(section.origins) == 4
 

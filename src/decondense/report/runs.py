@@ -17,6 +17,7 @@ from .section import Section, Source, Table, inside, reason
 from .sections import origin_of
 
 DIGITS = {"held_out": 4, "spearman": 2, "mean_cosine": 3}
+HELD_OUT = "held-out loss per token of blocks"  # other than the mean over documents that studies compare
 SILENT = 60.0
 """After so many seconds without a line of its log a run is said to be silent."""
 LAST = ("last", "mean cosine of the last states", lambda shot: shot.last)
@@ -205,7 +206,7 @@ def _verdict(arms: dict[str, list[Any]]) -> str:
     clauses = []
     for arm, members in arms.items():
         parts = []
-        for name, words in (("held_out", "held-out loss"), ("mean_cosine", "mean cosine"), ("spearman", "Spearman")):
+        for name, words in (("held_out", HELD_OUT), ("mean_cosine", "mean cosine"), ("spearman", "Spearman")):
             both = [run.ends[name] for run in members if run.ends[name][0] is not None]
             if both:
                 parts.append(f"{words} {_moved(name, [sum(column) / len(both) for column in zip(*both)])}")
@@ -222,7 +223,7 @@ def _moved(name: str, ends: Sequence[Any]) -> str:
 def _run_table(runs: Sequence[Run], differing: Sequence[str]) -> Table:
     names = [key.removesuffix(".name").rsplit(".", 1)[-1].replace("_", " ") for key in differing]
     heads = [
-        "run", *names, "seed", "steps", "tokens", "task loss, last", "penalty, last", "held-out loss", "Spearman",
+        "run", *names, "seed", "steps", "tokens", "task loss, last", "penalty, last", HELD_OUT, "Spearman",
         "mean cosine", "tokens/s", "finished",
     ]  # fmt: skip
     rows, shown = [], []
