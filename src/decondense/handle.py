@@ -6,6 +6,7 @@ for each. What is added is a `Term`.
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -20,6 +21,7 @@ from .insides.transformers import collect_hidden_states, is_encoder_decoder
 from .losses.kernel import autocast_dtype
 from .term import Term, or_one
 
+OVERWHELMS = 10  # times the task loss: then it is the penalty that the model learns
 _attached: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
@@ -68,7 +70,7 @@ class Handle:
         # An impossible choice of layers is refused here and now.
         chosen = [] if states is None else term.chosen(states, self.reader.first)
         self.reads = [self.reader.name(i) for i in chosen]
-        self.given, self.reached, self._used = 0, False, False
+        self.given, self.reached, self._used, self._warned = 0, False, False, False
         self._number = compiled.name(self)
         # What cannot be traced is one graph break at the end of a compiled model. Wrapped here and not where it is
         # defined, because that would import the compiler together with this package.
@@ -207,6 +209,16 @@ class Handle:
 
     def _reach(self, gradient: Tensor) -> None:
         self.reached = True
+
+    def warn(self, task_loss: float, added: float) -> None:
+        """Once: losses without a bound (ℓ2-repel) and weights of another scale destroy a model without a word."""
+        if not self._warned and abs(added) > OVERWHELMS * max(1.0, abs(task_loss)):  # a policy's loss is about 0
+            self._warned = True
+            warnings.warn(
+                f"weight · penalty should be small beside the task loss, got {added:.3g} beside {task_loss:.3g} at "
+                f"step {self.step}: lower the weight, or the model learns the penalty and not the text.",
+                stacklevel=2,
+            )
 
     def task_loss(self, loss: Tensor) -> None:
         """Note the loss to which the penalty that was just taken is added, on the same scale."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -54,6 +55,35 @@ def test_penalty_without_labels():
         model(input_ids=ids)
         with pytest.raises(RuntimeError, match=r"never added.*Pass labels, or add handle\.penalty\(\)"):
             model(input_ids=ids, labels=ids)
+
+
+@pytest.mark.parametrize(("weight", "schedule", "at"), [
+    (1.0, "constant", None), (1000.0, "constant", 1), (1000.0, lambda step: float(step >= 2), 4),
+])  # fmt: skip
+def test_a_penalty_that_overwhelms_the_task_is_told_once(weight, schedule, at):
+    """At the first step that has one among those that are looked at: 1, 2, 4, 8, …, as looking waits for a GPU."""
+    model, ids = llama().train(), tokens()
+    optimiser, told = torch.optim.SGD(model.parameters(), lr=1e-9), []
+    with dc.regularize(model, weight=weight, schedule=schedule) as handle, warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for step in range(1, 9):
+            model(input_ids=ids, labels=ids).loss.backward()
+            optimiser.step()
+            told += [(step, str(one.message)) for one in seen if "weight · penalty" in str(one.message)]
+            seen.clear()
+        assert bool(weight * handle.last["penalty"].abs() > 10 * handle.last["task_loss"]) == (at is not None)
+    assert [step for step, _ in told] == ([] if at is None else [at])
+    assert all(f"at step {at}: lower the weight" in words for _, words in told)
+
+
+def test_nothing_is_told_of_a_task_loss_that_is_not_known():
+    model, ids = llama().train(), tokens()
+    with dc.regularize(model, weight=1000.0) as handle, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(input_ids=ids)
+        handle.penalty().backward()
+        torch.optim.SGD(model.parameters(), lr=1e-9).step()
+        assert handle.step == 1
 
 
 def test_an_exception_in_the_model_leaves_nothing_behind():

@@ -7,7 +7,6 @@ returns, with the weights that match how this trainer divides it by the accumula
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -16,8 +15,6 @@ from torch import Tensor, nn
 from .. import hidden_states as hs
 from ..handle import Handle
 from ..insides import transformers as inside
-
-OVERWHELMS = 10  # times the task loss: then it is the penalty that the model learns
 
 
 class TrainerEngine:
@@ -49,7 +46,6 @@ class TrainerEngine:
         self._weights: dict[str, set[float]] = {}  # penalty → its weights in the steps since the last line
         self._wants_cosine = True
         self._collecting = False
-        self._warned = False
 
     @property
     def step(self) -> int:
@@ -159,22 +155,12 @@ class TrainerEngine:
                 logs["mean_cosine"] = sums["mean_cosine"] / calls
             if self._handle.agreement is not None:
                 logs["penalty_agreement"] = float(self._handle.agreement.min())
-            self._warn(logs["task_loss"], sums["weighted_penalty"] / steps)
+            self._handle.warn(logs["task_loss"], sums["weighted_penalty"] / steps)
             self.sums.clear()
             self._weights.clear()
             self.logged_step = self.step
             self._wants_cosine = True
         self._log(logs, *args, **kwargs)
-
-    def _warn(self, task_loss: float, added: float) -> None:
-        """Once: losses without a bound (ℓ2-repel) and weights of another scale destroy a model without a word."""
-        if not self._warned and abs(added) > OVERWHELMS * max(1.0, abs(task_loss)):  # a policy's loss is about 0
-            self._warned = True
-            warnings.warn(
-                f"weight · penalty should be small beside the task loss, got {added:.3g} beside {task_loss:.3g} at "
-                f"step {self.step}: lower the weight, or the model learns the penalty and not the text.",
-                stacklevel=2,
-            )
 
     def _everywhere(self, value: Tensor) -> float:
         """The mean over the processes, as the trainer does with its own loss."""
