@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+import numpy as np
 import torch
 from triton.language import core
 from triton.language.semantic import TritonSemantic
@@ -95,6 +96,7 @@ def _hasten_operators() -> None:
     convert, broadcast = TritonSemantic.binary_op_type_checking_impl, TritonSemantic.broadcast_impl_value
     between, validate = core.builtin(unwrap).__code__, interpreter.TensorHandle.__post_init__
     bare = {core.tensor, int, float, bool, str, type(None)}
+    integers = (core.int32, core.int64)
     kept = {"int1", "int32", "int64", "fp32", "fp64"}  # of two such the result is another
 
     def patch_attr(obj, name, member, builder, scope):
@@ -111,18 +113,38 @@ def _hasten_operators() -> None:
     def operands(self, lhs, rhs, *asked, **options):
         if lhs.__class__ is rhs.__class__ is core.tensor and lhs.dtype is rhs.dtype and lhs.dtype.name in kept:
             return self.broadcast_impl_value(lhs, rhs)
-        if len(asked) < 3 and not options:  # nor is a plain number beside float32 anything but float32
-            if lhs.__class__ is core.tensor and lhs.dtype is core.float32 and rhs.__class__ in (int, float):
-                return self.broadcast_impl_value(lhs, self.scalar_constant(rhs, core.float32))
-            if rhs.__class__ is core.tensor and rhs.dtype is core.float32 and lhs.__class__ in (int, float):
-                return self.broadcast_impl_value(self.scalar_constant(lhs, core.float32), rhs)
+        if len(asked) < 3 and not options:  # nor does a plain number make another of what is beside it
+            if lhs.__class__ is core.tensor and takes(lhs.dtype, rhs):
+                return self.broadcast_impl_value(lhs, self.scalar_constant(rhs, lhs.dtype))
+            if rhs.__class__ is core.tensor and takes(rhs.dtype, lhs):
+                return self.broadcast_impl_value(self.scalar_constant(lhs, rhs.dtype), rhs)
+            if asked == (True, True) and is_address(lhs) and rhs.__class__ is core.tensor and rhs.dtype in integers:
+                return self.broadcast_impl_value(lhs, rhs)
         return convert(self, lhs, rhs, *asked, **options)
+
+    def is_address(operand):
+        return operand.__class__ is core.tensor and operand.dtype.__class__ is core.pointer_type
+
+    def takes(dtype, number):
+        if dtype is core.float32:
+            return number.__class__ in (int, float)
+        return number.__class__ is int and dtype in integers and -(2**31) <= number < 2**31
 
     def of_one_shape(self, lhs, rhs):
         """`block` above gives equal shapes as one object; what is no block has none."""
-        if getattr(lhs.type, "shape", None) is getattr(rhs.type, "shape", None):
+        left, right = getattr(lhs.type, "shape", None), getattr(rhs.type, "shape", None)
+        if left is right:
             return lhs, rhs
+        if left is None:
+            return spread(self, lhs, right), rhs
+        if right is None:
+            return lhs, spread(self, rhs, left)
         return broadcast(self, lhs, rhs)
+
+    def spread(self, number, shape):
+        data, dtype = number.handle.data, number.handle.dtype.scalar
+        handle = interpreter.TensorHandle(np.full(shape.values, data, dtype=data.dtype), dtype)
+        return self.tensor(handle, core.block_type(number.type.scalar, shape))
 
     def valid(self):
         if self.dtype.is_ptr() or self.data.itemsize * 8 > self.dtype.primitive_bitwidth:
