@@ -10,6 +10,9 @@ from study_runs import concluded, of_seeds, packed, run, scored
 
 from decondense import studies
 from decondense.studies import hyper, settings_of, variants
+from decondense.studies.contrasts import over_items
+from decondense.studies.outcomes import unpack
+from decondense.studies.runs import Runs, trained_name
 
 
 def of(name, losses, rates, seeds=(1, 2, 3)):
@@ -43,6 +46,31 @@ def test_table_2_tells_the_answers_beside_the_loss(tmp_path):
     assert sum(row[0] == "original" for row in end.rows) == 1  # which no seed changes
     assert {"piqa", "arc_easy"} <= set(end.columns)
     end.draw(tmp_path / "figure.png")
+
+
+@pytest.mark.parametrize("kind", ["correct", "log_share"])
+def test_answers_are_compared_over_the_seeds_that_both_arms_have(kind):
+    """Against a loop: a third seed of cross-entropy, another level altogether, says nothing of an arm that has two."""
+    settings, rng = settings_of(studies.STUDIES["variants"], "gpu"), np.random.default_rng(0)
+
+    def make(arm, seed):
+        tasks = {task: packed(rng, 0.2 * seed, 60) for task in ("piqa", "arc_easy")}
+        return run(outcomes=scored(tasks, f"{arm}-{seed}", settings))
+
+    made = of_seeds(settings, make, [1, 2, 3])
+    runs = Runs([one for one in made if one.name != trained_name(variants.OURS, 3)], list(settings["arms"]))
+    scale, gaps = {"correct": 100, "log_share": 1}[kind], []
+    for task in ("piqa", "arc_easy"):
+        for seed in (1, 2):
+            ours, plain = (
+                unpack(runs.outcomes[arm][seed].outcomes[task], kind) for arm in (variants.OURS, variants.PLAIN)
+            )
+            gaps += [scale * (x - y) for x, y in zip(ours, plain)]
+    found = over_items(runs, variants.OURS, variants.PLAIN, kind=kind)
+    assert (found.estimate, found.n) == (pytest.approx(sum(gaps) / len(gaps)), 2)
+    for seed in (1, 2):
+        del runs.outcomes[variants.OURS][seed]
+    assert over_items(runs, variants.OURS, variants.PLAIN, kind=kind) is None
 
 
 def test_a_ruined_arm_does_not_flatten_the_others(tmp_path, monkeypatch):

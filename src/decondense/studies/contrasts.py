@@ -47,12 +47,13 @@ def over_documents(runs: Runs, arm: str, base: str) -> Decision:
 
 def over_items(runs: Runs, arm: str, base: str, *, kind: str, level: float = 0.95) -> Decision | None:
     """Is the average over tasks of `arm` minus `base` above 0: of what counted as right ("correct", in points), or of
-    the log-likelihood of what is right ("log_share", nats per item)? Seeds are not paired, as in `significance`. None
-    where no task was scored in both."""
-    sets = [list(runs.outcomes.get(name, {}).values()) for name in (base, arm)]
+    the log-likelihood of what is right ("log_share", nats per item)? Over the seeds that both have; their intervals
+    are of seeds that are not paired, as in `significance`. None where no task was scored in both."""
+    plain, treated = (runs.outcomes.get(name, {}) for name in (base, arm))
+    sets = [[one[seed] for seed in plain if seed in treated] for one in (plain, treated)]
     scale, matters = KINDS[kind]
     pairs = [(scale * b, scale * t) for b, t in paired_outcomes(*sets, kind=kind).values()] if all(sets) else []
-    return _crossed(pairs, min(map(len, sets)), "greater", matters, level, paired=False) if pairs else None
+    return _crossed(pairs, len(sets[0]), "greater", matters, level, paired=False) if pairs else None
 
 
 def perplexities(runs: Runs, arm: str, base: str, *, level: float) -> dict[str, Decision]:
