@@ -153,10 +153,8 @@ def _opened(text: Any, data: str | os.PathLike[str] | None, column: str | None, 
         )
     if os.sep in spec or path.suffix:
         raise FileNotFoundError(f"no text at {spec!r}: the file does not exist; strings are read from a list, [text].")
-    raise ValueError(
-        f"text must be a file or one of {', '.join(TEXTS)}, got {spec!r}: "
-        + nearest(name, TEXTS, "strings are read from a list, [text].")
-    )
+    remedy = nearest(name, TEXTS, "strings are read from a list, [text].")
+    raise ValueError(f"text must be a file or one of {', '.join(TEXTS)}, got {spec!r}: {remedy}")
 
 
 def _in_memory(text: Any, column: str | None, characters: int) -> Text:

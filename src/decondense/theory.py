@@ -180,9 +180,8 @@ def crossing(m: int) -> float:
     """
     if m < 2:
         raise ValueError(f"the published bound crosses α for m of at least 2, got {m}: for m = 1 it is 1 and holds.")
-    root = scipy.optimize.brentq(
-        lambda s: effective_padding(math.sqrt(s), m) - (m - 1), 1e-12, (m - 1) / 2, xtol=1e-9, rtol=1e-12
-    )
+    ends = 1e-12, (m - 1) / 2
+    root = scipy.optimize.brentq(lambda s: effective_padding(math.sqrt(s), m) - (m - 1), *ends, xtol=1e-9, rtol=1e-12)
     return math.sqrt(float(root))
 
 

@@ -59,13 +59,8 @@ def p_words(value: float) -> str:
 
 def span(value: Any, low: Any = None, high: Any = None, digits: int = 2) -> str:
     """0.82 [0.80, 0.83], or 0.82 where the interval is not known; a dash for what is not finite."""
-    value, low, high = (
-        None if number is None or not math.isfinite(number) else number for number in (value, low, high)
-    )
-    if value is None:
-        return "–"
-    ends = "" if low is None or high is None else f" [{_fixed(low, digits)}, {_fixed(high, digits)}]"
-    return _fixed(value, digits) + ends
+    said = [None if x is None or not math.isfinite(x) else _fixed(x, digits) for x in (value, low, high)]
+    return "–" if said[0] is None else said[0] if None in said else f"{said[0]} [{said[1]}, {said[2]}]"
 
 
 def amount(number: float) -> str:

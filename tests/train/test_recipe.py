@@ -119,8 +119,11 @@ def test_budget_in_tokens_is_made_of_whole_steps():
         ("train.learning_rate=-1", "recipe: train.learning_rate: Input should be greater than 0, got -1."),
         ("data.tokens=lots", "recipe: data.tokens: a number of tokens must be like 2000000, 2M or 1.5B, got 'lots'."),
         ("loss={name: dispersion, weight: true}", "recipe: loss.weight: it must be a number, got true."),
-        ("loss={name: dispersion, layers: [1, true]}", "recipe: loss.layers: it must hold numbers, got true."),
-        ("data.text={novels: 1, pydoc: false}", "recipe: data.text: it must hold numbers, got false."),
+        (
+            "loss={name: dispersion, layers: [1, true]}",
+            "recipe: loss.layers.1: Input should be a valid integer, got True.",
+        ),
+        ("data.text={novels: 1, pydoc: false}", "recipe: data.text.pydoc: Input should be a valid number, got False."),
         ("train.micro_batch=true", "recipe: train.micro_batch: it must be a number, got true."),
         ("train.keep=1", "greater than or equal to 2, got 1"),
         ("data.text={a: 0}", "text must name at least one text, each with a share above 0"),

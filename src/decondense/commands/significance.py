@@ -57,12 +57,9 @@ def significance(
     from ..stats.tables import csv_table, latex, markdown
 
     base, treated = _divide(runs)
-    record = compare(base, treated, **options)
-    with (
-        fresh_folder(out_dir or Path("significance"), force=force) as folder,
-        writing(folder),
-        replaced(folder, stale=("table.tex", "forest.png")) as place,
-    ):
+    record, stale = compare(base, treated, **options), ("table.tex", "forest.png")
+    target = out_dir or Path("significance")
+    with fresh_folder(target, force=force) as folder, writing(folder), replaced(folder, stale=stale) as place:
         record.save(place)
         write_text(place / "table.md", markdown(record))
         write_text(place / "table.csv", csv_table(record))

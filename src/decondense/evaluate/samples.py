@@ -78,10 +78,8 @@ def read_samples(path: Path, files: Sequence[Path], wanted: Wanted) -> Log:
         filters = list(by_filter)
         chosen = next((name for name in filters if name == wanted.filter), filters[0] if filters else "none")
         if wanted.filter is not None and chosen != wanted.filter and len(filters) > 1:
-            raise ValueError(
-                f"--filter must be one of {subtask!r} of {str(path)!r}, got {wanted.filter!r}: "
-                + nearest(wanted.filter, filters)
-            )
+            remedy = nearest(wanted.filter, filters)
+            raise ValueError(f"--filter must be one of {subtask!r} of {str(path)!r}, got {wanted.filter!r}: {remedy}")
         if len(filters) > 1:
             notes.append(f"{subtask}: the filter is {chosen}; the log also has {others(filters, chosen)}.")
         top = subtask

@@ -60,7 +60,7 @@ def draw(
         write_csv(target.with_suffix(".csv"), rows)
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {"Software": None})
     whole.set_dpi(DPI)
-    with atomic(target) as temporary, _matplotlib().rc_context({"svg.hashsalt": "decondense"}):  # else names are random
+    with atomic(target) as temporary, _mpl().rc_context({"svg.hashsalt": "decondense"}):  # else names are random
         if kind in VECTORS:
             whole.savefig(temporary, format=kind, metadata=metadata)
         else:
@@ -68,7 +68,7 @@ def draw(
     return target
 
 
-def _matplotlib() -> Any:
+def _mpl() -> Any:
     """Imported where something is drawn: half a second, which `decondense study list` can spare."""
     import matplotlib.backends.backend_agg
     import matplotlib.figure
@@ -79,9 +79,8 @@ def _matplotlib() -> Any:
 
 def _figure(strips: Sequence[Strip]) -> Any:
     heights = [strip.size[1] for strip in strips]
-    size = max(strip.size[0] for strip in strips), sum(heights)
-    whole = _matplotlib().figure.Figure(figsize=size, layout="constrained")
-    _matplotlib().backends.backend_agg.FigureCanvasAgg(whole)
+    whole = _mpl().figure.Figure(figsize=(max(strip.size[0] for strip in strips), sum(heights)), layout="constrained")
+    _mpl().backends.backend_agg.FigureCanvasAgg(whole)
     parts: Any = [whole] if len(strips) == 1 else whole.subfigures(len(strips), 1, height_ratios=heights)
     for part, strip in zip(parts, strips):
         grid = part.subplots(
@@ -134,7 +133,7 @@ def _chart(axis: Any, chart: Chart, size: int) -> None:
         else:
             corner, extent = (box.x[0], box.y[0]), (box.x[1] - box.x[0], box.y[1] - box.y[0])
             style = {"color": _colour(box.colour), "alpha": box.opacity, "lw": 0, "zorder": 0}
-            axis.add_patch(_matplotlib().patches.Rectangle(corner, *extent, **style))
+            axis.add_patch(_mpl().patches.Rectangle(corner, *extent, **style))
     for rule in chart.rules:
         line = axis.axvline if rule.axis == "x" else axis.axhline
         line(rule.at, color=_colour(rule.colour), lw=POINTS * rule.width, ls=DASH[rule.dash], zorder=1)
@@ -172,7 +171,7 @@ def _axis(axis: Any, side: str, described: Axis, size: int) -> None:
     elif described.amounts:
         axis.xaxis.set_major_formatter(lambda value, _: amount(value))
     elif described.whole:
-        places = _matplotlib().ticker.MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True)
+        places = _mpl().ticker.MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True)
         getattr(axis, f"{side}axis").set_major_locator(places)
     if described.range is not None:
         axis.set(**{f"{side}lim": described.range})
@@ -184,7 +183,7 @@ def _axis(axis: Any, side: str, described: Axis, size: int) -> None:
 
 def _heat(axis: Any, heat: Heat) -> Any:
     width = heat.x[1] - heat.x[0]
-    axis.set_facecolor(_matplotlib().colormaps[MAP](0.0))
+    axis.set_facecolor(_mpl().colormaps[MAP](0.0))
     return axis.imshow(
         np.minimum(heat.density, heat.top).T, origin="lower", aspect="auto", cmap=MAP, vmin=0, vmax=heat.top,
         extent=(heat.x[0] - width / 2, heat.x[-1] + width / 2, -1, 1), interpolation="nearest",
@@ -203,7 +202,7 @@ def _series(axis: Any, series: Series) -> None:
     style: dict[str, Any] = {"color": colour, "mfc": fill, "mec": edge, "lw": POINTS * series.width}
     style |= {"ls": DASH[series.dash], "zorder": 3} if series.dash else {"ls": "", "zorder": 4}
     if series.halo and series.dash:
-        style["path_effects"] = [_matplotlib().patheffects.withStroke(linewidth=3, foreground="white")]
+        style["path_effects"] = [_mpl().patheffects.withStroke(linewidth=3, foreground="white")]
     sizes = series.size if isinstance(series.size, Sequence) else [series.size]
     symbols = [series.symbol] if series.symbol is None or isinstance(series.symbol, str) else series.symbol
     alike = len(sizes) == len(symbols) == 1

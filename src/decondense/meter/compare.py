@@ -174,8 +174,7 @@ def compare(
 
 
 def plan(items: Sequence[Item], texts: Any, revisions: Any, paired: bool, options: dict[str, Any]) -> list[Any]:
-    """The results that are there, and (model, options) of those to be measured, the last of which is missed before the
-    first is measured."""
+    """The results that are there, and (model, options) of those to be measured: the last is missed before the first."""
     from .run import check
 
     variants: list[dict[str, Any]] = [{"revision": r} for r in revisions] if revisions else [{}]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic.types import StrictFloat, StrictInt  # of lists: true is no number there either
 
 SUFFIXES = {"k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 
@@ -38,13 +39,9 @@ class Part(BaseModel):
     def _no_truth_value(cls, value: Any, info: ValidationInfo) -> Any:
         """`weight: true` is a slip of the pen, which pydantic would read as 1."""
         kind = cls.model_fields[str(info.field_name)].annotation
-        given, kinds, form = [value], {kind, *get_args(kind)}, "be a number"
-        if isinstance(value, (list, dict)):
-            given, form = [*(value.values() if isinstance(value, dict) else value)], "hold numbers"
-            kinds = {inner for outer in kinds for inner in get_args(outer)}
-        wrong = [str(one).lower() for one in given if isinstance(one, bool)]
-        if wrong and kinds & {int, float} and bool not in kinds:
-            raise ValueError(f"it must {form}, got {wrong[0]}")
+        kinds = {kind, *get_args(kind)}
+        if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
+            raise ValueError(f"it must be a number, got {str(value).lower()}")
         return value
 
 
@@ -104,7 +101,7 @@ class Model(Part):
         return self.init or self.architecture is not None
 
 
-Texts = str | list[str] | dict[str, float]  # one, several in equal shares, or name → share
+Texts = str | list[str] | dict[str, StrictFloat]  # one, several in equal shares, or name → share
 
 
 class Data(Part):
@@ -151,7 +148,7 @@ class Loss(Part):
 
     name: str = "none"
     weight: float = 0.1
-    layers: str | list[int] = "all"
+    layers: str | list[StrictInt] = "all"
     preset: str | None = None
     schedule: Literal["constant", "linear", "cosine", "release"] = "constant"
     ramp_steps: int | None = None

@@ -183,12 +183,15 @@ class Monitor:
         need("pandas", "a table")
         import pandas
 
-        rows = [
-            {"step": r.step, "layer": _number(layer), **{name: float(r.table[name][i]) for name in self.metrics}}
+        return pandas.DataFrame(self._rows(self.metrics), columns=["step", "layer", *self.metrics])
+
+    def _rows(self, metrics: Sequence[str]) -> list[dict[str, Any]]:
+        return [
+            {"step": r.step, "layer": int(layer) if layer.isdigit() else layer}  # "03" is a name that sorts in a log
+            | {name: float(r.table[name][i]) for name in metrics}
             for r in self.readings
             for i, layer in enumerate(r.layers)
         ]
-        return pandas.DataFrame(rows, columns=["step", "layer", *self.metrics])
 
     def plot(self, path: Any = None, *, ax: Any = None, title: str | None = None) -> Any:
         """mean_cosine of every layer over the steps; see ``decondense.plot``."""
@@ -206,11 +209,7 @@ class Monitor:
         ]
         title = title or "Mean cosine of two tokens of a sequence, by layer"
         chart = Chart(title, Axis("step", whole=True), Axis("mean cosine"), [Frame(marks)], legend="best")
-        rows = [
-            {"step": step, "layer": _number(name), "mean_cosine": float(value)}
-            for name, y in zip(layers, cosines)
-            for step, value in zip(steps, y)
-        ]
+        rows = self._rows(["mean_cosine"])
         return draw([Strip([[chart]], (7.2, 4.8))], path, name="geometry.png", ax=ax, rows=rows)
 
     def remove(self) -> None:
@@ -228,11 +227,6 @@ class Monitor:
 def _short(name: str, i: int, modules: Any) -> str:
     """What a layer is called in a log: its number, or the module's own name."""
     return f"{i:02d}" if modules is None else name
-
-
-def _number(layer: str) -> int | str:
-    """What a layer is called in a table: "03", which sorts in a log, is 3."""
-    return int(layer) if layer.isdigit() else layer
 
 
 def _documents(capture: hs.Capture) -> Documents | None:
