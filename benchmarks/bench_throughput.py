@@ -8,7 +8,8 @@ Every row is a run of its own through `decondense.train`, so what is timed is wh
 with its data loader, clipping and logging. The time is that of the steps after the first two, without checkpoints and
 evaluation. Every row adds one option to the row above; `baseline` is what transformers' Trainer does when nothing but
 the batch size is said. Target: the last row without a loss at least 2.5 × the baseline. In turns the ratios are those
-to the row without a loss of the same round, so that a clock that drifts does not count.
+to the row without a loss of the same round, so that a clock that drifts does not count, and each loss is there twice: as
+`train` computes it, in the graphs of the blocks, and of the states afterwards, as it is in any other loop.
 
 Under autocast the hidden states between the blocks are float32, as the weights are. Under FSDP2's mixed precision
 (param_dtype=bfloat16) they are bfloat16: the rows `in a bfloat16 stream` have that on one GPU, see `bfloat16_stream`.
@@ -17,6 +18,7 @@ Under autocast the hidden states between the blocks are float32, as the weights 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -90,6 +92,13 @@ STREAMS: dict[str, tuple[str, Callable[[], contextlib.AbstractContextManager[Non
 }
 
 
+@contextlib.contextmanager
+def outside() -> Iterator[None]:
+    """In here `train` computes the loss of the states when the model has returned them."""
+    with mock.patch.object(run, "tap_blocks", lambda model, handle: 0):
+        yield
+
+
 def measure(name: str, settings: list[str], steps: int, batch_tokens: int, folder: Path) -> harness.Row:
     """One run. What the text has been turned into, and its run, lie in `folder`."""
     torch.cuda.empty_cache()
@@ -108,18 +117,21 @@ def measure(name: str, settings: list[str], steps: int, batch_tokens: int, folde
 
 
 def one_round(
-    chosen: list[tuple[str, list[str]]], stream: str, steps: int, batch_tokens: int, folder: Path
+    chosen: list[tuple[str, list[str]]], stream: str, steps: int, batch_tokens: int, folder: Path, both: bool
 ) -> Iterator[harness.Row]:
-    """A row for each of the runs, as ratios of the first."""
+    """A row for each of the runs, as ratios of the first; with `both` another for each loss."""
     first = None
     suffix, context = STREAMS[stream]
-    for name, settings in chosen:
-        with context():
-            row = measure(name + suffix, settings, steps, batch_tokens, folder)
+    places = [("", contextlib.nullcontext), (", of the states afterwards", outside)]
+    for (name, settings), (place, where) in itertools.product(chosen, places):
+        if place and not (both and name.startswith("with")):
+            continue
+        with context(), where():
+            row = measure(name + place + suffix, settings, steps, batch_tokens, folder)
         first = first or row["tokens_per_s"]
         row["ratio"] = row["tokens_per_s"] / first
         speed, longer = f"{row['tokens_per_s']:10,.0f} tokens/s", f"{1 / row['ratio']:.4f} × the time"
-        print(f"{row['option']:55s} {speed}, {longer}", flush=True)
+        print(f"{row['option']:82s} {speed}, {longer}", flush=True)
         yield row
 
 
@@ -137,8 +149,8 @@ def main() -> None:
         for stream in options.streams if options.turns else ["float32"]:
             torch.compiler.reset()  # it keeps eight versions of a block, and one stream has three or more
             for _ in range(max(1, options.turns)):
-                for row in one_round(chosen, stream, options.steps, options.batch_tokens, folder):
-                    yield [row]
+                asked = (options.steps, options.batch_tokens, folder, options.turns > 0)
+                yield from ([row] for row in one_round(chosen, stream, *asked))
 
     with tempfile.TemporaryDirectory() as folder:
         name = "throughput_turns" if options.turns else "throughput"

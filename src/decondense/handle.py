@@ -66,6 +66,7 @@ class Handle:
         self.agreement: Tensor | None = None
         self.captures: list[hs.Capture] = []
         self._autocast: torch.dtype | None = None  # of the present call, as the reader's parts note it
+        self.known: list[tuple[Tensor, Tensor, Tensor | None]] | None = None  # a list during a call that is collected
         self.reader, states = hs.reader_of(self.model, modules)
         # An impossible choice of layers is refused here and now.
         chosen = [] if states is None else term.chosen(states, self.reader.first)
@@ -130,13 +131,16 @@ class Handle:
         prepare = torch.compiler.assume_constant_result(lambda: collect_hidden_states(stack))  # run while it traces
 
         def begin() -> bool:
-            self._autocast = None
+            self._autocast = self.known = None
             if stack is not None and torch.compiler.is_compiling():
                 prepare()
-            return self.attached and wanted()  # a copy of the model keeps its hooks when the loss has been removed
+            if not (self.attached and wanted()):  # a copy of the model keeps its hooks when the loss has been removed
+                return False
+            self.known = []
+            return True
 
         def keep(capture: hs.Capture) -> None:  # torch 2.11 does not trace the method itself
-            capture.autocast = self._autocast
+            capture.autocast, capture.known, self.known = self._autocast, self.known or (), None
             self.captures.append(capture)
 
         def note(module: nn.Module, args: Any, out: Any) -> None:

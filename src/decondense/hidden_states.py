@@ -32,13 +32,15 @@ Layers = str | Sequence[int] | Callable[[int], Sequence[int]]
 @dataclass
 class Capture:
     """One training call of the stack: its states, embedding layer first, and what came in with them. `masks` has one
-    for each state where they are of two stacks, which read other tokens; `autocast` is the dtype of the call's."""
+    for each state where they are of two stacks, which read other tokens; `autocast` is the dtype of the call's. `known`
+    are states whose values, and mean cosines where they came for nothing, the blocks have computed, (1, batch) each."""
 
     states: Sequence[Tensor]
     attention_mask: Tensor | None = None
     position_ids: Tensor | None = None
     masks: list[Tensor | None] | None = None
     autocast: torch.dtype | None = None
+    known: Sequence[tuple[Tensor, Tensor, Tensor | None]] = ()
 
     def mask_of(self, state: int) -> Tensor | None:
         return self.attention_mask if self.masks is None else self.masks[state]

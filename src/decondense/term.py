@@ -123,7 +123,7 @@ class Term:
         """
         parts = self._parts(capture)
         states, mask, labels = self.sequences(capture, first, labels)
-        values, cosines = self.loss.over_layers(states, mask)
+        values, cosines = self._values(states, mask, capture.known)
         share, part = values.new_full((values.shape[1],), parts / values.shape[1]), values.new_full((), parts)
         if items is not None and labels is not None:
             counted = (labels != -100).reshape(len(labels), -1).sum(1)  # one label per token, or per sequence
@@ -138,6 +138,17 @@ class Term:
         if cosines is not None:
             result["mean_cosine"] = cosines.detach().mean(1)
         return result
+
+    def _values(
+        self, states: Sequence[Tensor], mask: Masks, known: Sequence[tuple[Tensor, Tensor, Tensor | None]]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Of the loss, (layers, batch), and the mean cosines; `known` are those of whole rows, which had no mask."""
+        each = {} if mask is not None else {id(z): rest for z, *rest in known}
+        if not any(id(z) in each for z in states):
+            return self.loss.over_layers(states, mask)
+        found = [each.get(id(z)) or self.loss.over_layers([z], None) for z in states]
+        values, cosines = ([part for part in parts if part is not None] for parts in zip(*found))
+        return torch.cat(values), torch.cat(cosines) if cosines else None
 
     def refuse_parts(self) -> None:
         """Raise where the sequences are split and nobody has said among which processes."""

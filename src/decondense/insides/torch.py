@@ -25,19 +25,40 @@ def uncompiled(model: Any) -> Any:
     return getattr(model, "_orig_mod", model)
 
 
+_COMPILED = "compiled blocks must be called without their compilation, or with another"
+
+
+def compiled_call(module: nn.Module) -> Any:
+    """What `nn.Module.compile` has made of a module's call; None where it was not compiled."""
+    return attribute(module, "_compiled_call_impl", library="torch", why=_COMPILED)
+
+
+def replace_compiled_call(module: nn.Module, call: Any) -> None:
+    """No public call puts another in its place. As torch's own it stays out of copies and pickles of the module."""
+    module._compiled_call_impl = call  # type: ignore[assignment]
+
+
+def call_with(module: nn.Module, forward: Any, *args: Any, **kwargs: Any) -> Any:
+    """The call that `nn.Module.compile` compiles, with its hooks, and another `forward` in the middle."""
+    call = attribute(module, "_call_impl", library="torch", why=_COMPILED)
+    vars(module)["forward"] = forward
+    try:
+        return call(*args, **kwargs)
+    finally:
+        del vars(module)["forward"]
+
+
 @contextlib.contextmanager
 def eager(model: nn.Module) -> Iterator[None]:
-    """Modules that `nn.Module.compile` has compiled run as they are written: a look at the model in between is not
-    worth a compilation, and no public call takes one off and puts it back."""
-    why = "compiled blocks must be set aside while a model is measured"
-    compiled = {m: attribute(m, "_compiled_call_impl", library="torch", why=why) for m in model.modules()}
+    """Compiled modules run as they are written: a look at the model in between is not worth a compilation."""
+    compiled = {module: compiled_call(module) for module in model.modules()}
     for module in compiled:
-        module._compiled_call_impl = None
+        replace_compiled_call(module, None)
     try:
         yield
     finally:
         for module, call in compiled.items():
-            module._compiled_call_impl = call
+            replace_compiled_call(module, call)
 
 
 def context_is_parallel() -> bool:

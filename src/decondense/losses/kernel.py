@@ -131,8 +131,15 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
 
 def _differentiate(ctx: Any, gradients: list[Tensor | None]) -> tuple[Tensor | None, ...]:
     z, mask, *saved = ctx.saved_tensors
-    upstream = gradients[0]
-    gradient = None if upstream is None else _backward(z, mask, saved, upstream, *ctx.kernel)
+    upstream, (name, *options) = gradients[0], ctx.kernel
+    if upstream is None:
+        gradient = None
+    elif name in ADDING:  # here it is the compiler that adds
+        given = _given(*options)
+        own = {"eps": given["eps"], "count_self": given.get("diagonal", False)}
+        gradient = _module("projection").traced(z, saved, upstream, **own)
+    else:
+        gradient = _backward(z, mask, saved, upstream, name, *options)
     return gradient, *(None,) * (3 + len(ctx.kernel))
 
 

@@ -2,6 +2,7 @@
 
 * the repeated blocks of the stack are compiled one by one (`nn.Module.compile`): they share one compilation, hooks
   stay outside it, and the weights keep their names;
+* the loss of a hidden state is computed in the block that reads it (`tap_blocks`);
 * the output head and the cross-entropy become one compiled function of the last hidden state, so that the logits in
   float32 never exist as a tensor. It is used only where it reproduces the model's own loss on a batch of that model,
   so a model that scales or caps its logits keeps its own head.
@@ -21,10 +22,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import hidden_states as hs
+from ..handle import Handle
+from ..insides.torch import call_with, compiled_call, replace_compiled_call
 from ..insides.transformers import collect_hidden_states_alone
+from ..losses.presets import Loss
 from ..stack import evaluating, repeated_blocks
+from ..term import Terms
 
-Terms = Callable[[Tensor, Tensor, Tensor], dict[str, Tensor]]
+OfLogits = Callable[[Tensor, Tensor, Tensor], dict[str, Tensor]]
 
 
 @contextlib.contextmanager
@@ -48,8 +53,47 @@ def compile_blocks(model: nn.Module) -> int:
     return len(blocks)
 
 
+def tap_blocks(model: nn.Module, handle: Handle) -> int:
+    """Let compiled blocks compute, in their own graphs, what the attached loss needs of the states that they read;
+    returns how many do.
+
+    A loss that is taken of the states afterwards reads each of them once more in the backward pass, and reads and writes
+    the gradient it is added to. In the graph of the block that reads the state too, all this is part of a kernel that
+    the block has anyway, that of the gradient of its norm layer (`kernels/projection.py`).
+    """
+    term, blocks = handle.term, repeated_blocks(model)
+    if isinstance(term, Terms) or term.group or term.loss.keywords.get("generator"):
+        return 0  # what cannot be traced, and weights that change from step to step
+    chosen = term.chosen(len(blocks) + 1, 1)
+    # The first block reads the embedding layer, which is not among all layers: the value of one layer in vain is less
+    # than a second compilation.
+    tapped = blocks if set(range(1, len(blocks))) <= set(chosen) else [blocks[i] for i in chosen if i < len(blocks)]
+    tapped = [block for block in tapped if compiled_call(block) is not None and "forward" not in vars(block)]
+    call = torch.compile(_with_values, dynamic=False)
+    for block in tapped:
+        replace_compiled_call(block, functools.partial(_tapped, block, handle, call, compiled_call(block)))
+    return len(tapped)
+
+
+def _tapped(block: nn.Module, handle: Handle, call: Callable[..., Any], plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A call of a block, `plain` unless its states are being collected. Hooks stay outside of the graph."""
+    if handle.known is None or not args:
+        return plain(*args, **kwargs)
+
+    def forward(states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        out, *values = call(block, handle.term.loss, states, *args, **kwargs)
+        handle.known.append((states, *values))
+        return out
+
+    return call_with(block, forward, *args, **kwargs)
+
+
+def _with_values(block: Any, loss: Loss, states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    return type(block).forward(block, states, *args, **kwargs), *loss.over_layers([states], None)
+
+
 def head_loss(
-    hidden: Tensor, weight: Tensor, labels: Tensor, items: Tensor, terms: Terms | None = None
+    hidden: Tensor, weight: Tensor, labels: Tensor, items: Tensor, terms: OfLogits | None = None
 ) -> dict[str, Tensor]:
     """ "loss": Σ cross-entropy of label i + 1 given hidden state i, over `items`, and what `terms` makes of the same
     logits. hidden (batch, tokens, width), weight (vocabulary, width), labels (batch, tokens)."""
@@ -58,13 +102,13 @@ def head_loss(
     return {"loss": loss} if terms is None else {"loss": loss, **terms(logits, target, items)}
 
 
-def compiled_head(terms: Terms | None = None) -> Callable[..., dict[str, Tensor]]:
+def compiled_head(terms: OfLogits | None = None) -> Callable[..., dict[str, Tensor]]:
     """`head_loss` as one compiled function."""
     # One shape in a whole run; left to itself the compiler would make a slower kernel for any shape.
     return torch.compile(functools.partial(head_loss, terms=terms), dynamic=False)
 
 
-def fuse_head(model: Any, *, compiled: bool = True, terms: Terms | None = None) -> bool:
+def fuse_head(model: Any, *, compiled: bool = True, terms: OfLogits | None = None) -> bool:
     """Give a causal language model the fused head; says whether it fits this model. In eval() nothing changes.
 
     terms  of (logits, labels, items): what else is computed of the logits and returned beside the loss

@@ -26,7 +26,7 @@ from ..weights_cache import quiet_loading
 from . import folder as run_folder
 from .active_forgetting import Forgetting
 from .blocks import Order
-from .fast import matmul_precision
+from .fast import matmul_precision, tap_blocks
 from .held_out import document_losses, frequency_deciles, token_counts
 from .prepare import Prepared, prepare
 from .quantised import quantised_losses
@@ -177,7 +177,10 @@ def _trainer(prepared: Prepared, show: Show | None, say: Callable[[str], None], 
         trainer.add_callback(Shown(show, clock, recipe.step_tokens, milestones))
     if prepared.centre is not None:
         trainer.add_callback(prepared.centre)
-    trainer.attach(_regularized(recipe, trainer))
+    handle = _regularized(recipe, trainer)
+    trainer.attach(handle)
+    if prepared.speed["compiled"] and handle is not None and not isolated and not recipe.train.checkpointing:
+        tap_blocks(prepared.model, handle)
     return trainer
 
 
