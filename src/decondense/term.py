@@ -143,9 +143,9 @@ class Term:
         self, states: Sequence[Tensor], mask: Masks, known: Sequence[tuple[Tensor, Tensor, Tensor | None]]
     ) -> tuple[Tensor, Tensor | None]:
         """Of the loss, (layers, batch), and the mean cosines; `known` are those of whole rows, which had no mask."""
-        each = {} if mask is not None else {id(z): rest for z, *rest in known}
-        if not any(id(z) in each for z in states):
+        if mask is not None or not known:
             return self.loss.over_layers(states, mask)
+        each = {id(z): rest for z, *rest in known}
         found = [each.get(id(z)) or self.loss.over_layers([z], None) for z in states]
         values, cosines = ([part for part in parts if part is not None] for parts in zip(*found))
         return torch.cat(values), torch.cat(cosines) if cosines else None

@@ -9,7 +9,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import decondense as dc
 from decondense import losses
-from decondense.losses.kernel import _backward, _forward
+from decondense.losses.kernel import _backward, launched
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -74,6 +74,54 @@ def test_one_graph_and_the_same_numbers(loss, width, options, dtype):
     torch.testing.assert_close(gradient(compiled, z), gradient(function, z), rtol=1e-6, atol=1e-7)
 
 
+BESIDE = {
+    "first order": ("dispersion", {"estimator": "first_order"}),
+    "exact": ("dispersion", {"estimator": "exact", "constant": 0.01}),
+    "exact, diagonal": ("dispersion", {"estimator": "exact", "distance": "cosine", "diagonal": True}),
+    "orthogonalization": ("orthogonalization", {"margin": 0.4}),
+    "of another kind": ("decorrelation", {}),
+    "sampled": ("dispersion", {"estimator": "exact", "max_tokens": 9}),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(("loss", "options"), BESIDE.values(), ids=BESIDE.keys())
+def test_a_loss_beside_what_else_reads_the_states(loss, options, dtype):
+    """In the graph of a block: its gradient and the block's are added as they are outside, also where z is 0."""
+    asked = losses.get(loss, backend="triton", **options)
+    weight = torch.linspace(-1, 1, 8 * 5, device=DEVICE).view(8, 5)
+
+    def read(z):
+        return (torch.nn.functional.rms_norm(z, (8,)).float() @ weight).square().sum()
+
+    def inside(z):
+        seen, values, cosines = asked.beside(z)
+        assert seen.shape == z.shape
+        assert values.shape == (1, len(z))
+        return read(seen) + (values * factors).sum(), cosines
+
+    def outside(z):
+        values, cosines = asked.over_layers([z], None)
+        return read(z) + (values * factors).sum(), cosines
+
+    def with_gradient(function):
+        leaf = z.clone().requires_grad_()
+        value, cosines = function(leaf)
+        value.backward()
+        return value.detach(), leaf.grad, None if cosines is None else cosines.detach()
+
+    z = cloud(2, 9, 8).to(DEVICE, dtype)
+    z[0, 3] = 0
+    factors = torch.tensor([3.0, -200.0], device=DEVICE)
+    compiled = torch.compile(inside, fullgraph=True, backend="aot_eager")
+    expected, found = with_gradient(outside), with_gradient(compiled)
+    close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    assert (found[2] is None) == (expected[2] is None)
+    for one, other in zip(found, expected):
+        if one is not None:
+            torch.testing.assert_close(one, other, **close)
+
+
 @pytest.mark.parametrize(("loss", "width", "options"), LENGTHS.values(), ids=LENGTHS.keys())
 def test_lengths_that_change(loss, width, options):
     """What is compiled for the first of them serves the others."""
@@ -98,9 +146,9 @@ KERNELS = {"first_order": 1e-2, "second_order": 1e-2, "pairwise": 1e-2, "nearest
 @pytest.mark.parametrize(("name", "eps"), {**KERNELS, "covariance": None}.items())
 def test_the_operators_say_what_they_return(name, eps):
     z, options = cloud(2, 9, 8).to(DEVICE).requires_grad_(), [None] * 5 + [eps] + [None] * 5
-    torch.library.opcheck(_forward, (z, half_masked(2, 9), True, torch.bfloat16, name, *options))
-    torch.library.opcheck(_forward, (z.detach(), None, False, None, name, *options))
-    value, *saved = _forward(z.detach(), None, True, None, name, *options)
+    torch.library.opcheck(launched, (z, half_masked(2, 9), True, torch.bfloat16, name, *options))
+    torch.library.opcheck(launched, (z.detach(), None, False, None, name, *options))
+    value, *saved = launched(z.detach(), None, True, None, name, *options)
     torch.library.opcheck(_backward, (z.detach(), None, saved, torch.ones_like(value), name, *options))
 
 

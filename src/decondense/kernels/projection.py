@@ -10,15 +10,11 @@ because ∂u/∂z = a (I − u zᵀ/‖z‖).  `project` takes a gradient in two
 
 the first order one (w a scalar per sequence) and, for the exact losses, a stored remainder G whose rows
 already carry the factor a_i.  A zero vector has z/‖z‖ = 0 here, as torch's norm has at zero.
-
-`traced` is the same in torch, for graphs: it is row-wise, so the compiler makes one kernel of it, of the addition to the
-gradient from above and of the norm layer's gradient, which reads the same rows of z. There it costs next to nothing.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 
 import torch
 import triton
@@ -115,24 +111,3 @@ def _projection(
         *((stride_u[0], 1.0) if stride_u else (0, 1 / batch)), eps,
         ROWS=rows, WIDTH=padded, REMAINDER=remainder is not None, SELF=count_self, ADD=add, warps=warps,
     )  # fmt: skip
-
-
-def traced(
-    z: torch.Tensor,
-    saved: Sequence[torch.Tensor],
-    upstream: torch.Tensor,
-    *,
-    eps: float,
-    count_self: bool = False,
-) -> torch.Tensor:
-    """`project` as a compiler can see it; `saved` is (norms, T, factors) and, with a remainder, G."""
-    norms, total, factors, *remainder = saved
-    norm, x, t = norms.unsqueeze(-1), z.float(), total.unsqueeze(1)
-    scale = torch.where(norm + eps == 0, 0, 1 / (norm + eps))
-    g = scale * (t if count_self else t - x * scale)
-    k, w = (factors[0], factors[1]) if remainder else (factors, None)
-    if w is not None:
-        g = g * w[:, None, None] + remainder[0].float()
-    along = (g * x).sum(-1, keepdim=True) * scale / torch.where(norm == 0, 1, norm)
-    k = torch.where(norm < 0, 0, (k * upstream)[:, None, None])  # masked tokens, which may hold anything
-    return torch.where(k == 0, 0, (g - x * along) * k).to(z.dtype)

@@ -97,9 +97,9 @@ def dispersion(
     if process_group is not None:
         return _across_ranks(logit, z, mask, eps, estimator, diagonal, process_group)
     if estimator == "first_order":
-        return OfMoments(logit.taylor, (moments.mean_cosine(z, mask, eps=eps, backend=backend),))
+        return OfMoments(logit.taylor, moments.first_routine(z, eps, backend))
     if estimator == "second_order":
-        return OfMoments(logit.taylor, moments.two_moments(z, mask, eps=eps, backend=backend))
+        return OfMoments(logit.taylor, moments.second_routine(z, eps, backend))
     routine: pairs.Routine
     if fused(z, backend, tau=tau):
         curve = "dispersion" if distance == "angular" else "dispersion_cosine"

@@ -48,7 +48,11 @@ class Kernel:
 
     def waits(self, z: Tensor) -> bool:
         """Whether the gradient waits for another one: a leaf has no other."""
-        return self.name in ADDING and not z.is_leaf
+        return self.adds and not z.is_leaf
+
+    @property
+    def adds(self) -> bool:
+        return self.name in ADDING
 
     @property
     def averages(self) -> bool:
@@ -57,8 +61,13 @@ class Kernel:
     def traced(self, z: Tensor, mask: Tensor | None) -> Tensor:
         """The values, as a node of a graph."""
         need_gradient = z.requires_grad and torch.is_grad_enabled()
+        return launched(z, mask, need_gradient, autocast_dtype(z), *self.named)[0]
+
+    @property
+    def named(self) -> tuple[Any, ...]:
+        """Name and options as the operators take them."""
         options = {**dict.fromkeys(OPTIONS), **self.options}  # one that is not among them is one argument too many
-        return _forward(z, mask, need_gradient, autocast_dtype(z), self.name, *options.values())[0]
+        return self.name, *options.values()
 
 
 @functools.cache
@@ -85,7 +94,7 @@ def _given(*options: Any) -> dict[str, Any]:
     mutates_args=(),
     schema=f"(Tensor z, Tensor? mask, bool need_gradient, ScalarType? autocast, {_NAMED}) -> Tensor[]",
 )
-def _forward(
+def launched(
     z: Tensor, mask: Tensor | None, need_gradient: bool, autocast: torch.dtype | None, name: str, *options: Any
 ) -> list[Tensor]:
     """The values, and what the backward pass needs."""
@@ -95,7 +104,7 @@ def _forward(
     return [x if x.untyped_storage().nbytes() == x.nbytes else x.clone() for x in (value, *saved)]
 
 
-@_forward.register_fake
+@launched.register_fake
 def _(
     z: Tensor, mask: Tensor | None, need_gradient: bool, autocast: torch.dtype | None, name: str, *options: Any
 ) -> list[Tensor]:
@@ -131,16 +140,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
 
 def _differentiate(ctx: Any, gradients: list[Tensor | None]) -> tuple[Tensor | None, ...]:
     z, mask, *saved = ctx.saved_tensors
-    upstream, (name, *options) = gradients[0], ctx.kernel
-    if upstream is None:
-        gradient = None
-    elif name in ADDING:  # here it is the compiler that adds
-        given = _given(*options)
-        own = {"eps": given["eps"], "count_self": given.get("diagonal", False)}
-        gradient = _module("projection").traced(z, saved, upstream, **own)
-    else:
-        gradient = _backward(z, mask, saved, upstream, name, *options)
+    upstream = gradients[0]
+    gradient = None if upstream is None else _backward(z, mask, saved, upstream, *ctx.kernel)
     return gradient, *(None,) * (3 + len(ctx.kernel))
 
 
-_forward.register_autograd(_differentiate, setup_context=_keep)
+launched.register_autograd(_differentiate, setup_context=_keep)

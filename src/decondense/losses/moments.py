@@ -14,13 +14,21 @@ from torch import Tensor
 from .. import geometry
 from .kernel import Kernel
 from .options import fused
-from .pairs import apply, full_precision
+from .pairs import Routine, apply, full_precision
 
 
 def mean_cosine(z: Tensor, mask: Tensor | None = None, *, eps: float = 0.0, backend: str = "auto") -> Tensor:
     """c̄ (batch,): the mean cosine over the pairs i ≠ j of each sequence, 0 for fewer than two tokens."""
     mask = geometry.check_states(z, mask)
-    return apply(Kernel("first_order", eps=eps) if fused(z, backend) else MeanCosine(eps), z, mask)
+    return apply(first_routine(z, eps, backend), z, mask)
+
+
+def first_routine(z: Tensor, eps: float, backend: str) -> Routine:
+    return Kernel("first_order", eps=eps) if fused(z, backend) else MeanCosine(eps)
+
+
+def second_routine(z: Tensor, eps: float, backend: str, *, centred: bool = False) -> Routine:
+    return Kernel("second_order", eps=eps, centred=centred) if fused(z, backend) else TwoMoments(eps)
 
 
 def two_moments(
@@ -30,13 +38,11 @@ def two_moments(
 
     `centred` takes the mean over its features off each token first, so that c_ij is their correlation.
     """
-    kernel = fused(z, backend)
-    inside = kernel and z.shape[1] > z.shape[2]  # there the kernel does it, without a pass over z
+    inside = fused(z, backend) and z.shape[1] > z.shape[2]  # there the kernel does it, without a pass over z
     if centred and not inside:
         z, _, _ = geometry.keep(z, mask)
         z = z - z.mean(-1, keepdim=True)
-    routine = Kernel("second_order", eps=eps, centred=centred and inside) if kernel else TwoMoments(eps)
-    first, second = apply(routine, z, mask)
+    first, second = apply(second_routine(z, eps, backend, centred=centred and inside), z, mask)
     return first, second
 
 

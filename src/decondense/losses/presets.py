@@ -46,6 +46,11 @@ class Loss(nn.Module):
         masks = [None if mask is None else mask.to(z.device) for z, mask in zip(states, each)]
         return registered()[self.name].over_layers(states, masks, **self.keywords)
 
+    def beside(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """z (batch, tokens, width) for whatever else reads it in the same graph, its values (1, batch) and, where they
+        come for nothing, mean cosines."""
+        return registered()[self.name].beside(z, **self.keywords)
+
     def check(self) -> None:
         """Refuse a keyword with an impossible value now, not in the first step of a training run."""
         entry = registered()[self.name]

@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 
 from .. import geometry
+from .beside import beside
+from .kernel import Kernel
 from .options import check_choice
 from .pairs import Routine, apply
 from .sampling import RELEASED_SAMPLE, sample
@@ -46,14 +48,19 @@ class Common(TypedDict, total=False):
 
 
 class OfMoments(NamedTuple):
-    """What a loss may return instead of its values: a curve of moments (batch,) of the cosines, the mean first.
+    """What a loss may return instead of its values: a curve of moments of the cosines, the mean first, and the routine
+    that computes them, (batch,) or (moments, batch).
 
     The curve is applied to all layers together: on a GPU its dozen of tiny operations would otherwise cost more than
     the sums over the tokens.
     """
 
     curve: Callable[..., Tensor]
-    moments: tuple[Tensor, ...]
+    routine: Routine
+
+    def moments(self, z: Tensor, mask: Tensor | None) -> tuple[Tensor, ...]:
+        found = apply(self.routine, z, mask)
+        return (found,) if found.ndim == 1 else tuple(found)
 
 
 class OfRoutine(NamedTuple):
@@ -160,11 +167,11 @@ class Entry:
         layers = [sample(*layer, max_tokens, shared=shared_sample, generator=generator) for layer in zip(states, masks)]
         parts = [self.written(z, mask, **options) for z, mask in layers]
         parts = [p.applied(*layer, mean) if isinstance(p, OfRoutine) else p for p, layer in zip(parts, layers)]
-        later = [part for part in parts if isinstance(part, OfMoments)]
+        later = [(part, part.moments(*layer)) for part, layer in zip(parts, layers) if isinstance(part, OfMoments)]
         cosines = None
         if later:
-            cosines, *rest = (join(moment) for moment in zip(*(part.moments for part in later)))
-            values = later[0].curve(cosines, *rest)
+            cosines, *rest = (join(moment) for moment in zip(*(moments for _, moments in later)))
+            values = later[0][0].curve(cosines, *rest)
         else:
             values = join([part for part in parts if isinstance(part, Tensor)])
         # The tokens of a split sequence are counted over the ranks.
@@ -177,6 +184,18 @@ class Entry:
                     enough.append(mask.sum(1) >= 2 if mask is not None else values.new_ones(len(z), dtype=torch.bool))
             values = torch.where(join(enough), values, 0)
         return values, cosines
+
+
+    def beside(self, z: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+        """For the graph of a block that reads z: z as the block must read it, and `over_layers` of z alone. Where a
+        kernel can add its gradient to the block's, the compiler does it in a kernel of the block."""
+        part = None if options.get("max_tokens") else self.written(z, None, **options)
+        if not (isinstance(part, OfMoments | OfRoutine) and isinstance(part.routine, Kernel) and part.routine.adds):
+            return z, *self.over_layers([z], [None], **options)
+        z, values = beside(part.routine, z)
+        if isinstance(part, OfMoments):
+            return z, part.curve(values)[None], values[None]
+        return z, (values + part.constant)[None], None
 
 
 _entries: dict[str, Entry] = {}

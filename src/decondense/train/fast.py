@@ -59,7 +59,7 @@ def tap_blocks(model: nn.Module, handle: Handle) -> int:
 
     A loss that is taken of the states afterwards reads each of them once more in the backward pass, and reads and writes
     the gradient it is added to. In the graph of the block that reads the state too, all this is part of a kernel that
-    the block has anyway, that of the gradient of its norm layer (`kernels/projection.py`).
+    the block has anyway, that of the gradient of its norm layer (`losses/beside.py`).
     """
     term, blocks = handle.term, repeated_blocks(model)
     if isinstance(term, Terms) or term.group or term.loss.keywords.get("generator"):
@@ -89,7 +89,8 @@ def _tapped(block: nn.Module, handle: Handle, call: Callable[..., Any], plain: C
 
 
 def _with_values(block: Any, loss: Loss, states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-    return type(block).forward(block, states, *args, **kwargs), *loss.over_layers([states], None)
+    states, *values = loss.beside(states)
+    return type(block).forward(block, states, *args, **kwargs), *values
 
 
 def head_loss(
