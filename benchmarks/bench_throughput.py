@@ -8,8 +8,8 @@ Every row is a run of its own through `decondense.train`, so what is timed is wh
 with its data loader, clipping and logging. The time is that of the steps after the first two, without checkpoints and
 evaluation. Every row adds one option to the row above; `baseline` is what transformers' Trainer does when nothing but
 the batch size is said. Target: the last row without a loss at least 2.5 × the baseline. In turns the ratios are those
-to the row without a loss of the same round, so that a clock that drifts does not count, and each loss is there twice: as
-`train` computes it, in the graphs of the blocks, and of the states afterwards, as it is in any other loop.
+to the row without a loss of the same round, so that a clock that drifts does not count, and each loss is there twice:
+computed in the graphs of the blocks, as `train` does with float32 states, and afterwards, as in any other loop.
 
 Under autocast the hidden states between the blocks are float32, as the weights are. Under FSDP2's mixed precision
 (param_dtype=bfloat16) they are bfloat16: the rows `in a bfloat16 stream` have that on one GPU, see `bfloat16_stream`.
@@ -18,7 +18,6 @@ Under autocast the hidden states between the blocks are float32, as the weights 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,7 +27,7 @@ from unittest import mock
 import harness
 import torch
 
-from decondense.train import recipe_from, run, train, with_settings
+from decondense.train import fast, recipe_from, run, train, with_settings
 
 CONTEXT = 1024
 COLUMNS = ["option", "micro_batch", "tokens_per_s", "ratio", "peak_gib"]
@@ -92,11 +91,13 @@ STREAMS: dict[str, tuple[str, Callable[[], contextlib.AbstractContextManager[Non
 }
 
 
-@contextlib.contextmanager
-def outside() -> Iterator[None]:
-    """In here `train` computes the loss of the states when the model has returned them."""
-    with mock.patch.object(run, "tap_blocks", lambda model, handle: 0):
-        yield
+def place(*dtypes: torch.dtype) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    """In here `train` computes the loss of such states in the graphs of the blocks, and of others when the model has
+    returned them. It has float32 by itself."""
+    return lambda: mock.patch.object(fast, "TAPPED", dtypes)
+
+
+PLACES = {", in the blocks": place(torch.float32, torch.bfloat16), ", afterwards": place()}
 
 
 def measure(name: str, settings: list[str], steps: int, batch_tokens: int, folder: Path) -> harness.Row:
@@ -122,17 +123,16 @@ def one_round(
     """A row for each of the runs, as ratios of the first; with `both` another for each loss."""
     first = None
     suffix, context = STREAMS[stream]
-    places = [("", contextlib.nullcontext), (", of the states afterwards", outside)]
-    for (name, settings), (place, where) in itertools.product(chosen, places):
-        if place and not (both and name.startswith("with")):
-            continue
-        with context(), where():
-            row = measure(name + place + suffix, settings, steps, batch_tokens, folder)
-        first = first or row["tokens_per_s"]
-        row["ratio"] = row["tokens_per_s"] / first
-        speed, longer = f"{row['tokens_per_s']:10,.0f} tokens/s", f"{1 / row['ratio']:.4f} × the time"
-        print(f"{row['option']:82s} {speed}, {longer}", flush=True)
-        yield row
+    for name, settings in chosen:
+        places = PLACES if both and name.startswith("with") else {"": contextlib.nullcontext}
+        for where, entered in places.items():
+            with context(), entered():
+                row = measure(name + where + suffix, settings, steps, batch_tokens, folder)
+            first = first or row["tokens_per_s"]
+            row["ratio"] = row["tokens_per_s"] / first
+            speed, longer = f"{row['tokens_per_s']:10,.0f} tokens/s", f"{1 / row['ratio']:.4f} × the time"
+            print(f"{row['option']:70s} {speed}, {longer}", flush=True)
+            yield row
 
 
 def main() -> None:

@@ -14,8 +14,9 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import decondense as dc
 from decondense.insides.torch import eager
-from decondense.train import train
-from decondense.train.fast import compile_blocks, fuse_head, head_loss
+from decondense.losses.presets import Loss
+from decondense.train import run, train
+from decondense.train.fast import compile_blocks, fuse_head, head_loss, tap_blocks
 from train.runs import result, tiny, weights
 
 
@@ -171,3 +172,121 @@ def test_compiled_blocks_give_the_same_gradients(backend, monkeypatch):
     with eager(compiled):
         assert all(m._compiled_call_impl is None for m in compiled.modules())
     assert sum(m._compiled_call_impl is not None for m in compiled.modules()) == 2
+
+
+# ---- the loss in the graphs of the blocks ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """torch.compile without the minute that code for a CPU takes; counts what it compiles."""
+    torch.compiler.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
+    yield counter
+    torch.compiler.reset()
+
+
+@pytest.fixture
+def outside(monkeypatch):
+    """How many states each call of a loss outside of a graph was asked about."""
+    asked, own = [], Loss.over_layers
+
+    def over_layers(self, states, mask):
+        if not torch.compiler.is_compiling():
+            asked.append(len(states))
+        return own(self, states, mask)
+
+    monkeypatch.setattr(Loss, "over_layers", over_layers)
+    return asked
+
+
+def one_step(model, **options):
+    """Loss, gradients and logs of the second of two calls; taps where the blocks are compiled."""
+    with dc.regularize(model, weight=1.0, **options) as handle:
+        tapped = tap_blocks(model, handle)
+        for _ in range(2):
+            model.zero_grad()
+            loss = model(**inputs(), use_cache=False).loss
+            loss.backward()
+        return loss.detach(), gradients(model), handle.last, tapped
+
+
+CASES = {
+    "first order": (gpt2, {}, 3, 1, 1),  # options, tapped blocks of three, graphs, states left for afterwards
+    "exact": (llama, {"estimator": "exact"}, 3, 1, 1),
+    "another loss": (llama, {"loss": "decorrelation"}, 3, 1, 1),
+    "some layers": (llama, {"layers": [1, 3]}, 1, 2, 1),
+    "the last": (llama, {"layers": "last"}, 0, 1, 1),
+}
+
+
+@pytest.mark.parametrize(("family", "options", "blocks", "compilations", "left"), CASES.values(), ids=CASES.keys())
+def test_blocks_compute_the_loss_of_what_they_read(family, options, blocks, compilations, left, graphs, outside):
+    plain, compiled = family(3).train(), family(3).train()
+    compile_blocks(compiled)
+    expected = one_step(plain, **options)
+    del outside[:]
+    found = one_step(compiled, **options)
+    assert (expected[3], found[3]) == (0, blocks)
+    assert graphs.frame_count == compilations
+    assert outside == [left] * 2
+    torch.testing.assert_close(found[0], expected[0])
+    for name in expected[1]:
+        torch.testing.assert_close(found[1][name], expected[1][name], rtol=1e-4, atol=1e-6)
+    assert found[2].keys() == expected[2].keys()
+    for key in expected[2]:
+        torch.testing.assert_close(torch.as_tensor(found[2][key]), torch.as_tensor(expected[2][key]), msg=key)
+
+
+def test_what_the_blocks_did_not_see_is_computed_afterwards(graphs, outside):
+    """Padding, which they do not know of; states in bfloat16; and a call that is no training."""
+    given = inputs() | {"attention_mask": torch.ones(4, 12, dtype=torch.long)}
+    given["attention_mask"][1, 7:] = 0
+    expected, found = [], []
+    for values, compiled in ((expected, False), (found, True)):
+        model = llama(3).train()
+        if compiled:
+            compile_blocks(model)
+        with dc.regularize(model, weight=1.0) as handle:
+            tap_blocks(model, handle)
+            values.append(model(**given, use_cache=False).loss.detach())
+            with torch.no_grad():
+                values.append(model(**inputs(), use_cache=False).loss)
+            assert handle.known is None
+            model.to(torch.bfloat16)
+            del outside[:]
+            model(**inputs(), use_cache=False).loss.backward()
+            assert outside == [3]
+    torch.testing.assert_close(found, expected)
+
+
+def test_taps_go_with_the_loss(graphs):
+    model = llama(2).train()
+    compile_blocks(model)
+    before = [block._compiled_call_impl for block in model.model.layers]
+    with dc.regularize(model, weight=1.0) as handle:
+        assert tap_blocks(model, handle) == 2
+        assert [block._compiled_call_impl for block in model.model.layers] != before
+        copy.deepcopy(model)  # an average of the weights
+    assert [block._compiled_call_impl for block in model.model.layers] == before
+
+
+@pytest.mark.parametrize(
+    ("settings", "blocks"),
+    [([], 2), (["data.boundaries=isolated"], 0), (["train.checkpointing=true"], 0)],
+    ids=["plain", "isolated documents", "checkpointing"],
+)
+def test_a_run_with_compiled_blocks_has_the_same_losses(settings, blocks, tmp_path, cache, graphs, monkeypatch):
+    """Where a document is a sequence of its own, or a block runs twice, the loss stays outside."""
+    tapped = []
+    monkeypatch.setattr(run, "tap_blocks", lambda *given: tapped.append(tap_blocks(*given)))
+    shared = ["loss={name: dispersion, weight: 1.0}", "train.micro_batch=2", "data.tokens=1024", *settings]
+    for name in ("false", "true"):
+        train(tiny(*shared, f"train.compile={name}"), tmp_path / name, cache=cache)
+    assert tapped == ([blocks] if blocks else [])
+    plain, compiled = result(tmp_path / "false"), result(tmp_path / "true")
+    assert (plain["compiled"], compiled["compiled"]) == (False, True)
+    for one, other in zip(plain["history"], compiled["history"]):
+        for key in ("loss", "task_loss", "penalty", "mean_cosine"):
+            assert one[key] == pytest.approx(other[key], rel=1e-4), (one["step"], key)

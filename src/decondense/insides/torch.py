@@ -35,7 +35,7 @@ def compiled_call(module: nn.Module) -> Any:
 
 def replace_compiled_call(module: nn.Module, call: Any) -> None:
     """No public call puts another in its place. As torch's own it stays out of copies and pickles of the module."""
-    module._compiled_call_impl = call  # type: ignore[assignment]
+    module._compiled_call_impl = call
 
 
 def call_with(module: nn.Module, forward: Any, *args: Any, **kwargs: Any) -> Any:

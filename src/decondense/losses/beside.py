@@ -1,9 +1,9 @@
 """A kernel in the graph of what else reads the states: the gradients of both become one in a kernel of the compiler.
 
 Outside of a graph the loss's gradient is added to the block's in a pass of its own (`pending.py`): it reads z and the
-other gradient and writes their sum. The compiler has a kernel that does all this anyway, that of the gradient of the norm
-layer with which a block begins, and the loss's part is row by row, too (`kernels/projection.py`): with g_i = ∂L/∂u_i in
-the two parts k (w (T − u_i) + G_i/a_i), where a_i = 1/(‖z_i‖ + ε),
+other gradient and writes their sum. The compiler has a kernel that does all this anyway, that of the gradient of the
+norm layer with which a block begins, and the loss's part is row by row, too (`kernels/projection.py`): with
+g_i = ∂L/∂u_i in the two parts k (w (T − u_i) + G_i/a_i), where a_i = 1/(‖z_i‖ + ε),
 
     ∂L/∂z_i = a_i (g_i − u_i (g_i·z_i)/‖z_i‖).
 """
@@ -39,9 +39,7 @@ class _Beside(torch.autograd.Function):
         return _sum(z, saved, upstream, other, ctx.eps, ctx.count_self), None, None
 
 
-def _sum(
-    z: Tensor, saved: Sequence[Tensor], upstream: Tensor, other: Tensor, eps: float, count_self: bool
-) -> Tensor:
+def _sum(z: Tensor, saved: Sequence[Tensor], upstream: Tensor, other: Tensor, eps: float, count_self: bool) -> Tensor:
     """∂(Σ_b upstream_b L_b)/∂z + `other`, in z's dtype; `saved` is (norms, T, k) or (norms, T, (k, w), G)."""
     norms, total, factors, *remainder = saved
     norm, x, t = norms.unsqueeze(-1), z.float(), total.unsqueeze(1)
@@ -50,8 +48,8 @@ def _sum(
     if remainder:
         factors, w = factors
         g = g * w[:, None, None] + remainder[0].float()
-    # The sum needs nothing of `other`, so the compiler would take it into an earlier kernel that reads z, which has
-    # made that twice as slow. A zero that depends on `other` keeps it here.
+    # The sum needs nothing of `other`, so the compiler would take it into an earlier kernel that reads z, and both get
+    # slower than the pass that this saves. A zero that depends on `other` keeps it here.
     along = (g * x + 0.0 * other).sum(-1, keepdim=True) * scale / torch.where(norm == 0, 1, norm)
     k = (factors * upstream)[:, None, None]
     return (torch.where(k == 0, 0, (g - x * along) * k) + other).to(z.dtype)

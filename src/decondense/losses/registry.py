@@ -185,7 +185,6 @@ class Entry:
             values = torch.where(join(enough), values, 0)
         return values, cosines
 
-
     def beside(self, z: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor | None]:
         """For the graph of a block that reads z: z as the block must read it, and `over_layers` of z alone. Where a
         kernel can add its gradient to the block's, the compiler does it in a kernel of the block."""

@@ -30,6 +30,9 @@ from ..stack import evaluating, repeated_blocks
 from ..term import Terms
 
 OfLogits = Callable[[Tensor, Tensor, Tensor], dict[str, Tensor]]
+# Passes over states in bfloat16 cost half as much, and there the first order has been slower inside than afterwards
+# (benchmarks/results/throughput_turns.csv).
+TAPPED = (torch.float32,)
 
 
 @contextlib.contextmanager
@@ -57,9 +60,9 @@ def tap_blocks(model: nn.Module, handle: Handle) -> int:
     """Let compiled blocks compute, in their own graphs, what the attached loss needs of the states that they read;
     returns how many do.
 
-    A loss that is taken of the states afterwards reads each of them once more in the backward pass, and reads and writes
-    the gradient it is added to. In the graph of the block that reads the state too, all this is part of a kernel that
-    the block has anyway, that of the gradient of its norm layer (`losses/beside.py`).
+    A loss that is taken of the states afterwards reads each of them once more in the backward pass, and reads and
+    writes the gradient it is added to. In the graph of the block that reads the state too, all this is part of a kernel
+    that the block has anyway, that of the gradient of its norm layer (`losses/beside.py`).
     """
     term, blocks = handle.term, repeated_blocks(model)
     if isinstance(term, Terms) or term.group or term.loss.keywords.get("generator"):
@@ -71,18 +74,23 @@ def tap_blocks(model: nn.Module, handle: Handle) -> int:
     tapped = [block for block in tapped if compiled_call(block) is not None and "forward" not in vars(block)]
     call = torch.compile(_with_values, dynamic=False)
     for block in tapped:
-        replace_compiled_call(block, functools.partial(_tapped, block, handle, call, compiled_call(block)))
+        plain = compiled_call(block)
+        replace_compiled_call(block, functools.partial(_tapped, plain, call, block, handle))
+        handle.undo.callback(replace_compiled_call, block, plain)
     return len(tapped)
 
 
-def _tapped(block: nn.Module, handle: Handle, call: Callable[..., Any], plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _tapped(
+    plain: Callable[..., Any], call: Callable[..., Any], block: nn.Module, handle: Handle, *args: Any, **kwargs: Any
+) -> Any:
     """A call of a block, `plain` unless its states are being collected. Hooks stay outside of the graph."""
-    if handle.known is None or not args:
+    known = handle.known
+    if known is None or not args or args[0].dtype not in TAPPED:
         return plain(*args, **kwargs)
 
     def forward(states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        out, *values = call(block, handle.term.loss, states, *args, **kwargs)
-        handle.known.append((states, *values))
+        out, values, cosines = call(block, handle.term.loss, states, *args, **kwargs)
+        known.append((states, values, cosines))
         return out
 
     return call_with(block, forward, *args, **kwargs)
