@@ -163,28 +163,56 @@ def test_variants():
         seen = values("variants", arm, column)
         return float((seen - values("variants", PLAIN, column)[: len(seen)]).mean())
 
-    by_seed = [[len(table) for table in runs("variants").values()].count(n) for n in (1, 2)]
-    assert by_seed == [4, 5]
-    assert f"variants), {4 + 2 * 5} of 28 runs" in RESULTS
-    losses = ["dispersion", "decorrelation", "orthogonalization"]
-    points = estimate("variants")["points"]
-    moved = [signed(off(arm), 4) for arm in losses]
-    scores = [signed(points[arm]["estimate"], 2) for arm in losses]
-    tasks = list(json.loads((STUDIES / "variants/runs/cross-entropy-seed-1/outcomes.json").read_text())["outcomes"])
-    assert len(tasks) == 10
-    for arm in ("noisy embedding", "decorrelation on last"):  # one seed: against cross-entropy of the same
-        scores.append(signed(100 * float(np.mean([off(arm, task) for task in tasks])), 2))
-    assert "benchmarks of these two move by {} and {} points".format(*scores[3:]) in RESULTS
-    plain = np.mean([values("variants", PLAIN, task) for task in tasks], axis=0)
-    assert f"the two seeds of cross-entropy differ by {100 * abs(plain[0] - plain[1]):.2f}." in RESULTS
-    assert "ends at {} with dispersion, {} with decorrelation and {} with orthogonalization".format(*moved) in RESULTS
-    assert "the benchmarks at {}, {} and {} points;".format(*scores[:3]) in RESULTS
-    noisy, last = off("noisy embedding"), off("decorrelation on last")
-    row = "held-out loss {}, {} and {} nats, ten benchmarks {}, {} and {} points; two seeds, two and one"
-    assert row.format(*moved[1:], signed(noisy, 4), *scores[1:4]) in RESULTS
-    assert f"held-out loss {signed(last, 3)} nats, ten benchmarks {scores[4]} points; one seed" in RESULTS
-    assert f"noisy embedding has {signed(noisy, 4)} nats" in RESULTS
-    assert f"gives it, {signed(last, 4)}, a harm that matters if" in RESULTS
+    def reach(arm: str, digits: int) -> str:
+        seen = values("variants", arm, "held_out_loss") - values("variants", PLAIN, "held_out_loss")
+        return bounds(interval(list(seen))._asdict(), digits)
+
+    by_seed = [[len(table) for table in runs("variants").values()].count(n) for n in (1, 2, 3)]
+    assert by_seed == [2, 1, 7]
+    assert f"variants), {2 + 2 + 3 * 7} of 28 runs" in RESULTS
+    losses, last, released = (
+        ["dispersion", "decorrelation", "orthogonalization"],
+        "decorrelation on last",
+        "l2_repel, released",
+    )
+    points, answers = (estimate("variants")[kind] for kind in ("points", "log_likelihood"))
+    moved = {arm: signed(off(arm), 4) for arm in [*losses, "noisy embedding", last]}
+    scores = {arm: signed(points[arm]["estimate"], 2) for arm in [*moved, released]}
+    ended = "ends at {dispersion} with dispersion, {decorrelation} with decorrelation and {orthogonalization} with"
+    assert ended.format(**moved) in RESULTS
+    assert (
+        "the benchmarks at {dispersion}, {decorrelation} and {orthogonalization} points, none".format(**scores)
+        in RESULTS
+    )
+    found = estimate("variants")["contrasts"]["orthogonalization"]
+    assert f"orthogonalization ends {found['estimate']:.4f} nats lower" in RESULTS
+    assert found["low"] > 0
+    assert all(abs(off(arm)) < 0.002 for arm in losses)
+    three = ["decorrelation", "orthogonalization", "noisy embedding"]
+    row = "held-out loss {} nats {}, {} {} and {} {}; ten benchmarks {}, {} and {} points, each interval of 99.4 %"
+    told = [word for arm in three for word in (moved[arm], reach(arm, 4))] + [scores[arm] for arm in three]
+    assert row.format(*told) in RESULTS
+    assert all(points[arm]["high"] - points[arm]["low"] > 0.8 for arm in three)
+    assert {points[arm]["level"] for arm in scores} == {1 - 0.05 / 8}
+    share = answers[last]
+    assert (
+        f"held-out loss {moved[last]} nats {reach(last, 4)}, log-likelihood of the right answers "
+        f"{signed(share['estimate'], 3)} nats per item, 99.4 % interval {bounds(share, 3)}; ten benchmarks "
+        f"{scores[last]} points; three" in RESULTS
+    )
+    assert f"{moved[last]} nats, and the right answers lose {-share['estimate']:.3f} nats" in RESULTS
+    narrower = [mean("variants", arm, "mean_cosine") for arm in (PLAIN, released)]
+    rise = 100 * (narrower[1] / narrower[0] - 1)
+    assert (
+        f"released code: held-out loss {signed(off(released), 3)} nats {reach(released, 3)}, ten benchmarks "
+        f"{scores[released]} points, 99.4 % interval {bounds(points[released], 2)}, and the cone gets narrower, mean "
+        f"cosine +{rise:.0f} %" in RESULTS
+    )
+    assert f"costs {off(released):.3f} nats and {-points[released]['estimate']:.2f} points" in RESULTS
+    assert "rises from {:.3f} to {:.3f}".format(*narrower) in RESULTS
+    steps = runs("variants")[released][1].history
+    assert f"falls from {steps[0].penalty:.0f} to {steps[-1].penalty:.1f} in the first seed" in RESULTS
+    assert f"it costs {off(released):.2f} nats and narrows the cone" in README
     cosines = [-100 * off(arm, "mean_cosine") / mean("variants", PLAIN, "mean_cosine") for arm in losses]
     assert "falls by {:.1f}, {:.1f} and {:.1f} %.".format(*cosines) in RESULTS
     far = [off("l2_repel"), off("active forgetting")]
@@ -198,7 +226,7 @@ def test_variants():
         f"from {signed(history[0].penalty, 0)[0]}{-history[0].penalty:,.0f} to −{-history[-1].penalty:,.0f}" in RESULTS
     )
     assert [round(h.task_loss) for h in history if h.step == 50] == [9]
-    assert f"({mean('variants', 'active forgetting', 'held_out_loss'):.1f} nats)" in RESULTS
+    assert f"({mean('variants', 'active forgetting', 'held_out_loss'):.1f} nats, one seed)" in RESULTS
 
 
 def test_dose():
