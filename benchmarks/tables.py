@@ -174,15 +174,23 @@ def profile_train_step() -> str:
 
 
 def profile_compiled_step() -> str:
-    """What the loss adds to a compiled step: kernels that are called more often, or take a thousandth of it more."""
+    """What the loss adds to a compiled step. The compiler's kernels change their names with it: they are one line."""
     rows = [r for r in read("profile_compiled_step") if r["variant"].startswith("with")]
-    lines = []
+    found: dict[tuple[str, str, str], list[float]] = {}
     for r in rows:
-        if r["kernel"] in ("sum", "by the clock") or float(r["added_calls"]) or abs(float(r["of_step"])) >= 0.001:
-            name = r["what"] or r["kernel"][:70].replace("|", " ")
-            calls = f"{float(r['added_calls']):.0f}" if r["added_calls"] else ""
-            lines.append([r["stream"], r["variant"].removeprefix("with dispersion, "), name, calls])
-            lines[-1] += [f"{float(r['added_us']) / 1000:.2f}", f"{float(r['of_step']):.2%}"]
+        ends = r["kernel"] in ("sum", "by the clock")
+        others = "kernels of the compiler" if r["kernel"].startswith("triton_") else "products, attention and the rest"
+        key = (
+            r["stream"],
+            r["variant"].removeprefix("with dispersion, "),
+            r["kernel"] if ends else r["what"] or others,
+        )
+        figures = [float(r["added_calls"] or 0), float(r["added_us"]) / 1000, float(r["of_step"])]
+        found[key] = [x + y for x, y in zip(found.get(key, [0.0] * 3), figures)]
+    lines = [
+        [*key, "" if key[2] == "by the clock" else f"{calls:.0f}", f"{ms:.2f}", f"{share:.2%}"]
+        for key, (calls, ms, share) in found.items()
+    ]
     return markdown(["stream", "loss", "what", "calls", "ms", "of the step"], lines, "profile_compiled_step", rows)
 
 
@@ -196,9 +204,10 @@ def throughput(name: str = "throughput") -> str:
 
 
 def exact_step() -> str:
-    """What the exact loss cannot do without in `throughput_turns`, at the rates of cuBLAS and of a copy."""
+    """What the exact loss in the blocks cannot do without in `throughput_turns`, at the rates of cuBLAS and a copy."""
     turns, copies = read("throughput_turns"), read("first_order")
-    bare, exact = ([r for r in turns if r["option"].endswith(end)] for end in ("of 128", "exact"))
+    at = next(i for i, r in enumerate(turns) if r["option"] == "with dispersion, exact, in the blocks")
+    bare = [r for r in turns[:at] if r["option"].endswith("of 128")][-1:]  # of the same round
     layers, batch, tokens, width = 30, int(bare[0]["micro_batch"]), 1024, 576
     step = 1000 * batch * tokens / float(bare[0]["tokens_per_s"])
     state, pairs = batch * tokens * width, batch * tokens**2
@@ -209,11 +218,11 @@ def exact_step() -> str:
     bandwidth = 1e9 * float(copy["TB/s"])  # bytes per ms
     parts = [
         (f"two products per layer in bfloat16, {rate / 1e9:.0f} TFLOP/s", layers * 4 * pairs * width / rate),
-        ("four passes over the float32 states (statistics; gradient)", layers * 4 * 4 * state / bandwidth),
+        ("one pass over the float32 states (statistics)", layers * 4 * state / bandwidth),
         ("the bfloat16 copy written, the remainder read", layers * 2 * 2 * state / bandwidth),
     ]
     parts.append(("sum", sum(ms for _, ms in parts)))
-    parts += [("measured", step * (1 / float(r["ratio"]) - 1)) for r in exact]
+    parts.append(("measured", step * (1 / float(turns[at]["ratio"]) - 1)))
     lines = [[what, f"{ms:.1f}", f"{1 + ms / step:.3f}"] for what, ms in parts]
     header = [f"{layers} layers, {batch} × {tokens} × {width}", "ms", f"ratio, of a step of {step:.0f} ms"]
     return markdown(header, lines, "throughput_turns", turns)

@@ -12,6 +12,7 @@ import torch
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from decondense.term import Term
+from decondense.train import fast
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 
@@ -189,9 +190,11 @@ def test_a_run_that_is_cut_off_keeps_what_it_had(script, monkeypatch, tmp_path):
 
 def test_a_row_is_compared_with_the_one_without_a_loss_of_its_round(script, monkeypatch, tmp_path):
     throughput, harness = script("bench_throughput"), script("harness")
-    speeds = iter((8.0, 4.0, 2.0, 10.0, 5.0, 4.0))
+    speeds = iter((8.0, 4.0, 2.0, 1.0, 1.0, 10.0, 5.0, 4.0, 2.0, 1.0))
 
     def measure(name, settings, *size):
+        inside = torch.float32 in fast.TAPPED
+        assert name.startswith("+") or inside == ("in the blocks" in name)
         return {"option": name, "tokens_per_s": next(speeds)}
 
     monkeypatch.setattr(throughput, "measure", measure)
@@ -199,6 +202,9 @@ def test_a_row_is_compared_with_the_one_without_a_loss_of_its_round(script, monk
     monkeypatch.setattr(sys, "argv", ["bench_throughput.py", "--turns", "1", "--out", str(tmp_path)])
     throughput.main()
     rows = harness.read("throughput_turns", tmp_path)
-    assert [float(row["ratio"]) for row in rows] == [1, 0.5, 0.25, 1, 0.5, 0.4]
-    assert [row["option"].endswith("in a bfloat16 stream") for row in rows] == [False] * 3 + [True] * 3
-    assert [row["option"] for row in rows[:3]] == [name for name, _ in throughput.OPTIONS[-3:]]
+    assert [float(row["ratio"]) for row in rows] == [1, 0.5, 0.25, 0.125, 0.125, 1, 0.5, 0.4, 0.2, 0.1]
+    assert [row["option"].endswith("in a bfloat16 stream") for row in rows] == [False] * 5 + [True] * 5
+    bare, *losses = [name for name, _ in throughput.OPTIONS[-3:]]
+    expected = [bare, *(f"{name}, {place}" for name in losses for place in ("in the blocks", "afterwards"))]
+    assert [row["option"] for row in rows[:5]] == expected
+    assert [torch.float32] == list(fast.TAPPED)
