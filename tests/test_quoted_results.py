@@ -11,8 +11,10 @@ import pytest
 
 from decondense.evaluate.readers import read_logs
 from decondense.records import Training, read
+from decondense.stats.crossed import crossed_macro
 from decondense.stats.verdicts import interval, signed
 from decondense.studies.benchmarks import GUESSING
+from decondense.studies.contrasts import by_texts
 
 ROOT = Path(__file__).resolve().parent.parent
 STUDIES = ROOT / "results" / "studies"
@@ -180,14 +182,27 @@ def test_variants():
     scores = {arm: signed(points[arm]["estimate"], 2) for arm in [*moved, released]}
     ended = "ends at {dispersion} with dispersion, {decorrelation} with decorrelation and {orthogonalization} with"
     assert ended.format(**moved) in RESULTS
-    assert (
-        "the benchmarks at {dispersion}, {decorrelation} and {orthogonalization} points, none".format(**scores)
-        in RESULTS
-    )
-    found = estimate("variants")["contrasts"]["orthogonalization"]
-    assert f"orthogonalization ends {found['estimate']:.4f} nats lower" in RESULTS
-    assert found["low"] > 0
+    ended = "The benchmarks end at {dispersion}, {decorrelation} and {orthogonalization} points, none of them resolved"
+    assert ended.format(**scores) in RESULTS
+    assert all(points[arm]["low"] < 0 and points[arm]["high"] > 0.3 for arm in losses)  # "is not excluded"
+    assert max(losses, key=lambda arm: points[arm]["estimate"]) == "dispersion"  # "is first of these"
+    contrasts = estimate("variants")["contrasts"]
+    found, other = contrasts["orthogonalization"], contrasts["decorrelation"]
+    lower = f"[{found['low']:.4f}, {found['high']:.4f}] over seeds"
+    assert f"orthogonalization ends {found['estimate']:.4f} nats lower, {lower}" in RESULTS
+    assert f"below decorrelation, by {-other['estimate']:.4f} nats" in RESULTS
+    assert found["low"] > 0 > other["high"]
+    assert [contrasts[arm]["verdict"] for arm in contrasts].count("not reproduced") == 1  # "that alone"
     assert all(abs(off(arm)) < 0.002 for arm in losses)
+    table = runs("variants")
+    by_documents = []
+    for arm in ("orthogonalization", PLAIN):
+        both = by_texts(*([table[name][seed] for seed in (1, 2, 3)] for name in (arm, "dispersion")))
+        crossed = crossed_macro(both, paired=True)
+        low, high = crossed.interval()
+        assert low > -0.002  # "excluded both ways"
+        by_documents += [signed(crossed.difference, 4), bounds({"low": low, "high": high}, 4)]
+    assert "minus orthogonalization is {} {}, and minus cross-entropy {} {}.".format(*by_documents) in RESULTS
     three = ["decorrelation", "orthogonalization", "noisy embedding"]
     row = "held-out loss {} nats {}, {} {} and {} {}; ten benchmarks {}, {} and {} points, each interval of 99.4 %"
     told = [word for arm in three for word in (moved[arm], reach(arm, 4))] + [scores[arm] for arm in three]
@@ -209,23 +224,24 @@ def test_variants():
         f"cosine +{rise:.0f} %" in RESULTS
     )
     assert f"costs {off(released):.3f} nats and {-points[released]['estimate']:.2f} points" in RESULTS
-    assert "rises from {:.3f} to {:.3f}".format(*narrower) in RESULTS
+    assert "ends at {1:.3f} where cross-entropy's is {0:.3f}".format(*narrower) in RESULTS
     steps = runs("variants")[released][1].history
-    assert f"falls from {steps[0].penalty:.0f} to {steps[-1].penalty:.1f} in the first seed" in RESULTS
+    fallen = f"falls from {steps[0].penalty:.0f} to {steps[-1].penalty:.1f} in the first seed; the repulsion in it"
+    assert f"{fallen} stays between −{np.log(256):.1f} and 0" in RESULTS  # of 256 tokens: 1/n ≤ its mean ≤ 1
     assert f"it costs {off(released):.2f} nats and narrows the cone" in README
     cosines = [-100 * off(arm, "mean_cosine") / mean("variants", PLAIN, "mean_cosine") for arm in losses]
     assert "falls by {:.1f}, {:.1f} and {:.1f} %.".format(*cosines) in RESULTS
     far = [off("l2_repel"), off("active forgetting")]
     assert "held-out loss +{:.1f} nats (two seeds) and +{:.1f} (one)".format(*far) in RESULTS
-    assert f"lowers held-out loss by {off('original'):.3f} nats" in RESULTS
+    gained = values("variants", "original", "held_out_loss") - values("variants", PLAIN, "held_out_loss")
+    assert f"lowers held-out loss by {gained.mean():.3f} nats" in RESULTS
     told = json.loads((STUDIES / "variants" / "result.json").read_text(encoding="utf-8"))["sentence"]
     before, after = re.search(r"points: original ([\d.]+), cross-entropy ([\d.]+);", told).groups()
     assert f"raises the ten benchmarks from {before} to {after} points." in RESULTS
-    history = runs("variants")["l2_repel"][1].history
-    assert (
-        f"from {signed(history[0].penalty, 0)[0]}{-history[0].penalty:,.0f} to −{-history[-1].penalty:,.0f}" in RESULTS
-    )
-    assert [round(h.task_loss) for h in history if h.step == 50] == [9]
+    history = table["l2_repel"][1].history
+    grown = f"from −{-history[0].penalty:,.0f} to −{-history[-1].penalty:,.0f} in the first seed"
+    assert grown in RESULTS
+    assert [round(h.task_loss) for run in table["l2_repel"].values() for h in run.history if h.step == 50] == [9, 9]
     assert f"({mean('variants', 'active forgetting', 'held_out_loss'):.1f} nats, one seed)" in RESULTS
 
 

@@ -10,7 +10,8 @@ diagonal. With it the repulsion has no gradient at all there, and only the norm 
 Without it the loss can win by growing: with s·z for z it is about s²·(λ_norm·mean(z²) − d²/τ), d² the squared distance
 of the nearest pair, and d² is a sum over the features where mean(z²) is a mean. That is below any bound unless tokens
 nearly coincide. On SmolLM2-135M a weight of 0.1 on all layers destroys the model within 50 steps (study `variants`).
-The presets "released" (diagonal) and "paper" (‖Z‖²) are bounded below but pull the states towards 0; neither was tried.
+The presets "released" (diagonal) and "paper" (‖Z‖²) are bounded below but pull the states towards 0.
+With "released" the same study ends 0.23 nats above cross-entropy and with a narrower cone; "paper" was not tried.
 """
 
 from __future__ import annotations
