@@ -49,19 +49,26 @@ QUICK = {"dispersion", "exact", "sampled", "l2_repel"}
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=[] if case in QUICK else pytest.mark.slow) for case in OPTIONS]
 )
-def test_every_loss_is_that_of_the_plain_model(case):
+def test_every_loss_is_noticed_when_unused_and_is_that_of_the_plain_model(case):
+    """Two calls of one compilation."""
     loss, options = OPTIONS[case]
     ids, mask, labels = padded()
+    given = {"input_ids": ids, "attention_mask": mask, "labels": labels, "use_cache": False}
     build = gpt2 if case == "exact" else llama
     found = []
     for compiled in (False, True):
         model = build(layers=1).train()
         model.loss_type = "ForCausalLM"  # without one, transformers warns inside GPT2's call: a break of its own
         with dc.regularize(model, loss, weight=2.0, **options) as handle:
-            torch.manual_seed(3)  # of the draw of tokens
             call = (module if case == "exact" else whole)(model) if compiled else model
-            value = call(input_ids=ids, attention_mask=mask, labels=labels, use_cache=False).loss
+            call(**given).logits.sum().backward()
             assert (handle.given, handle.calls, handle.reached) == (1, 1, False)
+            with pytest.raises(RuntimeError, match="no backward pass has reached it"):
+                torch.optim.SGD(model.parameters(), lr=0.0).step()
+            model.zero_grad()
+            torch.manual_seed(3)  # of the draw of tokens
+            value = call(**given).loss
+            assert not handle.reached
             value.backward()
             assert handle.reached
             found.append((value.detach(), gradients(model), handle.last))
@@ -91,16 +98,6 @@ def test_a_schedule_takes_no_second_compilation(compiled, graphs):
         assert (handle.step, handle.calls) == (4, 8)
     assert seen == pytest.approx([0, 0, 1 / 3, 1 / 3, 2 / 3, 2 / 3, 1, 1])
     assert backend.graphs == graphs
-
-
-@pytest.mark.parametrize("compiled", [whole, module])
-def test_an_unused_loss_is_noticed(compiled):
-    model, ids = llama(layers=1).train(), tokens()
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.0)
-    with dc.regularize(model, weight=1.0):
-        compiled(model)(input_ids=ids, labels=ids, use_cache=False).logits.sum().backward()
-        with pytest.raises(RuntimeError, match="no backward pass has reached it"):
-            optimiser.step()
 
 
 @pytest.mark.parametrize("build", [llama, gpt2])
