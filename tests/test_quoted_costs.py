@@ -48,6 +48,11 @@ def test_compiled_training():
     assert f"they take {first_after:.3f} and {exact_after:.3f};" in KERNELS
     assert f"{first:.3f} times as long with first order and {exact:.3f} times with the exact loss" in CHANGELOG
     assert f"computed afterwards {first_after:.3f} and {exact_after:.3f}." in CHANGELOG
+    assert "shape, {:.2f} and {:.2f} in another measurement".format(*clocks) in README
+    training = " ".join((ROOT / "docs" / "training.md").read_text(encoding="utf-8").split())
+    assert f"first order has {1 / first:.3f} of the speed without a loss and exact {1 / exact:.3f}" in training
+    bare, *older = [float(row["tokens_per_s"]) for row in rows("throughput")[-3:]]
+    assert "the rows above have {:.3f} and {:.3f}".format(*(speed / bare for speed in older)) in training
     stream = ", in a bfloat16 stream"
     (inside, exact_inside), (afterwards,) = of_turns("in the blocks", stream), of_turns("afterwards", stream)
     assert f"first order takes {inside:.3f} in the blocks and {afterwards:.3f} afterwards" in KERNELS
