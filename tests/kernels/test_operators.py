@@ -10,6 +10,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import decondense as dc
 from decondense import losses
 from decondense.losses.kernel import _backward, launched
+from decondense.losses.sampling import RELEASED_SAMPLE
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -123,6 +124,18 @@ def test_a_loss_beside_what_else_reads_the_states(loss, options, dtype):
     for one, other in zip(found, expected):
         if one is not None:
             torch.testing.assert_close(one, other, **close)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_tokens": 5}], ids=["as many as the released code", "five"])
+def test_a_sample_is_drawn_beside_what_else_reads_the_states_too(options, monkeypatch):
+    monkeypatch.setitem(RELEASED_SAMPLE, "max_tokens", 4)
+    asked, z = losses.get("dispersion", backend="triton", estimator="sampled", **options), cloud(2, 9, 8).to(DEVICE)
+    found = []
+    for read in (lambda: asked.beside(z)[1], lambda: asked.over_layers([z], None)[0]):
+        torch.manual_seed(0)
+        found.append(read())
+    torch.testing.assert_close(*found)
+    assert not torch.equal(found[0], losses.get("dispersion", backend="triton", estimator="exact").beside(z)[1])
 
 
 @pytest.mark.parametrize(("loss", "width", "options"), LENGTHS.values(), ids=LENGTHS.keys())
