@@ -13,7 +13,7 @@ from regularize.models import assert_same, bert, gpt2, gradients, llama, qwen3, 
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import decondense as dc
-from decondense.insides.torch import eager
+from decondense.insides.torch import eager, replace_compiled_call
 from decondense.losses.presets import Loss
 from decondense.train import run, train
 from decondense.train.fast import compile_blocks, fuse_head, head_loss, tap_blocks
@@ -257,6 +257,18 @@ def test_what_the_blocks_did_not_see_is_computed_afterwards(graphs, outside):
             model(**inputs(), use_cache=False).loss.backward()
             assert outside == [3]
     torch.testing.assert_close(found, expected)
+
+
+def test_several_streams_are_refused_by_that_name():
+    streams = {"vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 4, "laurel_rank": 4}
+    rest = {"num_kv_shared_layers": 0, "layer_types": ["full_attention"] * 2, "activation_sparsity_pattern": [0.0] * 2}
+    model = small("gemma3n_text", **streams, **rest).train()
+    for block in model.model.layers:
+        replace_compiled_call(block, block._call_impl)
+    with dc.regularize(model) as handle:
+        assert tap_blocks(model, handle) == 2
+        with pytest.raises(TypeError, match=r"got \(4, 2, 12, 16\), several streams"):
+            model(input_ids=tokens(2) % 64)
 
 
 def test_taps_go_with_the_loss(graphs):

@@ -84,8 +84,8 @@ def _tapped(
     plain: Callable[..., Any], call: Callable[..., Any], block: nn.Module, handle: Handle, *args: Any, **kwargs: Any
 ) -> Any:
     """A call of a block, `plain` unless its states are being collected. Hooks stay outside of the graph."""
-    known = handle.known
-    if known is None or not args or args[0].dtype not in TAPPED:
+    known, states = handle.known, args[0] if args else None
+    if known is None or not isinstance(states, Tensor) or states.dtype not in TAPPED or states.ndim != 3:
         return plain(*args, **kwargs)
 
     def forward(states: Tensor, *args: Any, **kwargs: Any) -> Any:
