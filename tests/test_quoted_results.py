@@ -229,6 +229,9 @@ def test_variants():
     fallen = f"falls from {steps[0].penalty:.0f} to {steps[-1].penalty:.1f} in the first seed; the repulsion in it"
     assert f"{fallen} stays between −{np.log(256):.1f} and 0" in RESULTS  # of 256 tokens: 1/n ≤ its mean ≤ 1
     assert f"it costs {off(released):.2f} nats and narrows the cone" in README
+    assert (
+        f"held-out loss rises by {off(released):.2f} nats, or without its diagonal by {off('l2_repel'):.0f}." in README
+    )
     cosines = [-100 * off(arm, "mean_cosine") / mean("variants", PLAIN, "mean_cosine") for arm in losses]
     assert "falls by {:.1f}, {:.1f} and {:.1f} %.".format(*cosines) in RESULTS
     far = [off("l2_repel"), off("active forgetting")]
