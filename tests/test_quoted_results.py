@@ -203,11 +203,11 @@ def test_variants():
         assert low > -0.002  # "excluded both ways"
         by_documents += [signed(crossed.difference, 4), bounds({"low": low, "high": high}, 4)]
     assert "minus orthogonalization is {} {}, and minus cross-entropy {} {}.".format(*by_documents) in RESULTS
-    three = ["decorrelation", "orthogonalization", "noisy embedding"]
-    row = "held-out loss {} nats {}, {} {} and {} {}; ten benchmarks {}, {} and {} points, each interval of 99.4 %"
-    told = [word for arm in three for word in (moved[arm], reach(arm, 4))] + [scores[arm] for arm in three]
+    four = [*losses, "noisy embedding"]
+    row = "held-out loss {} nats {}, {} {}, {} {} and {} {}; ten benchmarks {}, {}, {} and {} points, each interval"
+    told = [word for arm in four for word in (moved[arm], reach(arm, 4))] + [scores[arm] for arm in four]
     assert row.format(*told) in RESULTS
-    assert all(points[arm]["high"] - points[arm]["low"] > 0.8 for arm in three)
+    assert all(points[arm]["high"] - points[arm]["low"] > 0.8 for arm in four)
     assert {points[arm]["level"] for arm in scores} == {1 - 0.05 / 8}
     share = answers[last]
     assert (
