@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,12 @@ def test_ten_steps_with_the_loss(found):
     assert found["penalty"][0] == pytest.approx(found["penalty_without"][0], abs=1e-6)
     assert found["penalty"][-1] < found["penalty_without"][-1] - 1e-3, "training does not disperse"
     assert found["task"][-1] < found["task"][0], "training does not learn"
+
+
+def test_a_penalty_that_overwhelms_the_task_is_told(found):
+    """Of the last of the ten steps: not with the weight that it had, but with a hundred thousand times as much."""
+    (told,) = found["told"]
+    assert re.search(r"beside the task loss, got -\S+ beside \S+ at step 10: lower the weight", told), told
 
 
 def test_schedule_counts_optimiser_steps(found):

@@ -214,6 +214,11 @@ class Handle:
     def _reach(self, gradient: Tensor) -> None:
         self.reached = True
 
+    def look(self) -> None:
+        """`warn` of the latest call, after the optimiser steps 1, 2, 4, …: looking waits for a GPU."""
+        if self.step & (self.step - 1) == 0 and "task_loss" in self.last:
+            self.warn(float(self.last["task_loss"]), float(self.last["weight"] * self.last["penalty"]))
+
     def warn(self, task_loss: float, added: float) -> None:
         """Once: losses without a bound (ℓ2-repel) and weights of another scale destroy a model without a word."""
         if not self._warned and abs(added) > OVERWHELMS * max(1.0, abs(task_loss)):  # a policy's loss is about 0

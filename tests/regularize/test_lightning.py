@@ -14,6 +14,7 @@ from regularize.models import assert_same, gradients, llama, tokens
 pytest.importorskip("pytorch_lightning")
 import pytorch_lightning as pl
 
+from decondense.handle import Handle
 from decondense.integrations.lightning import MonitorCallback, RegularizeCallback
 
 LOADER = torch.utils.data.DataLoader(tokens(16), batch_size=2)
@@ -116,6 +117,28 @@ def test_the_ramp_counts_training_steps(kind, tmp_path):
     resumed = RegularizeCallback("cosreg", schedule="linear", ramp_steps=8, weight=0.8, accumulate=2)
     fit(Module(kind), resumed, steps=8 if kind == "manual" else 4, checkpoint=tmp_path / "state.ckpt")
     assert resumed.step == 4
+
+
+@pytest.mark.parametrize("kind", ["labels", "manual"])
+def test_a_penalty_that_overwhelms_the_task_is_told(kind, monkeypatch):
+    """Asked after the optimiser steps 1, 2, 4, …, each of two micro-batches, as in a loop of one's own."""
+    told, callback = [], RegularizeCallback(weight=1000.0, accumulate=2)
+    monkeypatch.setattr(Handle, "warn", lambda handle, task, added: told.append((handle.step, task, added)))
+    _, logger = fit(Module(kind), callback, steps=4 if kind == "labels" else 8)
+    assert [step for step, _, _ in told] == [1, 2, 4]
+    last = [line for _, line in logger.lines if "task_loss" in line][-1]
+    assert told[-1][1:] == pytest.approx((last["task_loss"], 1000 * last["penalty"]), rel=1e-5)
+
+
+def test_without_lines_of_a_log():
+    """A loss whose mean cosine is asked for once per line."""
+    logger = Lines()
+    trainer = pl.Trainer(
+        max_steps=1, accelerator="cpu", logger=logger, log_every_n_steps=0, enable_progress_bar=False,
+        callbacks=[RegularizeCallback("uniformity")], enable_model_summary=False, enable_checkpointing=False,
+    )  # fmt: skip
+    trainer.fit(Module(), LOADER)
+    assert not logger.lines
 
 
 def test_what_is_read_must_be_called_and_named():

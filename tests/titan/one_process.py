@@ -10,6 +10,7 @@ import json
 import re
 import sys
 import types
+import warnings
 from pathlib import Path
 
 import cpu_device
@@ -87,6 +88,12 @@ found["zero_distance"] = distance(weights(bare), weights(zero))
 found["total"] = rows.column("loss_metrics/global_avg_loss")
 found["task"] = rows.column("regularizer/task_loss")
 found["penalty"] = rows.column("regularizer/penalty")
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    for weight in (10.0, 1e6):
+        with_loss.penalty._weight.fill_(weight)
+        with_loss.penalty.log(10)
+found["told"] = [str(one.message) for one in seen]
 found["sharded"] = all(isinstance(p, DTensor) for p in with_loss.model_parts[0].parameters())
 
 # ---- the penalty that plain training would have had: the same hooks, a weight that is next to nothing ----

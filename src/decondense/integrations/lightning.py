@@ -79,8 +79,9 @@ class RegularizeCallback(Callback):
         self._stepped = trainer.global_step  # of a checkpoint, too: it has been read by now
 
     def on_train_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
-        self.step += trainer.global_step != self._stepped
-        self._stepped = trainer.global_step
+        if trainer.global_step != self._stepped and self.handle is not None:
+            self.step, self._stepped = self.step + 1, trainer.global_step
+            self.handle.look()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if self.handle is not None:
@@ -138,7 +139,8 @@ class RegularizeCallback(Callback):
         penalty = handle.take(scale=1 / parts)
         handle.task_loss(loss)
         last = handle.last
-        if "mean_cosine" not in last and (self._trainer.global_step + 1) % self._trainer.log_every_n_steps == 0:
+        every = self._trainer.log_every_n_steps  # 0: never
+        if "mean_cosine" not in last and every and (self._trainer.global_step + 1) % every == 0:
             last["mean_cosine"] = self.term.mean_cosine(capture, handle.reader.first)
         told = {"task_loss": last["task_loss"], "penalty": last["penalty"], "penalty_weight": weight}
         if "mean_cosine" in last:

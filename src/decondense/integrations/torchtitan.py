@@ -172,6 +172,8 @@ class Penalty:
         logger.info(f"step: {step:2}  task loss: {task:8.5f}  penalty: {penalty:8.5f}  weight: {weight:g}")
         values = {"task_loss": task, "penalty": penalty, "penalty_weight": weight}
         self.trainer.metrics_processor.logger.log({f"regularizer/{k}": v for k, v in values.items()}, step)
+        self.step = step
+        self.handle.warn(task, weight * penalty)
 
     def _with_penalty(self, bare: Any) -> Any:
         """A loss of torchtitan, plus the term of the call just made."""
