@@ -22,7 +22,7 @@ from ..figures.studies import effects
 from ..stats.verdicts import REPRODUCED, Decision, combine, decide, interval
 from .arms import recipe_of
 from .contrasts import over_items, sides
-from .runs import MATTERS_POINTS, MATTERS_SHARE, Conclusion, Runs, Settings, cosine, held_out
+from .runs import MATTERS_NATS, MATTERS_POINTS, MATTERS_SHARE, Conclusion, Runs, Settings, cosine, held_out
 
 ORIGINAL, PLAIN, LONGER, OURS = "original", "cross-entropy", "cross-entropy, 10 % more tokens", "dispersion"
 PAPER = ("decorrelation", "l2_repel", "orthogonalization")  # in the paper's order
@@ -82,7 +82,10 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         right=right,
         right_title=f"mean cosine{' · cost' * timed} (cross-entropy {runs.mean(PLAIN, cosine):.3f})",
         colours=colours,
-        note="; ".join(words for number, words in KINDS.items() if number in colours),
+        note="; ".join(
+            [*(words for number, words in KINDS.items() if number in colours), "shaded: too little to matter"]
+        ),
+        margin=MATTERS_NATS,
         far=RUINED,
     )
     estimate = {"contrasts": contrasts, "contrasts_at_matched_cost": charged, "at_matched_cost": gains}
