@@ -7,12 +7,13 @@ import functools
 import gc
 import os
 import re
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
 import typer.main
-from processes import server
+from processes import FORKS_WORKERS, server
 
 
 def choose_interpreter() -> None:
@@ -20,7 +21,10 @@ def choose_interpreter() -> None:
     other packages must not take the interpreter for a GPU, so the word is taken back when the choice is made."""
     import torch
 
-    if torch.cuda.is_available() or "TRITON_INTERPRET" in os.environ or "triton" in sys.modules:
+    loaded = sys.modules.get("triton.language.standard")  # by tests/processes.py, or by something that has not chosen
+    if loaded is not None and type(loaded.cdiv).__name__ != "InterpretedFunction":
+        return
+    if torch.cuda.is_available() or "TRITON_INTERPRET" in os.environ:
         return
     os.environ["TRITON_INTERPRET"] = "1"
     with contextlib.suppress(ImportError):
@@ -72,11 +76,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_setupnodes() -> None:
-    """One process for all workers imports what tests/processes.py forks, and does so before them: after an installation
-    it leaves the compiled files that every worker would make at the same time."""
+def pytest_xdist_setupnodes(specs: list) -> None:
+    """One process imports what tests/processes.py forks, the workers among it. It does so before them: after an
+    installation it leaves the compiled files that every worker would make at the same time."""
     if sys.platform == "linux":
         server()
+    if FORKS_WORKERS:
+        for spec in specs:
+            spec.python = shlex.join([sys.executable, str(ROOT / "tests" / "processes.py")])
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -3,12 +3,13 @@
 The first call of a session, or tests/conftest.py for all workers of one, starts `python processes.py`, which imports
 what takes seconds, but nothing of decondense, and then forks for every caller. Several processes get what torchrun
 would tell them; when one fails the others get SIGTERM, as from torchrun. Only on Linux: elsewhere it is torchrun, or a
-process of its own.
+process of its own. `python processes.py -u -c CODE`, which xdist starts for a worker, is a fork as well.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import gc
 import importlib
@@ -23,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+import types
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -34,6 +36,10 @@ IMPORTED = (
     "transformers.trainer", "transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto",
     "transformers.models.gpt2.modeling_gpt2", "transformers.models.llama.modeling_llama",
 )  # fmt: skip
+
+
+# A process that has looked for a GPU cannot be forked into one that uses it.
+FORKS_WORKERS = sys.platform == "linux" and not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")))
 
 
 def launch(
@@ -59,6 +65,16 @@ def start(script: Path, *arguments: object, **environment: object) -> Future[sub
     return ThreadPoolExecutor(1).submit(functools.partial(launch, 1, script, *arguments, **environment))
 
 
+def worker() -> int:
+    """What Python would be with these words, in a fork that has this process's streams; its exit code."""
+    asked = {"number": 0, "words": sys.argv[1:], "cwd": str(Path.cwd()), "files": [], "environment": {**os.environ}}
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.connect(os.environ[ADDRESS])
+        caller.sendall(json.dumps(asked).encode() + b"\n")
+        socket.send_fds(caller, [b"\n"], [0, 1, 2])
+        return int(caller.makefile().readline())
+
+
 def server() -> str:
     """The address of the process that forks, which is there for this process and all that it starts."""
     if ADDRESS not in os.environ:
@@ -76,13 +92,19 @@ def server() -> str:
 class Caller(socketserver.StreamRequestHandler):
     """Forks as often as one caller asks for, waits for all, and tells the exit code."""
 
+    rbufsize = 0  # streams come with a byte of their own
+
     def handle(self) -> None:
         asked = json.loads(self.rfile.readline())
+        if not asked["number"]:
+            for number, stream in enumerate(socket.recv_fds(self.connection, 1, 3)[1]):
+                os.dup2(stream, number)
+                os.close(stream)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
         running: set[int] = set()
-        for rank in range(asked["number"]):
+        for rank in range(asked["number"] or 1):
             child = os.fork()
             if child == 0:
                 os._exit(run(rank, port, **asked))  # without taking to pieces what was imported, which takes a second
@@ -107,6 +129,11 @@ class Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
 
 def serve() -> None:
     gc.disable()  # a sixth of the time of an import is the collector's
+    if FORKS_WORKERS and "TRITON_INTERPRET" not in os.environ:  # as tests/conftest.py, which says why, has it
+        os.environ["TRITON_INTERPRET"] = "1"
+        with contextlib.suppress(ImportError):
+            importlib.import_module("triton.experimental.gluon")
+        del os.environ["TRITON_INTERPRET"]
     for name in IMPORTED:
         importlib.import_module(name)
     gc.freeze()  # a process need not look through it, nor copy it by doing so
@@ -117,8 +144,8 @@ def serve() -> None:
 
 
 def run(rank: int, port: str, *, number: int, words: list[str], cwd: str, files: list[str], environment: dict) -> int:
-    """What is left of this process is the script; the exit code that Python would end with."""
-    signal.alarm(LIMIT)
+    """What is left of this process is the script, or a worker; the exit code that Python would end with."""
+    signal.alarm(LIMIT if number else 0)
     for stream, file in enumerate(files, 1):
         os.dup2(os.open(file, os.O_CREAT | os.O_WRONLY | os.O_APPEND), stream)
     os.chdir(cwd)
@@ -131,7 +158,11 @@ def run(rank: int, port: str, *, number: int, words: list[str], cwd: str, files:
     sys.path[0] = str(Path(words[0]).parent)
     code: object = None
     try:
-        runpy.run_path(words[0], run_name="__main__")
+        if number:
+            runpy.run_path(words[0], run_name="__main__")
+        else:
+            sys.modules["__main__"] = types.ModuleType("__main__")
+            exec(words[-1], vars(sys.modules["__main__"]))
     except SystemExit as ended:
         code = ended.code
     except BaseException:
@@ -147,4 +178,4 @@ def run(rank: int, port: str, *, number: int, words: list[str], cwd: str, files:
 
 
 if __name__ == "__main__":
-    serve()
+    sys.exit(worker() if sys.argv[1:] else serve())
