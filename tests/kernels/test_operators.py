@@ -80,6 +80,7 @@ BESIDE = {
     "exact": ("dispersion", {"estimator": "exact", "constant": 0.01}),
     "exact, diagonal": ("dispersion", {"estimator": "exact", "distance": "cosine", "diagonal": True}),
     "orthogonalization": ("orthogonalization", {"margin": 0.4}),
+    "cosreg": ("cosreg", {}),
     "of another kind": ("decorrelation", {}),
     "sampled": ("dispersion", {"estimator": "exact", "max_tokens": 9}),
 }

@@ -13,16 +13,20 @@ from typing import Unpack
 
 from torch import Tensor
 
-from .moments import mean_cosine
-from .registry import Common, register
+from .moments import first_routine
+from .registry import Common, OfMoments, register
 
 
 @register(
     "mean cosine of the pairs", source="rival", reference="Gao et al. 2019, arXiv 1907.12009", aliases=("cos_reg",)
 )
-def cosreg(z: Tensor, mask: Tensor | None = None, *, backend: str = "auto", **common: Unpack[Common]) -> Tensor:
+def cosreg(z: Tensor, mask: Tensor | None = None, *, backend: str = "auto", **common: Unpack[Common]) -> OfMoments:
     """Mean cosine of hidden states z (batch, tokens, width): a scalar in [−1, 1], or (batch,) unreduced.
 
     A vector of zeros has no direction and counts as orthogonal to all others; backend as in `dispersion`.
     """
-    return mean_cosine(z, mask, backend=backend)
+    return OfMoments(_itself, first_routine(z, 0.0, backend))
+
+
+def _itself(mean: Tensor) -> Tensor:
+    return mean
