@@ -66,7 +66,7 @@ class Handle:
         self.agreement: Tensor | None = None
         self.captures: list[hs.Capture] = []
         self._autocast: torch.dtype | None = None  # of the present call, as the reader's parts note it
-        self.known: list[tuple[Tensor, Tensor, Tensor | None]] | None = None  # a list during a call that is collected
+        self.known: list[hs.Known] | None = None  # a list during a call that is collected
         self.reader, states = hs.reader_of(self.model, modules)
         # An impossible choice of layers is refused here and now.
         chosen = [] if states is None else term.chosen(states, self.reader.first)

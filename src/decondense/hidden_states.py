@@ -27,20 +27,21 @@ LAYER_NAMES = ("all", "last", "early_half", "late_half")
 # They return what every block puts out and the last one's once more after the norm, nothing of the embedding layer.
 LATE = ("mamba", "mamba2", "falcon_mamba", "rwkv")
 Layers = str | Sequence[int] | Callable[[int], Sequence[int]]
+Known = tuple[Tensor, Tensor, Tensor | None]  # a state, the loss of it and its mean cosines, (1, batch) each
 
 
 @dataclass
 class Capture:
     """One training call of the stack: its states, embedding layer first, and what came in with them. `masks` has one
     for each state where they are of two stacks, which read other tokens; `autocast` is the dtype of the call's. `known`
-    are states whose values, and mean cosines where they came for nothing, the blocks have computed, (1, batch) each."""
+    are states whose values, and mean cosines where they came for nothing, the blocks have computed."""
 
     states: Sequence[Tensor]
     attention_mask: Tensor | None = None
     position_ids: Tensor | None = None
     masks: list[Tensor | None] | None = None
     autocast: torch.dtype | None = None
-    known: Sequence[tuple[Tensor, Tensor, Tensor | None]] = ()
+    known: Sequence[Known] = ()
 
     def mask_of(self, state: int) -> Tensor | None:
         return self.attention_mask if self.masks is None else self.masks[state]

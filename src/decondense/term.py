@@ -139,9 +139,7 @@ class Term:
             result["mean_cosine"] = cosines.detach().mean(1)
         return result
 
-    def _values(
-        self, states: Sequence[Tensor], mask: Masks, known: Sequence[tuple[Tensor, Tensor, Tensor | None]]
-    ) -> tuple[Tensor, Tensor | None]:
+    def _values(self, states: Sequence[Tensor], mask: Masks, known: Sequence[hs.Known]) -> tuple[Tensor, Tensor | None]:
         """Of the loss, (layers, batch), and the mean cosines; `known` are those of whole rows, which had no mask."""
         if mask is not None or not known:
             return self.loss.over_layers(states, mask)
