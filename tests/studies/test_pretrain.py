@@ -14,7 +14,7 @@ from decondense.records import Training
 from decondense.studies import find, settings_of
 from decondense.studies.arms import recipe_of
 from decondense.studies.contrasts import by_texts
-from decondense.studies.pretrain import tokens_saved
+from decondense.studies.pretrain import arms, tokens_saved
 from decondense.studies.runs import Members, Run, Runs, by_document, trained_name
 from decondense.words import amount
 
@@ -200,3 +200,12 @@ def test_the_screen_takes_the_best_rate_of_the_best_arms_and_no_control():
     assert part.estimate["chosen"] == {}
     assert "nothing is chosen before all are run: 1 of" in part.sentence
     assert "cross-entropy @ 0.0005 among them" in part.sentence
+
+
+def test_a_model_may_have_budgets_of_its_own():
+    models = {"a": {"train": {"seed": 1}}, "b": {"train": {"seed": 2}, "budgets": [2000]}}
+    named = {"models": models, "budgets": [1000], "losses": {"cross-entropy": {}, "x": {"loss": {"weight": 1}}}}
+    planned = arms(named)
+    assert [*planned] == ["cross-entropy · a · 1k", "x · a · 1k", "cross-entropy · b · 2k", "x · b · 2k"]
+    assert planned["x · b · 2k"] == {"train": {"seed": 2}, "loss": {"weight": 1}, "data": {"tokens": 2000}}
+    assert models["b"]["budgets"] == [2000], "the settings are left as they were"

@@ -36,11 +36,12 @@ Cell = tuple[str, ...]  # loss, model, budget: together the name of an arm
 
 
 def arms(named: Settings) -> Settings:
-    """Every loss for every model and budget, named "LOSS · MODEL · TOKENS"."""
-    cells = product(named["models"].items(), named["budgets"], named["losses"].items())
+    """Every loss for every model and budget, named "LOSS · MODEL · TOKENS"; a model may have `budgets` of its own."""
+    own = [(model, dict(shape)) for model, shape in named["models"].items()]
+    placed = [(model, shape, tokens) for model, shape in own for tokens in shape.pop("budgets", named["budgets"])]
     return {
         BETWEEN.join((loss, model, amount(tokens))): joined(joined(shape, change), {"data": {"tokens": tokens}})
-        for (model, shape), tokens, (loss, change) in cells
+        for (model, shape, tokens), (loss, change) in product(placed, named["losses"].items())
     }
 
 
