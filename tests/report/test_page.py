@@ -287,6 +287,44 @@ def test_the_arm_without_a_loss_comes_first(tmp_path):
     assert [chart.title for chart in section.panels[0].charts] == ["b", "a"]
 
 
+def test_the_first_line_of_runs_is_with_the_loss_minus_without(tmp_path):
+    """Paired by seed, with m ± t s/√n; a seed that only one arm has, and a run that is not finished, do not count."""
+    changes = {1: (-0.31, -0.02), 2: (-0.25, -0.05), 3: (-0.4, -0.03)}  # by seed: of held-out loss, of mean cosine
+    for weight, seed in [(w, s) for w in (0.0, 0.1) for s in changes] + [(0.0, 4), (0.1, 5), (0.0, 6), (0.1, 6)]:
+        options = {"layers": 3, "steps": 20, "snapshots": (0, 20), "weight": weight, "seed": seed}
+        record = write_run(tmp_path / f"{weight}-{seed}", **options, finished=(weight, seed) != (0.1, 6))
+        loss, cosine = changes.get(seed, (9.0, 0.9)) if weight else (0.0, 0.0)
+        record["held_out"][-1]["loss"] = 3.0 + seed + loss
+        record["snapshots"][-1] |= {"mean_cosine": [0.0] + [0.5 + seed / 50 + cosine] * 3, "file": None}
+        (tmp_path / f"{weight}-{seed}" / "result.json").write_text(json.dumps(record))
+    words = []
+    for (a, b, c), digits in zip(zip(*changes.values()), (2, 3)):
+        mean = (a + b + c) / 3
+        half = (
+            4.302653 * (((a - mean) ** 2 + (b - mean) ** 2 + (c - mean) ** 2) / 2 / 3) ** 0.5
+        )  # t, 2 degrees of freedom
+        said = [f"{x:+.{digits}f}".replace("-", "−") for x in (mean, mean - half, mean + half)]
+        words.append(f"{said[0]} [{said[1]}, {said[2]}]")
+    first, rest = section_of(tmp_path).lines
+    assert first == (
+        "With the loss minus without it (dispersion, 3 seeds, 95 % intervals): held-out loss per token of blocks "
+        f"{words[0]}, mean cosine {words[1]}"
+    )
+    assert [line.split(" (")[0] for line in rest] == ["no added loss", "loss dispersion, weight 0.1"]
+
+
+def test_one_seed_has_no_interval_and_arms_that_differ_otherwise_no_difference(tmp_path):
+    write_run(tmp_path / "a", layers=3, steps=20, snapshots=(0, 20), weight=0)
+    record = write_run(tmp_path / "b", layers=3, steps=20, snapshots=(0, 20))
+    first, _ = section_of(tmp_path).lines
+    assert first.startswith("With the loss minus without it (dispersion, 1 seed, so no interval): held-out loss")
+    assert "[" not in first
+    record["recipe"]["train"]["learning_rate"] = 1e-3
+    (tmp_path / "b" / "result.json").write_text(json.dumps(record))
+    first, _ = section_of(tmp_path).lines
+    assert first.startswith("no added loss"), "another learning rate: the loss is not all that differs"
+
+
 def test_runs_of_other_models_or_texts_stand_apart(tmp_path):
     write_run(tmp_path / "a", layers=3, steps=20, snapshots=(0, 20))
     write_run(tmp_path / "b", layers=3, steps=20, snapshots=(0, 20), name="other")

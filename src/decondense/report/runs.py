@@ -11,7 +11,9 @@ from typing import Any
 from ..figures.measured import Geometry
 from ..files import flat, told_apart
 from ..records import Damaged, Measurement, Snapshot, Training, in_short, read
-from ..words import amount, duration, from_where, round_to, span
+from ..stats.intervals import student
+from ..words import amount, duration, from_where, round_to, several, span
+from .claims import Effect
 from .panels import SPEARMAN, Line, Shot, curve_panel, depths_of, heat_panel, numbered, trend_panel
 from .section import Section, Source, Table, inside, reason
 from .sections import origin_of
@@ -20,6 +22,8 @@ DIGITS = {"held_out": 4, "spearman": 2, "mean_cosine": 3}
 HELD_OUT = "held-out loss per token of blocks"  # other than the mean over documents that studies compare
 SILENT = 60.0
 """After so many seconds without a line of its log a run is said to be silent."""
+COMPARED = 3
+"""So many arms with a loss stand in the first line, each against the arm without; others are behind "more"."""
 LAST = ("last", "mean cosine of the last states", lambda shot: shot.last)
 
 
@@ -156,7 +160,7 @@ def training(runs: Sequence[Run]) -> Section:
         origin.title = run.label if many else ""
         origins.append(origin)
     return Section(
-        "training", title, _verdict(arms), origins,
+        "training", title, "; ".join([*_differences(arms), *_each(arms)]), origins,
         gloss="What happened to loss and geometry; whether arms truly differ is for a test of significance to say.",
         notes=[f"{run.label}: {note}" if many else note for run in runs for note in run.notes],
         panels=[panel for panel in panels if panel is not None], tables=[_run_table(runs, differing)],
@@ -201,7 +205,49 @@ def _is_setting(key: str) -> bool:
 # ---- words and tables ----
 
 
-def _verdict(arms: dict[str, list[Any]]) -> str:
+def _differences(arms: dict[str, list[Any]]) -> list[str]:
+    """What a reader came for, in front: with the loss minus without it at the end, where two arms differ in nothing
+    else and have finished runs of the same seeds; means over those pairs, with Student's interval."""
+    bare = {_but_loss(members[0]): members for members in arms.values() if _loss(members[0]) == "none"}
+    treated = {arm: members for arm, members in arms.items() if _loss(members[0]) != "none"}
+    names = [_loss(members[0]) for members in treated.values()]
+    said = []
+    for (arm, members), name in zip(treated.items(), names):
+        pairs = _pairs(bare.get(_but_loss(members[0]), []), members)
+        parts = []
+        for key, words in (("held_out", HELD_OUT), ("mean_cosine", "mean cosine")):
+            ends = [(a.ends[key][1], b.ends[key][1]) for a, b in pairs]
+            if ends and None not in (end for pair in ends for end in pair):
+                mean, half = student([after - before for before, after in ends])
+                reach = (mean - half, mean + half) if len(ends) > 1 else (None, None)
+                parts.append(f"{words} {Effect(words, mean, *reach).text}")
+        if parts:
+            seeds = f"{several(len(pairs), 'seed')}, {'95 % intervals' if len(pairs) > 1 else 'so no interval'}"
+            label = name if names.count(name) == 1 else arm
+            said.append(f"With the loss minus without it ({label}, {seeds}): {', '.join(parts)}")
+    return [". ".join(said[:COMPARED]), *said[COMPARED:]] if said else []
+
+
+def _loss(run: Run) -> Any:
+    return flat(run.training.recipe).get("loss.name")
+
+
+def _but_loss(run: Run) -> str:
+    """The settings of an arm other than those of the loss, as text."""
+    rest = {k: v for k, v in flat(run.training.recipe).items() if _is_setting(k) and not k.startswith("loss.")}
+    return str(sorted((k, str(v)) for k, v in rest.items() if v not in ({}, None)))
+
+
+def _pairs(base: Sequence[Run], treated: Sequence[Run]) -> list[tuple[Run, Run]]:
+    """Finished runs of the same seed; the first where one was run twice."""
+    first, second = (
+        {flat(run.training.recipe).get("train.seed"): run for run in reversed(runs) if run.training.finished}
+        for runs in (base, treated)
+    )
+    return [(first[seed], second[seed]) for seed in first if seed is not None and seed in second]
+
+
+def _each(arms: dict[str, list[Any]]) -> list[str]:
     """One clause per arm: held-out loss, mean cosine and Spearman, before and after, means over seeds."""
     clauses = []
     for arm, members in arms.items():
@@ -213,7 +259,7 @@ def _verdict(arms: dict[str, list[Any]]) -> str:
         seeds = f" ({len(members)} runs, means)" if len(members) > 1 else ""
         name = f"{arm}{seeds}: " if len(arms) > 1 or seeds else ""
         clauses.append(name + (", ".join(parts) or "nothing was measured"))
-    return "; ".join(clauses)
+    return clauses
 
 
 def _moved(name: str, ends: Sequence[Any]) -> str:
