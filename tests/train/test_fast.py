@@ -259,6 +259,25 @@ def test_what_the_blocks_did_not_see_is_computed_afterwards(graphs, outside):
     torch.testing.assert_close(found, expected)
 
 
+def test_after_an_error_other_calls_are_no_training(graphs):
+    """A training call that fails on its way leaves nothing behind that would keep the states of an evaluation."""
+    model = llama(2).train()
+    compile_blocks(model)
+    with dc.regularize(model, weight=1.0) as handle:
+        assert tap_blocks(model, handle) == 2
+        failing = model.model.norm.register_forward_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(**inputs(), use_cache=False)
+        failing.remove()
+        failed = len(handle.known or ())
+        with torch.no_grad():
+            model(**inputs(), use_cache=False)
+        model.eval()(**inputs(), use_cache=False)
+        assert len(handle.known or ()) == failed
+        model.train()(**inputs(), use_cache=False).loss.backward()
+        assert handle.known is None
+
+
 def test_several_streams_are_refused_by_that_name():
     streams = {"vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 4, "laurel_rank": 4}
     rest = {"num_kv_shared_layers": 0, "layer_types": ["full_attention"] * 2, "activation_sparsity_pattern": [0.0] * 2}
@@ -284,17 +303,17 @@ def test_taps_go_with_the_loss(graphs):
 
 @pytest.mark.parametrize(
     ("settings", "blocks"),
-    [([], 2), (["data.boundaries=isolated"], 0)],
-    ids=["plain", "isolated documents"],
+    [([], 2), (["data.boundaries=isolated"], 0), (["train.checkpointing=true"], 0)],
+    ids=["plain", "isolated documents", "checkpointing"],
 )
 def test_a_run_with_compiled_blocks_has_the_same_losses(settings, blocks, tmp_path, cache, graphs, monkeypatch):
-    """Where a document is a sequence of its own the loss stays outside."""
+    """Where a document is a sequence of its own, and where blocks run twice, the loss stays outside."""
     tapped = []
-    monkeypatch.setattr(run, "tap_blocks", lambda *given: tapped.append(tap_blocks(*given)))
+    monkeypatch.setattr(run, "tap_blocks", lambda *given, **about: tapped.append(tap_blocks(*given, **about)))
     shared = ["loss={name: dispersion, weight: 1.0}", "train.micro_batch=2", "data.tokens=1024", *settings]
     for name in ("false", "true"):
         train(tiny(*shared, f"train.compile={name}"), tmp_path / name, cache=cache)
-    assert tapped == ([blocks] if blocks else [])
+    assert tapped == [0, blocks]
     plain, compiled = result(tmp_path / "false"), result(tmp_path / "true")
     assert (plain["compiled"], compiled["compiled"]) == (False, True)
     for one, other in zip(plain["history"], compiled["history"]):

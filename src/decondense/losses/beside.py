@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import geometry
 from .kernel import Kernel, autocast_dtype, launched
 
 
@@ -43,13 +44,14 @@ def _sum(z: Tensor, saved: Sequence[Tensor], upstream: Tensor, other: Tensor, ep
     """∂(Σ_b upstream_b L_b)/∂z + `other`, in z's dtype; `saved` is (norms, T, k) or (norms, T, (k, w), G)."""
     norms, total, factors, *remainder = saved
     norm, x, t = norms.unsqueeze(-1), z.float(), total.unsqueeze(1)
-    scale = torch.where(norm + eps == 0, 0, 1 / (norm + eps))
+    scale = geometry.inverse(norm + eps)
     g = scale * (t if count_self else t - x * scale)
     if remainder:
         factors, w = factors
         g = g * w[:, None, None] + remainder[0].float()
-    # The sum needs nothing of `other`, so the compiler would take it into an earlier kernel that reads z, and both get
-    # slower than the pass that this saves. A zero that depends on `other` keeps it here.
+    # As `geometry.unit_gradient`, of a_i g_i, and with a zero: the sum needs nothing of `other`, so the compiler would
+    # take it into an earlier kernel that reads z, and both get slower than the pass that this saves. A zero that
+    # depends on `other` keeps it here.
     along = (g * x + 0.0 * other).sum(-1, keepdim=True) * scale / torch.where(norm == 0, 1, norm)
     k = (factors * upstream)[:, None, None]
     return (torch.where(k == 0, 0, (g - x * along) * k) + other).to(z.dtype)

@@ -56,15 +56,20 @@ def compile_blocks(model: nn.Module) -> int:
     return len(blocks)
 
 
-def tap_blocks(model: nn.Module, handle: Handle) -> int:
+def tap_blocks(model: nn.Module, handle: Handle, *, whole_rows: bool = True, checkpointing: bool = False) -> int:
     """Let compiled blocks compute, in their own graphs, what the attached loss needs of the states that they read;
     returns how many do.
+
+    whole_rows     every row is one sequence; where it holds several, a block's value of the row would be in vain
+    checkpointing  blocks run once more in the backward pass, where nobody collects their states: none are tapped
 
     A loss that is taken of the states afterwards reads each of them once more in the backward pass, and reads and
     writes the gradient it is added to. In the graph of the block that reads the state too, all this is part of a kernel
     that the block has anyway, that of the gradient of its norm layer (`losses/beside.py`).
     """
     term, blocks = handle.term, repeated_blocks(model)
+    if checkpointing or not whole_rows:
+        return 0
     if isinstance(term, Terms) or term.group or term.loss.keywords.get("generator"):
         return 0  # what cannot be traced, and weights that change from step to step
     chosen = term.chosen(len(blocks) + 1, 1)
@@ -84,7 +89,9 @@ def _tapped(
     plain: Callable[..., Any], call: Callable[..., Any], block: nn.Module, handle: Handle, *args: Any, **kwargs: Any
 ) -> Any:
     """A call of a block, `plain` unless its states are being collected. Hooks stay outside of the graph."""
-    known, states = handle.known, args[0] if args else None
+    # After a training call that raised, `known` waits for the next one: evaluations in between are not collected.
+    known = handle.known if block.training and torch.is_grad_enabled() else None
+    states = args[0] if args else None
     if known is None or not isinstance(states, Tensor) or states.dtype not in TAPPED or states.ndim != 3:
         return plain(*args, **kwargs)
 

@@ -179,8 +179,8 @@ def _trainer(prepared: Prepared, show: Show | None, say: Callable[[str], None], 
         trainer.add_callback(prepared.centre)
     handle = _regularized(recipe, trainer)
     trainer.attach(handle)
-    if prepared.speed["compiled"] and handle is not None and not isolated and not recipe.train.checkpointing:
-        tap_blocks(prepared.model, handle)
+    if handle is not None:
+        tap_blocks(prepared.model, handle, whole_rows=not isolated, checkpointing=recipe.train.checkpointing)
     return trainer
 
 
