@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import compiled
 from . import hidden_states as hs
 from .insides.transformers import collect_hidden_states, is_encoder_decoder
-from .losses.kernel import autocast_dtype
+from .kernels import autocast_dtype
 from .term import Term, or_one
 
 OVERWHELMS = 10  # times the task loss: then it is the penalty that the model learns

@@ -12,6 +12,7 @@ import fnmatch
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -214,14 +215,13 @@ class ModuleReader:
     def once(self, inputs: dict[str, Any]) -> Capture:
         """The states of one call, here and now."""
         outputs: dict[str, Tensor] = {}
-        modules = dict(self.model.named_modules())
+
+        def keep(name: str, module: nn.Module, args: Any, out: Any) -> None:
+            outputs[name] = out[0] if isinstance(out, tuple) else out
+
         with ExitStack() as hooks:
-            for name in self.names:
-
-                def keep(module: nn.Module, args: Any, out: Any, name: str = name) -> None:
-                    outputs[name] = out[0] if isinstance(out, tuple) else out
-
-                hooks.callback(modules[name].register_forward_hook(keep).remove)
+            for name, part in zip(self.names, self.parts):
+                hooks.callback(part.register_forward_hook(partial(keep, name)).remove)
             self.model(**inputs)
         return self._capture(self._states(outputs), inputs)
 

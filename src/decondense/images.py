@@ -37,19 +37,14 @@ def image_batches(
         raise ValueError(f"{str(folder)!r} must hold images ({', '.join(SUFFIXES)}), it holds none.")
     chosen = np.sort(np.random.default_rng(seed).permutation(len(files))[:windows])
     processor = load_image_processor(source, trust_remote_code=trust_remote_code)
-    drawn = [files[i] for i in chosen]
-    words = f"{len(drawn)} of {several(len(files), 'image')}"
-    return Named(_Batches(drawn, processor, batch), root.resolve().name, words)
+    words = f"{len(chosen)} of {several(len(files), 'image')}"
+    return Named(_batches([files[i] for i in chosen], processor, batch), root.resolve().name, words)
 
 
-class _Batches:
-    def __init__(self, files: list[Path], processor: Any, size: int) -> None:
-        self.files, self.processor, self.size = files, processor, size
-
-    def __iter__(self) -> Iterator[Any]:
-        for i in range(0, len(self.files), self.size):
-            images = [_open(path) for path in self.files[i : i + self.size]]
-            yield dict(self.processor(images=images, return_tensors="pt"))
+def _batches(files: list[Path], processor: Any, size: int) -> Iterator[Any]:
+    for i in range(0, len(files), size):
+        images = [_open(path) for path in files[i : i + size]]
+        yield dict(processor(images=images, return_tensors="pt"))
 
 
 def _open(path: Path) -> Any:

@@ -116,7 +116,6 @@ def load(
         need("train", 'device="auto"')
     target = None if spread else pick_device(device)
     precision = _dtype(dtype, "cpu" if target is None else target.type)
-    common = {**_hub_options(source), "trust_remote_code": trust_remote_code}
     with _one_sentence(source):
         config = _configuration(source, trust_remote_code)
         if config_changes:
@@ -139,7 +138,8 @@ def load(
         else:
             if spread:
                 options = {"device_map": "auto", **options}
-            model = whole_model(auto, source.location, dtype=precision, use_safetensors=True, **common, **options)
+            options = _hub_options(source, trust_remote_code) | options
+            model = whole_model(auto, source.location, dtype=precision, use_safetensors=True, **options)
     if target is not None and not options.get("device_map"):
         model = model.to(target)
     return model.eval(), words
@@ -158,16 +158,14 @@ def check(
 def _configuration(source: Source, trust_remote_code: bool) -> Any:
     from transformers import AutoConfig
 
-    options = {**_hub_options(source), "trust_remote_code": trust_remote_code}
-    return AutoConfig.from_pretrained(source.location, **options)
+    return AutoConfig.from_pretrained(source.location, **_hub_options(source, trust_remote_code))
 
 
 def load_tokenizer(source: Source, *, trust_remote_code: bool = False) -> Any:
     from transformers import AutoTokenizer
 
-    options = {**_hub_options(source), "trust_remote_code": trust_remote_code}
     try:
-        return AutoTokenizer.from_pretrained(source.location, **options)
+        return AutoTokenizer.from_pretrained(source.location, **_hub_options(source, trust_remote_code))
     except ValueError as error:
         if "backend tokenizer" not in str(error):  # transformers' word for: there is none
             raise
@@ -216,10 +214,9 @@ def load_image_processor(source: Source, *, trust_remote_code: bool = False) -> 
     """What turns images into the pixel values that an image model reads."""
     from transformers import AutoImageProcessor
 
-    options = {**_hub_options(source), "trust_remote_code": trust_remote_code}
     try:
         with quiet_loading():
-            return AutoImageProcessor.from_pretrained(source.location, **options)
+            return AutoImageProcessor.from_pretrained(source.location, **_hub_options(source, trust_remote_code))
     except ImportError as error:  # transformers 5.17 reads images with torchvision, later ones without
         raise MissingExtra(
             f"this release of transformers ({metadata.version('transformers')}) reads the images of "
@@ -233,10 +230,10 @@ def load_image_processor(source: Source, *, trust_remote_code: bool = False) -> 
         ) from error
 
 
-def _hub_options(source: Source) -> dict[str, Any]:
-    """``revision``, and for a hub id out of reach only what an earlier download left on this machine."""
+def _hub_options(source: Source, trust_remote_code: bool) -> dict[str, Any]:
+    """Those of ``from_pretrained``; of a hub id out of reach only what an earlier download left on this machine."""
     local = source.kind != "hub" or not hub.hub_reachable()
-    return {"revision": source.revision, "local_files_only": local}
+    return {"revision": source.revision, "local_files_only": local, "trust_remote_code": trust_remote_code}
 
 
 def pick_device(device: str | torch.device | None = None) -> torch.device:

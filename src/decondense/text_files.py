@@ -27,18 +27,18 @@ LARGEST = 1 << 30  # bytes of a file, unpacked: a few kilobytes of .xz may hold 
 def read_documents(path: Path, *, column: str | None = None) -> list[str]:
     """``column``: the field of a row that is the document; default the first of ``FIELDS`` that it has."""
     if path.is_dir():
-        files = sorted(p for p in path.iterdir() if p.is_file() and _ending(p) in READABLE - {""})
+        files = sorted(p for p in path.iterdir() if p.is_file() and ending_of(p) in READABLE - {""})
         if not files:
             raise FileNotFoundError(f"the folder {str(path)!r} must hold .txt, .jsonl or .parquet files: it has none.")
         return [document for file in files for document in read_documents(file, column=column)]
-    ending = _ending(path)
+    ending = ending_of(path)
     if ending not in READABLE:
         raise ValueError(
             "a text file must be .txt, .jsonl, .json, .csv, .tsv or .parquet (also .gz, .xz), "
             f"got {path.name!r}: convert it."
         )
     try:
-        blob = _unpacked(path)
+        blob = unpacked(path)
         if ending == ".parquet":
             return [d for d in row_documents(_parquet(blob, path, column), column, where=repr(str(path))) if d]
         if ending in (".jsonl", ".json"):
@@ -82,11 +82,13 @@ def _is_document(value: Any) -> bool:
     return value is None or isinstance(value, str) or (isinstance(value, float) and math.isnan(value))
 
 
-def _ending(path: Path) -> str:
+def ending_of(path: Path) -> str:
+    """That of the file's kind, in small letters, also where it is packed."""
     return Path(path.stem).suffix.lower() if path.suffix.lower() in (".gz", ".xz") else path.suffix.lower()
 
 
-def _unpacked(path: Path) -> bytearray:
+def unpacked(path: Path) -> bytearray:
+    """The content of a file, also of a .gz or .xz."""
     opener: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix.lower(), open)
     most = LARGEST if opener is open else min(LARGEST, max(1 << 26, 200 * path.stat().st_size))
     blob = bytearray()  # grows in its place: one read of it all would hold everything twice

@@ -20,15 +20,13 @@ def units(batch, tokens, width, *, seed=0, condensed=0.4):
     return z / z.norm(dim=-1, keepdim=True)
 
 
-def count(u, mask=None, bins=128, slack=0.0):
+def count(u, bins=128, slack=0.0):
     """Counts, and how many cosines lie so near an edge that rounding may move them."""
     u = u.double().cpu().numpy()
     counts, near = np.zeros((len(u), bins), int), 0
     for b in range(len(u)):
         for i in range(u.shape[1]):
             for j in range(i):
-                if mask is not None and not (mask[b, i] and mask[b, j]):
-                    continue
                 position = (float(u[b, i] @ u[b, j]) + 1) * bins / 2
                 counts[b, min(max(math.floor(position), 0), bins - 1)] += 1
                 near += abs(position - round(position)) <= slack * bins
@@ -43,15 +41,6 @@ def test_counts(shape, bins, device):
     assert got.dtype == np.int64
     assert got.shape == (shape[0], bins)
     assert (got.sum(1) == shape[1] * (shape[1] - 1) // 2).all()
-    assert np.abs(got - expected).sum() <= 2 * near
-
-
-def test_mask_hides_even_nan(device):
-    u = units(2, 37, 16)
-    mask = torch.rand(2, 37, generator=torch.Generator().manual_seed(2)) < 0.6
-    expected, near = count(u, mask, slack=1e-6)
-    u[~mask] = math.nan
-    got = cosine_histogram(u.to(device), mask.to(device)).cpu().numpy()
     assert np.abs(got - expected).sum() <= 2 * near
 
 

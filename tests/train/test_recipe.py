@@ -182,6 +182,13 @@ def test_a_recipe_without_a_loss_is_printed_and_read(tmp_path):
     assert recipe_from(yaml.safe_load(recipe.to_yaml())) == recipe
 
 
+def test_a_recipe_may_ask_for_a_kernel_that_this_machine_cannot_run():
+    """Whether it can is for the machine that trains to say; a word that is no backend is wrong anywhere."""
+    assert recipe_from(content("loss={name: dispersion, options: {backend: triton}}")).losses[0].options
+    with pytest.raises(ValueError, match="backend must be one of 'auto', 'torch', 'triton'"):
+        recipe_from(content("loss={name: dispersion, options: {backend: trition}}"))
+
+
 def test_settings_of_a_list_of_losses():
     two = content("loss=[{name: dispersion}, {name: koleo, weight: 0.3}]")
     assert with_settings(two, ["loss.name=none"])["loss"] == {"name": "none"}

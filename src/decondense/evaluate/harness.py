@@ -42,7 +42,6 @@ def evaluate(
     device: str | None = None,
     init: bool = False,
     batch_tokens: int | None = None,
-    max_length: int | None = None,
     trust_remote_code: bool = False,
     partial: Path | None = None,
     progress: Progress | None = None,
@@ -78,7 +77,7 @@ def evaluate(
     from .scorer import Scorer
 
     with inside.quiet():
-        scorer = Scorer(weights, tokenizer, batch_tokens=batch_tokens, max_length=max_length)
+        scorer = Scorer(weights, tokenizer, batch_tokens=batch_tokens)
     about["context"] = scorer.max_length
     settings: dict[str, Any] = {"tasks": names, "shots": shots, "limit": limit, "texts": texts}
     settings |= {"text_tokens": text_tokens, "seed": seed}

@@ -57,11 +57,10 @@ class Scorer(HFLM):
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any, *, batch_tokens: int | None = None, max_length: int | None = None,
-        journal: Journal | None = None,
-    ) -> None:  # fmt: skip
+        self, model: Any, tokenizer: Any, *, batch_tokens: int | None = None, journal: Journal | None = None
+    ) -> None:
         check_model_class(HFLM)
-        super().__init__(pretrained=model, tokenizer=tokenizer, batch_size=8, max_length=max_length)
+        super().__init__(pretrained=model, tokenizer=tokenizer, batch_size=8)
         threads = torch.get_num_threads() if self.device.type == "cpu" else 0
         self.batch_tokens = batch_tokens or 256 * threads or 65_536
         self.scored_tokens = 128 * threads or 16_384

@@ -9,7 +9,6 @@ left out, and ``Benchmark.fewshot_source`` says so.
 from __future__ import annotations
 
 import functools
-import gzip
 import hashlib
 import io
 import json
@@ -24,6 +23,7 @@ from typing import Any
 
 from ..hub import first_line, hub_reachable
 from ..insides import lm_eval as inside
+from ..text_files import ending_of, unpacked
 from .task_names import PAPER, index_of, leaves_of
 
 FEWSHOT = ("arc_easy", "arc_challenge", "medmcqa", "mmlu")
@@ -232,11 +232,9 @@ def _dataset(files: dict[str, Path], subset: str | None, is_member: bool) -> dic
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
     """Rows of .jsonl, .json or .parquet, also .gz or .xz."""
-    opened: Any = {".gz": gzip.open, ".xz": lzma.open}.get(file.suffix, open)
-    kind = Path(file.name.removesuffix(file.suffix)).suffix if file.suffix in (".gz", ".xz") else file.suffix
+    kind = ending_of(file)
     try:
-        with opened(file, "rb") as stream:
-            content = stream.read()
+        content = unpacked(file)
         if kind == ".parquet":
             import pyarrow.parquet
 

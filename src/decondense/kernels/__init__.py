@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["MAX_WIDTH", "MIN_TAU", "available", "product_dtype"]
+__all__ = ["MAX_WIDTH", "MIN_TAU", "autocast_dtype", "available", "product_dtype"]
 
 # Below this temperature exp(1/τ) leaves the range of float32; the kernels keep no running maximum.
 MIN_TAU = 0.025
@@ -35,13 +35,19 @@ def available(device: torch.device | str) -> bool:
     return kind == "cuda" and not interpreted and _INSTALLED and _cuda()
 
 
+def autocast_dtype(z: torch.Tensor) -> torch.dtype | None:
+    """That of the autocast which is on where z lies; None without one."""
+    import torch
+
+    kind = z.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
 def product_dtype(z: torch.Tensor) -> torch.dtype:
     """The dtype in which matrix products are asked for: that of autocast for float32 states, else that of z."""
     import torch
 
-    kind = z.device.type
-    cast = z.dtype == torch.float32 and torch.is_autocast_enabled(kind)
-    return torch.get_autocast_dtype(kind) if cast else z.dtype
+    return (autocast_dtype(z) if z.dtype == torch.float32 else None) or z.dtype
 
 
 def _cuda() -> bool:

@@ -22,8 +22,8 @@ from decondense.kernels.tiles import below_diagonal
 
 @triton.jit
 def _histogram_kernel(
-    u, mask, counts, tokens, width, bins, stride_b, stride_n,
-    HAS_MASK: tl.constexpr, CAST: tl.constexpr, BINS: tl.constexpr, TILE: tl.constexpr, DEPTH: tl.constexpr,
+    u, counts, tokens, width, bins, stride_b, stride_n,
+    CAST: tl.constexpr, BINS: tl.constexpr, TILE: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     b = tl.program_id(1)
@@ -32,10 +32,6 @@ def _histogram_kernel(
     column = j * TILE + tl.arange(0, TILE)
     row_valid = row < tokens
     column_valid = column < tokens
-    if HAS_MASK:
-        flags = mask + b.to(tl.int64) * tokens
-        row_valid = row_valid & (tl.load(flags + row, mask=row_valid, other=0) != 0)
-        column_valid = column_valid & (tl.load(flags + column, mask=column_valid, other=0) != 0)
     depth = tl.arange(0, DEPTH)
     start = u + b.to(tl.int64) * stride_b
     left = start + row.to(tl.int64)[:, None] * stride_n + depth[None, :]
@@ -58,14 +54,14 @@ def _histogram_kernel(
 
 
 @torch.no_grad()
-def cosine_histogram(u: torch.Tensor, mask: torch.Tensor | None = None, *, bins: int = 128) -> torch.Tensor:
-    """u (B, N, F) unit vectors, mask (B, N) bool → (B, bins) int64: pairs i < j by cosine over [−1, 1].
+def cosine_histogram(u: torch.Tensor, *, bins: int = 128) -> torch.Tensor:
+    """u (B, N, F) unit vectors → (B, bins) int64: pairs i < j by cosine over [−1, 1].
 
     Products of float32 vectors are full float32, whatever torch's settings for its own: a bin's edge is sharp.
     """
     if bins < 1:
         raise ValueError(f"bins must be at least 1, got {bins}: 128 is the usual number.")
-    u, mask = rows.check(u, mask)
+    u, _ = rows.check(u, None)
     batch, tokens, width = u.shape
     counts = torch.zeros((batch, bins), dtype=torch.int64, device=u.device)
     size = 32 if INTERPRET else 64
@@ -73,8 +69,7 @@ def cosine_histogram(u: torch.Tensor, mask: torch.Tensor | None = None, *, bins:
     if batch and high:
         with torch.cuda.device_of(u):
             _histogram_kernel[high * (high + 1) // 2, batch](
-                u, mask, counts, tokens, width, bins, u.stride(0), u.stride(1),
-                HAS_MASK=mask is not None, CAST=INTERPRET and u.dtype == torch.bfloat16,
-                BINS=max(2, rows.power_of_2(bins)), TILE=size, DEPTH=32,
+                u, counts, tokens, width, bins, u.stride(0), u.stride(1),
+                CAST=INTERPRET and u.dtype == torch.bfloat16, BINS=max(2, rows.power_of_2(bins)), TILE=size, DEPTH=32,
             )  # fmt: skip
     return counts

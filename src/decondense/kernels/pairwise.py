@@ -43,7 +43,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from decondense.kernels import rows
+from decondense.kernels import autocast_dtype, rows
 from decondense.kernels.curves import CURVES, MIN_CLAMP, gain
 from decondense.kernels.launch import Launch
 from decondense.kernels.projection import project
@@ -76,8 +76,7 @@ def _precision(z: torch.Tensor) -> Precision:
         return Precision(None, torch.bfloat16, torch.bfloat16, "tf32")
     if z.dtype == torch.float16:
         return Precision(None, torch.float32, torch.float32, "tf32")
-    kind = z.device.type
-    autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    autocast = autocast_dtype(z)
     if autocast == torch.bfloat16:
         return Precision(torch.bfloat16, torch.bfloat16, torch.bfloat16, "tf32")
     tf32 = torch.backends.cuda.matmul.allow_tf32 or autocast == torch.float16

@@ -5,13 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from decondense.kernels.curves import (
-    DISPERSION,
-    DISPERSION_COSINE,
-    HALF_PI,
-    anchor,
-    term_and_slope,
-)
+from decondense.kernels.curves import DISPERSION, DISPERSION_COSINE, HALF_PI, anchor, term_and_slope
 from decondense.kernels.rows import inverse
 
 

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from .. import geometry
-from .kernel import Kernel, autocast_dtype, launched
+from ..kernels import autocast_dtype
+from .kernel import Kernel, launched
 
 
 def beside(kernel: Kernel, z: Tensor) -> tuple[Tensor, Tensor]:

@@ -41,9 +41,9 @@ class SharedMeanCosine(MeanCosine):
         return packed[:, None, :-2].contiguous(), packed[:, -2], packed[:, -1]
 
 
-def mean_cosine_across(z: Tensor, mask: Tensor | None, group: Any, eps: float = 0.0) -> Tensor:
+def mean_cosine_across(z: Tensor, mask: Tensor | None, group: Any) -> Tensor:
     """The mean cosine (batch,) of sequences of which z holds this rank's part."""
-    return apply(SharedMeanCosine(eps, group), z, mask)[0]
+    return apply(SharedMeanCosine(0.0, group), z, mask)[0]
 
 
 @dataclass(frozen=True)

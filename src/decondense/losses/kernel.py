@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..kernels import autocast_dtype
 from .pending import Pending
 
 # What the operators take, in this order: None where a kernel has no such option.
@@ -73,11 +74,6 @@ class Kernel:
 @functools.cache
 def _module(name: str) -> Any:
     return import_module(f"decondense.kernels.{name}")
-
-
-def autocast_dtype(z: Tensor) -> torch.dtype | None:
-    kind = z.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
 
 def _again(z: Tensor, autocast: torch.dtype | None) -> torch.autocast:

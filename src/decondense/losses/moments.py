@@ -31,9 +31,7 @@ def second_routine(z: Tensor, eps: float, backend: str, *, centred: bool = False
     return Kernel("second_order", eps=eps, centred=centred) if fused(z, backend) else TwoMoments(eps)
 
 
-def two_moments(
-    z: Tensor, mask: Tensor | None = None, *, eps: float = 0.0, backend: str = "auto", centred: bool = False
-) -> tuple[Tensor, Tensor]:
+def two_moments(z: Tensor, mask: Tensor | None, *, backend: str, centred: bool = False) -> tuple[Tensor, Tensor]:
     """The means of c_ij and of c_ij² over the pairs i ≠ j, each (batch,); 0 for fewer than two tokens.
 
     `centred` takes the mean over its features off each token first, so that c_ij is their correlation.
@@ -42,7 +40,7 @@ def two_moments(
     if centred and not inside:
         z, _, _ = geometry.keep(z, mask)
         z = z - z.mean(-1, keepdim=True)
-    first, second = apply(second_routine(z, eps, backend, centred=centred and inside), z, mask)
+    first, second = apply(second_routine(z, 0.0, backend, centred=centred and inside), z, mask)
     return first, second
 
 

@@ -11,7 +11,7 @@ above the diagonal are visited; each serves its mirror image as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -118,17 +118,14 @@ def tiles(batch: int, tokens: int, device: torch.device) -> Iterator[tuple[slice
             yield slice(b, b + group), slice(r, min(r + rows, tokens))
 
 
-class Curve(Protocol):
-    """f of a tile of cosines: (f(c), f'(c)). May overwrite the tile."""
-
-    def __call__(self, c: Tensor) -> tuple[Tensor, Tensor]: ...
-
-
 @dataclass(frozen=True)
 class CosinePairs(Stored):
-    """log mean f(c_ij), or mean f(c_ij), over the pairs of each sequence: O(N²F) time, O(NF) memory."""
+    """log mean f(c_ij), or mean f(c_ij), over the pairs of each sequence: O(N²F) time, O(NF) memory.
 
-    curve: Curve
+    `curve` gives f and f' of a tile of cosines, which it may overwrite.
+    """
+
+    curve: Callable[[Tensor], tuple[Tensor, Tensor]]
     log: bool
     eps: float
     diagonal: bool = False

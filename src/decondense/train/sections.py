@@ -169,8 +169,6 @@ class Loss(Part):
                         f"{key} does nothing with loss none: name a loss, like dispersion, or leave it out"
                     )
             return self
-        import torch
-
         from ..losses.presets import get
         from ..term import Term
 
@@ -188,7 +186,6 @@ class Loss(Part):
             )
         try:
             loss = get(self.name, preset=self.preset, **self.options)
-            loss(torch.linspace(-1, 1, 32).view(1, 4, 8))  # a wrong value of an option shows when it is used
             release = {"schedule": "constant"} if self.schedule == "release" else {}  # its steps are not known yet
             Term(loss=loss, **self.of_the_term() | release)
         except TypeError as error:

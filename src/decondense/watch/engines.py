@@ -118,13 +118,10 @@ def _of_trainer(trainer: Any, log: Log | None, options: dict[str, Any]) -> Monit
         if trainer.is_world_process_zero() and any(map(_takes_pictures, trainer.callback_handler.callbacks)):
             _ = reading.picture
 
-    def step() -> int:
-        return int(trainer.state.global_step)
-
-    def epoch() -> float | None:
-        return trainer.state.epoch
-
-    watch = Monitor(trainer.model, step=step, epoch=epoch, log=report, prepare=prepare, **options)
+    watch = Monitor(
+        trainer.model, step=lambda: int(trainer.state.global_step), epoch=lambda: trainer.state.epoch, log=report,
+        prepare=prepare, **options,
+    )  # fmt: skip
     callback = Watch()
     trainer.add_callback(callback)
     listed = trainer.callback_handler.callbacks
