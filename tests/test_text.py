@@ -141,8 +141,8 @@ def test_bad_files(tmp_path, name, content, message):
         (3, TypeError, "got int"),
         ([], ValueError, "must hold some words"),
         ("", ValueError, "got '': give one of them"),  # as a path: the current folder
-        ("A sentence. And one more.", ValueError, r"strings are read from a list, \[text\]"),
-        ("either/or", FileNotFoundError, r"strings are read from a list, \[text\]"),
+        ("A sentence. And one more.", ValueError, r"in Python, strings are read from a list, \[text\]"),
+        ("either/or", FileNotFoundError, r"the file does not exist; in Python, strings are read from a list, \[text\]"),
         ("word " * 5000, ValueError, r"got 'word word .{,80}…': put it in a list, \[text\]\.$"),
         ("a\0b", ValueError, "must be a file or one of"),
     ],

@@ -167,9 +167,12 @@ class ModuleReader:
         modules = {name: module for name, module in model.named_modules() if name}
         self.names = [name for name in modules if any(_matches(name, pattern) for pattern in patterns)]
         if not self.names:
+            deeper = ((name, one) for one in patterns for name in modules if fnmatch.fnmatchcase(name, f"*.{one}"))
+            whole = next((".".join([*name.split(".")[: -1 - one.count(".")], one]) for name, one in deeper), "")
+            meant = f" Did you mean {whole!r}?" if whole else ""
             raise ValueError(
                 f"modules must name layers of {type(model).__name__}, but {patterns} matches none: patterns are "
-                f"matched, level by level, against names such as {', '.join(list(modules)[:8])}."
+                f"matched, level by level, against names such as {', '.join(list(modules)[:8])}.{meant}"
             )
         for name in self.names:
             if isinstance(modules[name], nn.ModuleList | nn.ModuleDict):

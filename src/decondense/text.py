@@ -151,9 +151,10 @@ def _opened(text: Any, data: str | os.PathLike[str] | None, column: str | None, 
         raise ValueError(
             f"text must be a name, a file or a list of strings, got {quoted(spec)}: put it in a list, [text]."
         )
+    strings = "in Python, strings are read from a list, [text]."
     if os.sep in spec or path.suffix:
-        raise FileNotFoundError(f"no text at {spec!r}: the file does not exist; strings are read from a list, [text].")
-    remedy = nearest(name, TEXTS, "strings are read from a list, [text].")
+        raise FileNotFoundError(f"no text at {spec!r}: the file does not exist; {strings}")
+    remedy = nearest(name, TEXTS, strings)
     raise ValueError(f"text must be a file or one of {', '.join(TEXTS)}, got {spec!r}: {remedy}")
 
 

@@ -132,6 +132,10 @@ def test_any_module_by_the_names_of_its_layers():
         model(ids, mask)
     with pytest.raises(ValueError, match=r"matches none.*embed"):
         dc.regularize(model, modules=["layers.*"])
+    nested = torch.nn.ModuleDict({"model": torch.nn.ModuleDict({"net": model})})
+    for inside in ("net.blocks.*", "blocks.*", ["blocks.?"]):
+        with pytest.raises(ValueError, match=r"Did you mean 'model\.net\.blocks\.[*?]'\?"):
+            dc.regularize(nested, modules=inside)
     with pytest.raises(ValueError, match=r"got 'blocks', a ModuleList: name what is in it, 'blocks\.\*'"):
         dc.regularize(model, modules=["blocks"])
     model.checkpoint = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -313,14 +314,18 @@ def test_the_first_line_of_runs_is_with_the_loss_minus_without(tmp_path):
     assert [line.split(" (")[0] for line in rest] == ["no added loss", "loss dispersion, weight 0.1"]
 
 
-def test_one_seed_has_no_interval_and_arms_that_differ_otherwise_no_difference(tmp_path):
-    write_run(tmp_path / "a", layers=3, steps=20, snapshots=(0, 20), weight=0)
-    record = write_run(tmp_path / "b", layers=3, steps=20, snapshots=(0, 20))
-    first, _ = section_of(tmp_path).lines
-    assert first.startswith("With the loss minus without it (dispersion, 1 seed, so no interval): held-out loss")
-    assert "[" not in first
+def test_two_seeds_have_no_interval_and_arms_that_differ_otherwise_no_difference(tmp_path):
+    for number, words in ((1, "1 seed"), (2, "2 seeds")):
+        write_run(tmp_path / f"a{number}", layers=3, steps=20, snapshots=(0, 20), seed=number, weight=0)
+        write_run(tmp_path / f"b{number}", layers=3, steps=20, snapshots=(0, 20), seed=number)
+        first, _ = section_of(tmp_path).lines
+        assert first.startswith(f"With the loss minus without it (dispersion, {words}, so no interval): held-out loss")
+        assert "[" not in first
+    shutil.rmtree(tmp_path / "a2")
+    shutil.rmtree(tmp_path / "b2")
+    record = json.loads((tmp_path / "b1" / "result.json").read_text())
     record["recipe"]["train"]["learning_rate"] = 1e-3
-    (tmp_path / "b" / "result.json").write_text(json.dumps(record))
+    (tmp_path / "b1" / "result.json").write_text(json.dumps(record))
     first, _ = section_of(tmp_path).lines
     assert first.startswith("no added loss"), "another learning rate: the loss is not all that differs"
 

@@ -58,6 +58,13 @@ def test_a_recipe_with_settings_and_several_seeds(recipe):
     assert "transformers" not in err  # its notices are silenced
 
 
+def test_a_negative_weight_is_said(recipe):
+    for weight, said in (("-0.1", True), ("0.1", False)):
+        code, _, err = run(recipe, "--loss", "dispersion", "--weight", weight, "--out", f"run{weight}")
+        assert code == 0
+        assert ("note: the weight of dispersion, -0.1, is negative: this run condenses on purpose." in err) is said
+
+
 def test_flags_without_a_recipe(recipe, tmp_path):
     model = saved(tmp_path / "small-model")
     text = tmp_path / "text.txt"

@@ -302,6 +302,10 @@ def test_a_table_and_pictures(tmp_path):
     assert all(tick == round(tick) for tick in picture.get_xticks())
     readings = watches[0].readings
     assert repr(watches[0]).endswith(f"every=2, {len(readings)} readings, the last at step {readings[-1].step})")
+    first = repr(readings[0])
+    assert first.startswith("Reading(step=0, layers=00 … ")
+    assert f"mean_cosine={readings[0].table['mean_cosine'][0]:.3f}, " in first
+    assert len(first) < 120, "no densities"
     assert watches[0].plot(tmp_path / "new" / "all.png").exists()
     assert (tmp_path / "new" / "all.csv").read_text().splitlines()[1].startswith("0,0,")
     assert watches[0].readings[0].plot(tmp_path / "new").name == "step-000000.png"

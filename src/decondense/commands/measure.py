@@ -145,6 +145,11 @@ def show(result: Condensation, folder: Path) -> None:
     for curve, name in (("all", "all states"), ("blocks", "block outputs")):
         trends = {key: (result.trend(key, states=curve), *result.interval(key, states=curve)) for key in STATISTICS}
         out.print(f"{name:>14}: " + ", ".join(f"{key} {span(*ends)}" for key, ends in trends.items()), style="dim")
+    out.print(
+        "spearman, kendall: whether the cosine rises with depth (1: with every layer); slope: by how much over\n"
+        f"the whole depth; last: mean of the last {record.settings['last']} states",
+        style="dim",
+    )
     out.print(result.verdict, style="bold")
     # A trend says nothing of the level: a model can be a narrow cone from its first block to its last.
     level = in_short(record).blocks

@@ -157,6 +157,9 @@ def _run(recipe: Any, folder: Path, *, resume: bool, quiet: bool) -> Any:
         if not quiet:
             err.print(sentence)
 
+    for loss in recipe.losses:
+        if loss.weight < 0:
+            say(f"note: the weight of {loss.name}, {loss.weight:g}, is negative: this run condenses on purpose.")
     _speak_when_ended(folder)
     try:
         with _progress(recipe, quiet=quiet) as (preparing, show):

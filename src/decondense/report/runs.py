@@ -12,6 +12,7 @@ from ..figures.measured import Geometry
 from ..files import flat, told_apart
 from ..records import Damaged, Measurement, Snapshot, Training, in_short, read
 from ..stats.intervals import student
+from ..stats.verdicts import LEAST
 from ..words import amount, duration, from_where, round_to, several, span
 from .claims import Effect
 from .panels import SPEARMAN, Line, Shot, curve_panel, depths_of, heat_panel, numbered, trend_panel
@@ -161,7 +162,7 @@ def training(runs: Sequence[Run]) -> Section:
         origins.append(origin)
     return Section(
         "training", title, "; ".join([*_differences(arms), *_each(arms)]), origins,
-        gloss="What happened to loss and geometry; whether arms truly differ is for a test of significance to say.",
+        gloss="What happened to loss and geometry. Intervals, where there are any, are over training seeds.",
         notes=[f"{run.label}: {note}" if many else note for run in runs for note in run.notes],
         panels=[panel for panel in panels if panel is not None], tables=[_run_table(runs, differing)],
         depths=depths_of(runs),
@@ -207,7 +208,7 @@ def _is_setting(key: str) -> bool:
 
 def _differences(arms: dict[str, list[Any]]) -> list[str]:
     """What a reader came for, in front: with the loss minus without it at the end, where two arms differ in nothing
-    else and have finished runs of the same seeds; means over those pairs, with Student's interval."""
+    else and have finished runs of the same seeds; means over those pairs, with Student's interval from three on."""
     bare = {_but_loss(members[0]): members for members in arms.values() if _loss(members[0]) == "none"}
     treated = {arm: members for arm, members in arms.items() if _loss(members[0]) != "none"}
     names = [_loss(members[0]) for members in treated.values()]
@@ -219,10 +220,10 @@ def _differences(arms: dict[str, list[Any]]) -> list[str]:
             ends = [(a.ends[key][1], b.ends[key][1]) for a, b in pairs]
             if ends and None not in (end for pair in ends for end in pair):
                 mean, half = student([after - before for before, after in ends])
-                reach = (mean - half, mean + half) if len(ends) > 1 else (None, None)
+                reach = (mean - half, mean + half) if len(ends) >= LEAST else (None, None)
                 parts.append(f"{words} {Effect(words, mean, *reach).text}")
         if parts:
-            seeds = f"{several(len(pairs), 'seed')}, {'95 % intervals' if len(pairs) > 1 else 'so no interval'}"
+            seeds = f"{several(len(pairs), 'seed')}, {'95 % intervals' if len(pairs) >= LEAST else 'so no interval'}"
             label = name if names.count(name) == 1 else arm
             said.append(f"With the loss minus without it ({label}, {seeds}): {', '.join(parts)}")
     return [". ".join(said[:COMPARED]), *said[COMPARED:]] if said else []

@@ -35,6 +35,11 @@ class Reading:
     density: np.ndarray
     epoch: float | None = None
 
+    def __repr__(self) -> str:  # that of a dataclass is a screen full of densities
+        cosines = ", ".join(f"{value:.3f}" for value in self.table.get("mean_cosine", ()))
+        said = f"mean_cosine={cosines}" if cosines else f"metrics={', '.join(self.table)}"
+        return f"Reading(step={self.step}, layers={self.layers[0]} … {self.layers[-1]}, {said}, trend={self.trend:.2f})"
+
     def figures(self, prefix: str = "geometry/") -> dict[str, float]:
         """One number for every metric and layer, and the trend, as loggers want them."""
         flat = {
