@@ -11,8 +11,7 @@ from typing import Any
 from ..figures.measured import Geometry
 from ..files import flat, told_apart
 from ..records import Damaged, Measurement, Snapshot, Training, in_short, read
-from ..stats.intervals import student
-from ..stats.verdicts import LEAST
+from ..stats.intervals import LEAST, student
 from ..words import amount, duration, from_where, round_to, several, span
 from .claims import Effect
 from .panels import SPEARMAN, Line, Shot, curve_panel, depths_of, heat_panel, numbered, trend_panel

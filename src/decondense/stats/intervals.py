@@ -10,6 +10,8 @@ import numpy as np
 import scipy  # whose parts it imports when they are first used: here and in all of `stats`, no `from scipy import`
 from numpy.typing import ArrayLike
 
+LEAST = 3  # numbers; with two the interval is 12.7 standard errors wide on each side, and says nothing
+
 
 def t_quantile(level: float, df: Any) -> Any:
     """t such that a Student variable with `df` degrees of freedom lies in ±t with probability `level`. (scipy.stats has

@@ -25,12 +25,9 @@ import numpy as np
 import scipy
 
 from ..words import several, signed
-from .intervals import resolved, student, t_quantile
+from .intervals import LEAST, resolved, student, t_quantile
 
 REPRODUCED, NOT, UNDECIDED = "reproduced", "not reproduced", "undecided"
-LEAST = 3  # numbers; with two the interval is 12.7 standard errors wide on each side, and says nothing
-
-
 MATTERS, SMALL, NONE = "an effect that matters", "an effect, too small to matter", "no effect that matters"
 
 

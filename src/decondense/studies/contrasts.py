@@ -13,7 +13,8 @@ import numpy as np
 
 from ..records import Training
 from ..stats.crossed import crossed_macro
-from ..stats.verdicts import LEAST, UNDECIDED, Decision, decide, equivalent, from_interval
+from ..stats.intervals import LEAST
+from ..stats.verdicts import UNDECIDED, Decision, decide, equivalent, from_interval
 from .outcomes import paired_outcomes
 from .runs import MATTERS_NATS, MATTERS_POINTS, MATTERS_SHARE, Runs, cosine
 
