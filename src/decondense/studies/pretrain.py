@@ -84,7 +84,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     columns += ["smallest_effect", "tokens_saved", "mean_cosine_change"]
     columns += [f"{s}_{what}" for s in runs.schemes for what in ("cross_entropy", "difference", "low", "high")]
     rows: list[list[Any]] = []
-    series: dict[str, dict[str, dict[int, list[float]]]] = {}  # model → loss → tokens → a difference for each seed
+    # model → loss → tokens → a difference for each seed
+    series: dict[str, dict[str, dict[int, list[float]]]] = {model: {} for _, model, _ in tokens}
     for cell, (crossed, level, apart) in table.items():
         (loss, model, _), difference, strict = cell, crossed.difference, 1 - 0.05 / len(table)
         decisions[cell] = from_interval(
@@ -103,7 +104,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
             row += quantised(runs, BETWEEN.join(cell), control, scheme)
         rows.append(row)
         if len(apart) > 2:  # an interval over two would be all that one sees
-            series.setdefault(model, {}).setdefault(loss, {})[tokens[cell]] = apart
+            series[model].setdefault(loss, {})[tokens[cell]] = apart
     words = "; ".join(
         f"{loss}, {model}, {amount(count)}: {signed(difference, 4)} [{signed(low, 4)}, {signed(high, 4)}]"
         f"{resolves(least)}"
@@ -133,6 +134,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         }
         | axes
         for model, lines in series.items()
+        if lines
     ]
     note = "below 0: better than cross-entropy; dots are seeds, bars 95 % intervals over them"
     draw = partial(curves, panels, note=note) if panels else None
