@@ -49,6 +49,7 @@ OURS = {
     "_gradient_kernel": "gradient: read z, write",
 }
 BACKWARD = ("_project_kernel", "_gradient_kernel")
+PRODUCTS = "matrix product (cuBLAS)"
 PRODUCT = re.compile(r"gemm|nvjet|cutlass|cublas", re.IGNORECASE)
 SMALL, OTHER = "small operations", "other: "
 ADDITION = re.compile(r"CUDAFunctor_add|CUDAFunctorOnSelf_add|AddFunctor")
@@ -85,7 +86,7 @@ def groups(events: list[Event]) -> tuple[dict[str, float], Counter[str]]:
         if ours[e.name]:
             group = OURS[ours[e.name]]
         elif first <= e.start <= last:
-            group = "matrix product (cuBLAS)" if PRODUCT.search(e.name) else SMALL
+            group = PRODUCTS if PRODUCT.search(e.name) else SMALL
         else:
             group = OTHER + e.name
         ms[group] = ms.get(group, 0.0) + e.ms
@@ -105,7 +106,7 @@ def compared(
         elif number == 0:
             group = "the same kernels (noise)"
         else:
-            group = "additions (autograd)" if ADDITION.search(key) else SMALL
+            group = "additions (autograd)" if ADDITION.search(key) else PRODUCTS if PRODUCT.search(key) else SMALL
         line = added.setdefault(group, [0, 0.0])
         line[0] += number
         line[1] += ms.get(key, 0.0) - base_ms.get(key, 0.0)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNELS, MEASURING, README, CHANGELOG = (
@@ -27,38 +30,49 @@ def test_losses_in_a_step():
     assert f"Measured again since: {ratios['+ first_order']:.3f} for first order on GPT2" in README
 
 
-def of_turns(place: str, stream: str = "") -> list[float]:
-    """How much longer a step takes with first order, and with exact where that was measured."""
-    names = [f"with dispersion, {loss}, {place}{stream}" for loss in ("first order", "exact")]
-    return [1 / float(row["ratio"]) for name in names for row in rows("throughput_turns") if row["option"] == name]
+def of_turns(place: str, stream: str = "") -> tuple[list[float], list[float]]:
+    """How much longer a step takes with first order, and with exact, in the rounds that were measured."""
+
+    def rounds(loss: str) -> list[float]:
+        option = f"with dispersion, {loss}, {place}{stream}"
+        return [1 / float(row["ratio"]) for row in rows("throughput_turns") if row["option"] == option]
+
+    return rounds("first order"), rounds("exact")
 
 
 def test_compiled_training():
     (first, exact), (first_after, exact_after) = of_turns("in the blocks"), of_turns("afterwards")
-    told = f"takes {first:.3f} times as long with first order and {exact:.3f} times with the exact loss"
-    assert f"{told}, within the aims of 1.025 and 1.08." in KERNELS
-    assert first <= 1.025
-    assert exact <= 1.08
+    told = "takes {:.3f} and {:.3f} times as long with first order and {:.3f} and {:.3f} times with the exact loss"
+    assert f"In the blocks a step {told.format(*first, *exact)}." in KERNELS
+    assert told.removeprefix("takes ").format(*first, *exact) in CHANGELOG
     clocks = [1 + float(row["of_step"]) for row in profiled() if row["kernel"] == "by the clock"]
-    assert (
-        "it is {:.3f} and {:.3f}: the exact loss meets its aim in both, first order in one".format(*clocks) in KERNELS
-    )
-    assert clocks[0] > 1.025
-    assert clocks[1] <= 1.08
-    assert f"they take {first_after:.3f} and {exact_after:.3f};" in KERNELS
-    assert f"{first:.3f} times as long with first order and {exact:.3f} times with the exact loss" in CHANGELOG
-    assert f"computed afterwards {first_after:.3f} and {exact_after:.3f}." in CHANGELOG
-    assert "shape, {:.2f} and {:.2f} in another measurement".format(*clocks) in README
+    assert "three steps, it is {:.3f} and {:.3f}.".format(*clocks) in KERNELS
+    met = [[x <= aim for x in (*turns, clock)] for turns, clock, aim in zip((first, exact), clocks, (1.025, 1.08))]
+    assert met == [[True, True, False], [True, False, True]]  # "in two of three measurements"
+    assert f"first order by {1.025 - first[1]:.4f} in one of them" in KERNELS
+    after = "{:.3f} and {:.3f}, {}{:.3f} and {:.3f}"
+    assert f"first order takes {after.format(*first_after, 'exact ', *exact_after)};" in KERNELS
+    assert f"computed afterwards {after.format(*first_after, '', *exact_after)}." in CHANGELOG
+    gained = [afterwards[1] - inside[1] for afterwards, inside in ((first_after, first), (exact_after, exact))]
+    differ = [abs(inside[0] - inside[1]) for inside in (first, exact)]
+    words = "gain {:.3f} with first order and {:.3f} with exact; two rounds of the same differ by {:.3f} and {:.3f}."
+    assert words.format(*gained, *differ) in KERNELS
+    assert "SmolLM2-135M's shape, {:.2f} and {:.2f} in another measurement".format(*clocks) in README
     training = " ".join((ROOT / "docs" / "training.md").read_text(encoding="utf-8").split())
-    assert f"first order has {1 / first:.3f} of the speed without a loss and exact {1 / exact:.3f}" in training
+    speeds = [1 / x for x in (*first, *exact)]
+    assert "has {:.3f} and {:.3f} of the speed without a loss and exact {:.3f} and {:.3f}".format(*speeds) in training
     bare, *older = [float(row["tokens_per_s"]) for row in rows("throughput")[-3:]]
     assert "the rows above have {:.3f} and {:.3f}".format(*(speed / bare for speed in older)) in training
     stream = ", in a bfloat16 stream"
-    (inside, exact_inside), (afterwards,) = of_turns("in the blocks", stream), of_turns("afterwards", stream)
+    ((inside,), (exact_inside,)), ((afterwards,), _) = of_turns("in the blocks", stream), of_turns("afterwards", stream)
     assert f"first order takes {inside:.3f} in the blocks and {afterwards:.3f} afterwards" in KERNELS
     assert f"Exact takes {exact_inside:.3f} in the blocks" in KERNELS
     assert inside > afterwards > 1.015
-    assert f"compiled, {first:.2f} for first order and {exact:.2f} for exact" in README
+    assert (
+        "compiled, {:.2f} for first order and {:.2f} and {:.2f} for exact in two rounds".format(first[0], *exact)
+        in README
+    )
+    assert f"{first[0]:.2f}" == f"{first[1]:.2f}"
     plain = next(float(row["tokens_per_s"]) for row in rows("throughput_turns") if row["option"].startswith("+"))
     step = 128 * 1024 / plain
     passes = 4 * 30 * 128 * 1024 * 576 * 4 / 4.1e12
@@ -122,7 +136,7 @@ def test_what_the_exact_step_needs():
     least = products + 30 * (4 + 2 * 2) * 128 * 1024 * 576 / float(copied["TB/s"]) / 1e9
     assert f"where the passes are {least - products:.1f}." in KERNELS
     assert f"| sum | {least:.1f} | {1 + least / step:.3f} |" in KERNELS
-    assert f"| measured | {step * (of_turns('in the blocks')[1] - 1):.1f} |" in KERNELS
+    assert f"| measured | {step * (of_turns('in the blocks')[1][0] - 1):.1f} |" in KERNELS
 
 
 def test_heads():
@@ -183,3 +197,27 @@ def test_the_meter_on_a_gpu():
     assert f"costs {100 * (float(found['default']['wall_ratio']) - 1):.0f} % more than the passes" in MEASURING
     host, gpu = (float(found[f"eigenvalues alone, {where}"]["wall_s"]) for where in ("host's threads", "GPU"))
     assert f"take {host:.1f} s for all of them, the GPU {gpu:.1f} s" in MEASURING
+
+
+BOUNDS = {  # loss: what the table of what holds the rest back says of it, each number followed by its kernels
+    "first_order": "memory: the gradient {gradient}, the statistics {statistics} |",
+    "second_order": "the gradient {gradient}, the two products {product} and {scatter}, the statistics {statistics} |",
+    "exact": "the tiles {tiles}, the gradient {gradient}, the second product {product}, the statistics {statistics} |",
+    "l2_repel": "the two products {product}, the softmax of the rows {softmax}, the addition of the gradients "
+    "{additions}, the gradient {gradient}, the copy in float16 and the statistics {copy+statistics} |",
+    "koleo": "the product {product}, the nearest of the rows {nearest}, the gradient {gradient}, the addition "
+    "{additions}, statistics and distances {statistics+distances} |",
+    "vicreg": "the first product {product}, the addition {additions}, the copy in bfloat16, the statistics and "
+    "the terms {copy+statistics+terms}; {small} are not told apart",
+}
+
+
+@pytest.mark.parametrize("loss", BOUNDS)
+def test_what_bounds_each_loss(loss):
+    of = [r for r in rows("profile_train_step") if (r["model"], r["estimator"]) == ("gpt2", loss)]
+    names = {re.split(r"\W", r["group"].removeprefix("matrix "))[0]: r for r in reversed(of)}  # the larger of two
+
+    def share(found: re.Match[str]) -> str:
+        return f"{100 * sum(float(names[one]['share_of_added']) for one in found[1].split('+')):.0f} %"
+
+    assert re.sub(r"\{(.+?)\}", share, BOUNDS[loss]) in KERNELS
