@@ -11,7 +11,7 @@ from decondense.stats.crossed import crossed_macro
 from decondense.stats.significance import holm
 from decondense.stats.verdicts import signed
 from decondense.studies.contrasts import by_texts
-from decondense.studies.runs import by_document
+from decondense.studies.runs import by_document, quantisation
 
 
 def test_screen():
@@ -103,18 +103,20 @@ def test_pretrain():
 
     cells = (("gpt2", 4e7), ("gpt2", 8e7), ("gpt2 at 0.005", 8e7), ("llama", 4e7), ("llama", 8e7))
     uniform = [told("uniformity last 0.1", *cell) for cell in cells]
+    longer = told("uniformity last 0.1", "gpt2 at 0.005", 16e7)
     dispersed = [told("dispersion all 0.1", *cell) for cell in (("llama", 4e7), ("gpt2", 4e7), ("llama", 8e7))]
     decorrelated = [told("decorrelation last 0.3", *cell) for cell in (("gpt2", 4e7), ("llama", 8e7))]
     early = told("uniformity last 0.1 early", "llama", 8e7)
     largest = [row for (_, model, tokens), row in rows.items() if (model, tokens) == ("llama", 8e7)]
     assert [row["seeds"] for row in largest] == [5, 5, 5, 5]
-    assert [rows["uniformity last 0.1", *cell]["seeds"] for cell in cells] == [5, 3, 3, 3, 5]
+    assert [rows["uniformity last 0.1", *cell]["seeds"] for cell in cells] == [5, 3, 5, 3, 5]
 
     def first(words: str) -> str:
         return words.replace(" [", " nats [")
 
-    listed = "GPT2: {} at 40M tokens, {} at 80M, there at a rate of 0.005 {}; Llama: {} at 40M, **{} at 80M**"
-    assert listed.format(first(uniform[0]), *uniform[1:]) in RESULTS
+    listed = "GPT2: {} at 40M tokens, {} at 80M; at a rate of 0.005 {} at 80M and {} at 160M; "
+    listed += "Llama: {} at 40M, **{} at 80M**"
+    assert listed.format(first(uniform[0]), *uniform[1:3], longer, *uniform[3:]) in RESULTS
     assert f"Llama, 40M: {first(dispersed[0])}; GPT2, 40M: {dispersed[1]}; three seeds each" in RESULTS
     assert f"**Llama, 80M: {dispersed[2]}**, five, significant after correction; GPT2" in RESULTS
     assert f"GPT2, 40M: {first(decorrelated[0])}, three seeds; **Llama, 80M: {decorrelated[1]}**, five" in RESULTS
@@ -122,23 +124,26 @@ def test_pretrain():
     prose = " ".join(RESULTS.split())
     assert f"Uniformity of the last state: {first(uniform[0])} in a GPT2 with 40M tokens (five seeds)" in prose
     assert f"{uniform[1]} with 80M (three); at a rate of 0.005" in prose
-    assert f"lower, {uniform[2]} (three)" in prose
+    assert f"lower over the same seeds, {uniform[2]} (five), which adds up to" in prose
     assert f"In a Llama {uniform[3]} with 40M (three) and **{uniform[4]} with 80M** (five)" in prose
     assert f"{dispersed[0]} in the Llama and {dispersed[1]} in the GPT2, with 40M" in prose
     assert f"**{dispersed[2]} in the Llama with 80M**" in prose
     assert f"{decorrelated[0]} in the GPT2 with 40M, **{decorrelated[1]} in the Llama with 80M**" in prose
     assert f"uniformity that is gone early, added after 47 runs: {early}, at the corrected level" in prose
     readme = " ".join(README.split())
-    assert f"gains of uniformity, {uniform[1]} in a GPT2 with 80M, at a higher rate {uniform[2]}, and" in readme
+    gains = (
+        f"gains of uniformity in a GPT2, {uniform[1]} with 80M, at a higher rate {uniform[2]} and with 160M {longer},"
+    )
+    assert gains in readme
     assert (
         f"uniformity of the last state {uniform[4]}, decorrelation of it {decorrelated[1]}, the paper's dispersion"
-        f" {dispersed[2]}, all significant after correction for twelve comparisons" in readme
+        f" {dispersed[2]}, all significant after correction for thirteen comparisons" in readme
     )
     plainly = rows["uniformity last 0.1", "gpt2", 4e7]["int8-int8_cross_entropy"]
     assert f"at 40 % and 0.003 is {plainly:.4f} with cross-entropy (two seeds)" in RESULTS
     two = signed(rows["dispersion all 0.1", "gpt2", 8e7]["difference"], 3)
     assert f"GPT2, 80M: {two}, two seeds" in RESULTS
-    assert len(rows) == 12
+    assert len(rows) == 13
     gone = "uniformity last 0.1 early"
     harmful = ("uniformity last 0.1", "decorrelation last 0.3", "dispersion all 0.1")
     order = sorted(rows, key=lambda cell: rows[cell]["p_holm"])[:3]
@@ -147,8 +152,8 @@ def test_pretrain():
     assert sum(row["p_holm"] < 0.05 for row in rows.values()) == 3
     words = "uniformity (p = {:.3f}), decorrelation ({:.3f}) and dispersion ({:.3f}) in the Llama with 80M; the gain"
     assert words.format(*(rows[cell]["p_holm"] for cell in order)) in prose
-    gain = rows["uniformity last 0.1", "gpt2", 8e7]["p_holm"]
-    assert f"the gain of uniformity in the GPT2 with 80M has {gain:.3f}." in prose
+    gains = {f"{rows['uniformity last 0.1', *cell]['p_holm']:.3f}" for cell in cells[1:3]}
+    assert f"the gains of uniformity in the GPT2 with 80M have {' '.join(gains)} each." in prose
     at_corrected = {arm: cell["low"] for arm, cell in estimate("pretrain")["cells"].items() if "llama · 80M" in arm}
     excluded = {arm.partition(" · ")[0] for arm, low in at_corrected.items() if low > -0.005}
     assert excluded == {*harmful, gone}  # "a gain of 0.005 nats is excluded for each of the four losses"
@@ -176,15 +181,16 @@ def test_pretrain():
     assert max(row["int8_cross_entropy"] or 0 for row in rows.values()) < 0.00015  # "0.0001 nats or less"
 
     kept = runs("pretrain")
-    assert f"{sum(map(len, kept.values()))} of 150 runs" in RESULTS
-    before = {}  # the p-values with four seeds of the Llama with 80M tokens
-    for loss, model, tokens in rows:
+    assert f"{sum(map(len, kept.values()))} of 175 runs" in RESULTS
+    before = {}  # the p-values with four seeds of the Llama with 80M tokens, and what else was known then
+    for loss, model, tokens in (cell for cell in rows if cell[2] < 16e7):
         two = [kept[f"{arm} · {model} · {tokens / 1e6:.0f}M"] for arm in (PLAIN, loss)]
-        seeds = [s for s in two[1] if s in two[0] and (s < 15 or (model, tokens) != ("llama", 8e7))]
+        later = {("llama", 8e7): 15, ("gpt2 at 0.005", 8e7): 14}.get((model, tokens), 16)
+        seeds = [s for s in two[1] if s in two[0] and s < later]
         pairs = by_texts(*([arm[s] for s in seeds] for arm in two))
         before[loss, model, tokens] = crossed_macro(pairs, paired=True).p
     then = dict(zip(before, holm(list(before.values()))))["dispersion all 0.1", "llama", 8e7]
-    assert f"With four, dispersion had p = {then:.3f} after correction." in prose
+    assert f"With four, dispersion had p = {then:.3f} after the correction of then." in prose
     losses = [by_document(run) for run in kept[f"{PLAIN} · gpt2 · 40M"].values()]
     assert f"five of cross-entropy with 40M tokens lie between {min(losses):.3f} and {max(losses):.3f}" in RESULTS
     arms = [kept[f"{arm} · gpt2 · 40M"] for arm in (PLAIN, "uniformity last 0.1")]
@@ -302,8 +308,73 @@ def test_pretrain():
             np.corrcoef([(by_document(base[s]), by_document(treated[s])) for s in treated], rowvar=False)[0, 1]
         )
 
-    alike = [together(m) > 0.5 for m in ("llama · 40M", "gpt2 · 80M", f"{faster} · 80M", "gpt2 · 40M", "llama · 80M")]
-    assert alike == [True, True, True, False, False]
-    assert "(86 of 150 runs)" in RESULTS
-    lower = [np.mean([by_document(run) for run in kept[f"{PLAIN} · {m} · 80M"].values()]) for m in ("gpt2", faster)]
-    assert f"cross-entropy itself is {lower[0] - lower[1]:.3f} lower" in prose
+    places = ("llama · 40M", "gpt2 · 80M", f"{faster} · 80M", f"{faster} · 160M", "gpt2 · 40M", "llama · 80M")
+    assert [together(place) > 0.5 for place in places] == [True, True, False, False, False, False]
+    left = 175 - sum(map(len, kept.values()))
+    assert f"({left} of 175 runs)" in RESULTS
+    assert f"Of the 175 runs planned {left} are not made" in prose
+    slow, fast = (kept[f"{PLAIN} · {m} · 80M"] for m in ("gpt2", faster))
+    lower = np.mean([by_document(run) - by_document(fast[seed]) for seed, run in slow.items()])
+    assert f"cross-entropy itself is {lower:.3f} lower over the same seeds" in prose
+    both_gains = lower - rows["uniformity last 0.1", faster, 8e7]["difference"]
+    assert f"(five), which adds up to {both_gains:.3f}." in prose
+
+
+def test_twice_the_tokens():
+    """The GPT2 at 0.005 with 160M tokens, and what was seen there after the fact."""
+    prose, kept, place = " ".join(RESULTS.split()), runs("pretrain"), "gpt2 at 0.005 · 160M"
+    base, treated = (kept[f"{arm} · {place}"] for arm in (PLAIN, "uniformity last 0.1"))
+    assert list(base) == list(treated) == [11, 12, 13, 14]
+    gaps = {s: signed(by_document(treated[s]) - by_document(base[s]), 3) for s in base}
+    assert (
+        f"by {gaps[11][1:]}, {gaps[12][1:]} and {gaps[14][1:]} in three seeds and {gaps[13][1:]} behind in one" in prose
+    )
+    assert [gap[0] for gap in gaps.values()] == ["−", "−", "+", "−"]
+    row = next(row for row in table("pretrain") if row["tokens"] == 16e7)
+    cell = estimate("pretrain")["cells"][f"uniformity last 0.1 · {place}"]
+    ends = [signed(x, 3) for x in (row["difference"], row["low"], row["high"], cell["low"], cell["high"])]
+    assert "in one: {} [{}, {}], at the corrected level [{}, {}].".format(*ends) in prose
+    passes = base[11].steps * 32768 / sum(text.tokens for text in base[11].text)
+    assert f"the texts are read {passes:.1f} times" in prose
+    for seed, run in kept["uniformity last 0.1 · gpt2 at 0.005 · 80M"].items():  # "each of five seeds and each text"
+        pairs = by_texts([kept[f"{PLAIN} · gpt2 at 0.005 · 80M"][seed]], [run])
+        assert all((uniform - plain).mean() < 0 for plain, uniform in pairs)
+
+    def logged(run: Training, step: int) -> float:
+        at = next(h for h in run.history if h.step == step)
+        return at.loss if at.task_loss is None else at.task_loss
+
+    ahead, behind = (logged(treated[13], step) - logged(base[13], step) for step in (3600, 3780))
+    assert [round(step * 32768 / 1e6) for step in (3600, 3780)] == [118, 124]
+    assert f"ahead by {-ahead:.3f} in training loss until 118M tokens and behind by {behind:.3f} at 124M" in prose
+    peaks = [
+        [max(h.grad_norm for h in run.history if h.tokens > 64e6) for run in arm.values()] for arm in (base, treated)
+    ]
+    assert f"rose to {peaks[1][2]:.1f} on the way. After the warm-up no run of cross-entropy logs more" in prose
+    assert (
+        f"logs more than {max(peaks[0]):.2f}, and of the other three of uniformity one reaches {peaks[1][3]:.2f}"
+        in prose
+    )
+    assert max(peaks[1][:2]) < 0.5
+
+    def cost(scheme: str, tokens: str = "160M") -> list[list[float]]:
+        arms = (kept[f"{arm} · gpt2 at 0.005 · {tokens}"] for arm in (PLAIN, "uniformity last 0.1"))
+        return [[quantisation(scheme)(run) for run in arm.values()] for arm in arms]
+
+    plain, uniform = cost("int8-int8")
+    assert f"activations {min(uniform):.3f} to {max(uniform):.3f} nats, where cross-entropy's lose" in prose
+    assert f"cross-entropy's lose {min(plain):.3f} to {max(plain):.3f} (with 80M" in prose
+    assert all(u > p for p, u in zip(plain, uniform))
+    shorter = [value for arm in cost("int8-int8", "80M") for value in arm]
+    assert f"(with 80M both lose {min(shorter):.3f} to {max(shorter):.3f})" in prose
+    assert sum(u > p for p, u in zip(*cost("int4"))) == 3
+    figures = [signed(row[f"int4_{end}"], 3) for end in ("difference", "low", "high")]
+    listed = "uniformity {} [{}, {}] of {:.3f}**, four seeds that differ".format(*figures, row["int4_cross_entropy"])
+    assert f"**but GPT2 at 0.005, 160M: {listed}" in RESULTS
+    ends_of = [[run.snapshots[-1] for run in arm.values()] for arm in (treated, base)]
+    second = [100 * pick(end.outlier_share[2] for end in arm) for arm in ends_of for pick in (min, max)]
+    words = "three dimensions hold {:.0f} to {:.0f} % of the variance, with cross-entropy {:.0f} to {:.0f} %"
+    assert words.format(*second) in prose
+    fallen, others = ends_of[0][2].mean_cosine[1], [end.mean_cosine[1] for end in ends_of[1]]
+    told = f"block is {fallen:.2f}, where cross-entropy has {min(others):.2f} to {max(others):.2f}."
+    assert f"the mean cosine after the first {told}" in prose
