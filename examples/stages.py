@@ -1,7 +1,7 @@
 """What SFT and DPO (TRL) do to the geometry of a model, and whether the dispersion loss changes that.
 
     python examples/stages.py run --out DIR [--piece "none-seed-1,dispersion-1-seed-*"]   a file for every arm and seed
-    python examples/stages.py conclude --out DIR                                          result.json, table.csv
+    python examples/stages.py conclude --out DIR                                          conclusion.json, table.csv
 
 The model is trained on questions that a program makes (sums, order of words, counting, copying: nobody's text), first
 on right answers (SFT), then from there on pairs of a right and a wrong answer (DPO); without a loss on the hidden
@@ -215,7 +215,7 @@ def conclude(folder: Path) -> dict[str, Any]:
         + "."
     )
     result["settings"], result["runs"] = runs[0]["settings"], len(runs)
-    (folder / "result.json").write_text(json.dumps(result, indent=1, default=_plain, ensure_ascii=False) + "\n")
+    (folder / "conclusion.json").write_text(json.dumps(result, indent=1, default=_plain, ensure_ascii=False) + "\n")
     with (folder / "table.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["arm", "seed", "stage", *KEYS])

@@ -13,7 +13,7 @@ from decondense.stats.verdicts import signed
 
 def test_stages():
     folder = ROOT / "results" / "stages"
-    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    result = json.loads((folder / "conclusion.json").read_text(encoding="utf-8"))
     with (folder / "table.csv").open(encoding="utf-8", newline="") as file:
         runs_of = list(csv.DictReader(file))
     assert (result["runs"], len(runs_of)) == (9, 27)

@@ -112,7 +112,7 @@ def test_the_conclusion_needs_three_seeds_and_says_what_matters(stages, tmp_path
     end = stages.conclude(tmp_path)
     assert "change it by +0.100" in end["sentence"]
     assert "after DPO, −0.200" in end["sentence"]
-    gap = json.loads((tmp_path / "result.json").read_text())["stages"]["none, DPO minus before"]["mean_cosine"]
+    gap = json.loads((tmp_path / "conclusion.json").read_text())["stages"]["none, DPO minus before"]["mean_cosine"]
     assert gap["low"] > 0.09
     assert (gap["n"], "verdict" in gap) == (3, False)
     (tmp_path / "runs" / "none-seed-1.json").write_text(json.dumps({**record, "settings": {"items": 9}}))
