@@ -65,6 +65,14 @@ def test_a_negative_weight_is_said(recipe):
         assert ("note: the weight of dispersion, -0.1, is negative: this run condenses on purpose." in err) is said
 
 
+def test_a_budget_below_one_step_is_said(recipe):
+    for tokens, said in (("100", True), ("512", False)):
+        code, out, err = run(recipe, "--tokens", tokens, "--out", f"run{tokens}")
+        assert code == 0
+        assert ("note: the budget of 100 tokens is less than one step, which has 256: so many are" in err) is said
+        assert ("1 step in " in out) is said
+
+
 def test_flags_without_a_recipe(recipe, tmp_path):
     model = saved(tmp_path / "small-model")
     text = tmp_path / "text.txt"

@@ -13,7 +13,7 @@ import typer
 
 from ..files import first_process, pretty_json
 from ..hub import check_repo, push
-from ..words import perhaps, signed
+from ..words import perhaps, several, signed
 from . import options as o
 from .terminal import err, out, progress_bar, table
 
@@ -157,9 +157,8 @@ def _run(recipe: Any, folder: Path, *, resume: bool, quiet: bool) -> Any:
         if not quiet:
             err.print(sentence)
 
-    for loss in recipe.losses:
-        if loss.weight < 0:
-            say(f"note: the weight of {loss.name}, {loss.weight:g}, is negative: this run condenses on purpose.")
+    for note in _notes(recipe):
+        say(f"note: {note}")
     _speak_when_ended(folder)
     try:
         with _progress(recipe, quiet=quiet) as (preparing, show):
@@ -175,6 +174,18 @@ def _run(recipe: Any, folder: Path, *, resume: bool, quiet: bool) -> Any:
     if isinstance(record, Training):
         show_run(record, folder)
     return run.record
+
+
+def _notes(recipe: Any) -> Iterator[str]:
+    """What a recipe asks for that may not have been meant."""
+    for loss in recipe.losses:
+        if loss.weight < 0:
+            yield f"the weight of {loss.name}, {loss.weight:g}, is negative: this run condenses on purpose."
+    if recipe.data.tokens < recipe.step_tokens:
+        yield (
+            f"the budget of {recipe.data.tokens:,} tokens is less than one step, which has {recipe.step_tokens:,}: so "
+            "many are trained on; for fewer, lower train.batch_tokens."
+        )
 
 
 def _speak_when_ended(folder: Path) -> None:
@@ -230,7 +241,7 @@ def show_run(record: Training, folder: Path) -> None:
         out.print(f"held-out loss after quantisation minus before, mean over texts: {costs}")
     speed = record.tokens_per_second
     pace = "" if speed is None else f", {speed:,.0f} tokens/s in steps"
-    out.print(f"{record.steps} steps in {record.seconds:.0f} s{pace} on {record.hardware}")
+    out.print(f"{several(record.steps, 'step')} in {record.seconds:.0f} s{pace} on {record.hardware}")
     if record.skipped:
         out.print(f"note: {record.skipped} steps were skipped, their loss or gradient was not finite")
     out.print(f"written: {folder}/model, result.json, training.png, snapshots/")
