@@ -88,7 +88,7 @@ def by_kernel(z: torch.Tensor, autocast: bool):
     def call() -> torch.Tensor:
         with cast:
             _, saved = pairwise.forward(z, None, tau=TAU, clamp=CLAMP, eps=EPS)
-        return pairwise.backward(z, None, saved, upstream, eps=EPS)
+        return pairwise.backward(z, saved, upstream, eps=EPS)
 
     return call
 

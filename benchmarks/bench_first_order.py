@@ -30,11 +30,11 @@ def kernels(z: torch.Tensor, part: str = "both") -> Callable[[], torch.Tensor]:
         return first_order.forward(z, None)[0]
 
     def backward() -> torch.Tensor:
-        return first_order.backward(z, None, kept, coefficient)
+        return first_order.backward(z, kept, coefficient)
 
     def both() -> torch.Tensor:
         _, saved = first_order.forward(z, None)
-        return first_order.backward(z, None, saved, coefficient)
+        return first_order.backward(z, saved, coefficient)
 
     return {"forward": forward, "backward": backward, "both": both}[part]
 

@@ -44,7 +44,7 @@ def run(name, z, mask=None, *, upstream=None, **options):
     options |= {"curve": curve} if kernel is pairwise else {}
     values, saved = kernel.forward(z, mask, **options)
     upstream = (weights(name, len(z)) if upstream is None else upstream).to(z.device)
-    return values, kernel.backward(z, mask, saved, upstream, **options)
+    return values, kernel.backward(z, saved, upstream, **options)
 
 
 def reference(name, z, mask=None, **options):

@@ -166,7 +166,7 @@ def test_the_operators_say_what_they_return(name, eps):
     torch.library.opcheck(launched, (z, half_masked(2, 9), True, torch.bfloat16, name, *options))
     torch.library.opcheck(launched, (z.detach(), None, False, None, name, *options))
     value, *saved = launched(z.detach(), None, True, None, name, *options)
-    torch.library.opcheck(_backward, (z.detach(), None, saved, torch.ones_like(value), name, *options))
+    torch.library.opcheck(_backward, (z.detach(), saved, torch.ones_like(value), name, *options))
 
 
 def trained(call, model, ids, steps=3):

@@ -142,7 +142,9 @@ def _samples(
     if not rows:
         return Scores([], None)
     first = rows[0]
-    metric = pick([m for m, value in first.metrics.items() if not _is_likelihood(m, value)], wanted, task, path)
+    # What lm-eval keeps for a perplexity is a log-likelihood, or one and a number of words or bytes.
+    scores = [m for m, v in first.metrics.items() if m != "perplexity" and not isinstance(v, (list, tuple))]
+    metric = pick(scores, wanted, task, path)
     values = None if metric is None else np.array([number_of(row.metrics.get(metric)) for row in rows])
     lower = metric is not None and not directions.get(first.subtask, {}).get(metric, not lower_is_better(metric))
     return Scores(
@@ -150,11 +152,6 @@ def _samples(
         _likelihood(rows), _hashes(rows, files), None if wanted.cluster is None else [str(row.cluster) for row in rows],
         metric or "", lower, chance_of([len(row.likelihoods or ()) for row in rows]),
     )  # fmt: skip
-
-
-def _is_likelihood(name: str, value: Any) -> bool:
-    """What lm-eval keeps for a perplexity is a log-likelihood, or one and a number of words or bytes."""
-    return isinstance(value, (list, tuple)) or name == "perplexity"
 
 
 def _likelihood(rows: Sequence[Sample]) -> np.ndarray | None:

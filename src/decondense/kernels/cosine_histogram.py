@@ -14,6 +14,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from decondense.kernels import rows
 from decondense.kernels.rows import INTERPRET
@@ -54,7 +55,7 @@ def _histogram_kernel(
 
 
 @torch.no_grad()
-def cosine_histogram(u: torch.Tensor, *, bins: int = 128) -> torch.Tensor:
+def cosine_histogram(u: Tensor, *, bins: int = 128) -> Tensor:
     """u (B, N, F) unit vectors → (B, bins) int64: pairs i < j by cosine over [−1, 1].
 
     Products of float32 vectors are full float32, whatever torch's settings for its own: a bin's edge is sharp.

@@ -17,6 +17,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from decondense.kernels import rows
 from decondense.kernels.repulsion import centred
@@ -47,7 +48,7 @@ def _terms_kernel(
         tl.store(matrix + start + column, row.to(matrix.dtype.element_ty), mask=column < width)
 
 
-def like(z: torch.Tensor) -> list[torch.Tensor]:
+def like(z: Tensor) -> list[Tensor]:
     """Empty tensors for what `forward` returns."""
     batch, _, width = z.shape
     saved = (z.new_empty(shape, dtype=torch.bfloat16) for shape in (z.shape, (batch, width, width)))
@@ -55,15 +56,15 @@ def like(z: torch.Tensor) -> list[torch.Tensor]:
 
 
 def forward(
-    z: torch.Tensor,
-    mask: torch.Tensor | None = None,
+    z: Tensor,
+    mask: Tensor | None = None,
     *,
     variance_weight: float = 25.0,
     covariance_weight: float = 1.0,
     gamma: float = 1.0,
     eps: float = 1e-4,
     need_grad: bool = True,
-) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+) -> tuple[Tensor, tuple[Tensor, ...]]:
     """z (B, N, F), mask (B, N) bool → L (B,) float32, and what `backward` needs: X and M in bfloat16."""
     z, mask = rows.check(z, mask)
     batch, _, width = z.shape
@@ -82,13 +83,7 @@ def forward(
     return part.sum(1), () if matrix is None else (x, matrix)
 
 
-def backward(
-    z: torch.Tensor,
-    mask: torch.Tensor | None,
-    saved: tuple[torch.Tensor, ...],
-    upstream: torch.Tensor,
-    **options: float,
-) -> torch.Tensor:
+def backward(z: Tensor, saved: tuple[Tensor, ...], upstream: Tensor, **options: float) -> Tensor:
     """∂(Σ_b upstream_b L_b)/∂z (B, N, F) in z's dtype; upstream (B,) float32. The options are those of `forward`."""
     x, matrix = saved
     matrix = torch.mul(matrix, upstream.to(torch.float32)[:, None, None], out=torch.empty_like(matrix))

@@ -11,20 +11,20 @@ which `projection.project` pushes through the normalisation.  Forward: one read 
 
 from __future__ import annotations
 
-import torch
+from torch import Tensor
 
 from decondense.kernels import rows
 from decondense.kernels.projection import project
 
 
-def like(z: torch.Tensor) -> list[torch.Tensor]:
+def like(z: Tensor) -> list[Tensor]:
     """Empty tensors for what `forward` returns."""
     return rows.like(z, None)
 
 
 def forward(
-    z: torch.Tensor, mask: torch.Tensor | None = None, *, eps: float = 1e-2, need_grad: bool = True
-) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    z: Tensor, mask: Tensor | None = None, *, eps: float = 1e-2, need_grad: bool = True
+) -> tuple[Tensor, tuple[Tensor, ...]]:
     """z (B, N, F), mask (B, N) bool → c̄ (B,) float32, 0 for fewer than two tokens, and what `backward` needs."""
     z, mask = rows.check(z, mask)
     sums = rows.statistics(z, mask, eps=eps)
@@ -33,14 +33,8 @@ def forward(
 
 
 def backward(
-    z: torch.Tensor,
-    mask: torch.Tensor | None,
-    saved: tuple[torch.Tensor, ...],
-    upstream: torch.Tensor,
-    *,
-    eps: float = 1e-2,
-    other: torch.Tensor | None = None,
-) -> torch.Tensor:
+    z: Tensor, saved: tuple[Tensor, ...], upstream: Tensor, *, eps: float = 1e-2, other: Tensor | None = None
+) -> Tensor:
     """∂(Σ_b upstream_b c̄_b)/∂z (B, N, F) in z's dtype, plus `other` if there is one; upstream (B,) float32."""
     z, _ = rows.check(z, None)
     norms, total, coefficient = saved

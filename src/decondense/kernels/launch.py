@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
+from torch import Tensor
 
 
 class Launch:
@@ -29,7 +29,7 @@ class Launch:
         self.options = {"num_warps": warps, "num_stages": stages}
         self.run: Callable[..., None] | None = None  # for tensors that all begin at a multiple of 16 bytes
 
-    def __call__(self, *tensors: torch.Tensor | None) -> None:
+    def __call__(self, *tensors: Tensor | None) -> None:
         address = 0
         for tensor in tensors:
             if tensor is not None:

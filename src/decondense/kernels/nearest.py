@@ -18,6 +18,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from decondense.kernels import repulsion, rows
 from decondense.kernels.rows import inverse
@@ -125,7 +126,7 @@ def _gradient_kernel(
     tl.store(grad + where, g.to(grad.dtype.element_ty), mask=inside)
 
 
-def like(z: torch.Tensor) -> list[torch.Tensor]:
+def like(z: Tensor) -> list[Tensor]:
     """Empty tensors for what `forward` returns."""
     dtypes = (torch.float32, torch.int32, torch.float32)
     saved = (z.new_empty(z.shape[:2], dtype=dtype) for dtype in dtypes)
@@ -133,8 +134,8 @@ def like(z: torch.Tensor) -> list[torch.Tensor]:
 
 
 def forward(
-    z: torch.Tensor, mask: torch.Tensor | None = None, *, eps: float = 1e-8, need_grad: bool = True
-) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    z: Tensor, mask: Tensor | None = None, *, eps: float = 1e-8, need_grad: bool = True
+) -> tuple[Tensor, tuple[Tensor, ...]]:
     """z (B, N, F), mask (B, N) bool → L (B,) float32, 0 for fewer than two tokens, and what `backward` needs."""
     z, flags = rows.check(z, mask)
     batch, tokens, width = z.shape
@@ -159,16 +160,9 @@ def forward(
     return part.sum(1), (sums.norms, index, weight) if need_grad else ()
 
 
-def backward(
-    z: torch.Tensor,
-    mask: torch.Tensor | None,
-    saved: tuple[torch.Tensor, ...],
-    upstream: torch.Tensor,
-    *,
-    eps: float = 1e-8,
-) -> torch.Tensor:
+def backward(z: Tensor, saved: tuple[Tensor, ...], upstream: Tensor, *, eps: float = 1e-8) -> Tensor:
     """∂(Σ_b upstream_b L_b)/∂z (B, N, F) in z's dtype; upstream (B,) float32."""
-    z, _ = rows.check(z, mask)
+    z, _ = rows.check(z, None)
     norms, index, weight = saved
     batch, tokens, width = z.shape
     neighbour, order = index.sort(dim=1, stable=True)

@@ -42,6 +42,7 @@ import functools
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from decondense.kernels import autocast_dtype, rows
 from decondense.kernels.curves import CURVES, MIN_CLAMP, gain
@@ -71,7 +72,7 @@ class Tile(NamedTuple):
     stages: int
 
 
-def _precision(z: torch.Tensor) -> Precision:
+def _precision(z: Tensor) -> Precision:
     if z.dtype == torch.bfloat16:
         return Precision(None, torch.bfloat16, torch.bfloat16, "tf32")
     if z.dtype == torch.float16:
@@ -140,15 +141,15 @@ def _splits(tokens: int, count_rows: int, width: int) -> int:
 
 
 def _multiply(
-    weights: torch.Tensor,
-    x: torch.Tensor,
-    out: torch.Tensor,
+    weights: Tensor,
+    x: Tensor,
+    out: Tensor,
     *,
     sequence: int,
     first_x: int,
     first_row: int,
     dot: str,
-    norms: torch.Tensor | None,
+    norms: Tensor | None,
 ) -> None:
     """out[sequences, rows] = weights · x[sequences], weights (sequences, rows, tokens).
 
@@ -269,16 +270,16 @@ def prepared(
 class Sums(NamedTuple):
     """What one pass over the Gram matrix gives; float32 but for the remainder."""
 
-    value: torch.Tensor  # (B,)
-    factors: torch.Tensor  # (2, B)  k and w
-    norms: torch.Tensor  # (B, N)
-    total: torch.Tensor  # (B, F)  T
-    remainder: torch.Tensor | None  # (B, N, F)  G
+    value: Tensor  # (B,)
+    factors: Tensor  # (2, B)  k and w
+    norms: Tensor  # (B, N)
+    total: Tensor  # (B, F)  T
+    remainder: Tensor | None  # (B, N, F)  G
 
 
 def sums(
-    z: torch.Tensor,
-    mask: torch.Tensor | None = None,
+    z: Tensor,
+    mask: Tensor | None = None,
     *,
     curve: str = "dispersion",
     tau: float = 1.0,
@@ -334,14 +335,14 @@ def sums(
     return Sums(value, factors, of_rows.norms, of_rows.total, remainder)
 
 
-def like(z: torch.Tensor) -> list[torch.Tensor]:
+def like(z: Tensor) -> list[Tensor]:
     """Empty tensors for what `forward` returns."""
     return rows.like(z, _precision(z).remainder)
 
 
 def forward(
-    z: torch.Tensor, mask: torch.Tensor | None = None, *, need_grad: bool = True, **options: Any
-) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    z: Tensor, mask: Tensor | None = None, *, need_grad: bool = True, **options: Any
+) -> tuple[Tensor, tuple[Tensor, ...]]:
     """`sums` → the values (B,) float32, and what `backward` needs: nothing without `need_grad`."""
     result = sums(z, mask, need_grad=need_grad, **options)
     if result.remainder is None:
@@ -350,19 +351,18 @@ def forward(
 
 
 def backward(
-    z: torch.Tensor,
-    mask: torch.Tensor | None,
-    saved: tuple[torch.Tensor, ...],
-    upstream: torch.Tensor,
+    z: Tensor,
+    saved: tuple[Tensor, ...],
+    upstream: Tensor,
     *,
     eps: float = 1e-2,
     diagonal: bool = False,
-    other: torch.Tensor | None = None,
+    other: Tensor | None = None,
     **options: Any,
-) -> torch.Tensor:
+) -> Tensor:
     """∂(Σ_b upstream_b L_b)/∂z (B, N, F) in z's dtype, plus `other` if there is one; upstream (B,) float32.
 
-    An upstream () is that of the mean of the L_b. `saved` comes from `forward` on the same z, mask and options; of
+    An upstream () is that of the mean of the L_b. `saved` comes from `forward` on the same z and options; of
     these only eps and diagonal matter here.
     """
     z, _ = rows.check(z, None)

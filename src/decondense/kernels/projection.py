@@ -19,6 +19,7 @@ import functools
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from decondense.kernels.launch import Launch
 from decondense.kernels.rows import CASES, cdiv, inverse, row_tile, through_unit
@@ -62,17 +63,17 @@ def _project_kernel(
 
 
 def project(
-    z: torch.Tensor,
-    norms: torch.Tensor,
-    total: torch.Tensor,
-    factors: torch.Tensor,
-    upstream: torch.Tensor,
+    z: Tensor,
+    norms: Tensor,
+    total: Tensor,
+    factors: Tensor,
+    upstream: Tensor,
     *,
     eps: float,
     count_self: bool = False,
-    remainder: torch.Tensor | None = None,
-    other: torch.Tensor | None = None,
-) -> torch.Tensor:
+    remainder: Tensor | None = None,
+    other: Tensor | None = None,
+) -> Tensor:
     """k (w (T − u_i) + G_i/a_i) through u: one read of z (and of G), one write.
 
     k is `factors` (B,) times `upstream` (B,), or () for the mean over the sequences, and w is 1; beside a remainder G

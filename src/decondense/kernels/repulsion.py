@@ -28,6 +28,7 @@ from collections.abc import Iterator
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from decondense.kernels import rows
 from decondense.kernels.rows import inverse
@@ -191,9 +192,7 @@ def chunks(batch: int, tokens: int) -> Iterator[tuple[slice, slice]]:
             yield slice(b, min(b + sequences, batch)), slice(row, min(row + high, tokens))
 
 
-def centred(
-    z: torch.Tensor, sums: rows.Statistics, dtype: torch.dtype, *, scaled: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+def centred(z: Tensor, sums: rows.Statistics, dtype: torch.dtype, *, scaled: bool) -> tuple[Tensor, Tensor]:
     """y, or x, (B, N, F) in `dtype`, zero for tokens that do not count, and half its squared lengths (B, N)."""
     batch, tokens, width = z.shape
     copy = torch.empty(z.shape, dtype=dtype, device=z.device)
@@ -207,7 +206,7 @@ def centred(
     return copy, half
 
 
-def like(z: torch.Tensor) -> list[torch.Tensor]:
+def like(z: Tensor) -> list[Tensor]:
     """Empty tensors for what `forward` returns."""
     batch, tokens, width = z.shape
     shapes = ((2, batch), (batch, tokens), (batch, width), (batch,), (batch,), (batch, tokens), (1, batch))
@@ -215,8 +214,8 @@ def like(z: torch.Tensor) -> list[torch.Tensor]:
 
 
 def forward(
-    z: torch.Tensor, mask: torch.Tensor | None = None, *, tau: float = 1.0, need_grad: bool = True
-) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    z: Tensor, mask: Tensor | None = None, *, tau: float = 1.0, need_grad: bool = True
+) -> tuple[Tensor, tuple[Tensor, ...]]:
     """z (B, N, F), mask (B, N) bool → L and Σ‖z_i‖² (2, B) float32, L = 0 for fewer than two tokens, and what
     `backward` needs."""
     z, mask = rows.check(z, mask)
@@ -243,16 +242,9 @@ def forward(
     return value, (sums.norms, sums.total, sums.square, sums.number, logits, whole, pull)
 
 
-def backward(
-    z: torch.Tensor,
-    mask: torch.Tensor | None,
-    saved: tuple[torch.Tensor, ...],
-    upstream: torch.Tensor,
-    *,
-    tau: float = 1.0,
-) -> torch.Tensor:
+def backward(z: Tensor, saved: tuple[Tensor, ...], upstream: Tensor, *, tau: float = 1.0) -> Tensor:
     """∂(Σ_b upstream_0b L_b + upstream_1b Σ‖z_i‖²)/∂z (B, N, F) in z's dtype; upstream (2, B) float32."""
-    z, _ = rows.check(z, mask)
+    z, _ = rows.check(z, None)
     batch, tokens, width = z.shape
     grad = torch.empty(z.shape, dtype=z.dtype, device=z.device)
     if z.numel():

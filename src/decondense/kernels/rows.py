@@ -21,6 +21,7 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from decondense.kernels import MAX_WIDTH
 from decondense.kernels.launch import Launch
@@ -45,25 +46,25 @@ CASES = 1024
 class Statistics(NamedTuple):
     """What one read of z gives; float32 throughout."""
 
-    total: torch.Tensor  # (B, F)  T
-    norms: torch.Tensor  # (B, N)  ‖z_i‖, −1 where masked
-    numbers: torch.Tensor  # (2 + ⌈F/32⌉, B)  Q, n, and ‖T‖² in parts, one per 32 features
-    copy: torch.Tensor | None  # (B, N, F)  z or u in another dtype, zero where masked
-    sizes: torch.Tensor | None  # (B, N)  ‖u_i‖² of the copy of u as it was rounded
-    fourth: torch.Tensor | None  # (B, parts)  Σ ‖u_i‖⁴ of the copy of u as it was rounded
+    total: Tensor  # (B, F)  T
+    norms: Tensor  # (B, N)  ‖z_i‖, −1 where masked
+    numbers: Tensor  # (2 + ⌈F/32⌉, B)  Q, n, and ‖T‖² in parts, one per 32 features
+    copy: Tensor | None  # (B, N, F)  z or u in another dtype, zero where masked
+    sizes: Tensor | None  # (B, N)  ‖u_i‖² of the copy of u as it was rounded
+    fourth: Tensor | None  # (B, parts)  Σ ‖u_i‖⁴ of the copy of u as it was rounded
 
     @property
-    def square(self) -> torch.Tensor:
+    def square(self) -> Tensor:
         """(B,)  Q"""
         return self.numbers[0]
 
     @property
-    def number(self) -> torch.Tensor:
+    def number(self) -> Tensor:
         """(B,)  n"""
         return self.numbers[1]
 
 
-def check(z: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+def check(z: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Refuse what the kernels cannot read; copy z only when its last axis is strided."""
     if z.ndim != 3 or z.dtype not in DTYPES:
         raise ValueError(
@@ -89,7 +90,7 @@ def check(z: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, tor
     return (z if z.stride(2) == 1 else z.contiguous()), mask
 
 
-def like(z: torch.Tensor, remainder: torch.dtype | None, values: int | None = None) -> list[torch.Tensor]:
+def like(z: Tensor, remainder: torch.dtype | None, values: int | None = None) -> list[Tensor]:
     """Empty tensors for what the `forward` of an estimator returns: its values, (B,) or (values, B), ‖z_i‖, T and one
     number per sequence; with a remainder two of them, (2, B), and the remainder."""
     batch, tokens, width = z.shape
@@ -99,7 +100,7 @@ def like(z: torch.Tensor, remainder: torch.dtype | None, values: int | None = No
     return found if remainder is None else [*found, z.new_empty((batch, tokens, width), dtype=remainder)]
 
 
-def product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     """a b of matrices (B, ·, ·) in 16 bits, summed in float32: returned as that, or rounded into `out`."""
     with torch.autocast(a.device.type, enabled=False):
         if not a.is_cuda:  # no product there sums 16 bits in 32
@@ -253,8 +254,8 @@ def row_tile(width: int, elements: int = PROJECT_TILE) -> tuple[int, int, int]:
 
 
 def statistics(
-    z: torch.Tensor,
-    mask: torch.Tensor | None,
+    z: Tensor,
+    mask: Tensor | None,
     *,
     eps: float,
     copy: torch.dtype | None = None,
@@ -314,7 +315,7 @@ def _reading(
     return read, add, parts, blocks
 
 
-def mean_cosine(sums: Statistics) -> tuple[torch.Tensor, torch.Tensor]:
+def mean_cosine(sums: Statistics) -> tuple[Tensor, Tensor]:
     """c̄ = (‖T‖² − Q)/(n(n−1)) and 2/(n(n−1)), each (B,); zeros for fewer than two tokens."""
     rows, batch = sums.numbers.shape
     device = sums.numbers.device

@@ -36,6 +36,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from decondense.kernels import pairwise, product_dtype, rows
 from decondense.kernels.rows import INTERPRET, centre, inverse, through_unit
@@ -165,20 +166,15 @@ def _gradient_kernel(
     tl.store(grad + where, g.to(grad.dtype.element_ty), mask=present[:, None] & inside[None, :])
 
 
-def like(z: torch.Tensor) -> list[torch.Tensor]:
+def like(z: Tensor) -> list[Tensor]:
     """Empty tensors for what `forward` returns."""
     short = z.shape[1] <= z.shape[2]
     return rows.like(z, pairwise.like(z)[-1].dtype if short else product_dtype(z), 2)
 
 
 def forward(
-    z: torch.Tensor,
-    mask: torch.Tensor | None = None,
-    *,
-    eps: float = 1e-2,
-    centred: bool = False,
-    need_grad: bool = True,
-) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    z: Tensor, mask: Tensor | None = None, *, eps: float = 1e-2, centred: bool = False, need_grad: bool = True
+) -> tuple[Tensor, tuple[Tensor, ...]]:
     """z (B, N, F) → (m₁, m₂) (2, B) float32, 0 for fewer than two tokens, and what `backward` needs.
 
     mask (B, N) bool marks the tokens that count.  `need_grad=False` skips the second product.  `centred` takes the mean
@@ -227,16 +223,10 @@ def forward(
 
 
 def backward(
-    z: torch.Tensor,
-    mask: torch.Tensor | None,
-    saved: tuple[torch.Tensor, ...],
-    upstream: torch.Tensor,
-    *,
-    eps: float = 1e-2,
-    centred: bool = False,
-) -> torch.Tensor:
+    z: Tensor, saved: tuple[Tensor, ...], upstream: Tensor, *, eps: float = 1e-2, centred: bool = False
+) -> Tensor:
     """∂(Σ_b upstream_0b m₁_b + upstream_1b m₂_b)/∂z (B, N, F) in z's dtype; upstream (2, B) float32."""
-    z, _ = rows.check(z, mask)
+    z, _ = rows.check(z, None)
     norms, total, factors, remainder = saved
     batch, tokens, width = z.shape
     grad = torch.empty((batch, tokens, width), dtype=z.dtype, device=z.device)

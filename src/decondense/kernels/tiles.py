@@ -168,7 +168,5 @@ def product_kernel(
         total = tl.dot(p, q, total, input_precision=PRECISION)
     target = out + b.to(tl.int64) * stride_ob + (first_row + row).to(tl.int64)[:, None] * width
     tl.store(
-        target + column[None, :],
-        total.to(out.dtype.element_ty),
-        mask=(row < count_rows)[:, None] & inside[None, :],
+        target + column[None, :], total.to(out.dtype.element_ty), mask=(row < count_rows)[:, None] & inside[None, :]
     )

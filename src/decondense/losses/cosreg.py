@@ -25,8 +25,4 @@ def cosreg(z: Tensor, mask: Tensor | None = None, *, backend: str = "auto", **co
 
     A vector of zeros has no direction and counts as orthogonal to all others; backend as in `dispersion`.
     """
-    return OfMoments(_itself, first_routine(z, 0.0, backend))
-
-
-def _itself(mean: Tensor) -> Tensor:
-    return mean
+    return OfMoments(lambda mean: mean, first_routine(z, 0.0, backend))

@@ -42,7 +42,7 @@ class Kernel:
         def compute(other: Tensor | None) -> Tensor:
             adding = {} if other is None else {"other": other}
             with torch.cuda.device_of(z):  # autograd may be at work on another device
-                gradient: Tensor = _module(self.name).backward(z, mask, saved, upstream, **adding, **self.options)
+                gradient: Tensor = _module(self.name).backward(z, saved, upstream, **adding, **self.options)
             return gradient
 
         return Pending(z, compute) if self.waits(z) else compute(None)
@@ -112,32 +112,30 @@ def _(
 @torch.library.custom_op(
     "decondense::kernel_backward",
     mutates_args=(),
-    schema=f"(Tensor z, Tensor? mask, Tensor[] saved, Tensor upstream, {_NAMED}) -> Tensor",
+    schema=f"(Tensor z, Tensor[] saved, Tensor upstream, {_NAMED}) -> Tensor",
 )
-def _backward(
-    z: Tensor, mask: Tensor | None, saved: list[Tensor], upstream: Tensor, name: str, *options: Any
-) -> Tensor:
-    """The gradient with respect to z."""
+def _backward(z: Tensor, saved: list[Tensor], upstream: Tensor, name: str, *options: Any) -> Tensor:
+    """The gradient with respect to z. What is saved knows which tokens count."""
     with torch.cuda.device_of(z):
-        gradient: Tensor = _module(name).backward(z, mask, tuple(saved), upstream, **_given(*options))
+        gradient: Tensor = _module(name).backward(z, tuple(saved), upstream, **_given(*options))
         return gradient
 
 
 @_backward.register_fake
-def _(z: Tensor, mask: Tensor | None, saved: list[Tensor], upstream: Tensor, name: str, *options: Any) -> Tensor:
+def _(z: Tensor, saved: list[Tensor], upstream: Tensor, name: str, *options: Any) -> Tensor:
     return z.new_empty(z.shape)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     ctx.set_materialize_grads(False)  # no zeros for what was saved
-    z, mask, _, _, *ctx.kernel = inputs
-    ctx.save_for_backward(z, mask, *output[1:])
+    z, _, _, _, *ctx.kernel = inputs
+    ctx.save_for_backward(z, *output[1:])
 
 
 def _differentiate(ctx: Any, gradients: list[Tensor | None]) -> tuple[Tensor | None, ...]:
-    z, mask, *saved = ctx.saved_tensors
+    z, *saved = ctx.saved_tensors
     upstream = gradients[0]
-    gradient = None if upstream is None else _backward(z, mask, saved, upstream, *ctx.kernel)
+    gradient = None if upstream is None else _backward(z, saved, upstream, *ctx.kernel)
     return gradient, *(None,) * (3 + len(ctx.kernel))
 
 

@@ -30,12 +30,7 @@ from .registry import Common, register
     reference="Sablayrolles et al. 2019, arXiv 1806.03198",
 )
 def koleo(
-    z: Tensor,
-    mask: Tensor | None = None,
-    *,
-    eps: float = 1e-8,
-    backend: str = "auto",
-    **common: Unpack[Common],
+    z: Tensor, mask: Tensor | None = None, *, eps: float = 1e-8, backend: str = "auto", **common: Unpack[Common]
 ) -> Tensor:
     """KoLeo loss of hidden states z (batch, tokens, width): a scalar, or (batch,) unreduced.
 

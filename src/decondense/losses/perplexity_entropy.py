@@ -27,12 +27,7 @@ from .sampling import RELEASED_SAMPLE
     presets={"released": {"eps": 0.01, **RELEASED_SAMPLE}},
 )
 def perplexity_entropy(
-    z: Tensor,
-    mask: Tensor | None = None,
-    *,
-    tau: float = 1.0,
-    eps: float = 1e-2,
-    **common: Unpack[Common],
+    z: Tensor, mask: Tensor | None = None, *, tau: float = 1.0, eps: float = 1e-2, **common: Unpack[Common]
 ) -> Tensor:
     """Perplexity entropy of hidden states z (batch, tokens, width): a scalar, or (batch,) unreduced.
 

@@ -27,12 +27,7 @@ LARGEST_T = 20.0
     reference="Wang & Isola 2020, arXiv 2005.10242",
 )
 def uniformity(
-    z: Tensor,
-    mask: Tensor | None = None,
-    *,
-    t: float = 2.0,
-    backend: str = "auto",
-    **common: Unpack[Common],
+    z: Tensor, mask: Tensor | None = None, *, t: float = 2.0, backend: str = "auto", **common: Unpack[Common]
 ) -> Tensor:
     """Uniformity loss of hidden states z (batch, tokens, width): a scalar, or (batch,) unreduced.
 

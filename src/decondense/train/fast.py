@@ -63,9 +63,7 @@ def tap_blocks(model: nn.Module, handle: Handle, *, whole_rows: bool = True, che
     whole_rows     every row is one sequence; where it holds several, a block's value of the row would be in vain
     checkpointing  blocks run once more in the backward pass, where nobody collects their states: none are tapped
 
-    A loss that is taken of the states afterwards reads each of them once more in the backward pass, and reads and
-    writes the gradient it is added to. In the graph of the block that reads the state too, all this is part of a kernel
-    that the block has anyway, that of the gradient of its norm layer (`losses/beside.py`).
+    What that saves is in `losses/beside.py`.
     """
     term, blocks = handle.term, repeated_blocks(model)
     if checkpointing or not whole_rows:

@@ -16,11 +16,12 @@ from typing import Any
 import torch
 
 from ..files import first_process
+from ..handle import Handle
 from ..insides.torch import lost_process, out_of_memory
 from ..insides.transformers import use_one_gpu
 from ..needs import need
 from ..records import parse
-from ..regularizer import Handle, regularize, term_of
+from ..regularizer import regularize, term_of
 from ..term import Terms
 from ..weights_cache import quiet_loading
 from . import folder as run_folder

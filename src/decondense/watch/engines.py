@@ -52,10 +52,7 @@ def monitor(
     collapse   warn (`Collapse`) when a layer's mean cosine rises above it
     log        called with every `Reading`, to send it elsewhere
     """
-    options: dict[str, Any] = {
-        "every": every, "inputs": inputs, "sequences": sequences, "metrics": metrics, "modules": modules,
-        "collapse": collapse,
-    }  # fmt: skip
+    options = {name: value for name, value in locals().items() if name not in ("target", "log")}
     hs.refuse_lightning(target, "MonitorCallback")
     if isinstance(target, nn.Module):
         return _of_model(uncompiled(target), log, options)

@@ -71,7 +71,7 @@ class Monitor:
         self._seen: int | None = None  # the step of the last reading
         self.batches = None if inputs is None else list(batches_of(inputs, main_input(hs.unwrap_peft(model))))
         if self.batches is None:
-            for hook in self.reader.attach(self._due, self._passing):
+            for hook in self.reader.attach(self._due, lambda capture: self._note([capture])):
                 self.undo.callback(hook.remove)
         elif any(hasattr(p, "device_mesh") for p in model.parameters()):
             raise ValueError(
@@ -91,10 +91,6 @@ class Monitor:
         self.settle(wait=False)
         step = self.step()
         return step % self.every == 0 and step != self._seen
-
-    def _passing(self, capture: hs.Capture) -> None:
-        """A training call went by: the first of a step that is due."""
-        self._note([capture])
 
     def look(self) -> None:
         """What an engine calls between two steps: read `inputs` if a reading is due, and report one that is ready."""
