@@ -44,11 +44,11 @@ def evaluate(
     revision: o.Revision = None,
     init: o.Init = False,
     dtype: o.Dtype = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …; auto spreads a large model")] = None,
+    device: o.Device = None,
     batch_tokens: Annotated[
         int | None, typer.Option(help="tokens per batch; default 65536, on a CPU 256 per thread")
     ] = None,
-    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="run the model's own code")] = False,
+    trust_remote_code: o.Trust = False,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="start anew instead of resuming an unfinished evaluation")
     ] = False,
