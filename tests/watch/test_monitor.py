@@ -177,6 +177,16 @@ def test_a_state_that_is_not_finite_is_no_end(bad):
     assert "geometry/mean_cosine/02" not in one.figures()
 
 
+def test_of_several_batches_the_first_sequences_count():
+    model, ids = gpt2(), tokens(8)
+    tables = []
+    for inputs in (ids[:4], [ids[:4], ids[4:]], [ids[:3], ids[3:5], ids[5:]]):
+        with dc.monitor(model, inputs=inputs, sequences=4) as watch:
+            tables.append(watch.readings[0].table["mean_cosine"])
+    for table in tables[1:]:
+        np.testing.assert_allclose(table, tables[0], atol=1e-6)
+
+
 def test_two_optimisers_over_one_model_make_one_step():
     watches = []
     kinds = (torch.optim.AdamW, torch.optim.SGD)

@@ -148,7 +148,9 @@ class Monitor:
                 z, mask = cut.first(room).gather(z), cut.mask
             mask = mask[:room] if mask is not None and mask.ndim == 2 else None
             parts += [part for _, part in trimmed(z[:room], mask)]
-            room -= min(room, len(z))
+            room -= len(z)
+            if room <= 0:
+                break
         return parts
 
     def _warn(self, reading: Reading) -> None:
