@@ -381,6 +381,7 @@ def test_an_image_model_and_a_module_of_ones_own():
     [
         ({"metrics": ["rank"]}, "metrics must be of mean_cosine, .*got rank"),
         ({"every": 0}, "every must be a whole number of at least 1, got 0"),
+        ({"inputs": []}, "inputs must hold at least one batch, got none"),
         ({"inputs": 3}, "inputs must be a tensor of .*, a mapping of .*, or batches of them, got int"),
     ],
 )

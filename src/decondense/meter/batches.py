@@ -176,7 +176,7 @@ def _digest(digest: Any, batch: Batch) -> None:
     for key, value in sorted(batch.items()):
         if isinstance(value, Tensor):
             digest.update(f"{key} {value.dtype} {tuple(value.shape)}".encode())
-            digest.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy())
+            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
 def _read(

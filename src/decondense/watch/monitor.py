@@ -73,6 +73,8 @@ class Monitor:
         if self.batches is None:
             for hook in self.reader.attach(self._due, lambda capture: self._note([capture])):
                 self.undo.callback(hook.remove)
+        elif not self.batches:
+            raise ValueError("inputs must hold at least one batch, got none: leave them out to read training batches.")
         elif any(hasattr(p, "device_mesh") for p in model.parameters()):
             raise ValueError(
                 "inputs need a pass of their own, which a model sharded by FSDP cannot make in between: leave inputs "
