@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import gzip
 import math
+import re
+import shutil
+from pathlib import Path
 
 import pytest
 from by_hand import make_item
 
 from decondense.evaluate.items import calibration, load_run, summarise
 from decondense.records import Damaged
+
+RESULTS = Path(__file__).resolve().parents[2] / "results"
 
 
 def test_ece_by_hand():
@@ -39,6 +44,11 @@ def test_load_run_errors(tmp_path, make_run):
     (folder / "items.parquet").write_bytes(b"PAR1 nonsense")
     with pytest.raises(ValueError, match="could not be read as items"):
         load_run(folder)
+    shutil.copy(RESULTS / "studies" / "counteract" / "runs" / "cross-entropy-seed-1" / "result.json", folder)
+    for remedy in ("give another", f"evaluate its model first, decondense evaluate {folder}/model"):
+        with pytest.raises(ValueError, match=rf"must be an evaluation, got a training: {re.escape(remedy)}\.$"):
+            load_run(folder)
+        (folder / "model").mkdir(exist_ok=True)
     (folder / "result.json").write_text('{"schema": "other"}')
     with pytest.raises(Damaged, match=r"result\.json has the schema 'other', which this version does not read"):
         load_run(folder)

@@ -432,6 +432,8 @@ def test_command(everything, tmp_path):
     text = (tmp_path / "report.html").read_text()
     assert "<title>Tuesday &lt;1&gt;</title>" in text
     assert f"written: {tmp_path}/report.html (13 results, " in done.stdout.replace("\n", "")
+    said = "trained on novels: 4 runs. With the loss minus without it (dispersion, 2 seeds, so no interval): held-out"
+    assert said in " ".join(done.stdout.split())
     done = cli("report", everything / "measured", "--out", tmp_path / "one.html", "--json")
     summary = json.loads(done.stdout)
     assert summary["results"] == {"measurement": 1}

@@ -37,3 +37,12 @@ def test_every_kind_is_loaded_and_is_a_table(tmp_path, monkeypatch):
     monkeypatch.setattr("decondense.needs.find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r"a table needs pandas: pip install 'decondense\[pandas\]'"):
         result.to_pandas()
+
+
+def test_a_record_prints_in_short(everything):
+    result = dc.load(everything / "train" / "dispersion-seed1")
+    said = repr(result)
+    assert said == str(result)
+    assert said.startswith("Training(finished=True, command='decondense train --model smollm2-135m ")
+    assert ", history[300], held_out[4], snapshots[4], " in said
+    assert len(said) < 600

@@ -80,6 +80,9 @@ def _write_page(folders: list[Path], target: Path, *, title: str | None, as_json
     if size > LARGE:
         err.print(f"warning: the page has {size / 1e6:.0f} MB; give fewer folders at a time for one that opens fast.")
     number = sum(content.counts.values())
+    for section in content.sections:
+        if section.kind == "training" and section.lines[1]:
+            out.print(f"{section.title}. {section.lines[0]}")
     out.print(f"written: {target} ({number} result{'s' * (number != 1)}, {size / 1e6:.1f} MB)")
 
 

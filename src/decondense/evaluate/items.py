@@ -111,7 +111,9 @@ def load_run(path: str | Path) -> EvaluatedRun:
         raise FileNotFoundError(f"the run {str(path)!r} must hold result.json and items.parquet: {remedy}.")
     record = read(folder)
     if not isinstance(record, Evaluation):
-        raise ValueError(f"{str(folder / 'result.json')!r} must be an evaluation, got a {record.kind}: give another.")
+        trained = folder / "model"
+        remedy = f"evaluate its model first, decondense evaluate {trained}" if trained.is_dir() else "give another"
+        raise ValueError(f"{str(folder / 'result.json')!r} must be an evaluation, got a {record.kind}: {remedy}.")
     items: dict[str, list[Item]] = {}
     for item in read_items(folder / "items.parquet"):
         items.setdefault(item["task"], []).append(item)

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..files import file_in, finite, neighbours, pretty_json, read_json, write_text
 from ..needs import need
-from ..words import perhaps
+from ..words import perhaps, quoted
 
 Number = float | None
 Density = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -57,6 +57,18 @@ class Record(Part):
     def upgraded(cls, content: Section, folder: Path) -> Section:
         """Content of an older version as the newest has it; `folder` is where other files that it refers to lie."""
         return content
+
+    def __repr__(self) -> str:
+        """In short: words and numbers in full, of lists and sections the length; those of pydantic fill screens."""
+        said = []
+        for name, value in self:
+            if isinstance(value, (list, dict)):
+                said += [f"{name}[{len(value)}]"] * bool(value)
+            elif isinstance(value, (bool, int, float, str)) and name != "schema_":
+                said.append(f"{name}={quoted(value) if isinstance(value, str) else value}")
+        return f"{type(self).__name__}({', '.join(said)})"
+
+    __str__ = __repr__
 
     def lines(self) -> list[Section]:
         """The result as a table: a row for each state, task, step or model that it is about."""
