@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 import decondense
 from decondense import losses
-from decondense.kernels import first_order, pairwise
+from decondense.kernels import first_order, nearest, pairwise, repulsion, second_order
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.usefixtures("chosen")
@@ -115,7 +115,7 @@ def test_a_graph_can_be_walked_twice(estimator):
 def added(monkeypatch):
     """For every gradient that a kernel computed, whether it added another one to it."""
     found = []
-    for kernel in (first_order, pairwise):
+    for kernel in (first_order, nearest, pairwise, repulsion, second_order):
 
         def backward(*args, own=kernel.backward, other=None, **options):
             found.append(other is not None)
@@ -126,7 +126,7 @@ def added(monkeypatch):
 
 
 @pytest.mark.parametrize("backend", [None, "aot_eager"], ids=["eager", "compiled blocks"])
-@pytest.mark.parametrize("estimator", ["first_order", "exact"])
+@pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_the_kernel_adds_its_gradient_to_that_of_the_layers_above(estimator, backend, added):
     """And gives it by itself where nothing comes from above: a compiled block looks at the memory of what it gets."""
     torch.compiler.reset()
@@ -144,6 +144,26 @@ def test_the_kernel_adds_its_gradient_to_that_of_the_layers_above(estimator, bac
     for a, b in zip(*of_task):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(*of_penalty, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("tokens", [9, 20])  # fewer and more than there are features
+@pytest.mark.parametrize("name", ["decorrelation", "koleo", "l2_repel", "vicreg"])
+def test_other_kernels_add_theirs_too(name, tokens, added):
+    """What comes from above is neither lost nor counted twice, also where a token does not count. vicreg leaves the
+    addition to autograd, and so does decorrelation where it centres the tokens beforehand."""
+    z, mask = inputs(tokens), torch.ones(2, tokens, dtype=torch.bool, device=DEVICE)
+    mask[1, 2:5] = False
+    loss = losses.get(name, backend="triton")
+    alone = z.detach().to(torch.bfloat16).requires_grad_()
+    (own,) = torch.autograd.grad(loss(alone, mask), alone)
+    above = torch.randn(2, tokens, 12, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(2))
+    above = (above * own.float().abs().mean()).to(torch.bfloat16)
+    state = z.to(torch.bfloat16)
+    (found,) = torch.autograd.grad(loss(state, mask) + (above * state).sum(), z)
+    adds = name in ("koleo", "l2_repel") or (name == "decorrelation" and tokens > 12)
+    assert added == ([] if name == "vicreg" else [False, adds])
+    wanted = own.float() + above.float()
+    assert (found - wanted).norm() < 0.01 * min(own.float().norm(), above.float().norm())
 
 
 def test_a_gradient_that_waits_is_a_gradient():

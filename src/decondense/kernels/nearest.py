@@ -102,8 +102,9 @@ def _distance_kernel(
 
 @triton.jit
 def _gradient_kernel(
-    z, norms, index, weight, order, start, upstream, grad, tokens, width, stride_b, stride_n, WIDTH: tl.constexpr
-):
+    z, norms, index, weight, order, start, upstream, other, grad, tokens, width, stride_b, stride_n,
+    WIDTH: tl.constexpr, ADD: tl.constexpr,
+):  # fmt: skip
     """∂L/∂z of one token: weight c, order the tokens sorted by their neighbour, start where those of each one begin."""
     b = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0)
@@ -123,6 +124,8 @@ def _gradient_kernel(
     along = tl.sum(g * u, axis=0)
     g = tl.where(valid, tl.load(upstream + b) * scale * (g - u * along), 0.0)
     where = (b * tokens + i) * width + column
+    if ADD:
+        g += tl.load(other + where, mask=inside, other=0.0).to(tl.float32)
     tl.store(grad + where, g.to(grad.dtype.element_ty), mask=inside)
 
 
@@ -160,8 +163,10 @@ def forward(
     return part.sum(1), (sums.norms, index, weight) if need_grad else ()
 
 
-def backward(z: Tensor, saved: tuple[Tensor, ...], upstream: Tensor, *, eps: float = 1e-8) -> Tensor:
-    """∂(Σ_b upstream_b L_b)/∂z (B, N, F) in z's dtype; upstream (B,) float32."""
+def backward(
+    z: Tensor, saved: tuple[Tensor, ...], upstream: Tensor, *, eps: float = 1e-8, other: Tensor | None = None
+) -> Tensor:
+    """∂(Σ_b upstream_b L_b)/∂z (B, N, F) in z's dtype, plus `other` if there is one; upstream (B,) float32."""
     z, _ = rows.check(z, None)
     norms, index, weight = saved
     batch, tokens, width = z.shape
@@ -172,7 +177,8 @@ def backward(z: Tensor, saved: tuple[Tensor, ...], upstream: Tensor, *, eps: flo
     if z.numel():
         _, padded, warps = rows.row_tile(width)
         _gradient_kernel[tokens, batch](
-            z, norms, index, weight, order, start, upstream.to(torch.float32).contiguous(), grad,
-            tokens, width, z.stride(0), z.stride(1), WIDTH=padded, num_warps=warps, **AS_WRITTEN,
+            z, norms, index, weight, order, start, upstream.to(torch.float32).contiguous(),
+            None if other is None else other.contiguous(), grad, tokens, width, z.stride(0), z.stride(1),
+            WIDTH=padded, ADD=other is not None, num_warps=warps, **AS_WRITTEN,
         )  # fmt: skip
     return grad

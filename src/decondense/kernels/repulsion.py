@@ -166,8 +166,8 @@ def _finish_kernel(logits, norms, square, value, whole, batch, tokens, BLOCK: tl
 
 @triton.jit
 def _gradient_kernel(
-    z, norms, total, square, number, logits, whole, pull, upstream, grad,
-    batch, tokens, width, stride_b, stride_n, tau, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    z, norms, total, square, number, logits, whole, pull, upstream, other, grad,
+    batch, tokens, width, stride_b, stride_n, tau, ROWS: tl.constexpr, WIDTH: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     """(4/τ) w_i (o_i − x_i) and 2 z_i, each times its upstream gradient."""
     b = tl.program_id(1).to(tl.int64)
@@ -180,8 +180,11 @@ def _gradient_kernel(
     w = tl.exp(tl.load(logits + b * tokens + row, mask=counts, other=float("-inf")) - tl.load(whole + b))
     a = w * (4.0 / tau) * tl.load(upstream + b)
     g = a[:, None] * (o - x) + 2.0 * tl.load(upstream + batch + b) * here
-    g = tl.where(some, g, 0.0).to(grad.dtype.element_ty)
-    tl.store(grad + where, g, mask=(row < tokens)[:, None] & (column < width)[None, :])
+    g = tl.where(some, g, 0.0)
+    there = (row < tokens)[:, None] & (column < width)[None, :]
+    if ADD:
+        g += tl.load(other + where, mask=there, other=0.0).to(tl.float32)
+    tl.store(grad + where, g.to(grad.dtype.element_ty), mask=there)
 
 
 def chunks(batch: int, tokens: int) -> Iterator[tuple[slice, slice]]:
@@ -242,15 +245,19 @@ def forward(
     return value, (sums.norms, sums.total, sums.square, sums.number, logits, whole, pull)
 
 
-def backward(z: Tensor, saved: tuple[Tensor, ...], upstream: Tensor, *, tau: float = 1.0) -> Tensor:
-    """∂(Σ_b upstream_0b L_b + upstream_1b Σ‖z_i‖²)/∂z (B, N, F) in z's dtype; upstream (2, B) float32."""
+def backward(
+    z: Tensor, saved: tuple[Tensor, ...], upstream: Tensor, *, tau: float = 1.0, other: Tensor | None = None
+) -> Tensor:
+    """∂(Σ_b upstream_0b L_b + upstream_1b Σ‖z_i‖²)/∂z (B, N, F) in z's dtype, plus `other` if there is one; upstream
+    (2, B) float32."""
     z, _ = rows.check(z, None)
     batch, tokens, width = z.shape
     grad = torch.empty(z.shape, dtype=z.dtype, device=z.device)
     if z.numel():
         high, padded, warps = rows.row_tile(width)
         _gradient_kernel[rows.cdiv(tokens, high), batch](
-            z, *saved, upstream.to(torch.float32).contiguous(), grad,
-            batch, tokens, width, z.stride(0), z.stride(1), float(tau), ROWS=high, WIDTH=padded, num_warps=warps,
+            z, *saved, upstream.to(torch.float32).contiguous(), None if other is None else other.contiguous(), grad,
+            batch, tokens, width, z.stride(0), z.stride(1), float(tau),
+            ROWS=high, WIDTH=padded, ADD=other is not None, num_warps=warps,
         )  # fmt: skip
     return grad

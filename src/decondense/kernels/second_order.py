@@ -123,9 +123,9 @@ def _moments_kernel(partial, fourths, numbers, moments, factors, batch, tiles, p
 
 @triton.jit
 def _gradient_kernel(
-    z, norms, total, remainder, factors, upstream, grad,
+    z, norms, total, remainder, factors, upstream, other, grad,
     batch, tokens, width, stride_b, stride_n, eps,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, PAIRS: tl.constexpr, CENTRED: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, PAIRS: tl.constexpr, CENTRED: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     """g_i through the normalisation. PAIRS: remainder and factors are those of `pairwise`, m₁ instead of n.
 
@@ -163,7 +163,10 @@ def _gradient_kernel(
     g = through_unit(g, x, norm, scale, inside)
     weight = tl.where(masked, 0.0, tl.abs(w) + tl.abs(k))[:, None]
     g = tl.where(weight == 0.0, 0.0, g)
-    tl.store(grad + where, g.to(grad.dtype.element_ty), mask=present[:, None] & inside[None, :])
+    there = present[:, None] & inside[None, :]
+    if ADD:
+        g += tl.load(other + where, mask=there, other=0.0).to(tl.float32)
+    tl.store(grad + where, g.to(grad.dtype.element_ty), mask=there)
 
 
 def like(z: Tensor) -> list[Tensor]:
@@ -223,9 +226,16 @@ def forward(
 
 
 def backward(
-    z: Tensor, saved: tuple[Tensor, ...], upstream: Tensor, *, eps: float = 1e-2, centred: bool = False
+    z: Tensor,
+    saved: tuple[Tensor, ...],
+    upstream: Tensor,
+    *,
+    eps: float = 1e-2,
+    centred: bool = False,
+    other: Tensor | None = None,
 ) -> Tensor:
-    """∂(Σ_b upstream_0b m₁_b + upstream_1b m₂_b)/∂z (B, N, F) in z's dtype; upstream (2, B) float32."""
+    """∂(Σ_b upstream_0b m₁_b + upstream_1b m₂_b)/∂z (B, N, F) in z's dtype, plus `other` if there is one; upstream
+    (2, B) float32."""
     z, _ = rows.check(z, None)
     norms, total, factors, remainder = saved
     batch, tokens, width = z.shape
@@ -233,8 +243,8 @@ def backward(
     if z.numel():
         high, padded, warps = rows.row_tile(width)
         _gradient_kernel[rows.cdiv(tokens, high), batch](
-            z, norms, total, remainder, factors, upstream.to(torch.float32).contiguous(), grad,
-            batch, tokens, width, z.stride(0), z.stride(1), eps,
-            ROWS=high, WIDTH=padded, PAIRS=tokens <= width, CENTRED=centred, num_warps=warps,
+            z, norms, total, remainder, factors, upstream.to(torch.float32).contiguous(),
+            None if other is None else other.contiguous(), grad, batch, tokens, width, z.stride(0), z.stride(1), eps,
+            ROWS=high, WIDTH=padded, PAIRS=tokens <= width, CENTRED=centred, ADD=other is not None, num_warps=warps,
         )  # fmt: skip
     return grad

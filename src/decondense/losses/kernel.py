@@ -22,7 +22,9 @@ OPTIONS = {
     "curve": "str", "tau": "float", "clamp": "float", "margin": "float", "hard_clamp": "bool", "eps": "float",
     "diagonal": "bool", "centred": "bool", "variance_weight": "float", "covariance_weight": "float", "gamma": "float",
 }  # fmt: skip
-ADDING = ("first_order", "pairwise")  # whose `backward` adds its gradient to another
+# Whose `backward` adds its gradient to another: all but covariance, whose gradient is a product of cuBLAS.
+ADDING = ("first_order", "nearest", "pairwise", "repulsion", "second_order")
+PROJECTING = ("first_order", "pairwise")  # whose gradient is `projection.project`
 AVERAGING = ("pairwise",)  # whose `backward` takes the upstream gradient of the mean of its values, one number
 _NAMED = "str name, " + ", ".join(f"{kind}? {name}" for name, kind in OPTIONS.items())
 
@@ -49,11 +51,11 @@ class Kernel:
 
     def waits(self, z: Tensor) -> bool:
         """Whether the gradient waits for another one: a leaf has no other."""
-        return self.adds and not z.is_leaf
+        return self.name in ADDING and not z.is_leaf
 
     @property
-    def adds(self) -> bool:
-        return self.name in ADDING
+    def projects(self) -> bool:
+        return self.name in PROJECTING
 
     @property
     def averages(self) -> bool:

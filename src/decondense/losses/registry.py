@@ -186,11 +186,11 @@ class Entry:
         return values, cosines
 
     def beside(self, z: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-        """For the graph of a block that reads z: z as the block must read it, and `over_layers` of z alone. Where a
-        kernel can add its gradient to the block's, the compiler does it in a kernel of the block."""
+        """For the graph of a block that reads z: z as the block must read it, and `over_layers` of z alone. Where
+        `beside` can write the gradient, the compiler adds it to the block's in a kernel of the block."""
         drawn = options.get("max_tokens") or options.get("estimator") == "sampled"
         part = None if drawn else self.written(z, None, **options)
-        if not (isinstance(part, OfMoments | OfRoutine) and isinstance(part.routine, Kernel) and part.routine.adds):
+        if not (isinstance(part, OfMoments | OfRoutine) and isinstance(part.routine, Kernel) and part.routine.projects):
             return z, *self.over_layers([z], [None], **options)
         z, values = beside(part.routine, z)
         if isinstance(part, OfMoments):
