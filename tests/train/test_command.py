@@ -222,6 +222,17 @@ def test_figures_in_words():
     alone = {"loss": 3.3, "snapshot_cosine": 0.5312, "eval_loss": 4.0}
     assert in_words(alone, 50) == "loss 3.300  cosine 0.531  held-out 4.000"
     assert in_words(figures | {"snapshot_cosine": 0.9}, 200) == whole  # that of the batches is newer
+    assert in_words(figures | {"part": 0.25}, 200) == f"25% of the next  {whole}"
+
+
+def test_a_long_step_gives_signs_of_life(tmp_path, cache):
+    shown: list[tuple[int, float | None]] = []
+    recipe = tiny("train.micro_batch=1", "snapshots.count=0")
+    assert recipe.batch_blocks == 8
+    train(recipe, tmp_path / "run", cache=cache, show=lambda step, now: shown.append((step, now.get("part"))))
+    of_first = [part for step, part in shown if step == 0 and part is not None]
+    assert of_first == [k / 8 for k in range(1, 8)], "the eighth pass ends the step"
+    assert [part for step, part in shown if step == 1 and part is not None] == of_first
 
 
 def test_without_a_loss_the_cosine_is_that_of_the_last_snapshot(tmp_path, cache):

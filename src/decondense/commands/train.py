@@ -212,7 +212,7 @@ def _progress(recipe: Any, *, quiet: bool) -> Iterator[tuple[Any, Any]]:
     """Two callbacks, (tokens done, tokens in all) and (step, figures), that drive one line on stderr."""
     from ..train.watch import in_words
 
-    with progress_bar("tokenising", quiet=quiet) as move:
+    with progress_bar("getting ready", quiet=quiet) as move:
         if move is None:
             yield None, None
             return
@@ -221,7 +221,10 @@ def _progress(recipe: Any, *, quiet: bool) -> Iterator[tuple[Any, Any]]:
         def show(step: int, figures: dict[str, float]) -> None:
             move(step, recipe.steps, "step", in_words(figures, room))
 
-        yield move, show
+        def preparing(done: int, total: int) -> None:
+            move(done, total, "tokenising")
+
+        yield preparing, show
 
 
 def show_run(record: Training, folder: Path) -> None:

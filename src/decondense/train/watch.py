@@ -131,11 +131,19 @@ class Clock(TrainerCallback):
 
 
 class Shown(TrainerCallback):
-    """Hands every step, and the latest figures, to whoever draws the bar. Its own turn comes after the snapshots'."""
+    """Hands every step, and the latest figures, to whoever draws the bar. Its own turn comes after the snapshots'.
+
+    On a CPU a step of many micro-batches takes minutes, so each of them is a sign of life: `part`, the share done.
+    """
 
     def __init__(self, show: Show, clock: Clock, batch_tokens: int, milestones: Milestones) -> None:
         self.show, self.clock, self.batch_tokens, self.milestones = show, clock, batch_tokens, milestones
         self.figures: dict[str, float] = {}
+        self._passes = 0
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._passes += 1
+        self.show(state.global_step, self.figures | {"part": self._passes / args.gradient_accumulation_steps})
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
         shown = ("loss", "task_loss", "penalty", "mean_cosine", "eval_loss")
@@ -143,6 +151,7 @@ class Shown(TrainerCallback):
         self.show(state.global_step, self.figures)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._passes = 0
         latest = {
             "tokens_per_second": self.clock.tokens_per_second(self.batch_tokens),
             "snapshot_cosine": self.milestones.mean_cosine,
@@ -169,7 +178,7 @@ class Progress(TrainerCallback):
 
 def in_words(figures: dict[str, float], room: int) -> str:
     """The latest figures of a run in at most `room` characters, the most important first."""
-    parts = []
+    parts = [f"{figures['part']:.0%} of the next"] if "part" in figures else []
     speed = figures.get("tokens_per_second")
     if speed is not None:
         parts.append(f"{speed / 1000:,.0f}k tok/s" if speed >= 10_000 else f"{speed:,.0f} tok/s")
