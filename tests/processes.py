@@ -32,7 +32,7 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 ADDRESS = "DECONDENSE_TESTS_PROCESSES"
 LIMIT = 600  # seconds, on a machine that others use as well
 IMPORTED = (
-    "accelerate", "datasets", "matplotlib.pyplot", "scipy.stats", "torch.distributed.fsdp", "torch.distributed.tensor",
+    "accelerate", "datasets", "matplotlib.pyplot", "pydantic.main", "scipy.stats", "torch.distributed.fsdp", "torch.distributed.tensor",
     "transformers.trainer", "transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto",
     "transformers.models.gpt2.modeling_gpt2", "transformers.models.llama.modeling_llama",
 )  # fmt: skip
@@ -136,6 +136,8 @@ def serve() -> None:
         del os.environ["TRITON_INTERPRET"]
     for name in IMPORTED:
         importlib.import_module(name)
+    with contextlib.suppress(ImportError):  # of an older transformers, which has no such table to make
+        importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("llama")
     gc.freeze()  # a process need not look through it, nor copy it by doing so
     gc.enable()
     with Server(os.environ[ADDRESS], Caller) as door:

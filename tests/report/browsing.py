@@ -54,10 +54,11 @@ def drawn(page, figure: str, state: str) -> None:
 
 
 def shown(page, figure: str):
-    """Unfold and scroll to a chart, and wait until it is drawn."""
+    """Unfold and scroll to a chart, and wait until it is drawn. (In a page of many charts playwright's own selectors
+    take as long as a chart.)"""
     unfold(page, f"details:has(#{figure})")
-    page.locator(f"#{figure}").scroll_into_view_if_needed()
-    page.wait_for_selector(f"#{figure}[data-drawn] .main-svg")
+    page.evaluate("id => document.getElementById(id).scrollIntoView({ block: 'nearest' })", figure)
+    until(page, f"document.querySelector('#{figure}[data-drawn] .main-svg')?.getBoundingClientRect().height > 0")
     return page.locator(f"#{figure}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
@@ -47,16 +47,20 @@ LUMINANCE = """(name) => {
 }"""  # noqa: E501
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_can_be_told_from_its_ground(visit, tmp_path, scheme):
+def test_text_can_be_told_from_its_ground(visit, tmp_path):
     write_evaluation(tmp_path / "r")
     report([tmp_path / "r"], tmp_path / "page.html")
-    page = visit(tmp_path / "page.html", color_scheme=scheme)
-    for ground in ("--paper", "--wash"):
+    page = visit(tmp_path / "page.html")
+    grounds = set()
+    for scheme, ground in product(("light", "dark"), ("--paper", "--wash")):
+        page.emulate_media(color_scheme=scheme)
         below = page.evaluate(LUMINANCE, ground)
+        grounds.add(below)
         for name in ("--ink", "--soft", "--faint", "--link", "--warn"):
             light, dark = sorted((below, page.evaluate(LUMINANCE, name)), reverse=True)
-            assert (light + 0.05) / (dark + 0.05) >= 4.5 or (name, ground) == ("--faint", "--wash"), (name, ground)
+            enough = (light + 0.05) / (dark + 0.05) >= 4.5 or (name, ground) == ("--faint", "--wash")
+            assert enough, (scheme, name, ground)
+    assert len(grounds) == 4, "dark is another than light"
 
 
 def test_a_screen_reader_finds_its_way(visit, page_file):

@@ -44,7 +44,8 @@ def test_every_chart_is_drawn(page):
     assert page.locator("figure[data-drawn]").count() < len(figures), "what is folded is not drawn"
     for figure in figures:
         shown(page, figure)
-        assert page.locator(f"#{figure} .plot .trace, #{figure} .plot .heatmaplayer image").count() > 0
+        marks = f"#{figure} .plot .trace, #{figure} .plot .heatmaplayer image"
+        assert page.evaluate("s => document.querySelector(s) !== null", marks), figure
     assert page.locator(".modebar-btn[data-title*='hare']").count() == 0, "no chart can be sent anywhere"
 
 

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from decondense.meter.compare import Comparison
+
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory) -> Path:
@@ -13,5 +15,6 @@ def cache(tmp_path_factory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _no_figures(monkeypatch) -> None:
-    """Half of the time of a small run is spent on drawing it; test_result.py sees the figure."""
+    """Half of the time of a small run is spent on drawing it; test_result.py sees the figures."""
     monkeypatch.setattr("decondense.figures.training.training_figure", lambda runs, path: path)
+    monkeypatch.setattr(Comparison, "plot", lambda self, path: path)

@@ -38,7 +38,7 @@ def work(
         with folder.with_suffix(".said").open("a") as file:
             file.write(sentence + "\n")
 
-    train(recipe_from(recipe), folder, resume=resume, cache=cache, show=show, say=say)
+    train(recipe_from(recipe), folder, resume=resume, cache=cache, show=show, say=say, draw=False)
 
 
 def end() -> None:

@@ -31,7 +31,7 @@ def recipe(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(recipe, cache) -> Path:
-    return train(load_recipe(recipe), recipe.parent / "alone", cache=cache).folder
+    return train(load_recipe(recipe), recipe.parent / "alone", cache=cache, draw=False).folder
 
 
 def same(one: Path, other: Path) -> None:
