@@ -32,9 +32,10 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 ADDRESS = "DECONDENSE_TESTS_PROCESSES"
 LIMIT = 600  # seconds, on a machine that others use as well
 IMPORTED = (
-    "accelerate", "datasets", "matplotlib.pyplot", "pydantic.main", "scipy.stats", "torch.distributed.fsdp", "torch.distributed.tensor",
-    "transformers.trainer", "transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto",
-    "transformers.models.gpt2.modeling_gpt2", "transformers.models.llama.modeling_llama",
+    "accelerate", "datasets", "matplotlib.pyplot", "pydantic.main", "scipy.stats", "torch.distributed.fsdp",
+    "torch.distributed.tensor", "transformers.trainer", "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto", "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.llama.modeling_llama",
 )  # fmt: skip
 
 
