@@ -32,17 +32,30 @@ def test_stages():
 
     before, after = mean("before", "mean_cosine"), mean("DPO", "mean_cosine")
     moved = result["stages"]["none, DPO minus before"]
-    assert f"goes from {before:.3f} to {after:.3f}, by {told(moved['mean_cosine'], 3)}, 1 % of it" in RESULTS
+    prose = " ".join(RESULTS.split())
+    assert f"goes from {before:.3f} to {after:.3f}, by {told(moved['mean_cosine'], 3)}, 1 % of it" in prose
     assert round(100 * moved["mean_cosine"]["estimate"] / before) == -1
-    assert f"the loss on WikiText-2 rises by {moved['text_loss']['estimate']:.3f}." in RESULTS
-    shares = [f"{100 * mean(stage, 'right'):.0f} %" for stage in ("DPO", "before")]
-    assert "in {} of questions not trained on, from {}.".format(*shares) in RESULTS
+    assert f"The loss on WikiText-2 rises by {moved['text_loss']['estimate']:.3f} nats without a loss" in prose
+    shares = [f"{100 * mean(stage, 'right'):.0f} %" for stage in ("DPO", "before", "SFT")]
+    assert "in {} of questions not trained on, from {}; SFT alone does that.".format(*shares[:2]) in prose
+    assert shares[2] == shares[0]
     small, large = (result["arms"][f"dispersion-{weight} minus none, after DPO"] for weight in ("0.1", "1"))
-    assert f"cosine ends {told(large['mean_cosine'], 3, -1)} lower, " in RESULTS
-    assert f"that text rises by {told(large['text_loss'], 3, 1)} more" in RESULTS
+    assert f"With dispersion at 1 it ends {told(large['mean_cosine'], 3, -1)} lower than without," in prose
+    assert f"with dispersion at 1 by {told(large['text_loss'], 3, 1)} more, which matters" in prose
+    assert large["text_loss"]["low"] > 0.002
     percent = [100 * arm["mean_cosine"]["estimate"] / after for arm in (small, large)]
-    assert f"lower, {-percent[1]:.1f} %, which is less than the 10 %" in RESULTS
-    assert f"At 0.1 the cosine ends {-percent[0]:.1f} % lower, and nothing else is seen." in RESULTS
+    assert f"lower than without, {-percent[1]:.1f} %." in prose
+    assert max(-x for x in percent) < 10  # "neither reaches the 10 % that would matter"
+    assert f"At 0.1 the cosine ends {-percent[0]:.1f} % lower, and no other difference is resolved;" in prose
+    assert small["log_share"]["low"] < -0.01  # "one that matters is not excluded"
+    assert small["text_loss"]["low"] < -0.002 < 0.002 < small["text_loss"]["high"]
+    trends = [mean(stage, "spearman") for stage in ("before", "DPO")]
+    assert (
+        "Spearman falls from {:.2f} to {:.2f}, by {:.2f} in every seed.".format(*trends, trends[0] - trends[1]) in prose
+    )
+    every = {r["spearman"] for r in runs_of if (r["arm"], r["stage"]) == ("none", "DPO")}
+    assert len(every) == 1
+    assert f"ends {told(large['spearman'], 3, 1)} higher than without: by the trend" in prose
     assert all(small[key]["low"] < 0 < small[key]["high"] for key in ("text_loss", "log_share", "right", "spearman"))
     assert max(map(abs, (large["log_share"]["low"], large["log_share"]["high"]))) < 0.01  # "nothing that matters"
     texts = [told(arm["text_loss"], digits) for arm, digits in ((small, 4), (large, 3))]
@@ -50,4 +63,6 @@ def test_stages():
     assert "right answers {} with 0.1, {} with 1; loss on other text".format(*listed) in RESULTS
     assert "loss on other text {} and **{}**".format(texts[0].replace(" [", " nats ["), texts[1]) in RESULTS
     assert "; mean cosine {} % and {} %; three seeds".format(*(signed(x, 1) for x in percent)) in RESULTS
-    assert f"and 1 costs other text {large['text_loss']['estimate']:.3f} nats." in README
+    readme = " ".join(README.split())
+    opened = f"0.1 opens the cone by {-percent[0]:.1f} % and no gain or harm is resolved; 1 costs other text"
+    assert f"{opened} {large['text_loss']['estimate']:.3f} nats." in readme
