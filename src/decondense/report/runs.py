@@ -161,7 +161,7 @@ def training(runs: Sequence[Run]) -> Section:
         origins.append(origin)
     return Section(
         "training", title, "; ".join([*_differences(arms), *_each(arms)]), origins,
-        gloss="What happened to loss and geometry. Intervals, where there are any, are over training seeds.",
+        gloss="What happened to loss and geometry. Intervals of differences are over training seeds.",
         notes=[f"{run.label}: {note}" if many else note for run in runs for note in run.notes],
         panels=[panel for panel in panels if panel is not None], tables=[_run_table(runs, differing)],
         depths=depths_of(runs),
