@@ -246,5 +246,5 @@ def show_run(record: Training, folder: Path) -> None:
     pace = "" if speed is None else f", {speed:,.0f} tokens/s in steps"
     out.print(f"{several(record.steps, 'step')} in {record.seconds:.0f} s{pace} on {record.hardware}")
     if record.skipped:
-        out.print(f"note: {record.skipped} steps were skipped, their loss or gradient was not finite")
+        out.print(f"note: {several(record.skipped, 'step')} left out, where loss or gradient was not finite")
     out.print(f"written: {folder}/model, result.json, training.png, snapshots/")

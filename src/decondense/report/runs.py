@@ -77,7 +77,7 @@ def read_run(source: Source[Training]) -> Run:
     if lost:
         run.notes.append(f"{lost} of {len(record.history)} steps have no finite loss: the curve has gaps there.")
     if record.skipped:
-        run.notes.append(f"{record.skipped} steps were skipped because their loss was not finite.")
+        run.notes.append(f"{several(record.skipped, 'step')} left out, where the loss was not finite.")
     return run
 
 
