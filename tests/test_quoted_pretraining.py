@@ -130,15 +130,11 @@ def test_pretrain():
     assert f"**{dispersed[2]} in the Llama with 80M**" in prose
     assert f"{decorrelated[0]} in the GPT2 with 40M, **{decorrelated[1]} in the Llama with 80M**" in prose
     assert f"uniformity that is gone early, added after 47 runs: {early}, at the corrected level" in prose
-    readme = " ".join(README.split())
-    assert (
-        f"gains of uniformity in a GPT2 with 80M, {uniform[1]} and at a higher rate {uniform[2]}, and small" in readme
-    )
-    assert f"With 160M, at that higher rate alone, its gain is open: {longer}, four seeds" in readme
-    assert (
-        f"uniformity of the last state {uniform[4]}, decorrelation of it {decorrelated[1]}, the paper's dispersion"
-        f" {dispersed[2]}, all significant after correction for thirteen comparisons" in readme
-    )
+    assert f"| uniformity, last state | **{uniform[4]}** | {uniform[2]} | {longer} |" in README
+    assert f"| decorrelation, last state | **{decorrelated[1]}** | not run | not run |" in README
+    assert f"| dispersion, all layers (the paper's) | **{dispersed[2]}** | not run | not run |" in README
+    assert {loss for loss, model, _ in rows if model == "gpt2 at 0.005"} == {"uniformity last 0.1"}  # "not run"
+    assert "correction for thirteen comparisons: three harms" in README
     plainly = rows["uniformity last 0.1", "gpt2", 4e7]["int8-int8_cross_entropy"]
     assert f"at 40 % and 0.003 is {plainly:.4f} with cross-entropy (two seeds)" in RESULTS
     two = signed(rows["dispersion all 0.1", "gpt2", 8e7]["difference"], 3)
