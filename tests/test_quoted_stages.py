@@ -63,6 +63,9 @@ def test_stages():
     assert "right answers {} with 0.1, {} with 1; loss on other text".format(*listed) in RESULTS
     assert "loss on other text {} and **{}**".format(texts[0].replace(" [", " nats ["), texts[1]) in RESULTS
     assert "; mean cosine {} % and {} %; three seeds".format(*(signed(x, 1) for x in percent)) in RESULTS
+    changes = " ".join((ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split())
+    assert "the trend over depth from {:.2f} to {:.2f};".format(*trends) in changes
+    assert f"at 1 it costs other text {large['text_loss']['estimate']:.3f} nats." in changes
     readme = " ".join(README.split())
     opened = f"0.1 opens the cone by {-percent[0]:.1f} % and no gain or harm is resolved; 1 costs other text"
     assert f"{opened} {large['text_loss']['estimate']:.3f} nats." in readme
