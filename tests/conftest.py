@@ -130,6 +130,15 @@ def shared() -> Path:
 
 
 @pytest.fixture
+def unpainted(monkeypatch) -> None:
+    """Figures are made, and are empty files: laying one out and painting it takes as long as a small measurement. For
+    tests of words and numbers, of commands whose figures other tests look at."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    monkeypatch.setattr(FigureCanvasAgg, "print_png", lambda self, path, **metadata: Path(path).touch())
+
+
+@pytest.fixture
 def make_run(tmp_path):
     """make_run(name, {task: outcomes}, weights=…, checkpoint=…, settings=…) → folder."""
     from by_hand import write_run  # whose imports the process that only tells workers what to do can spare

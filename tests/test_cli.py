@@ -93,6 +93,7 @@ def test_compare_results_and_models(model, tmp_path):
     assert json.loads(stdout)["paired"] is True
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_compare_texts(model, tmp_path, shared):
     options = ["--texts", "imdb,squad", "--data", shared / "data", "--windows", 2, "--tokens", 32]
     code, _, _ = run("compare", model, *options, "--out", tmp_path / "o")
@@ -103,6 +104,7 @@ def test_compare_texts(model, tmp_path, shared):
     assert second.endswith("models-stories260K-squad-validation")
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_comparing_what_differs_is_said_and_no_number_is_cut(model, tmp_path, shared, monkeypatch):
     for name, options in {"short": ["--tokens", "24"], "long": [], "imdb": ["--text", "imdb"]}.items():
         data = ["--data", shared / "data"]
@@ -128,6 +130,7 @@ def test_comparing_what_differs_is_said_and_no_number_is_cut(model, tmp_path, sh
     assert [r["model"] for r in rows[:2]] == ["stories260K (tokens 24)", "stories260K (tokens 48)"]
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_models_of_one_name_are_told_apart_and_keep_their_own_folders(model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for run_name in ("runs/a", "runs/b"):

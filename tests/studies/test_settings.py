@@ -313,6 +313,7 @@ def test_theory_does_without_its_example(command, tmp_path):
 # ---- names with dots, and the command that says what was changed ----
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_arms_with_dots_in_their_names_can_be_changed(tmp_path):
     """And the study goes by the weight of an arm, not by its name."""
     study = studies.STUDIES["dose"]
@@ -371,6 +372,7 @@ def test_a_small_change_is_a_small_command():
         ("estimators", "gpu", ["margin=0.01"], "within ±0.01 nats per token"),
     ],
 )  # fmt: skip
+@pytest.mark.usefixtures("unpainted")
 def test_the_criterion_follows_the_settings(tmp_path, name, scale, changes, words):
     study = studies.STUDIES[name]
     settings = settings_of(study, scale, changes)
