@@ -274,9 +274,9 @@ def test_runs_side_by_side(everything):
     record = json.loads((everything / "train" / "dispersion-seed1" / "result.json").read_text())
     assert task[2]["y"] == pytest.approx([row["task_loss"] for row in record["history"]], rel=1e-5)
     assert len(trend.charts) == 2
-    assert "no added loss (2 runs, means): held-out loss per token of blocks 3.50" in section.verdict
+    assert "no added loss (2 runs, means): held-out loss (mean over blocks) 3.50" in section.verdict
     (table,) = section.tables
-    assert "held-out loss per token of blocks" in table.heads
+    assert "held-out loss (mean over blocks)" in table.heads
     assert table.columns[1:3] == ["loss.name", "loss.weight"]
     assert len(section.origins) == 4
 
@@ -308,7 +308,7 @@ def test_the_first_line_of_runs_is_with_the_loss_minus_without(tmp_path):
         words.append(f"{said[0]} [{said[1]}, {said[2]}]")
     first, rest = section_of(tmp_path).lines
     assert first == (
-        "With the loss minus without it (dispersion, 3 seeds, 95 % intervals): held-out loss per token of blocks "
+        "With the loss minus without it (dispersion, 3 seeds, 95 % intervals): held-out loss (mean over blocks) "
         f"{words[0]}, mean cosine {words[1]}"
     )
     assert [line.split(" (")[0] for line in rest] == ["no added loss", "loss dispersion, weight 0.1"]

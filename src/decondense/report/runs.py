@@ -19,7 +19,7 @@ from .section import Section, Source, Table, inside, reason
 from .sections import origin_of
 
 DIGITS = {"held_out": 4, "spearman": 2, "mean_cosine": 3}
-HELD_OUT = "held-out loss per token of blocks"  # other than the mean over documents that studies compare
+HELD_OUT = "held-out loss (mean over blocks)"  # other than the mean over documents that studies compare
 SILENT = 60.0
 """After so many seconds without a line of its log a run is said to be silent."""
 COMPARED = 3
