@@ -181,9 +181,10 @@ def hardware() -> dict[str, str]:
         if line.startswith("model name"):
             model = line.split(":")[1].strip()
             break
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    from decondense.files import commit
+
     versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
-    return {"cpu": model, "cores": str(os.cpu_count()), **versions, "commit": commit}
+    return {"cpu": model, "cores": str(os.cpu_count()), **versions, "commit": commit()}
 
 
 def write_gpu(options: argparse.Namespace, found: dict[str, dict[str, float]]) -> None:

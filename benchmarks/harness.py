@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from decondense.files import write_csv
+from decondense.files import commit, write_csv
 
 RESULTS = Path(__file__).parent / "results"
 ENVIRONMENT = ("date", "torch", "device", "triton", "commit")  # where a figure comes from: columns of every file
@@ -78,7 +78,7 @@ def environment() -> Row:
         row |= {"device": torch.cuda.get_device_name(), "triton": triton.__version__}
     else:
         row |= {"device": f"{_processor()}, {os.cpu_count()} cores", "triton": ""}
-    row["commit"] = os.environ.get("DECONDENSE_COMMIT") or _commit()
+    row["commit"] = commit() or "unknown"
     return {column: row[column] for column in ENVIRONMENT}
 
 
@@ -90,14 +90,6 @@ def _processor() -> str:
         lines = []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("Model name:")]
     return names[0] if names else platform.processor() or platform.machine()
-
-
-def _commit() -> str:
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
 
 
 def copies(make: Callable[[int], torch.Tensor], *, at_least: int = 3, at_most: int = 16) -> list[torch.Tensor]:

@@ -54,6 +54,33 @@ def test_flat_and_names():
     assert set(files.versions("torch", "no-such-package")) == {"torch"}
 
 
+def test_a_version_says_its_commit(monkeypatch, tmp_path):
+    from decondense import __version__
+
+    def told() -> str:
+        files._version.cache_clear()
+        return files.versions("decondense")["decondense"]
+
+    monkeypatch.setenv("DECONDENSE_COMMIT", "abc1234")
+    assert told() == f"{__version__}+gabc1234"
+    monkeypatch.delenv("DECONDENSE_COMMIT")
+    made = tmp_path / "clone" / "src" / "decondense" / "files.py"
+    made.parent.mkdir(parents=True)
+    made.write_text("# here")
+    monkeypatch.setattr(files, "__file__", str(made))
+    assert told() == __version__, "installed from a package, or copied"
+    git = ["git", "-C", str(tmp_path / "clone"), "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "one"], ["tag", "v1"]):
+        subprocess.run([*git, *command], check=True)
+    first = told()
+    assert re.fullmatch(re.escape(__version__) + r"\+g[0-9a-f]{7}", first)
+    made.write_text("# there")
+    assert told() == f"{first}.dirty"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert told() == __version__, "no git"
+    files._version.cache_clear()
+
+
 def test_one_writer_at_a_time(tmp_path):
     lock = tmp_path / ".lock"
     code = (

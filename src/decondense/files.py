@@ -191,16 +191,35 @@ def remembered_sha256(file: Path, folder: Path) -> str:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """The installed version of each package that is installed."""
+    """The installed version of each package that is installed; our own with the commit where there is one."""
     return {name: found for name in packages if (found := _version(name)) is not None}
 
 
 @functools.cache  # a study asks hundreds of times, and each answer is read from a file
 def _version(package: str) -> str | None:
+    if package == "decondense":
+        from . import __version__
+
+        return f"{__version__}+g{made_by}" if (made_by := commit()) else __version__
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def commit() -> str:
+    """That of the clone which this code lies in, ".dirty" behind it where files differ from it; "" where there is none.
+    DECONDENSE_COMMIT says it for a copy without a history."""
+    root = Path(__file__).parents[2]
+    if (given := os.environ.get("DECONDENSE_COMMIT")) or not (root / ".git").exists():
+        return given or ""
+    import subprocess
+
+    command = ["git", "-C", str(root), "describe", "--always", "--exclude=*", "--abbrev=7", "--dirty=.dirty"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):  # no git here, or it is somebody else's folder
+        return ""
 
 
 def safe_name(text: str) -> str:

@@ -62,7 +62,7 @@ def record_of(
         bf16=trainer.accelerator.mixed_precision == "bf16",  # what ran, not what was asked for
         **prepared.speed,
         hardware=hardware(prepared.device),
-        versions=versions("torch", "transformers", "accelerate"),
+        versions=versions("decondense", "torch", "transformers", "accelerate"),
     )
 
 
