@@ -76,6 +76,9 @@ def test_a_version_says_its_commit(monkeypatch, tmp_path):
     assert re.fullmatch(re.escape(__version__) + r"\+g[0-9a-f]{7}", first)
     made.write_text("# there")
     assert told() == f"{first}.dirty"
+    monkeypatch.setattr(files, "__file__", str(tmp_path / "clone" / "vendor" / "decondense" / "files.py"))
+    assert told() == __version__, "a copy in a repository of others"
+    monkeypatch.setattr(files, "__file__", str(made))
     monkeypatch.setenv("PATH", str(tmp_path))
     assert told() == __version__, "no git"
     files._version.cache_clear()

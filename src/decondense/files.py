@@ -210,9 +210,11 @@ def _version(package: str) -> str | None:
 def commit() -> str:
     """That of the clone which this code lies in, ".dirty" behind it where files differ from it; "" where there is none.
     DECONDENSE_COMMIT says it for a copy without a history."""
-    root = Path(__file__).parents[2]
-    if (given := os.environ.get("DECONDENSE_COMMIT")) or not (root / ".git").exists():
-        return given or ""
+    if given := os.environ.get("DECONDENSE_COMMIT"):
+        return given
+    folder, root = Path(__file__).parents[1:3]
+    if folder.name != "src" or not (root / ".git").exists():  # another repository may hold an installed copy
+        return ""
     import subprocess
 
     command = ["git", "-C", str(root), "describe", "--always", "--exclude=*", "--abbrev=7", "--dirty=.dirty"]

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..words import several
 from .terminal import err, out, output_folder, progress_bar, writing
 
 LARGE = 15_000_000
@@ -83,7 +84,7 @@ def _write_page(folders: list[Path], target: Path, *, title: str | None, as_json
     for section in content.sections:
         if section.kind == "training" and section.lines[1]:
             out.print(f"{section.title}. {section.lines[0]}")
-    out.print(f"written: {target} ({number} result{'s' * (number != 1)}, {size / 1e6:.1f} MB)")
+    out.print(f"written: {target} ({several(number, 'result')}, {size / 1e6:.1f} MB)")
 
 
 def _write_table(folders: list[Path], readme: Path | None, *, show: bool, as_json: bool) -> None:
