@@ -58,6 +58,22 @@ def test_a_recipe_with_settings_and_several_seeds(recipe):
     assert "transformers" not in err  # its notices are silenced
 
 
+def test_into_a_pipe_every_part_before_the_first_step_is_a_line(recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr("decondense.commands.terminal.EVERY", 1e9)
+    monkeypatch.setenv("DECONDENSE_CACHE", str(tmp_path / "nothing-tokenised"))
+    begun = ["building a llama", "tokenising up to 1,024 tokens"]
+    training = ["training: held-out loss at step 0, then 2 steps of 256 tokens"]
+    assert run(recipe, "--out", "a")[2].splitlines() == begun + training
+    assert run(recipe, "--out", "a", "--resume")[2].splitlines() == ["this run is finished: a/result.json"]
+    monkeypatch.setattr("decondense.train.fast.compile_blocks", lambda model: None)  # which takes half a minute
+    model = saved(tmp_path / "small-model")
+    named = ["--model", model, "--set", "model.architecture=null", "--set", "model.config={}"]
+    err = run(recipe, *named, "--set", "model.tokenizer=null", "--set", "train.compile=true", "--out", "b")[2]
+    slow = f"{training[0]}; the first ones compile and take longer"
+    assert err.splitlines() == [f"loading {model}", slow], "the tokens are there already"
+    assert run(recipe, "--out", "c", "--json")[2] == ""
+
+
 def test_a_negative_weight_is_said(recipe):
     for weight, said in (("-0.1", True), ("0.1", False)):
         code, _, err = run(recipe, "--loss", "dispersion", "--weight", weight, "--out", f"run{weight}")

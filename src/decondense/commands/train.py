@@ -161,11 +161,9 @@ def _run(recipe: Any, folder: Path, *, resume: bool, quiet: bool) -> Any:
         say(f"note: {note}")
     _speak_when_ended(folder)
     try:
-        with _progress(recipe, quiet=quiet) as (preparing, show):
-            run = carry_out(
-                recipe, folder, resume=resume, command=shlex.join(["decondense", *sys.argv[1:]]), show=show,
-                preparing=preparing, say=say,
-            )  # fmt: skip
+        with _progress(recipe, quiet=quiet) as callbacks:
+            command = shlex.join(["decondense", *sys.argv[1:]])
+            run = carry_out(recipe, folder, resume=resume, command=command, say=say, **callbacks)
     except KeyboardInterrupt as stop:
         if folder.is_dir():  # else nothing was begun
             stop.add_note(f"interrupted: the same command with --resume {where_it_goes_on(folder)}.")
@@ -208,23 +206,27 @@ def _speak_when_ended(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _progress(recipe: Any, *, quiet: bool) -> Iterator[tuple[Any, Any]]:
-    """Two callbacks, (tokens done, tokens in all) and (step, figures), that drive one line on stderr."""
+def _progress(recipe: Any, *, quiet: bool) -> Iterator[dict[str, Any]]:
+    """The callbacks of `train` that drive one line on stderr; in a file or a pipe every part of the work before the
+    first step has a line as well, since it may take minutes."""
     from ..train.watch import in_words
 
     with progress_bar("getting ready", quiet=quiet) as move:
         if move is None:
-            yield None, None
+            yield {}
             return
+        lines = not err.is_terminal
         room = err.width - len(f"step: {recipe.steps:,} of {recipe.steps:,}, about 100 min left; ")
 
         def show(step: int, figures: dict[str, float]) -> None:
             move(step, recipe.steps, "step", in_words(figures, room))
 
         def preparing(done: int, total: int) -> None:
+            if lines and done == 0:
+                err.print(f"tokenising up to {total:,} tokens")
             move(done, total, "tokenising")
 
-        yield preparing, show
+        yield {"preparing": preparing, "show": show} | ({"stage": err.print} if lines else {})
 
 
 def show_run(record: Training, folder: Path) -> None:

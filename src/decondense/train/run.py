@@ -24,6 +24,7 @@ from ..records import parse
 from ..regularizer import regularize, term_of
 from ..term import Terms
 from ..weights_cache import quiet_loading
+from ..words import several
 from . import folder as run_folder
 from .active_forgetting import Forgetting
 from .blocks import Order
@@ -64,6 +65,7 @@ def train(
     show: Show | None = None,
     preparing: Callable[[int, int], None] | None = None,
     say: Callable[[str], None] | None = None,
+    stage: Callable[[str], None] | None = None,
     draw: bool = True,
 ) -> Run:
     """Train as `recipe` says, into `folder`.
@@ -74,6 +76,7 @@ def train(
     show       called after every step with (step, latest figures)
     preparing  called while the text is tokenised with (tokens done, tokens in all)
     say        called with a sentence when something is worth knowing
+    stage      called with a few words when a part of the work before the first step begins
     draw       also write the figures; a study that keeps the numbers only does without
     """
     need("train", "training")
@@ -91,11 +94,16 @@ def train(
             checkpoint = run_folder.last_complete_checkpoint(target, remove_others=first_process())
             start = "there is no complete checkpoint" if begun else f"there is no run in {str(target)!r} yet"
             say(f"resuming from {checkpoint.name}" if checkpoint else f"{start}: starting from step 0")
+        stage = stage or (lambda words: None)
+        stage(f"loading {recipe.model.name}" if recipe.model.name else f"building a {recipe.model.architecture}")
         prepared = prepare(recipe, target, cache, preparing)
         # What little is multiplied in float32 on a GPU may use its tensor cores, during the run and no longer.
         fast = prepared.device.type == "cuda" and prepared.speed["compiled"]
         with quiet_loading(), matmul_precision("high" if fast else torch.get_float32_matmul_precision()):
             trainer = _trainer(prepared, show, say, start=checkpoint is None)
+            look = "" if checkpoint else "held-out loss at step 0, then "
+            slow = "; the first ones compile and take longer" if prepared.speed["compiled"] else ""
+            stage(f"training: {look}{several(recipe.steps, 'step')} of {recipe.step_tokens:,} tokens{slow}")
             with run_folder.begin(target, recipe):
                 record = _carry_out(prepared, trainer, checkpoint, command, draw=draw)
         if prepared.device.type == "cuda":

@@ -132,6 +132,8 @@ def _tokenise(
 ) -> None:  # fmt: skip
     """Write documents until the budget is reached (filed under the last key) or they end (under the first)."""
     tokens, least = budget
+    if progress is not None:
+        progress(0, tokens)  # reading the text may take a while
     begun = {ending: cache / f".{keys[0]}.{ending}" for ending in ("tokens", "starts", "json")}
     used: list[dict[str, Any]] = []
     digest, written, number, ended = hashlib.sha256(), 0, 0, True
