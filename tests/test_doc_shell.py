@@ -1,8 +1,8 @@
 """Every line of the shell blocks in README.md and docs/*.md is run, as it stands there, in a folder that holds what the
 document presumes (doc_workplace.py).
 
-What needs a hub, a GPU or hours is made small by `made_small`: training says its recipe (`--dry-run`; only
-recipes/smoke.yaml trains, for three steps), a study beyond smoke scale its runs (`--plan`), a measurement
+What needs a hub, a GPU or hours is made small by `made_small`: training says its recipe (`--dry-run`, which does not look
+for models and texts of the hub here; only recipes/smoke.yaml trains, for three steps), a study beyond smoke scale its runs (`--plan`), a measurement
 takes two windows and an evaluation two items per task, both of tiny files. The models are tiny ones under the names
 that the document uses. `--merge` and `--reuse` run on the committed results, as they are.
 
@@ -101,6 +101,7 @@ def workplace(small_things, tmp_path, monkeypatch) -> Path:
         (folder / name).symlink_to(small_things / thing)
     monkeypatch.setattr("decondense.models.bundled_folder", lambda name: small_things / "model")
     monkeypatch.setattr("decondense.hub.hub_reachable", lambda: False)
+    monkeypatch.setattr("decondense.train.prepare.check", lambda recipe: None)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("DECONDENSE_DATA", str(small_things / "data"))
     monkeypatch.setenv("DECONDENSE_CACHE", str(tmp_path / "cache"))

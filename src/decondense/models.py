@@ -100,7 +100,8 @@ def load(
         revision: branch, tag or commit; hub ids only.
         dtype: a torch dtype or its name; default float32 on a CPU, the checkpoint's own on an accelerator.
         device: a torch device; default the accelerator if there is one, else the CPU. ``"auto"`` lets
-            accelerate spread a model that is too large for one device (``device_map="auto"``).
+            accelerate spread a model that is too large for one device (``device_map="auto"``); ``"meta"`` reads
+            no weights: the model has its modules and shapes and no numbers.
         init: the same architecture, freshly initialised from ``seed``, instead of the trained weights.
         head: with the language-model head where the checkpoint has one; ``False`` loads the bare stack.
         tokenizer: ``False`` for a model that reads no text: ``None`` comes in its place.
@@ -125,9 +126,10 @@ def load(
         check_config(config)
         auto = _auto_class(config, head)
         words = load_tokenizer(source, trust_remote_code=trust_remote_code) if tokenizer else None
-        if init:
+        empty = target is not None and target.type == "meta"
+        if init or empty:
             # A fork keeps the caller's random stream as it was.
-            with torch.random.fork_rng():
+            with torch.random.fork_rng(), torch.device("meta") if empty else contextlib.nullcontext():
                 torch.manual_seed(seed)
                 model = auto.from_config(
                     config,

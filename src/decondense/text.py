@@ -28,7 +28,7 @@ import numpy as np
 
 from . import hub
 from .files import packaged_file
-from .text_files import read_documents, row_documents
+from .text_files import files_of, read_documents, row_documents
 from .words import near, nearest, quoted
 
 
@@ -142,11 +142,26 @@ def _opened(text: Any, data: str | os.PathLike[str] | None, column: str | None, 
     name, _, split = spec.partition(":")
     if name in TEXTS:
         return _open_named(name, split or TEXTS[name].split, data, characters)
+    path = _path(spec)
+    return Text(path.name, path.name, tuple(read_documents(path, column=column)))
+
+
+def check_text(spec: str, *, data: str | os.PathLike[str] | None = None) -> None:
+    """Refuse a text that is not there, as ``open_text`` does, without reading it."""
+    name, _, split = spec.partition(":")
+    if name in TEXTS:
+        _place(name, split or TEXTS[name].split, data)
+    elif spec != "-":
+        files_of(_path(spec))
+
+
+def _path(spec: str) -> Path:
+    """Where a text lies that has no name of ours."""
     if not spec.strip():  # as a path it would be the current folder
         raise ValueError(f"text must be a name, a file or a list of strings, got {spec!r}: give one of them.")
     path = Path(spec).expanduser()
     if os.path.exists(path):  # which Path.exists does not answer for a name that is too long
-        return Text(path.name, path.name, tuple(read_documents(path, column=column)))
+        return path
     if len(spec) > 80 or "\n" in spec:
         raise ValueError(
             f"text must be a name, a file or a list of strings, got {quoted(spec)}: put it in a list, [text]."
@@ -154,7 +169,7 @@ def _opened(text: Any, data: str | os.PathLike[str] | None, column: str | None, 
     strings = "in Python, strings are read from a list, [text]."
     if os.sep in spec or path.suffix:
         raise FileNotFoundError(f"no text at {spec!r}: the file does not exist; {strings}")
-    remedy = nearest(name, TEXTS, strings)
+    remedy = nearest(spec.partition(":")[0], TEXTS, strings)
     raise ValueError(f"text must be a file or one of {', '.join(TEXTS)}, got {spec!r}: {remedy}")
 
 
@@ -191,9 +206,9 @@ def available(data: str | os.PathLike[str] | None = None) -> dict[str, str | Non
     return places | {"pydoc": "python itself"}
 
 
-def _open_named(name: str, split: str, data: str | os.PathLike[str] | None, characters: int) -> Text:
+def _place(name: str, split: str, data: str | os.PathLike[str] | None) -> tuple[Path | None, str]:
+    """(the file of a named text, where that is in words); None where Python itself or the hub has it."""
     entry = TEXTS[name]
-    label = f"{name}:{split}"
     if split not in SPLITS and near(split, SPLITS, cutoff=0.7):
         raise ValueError(f"text {name!r} has no split {split!r}: {nearest(split, SPLITS)}")
     if "/" in split or "\\" in split:
@@ -201,23 +216,32 @@ def _open_named(name: str, split: str, data: str | os.PathLike[str] | None, char
             f"a split must be a name like {', '.join(SPLITS)}, got {split!r}: to read a file, give its path."
         )
     if name == "pydoc":
-        from pydoc_data.topics import topics
-
-        python = f"pydoc_data.topics of Python {sys.version_info.major}.{sys.version_info.minor}"
-        return Text("pydoc", python, tuple(topics[key] for key in sorted(topics)))
+        return None, f"pydoc_data.topics of Python {sys.version_info.major}.{sys.version_info.minor}"
     if (file := _local_file(name, split, data)) is not None:
-        source = f"data folder, {file.parent.name}/{file.name}"
-    elif (file := _packaged_file(entry, split)) is not None and entry.package is not None:
-        source = f"package {entry.package[0]} {importlib.metadata.version(entry.package[0])}"
-    elif entry.hub is not None:
-        rows = _hub_rows(name, split)
-        documents = _until(characters, rows) if entry.stream else tuple(rows)
-        head = f", first {len(documents)} rows" if entry.stream else ""
-        return Text(label, f"datasets hub {entry.hub[0]}{head}", documents, entry.joiner)
-    else:
+        return file, f"data folder, {file.parent.name}/{file.name}"
+    if (file := _packaged_file(entry, split)) is not None and entry.package is not None:
+        return file, f"package {entry.package[0]} {importlib.metadata.version(entry.package[0])}"
+    if entry.hub is None:
         place = " or a package" if entry.pip else ""
         raise FileNotFoundError(f"text {name!r} is read from a local folder{place} only: {_remedy(name, split)}")
-    return Text(label, source, tuple(read_documents(file)), entry.joiner)
+    if not hub.hub_reachable():
+        raise OSError(_not_on_hub(name, split).format("it cannot be reached from here"))
+    return None, f"datasets hub {entry.hub[0]}"
+
+
+def _open_named(name: str, split: str, data: str | os.PathLike[str] | None, characters: int) -> Text:
+    entry, label = TEXTS[name], f"{name}:{split}"
+    file, source = _place(name, split, data)
+    if file is not None:
+        return Text(label, source, tuple(read_documents(file)), entry.joiner)
+    if name == "pydoc":
+        from pydoc_data.topics import topics
+
+        return Text("pydoc", source, tuple(topics[key] for key in sorted(topics)))
+    rows = _hub_rows(name, split)
+    documents = _until(characters, rows) if entry.stream else tuple(rows)
+    head = f", first {len(documents)} rows" if entry.stream else ""
+    return Text(label, source + head, documents, entry.joiner)
 
 
 def iterate_documents(text: str, *, data: str | os.PathLike[str] | None = None) -> tuple[str, Iterator[str]]:
@@ -225,8 +249,10 @@ def iterate_documents(text: str, *, data: str | os.PathLike[str] | None = None) 
     end without ever being in memory as a whole; everything else is what ``open_text`` gives."""
     name, _, split = text.partition(":")
     entry = TEXTS.get(name)
-    if entry is not None and entry.stream and entry.hub is not None and file_of(text, data) is None:
-        return f"datasets hub {entry.hub[0]}", _hub_rows(name, split or entry.split)
+    if entry is not None and entry.stream:
+        file, source = _place(name, split or entry.split, data)
+        if file is None:
+            return source, _hub_rows(name, split or entry.split)
     opened = open_text(text, data=data)
     return opened.source, iter(opened.documents)
 
@@ -238,13 +264,14 @@ def _remedy(name: str, split: str) -> str:
     return f"{pip}set DECONDENSE_DATA to a folder that holds {place} (.gz or .xz)."
 
 
+def _not_on_hub(name: str, split: str) -> str:
+    told = f"text {name!r} (split {split!r}) is in no local folder and the datasets hub did not provide it: {{}}; "
+    return told + _remedy(name, split)
+
+
 def _hub_rows(name: str, split: str) -> Iterator[str]:
     entry = TEXTS[name]
     assert entry.hub is not None
-    message = f"text {name!r} (split {split!r}) is in no local folder and the datasets hub did not provide it: {{}}; "
-    message += _remedy(name, split)
-    if not hub.hub_reachable():
-        raise OSError(message.format("it cannot be reached from here"))
     from datasets import load_dataset
 
     last = None
@@ -254,7 +281,7 @@ def _hub_rows(name: str, split: str) -> Iterator[str]:
                 last = row[entry.field]
                 yield last
     except Exception as error:  # the hub client raises a dozen types; the user needs one sentence
-        raise OSError(message.format(hub.first_line(error))) from error
+        raise OSError(_not_on_hub(name, split).format(hub.first_line(error))) from error
 
 
 def file_of(name: str, data: str | os.PathLike[str] | None = None) -> Path | None:

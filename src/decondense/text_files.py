@@ -24,19 +24,27 @@ READABLE = {"", ".txt", ".raw", ".md", ".tokens", ".jsonl", ".json", ".parquet",
 LARGEST = 1 << 30  # bytes of a file, unpacked: a few kilobytes of .xz may hold more than any memory
 
 
-def read_documents(path: Path, *, column: str | None = None) -> list[str]:
-    """``column``: the field of a row that is the document; default the first of ``FIELDS`` that it has."""
+def files_of(path: Path) -> list[Path]:
+    """The files of a text, none of them read: a folder's, or the file itself."""
     if path.is_dir():
         files = sorted(p for p in path.iterdir() if p.is_file() and ending_of(p) in READABLE - {""})
         if not files:
             raise FileNotFoundError(f"the folder {str(path)!r} must hold .txt, .jsonl or .parquet files: it has none.")
-        return [document for file in files for document in read_documents(file, column=column)]
-    ending = ending_of(path)
-    if ending not in READABLE:
+        return files
+    if ending_of(path) not in READABLE:
         raise ValueError(
             "a text file must be .txt, .jsonl, .json, .csv, .tsv or .parquet (also .gz, .xz), "
             f"got {path.name!r}: convert it."
         )
+    return [path]
+
+
+def read_documents(path: Path, *, column: str | None = None) -> list[str]:
+    """``column``: the field of a row that is the document; default the first of ``FIELDS`` that it has."""
+    files = files_of(path)
+    if path.is_dir():
+        return [document for file in files for document in read_documents(file, column=column)]
+    ending = ending_of(path)
     try:
         blob = unpacked(path)
         if ending == ".parquet":

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from decondense.train import run, train, trainer
-from decondense.train.prepare import _check_keys
+from decondense.train.prepare import _check_keys, check
 from decondense.train.trainer import Trainer
 from train.runs import fail_in_step_five, saved, tiny
 
@@ -75,6 +75,76 @@ def test_one_sentence_and_nothing_left_behind(case, tmp_path, cache, monkeypatch
     with pytest.raises((ValueError, OSError), match=sentence):
         train(tiny(*settings), tmp_path / "deep" / "er" / "run", cache=cache)
     assert list(tmp_path.iterdir()) == []  # neither the run folder nor the folders made for it
+
+
+TOLD = ("context", "text", "name", "micro", "no tokenizer", "architecture", "no causal model",
+        "key of the configuration", "config", "layers", "shares of a step")  # fmt: skip
+
+
+@pytest.fixture
+def nothing_is_read(monkeypatch):
+    """Neither weights nor texts."""
+
+    def forbidden(*args, **options):
+        raise AssertionError("read")
+
+    for place in ("models.whole_model", "text.read_documents", "train.token_files._tokenise"):
+        monkeypatch.setattr(f"decondense.{place}", forbidden)
+
+
+@pytest.mark.parametrize("case", TOLD)
+@pytest.mark.usefixtures("nothing_is_read")
+def test_the_same_sentence_without_weights_and_tokens(case, monkeypatch):
+    settings, sentence = BROKEN[case]
+    for name, value in LAUNCHED.get(case, {}).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises((ValueError, OSError), match=sentence):
+        check(tiny(*settings))
+
+
+@pytest.mark.usefixtures("nothing_is_read")
+def test_a_model_with_trained_weights_is_checked_by_its_configuration(tmp_path):
+    folder, text = saved(tmp_path / "model"), tmp_path / "text.txt"
+    text.write_text("Some words.")
+    named = [f"model={{name: {folder}}}", f"data.text=[{text}, pydoc]", f"data.held_out={text}"]
+    check(tiny(*named, "loss={name: dispersion, layers: [0, -3]}", f"baselines.distillation={{teacher: {folder}}}"))
+    check(tiny(*named, "model.lora={}"))
+    check(tiny(*named, "model.init=true", "model.tokenizer={train: 300}", "model.config={num_hidden_layers: 4}"))
+    two = "loss=[{name: dispersion}, {name: decorrelation, layers: [1, 3]}]"
+    other = saved(tmp_path / "other", vocab_size=400)
+    scan = tmp_path / "scan.pdf"
+    scan.touch()
+    (tmp_path / "empty").mkdir()
+    for settings, sentence in {
+        (two,): r"layers must lie in 0 … 2 \(or −3 … −1\), got 3",
+        (f"model.name={tmp_path / 'absent'}",): "no model at '.*absent': the path does not exist",
+        (f"data.held_out={tmp_path / 'absent.txt'}",): "no text at '.*absent.txt': the file does not exist",
+        (f"data.held_out={scan}",): "a text file must be .txt, .* got 'scan.pdf': convert it",
+        (f"data.text={tmp_path / 'empty'}",): "the folder '.*empty' must hold .txt",
+        ("data.text=pydoc:trian",): "text 'pydoc' has no split 'trian'",
+        (f"baselines.distillation={{teacher: {other}}}",): "a teacher must share the student's vocabulary of 384",
+    }.items():
+        with pytest.raises((ValueError, OSError), match=sentence):
+            check(tiny(*named, *settings))
+
+
+def test_a_text_that_was_tokenised_before_need_not_be_there(tmp_path, monkeypatch):
+    """As a run on a machine without a network, whose cache was filled elsewhere."""
+    monkeypatch.setattr("decondense.hub.hub_reachable", lambda: False)
+    monkeypatch.setenv("DECONDENSE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("DECONDENSE_DATA", raising=False)
+    recipe = tiny("data.text=c4")
+    with pytest.raises(
+        OSError, match=r"^text 'c4' \(split 'train'\) is in no local folder and the datasets hub did not"
+    ):
+        check(recipe)
+    with monkeypatch.context() as reachable:
+        reachable.setattr("decondense.hub.hub_reachable", lambda: True)
+        reachable.setattr("decondense.text._hub_rows", lambda name, split: iter(["Some words, and more. " * 200] * 2))
+        check(recipe)
+        train(recipe, tmp_path / "run")
+    check(recipe)
+    assert train(recipe, tmp_path / "again").record["text"][0]["name"] == "c4"
 
 
 def test_a_configuration_without_defaults():

@@ -137,6 +137,12 @@ def test_a_dry_run_of_a_recipe_is_the_whole_recipe(recipe):
     code, out, err = run(recipe, "--seed", "9", "--dry-run")
     assert (code, err) == (0, "")
     assert yaml.safe_load(out) == load_recipe(recipe, ["train.seed=9"]).model_dump(mode="json")
+    for wrong, said in (["--text", "absent.txt"], "no text at"), (["--loss", "koleo", "--layers", "9"], "layers must"):
+        code, out, err = run(recipe, *wrong, "--dry-run")
+        assert code == 2
+        assert "name: small" in out, "it is printed nevertheless"
+        assert err == run(recipe, *wrong, "--out", "run")[2].splitlines(keepends=True)[-1]
+        assert said in err
     assert list(recipe.parent.iterdir()) == [recipe]
 
 
@@ -162,11 +168,20 @@ def test_a_dry_run_of_a_recipe_is_the_whole_recipe(recipe):
         (["small.yaml", "--loss", "dispersion", "--layers", "first"], "(−1 is the last), got 'first'."),
         (["small.yaml", "--weight", "0.1"], "setting 'loss.weight' needs a loss, and loss.name is none: name one"),
         (["--model", "gpt2", "--weight", "0.5"], "setting 'loss.weight' needs a loss, and loss.name is none: name one"),
-        (["small.yaml", "--teacher", "nobody/has-this"], "the hub did not provide it"),
     ],
 )
 def test_errors_are_one_sentence(recipe, arguments, said):
     assert said in refusal(*arguments)
+    assert list(recipe.parent.iterdir()) == [recipe]
+
+
+def test_a_teacher_that_is_not_there(recipe):
+    code, out, err = run(recipe, "--teacher", "nobody/has-this")
+    assert (code, out) == (2, "")
+    told, refusal = err.splitlines()
+    assert told == "building a llama"
+    assert refusal.startswith("error: model 'nobody/has-this' is no folder, ")
+    assert "the hub did not provide it" in refusal
     assert list(recipe.parent.iterdir()) == [recipe]
 
 

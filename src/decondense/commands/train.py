@@ -57,7 +57,9 @@ def train(
     out_dir: Annotated[Path | None, typer.Option("--out", help="run folder; default runs/NAME")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue an interrupted run with the same command")] = False,
     push_to_hub: Annotated[str | None, typer.Option(help="OWNER/NAME: upload the model when it is trained")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the whole recipe and stop")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="print the whole recipe, look whether model and texts are there, and stop")
+    ] = False,
     as_json: o.Json = False,
 ) -> None:
     """Train a language model, with or without a loss against condensation, as a recipe says.
@@ -100,6 +102,10 @@ def train(
     if as_json and first_process():
         whole = [pretty_json(one) for one in made]
         print(whole[0] if len(whole) == 1 else "[" + ",\n".join(whole) + "]\n", end="")
+    if dry_run:
+        from ..train.prepare import check
+
+        check(recipes[0])  # the others differ in nothing but the seed
     _part()
 
 

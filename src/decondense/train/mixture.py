@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +16,7 @@ from ..hub import hub_reachable
 from .blocks import Blocks, join
 from .recipe import Recipe
 from .sections import Data, shares_of
-from .token_files import prepare
+from .token_files import is_prepared, prepare
 
 WHOLE = 1 << 27  # tokens: a local text of a mixture is tokenised up to here, so that runs of all budgets share the file
 
@@ -27,28 +28,19 @@ def blocks_of(recipe: Recipe, tokenizer: Any, cache: Path, progress: Any) -> tup
     """
     data = recipe.data
     options: dict[str, Any] = {"context": data.context, "cache": cache, "data": data.folder}
-    aside = -(-data.held_out_tokens // data.context)
-    needed = recipe.steps * recipe.batch_blocks + (aside if data.held_out is None else 0)
-    shares = {_training_split(name, data.folder): share for name, share in shares_of(data.text).items()}
-    if len(shares) == 1 or data.order == "sequential":
-        parts = [prepare(list(shares), tokenizer, tokens=needed * data.context, progress=progress, **options)]
-        portions = _portions([1.0], aside)
-    else:
-        tokens = {name: max(needed * data.context, WHOLE if _on_disk(name, data.folder) else 0) for name in shares}
-        whole = [prepare(name, tokenizer, tokens=tokens[name], whole=True, progress=progress, **options)
-                 for name in shares]  # fmt: skip
-        counts = allot(needed, list(shares.values()), [len(blocks) for blocks in whole])
-        parts = [_cut(blocks, 0, count) for blocks, count in zip(whole, counts)]
-        portions = _portions(shares.values(), aside)
+    asked, of_held_out = _asked(recipe)
+    parts = [prepare(tokenizer=tokenizer, progress=progress, **one, **options) for one in asked]
+    needed, aside = _blocks(recipe)
+    shares = list(_training_shares(data).values()) if len(parts) > 1 else [1.0]
+    if len(parts) > 1:
+        counts = allot(needed, shares, [len(blocks) for blocks in parts])
+        parts = [_cut(blocks, 0, count) for blocks, count in zip(parts, counts)]
     if data.held_out is not None:
-        others = shares_of(data.held_out)
-        portions = _portions(others.values(), aside)
-        texts = [
-            prepare(name, tokenizer, tokens=portion * data.context, documents=data.held_out_documents, **options)
-            for name, portion in zip(others, portions)
-        ]
+        portions = _portions(shares_of(data.held_out).values(), aside)
+        texts = [prepare(tokenizer=tokenizer, **one, **options) for one in of_held_out]
         held_out = [t.part(0, min(len(t), portion)) for t, portion in zip(texts, portions)]
         return join(parts), join(held_out), texts
+    portions = _portions(shares, aside)
     if data.held_out_tokens == Data.model_fields["held_out_tokens"].default and sum(map(len, parts)) < needed:
         portions = [min(portion, _end_of(len(part), recipe)) for part, portion in zip(parts, portions)]
     for part, portion in zip(parts, portions):
@@ -61,6 +53,45 @@ def blocks_of(recipe: Recipe, tokenizer: Any, cache: Path, progress: Any) -> tup
     ends = [len(part) - portion for part, portion in zip(parts, portions)]
     training = [_cut(part, 0, end) for part, end in zip(parts, ends)]
     return join(training), join([_cut(part, end, len(part)) for part, end in zip(parts, ends)]), []
+
+
+def check_texts(recipe: Recipe, tokenizer: Any, cache: Path) -> None:
+    """Refuse a text that is not there, as `blocks_of` does, without reading any. One that has been tokenised before is
+    not asked for again; without a tokenizer nobody knows."""
+    for one in itertools.chain(*_asked(recipe)):
+        try:
+            for name in one["texts"]:
+                text.check_text(name, data=recipe.data.folder)
+        except (OSError, ValueError):
+            if tokenizer is None or not is_prepared(tokenizer=tokenizer, cache=cache, data=recipe.data.folder, **one):
+                raise
+
+
+def _asked(recipe: Recipe) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What is asked of `token_files.prepare`: for the training blocks, and for the held-out texts if there are any."""
+    data = recipe.data
+    needed, aside = _blocks(recipe)
+    names = list(_training_shares(data))
+    training: list[dict[str, Any]] = [{"texts": names, "tokens": needed * data.context}]
+    if len(names) > 1 and data.order != "sequential":
+        tokens = [max(needed * data.context, WHOLE if _on_disk(name, data.folder) else 0) for name in names]
+        training = [{"texts": [name], "tokens": n, "whole": True} for name, n in zip(names, tokens)]
+    others = {} if data.held_out is None else shares_of(data.held_out)
+    held_out = [
+        {"texts": [name], "tokens": portion * data.context, "documents": data.held_out_documents}
+        for name, portion in zip(others, _portions(others.values(), aside))
+    ]
+    return training, held_out
+
+
+def _training_shares(data: Data) -> dict[str, float]:
+    return {_training_split(name, data.folder): share for name, share in shares_of(data.text).items()}
+
+
+def _blocks(recipe: Recipe) -> tuple[int, int]:
+    """(blocks that are taken from the training texts, blocks that are held out, of the same texts or of others)."""
+    aside = -(-recipe.data.held_out_tokens // recipe.data.context)
+    return recipe.steps * recipe.batch_blocks + (aside if recipe.data.held_out is None else 0), aside
 
 
 def allot(total: int, shares: Sequence[float], limits: Sequence[int]) -> list[int]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from .. import text
+from ..hidden_states import reader_of, select
 from ..models import pick_device
 from ..needs import need
 from ..weights_cache import cache_dir, quiet_loading
@@ -25,7 +26,7 @@ from .controls import Centre, dropout_keys, logit_terms
 from .distillation import check_teacher, same_tokens
 from .folder import process_count, sharded
 from .held_out import Document, documents_in
-from .mixture import blocks_of
+from .mixture import blocks_of, check_texts
 from .recipe import Recipe
 from .sections import TrainedTokenizer
 from .tokenizer import open_tokenizer
@@ -53,6 +54,24 @@ class Prepared:
     begin: int | None = None  # the token that every block begins with
 
 
+def check(recipe: Recipe) -> None:
+    """Refuse what a run would refuse, with the same sentence, as far as the configuration of the model and the names of
+    the texts tell: no weights are read, nothing is tokenised, and this machine need not be the one that trains."""
+    where, nowhere = cache_dir() / "tokens", torch.device("meta")
+    with quiet_loading():
+        model, tokenizer, _ = _model(recipe, nowhere, where)
+        _check_context(recipe, model)
+        _micro_batch(recipe, model, nowhere)
+        if tokenizer is not None:
+            _teacher(recipe, model, tokenizer, nowhere)
+            _begin(recipe, tokenizer)
+    for loss in recipe.losses:
+        reader, states = reader_of(model, None)
+        if states is not None:
+            select(loss.layers, states, reader.first)
+    check_texts(recipe, tokenizer, where)
+
+
 def prepare(recipe: Recipe, folder: Path, cache: str | os.PathLike[str] | None, preparing: Any = None) -> Prepared:
     _check_reports(recipe.train.report_to)
     if recipe.train.quantised and sharded():
@@ -61,12 +80,7 @@ def prepare(recipe: Recipe, folder: Path, cache: str | os.PathLike[str] | None, 
     where = Path(cache) if cache is not None else cache_dir() / "tokens"
     with quiet_loading():
         model, tokenizer, source = _model(recipe, device, where)
-    limit = getattr(model.config, "max_position_embeddings", None)
-    if limit is not None and recipe.data.context > limit:
-        raise ValueError(
-            f"data.context must be at most {limit}, the positions of this model, got {recipe.data.context}: lower it, "
-            f"--context {limit}."
-        )
+    _check_context(recipe, model)
     micro = _micro_batch(recipe, model, device)
     _check_disk(folder, model, recipe)
     teacher = _teacher(recipe, model, tokenizer, device)
@@ -81,6 +95,15 @@ def prepare(recipe: Recipe, folder: Path, cache: str | os.PathLike[str] | None, 
         recipe, folder, model, tokenizer, source, blocks, held_out, documents, window_text, teacher, centre, device,
         bf16, micro, speed, begin,
     )  # fmt: skip
+
+
+def _check_context(recipe: Recipe, model: Any) -> None:
+    limit = getattr(model.config, "max_position_embeddings", None)
+    if limit is not None and recipe.data.context > limit:
+        raise ValueError(
+            f"data.context must be at most {limit}, the positions of this model, got {recipe.data.context}: lower it, "
+            f"--context {limit}."
+        )
 
 
 def _begin(recipe: Recipe, tokenizer: Any) -> int | None:
@@ -126,7 +149,8 @@ def _device(recipe: Recipe) -> tuple[torch.device, bool]:
 
 
 def _model(recipe: Recipe, device: torch.device, cache: Path) -> tuple[Any, Any, dict[str, Any]]:
-    """(model in train mode on the device, tokenizer, what it is in words)."""
+    """(model in train mode on the device, tokenizer, what it is in words). On the device meta it has no weights, and a
+    tokenizer that is still to be learnt is None."""
     import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -134,9 +158,11 @@ def _model(recipe: Recipe, device: torch.device, cache: Path) -> tuple[Any, Any,
 
     wanted, seed = recipe.model, recipe.train.seed
     options: dict[str, Any] = {} if wanted.attention is None else {"attn_implementation": wanted.attention}
-    own: Any = None if wanted.tokenizer is None else open_tokenizer(wanted.tokenizer, recipe.data, cache)
+    empty, learnt = device.type == "meta", isinstance(wanted.tokenizer, TrainedTokenizer)
+    given = None if empty and learnt else wanted.tokenizer
+    own: Any = None if given is None else open_tokenizer(given, recipe.data, cache)
     changes = dict(wanted.config)
-    if isinstance(wanted.tokenizer, TrainedTokenizer):
+    if own is not None and learnt:
         end = own.eos_token_id
         changes = {"vocab_size": len(own), "bos_token_id": end, "eos_token_id": end} | changes
     dropout = recipe.baselines.dropout
@@ -155,7 +181,7 @@ def _model(recipe: Recipe, device: torch.device, cache: Path) -> tuple[Any, Any,
         if dropout is not None:
             config.update(dict.fromkeys(dropout_keys(config), dropout))
         torch.manual_seed(seed)
-        with _fitting(wanted.architecture):
+        with _fitting(wanted.architecture), device if empty else contextlib.nullcontext():
             model = transformers.AutoModelForCausalLM.from_config(config, **options)
         source = {"name": wanted.architecture, "source": "from scratch"}
     else:
@@ -166,7 +192,7 @@ def _model(recipe: Recipe, device: torch.device, cache: Path) -> tuple[Any, Any,
             config = transformers.AutoConfig.from_pretrained(resolved.location, **remote)
             changes |= dict.fromkeys(dropout_keys(config), dropout)
         model, tokenizer = models.load(
-            resolved, dtype="float32", device="cpu", init=wanted.init, seed=seed,
+            resolved, dtype="float32", device="meta" if empty else "cpu", init=wanted.init, seed=seed,
             trust_remote_code=wanted.trust_remote_code, config_changes=changes or None, **options,
         )  # fmt: skip
         _check_keys(model.config, wanted.config)
@@ -178,6 +204,8 @@ def _model(recipe: Recipe, device: torch.device, cache: Path) -> tuple[Any, Any,
                     "fresh weights."
                 )
             tokenizer = own
+        elif empty and learnt:
+            tokenizer = None
         source = {"name": resolved.name, "source": resolved.description + (", fresh weights" if wanted.init else "")}
         source |= {} if wanted.init else models.provenance(resolved)
     if not hasattr(model, "lm_head") and model.get_output_embeddings() is None:
@@ -194,7 +222,8 @@ def _model(recipe: Recipe, device: torch.device, cache: Path) -> tuple[Any, Any,
             task_type="CAUSAL_LM",
         )  # fmt: skip
         torch.manual_seed(seed)
-        model = get_peft_model(model, adapters)
+        with device if empty else contextlib.nullcontext():
+            model = get_peft_model(model, adapters)
     model.config.use_cache = False
     return model.train(), tokenizer, source
 

@@ -56,9 +56,8 @@ def prepare(
     whole      a text that ends within the budget is filed without it, so that runs with other budgets find it
     """
     names = [texts] if isinstance(texts, str) else list(texts)
-    kind = np.dtype(np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
     budget = (tokens, documents)
-    keys = [_key(names, tokenizer, wanted, cache, data) for wanted in ([None, budget] if whole else [budget])]
+    keys, kind = _filed(names, tokenizer, budget, cache, data, whole=whole)
     ids, starts, used = cached(
         cache,
         keys[0],
@@ -72,6 +71,22 @@ def prepare(
         )
     # The files may have been made from the same text under another path.
     return Blocks(ids, starts, context, [{"name": names[entry.pop("number")], **entry} for entry in used])
+
+
+def is_prepared(
+    texts: list[str], tokenizer: Any, *, tokens: int, cache: Path, documents: int = 0, whole: bool = False,
+    data: str | None = None,
+) -> bool:  # fmt: skip
+    """Whether `prepare` would find its files, and need no text."""
+    return _open(cache, *_filed(texts, tokenizer, (tokens, documents), cache, data, whole=whole)) is not None
+
+
+def _filed(
+    texts: list[str], tokenizer: Any, budget: tuple[int, int], cache: Path, data: str | None, *, whole: bool
+) -> tuple[list[str], np.dtype[Any]]:
+    """Under which keys the tokens may lie, and of what kind they are."""
+    kind = np.dtype(np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
+    return [_key(texts, tokenizer, wanted, cache, data) for wanted in ([None, budget] if whole else [budget])], kind
 
 
 def cached(cache: Path, key: str, opened: Callable[[], Any], make: Callable[[], None]) -> Any:
