@@ -1,10 +1,11 @@
 """Every line of the shell blocks in README.md and docs/*.md is run, as it stands there, in a folder that holds what the
 document presumes (doc_workplace.py).
 
-What needs a hub, a GPU or hours is made small by `made_small`: training says its recipe (`--dry-run`, which does not look
-for models and texts of the hub here; only recipes/smoke.yaml trains, for three steps), a study beyond smoke scale its runs (`--plan`), a measurement
-takes two windows and an evaluation two items per task, both of tiny files. The models are tiny ones under the names
-that the document uses. `--merge` and `--reuse` run on the committed results, as they are.
+What needs a hub, a GPU or hours is made small by `made_small`: training says its recipe (`--dry-run`, which does not
+look for models and texts of the hub here; only recipes/smoke.yaml trains, for three steps), a study beyond smoke
+scale its runs (`--plan`), a measurement takes two windows and an evaluation two items per task, both of tiny files.
+The models are tiny ones under the names that the document uses. `--merge` and `--reuse` run on the committed results,
+as they are.
 
 Not run, but checked:
 
