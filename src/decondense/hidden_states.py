@@ -22,7 +22,7 @@ from .inputs import argument, arguments, stating
 from .insides.transformers import is_encoder_decoder
 from .losses.options import check_choice
 from .split import refuse_pipeline
-from .stack import stack_of
+from .stack import repeated_blocks, stack_of
 
 LAYER_NAMES = ("all", "last", "early_half", "late_half")
 # They return what every block puts out and the last one's once more after the norm, nothing of the embedding layer.
@@ -134,8 +134,7 @@ class StackReader:
             if states is None:
                 raise TypeError(
                     f"{type(module).__name__} must return a ModelOutput with hidden_states, got "
-                    f"{type(out).__name__} without them: drop return_dict=False, or name the layers to read "
-                    "with modules=[…]."
+                    f"{type(out).__name__} without them: drop return_dict=False, or {naming()}."
                 )
             after(Capture(in_order(module, states, self._read), mask, positions))
             if self._wanted is True:
@@ -261,6 +260,16 @@ class ModuleReader:
         return [outputs[name] for name in self.names]
 
 
+def naming(model: nn.Module | None = None) -> str:
+    """The remedy where a model does not say what its hidden states are: the option, with a guess at its blocks."""
+    blocks = [] if model is None else repeated_blocks(model)[:1]
+    names = [name for name, module in model.named_modules() if module in blocks] if model is not None else []
+    pattern = repr(names[0].rpartition(".")[0] + ".*") if names else "[…]"
+    return (
+        f"name the layers to read, that return (batch, tokens, width), with modules={pattern}, in a recipe loss.modules"
+    )
+
+
 def _sides(layers: list[nn.Module], model: Any) -> list[str]:
     """Of which stack of an encoder–decoder each layer is, which decides about its mask; any other model has one."""
     if not is_encoder_decoder(model):
@@ -305,7 +314,7 @@ def reader_of(model: nn.Module, modules: str | Sequence[str] | None) -> tuple[Re
     if config is None or not hasattr(inner, "base_model"):
         raise TypeError(
             f"model must be a transformers model that can return hidden states, got {type(model).__name__}: "
-            "for other modules name the layers to read with modules=['pattern', …]."
+            f"for other modules {naming(model)}."
         )
     names = ["num_decoder_layers", "decoder_layers"]  # num_hidden_layers are then the encoder's, or those of both
     if not is_encoder_decoder(inner):
@@ -336,8 +345,7 @@ def in_order(stack: Any, states: Sequence[Tensor], given: dict[str, Any]) -> Seq
         if state.ndim != 3:
             raise TypeError(
                 f"the hidden states of {type(stack).__name__} must be (batch, tokens, width), got "
-                f"{tuple(state.shape)}, several streams or a feature map: name layers that return such states "
-                "with modules=[…]."
+                f"{tuple(state.shape)}, several streams or a feature map: {naming()}."
             )
     if getattr(getattr(stack, "config", None), "model_type", None) not in LATE:
         return states

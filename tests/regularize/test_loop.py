@@ -130,6 +130,14 @@ def test_any_module_by_the_names_of_its_layers():
     # something inside one does not
     with dc.regularize(model, modules=["blocks.*.linear"]), pytest.raises(RuntimeError, match="use_reentrant=False"):
         model(ids, mask)
+    with pytest.raises(
+        TypeError, match=r"got Plain: .* name the layers .* modules='blocks\.\*', in a recipe loss\.modules"
+    ):
+        dc.regularize(model)
+    with pytest.raises(TypeError, match=r"modules='1\.blocks\.\*'"):
+        dc.regularize(nn.Sequential(nn.Identity(), model))
+    with pytest.raises(TypeError, match=r"got Linear: .* with modules=\[…\], in"):
+        dc.regularize(nn.Linear(2, 2))
     with pytest.raises(ValueError, match=r"matches none.*embed"):
         dc.regularize(model, modules=["layers.*"])
     nested = torch.nn.ModuleDict({"model": torch.nn.ModuleDict({"net": model})})

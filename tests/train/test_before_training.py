@@ -13,7 +13,7 @@ import transformers
 from decondense.train import run, train, trainer
 from decondense.train.prepare import _check_keys, check
 from decondense.train.trainer import Trainer
-from train.runs import fail_in_step_five, saved, tiny
+from train.runs import fail_in_step_five, saved, tiny, weights
 
 BROKEN = {
     "context": (
@@ -145,6 +145,28 @@ def test_a_text_that_was_tokenised_before_need_not_be_there(tmp_path, monkeypatc
         train(recipe, tmp_path / "run")
     check(recipe)
     assert train(recipe, tmp_path / "again").record["text"][0]["name"] == "c4"
+
+
+def test_layers_by_the_names_of_their_modules(tmp_path, cache):
+    """Hidden state 1 is what block 0 puts out, and a compiled block must not be asked for another's values."""
+    ways = {"states": "layers: [1]", "modules": "layers: [0], modules: model.layers.*"}
+    for name, way in ways.items():
+        train(tiny(f"loss={{name: dispersion, weight: 1, {way}}}"), tmp_path / name, cache=cache)
+    one, two = (weights(tmp_path / name) for name in ways)
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    with pytest.raises(ValueError, match=r"modules must name layers of LlamaForCausalLM, but \['h.\*'\] matches none"):
+        check(tiny("loss={name: dispersion, modules: h.*}"))
+
+
+def test_a_snapshot_that_cannot_be_taken_says_how_to_do_without(tmp_path, cache, monkeypatch):
+    def snapshot(*args, **options):
+        raise ValueError("a model must return hidden states, Odd does not: it cannot be measured.")
+
+    monkeypatch.setattr("decondense.train.watch.snapshot", snapshot)
+    with pytest.raises(
+        ValueError, match=r"Odd does not: it cannot be measured; snapshots.count=0 takes no snapshots\.$"
+    ):
+        train(tiny("snapshots.count=1"), tmp_path / "run", cache=cache)
 
 
 def test_a_configuration_without_defaults():

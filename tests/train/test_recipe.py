@@ -142,6 +142,7 @@ def test_budget_in_tokens_is_made_of_whole_steps():
         ("loss=[{name: dispersion}]", "a list of losses must name two or more, got dispersion: leave the list out"),
         ("loss=[{name: dispersion}, {name: none}]", "must name two or more, got dispersion, none"),
         ("loss=[{name: dispersion, check_every: 2}, {name: koleo}]", "check_every is about one loss"),
+        ("loss=[{name: dispersion, modules: h.*}, {name: koleo}]", "modules is about one loss"),
         ("loss=[{name: dispersion}, {name: koleo, wieght: 1}]", "'loss.1.wieght' is no key of a recipe: did you"),
         ("loss=[{name: dispersion}, {name: koleon}]", "recipe: loss.1: "),
         ("train.quantised=[int3]", "must be one of int8, int4, int8-int8, got 'int3'"),

@@ -101,7 +101,7 @@ class TrainerEngine:
                 raise RuntimeError(
                     f"{type(self.trainer).__name__}.compute_loss must call the attached model, but no hidden "
                     "states came from it: attach after the trainer has wrapped or replaced its model, or, where its "
-                    "head calls the layers by a way of its own, name them with modules=[…]."
+                    f"head calls the layers by a way of its own, {hs.naming(self.model)}."
                 )
             return result
         added = self._terms(labels, num_items_in_batch, loss)

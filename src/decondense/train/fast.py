@@ -66,7 +66,7 @@ def tap_blocks(model: nn.Module, handle: Handle, *, whole_rows: bool = True, che
     What that saves is in `losses/beside.py`.
     """
     term, blocks = handle.term, repeated_blocks(model)
-    if checkpointing or not whole_rows:
+    if checkpointing or not whole_rows or isinstance(handle.reader, hs.ModuleReader):
         return 0
     if isinstance(term, Terms) or term.group or term.loss.keywords.get("generator"):
         return 0  # what cannot be traced, and weights that change from step to step

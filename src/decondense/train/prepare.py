@@ -66,7 +66,7 @@ def check(recipe: Recipe) -> None:
             _teacher(recipe, model, tokenizer, nowhere)
             _begin(recipe, tokenizer)
     for loss in recipe.losses:
-        reader, states = reader_of(model, None)
+        reader, states = reader_of(model, loss.modules)
         if states is not None:
             select(loss.layers, states, reader.first)
     check_texts(recipe, tokenizer, where)

@@ -43,8 +43,9 @@ class Recipe(Part):
                 f"a list of losses must name two or more, got {', '.join(one.name for one in self.loss) or 'nothing'}: "
                 "leave the list out for one, or the loss for none"
             )
-        if isinstance(self.loss, list) and any(one.check_every is not None for one in self.loss):
-            raise ValueError("loss.check_every is about one loss, got it in a list: leave it out")
+        for key in ("check_every", "modules"):
+            if isinstance(self.loss, list) and any(getattr(one, key) is not None for one in self.loss):
+                raise ValueError(f"loss.{key} is about one loss, got it in a list: leave it out")
         if self.train.batch_tokens < self.data.context:
             raise ValueError(
                 f"train.batch_tokens must hold at least one block of data.context = {self.data.context} tokens, "

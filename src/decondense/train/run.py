@@ -204,7 +204,7 @@ def _regularized(recipe: Recipe, trainer: Any) -> Any:
 
 def _options(recipe: Recipe, loss: Loss) -> dict[str, Any]:
     """Those of `regularize` and of the loss, for a run of so many steps."""
-    options = loss.of_the_term() | loss.options
+    options = loss.of_the_term() | loss.options | ({} if loss.modules is None else {"modules": loss.modules})
     if loss.preset is not None:
         options["preset"] = loss.preset
     if loss.schedule == "release":

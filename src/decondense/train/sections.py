@@ -149,6 +149,7 @@ class Loss(Part):
     name: str = "none"
     weight: float = 0.1
     layers: str | list[StrictInt] = "all"
+    modules: str | list[str] | None = None  # patterns of submodules to read, where the model returns no hidden states
     preset: str | None = None
     schedule: Literal["constant", "linear", "cosine", "release"] = "constant"
     ramp_steps: int | None = None

@@ -52,7 +52,10 @@ class Milestones(TrainerCallback):
 
     def _look(self, model: Any, step: int) -> None:
         label = f"{self.recipe.name}, step {step}"
-        measured = snapshot(model, self.tokenizer, self.text, label=label, **self.size)
+        try:
+            measured = snapshot(model, self.tokenizer, self.text, label=label, **self.size)
+        except (ValueError, TypeError) as error:  # a model that returns no hidden states, say
+            raise ValueError(f"{str(error).rstrip('.')}; snapshots.count=0 takes no snapshots.") from error
         if torch.distributed.is_initialized() and torch.distributed.get_rank():
             return
         self.mean_cosine = float(measured.mean_cosine[1:].mean())
