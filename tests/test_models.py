@@ -225,6 +225,18 @@ def test_bad_options(folder, options, message):
         load(folder, **options)
 
 
+def test_a_model_with_code_of_its_own_says_how_to_allow_it(tmp_path):
+    config = {"model_type": "odd", "auto_map": {"AutoConfig": "odd.OddConfig", "AutoModel": "odd.OddModel"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").touch()
+    for kind in ("folder", "hub"):
+        source = Source("odd", kind, str(tmp_path), "odd")
+        with pytest.raises(
+            ValueError, match=r"^model 'odd' could not be loaded: it comes with code .*--trust-remote-code"
+        ):
+            load(source, device="cpu")
+
+
 def test_nothing_runs_remote_code_unless_told(folder, monkeypatch):
     import transformers
 

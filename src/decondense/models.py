@@ -350,7 +350,11 @@ def _one_sentence(source: Source) -> Iterator[None]:
             reason = str(error).splitlines()[-1].strip()
         elif "ignore_mismatched_sizes" in reason:
             reason = "the sizes of its weights are not those of its config.json"
-        if source.kind == "hub":
+        own_code = "contains custom code" in reason
+        if own_code:
+            ask = "--trust-remote-code, trust_remote_code=True, in a recipe model.trust_remote_code"
+            reason = f"it comes with code of its own, which runs only when you say that you trust it ({ask})"
+        if source.kind == "hub" and not own_code:
             raise OSError(
                 f"model {source.description!r} is no folder, no GGUF file and no bundled name "
                 f"({', '.join(BUNDLED)}), and the hub did not provide it: {reason}."

@@ -45,9 +45,13 @@ class Term:
         hs.check_layers(self.layers)
         schedule, ramp_steps, release_at = self.schedule, self.ramp_steps, self.release_at
         if not isinstance(self.loss, Loss):
+            remedy = "a number goes into weight=…, a function of your own into losses.register"
+            if isinstance(self.loss, (list, tuple, dict)):
+                remedy = "regularize takes one; two losses at once are a list in a recipe (decondense train)"
+            elif (name := getattr(self.loss, "__name__", None)) in registered():
+                remedy = f"give its name, {name!r}, and its options as keywords"
             raise TypeError(
-                f"loss must be a name, like 'dispersion', or what losses.get returned, got {self.loss!r}: a number "
-                "goes into weight=…, a function of your own into losses.register."
+                f"loss must be a name, like 'dispersion', or what losses.get returned, got {self.loss!r}: {remedy}."
             )
         number = isinstance(self.weight, (int, float)) and not isinstance(self.weight, bool)
         if not number or not math.isfinite(self.weight):

@@ -186,7 +186,9 @@ def test_remove_restores_the_model():
 
     before, attributes = hooks(), set(vars(model))
     handle = dc.regularize(model)
-    with pytest.raises(RuntimeError, match="already has a loss attached"):
+    with pytest.raises(
+        RuntimeError, match=r"already has a loss attached: .*; two losses at once are a list in a recipe"
+    ):
         dc.regularize(model)
     handle.remove()
     handle.remove()
@@ -309,6 +311,8 @@ def test_check_every_reports_the_agreement_with_exact():
         (lambda m: dc.regularize(m, temperature=1.0), ValueError, "got 'temperature': pick one of these"),
         (lambda m: dc.regularize(m, 0.1), TypeError, "loss must be a name.*got 0.1: a number goes into weight"),
         (lambda m: dc.regularize(m, torch.relu), TypeError, "loss must be a name.*of your own into losses.register"),
+        (lambda m: dc.regularize(m, dc.losses.koleo), TypeError, "give its name, 'koleo', and its options as"),
+        (lambda m: dc.regularize(m, ["koleo", "cosreg"]), TypeError, "two losses at once are a list in a recipe"),
         (lambda m: dc.regularize(torch.optim.SGD(m.parameters())), TypeError, "an object of <class 'torch.*SGD'>:"),
         (lambda m: dc.regularize(m, schedule="linear"), ValueError, "ramp_steps"),
         (lambda m: dc.regularize(m, schedule="release", ramp_steps=2), ValueError, "release_at, a step from 0 on"),
