@@ -58,8 +58,8 @@ class Handle:
     def __init__(self, engine: Engine, term: Term, modules: str | Sequence[str] | None = None) -> None:
         if engine.model in _attached:
             raise RuntimeError(
-                f"this {type(engine.model).__name__} already has a loss attached: call remove() on its handle first; two "
-                "losses at once are a list in a recipe (decondense train)."
+                f"this {type(engine.model).__name__} already has a loss attached: call remove() on its handle first; "
+                "two losses at once are a list in a recipe (decondense train)."
             )
         self.engine, self.model, self.term = engine, engine.model, term
         self.last: dict[str, Any] = {}
