@@ -90,6 +90,15 @@ def test_a_gguf_header_is_read_once(tmp_path, cache, monkeypatch):
     assert gguf.GGUFReader is Counting
 
 
+def test_gguf_is_converted_without_a_word(tmp_path, cache, capfd):
+    from transformers import modeling_gguf_pytorch_utils as module
+
+    bar = module.tqdm
+    resolve(tiny_gguf.write(tmp_path / "tiny.gguf"))
+    assert capfd.readouterr() == ("", "")
+    assert module.tqdm is bar
+
+
 def test_gguf_that_asks_for_a_first_token_gets_it(tmp_path, cache):
     for wanted in (True, False):
         path = tiny_gguf.write(tmp_path / f"bos{wanted}.gguf", add_bos=wanted)

@@ -20,6 +20,7 @@ from typing import Any
 
 from .files import os_sentence, packaged_file, read_json, remembered_sha256, write_text
 from .hub import first_line
+from .insides.transformers import without_gguf_bar
 from .needs import need
 
 MARK = "converted.json"
@@ -164,7 +165,7 @@ def _dequantise(path: Path, folder: Path) -> None:
 
     where, file = str(path.resolve().parent), path.name
     try:
-        with _headers_read_once():
+        with _headers_read_once(), without_gguf_bar():
             add_bos = _wants_bos(os.path.join(where, file))
             with quiet_loading():
                 tokenizer: Any = AutoTokenizer.from_pretrained(where, gguf_file=file)
@@ -179,8 +180,9 @@ def _dequantise(path: Path, folder: Path) -> None:
     if add_bos:  # the tokenizer comes back without what adds the first token; Gemma, for one, is lost without it
         tokenizer.add_bos_token = True
     model.config.architectures = [type(model).__name__]
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    with quiet_loading():
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
 
 
 @contextlib.contextmanager

@@ -87,6 +87,8 @@ def test_a_budget_below_one_step_is_said(recipe):
         assert code == 0
         assert ("note: the budget of 100 tokens is less than one step, which has 256: so many are" in err) is said
         assert ("1 step in " in out) is said
+        assert out.splitlines()[0].split() == ["step", "tokens", "held-out", "loss"], "no columns for no snapshots"
+        assert out.endswith(f"written: run{tokens}/model, result.json, training.png\n")
 
 
 def test_flags_without_a_recipe(recipe, tmp_path):

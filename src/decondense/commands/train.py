@@ -245,8 +245,10 @@ def show_run(record: Training, folder: Path) -> None:
             cells = (f"{snapshots[step].blocks:.3f}", signed(snapshots[step].spearman, 2))
         tokens = step * (record.tokens or 0) // record.steps
         rows.append((str(step), f"{tokens:,}", f"{losses[step]:.4f}" if step in losses else "", *cells))
-    out.print(table(("step", "tokens", "held-out loss", "mean cosine", "Spearman"), rows, drop=("tokens",)))
-    out.print("mean cosine: over the block outputs, on held-out windows", style="dim")
+    columns = ("step", "tokens", "held-out loss", "mean cosine", "Spearman")[: 5 if snapshots else 3]
+    out.print(table(columns, [row[: len(columns)] for row in rows], drop=("tokens",)))
+    if snapshots:
+        out.print("mean cosine: over the block outputs, on held-out windows", style="dim")
     if record.quantisation_cost:
         costs = ", ".join(f"{scheme} {signed(cost, 4)}" for scheme, cost in record.quantisation_cost.items())
         out.print(f"held-out loss after quantisation minus before, mean over texts: {costs}")
@@ -255,4 +257,4 @@ def show_run(record: Training, folder: Path) -> None:
     out.print(f"{several(record.steps, 'step')} in {record.seconds:.0f} s{pace} on {record.hardware}")
     if record.skipped:
         out.print(f"note: {several(record.skipped, 'step')} left out, where loss or gradient was not finite")
-    out.print(f"written: {folder}/model, result.json, training.png, snapshots/")
+    out.print(f"written: {folder}/model, result.json, training.png{', snapshots/' if snapshots else ''}")

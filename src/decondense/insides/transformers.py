@@ -6,7 +6,10 @@ the whole step's items. A penalty that is added to it must follow the same rule,
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 from . import attribute, member
@@ -50,6 +53,21 @@ def collect_hidden_states_alone(stack: Any) -> None:
         install(stack)
     finally:
         recorded[name] = every
+
+
+@contextlib.contextmanager
+def without_gguf_bar() -> Iterator[None]:
+    """transformers draws a bar of tqdm's own while it reads GGUF weights, whatever its settings say. A release that
+    draws none is as good, so this is no `Moved`."""
+    module: Any = import_module("transformers.modeling_gguf_pytorch_utils")
+    bar = vars(module).get("tqdm")
+    if bar is not None:
+        module.tqdm = lambda items, **_: items
+    try:
+        yield
+    finally:
+        if bar is not None:
+            module.tqdm = bar
 
 
 def is_encoder_decoder(model: Any) -> bool:
