@@ -143,6 +143,8 @@ def test_bad_files(tmp_path, name, content, message):
         ("", ValueError, "got '': give one of them"),  # as a path: the current folder
         ("A sentence. And one more.", ValueError, r"in Python, strings are read from a list, \[text\]"),
         ("either/or", FileNotFoundError, r"the file does not exist; in Python, strings are read from a list, \[text\]"),
+        ("/" + "long/" * 20 + "a b.txt", FileNotFoundError, r"no text at '/long/.*/a b\.txt': the file does not exist"),
+        ("long/" * 20 + "text.jsonl", FileNotFoundError, r"no text at 'long/.*text\.jsonl': the file does not exist"),
         ("word " * 5000, ValueError, r"got 'word word .{,80}…': put it in a list, \[text\]\.$"),
         ("a\0b", ValueError, "must be a file or one of"),
     ],

@@ -345,7 +345,8 @@ def in_order(stack: Any, states: Sequence[Tensor], given: dict[str, Any]) -> Seq
         if state.ndim != 3:
             raise TypeError(
                 f"the hidden states of {type(stack).__name__} must be (batch, tokens, width), got "
-                f"{tuple(state.shape)}, several streams or a feature map: {naming()}."
+                f"{tuple(state.shape)}, several streams or a feature map: name layers that return such states "
+                "with modules=[…], in a recipe loss.modules."
             )
     if getattr(getattr(stack, "config", None), "model_type", None) not in LATE:
         return states

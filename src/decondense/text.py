@@ -162,15 +162,15 @@ def _path(spec: str) -> Path:
     path = Path(spec).expanduser()
     if os.path.exists(path):  # which Path.exists does not answer for a name that is too long
         return path
-    if len(spec) > 80 or "\n" in spec:
+    if "\n" in spec or (len(spec) > 80 and " " in spec and not spec.startswith(("/", "./", "../", "~"))):
         raise ValueError(
             f"text must be a name, a file or a list of strings, got {quoted(spec)}: put it in a list, [text]."
         )
     strings = "in Python, strings are read from a list, [text]."
     if os.sep in spec or path.suffix:
-        raise FileNotFoundError(f"no text at {spec!r}: the file does not exist; {strings}")
+        raise FileNotFoundError(f"no text at {quoted(spec, 200)}: the file does not exist; {strings}")
     remedy = nearest(spec.partition(":")[0], TEXTS, strings)
-    raise ValueError(f"text must be a file or one of {', '.join(TEXTS)}, got {spec!r}: {remedy}")
+    raise ValueError(f"text must be a file or one of {', '.join(TEXTS)}, got {quoted(spec)}: {remedy}")
 
 
 def _in_memory(text: Any, column: str | None, characters: int) -> Text:
