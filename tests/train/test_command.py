@@ -72,6 +72,10 @@ def test_into_a_pipe_every_part_before_the_first_step_is_a_line(recipe, tmp_path
     slow = f"{training[0]}; the first ones compile and take longer"
     assert err.splitlines() == [f"loading {model}", slow], "the tokens are there already"
     assert run(recipe, "--out", "c", "--json")[2] == ""
+    monkeypatch.setattr("decondense.commands.terminal.EVERY", 0.0)
+    err = run(recipe, "--tokens", "1K", "--out", "d")[2]
+    assert "tokenising up to 1,536 tokens\n" in err
+    assert "tokenising: 0 of" not in err, "it was just said"
 
 
 def test_a_negative_weight_is_said(recipe):

@@ -230,7 +230,8 @@ def _progress(recipe: Any, *, quiet: bool) -> Iterator[dict[str, Any]]:
         def preparing(done: int, total: int) -> None:
             if lines and done == 0:
                 err.print(f"tokenising up to {total:,} tokens")
-            move(done, total, "tokenising")
+            else:
+                move(done, total, "tokenising")
 
         yield {"preparing": preparing, "show": show} | ({"stage": err.print} if lines else {})
 
