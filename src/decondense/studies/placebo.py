@@ -74,6 +74,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     hurts = {w: over_documents(runs, blind[w], real[w]) for w in weights if w < 0}
     seen = {w: share_of_change(runs, blind[w], real[w], none, margin=GATE) for w in weights}
     met = all(seen[w].verdict == REPRODUCED for w in (dose, -dose))
+    known = all(seen[w].low is not None for w in (dose, -dose))
+    gate = "met" if met else ("not met" if known else "not known at both") + ", and nothing follows"
     alone = {arm: over_documents(runs, arm, none) for those in arms.values() for w, arm in those.items() if w}
     likely = {w: over_items(runs, real[w], blind[w], kind="log_share") for w in weights}
     norms = {arm: runs.mean(arm, _median_norm) / runs.mean(none, _median_norm) for arm in runs.arms}
@@ -82,8 +84,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     up, down = helps[dose], hurts[-dose]
     sentence = (
         f"of dispersion's change of the mean cosine the placebo has {_percent(seen[dose])} at λ = {dose:g} and "
-        f"{_percent(seen[-dose])} at −{dose:g}: the gate of ±{GATE:g} % is "
-        f"{'met' if met else 'not met, and nothing follows'}. Held-out loss, dispersion minus placebo at λ = {dose:g} "
+        f"{_percent(seen[-dose])} at −{dose:g}: the gate of ±{GATE:g} % is {gate}. "
+        f"Held-out loss, dispersion minus placebo at λ = {dose:g} "
         f"{up.words(4)}{up.why}; placebo minus dispersion at −{dose:g} {down.words(4)}{down.why} (below 0: condensing "
         f"hurts more than as strong a push elsewhere). Against no loss: "
         f"{'; '.join(f'{arm} {alone[arm].words(4)}' for arm in (real[dose], blind[dose], real[-dose], blind[-dose]))}. "
