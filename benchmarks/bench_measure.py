@@ -12,7 +12,7 @@ own. `--authors SITE` adds the paper authors' package, installed apart with
 On a GPU: everything in one process, since a GPU's memory has its own counter. A round is a whole pass over the batches
 by every variant in turn, as `measure` makes it, with one synchronisation at its end; the median of the rounds counts,
 after a round that does not. Loading the model is in none of them. Two more rows say what the eigenvalues alone take:
-those of one batch, in the host's threads and on the GPU, times the batches. Rows are written to measure_gpu.csv.
+those of one batch, by the kernel and by torch.linalg on the GPU, times the batches. Rows go to measure_gpu.csv.
 
 Targets: default views ≤ 1.10 × the time of the bare passes, with --spectral ≤ 1.6 ×, memory ≤ bare + 0.5 GiB.
 The ratio of processor time is printed beside the ratio of wall time: on a machine that others use too, it is the
@@ -148,28 +148,24 @@ def on_gpu(
 
 
 def eigenvalues(number: int, size: int) -> dict[str, float]:
-    """Seconds for the eigenvalues of so many matrices, of random tokens, in the host's threads and on the GPU."""
+    """Seconds for the eigenvalues of so many matrices, of random tokens; torch is asked for some of them."""
     import torch
 
-    from decondense.meter.later import Threads
+    from decondense.kernels import eigenvalues as kernel
 
     z = torch.randn(number, size, 2 * size, device="cuda", dtype=torch.float64)
     gram = z @ z.mT
-    host = gram.cpu()
+    ways = {"GPU": (torch.linalg.eigvalsh, gram[: max(1, number // 8)])}
+    if size <= kernel.LIMIT:
+        ways = {"kernel": (kernel.eigenvalues, gram)} | ways
     spent = {}
-    with Threads() as threads:
+    for where, (way, some) in ways.items():
         for _ in range(2):
+            torch.cuda.synchronize()
             begun = time.perf_counter()
-            for job in [threads.submit(torch.linalg.eigvalsh, one) for one in host]:
-                job.result()
-            spent["host's threads"] = time.perf_counter() - begun
-    few = gram[: max(1, number // 8)]
-    for _ in range(2):
-        torch.cuda.synchronize()
-        begun = time.perf_counter()
-        torch.linalg.eigvalsh(few)
-        torch.cuda.synchronize()
-        spent["GPU"] = (time.perf_counter() - begun) * number / len(few)
+            way(some)
+            torch.cuda.synchronize()
+            spent[where] = (time.perf_counter() - begun) * number / len(some)
     return spent
 
 

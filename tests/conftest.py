@@ -33,6 +33,7 @@ def choose_interpreter() -> None:
         from decondense.kernels import (  # noqa: F401
             cosine_histogram,
             covariance,
+            eigenvalues,
             first_order,
             nearest,
             pairwise,

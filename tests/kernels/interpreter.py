@@ -126,7 +126,7 @@ def _hasten_operators() -> None:
         return operand.__class__ is core.tensor and operand.dtype.__class__ is core.pointer_type
 
     def takes(dtype, number):
-        if dtype is core.float32:
+        if dtype is core.float32 or dtype is core.float64:
             return number.__class__ in (int, float)
         return number.__class__ is int and dtype in integers and -(2**31) <= number < 2**31
 

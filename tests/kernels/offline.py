@@ -22,6 +22,7 @@ from decondense import kernels
 from decondense.kernels import (
     cosine_histogram,
     covariance,
+    eigenvalues,
     first_order,
     nearest,
     pairwise,
@@ -90,6 +91,7 @@ def everything() -> None:
     both(nearest, z, mask)
     both(covariance, z, mask)
     cosine_histogram.cosine_histogram(empty(2, 256, 64))
+    eigenvalues.eigenvalues(empty(2, 512, 512, dtype=torch.float64))
 
 
 def main() -> None:

@@ -1,9 +1,12 @@
-"""The meter's sums over pairs on a GPU against those of its tiles."""
+"""The meter's sums over pairs on a GPU against those of its tiles, its spectra against those of torch."""
 
 from __future__ import annotations
 
 import torch
 
+from decondense.kernels.eigenvalues import eigenvalues
+from decondense.meter import spectrum
+from decondense.meter.spectrum import spectral_statistics
 from decondense.meter.statistics import _fused_pairs, _pairs
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -29,3 +32,12 @@ def test_fused_pairs_of_several_states():
     assert torch.equal(counts, torch.cat([part[0] for part in parts]))
     torch.testing.assert_close(squares, torch.cat([part[1] for part in parts]))
     torch.testing.assert_close(by_distance, torch.cat([part[2] for part in parts]))
+
+
+def test_spectra_are_those_of_torch(monkeypatch):
+    z = torch.randn(2, 12, 15) + 0.5
+    z[1, 3:9] = z[1, 2]  # exact zeros among the eigenvalues
+    expected = spectral_statistics(z)
+    if DEVICE == "cpu":
+        monkeypatch.setattr(spectrum, "_eigenvalues", eigenvalues)
+    torch.testing.assert_close(spectral_statistics(z.to(DEVICE)), expected, rtol=1e-9, atol=1e-9)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 
-import numpy as np
 import pytest
 import torch
 
 from decondense.meter import later, measure, run
-from decondense.meter.later import Later, Threads
+from decondense.meter.later import Later
 from decondense.meter.spectrum import spectral_statistics
 from decondense.meter.statistics import FINE_BINS, window_statistics
 
@@ -53,13 +52,12 @@ def test_states_stay_apart_in_any_shape():
     g = torch.Generator().manual_seed(0)
     states = [torch.randn(2, 9, width, generator=g) + 0.3 * k for k, width in enumerate((8, 8, 6, 8, 8))]
     states[3] = states[3].bfloat16()
-    with Threads() as threads:
-        some = Later(threads)
-        for number, z in enumerate(states):
-            some.add(number, given := z.clone(), "")
-            given.zero_()
-        some.launch()
-        parts = list(some.results())
+    some = Later(spectral=True)
+    for number, z in enumerate(states):
+        some.add(number, given := z.clone(), "")
+        given.zero_()
+    some.launch()
+    parts = list(some.results())
     assert [numbers for numbers, _ in parts] == [[0, 1], [2], [3, 4]]
     found = {number: (part.scalars[k], part.counts[k]) for numbers, part in parts for k, number in enumerate(numbers)}
     for number, z in enumerate(states):
@@ -72,7 +70,7 @@ def test_states_stay_apart_in_any_shape():
 
 def test_no_more_states_side_by_side_than_there_is_room_for(monkeypatch):
     monkeypatch.setattr(later, "SIDE_BY_SIDE", 4 * 2 * 5 * 4 * 3)
-    some = Later(None)
+    some = Later(spectral=False)
     for number in range(7):
         some.add(number, torch.randn(2, 5, 4), "")
     some.launch()
@@ -95,15 +93,3 @@ def test_the_next_batch_is_launched_before_this_one_is_waited_for(waiting, stori
     monkeypatch.setattr(Later, "results", lambda self: (order.append("waited"), results(self))[1])
     measure(stories, text=prose, **SMALL)
     assert order == ["launched", "launched", "waited", "launched", "waited", "waited"]
-
-
-def test_torch_has_its_threads_back(monkeypatch):
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        with Threads() as threads:
-            gram = np.eye(3)
-            assert threads.submit(lambda: torch.linalg.eigvalsh(torch.from_numpy(gram))).result().tolist() == [1, 1, 1]
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)

@@ -1,4 +1,4 @@
-"""Triton kernels: the exact pairwise losses, the first- and second-order estimators, the cosine histogram.
+"""Triton kernels: the exact pairwise losses, the first- and second-order estimators, the meter's histogram and spectra.
 
 Importing this package imports neither torch nor triton; each kernel module does when it is used.
 `docs/kernels.md` holds the design and the measurements.

@@ -22,7 +22,7 @@ from ..text import open_text
 from ..windows import draw_windows
 from . import processes
 from .batches import Mask, identity, measure_batches
-from .later import Later, Threads, can_wait
+from .later import Later, can_wait
 from .result import Condensation, build
 from .spectrum import SPECTRAL
 from .states import STACKS, StateReader, token_embedding
@@ -217,26 +217,25 @@ def _tallies(
     reader: StateReader, ids: torch.Tensor, groups: Iterable[list[int]], settings: dict[str, Any]
 ) -> Iterator[tuple[list[int], Tally]]:
     """(windows, what was found in them) of every batch. A GPU has its next batch before anybody waits for this one."""
-    with Threads() as threads:
-        waiting: list[tuple[list[int], Callable[[], Tally]]] = []
-        for group in groups:
-            waits, finish = _batch(reader, ids[group], group, settings, threads)
-            waiting.append((group, finish))
-            while len(waiting) > waits:
-                windows, finish = waiting.pop(0)
-                yield windows, finish()
-        for windows, finish in waiting:
+    waiting: list[tuple[list[int], Callable[[], Tally]]] = []
+    for group in groups:
+        waits, finish = _batch(reader, ids[group], group, settings)
+        waiting.append((group, finish))
+        while len(waiting) > waits:
+            windows, finish = waiting.pop(0)
             yield windows, finish()
+    for windows, finish in waiting:
+        yield windows, finish()
 
 
 def _batch(
-    reader: StateReader, ids: torch.Tensor, windows: list[int], settings: dict[str, Any], threads: Threads
+    reader: StateReader, ids: torch.Tensor, windows: list[int], settings: dict[str, Any]
 ) -> tuple[bool, Callable[[], Tally]]:
     """Put a batch through the model → (whether a GPU still works at it, a function that gives its tally)."""
     tally = _empty(reader, settings)
     rows = np.full((reader.states, len(windows), len(tally.columns)), np.nan)
     last, before = reader.layers, reader.layers + 1
-    later = Later(threads if settings["spectral"] else None)
+    later = Later(spectral=settings["spectral"])
 
     def keep(number: int | list[int], found: WindowStatistics) -> None:
         tally.counts[number] += found.counts.numpy()

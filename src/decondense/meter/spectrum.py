@@ -27,6 +27,8 @@ from typing import NamedTuple
 
 import torch
 
+from ..kernels import available
+
 SPECTRAL = ("effective_rank", "top_singular_share", "distance_to_rank_one", "high_low_ratio",
             "participation_ratio", "isoscore", "matrix_entropy", "spectral_slope")  # fmt: skip
 
@@ -79,7 +81,7 @@ def of_moments(moments: SecondMoments) -> torch.Tensor:
     """→ (…, 8) values in the order of ``SPECTRAL``. The eigenvalues cost more than all the rest of the meter."""
     gram, low, high, frobenius, width = moments
     power = _trace(gram)
-    squared = torch.linalg.eigvalsh(gram)
+    squared = _eigenvalues(gram)
     # Repeated tokens make exact zeros, which rounding turns into ±1e-16 σ₁²; their roots would count.
     least = gram.shape[-1] * torch.finfo(torch.float64).eps * squared[..., -1:]
     squared = torch.where(squared > least, squared, 0.0)
@@ -92,6 +94,17 @@ def of_moments(moments: SecondMoments) -> torch.Tensor:
     entropy = -torch.special.xlogy(q, q).sum(-1)
     values = [rank, share, (1 - share).clamp_min(0).sqrt(), (high / low).sqrt(), participation, isoscore, entropy]
     return torch.stack([*values, _slope(squared.flip(-1))], -1)
+
+
+def _eigenvalues(gram: torch.Tensor) -> torch.Tensor:
+    """Ascending. Torch up to 2.11 gives a GPU one matrix after the other, our kernel all of them; what is too large for
+    the kernel is left to torch even so."""
+    if gram.is_cuda and available(gram.device):
+        from ..kernels.eigenvalues import LIMIT, eigenvalues
+
+        if gram.shape[-1] <= LIMIT:
+            return eigenvalues(gram)
+    return torch.linalg.eigvalsh(gram)
 
 
 def _trace(gram: torch.Tensor) -> torch.Tensor:
