@@ -128,14 +128,28 @@ def gaps(arm: str, column: str = "held_out_loss") -> list[float]:
 def test_release():
     found = estimate("release")
     released, kept, opposite = "λ 1, then released", "λ 1 to the end", "λ −1, then released"
+    stronger = "λ 3, then released"
     moved, lost = found["mean_cosine_percent"], found["held_out_loss"]
     cost = f"{lost[released]['estimate']:.4f}"
-    assert found["gate_met_by"] == []
+    assert found["gate_met_by"] == [stronger]
     assert (
         f"open by {-moved[released]['estimate']:.1f} %, held-out loss +{cost} nats {bounds(lost[released], 4)}"
         in RESULTS
     )
     assert f"{-moved[released]['estimate']:.1f} % below cross-entropy's, and held-out loss {cost} nats above" in RESULTS
+    open_by, loss, nats, points = (
+        found[key][stronger] for key in ("mean_cosine_percent", "held_out_loss", "log_likelihood", "points")
+    )
+    wide, worse = f"{-open_by['estimate']:.1f} %", f"{loss['estimate']:.4f}"
+    likely = f"{signed(nats['estimate'], 3)} nats per item {bounds(nats, 3)}"
+    assert f"3: by {wide}, +{worse} {bounds(loss, 4)}, log-likelihood of the right answers {likely}" in RESULTS
+    assert f"with {wide}, and held-out loss is {worse} nats higher {bounds(loss, 4)}" in RESULTS
+    less = {key: -nats[key] for key in ("estimate", "low", "high")}
+    where = bounds({"low": less["high"], "high": less["low"]}, 4)
+    assert f"lower by {less['estimate']:.4f} nats per item {where}" in RESULTS
+    fewer = bounds({"low": -points["high"], "high": -points["low"]}, 2)
+    assert f"average score by {-points['estimate']:.2f} points {fewer}" in RESULTS
+    assert f"the cone {-open_by['estimate']:.0f} % more open and the model {worse} nats worse" in README
     assert f"above it {bounds(lost[released], 4)}; kept to the end" in RESULTS
     assert f"gives {-moved[kept]['estimate']:.1f} % and {lost[kept]['estimate']:.4f}." in RESULTS
     narrower, other = f"{moved[opposite]['estimate']:.1f}", signed(lost[opposite]["estimate"], 4)
@@ -148,15 +162,43 @@ def test_release():
     for arm, words in ((kept, "by {} nats per item [{}, {}]"), (released, "is not resolved ({} [{}, {}])")):
         value, low, high = less[arm]
         assert words.format(f"{value:.4f}", signed(low, 4), signed(high, 4)) in RESULTS
-    run, plain = (runs("release")[arm] for arm in (released, PLAIN))
-    strongest, last = (
-        np.mean([plain[s].snapshots[i].blocks - run[s].snapshots[i].blocks for s in run]) for i in (2, -1)
+    at_release = []
+    for arm in (released, stronger):
+        run, plain = (runs("release")[one] for one in (arm, PLAIN))
+        strongest, last = (
+            np.mean([plain[s].snapshots[i].blocks - run[s].snapshots[i].blocks for s in run]) for i in (2, -1)
+        )
+        at_release.append(100 * strongest / np.mean([one.snapshots[2].blocks for one in plain.values()]))
+        assert 1 - last / strongest == pytest.approx(1 / 3, abs=0.015)
+    told = "{:.1f} % open with a weight of 1 and {:.1f} % with 3, a third came back with either"
+    assert told.format(*at_release) in RESULTS
+    ranks = [mean("release", arm, "spearman") for arm in (released, stronger, PLAIN, opposite)]
+    told = "Spearman {:.2f} and, with 3, {:.2f}; cross-entropy {:.2f}, condensed and released {:.2f}."
+    assert told.format(*ranks) in RESULTS
+
+
+def test_placebo():
+    found = estimate("placebo")
+    real, blind, away = "dispersion λ +1", "placebo λ +1", "placebo λ −1"
+    alone, more = found["against_no_loss"], found["dispersion_minus_placebo"][real]
+    seen = found["seen_percent"][blind]
+    assert f"it has {signed(seen['estimate'], 1)} %, 90 % interval {bounds(seen, 1)}" in RESULTS
+    costs = f"It costs {alone[blind]['estimate']:.4f} nats {bounds(alone[blind], 4)}, dispersion"
+    assert f"{costs} {alone[real]['estimate']:.4f}: {more['estimate']:.4f} more {bounds(more, 4)}" in RESULTS
+    assert 2 * alone[blind]["estimate"] > alone[real]["estimate"]  # "more than half of the harm"
+    assert f"+{alone[real]['estimate']:.4f} {bounds(alone[real], 4)} on five kinds of text; of that" in RESULTS
+    assert f"of that {more['estimate']:.4f} {bounds(more, 4)} more than with as strong a push" in RESULTS
+    likely = found["log_likelihood"][real]
+    assert f"minus placebo {signed(likely['estimate'], 4)} nats per item {bounds(likely, 4)}" in RESULTS
+    norms = found["gradient_norm"]
+    assert f"is {norms[blind]:.2f} times that without a loss, dispersion's {norms[real]:.2f})" in RESULTS
+    (run,) = runs("placebo")[away].values()
+    early, late = (
+        [line.grad_norm for line in run.history if low <= line.step <= high] for low, high in ((1, 90), (110, 300))
     )
-    level = np.mean([one.snapshots[2].blocks for one in plain.values()])
-    assert f"open by {100 * strongest / level:.1f} %, and a third of that came back;" in RESULTS
-    assert 1 - last / strongest == pytest.approx(1 / 3, abs=0.01)
-    ranks = [mean("release", arm, "spearman") for arm in (released, PLAIN, opposite)]
-    assert "Spearman {:.2f}, cross-entropy {:.2f}, condensed and released {:.2f}.".format(*ranks) in RESULTS
+    told = "at most {:.1f} up to step 90, is between {:.0f} and {:.0f} from step 110 on"
+    assert told.format(max(early), np.floor(min(late)), np.ceil(max(late))) in RESULTS
+    assert f"held-out loss ends {alone[away]['estimate']:.2f} nats higher" in RESULTS
 
 
 def test_variants():
