@@ -89,7 +89,7 @@ def test_revisions_become_a_row_of_checkpoints(results, monkeypatch):
     monkeypatch.setattr("decondense.meter.run.measure", fake)
     monkeypatch.setattr("decondense.models.check", lambda name, **options: None)
     entry = families()["olmo3"]
-    comparison = compare(entry["models"], revisions=entry["revisions"])
+    comparison = compare(*entry["models"], revisions=entry["revisions"])  # a name, and not its letters
     assert asked == [("allenai/Olmo-3-1025-7B", r) for r in entry["revisions"]]
     assert comparison.axis == "checkpoint"
     assert comparison.verdict == "Spearman does not change with checkpoint order"
@@ -152,6 +152,6 @@ def test_a_missing_model_is_told_before_anything_is_measured(shared, results):
 
 def test_errors(results):
     with pytest.raises(ValueError, match="at least two results"):
-        compare([results[0]])
+        compare(results[0])
     with pytest.raises(ValueError, match="even number"):
         compare([*results, results[0]], paired=True)

@@ -137,10 +137,10 @@ class Comparison:
 
 
 def compare(
-    items: Sequence[Item],
+    items: Item | Sequence[Item],
     *,
-    texts: Sequence[Any] | None = None,
-    revisions: Sequence[str] | None = None,
+    texts: Any = None,
+    revisions: str | Sequence[str] | None = None,
     paired: bool = False,
     started: Callable[[str, int, int], None] | None = None,
     finished: Callable[[Condensation], None] | None = None,
@@ -149,7 +149,8 @@ def compare(
     """Measure what is not measured yet, and put everything side by side.
 
     Args:
-        items: models (any name ``measure`` takes), saved results (file or folder) or ``Condensation`` objects.
+        items: models (any name ``measure`` takes), saved results (file or folder) or ``Condensation`` objects; one
+            of them stands for a list of it.
         texts: measure every model on each of these.
         revisions: measure the one model at each of these revisions: a row of checkpoints.
         paired: items come in pairs, (a, b), (c, d) …
@@ -173,14 +174,15 @@ def compare(
     return Comparison(results, _axis(results, paired), paired)
 
 
-def plan(items: Sequence[Item], texts: Any, revisions: Any, paired: bool, options: dict[str, Any]) -> list[Any]:
+def plan(items: Item | Sequence[Item], texts: Any, revisions: Any, paired: bool, options: dict[str, Any]) -> list[Any]:
     """The results that are there, and (model, options) of those to be measured: the last is missed before the first."""
     from .run import check
 
+    several, texts, revisions = map(_several, (items, texts, revisions))
     variants: list[dict[str, Any]] = [{"revision": r} for r in revisions] if revisions else [{}]
     variants = [v | {"text": t} for v in variants for t in texts] if texts else variants
     jobs: list[Any] = []
-    for item in items:
+    for item in several:
         saved = item if isinstance(item, Condensation) else _saved(item)
         jobs += [(item, v) for v in variants] if saved is None else [saved]
     if paired and len(jobs) % 2:
@@ -190,6 +192,11 @@ def plan(items: Sequence[Item], texts: Any, revisions: Any, paired: bool, option
     for name, extra in (job for job in jobs if not isinstance(job, Condensation)):
         check(name, **(options | extra))
     return jobs
+
+
+def _several(given: Any) -> Any:
+    """A name stands for itself, not for its letters."""
+    return [given] if isinstance(given, (str, os.PathLike, Condensation)) else given
 
 
 def _saved(item: Any) -> Condensation | None:
