@@ -16,7 +16,7 @@ Then one matrix product, A − UᵀW − WᵀU, brings what lies behind the pane
 The eigenvalues of T, its diagonal d and e beside it, come by bisection, each in a lane of its own: of the pivots
 q_i = d_i − x − e²_{i−1}/q_{i−1} as many are negative as there are eigenvalues below x.
 
-A is first divided by its largest entry, so that no square leaves the range of float64. Errors: a few eps·‖A‖.
+A is first divided by its largest entry, so that no square leaves the range of float64.
 """
 
 from __future__ import annotations

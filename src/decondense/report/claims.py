@@ -36,7 +36,7 @@ STUDIES = {
     "hyper": Shown(("cell_minus_centre",), "held-out loss, another − paper's choice", PICTURE),
     "placebo": Shown(("dispersion_minus_placebo", "dispersion λ +1"), "held-out loss, dispersion − placebo", PICTURE),
     "pretrain": Shown(("cells",), "held-out loss, treated − cross-entropy", PICTURE),
-    "release": Shown(("held_out_loss", "λ 1, then released"), "held-out loss, released − cross-entropy", PICTURE),
+    "release": Shown(("deciding",), "held-out loss, released − cross-entropy", PICTURE),
     "screen": Shown((), "held-out loss", PICTURE),
     "theory": Shown((), "", PICTURE),
     "variants": Shown(("contrasts",), "held-out loss, dispersion − another loss", PICTURE),

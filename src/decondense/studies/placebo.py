@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from ..figures.studies import curves
+from ..figures.studies import effects
 from ..records import Training
 from ..stats.verdicts import REPRODUCED, UNDECIDED, Decision, combine, decide
 from .contrasts import over_documents, over_items, share_of_change
-from .runs import Conclusion, Metric, Runs, Settings, by_document, cosine, spearman
+from .runs import MATTERS_NATS, RUINED, Conclusion, Runs, Settings, by_document, cosine, spearman
 from .settings import loss_of
 
 REAL, BLIND = "dispersion", "placebo"
@@ -93,16 +93,21 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         f"without a loss: {_listed(norms, [real[dose], blind[dose], real[-dose], blind[-dose]])}."
     )
     columns, rows = runs.rows(runs.tasks, loss_by_document=by_document, gradient_norm=_median_norm)
-    panels = [
-        _panel("held-out loss minus that of λ = 0", "nats per token", runs, arms, by_document, none),
-        _panel("geometry", "mean cosine of the blocks", runs, arms, cosine, None),
-    ]
-    draw = partial(curves, panels, note="dots: training seeds; bars: 95 % intervals over them")
+    against = {arm: gaps for arm in alone if (gaps := runs.differences(arm, none, by_document))}
+    draw = partial(
+        effects, list(against.items()), x="held-out loss minus that without a loss, nats per token (right of 0: worse)",
+        margin=MATTERS_NATS, far=RUINED, right=[f"{runs.mean(arm, cosine):.3f}" for arm in against],
+        right_title=f"mean cosine (without a loss: {runs.mean(none, cosine):.3f})",
+        note="dots: training seeds; bars: 95 % intervals over them; shaded: too small to matter",
+    )  # fmt: skip
     estimate: dict[str, Any] = {"gate_percent": GATE, "gate_met": met, "seen_percent": _named(seen, blind)}
     estimate |= {"dispersion_minus_placebo": _named(helps, real), "placebo_minus_dispersion": _named(hurts, real)}
     estimate |= {"against_no_loss": alone, "mean_cosine": moved, "spearman": trend, "gradient_norm": norms}
     estimate |= {"log_likelihood": _named(likely, real)}
-    return Conclusion(combine([up, down]) if met else UNDECIDED, sentence, columns, rows, estimate, draw)
+    estimate |= {"log_likelihood_alone": {arm: over_items(runs, arm, none, kind="log_share") for arm in alone}}
+    return Conclusion(
+        combine([up, down]) if met else UNDECIDED, sentence, columns, rows, estimate, draw if against else None
+    )
 
 
 def _percent(seen: Decision) -> str:
@@ -130,22 +135,3 @@ def _likely(decision: Decision | None, dose: float) -> str:
 
 def _named(by: Mapping[float, Any], arm_of: Mapping[float, str]) -> dict[str, Any]:
     return {arm_of[weight]: value for weight, value in by.items()}
-
-
-def _panel(
-    title: str, y: str, runs: Runs, arms: Mapping[str, Mapping[float, str]], metric: Metric, none: str | None
-) -> dict[str, Any]:
-    """A line for each loss over the weights; minus the arm `none` of the same seed, where one is named."""
-    series = {}
-    for kind, those in arms.items():
-        found = {
-            weight: runs.values(arm, metric) if none is None else runs.differences(arm, none, metric)
-            for weight, arm in those.items()
-            if arm in runs
-        }
-        finite = {weight: [x for x in values if math.isfinite(x)] for weight, values in found.items()}
-        shown = {weight: values for weight, values in finite.items() if values}
-        series[kind] = (list(shown), list(shown.values()))
-    ticks = sorted({weight for at, _ in series.values() for weight in at})
-    panel = {"title": title, "x": "weight λ", "y": y, "series": series, "scale": "symlog", "ticks": ticks}
-    return panel if none is None else panel | {"line": 0.0}

@@ -22,13 +22,12 @@ from ..figures.studies import effects
 from ..stats.verdicts import REPRODUCED, Decision, combine, decide, interval
 from .arms import recipe_of
 from .contrasts import over_items, sides
-from .runs import MATTERS_NATS, MATTERS_POINTS, MATTERS_SHARE, Conclusion, Runs, Settings, cosine, held_out
+from .runs import MATTERS_NATS, MATTERS_POINTS, MATTERS_SHARE, RUINED, Conclusion, Runs, Settings, cosine, held_out
 
 ORIGINAL, PLAIN, LONGER, OURS = "original", "cross-entropy", "cross-entropy, 10 % more tokens", "dispersion"
 PAPER = ("decorrelation", "l2_repel", "orthogonalization")  # in the paper's order
 needed = (PLAIN, OURS, *PAPER)
 KINDS = {0: "blue: the paper's losses", 3: "pink: ancestors", 2: "green: baselines", 1: "orange: rivals"}
-RUINED = 0.1  # nats: an arm this far from cross-entropy is told as a number, so that the others can be seen
 
 
 def refuse(settings: Settings) -> None:
