@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import importlib
 import os
+import pkgutil
 import re
 import shlex
 import sys
@@ -30,15 +32,10 @@ def choose_interpreter() -> None:
     with contextlib.suppress(ImportError):
         import triton.experimental.gluon  # noqa: F401  a part of Triton that makes the same choice, at first use
 
-        from decondense.kernels import (  # noqa: F401
-            cosine_histogram,
-            covariance,
-            eigenvalues,
-            first_order,
-            nearest,
-            pairwise,
-            second_order,
-        )
+        from decondense import kernels
+
+        for module in pkgutil.iter_modules(kernels.__path__):
+            importlib.import_module(f"{kernels.__name__}.{module.name}")
     del os.environ["TRITON_INTERPRET"]
 
 

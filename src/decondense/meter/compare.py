@@ -178,11 +178,11 @@ def plan(items: Item | Sequence[Item], texts: Any, revisions: Any, paired: bool,
     """The results that are there, and (model, options) of those to be measured: the last is missed before the first."""
     from .run import check
 
-    several, texts, revisions = map(_several, (items, texts, revisions))
+    given, texts, revisions = map(_as_list, (items, texts, revisions))
     variants: list[dict[str, Any]] = [{"revision": r} for r in revisions] if revisions else [{}]
     variants = [v | {"text": t} for v in variants for t in texts] if texts else variants
     jobs: list[Any] = []
-    for item in several:
+    for item in given:
         saved = item if isinstance(item, Condensation) else _saved(item)
         jobs += [(item, v) for v in variants] if saved is None else [saved]
     if paired and len(jobs) % 2:
@@ -194,7 +194,7 @@ def plan(items: Item | Sequence[Item], texts: Any, revisions: Any, paired: bool,
     return jobs
 
 
-def _several(given: Any) -> Any:
+def _as_list(given: Any) -> Any:
     """A name stands for itself, not for its letters."""
     return [given] if isinstance(given, (str, os.PathLike, Condensation)) else given
 
