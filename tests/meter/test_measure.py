@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -102,8 +103,16 @@ def test_saving_and_loading(whole, tmp_path):
     assert "condensing" in repr(again)
     whole.save(tmp_path)
     assert load(tmp_path).to_json() == whole.to_json()
-    with pytest.raises(ValueError, match="must be one of"):
+    with pytest.raises(ValueError, match=r"must be one of .*: was --spectral left out\?$"):
         again.values("nonsense")
+    with pytest.raises(ValueError, match=r"must be one of .*: did you mean 'mean_cosine'\?$"):
+        again.values("mean_cosin")
+    with pytest.raises(
+        ValueError, match=r"name must be one of spearman, .*, got 'sperman': did you mean 'spearman'\?$"
+    ):
+        again.interval("sperman")
+    with pytest.raises(ValueError, match=r"states must be one of all, .*, got 'block': did you mean 'blocks'\?$"):
+        again.interval("spearman", states="block")
     assert again.plot(tmp_path / "deep" / "figures") == tmp_path / "deep" / "figures" / "heatmap.png"
     assert again.save(tmp_path / "new" / "c.json").exists()
     old = path.read_text().replace("condensation/2", "condensation/1")
@@ -249,8 +258,13 @@ def test_windows_longer_than_what_fresh_weights_were_trained_on(shared, prose, t
 
 def test_what_a_model_may_be(stories, prose):
     model, tokenizer = stories
-    for wrong, got in ((model, "got LlamaModel"), ((model,), "got 1 items"), (7, "got int")):
-        with pytest.raises(TypeError, match=rf"a pair \(model, tokenizer\), {got}: call measure\(\(model, tokenizer"):
+    swapped, named = (tokenizer, model), ("gpt2", tokenizer)
+    for wrong, got in (
+        (model, "LlamaModel"), ((model,), "1 items"), (7, "int"), ([], "list"),
+        (swapped, f"({type(tokenizer).__name__}, LlamaModel)"), (named, f"(str, {type(tokenizer).__name__})"),
+    ):  # fmt: skip
+        sentence = f"a pair (model, tokenizer), got {got}: call measure((model, tokenizer))."
+        with pytest.raises(TypeError, match=re.escape(sentence)):
             measure(wrong, text=prose, **SMALL)
     plain = measure((model, lambda text, **options: dict(tokenizer(text, **options))), text=prose, **SMALL)
     assert plain.mean_cosine == pytest.approx(measure(stories, text=prose, **SMALL).mean_cosine)

@@ -91,3 +91,8 @@ def test_errors():
     small = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
     with pytest.raises(TypeError, match="ViTModel does not read token ids: measure it with inputs=…"):
         StateReader(ViTModel(ViTConfig(image_size=8, patch_size=4, **small)))
+    model = build("llama")
+    model.config.return_dict = True
+    model.forward = lambda input_ids, **options: type("Bare", (), {"logits": input_ids})()
+    with pytest.raises(ValueError, match=r"LlamaModel does not: measure it with inputs=…, .* with modules=\[…\]\.$"):
+        StateReader(model)

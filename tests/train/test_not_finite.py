@@ -74,6 +74,43 @@ def test_the_place_is_that_of_the_step(spoil, tmp_path, cache):
     assert "there is no checkpoint yet: " in str(caught.value)
 
 
+@pytest.mark.parametrize("before", [False, True])
+def test_a_run_that_fails_in_its_first_step_leaves_nothing(before, spoil, tmp_path, cache, monkeypatch):
+    """Nothing is there to go on with, and a recipe that was put right finds the folder free, with --resume or without.
+    What somebody else keeps in the folder stays."""
+    mine = tmp_path / "run" / "snapshots" / "mine.txt"
+    if before:
+        mine.parent.mkdir(parents=True)
+        mine.write_text("notes")
+    with monkeypatch.context():
+        spoil({0})
+        with pytest.raises(NotFinite, match=r"at step 1 of 8 .*; nothing was kept: .* or add --on-nan skip\.$"):
+            train(tiny("snapshots.count=1"), tmp_path / "run", cache=cache)
+    assert [p for p in tmp_path.rglob("*") if p.is_file()] == ([mine] if before else [])
+    assert before or not (tmp_path / "run").exists()
+    again = tiny("train.on_nan=skip", "train.warmup=0")
+    assert train(again, tmp_path / "run", cache=cache, resume=before).record["skipped_steps"] == [1]
+    assert (tmp_path / "run" / "recipe.yaml").exists()
+
+
+def test_a_second_failure_takes_no_checkpoint_along(spoil, tmp_path, cache, monkeypatch):
+    """The steps of a resumed run count from its checkpoint, also where it fails before that has been read."""
+    settings = ["train.checkpoints=2"]
+    spoil({5})
+    with pytest.raises(NotFinite):
+        train(tiny(*settings), tmp_path / "run", cache=cache)
+    before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+
+    def torn(*args, **options):
+        raise RuntimeError("no")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "_load_from_checkpoint", torn)
+        with pytest.raises(RuntimeError, match="no"):
+            train(tiny(*settings), tmp_path / "run", cache=cache, resume=True)
+    assert {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()} == before
+
+
 @pytest.mark.parametrize("kind", ["loss", "gradient"])
 def test_skip_leaves_the_weights_alone_and_goes_on(kind, spoil, tmp_path, cache, monkeypatch):
     spoil({3, 4}, kind)

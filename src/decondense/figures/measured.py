@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..records import Interval, Measurement, Snapshot, State, known
+from ..words import nearest, perhaps
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
@@ -29,7 +30,8 @@ class Geometry:
         """(L+1,) of any statistic of the states, by name."""
         if not hasattr(self.states[0], name):
             names = [key for key, value in self.states[0].model_dump().items() if isinstance(value, float)]
-            raise ValueError(f"{name!r} must be one of {', '.join(names)}: was --spectral left out?")
+            remedy = nearest(name, names, "was --spectral left out?")
+            raise ValueError(f"{name!r} must be one of {', '.join(names)}: {remedy}")
         return np.array([getattr(state, name) for state in self.states], dtype=np.float64)
 
     @property
@@ -67,9 +69,11 @@ class Geometry:
     def _trend(self, name: str, states: str) -> Interval:
         table = self.record.trend
         if states not in table:
-            raise ValueError(f"states must be one of {', '.join(table)}, got {states!r}.")
+            raise ValueError(f"states must be one of {', '.join(table)}, got {states!r}{perhaps(states, table)}")
         if name not in table[states]:
-            raise ValueError(f"name must be one of {', '.join(table[states])}, got {name!r}.")
+            raise ValueError(
+                f"name must be one of {', '.join(table[states])}, got {name!r}{perhaps(name, table[states])}"
+            )
         return table[states][name]
 
     def trend(self, name: str, *, states: str = "all") -> float:

@@ -204,8 +204,10 @@ def _open_model(
         model = (model, None)
     if isinstance(model, torch.nn.Module):
         token_embedding(model)  # a model that reads no token ids cannot be helped by a tokenizer
-    if not isinstance(model, (tuple, list)) or len(model) != 2:
-        what = f"{len(model)} items" if isinstance(model, (tuple, list)) else type(model).__name__
+    pair = model if isinstance(model, (tuple, list)) else ()
+    if len(pair) != 2 or not isinstance(pair[0], torch.nn.Module):
+        what = ", ".join(type(one).__name__ for one in pair)
+        what = f"({what})" if len(pair) == 2 else f"{len(pair)} items" if pair else type(model).__name__
         raise TypeError(
             f"model must be a name, a path or a pair (model, tokenizer), got {what}: call measure((model, tokenizer))."
         )

@@ -86,7 +86,8 @@ class StateReader:
             states = getattr(out, "decoder_hidden_states" if self.stack == "decoder" else "hidden_states", None)
             if not states:
                 raise ValueError(
-                    f"a model must return hidden states, {type(self.model).__name__} does not: it cannot be measured."
+                    f"a model must return hidden states, {type(self.model).__name__} does not: measure it with "
+                    "inputs=…, batches of what it reads, and name its layers with modules=[…]."
                 )
             return tuple(in_order(self.model, states, inputs))
 

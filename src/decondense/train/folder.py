@@ -17,7 +17,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ def owned(folder: Path) -> Iterator[None]:
         return
     made = [p for p in (folder, *folder.parents) if not p.exists()]
     with contextlib.ExitStack() as undo:
-        for path in reversed((folder / "checkpoints", *made)):
+        for path in reversed((folder / "checkpoints", folder / "snapshots", *made)):
             undo.callback(_remove_if_empty, path)
         what = f"the run folder {str(folder)!r}"
         busy = f"{what} is in use by another process: wait for it, or choose another with --out."
@@ -100,8 +100,9 @@ def check_recipe(folder: Path, recipe: Recipe, *, resume: bool) -> bool:
 
 
 @contextlib.contextmanager
-def begin(folder: Path, recipe: Recipe) -> Iterator[None]:
-    """The recipe is written when training begins, and a disk that becomes full is one sentence."""
+def begin(folder: Path, recipe: Recipe, untrained: Callable[[], bool]) -> Iterator[None]:
+    """The recipe is written when training begins, and a disk that becomes full is one sentence. A run that ends while
+    it is `untrained` leaves nothing: there is nothing to go on with, and the folder is free for a better recipe."""
     try:
         if first_process():
             write_text(folder / "recipe.yaml", recipe.to_yaml())
@@ -114,6 +115,10 @@ def begin(folder: Path, recipe: Recipe) -> Iterator[None]:
         raise OSError(
             f"the disk became full while writing into {str(folder)!r}: free some space and repeat with --resume."
         ) from error
+    finally:
+        if first_process() and untrained():
+            for name in ("recipe.yaml", "progress.json", "snapshots/step-000000.json"):
+                (folder / name).unlink(missing_ok=True)
 
 
 # ---- checkpoints -------------------------------------------------------------------------------------------------

@@ -104,7 +104,7 @@ def train(
             look = "" if checkpoint else "held-out loss at step 0, then "
             slow = "; the first ones compile and take longer" if prepared.speed["compiled"] else ""
             stage(f"training: {look}{several(recipe.steps, 'step')} of {recipe.step_tokens:,} tokens{slow}")
-            with run_folder.begin(target, recipe):
+            with run_folder.begin(target, recipe, lambda: checkpoint is None and trainer.state.global_step == 0):
                 record = _carry_out(prepared, trainer, checkpoint, command, draw=draw)
         if prepared.device.type == "cuda":
             del prepared, trainer

@@ -244,9 +244,11 @@ class Trainer(transformers.Trainer, TrainerCallback):
         numbers = ", ".join(map(str, seen[:LISTED])) + (f" and {len(seen) - LISTED} more" if seen[LISTED:] else "")
         checkpoint = last_complete_checkpoint(self.folder.parent)
         last = "there is no checkpoint yet" if checkpoint is None else f"the last good checkpoint is {checkpoint.name}"
+        remedy = f"{last}: lower train.learning_rate and start in another folder, or add --resume --on-nan skip."
+        if step == 0:  # no learning rate has been at work
+            remedy = "nothing was kept: look at the model's weights and at loss.weight, or add --on-nan skip."
         return (
             f"the loss must stay finite, but loss or gradient is NaN or infinite at step {step + 1} of "
             f"{self.state.max_steps} ({len(seen)} blocks of the text, numbers {numbers}; the first is "
-            f"{order.blocks.origin(seen[0])}); {last}: lower train.learning_rate and start in another "
-            "folder, or add --resume --on-nan skip."
+            f"{order.blocks.origin(seen[0])}); {remedy}"
         )
