@@ -9,6 +9,7 @@ have neither problem. Other modules are read through hooks on the layers that th
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from .insides.transformers import is_encoder_decoder
 from .losses.options import check_choice
 from .split import refuse_pipeline
 from .stack import repeated_blocks, stack_of
+from .words import near
 
 LAYER_NAMES = ("all", "last", "early_half", "late_half")
 # They return what every block puts out and the last one's once more after the norm, nothing of the embedding layer.
@@ -168,6 +170,8 @@ class ModuleReader:
         if not self.names:
             deeper = ((name, one) for one in patterns for name in modules if fnmatch.fnmatchcase(name, f"*.{one}"))
             whole = next((".".join([*name.split(".")[: -1 - one.count(".")], one]) for name, one in deeper), "")
+            blocks = {re.sub(r"\b\d+\b", "*", name) for name in modules}
+            whole = whole or next((close for one in patterns for close in near(one, blocks)), "")
             meant = f" Did you mean {whole!r}?" if whole else ""
             raise ValueError(
                 f"modules must name layers of {type(model).__name__}, but {patterns} matches none: patterns are "
@@ -303,6 +307,12 @@ def refuse_lightning(target: Any, callback: str) -> None:
         )
 
 
+def no_target(target: Any) -> TypeError:
+    """The error for what is neither a model nor a trainer."""
+    came = repr(target) if target is None or isinstance(target, (str, type)) else f"an object of {type(target)}"
+    return TypeError(f"target must be a model or a trainer, got {came}: pass the object that you train with.")
+
+
 def reader_of(model: nn.Module, modules: str | Sequence[str] | None) -> tuple[Reader, int | None]:
     """The reader for a model, and the number of states it will deliver where that is known beforehand."""
     inner: Any = unwrap_peft(model)
@@ -397,8 +407,8 @@ def select(layers: Layers, states: int, first: int) -> list[int]:
     for index in chosen:
         if not -states <= index < states:
             raise ValueError(
-                f"layers must lie in 0 … {states - 1} (or −{states} … −1), got {index}: "
-                f"this model has {states} hidden states, the embedding layer included."
+                f"layers must lie in 0 … {states - 1} (or −{states} … −1), got {index}: this model has {states} hidden "
+                f"states{', the embedding layer included' if first else ''}."
             )
     chosen = sorted({index % states for index in chosen})
     if not chosen:

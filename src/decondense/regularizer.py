@@ -103,8 +103,7 @@ def _refuse_misspelt(loss: str, options: dict[str, Any]) -> None:
 def _engine(target: Any) -> Engine:
     hs.refuse_lightning(target, "RegularizeCallback")
     if isinstance(target, type) or not (isinstance(target, nn.Module) or hasattr(target, "compute_loss")):
-        came = repr(target) if target is None or isinstance(target, (str, type)) else f"an object of {type(target)}"
-        raise TypeError(f"target must be a model or a trainer, got {came}: pass the object that you train with.")
+        raise hs.no_target(target)
     if isinstance(target, nn.Module):
         return OwnLoop(uncompiled(target))
     from .integrations.trainer import TrainerEngine

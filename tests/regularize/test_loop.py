@@ -140,6 +140,10 @@ def test_any_module_by_the_names_of_its_layers():
         dc.regularize(nn.Linear(2, 2))
     with pytest.raises(ValueError, match=r"matches none.*embed"):
         dc.regularize(model, modules=["layers.*"])
+    with pytest.raises(ValueError, match=r"Did you mean 'blocks\.\*'\?$"):
+        dc.regularize(model, modules=["block.*"])
+    with pytest.raises(ValueError, match=r"got 7: this model has 3 hidden states\.$"):  # and no embedding layer
+        dc.regularize(model, modules="blocks.*", layers=[7])
     nested = torch.nn.ModuleDict({"model": torch.nn.ModuleDict({"net": model})})
     for inside in ("net.blocks.*", "blocks.*", ["blocks.?"]):
         with pytest.raises(ValueError, match=r"Did you mean 'model\.net\.blocks\.[*?]'\?"):
@@ -171,7 +175,8 @@ def test_patterns_match_whole_levels():
 
 
 def test_a_loss_that_nobody_differentiates_is_an_error():
-    """As in trainers that compute a loss of their own from the model's output."""
+    """As in trainers that compute a loss of their own from the model's output, and in models that return theirs in a
+    tuple, (logits, loss)."""
     model, ids = llama().train(), tokens()
     optimiser = torch.optim.SGD(model.parameters(), lr=1e-3)
     for labels in (ids, None):  # with labels the term is in out.loss; without, it waits for penalty()
@@ -180,6 +185,13 @@ def test_a_loss_that_nobody_differentiates_is_an_error():
             with pytest.raises(RuntimeError, match=r"no backward pass has reached it.*dc\.regularize\(trainer"):
                 optimiser.step()
             assert handle.step == 0
+    plain = Plain().train()
+    own = torch.optim.SGD(plain.parameters(), lr=1e-3)
+    remedy = r'where the model returns it as out\.loss or out\["loss"\].*add handle\.penalty\(\) to the loss of'
+    with dc.regularize(plain, modules="blocks.*"):
+        plain(ids).mean().backward()
+        with pytest.raises(RuntimeError, match=remedy):
+            own.step()
 
 
 def test_a_model_in_eval_mode_is_an_error_at_the_first_step():

@@ -12,6 +12,7 @@ import urllib.request
 import pytest
 from page_results import write_measurement, write_run
 
+from decondense.cli import main
 from decondense.report.serve import server
 from decondense.words import duration
 
@@ -103,3 +104,6 @@ def test_its_loss_is_drawn_and_drawn_on(browser, tmp_path):
 def test_a_place_that_does_not_exist_is_told_at_once(tmp_path):
     with pytest.raises(FileNotFoundError, match="no folder at"):
         server([tmp_path / "nowhere"])
+    with pytest.raises(SystemExit) as stopped:
+        main(["report", str(tmp_path), "--serve", "--port", "99999"])
+    assert stopped.value.code == 2

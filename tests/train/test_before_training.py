@@ -29,6 +29,7 @@ BROKEN = {
         ["model.config.vocab_size=100"],
         r"the tokenizer must match the model: it makes token \d+, the model",
     ),
+    "bytes": (["model.tokenizer=byte"], r"model.tokenizer must be bytes, .*, got 'byte': did you mean 'bytes'\?$"),
     "no tokenizer": (["model.tokenizer=no-such-model"], r"model.tokenizer must be bytes, .* or a model whose tok"),
     "architecture": (
         ["model.architecture=lama"],

@@ -76,6 +76,10 @@ def test_budget_in_tokens_is_made_of_whole_steps():
     [
         ("train.learning_rat=1", "recipe: 'train.learning_rat' is no key of a recipe: did you mean 'learning_rate'?"),
         ("learning_rate=1", "recipe: 'learning_rate' is no key of a recipe: did you mean 'train.learning_rate'?"),
+        ("model=gpt2", "recipe: model must be a section of keys, such as name, got 'gpt2'."),
+        ("loss=dispersion", "recipe: loss must be a section of keys, such as name, got 'dispersion'."),
+        ("loss=[dispersion]", "recipe: loss.0 must be a section of keys, such as name, got 'dispersion'."),
+        ("model.lora=true", "recipe: model.lora must be a section of keys, such as r, got True."),
         ("learn=1", "recipe: 'learn' is no key of a recipe: did you mean 'train.learning_rate'?"),
         ("data.seed=1", "recipe: 'data.seed' is no key of a recipe: did you mean 'train.seed'?"),
         ("trian.seed=1", "recipe: 'trian' is no key of a recipe: did you mean 'train'?"),
@@ -226,6 +230,17 @@ def test_settings_override_and_leave_the_original_alone():
 def test_files_that_are_no_recipe(tmp_path):
     with pytest.raises(FileNotFoundError, match="no recipe at"):
         load_recipe(tmp_path / "none.yaml")
+    with pytest.raises(
+        FileNotFoundError, match=r"no recipe at .*: give a YAML file, or --model and the other flags\.$"
+    ):
+        load_recipe(tmp_path)  # a folder is not what its own name is near
+    with pytest.raises(ValueError, match=r"'modl' is no key of a recipe: did you mean 'model'\?"):
+        recipe_from({"modl": {"name": "gpt2"}})
+    with pytest.raises(
+        TypeError, match=r"recipe must be a Recipe, got str: make one with load_recipe\(path\) or recipe_f"
+    ):
+        train("recipe.yaml", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
     for text, sentence in (
         ("{", "must be YAML"),
         ("- a", "must be a mapping of sections, got list"),

@@ -295,6 +295,20 @@ def test_several_passes_over_a_short_text_are_mentioned_and_progress_is_kept(tmp
     assert not file.exists()
 
 
+def test_a_text_that_is_held_out_and_trained_on_is_mentioned(tmp_path):
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text(f"a few words of {name} " * 400)
+    a, b = (str(tmp_path / f"{name}.txt") for name in "ab")
+    for held_out, said in (
+        (b, []),
+        ([a, b], [f"{a} is both trained on and held out: its loss is not that of unseen text"]),
+    ):
+        told: list[str] = []
+        data = f"data={{text: {a}, held_out: {held_out}, tokens: 512, held_out_tokens: 96, context: 32}}"
+        train(tiny(data), tmp_path / f"run{len(said)}", cache=tmp_path, say=told.append)
+        assert told == said
+
+
 @pytest.mark.parametrize(("steps", "number", "at"), [(10, 2, [5, 10]), (3, 5, [1, 2, 3]), (1, 4, [1]), (1526, 5,
     [305, 610, 916, 1221, 1526]), (7, 0, [])])  # fmt: skip
 def test_milestones(steps, number, at):

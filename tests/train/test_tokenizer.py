@@ -9,7 +9,7 @@ import pytest
 import transformers
 
 from decondense.train import recipe_from, tokenizer, train
-from train.runs import content
+from train.runs import content, tiny
 
 
 def recipe(*settings: str, config: dict | None = None):
@@ -48,3 +48,13 @@ def test_a_vocabulary_that_is_given_stays(tmp_path, cache):
     run = train(recipe(config={"vocab_size": 512}), tmp_path / "run", cache=cache)
     assert json.loads((run.folder / "model" / "config.json").read_text())["vocab_size"] == 512
     assert np.isfinite(run.held_out_loss)
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
+def test_a_model_of_bytes_names_their_special_tokens_and_no_others(architecture, tmp_path, cache):
+    """Those that the architecture's configuration has by default are of another tokenizer, or above the vocabulary."""
+    run = train(tiny(architecture=architecture), tmp_path / "run", cache=cache)
+    config = transformers.AutoConfig.from_pretrained(run.folder / "model")
+    generation = transformers.GenerationConfig.from_pretrained(run.folder / "model")
+    assert (config.bos_token_id, config.eos_token_id) == (None, 1)
+    assert (generation.bos_token_id, generation.eos_token_id) == (None, 1)

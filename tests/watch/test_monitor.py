@@ -379,7 +379,9 @@ def test_an_image_model_and_a_module_of_ones_own():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"metrics": ["rank"]}, "metrics must be of mean_cosine, .*got rank"),
+        ({"metrics": ["rank"]}, r"metrics must be of mean_cosine, .*got 'rank'\.$"),
+        ({"metrics": []}, r"metrics must be of mean_cosine, .*got none\.$"),
+        ({"metrics": "mean_cosin"}, r", got 'mean_cosin': did you mean 'mean_cosine'\?$"),
         ({"every": 0}, "every must be a whole number of at least 1, got 0"),
         ({"inputs": []}, "inputs must hold at least one batch, got none"),
         ({"inputs": 3}, "inputs must be a tensor of .*, a mapping of .*, or batches of them, got int"),
@@ -388,8 +390,17 @@ def test_an_image_model_and_a_module_of_ones_own():
 def test_refused(options, sentence):
     with pytest.raises((ValueError, TypeError), match=sentence):
         dc.monitor(gpt2(), **options)
-    with pytest.raises(TypeError, match="target must be a model or a trainer"):
-        dc.monitor("gpt2")
+    for wrong, got in (
+        ("gpt2", "'gpt2'"),
+        ((gpt2(), None), "an object of <class 'tuple'>"),
+        (type(gpt2()), "<class .*>"),
+    ):
+        for attach in (dc.monitor, dc.regularize):
+            with pytest.raises(
+                TypeError, match=rf"^target must be a model or a trainer, got {got}: pass the object .*$"
+            ):
+                attach(wrong)
+    assert dc.monitor(gpt2(), metrics="effective_rank").metrics == ("mean_cosine", "effective_rank")
 
 
 def test_a_model_whose_calls_do_not_pass_is_told():

@@ -26,7 +26,7 @@ def report(
     serve: Annotated[
         bool, typer.Option("--serve", help="show the page on this machine alone, and follow runs while they train")
     ] = False,
-    port: Annotated[int, typer.Option(help="port for --serve; 0 takes a free one")] = 8420,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="port for --serve; 0 takes a free one")] = 8420,
     as_json: Annotated[bool, typer.Option("--json", help="print what was written as JSON and nothing else")] = False,
 ) -> None:
     """Write one self-contained HTML page for every result in the given folders: it works from disk, offline."""

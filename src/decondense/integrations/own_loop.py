@@ -116,8 +116,9 @@ class OwnLoop:
         elif handle.given or handle.captures:
             raise RuntimeError(
                 "weight · penalty must be part of the loss that is differentiated, but no backward pass has reached it "
-                "before this optimiser step: the loop does not use the loss that the model returns. With a trainer use "
-                "dc.regularize(trainer, …); in a loop of your own add handle.penalty() after a call without labels."
+                'before this optimiser step: it is in the loss where the model returns it as out.loss or out["loss"]. '
+                "With a trainer use dc.regularize(trainer, …); in a loop of your own use that loss, or add "
+                "handle.penalty() to the loss of a call that returns none."
             )
         elif self._evaluated and not self._trained:
             raise RuntimeError(

@@ -108,7 +108,9 @@ def measure(
         other = not isinstance(text, str) or text != TEXT
         for name, given in (("text", other), ("released", released), ("partial", partial is not None)):
             if given:
-                raise ValueError(f"{name} goes with a text, got it beside inputs: leave one of them out.")
+                raise ValueError(
+                    f"{name} has no meaning beside inputs, which take the place of a text: leave one of them out."
+                )
         source, network, _ = _open_model(model, label, revision, loading, reads_text=False)
         settings = {"windows": windows, "seed": seed, "spectral": spectral, "last": last, "bootstrap": bootstrap}
         with evaluating(network):
@@ -182,7 +184,7 @@ def measure(
 
 def check(model: Any, *, inputs: Any = None, **options: Any) -> None:
     """Refuse options of ``measure``, and a name that is no model's, before a text is read or a folder made."""
-    for name, least in {"windows": 1, "batch": 1, "last": 1, "bootstrap": 1, "seed": 0}.items():
+    for name, least in {"windows": 1, "tokens": 2, "batch": 1, "last": 1, "bootstrap": 1, "seed": 0}.items():
         value = options.get(name, least)
         if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
             raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")

@@ -121,7 +121,7 @@ def load_recipe(path: str | os.PathLike[str], settings: Sequence[str] = ()) -> R
     """Read a recipe; `settings` are "key.key=value" strings that override it."""
     file = Path(path)
     if not file.is_file():
-        close = perhaps(file.name, neighbours(file), cutoff=0.7)
+        close = "." if file.exists() else perhaps(file.name, neighbours(file), cutoff=0.7)
         raise FileNotFoundError(f"no recipe at {str(path)!r}: give a YAML file, or --model and the other flags{close}")
     return recipe_from(with_settings({"name": file.stem} | read_yaml(file), settings), file.name)
 
@@ -188,7 +188,7 @@ def recipe_from(content: dict[str, Any], name: str = "recipe") -> Recipe:
 
 
 def _sentence(error: ValidationError, name: str) -> str:
-    errors = error.errors()
+    errors = sorted(error.errors(), key=lambda e: e["type"] == "missing")  # it may be there, misspelt
     # Where a value may be of several kinds every kind has an error: the one that came farthest is meant.
     first = max((e for e in errors if e["loc"][:2] == errors[0]["loc"][:2]), key=lambda e: len(e["loc"]))
     place = [part for part in first["loc"] if not (part in ("str", "bool", "int") or re.search(r"[\[A-Z]", str(part)))]
@@ -203,6 +203,8 @@ def _sentence(error: ValidationError, name: str) -> str:
     if first["type"] == "missing":
         return f"{name}: {where!r} must be given, and it is missing."
     got = first.get("input")
+    if first["type"] == "model_type":
+        return f"{name}: {where} must be a section of keys, such as {next(iter(_keys(_part_at(place))))}, got {got!r}."
     if first["type"] == "literal_error":
         choices = re.findall(r"'([^']*)'", first["ctx"]["expected"])
         return f"{name}: {where} must be one of {', '.join(choices)}, got {got!r}{perhaps(got, choices)}"

@@ -24,7 +24,7 @@ from ..records import parse
 from ..regularizer import regularize, term_of
 from ..term import Terms
 from ..weights_cache import quiet_loading
-from ..words import several
+from ..words import list_of, several
 from . import folder as run_folder
 from .active_forgetting import Forgetting
 from .blocks import Order
@@ -80,6 +80,9 @@ def train(
     draw       also write the figures; a study that keeps the numbers only does without
     """
     need("train", "training")
+    if not isinstance(recipe, Recipe):
+        made = "make one with load_recipe(path) or recipe_from(mapping)"
+        raise TypeError(f"recipe must be a Recipe, got {type(recipe).__name__}: {made}.")
     target = Path(folder)
     say = say or (lambda sentence: None)
     with run_folder.owned(target):
@@ -159,6 +162,9 @@ def _trainer(prepared: Prepared, show: Show | None, say: Callable[[str], None], 
     passes = len(order) / len(prepared.blocks)
     if passes > 1:
         say(f"the text has {len(prepared.blocks)} blocks: the run goes over it {passes:.2f} times")
+    twice = {text["name"] for text in prepared.blocks.texts} & {text["name"] for text in prepared.held_out.texts}
+    if twice and recipe.data.held_out is not None:
+        say(f"{list_of(sorted(twice))} is both trained on and held out: its loss is not that of unseen text")
     clock = Clock()
     trainer = Trainer(
         recipe=recipe,

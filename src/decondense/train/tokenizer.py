@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_text
+from ..words import nearest
 from .sections import Data, TrainedTokenizer, shares_of
 from .token_files import cached, documents_of, fingerprint
 
@@ -35,7 +36,7 @@ def open_tokenizer(wanted: str | TrainedTokenizer, data: Data, cache: Path) -> A
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(
             f"model.tokenizer must be bytes, {{train: 8192}} or a model whose tokenizer can be had here, got "
-            f"{wanted!r}: {' '.join(str(error).split()).rstrip('.')}."
+            f"{wanted!r}: {nearest(wanted, ['bytes'], ' '.join(str(error).split()).rstrip('.') + '.')}"
         ) from None
 
 

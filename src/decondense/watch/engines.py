@@ -33,7 +33,7 @@ def monitor(
     every: int = 100,
     inputs: Any = None,
     sequences: int = 4,
-    metrics: Sequence[str] = METRICS,
+    metrics: str | Sequence[str] = METRICS,
     modules: str | Sequence[str] | None = None,
     collapse: float = 0.95,
     log: Log | None = None,
@@ -58,7 +58,7 @@ def monitor(
         return _of_model(uncompiled(target), log, options)
     if not isinstance(target, type) and hasattr(target, "callback_handler"):
         return _of_trainer(target, log, options)
-    raise TypeError(f"target must be a model or a trainer, got {target!r}: pass the object that you train with.")
+    raise hs.no_target(target)
 
 
 def _of_model(model: nn.Module, log: Log | None, options: dict[str, Any]) -> Monitor:

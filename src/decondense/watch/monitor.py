@@ -23,7 +23,7 @@ from ..needs import need
 from ..packing import Documents, documents
 from ..split import refuse_split
 from ..stack import unnoticed
-from ..words import several
+from ..words import perhaps, several
 from . import background
 from .reading import METRICS, Reading, begun
 
@@ -46,15 +46,17 @@ class Monitor:
         every: int = 100,
         inputs: Any = None,
         sequences: int = 4,
-        metrics: Sequence[str] = METRICS,
+        metrics: str | Sequence[str] = METRICS,
         modules: str | Sequence[str] | None = None,
         collapse: float = 0.95,
         log: Log | None = None,
         prepare: Log | None = None,
     ) -> None:
-        unknown = [name for name in metrics if name not in METRICS]
-        if unknown or not metrics:
-            raise ValueError(f"metrics must be of {', '.join(METRICS)}, got {', '.join(unknown) or 'none'}.")
+        metrics = [metrics] if isinstance(metrics, str) else metrics
+        unknown = next((name for name in metrics if name not in METRICS), None)
+        if unknown is not None or not metrics:
+            came = "none." if unknown is None else f"{unknown!r}{perhaps(unknown, METRICS)}"
+            raise ValueError(f"metrics must be of {', '.join(METRICS)}, got {came}")
         for name, value in (("every", every), ("sequences", sequences)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
