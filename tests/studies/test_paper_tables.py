@@ -102,6 +102,15 @@ def test_table_3_tells_the_likelihood_of_what_is_right():
     assert "Log-likelihood of what is right, average over tasks, minus the paper's choice" in end.sentence
 
 
+def test_table_3_tells_the_grid_from_no_loss_at_all():
+    end = of("hyper", {"λ 0.5, τ 1": 3.02, "λ 1, τ 1": 3.05}, {})
+    assert "Minus cross-entropy's: above 0 in λ 0.5, τ 1 and λ 1, τ 1, below 0 in none;" in end.sentence
+    against = end.estimate["minus_cross_entropy"]
+    assert list(against) == [hyper.CENTRE, *hyper.CELLS]
+    assert against["λ 1, τ 1"]["estimate"] == pytest.approx(0.05, abs=0.005)
+    assert all(d["level"] == pytest.approx(1 - 0.05 / 7) for d in against.values())
+
+
 def test_the_original_is_not_trained(command, tmp_path):
     """One step at a learning rate of 0, at which its warm-up begins: the weights stay what they were."""
     import json

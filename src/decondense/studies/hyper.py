@@ -2,7 +2,8 @@
 paper's grid: nobody loses by the paper's choice what would matter, whichever cell he might have chosen. (That it beats
 every cell, as it was at first, no choice can show where cells tie.) Any of the cells might be the better one, so that
 is said at the level divided by their number. The log-likelihood of what is right on the tasks is told beside it, as the
-paper's own table has benchmark averages, which are coarser. The other choices are told, and decide nothing."""
+paper's own table has benchmark averages, which are coarser; so is the loss against none at all. The other choices are
+told, and decide nothing."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ CENTRE, *CELLS = needed = [
     f"λ {weight:g}, τ {tau:g}"
     for weight, tau in ((0.1, 1.0), (0.01, 1.0), (0.5, 1.0), (1.0, 1.0), (0.1, 0.1), (0.1, 0.5), (0.1, 2.0))
 ]
+PLAIN = "cross-entropy"
 
 
 def conclude(runs: Runs, settings: Settings) -> Conclusion:
@@ -32,25 +34,30 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     told = {arm: over_items(runs, arm, CENTRE, kind="log_share", level=level) for arm in CELLS}
     likely = {arm: one for arm, one in told.items() if one is not None}
     points = {arm: over_items(runs, arm, CENTRE, kind="correct", level=level) for arm in likely}
+    plain = {arm: runs.contrast(arm, PLAIN, held_out, level=1 - 0.05 / len(needed)) for arm in needed}
     closest = min(beside.items(), key=lambda pair: pair[1].estimate if pair[1].estimate is not None else 1e9)
     sentence = (
         f"of {len(CELLS)} other cells {len(good)} have no held-out loss lower by {MATTERS_NATS:g} nats or more, and "
         f"{len(better)} have ({', '.join(better) or 'none'}); {len(beaten)} are worse than the paper's choice with the "
         f"whole 95 % interval; its strongest rival minus the paper's choice, {closest[0]}: {closest[1].words(4)}."
-        f"{_likely(likely)}"
+        f" Minus {PLAIN}'s: {sides(plain)}; the paper's choice {plain[CENTRE].words(4)}.{_likely(likely)}"
     )
     against = {arm: d for arm in runs.arms if arm != CENTRE and (d := runs.differences(arm, CENTRE, held_out))}
+    kinds = {"blue: the paper's grid": {*CELLS}, "orange: other choices": {*runs.arms} - {*needed, PLAIN}}
+    kinds[f"green: {PLAIN} alone"] = {PLAIN}
     draw = partial(
         effects,
         list(against.items()),
         x=f"held-out loss minus that of {CENTRE}, nats per token",
         right=[f"{runs.mean(a, cosine):.3f}" for a in against],
         right_title="mean cosine",
-        colours=[0 if a in CELLS else 2 if a == "cross-entropy" else 1 for a in against],
-        note="blue: the paper's grid; orange: other choices; green: cross-entropy alone",
+        colours=[0 if a in CELLS else 2 if a == PLAIN else 1 for a in against],
+        note="; ".join(words for words, some in kinds.items() if some & against.keys()),
     )
     others = {arm: runs.contrast(arm, CENTRE, held_out) for arm in runs.arms if arm not in needed}
-    estimate: dict[str, Any] = {"cell_minus_centre": beside, "others_minus_centre": others}
+    estimate: dict[str, Any] = {
+        "cell_minus_centre": beside, "minus_cross_entropy": plain, "others_minus_centre": others,
+    }  # fmt: skip
     if likely:
         estimate |= {"log_likelihood_minus_centre": likely, "points_minus_centre": points}
     return Conclusion(combine(list(beside.values())), sentence, *runs.rows(runs.tasks), estimate, draw)
