@@ -195,15 +195,48 @@ def test_placebo():
     assert f"dispersion {-found['log_likelihood_alone'][real]['estimate']:.4f}, and the two are not told" in RESULTS
     norms = found["gradient_norm"]
     assert f"is {norms[blind]:.2f} times that without a loss, dispersion's {norms[real]:.2f}" in RESULTS
-    ((seed, run),) = runs("placebo")[away].items()
-    early, late = (
-        [line.grad_norm for line in run.history if low <= line.step <= high] for low, high in ((1, 90), (110, 300))
-    )
     told = "at most {:.1f} up to step 90, is between {:.0f} and {:.0f} from step 110 on"
+    early, late = (
+        [line.grad_norm for run in runs("placebo")[away].values() for line in run.history if low <= line.step <= high]
+        for low, high in ((1, 90), (110, 300))
+    )
     assert told.format(max(early), np.floor(min(late)), np.ceil(max(late))) in RESULTS
-    lower = 100 * (1 - run.snapshots[-1].blocks / runs("placebo")["λ 0"][seed].snapshots[-1].blocks)
-    told = f"held-out loss ends {alone[away]['estimate']:.2f} nats higher, the mean cosine {lower:.1f} % lower"
+    lower = 100 * (1 - mean("placebo", away, "mean_cosine") / mean("placebo", "λ 0", "mean_cosine"))
+    told = (
+        f"ends {alone[away]['estimate']:.2f} nats higher {bounds(alone[away], 2)}, the mean cosine {lower:.1f} % lower"
+    )
     assert told in RESULTS
+    other = "dispersion λ −1"
+    assert f"Condensing itself costs {alone[other]['estimate']:.4f} nats {bounds(alone[other], 4)}" in RESULTS
+    lost = {key: -found["log_likelihood_alone"][other][key] for key in ("estimate", "high", "low")}
+    assert "and {estimate:.4f} nats per item [{high:.4f}, {low:.4f}] of right answers".format(**lost) in RESULTS
+
+
+def test_hyper():
+    found = estimate("hyper")
+    cells = ["0.01, 1", "0.1, 2", "0.1, 1", "0.1, 0.5", "0.5, 1", "0.1, 0.1", "1, 1"]
+    opened = []
+    for cell in cells:
+        arm = f"λ {cell.replace(', ', ', τ ')}"
+        against = found["minus_cross_entropy"][arm]
+        opened.append(100 * (mean("hyper", arm, "mean_cosine") / mean("hyper", PLAIN, "mean_cosine") - 1))
+        middle, around = signed(against["estimate"], 4), bounds(against, 4)
+        own = cell == "0.1, 1"
+        name = f"{cell} (the paper's)" if own else cell
+        assert f"| {name} | {signed(opened[-1], 1)} % | {middle} {around} |" in RESULTS
+        told = f"(0.1, 1), the paper's choice: {middle} nats {around}" if own else f"({cell}) {middle} {around}"
+        assert told in RESULTS
+    assert opened == sorted(opened, reverse=True)
+    assert sum(d["high"] < 0 for d in found["minus_cross_entropy"].values()) == 0
+    rival = found["cell_minus_centre"]["λ 0.1, τ 2"]
+    assert f"τ = 2, is {-rival['estimate']:.4f} lower, 90 % interval {bounds(rival, 4)}" in RESULTS
+    likely = found["log_likelihood_minus_centre"]
+    told = f"by {-likely['λ 0.1, τ 0.1']['estimate']:.3f} and {-likely['λ 1, τ 1']['estimate']:.3f} nats per item"
+    assert told in RESULTS
+    assert {arm for arm, d in likely.items() if d["low"] > 0 or d["high"] < 0} == {"λ 0.1, τ 0.1", "λ 1, τ 1"}
+    reach = [(d["high"] - d["low"]) / 2 for d in found["points_minus_centre"].values()]
+    assert f"intervals of ±{min(reach):.1f} to ±{max(reach):.1f}, which" in RESULTS
+    assert sum(map(len, runs("hyper").values())) == 24
 
 
 def test_variants():
