@@ -151,6 +151,10 @@ def test_a_missing_model_is_told_before_anything_is_measured(shared, results):
 
 
 def test_errors(results):
+    with pytest.raises(TypeError, match=r"'pared' is no option of compare, nor of measure: did you mean 'paired'\?$"):
+        compare(results, pared=True)
+    with pytest.raises(TypeError, match=r"'window' is no option of compare, nor of measure: did you mean 'windows'\?$"):
+        compare(results, window=3)
     with pytest.raises(ValueError, match="at least two results"):
         compare(results[0])
     with pytest.raises(ValueError, match="even number"):

@@ -132,6 +132,14 @@ def test_figures_are_drawn_and_small(tmp_path):
     assert (tmp_path / "again.png").read_bytes() == (tmp_path / f"{name}.png").read_bytes()
 
 
+@pytest.mark.parametrize("name", ["counteract", "distill", "width"])
+def test_an_arm_that_was_not_run_has_no_numbers(name):
+    study, settings = studies.find(name), settings_of(studies.find(name), "smoke")
+    for arm in settings["arms"]:
+        runs = [one for one in of_seeds(settings, lambda arm, seed: run(), [1]) if one.record.arm == arm]
+        assert " nan" not in concluded(study, settings, runs).sentence
+
+
 def test_an_arm_that_diverged_is_undecided_and_not_an_error():
     end = of("dose", lambda arm, s: run(held_out=None if (arm, s) == ("λ +1", 2) else 3.0))
     assert end.verdict == "undecided"

@@ -287,6 +287,28 @@ def test_a_second_process_on_a_run_is_refused(tmp_path, monkeypatch):
     make("counteract", tmp_path, pieces=["1"])
 
 
+@pytest.mark.parametrize("merge", [[], ["--merge"], ["--merge", "--from", "mine"]])
+def test_a_folder_with_another_result_is_left_alone(merge, refusal, tmp_path, monkeypatch):
+    """Its result.json and config.yaml would be replaced. So would be those of a run that is not finished."""
+    monkeypatch.chdir(tmp_path)
+    mine = written("width", tmp_path / "mine", "smoke", seeds=[1, 2])
+    there = tmp_path / "there"
+    there.mkdir()
+    for file, content in (("result.json", mine[0].record.to_json()), ("recipe.yaml", "model: {}")):
+        (there / file).write_text(content)
+        assert "'there' holds a training: choose another folder with --out." in refusal(
+            "study", "width", "--out", "there", *merge
+        )
+        assert [(p.name, p.read_text()) for p in there.iterdir()] == [(file, content)]
+        (there / file).unlink()
+
+
+def test_merging_a_folder_that_does_not_exist_is_refused(refusal, tmp_path):
+    said = refusal("study", "width", "--merge", "--out", tmp_path / "there")
+    assert f"no study at {str(tmp_path / 'there')!r}: --merge runs nothing" in said
+    assert not (tmp_path / "there").exists()
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_that_cannot_be_written(tmp_path, refusal):
     tmp_path.chmod(0o500)

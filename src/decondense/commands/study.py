@@ -73,7 +73,11 @@ def study(
         if not as_json:
             err.print(sentence)
 
-    with output_folder(out_dir or Path("studies") / f"{name}-{scale}") as folder:
+    target = out_dir or Path("studies") / f"{name}-{scale}"
+    studies.check_folder(target)
+    if merge and not sources and not target.is_dir():
+        raise FileNotFoundError(f"no study at {str(target)!r}: --merge runs nothing; name a folder that holds runs.")
+    with output_folder(target) as folder:
         if merge:
             if sources:
                 studies.collect(wanted, scale, folder, sources, say=say)

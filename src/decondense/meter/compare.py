@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -176,8 +177,12 @@ def compare(
 
 def plan(items: Item | Sequence[Item], texts: Any, revisions: Any, paired: bool, options: dict[str, Any]) -> list[Any]:
     """The results that are there, and (model, options) of those to be measured: the last is missed before the first."""
-    from .run import check
+    from .run import check, measure
 
+    known = [*signature(compare).parameters, *signature(measure).parameters]
+    for name in options:
+        if name not in known:
+            raise TypeError(f"{name!r} is no option of compare, nor of measure{perhaps(name, known)}")
     given, texts, revisions = map(_as_list, (items, texts, revisions))
     variants: list[dict[str, Any]] = [{"revision": r} for r in revisions] if revisions else [{}]
     variants = [v | {"text": t} for v in variants for t in texts] if texts else variants

@@ -10,10 +10,10 @@ import importlib
 from importlib import resources
 
 from ..words import perhaps
-from .core import HOOKS, Study, collect, conclude, run, settings_of
+from .core import HOOKS, Study, check_folder, collect, conclude, run, settings_of
 from .settings import SCALES, scale_file
 
-__all__ = ["SCALES", "STUDIES", "Study", "collect", "conclude", "find", "run", "settings_of"]
+__all__ = ["SCALES", "STUDIES", "Study", "check_folder", "collect", "conclude", "find", "run", "settings_of"]
 
 
 def _study(name: str) -> Study:

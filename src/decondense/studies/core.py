@@ -234,11 +234,26 @@ def collect(
     _write_config(study, scale, folder, settings)
 
 
-def read_config(study: Study, scale: str, folder: Path) -> Settings | None:
-    """The settings with which a study was begun in a folder; None where none was."""
+def check_folder(folder: Path) -> None:
+    """A folder that holds something else is not a study's: files of the same names would be replaced."""
+    if _config(folder) is not None:
+        return
+    kind = records.read(folder).kind if (folder / "result.json").is_file() else "study"
+    kind = "training" if (folder / "recipe.yaml").is_file() else kind  # one that is not finished, too
+    if kind != "study":
+        raise ValueError(f"{str(folder)!r} holds a {kind}: choose another folder with --out.")
+
+
+def _config(folder: Path) -> Settings | None:
     file = folder / "config.yaml"
     content = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
-    if not isinstance(content, dict) or content.get("command") != "study":
+    return content if isinstance(content, dict) and content.get("command") == "study" else None
+
+
+def read_config(study: Study, scale: str, folder: Path) -> Settings | None:
+    """The settings with which a study was begun in a folder; None where none was."""
+    content = _config(folder)
+    if content is None:
         return None
     if (content.get("study"), content.get("scale")) != (study.name, scale):
         raise ValueError(

@@ -24,12 +24,13 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     shown = {arm: runs.of(arm) for arm in needed if arm in runs}
     start = float(np.mean([cosine(run, 0) for trained in shown.values() for run in trained] or [math.nan]))
     share = math.nan if change.estimate is None else -100 * change.estimate / runs.mean(PLAIN, cosine)
+    part = "" if math.isnan(share) else f", which is {share:.1f} % of it"
     size = judged(runs.differences(TREATED, PLAIN, cosine), MATTERS_COSINE * runs.mean(PLAIN, cosine))
     worth = judged(runs.differences(TREATED, PLAIN, held_out), MATTERS_NATS)
     sentence = (
-        f"mean cosine {start:.3f} before, {runs.mean(PLAIN, cosine):.3f} after cross-entropy, "
-        f"{runs.mean(TREATED, cosine):.3f} with dispersion; difference {change.words(4)}, which is {share:.1f} % of it"
-        f"{change.why}: {size} (of {100 * MATTERS_COSINE:g} % or more). Spearman, difference {trend.words(3)}. "
+        f"mean cosine {start:.3f} before, {runs.said(PLAIN, cosine)} after cross-entropy, "
+        f"{runs.said(TREATED, cosine)} with dispersion; difference {change.words(4)}{part}{change.why}: "
+        f"{size} (of {100 * MATTERS_COSINE:g} % or more). Spearman, difference {trend.words(3)}. "
         f"{trend_and_level(trend, change)} Held-out loss {loss.words(5)}: {worth} (of {MATTERS_NATS:g} nats or more)."
     )
     steps, moved = {}, {}  # of each arm, one dot per seed: the blocks at every snapshot; how far each state has come

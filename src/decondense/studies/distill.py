@@ -54,7 +54,7 @@ def _students(runs: Runs, settings: Settings) -> Conclusion:
     trend = not_below(runs.differences(TAUGHT, ALONE, spearman), margin=TREND_MARGIN)
     loss = runs.contrast(TAUGHT, ALONE, held_out)
     sentence = (
-        f"mean cosine {runs.mean(ALONE, cosine):.3f} alone, {runs.mean(TAUGHT, cosine):.3f} with a teacher; difference "
+        f"mean cosine {runs.said(ALONE, cosine)} alone, {runs.said(TAUGHT, cosine)} with a teacher; difference "
         f"{change.words()}{change.why}. Spearman {trend.words(2)}{trend.why}. {trend_and_level(trend, change)} "
         f"Held-out loss {loss.words(4)}."
     )
@@ -76,7 +76,7 @@ def _dispersed(runs: Runs, teacher: str) -> tuple[Decision, str, dict[str, Any]]
     handed = runs.contrast(OTHERWISE, TAUGHT, cosine)
     loss = runs.contrast(OTHERWISE, ALONE, held_out)
     words = (
-        f"The dispersed teacher has a mean cosine of {runs.mean(teacher, cosine):.3f}, changed by {moved.words(1)} "
+        f"The dispersed teacher has a mean cosine of {runs.said(teacher, cosine)}, changed by {moved.words(1)} "
         f"percent: the gate of −{GATE:g} % is {'met' if met else 'not met'}. Its student minus alone {change.words()}"
         f"{change.why}; minus the other student {handed.words()}; held-out loss minus alone {loss.words(4)}."
     )

@@ -20,6 +20,7 @@ import numpy as np
 from ..files import safe_name
 from ..records import Measured, Outcomes, Snapshot, Training, known, read
 from ..stats.verdicts import Decision, Mean, decide
+from ..words import span
 from .arms import as_in, essence, recipe_of
 from .outcomes import OF_TASKS
 from .settings import Settings
@@ -238,6 +239,10 @@ class Runs:
 
     def mean(self, arm: str, metric: Metric) -> float:
         return float(np.mean(self.values(arm, metric) or [math.nan]))
+
+    def said(self, arm: str, metric: Metric, digits: int = 3) -> str:
+        """`mean` for a sentence: a dash where the arm was not run."""
+        return span(self.mean(arm, metric), digits=digits)
 
     def paired(self, *arms: str) -> list[tuple[Training, ...]]:
         """The trainings of these arms, seed by seed, for the seeds that all of them have."""

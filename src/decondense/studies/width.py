@@ -39,9 +39,9 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     sentence = (
         f"Spearman {signed(runs.mean(narrow, spearman), 2)} at {narrow}, {signed(runs.mean(wide, spearman), 2)} at "
         f"{wide}; difference {difference.words(2)}{difference.why}. Mean cosine of the blocks at the end "
-        f"{runs.mean(narrow, cosine):.3f} and {runs.mean(wide, cosine):.3f}, difference {level.words()}{otherwise}; of "
-        f"the last three states {runs.mean(narrow, last):.3f} and {runs.mean(wide, last):.3f}. Held-out loss "
-        f"{runs.mean(narrow, held_out):.2f} and {runs.mean(wide, held_out):.2f}: equal tokens, not equal loss. "
+        f"{runs.said(narrow, cosine)} and {runs.said(wide, cosine)}, difference {level.words()}{otherwise}; of "
+        f"the last three states {runs.said(narrow, last)} and {runs.said(wide, last)}. Held-out loss "
+        f"{runs.said(narrow, held_out, 2)} and {runs.said(wide, held_out, 2)}: equal tokens, not equal loss. "
         f"{trend_and_level(difference, level)}"
     )
     shown = {"Spearman": spearman, "mean cosine, all blocks": cosine, "mean cosine, last 3 states": last}

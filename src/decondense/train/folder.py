@@ -24,7 +24,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from ..files import first_process, flat, locked, os_sentence, write_text
-from ..records import read
+from ..records import Training, read
 from .recipe import Recipe, read_yaml, recipe_from
 
 # A resumed run may change these: they say how fast and where, or how much is told, not what is computed.
@@ -70,7 +70,10 @@ def finished(folder: Path) -> dict[str, Any] | None:
     """The record of a run that came to its end."""
     if not (folder / "result.json").is_file():
         return None
-    return json.loads(read(folder).to_json())
+    record = read(folder)
+    if not isinstance(record, Training):
+        raise ValueError(f"{str(folder)!r} holds a {record.kind}: choose another folder with --out.")
+    return json.loads(record.to_json())
 
 
 def check_recipe(folder: Path, recipe: Recipe, *, resume: bool) -> bool:
