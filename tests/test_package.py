@@ -17,7 +17,7 @@ RECIPE = {"model": {"name": "gpt2"}, "loss": {"name": "dispersion"}}
 # Every module, from the ground up: it may import what stands in a line above its own, or what stands in the same
 # package, and nothing else. A name stands for all modules below it that have no line of their own.
 ORDER = (
-    "words files hub geometry needs",
+    "words files hub geometry host needs",
     "records theory insides",
     "kernels inputs",
     "losses",

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from . import compiled
 from . import hidden_states as hs
+from .host import mark, sent
 from .insides.transformers import collect_hidden_states, is_encoder_decoder
 from .kernels import autocast_dtype
 from .term import Term, or_one
@@ -73,6 +74,7 @@ class Handle:
         chosen = [] if states is None else term.chosen(states, self.reader.first)
         self.reads = [self.reader.name(i) for i in chosen]
         self.given, self.reached, self._used, self._warned = 0, False, False, False
+        self._looked: tuple[int, Tensor, torch.cuda.Event | None] | None = None  # step, both terms on their way, mark
         self._number = compiled.name(self)
         # What cannot be traced is one graph break at the end of a compiled model. Wrapped here and not where it is
         # defined, because that would import the compiler together with this package.
@@ -216,17 +218,24 @@ class Handle:
         self.reached = True
 
     def look(self) -> None:
-        """`warn` of the latest call, after the optimiser steps 1, 2, 4, …: looking waits for a GPU."""
-        if self.step & (self.step - 1) == 0 and "task_loss" in self.last:
-            self.warn(float(self.last["task_loss"]), float(self.last["weight"] * self.last["penalty"]))
+        """After each optimiser step: `warn` of the steps 1, 2, 4, …, on a GPU as soon as their numbers have come."""
+        if self._looked is None and self.step & (self.step - 1) == 0 and "task_loss" in self.last:
+            term = self.last["weight"] * self.last["penalty"]
+            self._looked = (self.step, sent(torch.stack([self.last["task_loss"].to(term), term])), mark(term.device))
+        if self._looked is not None:
+            step, both, come = self._looked
+            if come is None or come.query():
+                self._looked = None
+                task_loss, added = both.tolist()
+                self.warn(task_loss, added, step)
 
-    def warn(self, task_loss: float, added: float) -> None:
+    def warn(self, task_loss: float, added: float, step: int) -> None:
         """Once: losses without a bound (ℓ2-repel) and weights of another scale destroy a model without a word."""
         if not self._warned and abs(added) > OVERWHELMS * max(1.0, abs(task_loss)):  # a policy's loss is about 0
             self._warned = True
             warnings.warn(
                 f"weight · penalty should be small beside the task loss, got {added:.3g} beside {task_loss:.3g} at "
-                f"step {self.step}: lower the weight, or the model learns the penalty and not the text.",
+                f"step {step}: lower the weight, or the model learns the penalty and not the text.",
                 stacklevel=2,
             )
 

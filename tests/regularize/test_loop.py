@@ -61,7 +61,7 @@ def test_penalty_without_labels():
     (1.0, "constant", None), (1000.0, "constant", 1), (1000.0, lambda step: float(step >= 2), 4),
 ])  # fmt: skip
 def test_a_penalty_that_overwhelms_the_task_is_told_once(weight, schedule, at):
-    """At the first step that has one among those that are looked at: 1, 2, 4, 8, …, as looking waits for a GPU."""
+    """At the first step that has one among those that are looked at: 1, 2, 4, 8, …"""
     model, ids = llama().train(), tokens()
     optimiser, told = torch.optim.SGD(model.parameters(), lr=1e-9), []
     with dc.regularize(model, weight=weight, schedule=schedule) as handle, warnings.catch_warnings(record=True) as seen:
@@ -74,6 +74,29 @@ def test_a_penalty_that_overwhelms_the_task_is_told_once(weight, schedule, at):
         assert bool(weight * handle.last["penalty"].abs() > 10 * handle.last["task_loss"]) == (at is not None)
     assert [step for step, _ in told] == ([] if at is None else [at])
     assert all(f"at step {at}: lower the weight" in words for _, words in told)
+
+
+def test_looking_does_not_wait_for_a_gpu(monkeypatch):
+    """What step 1 found is told after step 3, when a GPU would have reached it; it is asked, and never waited for."""
+    asked = []
+
+    class Mark:
+        def query(self):
+            asked.append(self)
+            return len(asked) == 3
+
+    monkeypatch.setattr("decondense.handle.mark", lambda device: Mark())
+    model, ids = llama().train(), tokens()
+    optimiser, told = torch.optim.SGD(model.parameters(), lr=1e-9), []
+    with dc.regularize(model, weight=1000.0, schedule=lambda step: float(step == 0)):
+        for step in range(1, 5):
+            with warnings.catch_warnings(record=True) as seen:
+                warnings.simplefilter("always")
+                model(input_ids=ids, labels=ids).loss.backward()
+                optimiser.step()
+            told += [(step, str(one.message)) for one in seen if "weight · penalty" in str(one.message)]
+    assert [step for step, _ in told] == [3]
+    assert "at step 1: lower the weight" in told[0][1]
 
 
 def test_nothing_is_told_of_a_task_loss_that_is_not_known():

@@ -173,7 +173,7 @@ class Penalty:
         values = {"task_loss": task, "penalty": penalty, "penalty_weight": weight}
         self.trainer.metrics_processor.logger.log({f"regularizer/{k}": v for k, v in values.items()}, step)
         self.step = step
-        self.handle.warn(task, weight * penalty)
+        self.handle.warn(task, weight * penalty, step)
 
     def _with_penalty(self, bare: Any) -> Any:
         """A loss of torchtitan, plus the term of the call just made."""

@@ -155,7 +155,7 @@ class TrainerEngine:
                 logs["mean_cosine"] = sums["mean_cosine"] / calls
             if self._handle.agreement is not None:
                 logs["penalty_agreement"] = float(self._handle.agreement.min())
-            self._handle.warn(logs["task_loss"], sums["weighted_penalty"] / steps)
+            self._handle.warn(logs["task_loss"], sums["weighted_penalty"] / steps, self.step)
             self.sums.clear()
             self._weights.clear()
             self.logged_step = self.step

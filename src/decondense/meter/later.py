@@ -8,13 +8,14 @@ batch is already launched.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .spectrum import of_moments, second_moments, sent
+from ..host import mark, sent
+from .spectrum import of_moments, second_moments
 from .statistics import WindowStatistics, has_kernel, not_finite, on_device
 
 # States side by side take at most this much, and this share of a GPU's free memory: what is computed of them takes
@@ -29,13 +30,13 @@ def can_wait(z: Tensor) -> bool:
 
 class Sent(NamedTuple):
     """On its way to the host, of several states: rows of all their windows and counts of each; whether each is finite;
-    their spectra, if wanted (states, windows, 8); and a function that waits until all has come."""
+    their spectra, if wanted (states, windows, 8); and the mark behind which all has come."""
 
     states: list[tuple[int, str, torch.dtype]]
     statistics: WindowStatistics
     finite: Tensor
     spectra: Tensor | None
-    come: Callable[[], None]
+    come: torch.cuda.Event | None
 
 
 class Later:
@@ -72,13 +73,13 @@ class Later:
             z.masked_fill_(~finite[:, None, None, None], 0)  # torch would refuse it here; `results` names the state
             spectra = sent(of_moments(second_moments(z)))
         finite = sent(finite)
-        come = torch.cuda.current_stream(z.device).record_event().synchronize if z.is_cuda else lambda: None
-        self.sent.append(Sent(states, statistics, finite, spectra, come))
+        self.sent.append(Sent(states, statistics, finite, spectra, mark(z.device)))
 
     def results(self) -> Iterator[tuple[list[int], WindowStatistics]]:
         """(numbers, statistics) of several states each: scalars (states, windows, columns), counts (states, bins)."""
         for part in self.sent:
-            part.come()
+            if part.come is not None:
+                part.come.synchronize()
             for (_, where, dtype), good in zip(part.states, part.finite.tolist()):
                 if not good:
                     raise not_finite(where, dtype)

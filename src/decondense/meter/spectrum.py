@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 import torch
 
+from ..host import sent
 from ..kernels import available
 
 SPECTRAL = ("effective_rank", "top_singular_share", "distance_to_rank_one", "high_low_ratio",
@@ -47,13 +48,6 @@ class SecondMoments(NamedTuple):
         """On the CPU. Those of a GPU will be there when its stream has come so far: nobody waits for it here."""
         gram, low, high, frobenius = map(sent, (self.gram, self.low, self.high, self.frobenius))
         return SecondMoments(gram, low, high, frobenius, self.width)
-
-
-def sent(value: torch.Tensor) -> torch.Tensor:
-    """A copy on the CPU, on its way."""
-    if not value.is_cuda:
-        return value.cpu()
-    return torch.empty_like(value, device="cpu", pin_memory=True).copy_(value, non_blocking=True)
 
 
 def spectral_statistics(z: torch.Tensor) -> torch.Tensor:

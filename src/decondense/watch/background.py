@@ -11,6 +11,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from ..host import mark
+
 T = TypeVar("T")
 _running: set[Future] = set()
 
@@ -23,7 +25,7 @@ def in_background(state: Tensor) -> bool:
 def beside_training(job: Callable[[], T], device: torch.device) -> Future[T]:
     """Run it in a thread, once the GPU has done what was asked of it so far. Torch computes nearly all of the time, and
     leaves Python to the training."""
-    reached = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+    reached = mark(device)
 
     def run() -> T:
         if reached is not None:
