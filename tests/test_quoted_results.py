@@ -195,6 +195,8 @@ def test_placebo():
     assert f"dispersion {-found['log_likelihood_alone'][real]['estimate']:.4f}, and the two are not told" in RESULTS
     norms = found["gradient_norm"]
     assert f"is {norms[blind]:.2f} times that without a loss, dispersion's {norms[real]:.2f}" in RESULTS
+    windows = [mean("placebo", arm, "held_out_loss") - mean("placebo", "λ 0", "held_out_loss") for arm in (blind, real)]
+    assert "`held_out_loss`, the placebo costs {:.4f} and dispersion {:.4f}.".format(*windows) in RESULTS
     told = "at most {:.1f} up to step 90, is between {:.0f} and {:.0f} from step 110 on"
     early, late = (
         [line.grad_norm for run in runs("placebo")[away].values() for line in run.history if low <= line.step <= high]
@@ -202,14 +204,21 @@ def test_placebo():
     )
     assert told.format(max(early), np.floor(min(late)), np.ceil(max(late))) in RESULTS
     lower = 100 * (1 - mean("placebo", away, "mean_cosine") / mean("placebo", "λ 0", "mean_cosine"))
-    told = (
-        f"ends {alone[away]['estimate']:.2f} nats higher {bounds(alone[away], 2)}, the mean cosine {lower:.1f} % lower"
-    )
-    assert told in RESULTS
+    windows = mean("placebo", away, "held_out_loss") - mean("placebo", "λ 0", "held_out_loss")
+    ends = f"ends {alone[away]['estimate']:.2f} nats higher {bounds(alone[away], 2)} (over windows {windows:.2f})"
+    assert f"{ends}, the mean cosine {lower:.1f} % lower" in RESULTS
     other = "dispersion λ −1"
     assert f"Condensing itself costs {alone[other]['estimate']:.4f} nats {bounds(alone[other], 4)}" in RESULTS
     lost = {key: -found["log_likelihood_alone"][other][key] for key in ("estimate", "high", "low")}
     assert "and {estimate:.4f} nats per item [{high:.4f}, {low:.4f}] of right answers".format(**lost) in RESULTS
+    known = runs("placebo")
+    both = by_texts(*([known[arm][seed] for seed in (1, 2, 3)] for arm in (other, real)))
+    crossed = crossed_macro(both, paired=True)
+    low, high = crossed.interval(0.95)
+    told = f"weight {crossed.difference:.4f} nats more {bounds({'low': low, 'high': high}, 4)}: not told apart"
+    assert told in RESULTS
+    worse = mean("dose", "λ −1", "held_out_loss") - mean("dose", "λ +1", "held_out_loss")
+    assert f"condensing had cost {worse:.4f} more" in RESULTS
 
 
 def test_hyper():
@@ -228,14 +237,27 @@ def test_hyper():
         assert told in RESULTS
     assert opened == sorted(opened, reverse=True)
     assert sum(d["high"] < 0 for d in found["minus_cross_entropy"].values()) == 0
-    rival = found["cell_minus_centre"]["λ 0.1, τ 2"]
-    assert f"τ = 2, is {-rival['estimate']:.4f} lower, 90 % interval {bounds(rival, 4)}" in RESULTS
+    rivals = [found["cell_minus_centre"][arm] for arm in ("λ 0.1, τ 2", "λ 0.01, τ 1")]
+    assert {f"{-rival['estimate']:.4f}" for rival in rivals} == {"0.0004"}
+    assert f"each 0.0004 lower, 90 % intervals {bounds(rivals[0], 5)} and {bounds(rivals[1], 5)}" in RESULTS
+    assert {d["verdict"] for d in found["points_minus_centre"].values()} == {"undecided"}
+    assert f"more than {-min(d['low'] for d in found['minus_cross_entropy'].values()):.4f} nats is excluded" in RESULTS
+    ratios = [float(weight) / float(tau) for weight, tau in (cell.split(", ") for cell in cells)]
+    falls = [-percent / ratio for percent, ratio in zip(opened, ratios)]
+    assert f"falls by {min(falls):.1f} to {max(falls):.1f} % times λ/τ" in RESULTS
+    last = mean("hyper", "λ 1, τ 1", "held_out_loss") - mean("hyper", "λ 0.1, τ 0.1", "held_out_loss")
+    assert f"the last two, differ by {last:.4f} nats" in RESULTS
+    pairs = zip(runs("placebo")["dispersion λ −1"].values(), runs("release")["λ −1, then released"].values())
+    again = [abs(one.loss - two.loss) for new, old in pairs for one, two in zip(new.held_out[:3], old.held_out[:3])]
+    assert f"differs by at most {max(again):.4f} nats" in RESULTS
+    strongest = found["minus_cross_entropy"]["λ 1, τ 1"]["estimate"]
+    assert f"cost up to {strongest:.4f} nats" in README
     likely = found["log_likelihood_minus_centre"]
     told = f"by {-likely['λ 0.1, τ 0.1']['estimate']:.3f} and {-likely['λ 1, τ 1']['estimate']:.3f} nats per item"
     assert told in RESULTS
     assert {arm for arm, d in likely.items() if d["low"] > 0 or d["high"] < 0} == {"λ 0.1, τ 0.1", "λ 1, τ 1"}
     reach = [(d["high"] - d["low"]) / 2 for d in found["points_minus_centre"].values()]
-    assert f"intervals of ±{min(reach):.1f} to ±{max(reach):.1f}, which" in RESULTS
+    assert f"intervals of ±{min(reach):.1f} to ±{max(reach):.1f}. From" in RESULTS
     assert sum(map(len, runs("hyper").values())) == 24
 
 

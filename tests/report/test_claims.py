@@ -33,6 +33,9 @@ def test_a_known_study_is_shown_by_its_own_effect(tmp_path):
     found = claim(tmp_path / "b", study="estimators", estimate=one)
     assert found.effect.words == "% of the exact loss's change of the mean cosine, first order; 90 % interval"
     assert found.effect.text == "+99.60 [+98.60, +100.50]"
+    several = {"a": decision(-0.2, -0.3, -0.1), "b": decision(0.2, 0.1, 0.3, "not reproduced")}
+    found = claim(tmp_path / "d", study="variants", estimate={"contrasts": several}, verdict="not reproduced")
+    assert found.effect.words == "held-out loss, dispersion − another loss, b"  # which decides
 
 
 def test_an_unknown_study_is_shown_by_what_has_its_verdict(tmp_path):

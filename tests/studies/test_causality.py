@@ -132,6 +132,14 @@ def test_dispersion_against_its_placebo(losses, cosines, verdict, tmp_path):
     end.draw(tmp_path / "figure.png")
 
 
+def test_a_placebo_that_ruins_the_model_is_named():
+    losses, cosines, _ = PLACEBOS[0]
+    assert "ruined" not in of("placebo", losses, cosines).sentence
+    end = of("placebo", losses | {"placebo λ −1": 4.0}, cosines)
+    assert "The model is ruined by placebo λ −1, and a comparison with it says nothing." in end.sentence
+    assert all(arm.startswith("dispersion λ +") for arm in end.estimate["log_likelihood"])
+
+
 def test_placebo_with_two_seeds_decides_nothing():
     assert of("placebo", *PLACEBOS[0][:2], seeds=(1, 2)).verdict == "undecided"
 

@@ -33,7 +33,7 @@ STUDIES = {
     "benchmarks": Shown(("decision",), "average accuracy in points, treated − base", ""),
     "dose": Shown(("against_zero", "λ +0.1"), "held-out loss, λ 0.1 − λ 0", PICTURE),
     "estimators": Shown(("kept_percent",), "% of the exact loss's change of the mean cosine", PICTURE),
-    "hyper": Shown(("cell_minus_centre",), "held-out loss, another − paper's choice", PICTURE),
+    "hyper": Shown(("strongest_rival",), "held-out loss, strongest rival − paper's choice", PICTURE),
     "placebo": Shown(("dispersion_minus_placebo", "dispersion λ +1"), "held-out loss, dispersion − placebo", PICTURE),
     "pretrain": Shown(("cells",), "held-out loss, treated − cross-entropy", PICTURE),
     "release": Shown(("deciding",), "held-out loss, released − cross-entropy", PICTURE),
@@ -106,14 +106,15 @@ def claim_of(record: Study) -> Claim:
 
 def _decision(record: Study) -> list[tuple[str, _Decision]]:
     """The first decision at or below the place where the study has its effect, with its name; where nothing stands
-    there, the first with the verdict of the whole. One with an interval goes before one without."""
+    there, the first with the verdict of the whole. One with an interval goes before one without, and one with the
+    verdict of the whole before others."""
     found = list(_decisions(record.estimate))
     known = STUDIES.get(record.study)
     start = known.path if known else ()
     there = [(path[len(start) :], one) for path, one in found if start and path[: len(start)] == start]
     first = [known.words] if known and there else []
     there = there or [entry for entry in found if entry[1].verdict == record.verdict] or found
-    chosen = sorted(there, key=lambda entry: entry[1].low is None)[:1]
+    chosen = sorted(there, key=lambda entry: (entry[1].low is None, entry[1].verdict != record.verdict))[:1]
     return [(", ".join([*first, *(part.replace("_", " ") for part in path)]), one) for path, one in chosen]
 
 

@@ -16,10 +16,14 @@ from ..stats.verdicts import NOT, REPRODUCED, Decision, combine, not_below
 from .contrasts import over_items, sides
 from .runs import MATTERS_NATS, MATTERS_SHARE, Conclusion, Runs, Settings, cosine, held_out
 
-CENTRE, *CELLS = needed = [
+# The paper's, from the weakest to the strongest: to first order the loss is λ/τ times one and the same.
+GRID = [
     f"λ {weight:g}, τ {tau:g}"
-    for weight, tau in ((0.1, 1.0), (0.01, 1.0), (0.5, 1.0), (1.0, 1.0), (0.1, 0.1), (0.1, 0.5), (0.1, 2.0))
+    for weight, tau in ((0.01, 1.0), (0.1, 2.0), (0.1, 1.0), (0.1, 0.5), (0.5, 1.0), (0.1, 0.1), (1.0, 1.0))
 ]
+CENTRE = "λ 0.1, τ 1"
+CELLS = [cell for cell in GRID if cell != CENTRE]
+needed = (CENTRE, *CELLS)
 PLAIN = "cross-entropy"
 
 
@@ -35,28 +39,29 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     likely = {arm: one for arm, one in told.items() if one is not None}
     points = {arm: over_items(runs, arm, CENTRE, kind="correct", level=level) for arm in likely}
     plain = {arm: runs.contrast(arm, PLAIN, held_out, level=1 - 0.05 / len(needed)) for arm in needed}
+    others = {arm: runs.contrast(arm, CENTRE, held_out) for arm in runs.arms if arm not in [*needed, PLAIN]}
     closest = min(beside.items(), key=lambda pair: pair[1].estimate if pair[1].estimate is not None else 1e9)
     sentence = (
         f"of {len(CELLS)} other cells {len(good)} have no held-out loss lower by {MATTERS_NATS:g} nats or more, and "
         f"{len(better)} have ({', '.join(better) or 'none'}); {len(beaten)} are worse than the paper's choice with the "
-        f"whole 95 % interval; its strongest rival minus the paper's choice, {closest[0]}: {closest[1].words(4)}."
+        f"whole 95 % interval; its strongest rival minus the paper's choice, {closest[0]}: {closest[1].words(5)}."
         f" Minus {PLAIN}'s: {sides(plain)}; the paper's choice {plain[CENTRE].words(4)}.{_likely(likely)}"
     )
-    against = {arm: d for arm in runs.arms if arm != CENTRE and (d := runs.differences(arm, CENTRE, held_out))}
-    kinds = {"blue: the paper's grid": {*CELLS}, "orange: other choices": {*runs.arms} - {*needed, PLAIN}}
-    kinds[f"green: {PLAIN} alone"] = {PLAIN}
+    against = {arm: d for arm in [*GRID, *others] if (d := runs.differences(arm, PLAIN, held_out))}
     draw = partial(
         effects,
         list(against.items()),
-        x=f"held-out loss minus that of {CENTRE}, nats per token",
+        x=f"held-out loss minus that of {PLAIN}, nats per token (right of 0: worse)",
+        margin=MATTERS_NATS,
         right=[f"{runs.mean(a, cosine):.3f}" for a in against],
-        right_title="mean cosine",
-        colours=[0 if a in CELLS else 2 if a == PLAIN else 1 for a in against],
-        note="; ".join(words for words, some in kinds.items() if some & against.keys()),
+        right_title=f"mean cosine ({PLAIN}: {runs.mean(PLAIN, cosine):.3f})",
+        colours=[2 if a == CENTRE else 0 if a in GRID else 1 for a in against],
+        note=f"green: the paper's choice; {'orange: not in its grid; ' if {*others} & against.keys() else ''}"
+        "dots: seeds; bars: 95 % intervals over them; shaded: too small to matter",
     )
-    others = {arm: runs.contrast(arm, CENTRE, held_out) for arm in runs.arms if arm not in needed}
     estimate: dict[str, Any] = {
-        "cell_minus_centre": beside, "minus_cross_entropy": plain, "others_minus_centre": others,
+        "strongest_rival": dict([closest]), "cell_minus_centre": beside, "minus_cross_entropy": plain,
+        "others_minus_centre": others,
     }  # fmt: skip
     if likely:
         estimate |= {"log_likelihood_minus_centre": likely, "points_minus_centre": points}

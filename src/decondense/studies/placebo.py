@@ -77,7 +77,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     known = all(seen[w].low is not None for w in (dose, -dose))
     gate = "met" if met else ("not met" if known else "not known at both") + ", and nothing follows"
     alone = {arm: over_documents(runs, arm, none) for those in arms.values() for w, arm in those.items() if w}
-    likely = {w: over_items(runs, real[w], blind[w], kind="log_share") for w in weights}
+    likely = {w: over_items(runs, real[w], blind[w], kind="log_share") for w in helps}
+    ruined = [arm for arm, one in alone.items() if one.estimate is not None and abs(one.estimate) > RUINED]
     norms = {arm: runs.mean(arm, _median_norm) / runs.mean(none, _median_norm) for arm in runs.arms}
     moved = {arm: decide(runs.differences(arm, none, cosine), claim="less") for arm in alone}
     trend = {arm: decide(runs.differences(arm, none, spearman), claim="less") for arm in alone}
@@ -89,16 +90,18 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         f"{up.words(4)}{up.why}; placebo minus dispersion at −{dose:g} {down.words(4)}{down.why} (below 0: condensing "
         f"hurts more than as strong a push elsewhere). Against no loss: "
         f"{'; '.join(f'{arm} {alone[arm].words(4)}' for arm in (real[dose], blind[dose], real[-dose], blind[-dose]))}. "
+        f"{_ruined(ruined)}"
         f"{_likely(likely[dose], dose)}Norm of the gradient of the weights, median over the run, in units of that "
         f"without a loss: {_listed(norms, [real[dose], blind[dose], real[-dose], blind[-dose]])}."
     )
     columns, rows = runs.rows(runs.tasks, loss_by_document=by_document, gradient_norm=_median_norm)
-    against = {arm: gaps for arm in alone if (gaps := runs.differences(arm, none, by_document))}
+    pairs = [those[w] for w in sorted(weights, reverse=True) for those in (real, blind)]
+    against = {arm: gaps for arm in pairs if (gaps := runs.differences(arm, none, by_document))}
     draw = partial(
         effects, list(against.items()), x="held-out loss minus that without a loss, nats per token (right of 0: worse)",
         margin=MATTERS_NATS, far=RUINED, right=[f"{runs.mean(arm, cosine):.3f}" for arm in against],
         right_title=f"mean cosine (without a loss: {runs.mean(none, cosine):.3f})",
-        note="dots: training seeds; bars: 95 % intervals over them; shaded: too small to matter",
+        note="dots: training seeds; bars: 95 % intervals over them alone; shaded: too small to matter",
     )  # fmt: skip
     estimate: dict[str, Any] = {"gate_percent": GATE, "gate_met": met, "seen_percent": _named(seen, blind)}
     estimate |= {"dispersion_minus_placebo": _named(helps, real), "placebo_minus_dispersion": _named(hurts, real)}
@@ -122,6 +125,10 @@ def _median_norm(run: Training) -> float:
 def _listed(values: Mapping[str, float], arms: list[str]) -> str:
     known = [f"{arm} {values[arm]:.2f}" for arm in arms if math.isfinite(values.get(arm, math.nan))]
     return ", ".join(known) or "not known"
+
+
+def _ruined(arms: list[str]) -> str:
+    return f"The model is ruined by {' and '.join(arms)}, and a comparison with it says nothing. " if arms else ""
 
 
 def _likely(decision: Decision | None, dose: float) -> str:
