@@ -303,6 +303,12 @@ def test_a_folder_with_another_result_is_left_alone(merge, refusal, tmp_path, mo
         (there / file).unlink()
 
 
+def test_a_damaged_config_is_one_sentence(refusal, tmp_path):
+    (tmp_path / "config.yaml").write_text("{")
+    for merge in ([], ["--merge"]):
+        assert "config.yaml' must be YAML: remove it" in refusal("study", "width", "--out", tmp_path, *merge)
+
+
 def test_merging_a_folder_that_does_not_exist_is_refused(refusal, tmp_path):
     said = refusal("study", "width", "--merge", "--out", tmp_path / "there")
     assert f"no study at {str(tmp_path / 'there')!r}: --merge runs nothing" in said
