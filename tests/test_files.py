@@ -9,6 +9,9 @@ import sys
 import pytest
 
 from decondense import files
+from decondense.evaluate.items import load_run
+from decondense.models import resolve
+from decondense.text import open_text
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path):
@@ -114,3 +117,15 @@ def test_what_the_system_refuses_is_one_sentence(error, reason):
     sentence = rf"^the folder must be writable: {reason}; choose another\.$"
     with pytest.raises(OSError, match=sentence), files.os_sentence("the folder must be writable", "choose another"):
         raise error
+
+
+def test_a_path_that_does_not_exist_gets_the_nearest_beside_it(tmp_path):
+    for name in ("novel.txt", "small-model", "base-seed1"):
+        (tmp_path / name).mkdir()
+    for find, wrong, right in (
+        (open_text, "novl.txt", "novel.txt"),
+        (resolve, "smal-model", "small-model"),
+        (load_run, "base-sed1", "base-seed1"),
+    ):
+        with pytest.raises(FileNotFoundError, match=rf"^no \w+ at '.*{wrong}': .* did you mean '{right}'\?$"):
+            find(str(tmp_path / wrong))

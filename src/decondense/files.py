@@ -235,7 +235,7 @@ def neighbours(path: Path) -> list[str]:
     """What lies beside a path, for a sentence about one that does not exist."""
     try:
         return sorted(entry.name for entry in path.parent.iterdir())
-    except OSError:
+    except (OSError, ValueError):  # a null character
         return []
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import hub
-from .files import flat, own_trace, read_json
+from .files import flat, neighbours, own_trace, read_json
 from .needs import MissingExtra, need
 from .weights_cache import BUNDLED, bundled_folder, convert_gguf, quiet_loading, whole_model
 from .words import near, perhaps, quoted, several
@@ -69,7 +69,8 @@ def resolve(name: str | os.PathLike[str], *, revision: str | None = None) -> Sou
         named = folder.resolve().parent if folder.name == "model" else folder.resolve()
         return Source(text, "folder", str(folder), named.name)
     if path.is_absolute() or text.startswith((".", "~")) or text.lower().endswith(".gguf") or text.count("/") > 1:
-        raise FileNotFoundError(f"no model at {quoted(text, 200)}: the path does not exist.")
+        hint = perhaps(path.name, neighbours(path), cutoff=0.7)
+        raise FileNotFoundError(f"no model at {quoted(text, 200)}: the path does not exist{hint}")
     if not text.isprintable() or not text.strip() or any(c.isspace() for c in text) or len(text) > 200:
         raise ValueError(
             f"a model must be a hub id, a folder, a GGUF file or one of {', '.join(BUNDLED)}, got {quoted(text)}."

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from . import hub
-from .files import packaged_file
+from .files import neighbours, packaged_file
 from .text_files import files_of, read_documents, row_documents
 from .words import near, nearest, quoted
 
@@ -168,7 +168,8 @@ def _path(spec: str) -> Path:
         )
     strings = "in Python, strings are read from a list, [text]."
     if os.sep in spec or path.suffix:
-        raise FileNotFoundError(f"no text at {quoted(spec, 200)}: the file does not exist; {strings}")
+        remedy = nearest(path.name, neighbours(path), strings)
+        raise FileNotFoundError(f"no text at {quoted(spec, 200)}: the file does not exist; {remedy}")
     remedy = nearest(spec.partition(":")[0], TEXTS, strings)
     raise ValueError(f"text must be a file or one of {', '.join(TEXTS)}, got {quoted(spec)}: {remedy}")
 
