@@ -28,7 +28,8 @@ from decondense.needs import EXTRAS, PACKAGES, MissingExtra, need
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 LEFT_BEHIND = shutil.ignore_patterns(".*", "build", "dist", "results", "runs", "site", "*.egg-info", "__pycache__")
-ABSENT = ("datasets", "gguf", "lm_eval", "plotly")
+# Whoever compiles nothing need not wait a second for torch's compiler.
+ABSENT = ("datasets", "gguf", "lm_eval", "plotly", "torch._inductor.compile_fx")
 
 # Runs `decondense` for every list of words, in one process: importing torch takes longer than all the rest.
 COMMANDS = """
