@@ -36,6 +36,7 @@ IMPORTED = (
     "torch.distributed.tensor", "transformers.trainer", "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto", "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.llama.modeling_llama",
+    "lm_eval.models.huggingface", "pytorch_lightning", "torch._dynamo.testing", "trl",  # for workers, which collect
 )  # fmt: skip
 
 
@@ -136,10 +137,12 @@ def serve() -> None:
             importlib.import_module("triton.experimental.gluon")
         del os.environ["TRITON_INTERPRET"]
     for name in IMPORTED:
-        importlib.import_module(name)
+        with contextlib.suppress(ImportError):  # what is missing is for the tests to miss
+            importlib.import_module(name)
     with contextlib.suppress(ImportError):  # of an older transformers, which has no such table to make
         importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("llama")
     gc.freeze()  # a process need not look through it, nor copy it by doing so
+    gc.set_threshold(50_000, 20, 20)  # as tests/conftest.py has it
     gc.enable()
     with Server(os.environ[ADDRESS], Caller) as door:
         print("ready", flush=True)
