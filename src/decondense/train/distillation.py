@@ -12,48 +12,67 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.autograd.function import once_differentiable
 
 POSITIONS = 4096  # of logits in float32 at once: 0.8 GB for a vocabulary of 49,152
 
 
-def distillation(student: Tensor, teacher: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
-    """τ² · Σ over labelled positions of CE(softmax(t/τ), softmax(s/τ)).
-
-    student, teacher (batch, tokens, vocabulary); labels (batch, tokens), −100 where nothing is predicted, not shifted:
-    the logits at position i are about label i + 1. Goes over POSITIONS at a time and computes them again in the
-    backward pass: besides the logits nothing as large as them is kept.
-    """
-    labelled = labels[:, 1:] != -100
-    total = student.new_zeros((), dtype=torch.float32)
-    for s, t in zip(student[:, :-1][labelled].split(POSITIONS), teacher[:, :-1][labelled].split(POSITIONS)):
-        part = checkpoint(_cross_entropy, s, t, temperature, use_reentrant=False, preserve_rng_state=False)
-        total = total + part
-    return temperature**2 * total
-
-
-def _cross_entropy(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    p = torch.softmax(teacher.float() / temperature, -1)
-    return -(p * torch.log_softmax(student.float() / temperature, -1)).sum()
+def predictions(teacher: nn.Module, inputs: dict[str, Any]) -> Tensor:
+    """The teacher's logits (batch, tokens, vocabulary)."""
+    given = {k: v for k, v in inputs.items() if k in ("input_ids", "attention_mask", "position_ids")}
+    with torch.no_grad():
+        return teacher(**given, use_cache=False).logits
 
 
 def share_loss(
     task: Tensor,
     student: Tensor,
-    teacher: nn.Module,
-    inputs: dict[str, Any],
+    teacher: Tensor,
+    labels: Tensor,
     items: Tensor | int | None,
     *,
     temperature: float,
     share: float,
 ) -> Tensor:
     """The task loss mixed with the distillation term; `items` as the trainer divides the task loss by them."""
-    labels = inputs["labels"]
-    given = {k: v for k, v in inputs.items() if k in ("input_ids", "attention_mask", "position_ids")}
-    with torch.no_grad():
-        target = teacher(**given, use_cache=False).logits
     count = (labels[:, 1:] != -100).sum() if items is None else items
-    return (1 - share) * task + share * distillation(student, target, labels, temperature=temperature) / count
+    return (1 - share) * task + share * distillation(student, teacher, labels, temperature=temperature) / count
+
+
+def distillation(student: Tensor, teacher: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
+    """τ² · Σ over labelled positions of CE(softmax(t/τ), softmax(s/τ)).
+
+    student, teacher (batch, tokens, vocabulary); labels (batch, tokens), −100 where nothing is predicted, not shifted:
+    the logits at position i are about label i + 1.
+    """
+    counts = torch.nn.functional.pad(labels[:, 1:] != -100, (0, 1))
+    return _SoftTargets.apply(student.flatten(0, 1), teacher.flatten(0, 1), counts.flatten(), temperature)
+
+
+class _SoftTargets(torch.autograd.Function):
+    """Value and gradient in one pass, POSITIONS at a time. With p and q the softened predictions the gradient for s is
+    τ² · (q − p)/τ; that it is as large as the logits is all that is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, student: Tensor, teacher: Tensor, counts: Tensor, temperature: float) -> Tensor:
+        total = student.new_zeros((), dtype=torch.float32)
+        gradient = torch.empty_like(student)
+        for s, t, counted, out in zip(*(x.split(POSITIONS) for x in (student, teacher, counts[:, None], gradient))):
+            p = torch.softmax(t.float() / temperature, -1)
+            q = torch.log_softmax(s.float() / temperature, -1)
+            total -= torch.where(counted, p * q, 0).sum()
+            out.copy_(torch.where(counted, q.exp_().sub_(p).mul_(temperature), 0))
+        ctx.save_for_backward(gradient)
+        return temperature**2 * total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
+        (gradient,) = ctx.saved_tensors
+        scaled = torch.empty_like(gradient)
+        for one, out in zip(gradient.split(POSITIONS), scaled.split(POSITIONS)):
+            out.copy_(one.float() * upstream)  # 1/items would lose digits in 16 bits
+        return scaled, None, None, None
 
 
 def same_tokens(one: Any, other: Any) -> bool:

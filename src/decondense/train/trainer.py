@@ -25,7 +25,7 @@ from ..insides.transformers import loss_copies, loss_sum, scaled_for_accumulatio
 from .active_forgetting import embedding_learning_rate
 from .blocks import Order
 from .controls import logit_terms
-from .distillation import share_loss
+from .distillation import predictions, share_loss
 from .folder import last_complete_checkpoint, mark, marked
 from .recipe import Recipe
 
@@ -133,7 +133,9 @@ class Trainer(transformers.Trainer, TrainerCallback):
         if self.teacher is not None and baselines.distillation is not None:
             items = None if items is None else items / loss_copies(self)  # as Trainer multiplies the task loss
             mixture = baselines.distillation.model_dump(include={"temperature", "share"})
-            loss = share_loss(loss, outputs["logits"], self.teacher, inputs, items, **mixture)
+            with self.accelerator.autocast():  # which accelerate puts around the student's own `forward` alone
+                target = predictions(self.teacher, inputs)
+            loss = share_loss(loss, outputs["logits"], target, inputs["labels"], items, **mixture)
         return (loss, outputs) if return_outputs else loss
 
     def attach(self, handle: Any) -> None:
