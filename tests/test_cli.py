@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import json
@@ -11,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import tomllib
 from pathlib import Path
@@ -204,6 +206,41 @@ def test_progress_into_a_pipe_is_a_line_now_and_then_with_the_time_left(capsys, 
     ]
     with terminal.progress_bar("x", quiet=True) as move:
         assert move is None
+
+
+def test_a_single_call_that_takes_long_is_not_silent_in_a_pipe(capsys, monkeypatch):
+    monkeypatch.setattr(terminal, "EVERY", 0.5)
+    with terminal.progress_bar("measuring x", quiet=False) as move:
+        told = terminal.with_stages(move)
+        told["stage"]("loading the model")
+        time.sleep(1.3)
+        assert re.fullmatch(r"measuring x: loading the model, [12] s so far\n", capsys.readouterr().err)
+        told["progress"](0, 4)
+        told["stage"]("state 3 of 30")
+        time.sleep(1.1)
+        assert "measuring x: 0 of 4; state 3 of 30\n" in capsys.readouterr().err
+        told["progress"](4, 4)
+        told["stage"]("computing the intervals")
+        time.sleep(1.1)
+    assert "measuring x: computing the intervals, 1 s so far\n" in capsys.readouterr().err
+    before = threading.active_count()
+    with terminal.progress_bar("x", quiet=True) as move:
+        assert threading.active_count() == before
+        terminal.with_stages(move)["stage"]("nobody listens")
+    assert capsys.readouterr().err == ""
+
+
+def test_measuring_says_what_it_does(model, tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(
+        terminal, "_progress_lines", lambda label: contextlib.nullcontext(lambda *at, note="": said.append((*at, note)))
+    )
+    run("measure", model, *QUICK, "--out", tmp_path / "o")
+    notes = [note for *_, note in said]
+    before = ["opening the model", "reading the text", "loading the model", "drawing windows"]
+    assert [note for note in notes if not note.startswith("state") and note] == [*before, "computing the intervals"]
+    first = next(note for note in notes if note.startswith("state"))
+    assert re.fullmatch(r"state 0 of \d+ of the next \d windows?", first)
 
 
 def test_progress_in_a_terminal_shows_the_time_left(monkeypatch):

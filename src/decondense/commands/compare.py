@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +12,7 @@ import typer
 from ..files import first_process, safe_name, write_text
 from ..words import amount, span
 from . import options as o
-from .terminal import default_folder, err, fresh_folder, out, progress_bar, table, writing
+from .terminal import default_folder, err, fresh_folder, out, progress_bar, table, with_stages, writing
 
 if TYPE_CHECKING:
     from ..meter.compare import Comparison
@@ -75,12 +76,10 @@ def run_comparison(
     from ..meter import compare as run
     from ..meter.compare import plan
 
-    plan(items, texts, revisions, paired, options)
     now = ("", 0, 0)
-    with (
-        fresh_folder(out_dir or Path("comparison"), force=force) as folder,
-        progress_bar("loading", quiet=as_json) as move,
-    ):
+    with progress_bar("opening the models", quiet=as_json) as move, contextlib.ExitStack() as stack:
+        plan(items, texts, revisions, paired, options)
+        folder = stack.enter_context(fresh_folder(out_dir or Path("comparison"), force=force))
 
         def started(name: str, number: int, total: int) -> None:
             nonlocal now
@@ -88,10 +87,11 @@ def run_comparison(
             if first_process() and not as_json:
                 err.print(f"measuring {name} ({number + 1} of {total})")
 
-        def windows(done: int, each: int) -> None:
+        def windows(done: int, each: int | None, what: str = "windows of all", note: str = "") -> None:
             name, number, total = now
             if move is not None:
-                move(number * each + done, total * each, "windows of all", name)
+                note = f"{name}{note and ', ' + note}"
+                move(number * (each or 0) + done, each and total * each, what, note)
 
         def finished(result: Condensation) -> None:
             if first_process():
@@ -100,7 +100,7 @@ def run_comparison(
 
         comparison = run(
             items, texts=texts, revisions=revisions, paired=paired, started=started, finished=finished,
-            progress=windows, **options,
+            **with_stages(windows), **options,
         )  # fmt: skip
         if not first_process():
             return

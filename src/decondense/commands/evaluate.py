@@ -58,9 +58,10 @@ def evaluate(
     options = o.given(locals(), "fresh") | {"tasks": "" if tasks == "none" else tasks, "text": o.names_of(text)}
     if not options["tasks"] and not options["text"]:
         raise ValueError("--tasks none leaves nothing to do: name tasks, or a text with --text.")
-    from ..evaluate.harness import check
+    with progress_bar(f"opening {Path(model).name}", quiet=as_json):  # GGUF weights are converted here, once
+        from ..evaluate.harness import check
 
-    check(model, **options)
+        check(model, **options)
     with fresh_folder(out_dir or default_folder("evaluation", model), force=force) as folder:
         _evaluate_into(folder, model, options, fresh=fresh, as_json=as_json)
 

@@ -13,7 +13,7 @@ from ..files import first_process, write_csv, write_text
 from ..words import from_where, several, span
 from . import options as o
 from .compare import run_comparison
-from .terminal import bar, default_folder, fresh_folder, out, progress_bar, run_record, table, writing
+from .terminal import bar, default_folder, fresh_folder, out, progress_bar, run_record, table, with_stages, writing
 
 if TYPE_CHECKING:
     from ..meter.result import Condensation
@@ -62,12 +62,21 @@ def measure(
     options |= {"revision": revision}
     target = out_dir or default_folder("condensation", model)
     config = {"command": "measure", "model": model, **options}
-    from ..meter.run import check
+    with progress_bar(f"measuring {Path(model).name}", quiet=as_json) as move:
+        told = with_stages(move)
+        told["stage"]("opening the model")  # GGUF weights are converted here, once
+        from ..meter.run import check
 
-    check(model, **options)
-    begun = resume and any(target.glob("partial-*.npz"))  # a finished result of other settings is not resumed over
-    with fresh_folder(target, force=force or begun or _same(target, config)) as folder:
-        _measure_into(folder, config, options, resume=resume, as_json=as_json)
+        check(model, **options)
+        begun = resume and any(target.glob("partial-*.npz"))  # a finished result of other settings is not resumed over
+        with fresh_folder(target, force=force or begun or _same(target, config)) as folder:
+            result = _measure_into(folder, config, options, resume=resume, told=told)
+    if not first_process():
+        return
+    if as_json:
+        print(result.to_json(), end="")
+    else:
+        show(result, folder)
 
 
 def _same(folder: Path, config: dict[str, Any]) -> bool:
@@ -85,8 +94,8 @@ def _same(folder: Path, config: dict[str, Any]) -> bool:
 
 
 def _measure_into(
-    folder: Path, config: dict[str, Any], options: dict[str, Any], *, resume: bool, as_json: bool
-) -> None:
+    folder: Path, config: dict[str, Any], options: dict[str, Any], *, resume: bool, told: dict[str, Any]
+) -> Condensation:
     from ..meter import Interrupted
     from ..meter import measure as run
 
@@ -95,11 +104,10 @@ def _measure_into(
             old.unlink()
     begun = time.monotonic()
     try:
-        with progress_bar(f"measuring {Path(config['model']).name}", quiet=as_json) as progress:
-            if "images" in options:
-                result = run(config["model"], **_of_images(config["model"], options), progress=progress)
-            else:
-                result = run(config["model"], **options, progress=progress, partial=folder, resume=resume)
+        if "images" in options:
+            result = run(config["model"], **_of_images(config["model"], options), **told)
+        else:
+            result = run(config["model"], **options, **told, partial=folder, resume=resume)
     except Interrupted as stop:
         if stop.result is not None and first_process():
             write_files(folder, config, stop.result, time.monotonic() - begun)
@@ -107,15 +115,11 @@ def _measure_into(
             stop.add_note(f"interrupted after {done} of {asked} windows: {folder / 'result.json'} holds what there is.")
             stop.add_note("Repeat the command with --resume to complete it.")
         raise
-    if not first_process():
-        return
-    write_files(folder, config, result, time.monotonic() - begun)
-    for part in folder.glob("partial-*.npz"):
-        part.unlink()
-    if as_json:
-        print(result.to_json(), end="")
-    else:
-        show(result, folder)
+    if first_process():
+        write_files(folder, config, result, time.monotonic() - begun)
+        for part in folder.glob("partial-*.npz"):
+            part.unlink()
+    return result
 
 
 def _of_images(model: str, options: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -85,12 +86,14 @@ def run_record(seconds: float, device: str | None) -> str:
 @contextlib.contextmanager
 def progress_bar(label: str, *, quiet: bool) -> Iterator[Any]:
     """A callback (done, total, what, note) that shows on stderr how far the work is and how long it will still take:
-    a bar, or into a pipe a line now and then. Another `what` than before is another work: its clock starts anew."""
+    a bar, or into a pipe a line now and then. Another `what` than before is another work: its clock starts anew. A
+    `total` of None: no number is known."""
     if quiet or not first_process():
         yield None
         return
     if not err.is_terminal:
-        yield _progress_lines(label)
+        with _progress_lines(label) as move:
+            yield move
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.table import Column
@@ -113,32 +116,75 @@ def progress_bar(label: str, *, quiet: bool) -> Iterator[Any]:
         task = shown.add_task(label, total=None, note="")
         current = label
 
-        def move(done: int, total: int, what: str = label, note: str = "") -> None:
+        def move(done: int, total: int | None, what: str = label, note: str = "") -> None:
             nonlocal current
             if what != current:
                 current = what
                 shown.reset(task, description=what)
-            shown.update(task, completed=done, total=total, note=note)
+            shown.update(task, completed=None if total is None else done, total=total, note=note)
 
         yield move
 
 
-def _progress_lines(label: str) -> Callable[..., None]:
-    current, first = "", 0
-    begun = said = time.monotonic()
+@contextlib.contextmanager
+def _progress_lines(label: str) -> Iterator[Callable[..., None]]:
+    """A line at most every EVERY seconds. Where a single call takes longer than that (it loads weights, say) a thread
+    writes it, as rich's does for the bar: nobody else could meanwhile."""
+    at: tuple[int, int | None, str, str] = (0, None, label, "")
+    first, begun = 0, time.monotonic()
+    said, ended, one = begun, threading.Event(), threading.Lock()
 
-    def move(done: int, total: int, what: str = label, note: str = "") -> None:
-        nonlocal current, first, begun, said
+    def move(done: int, total: int | None, what: str = label, note: str = "") -> None:
+        nonlocal at, first, begun
         now = time.monotonic()
-        if what != current:
-            current, first, begun = what, done, now
-        if now - said >= EVERY:
-            said = now
-            pace = (now - begun) / (done - first) if done > first else None
-            left = "" if pace is None else f", about {duration(pace * (total - done))} left"
-            err.print(f"{what}: {done:,} of {total:,}{left}{note and '; ' + note}")
+        with one:
+            if what != at[2] or (total is None) != (at[1] is None):
+                first, begun = done, now
+            at = done, total, what, note
+            say(now)
 
-    return move
+    def say(now: float) -> None:
+        nonlocal said
+        if now - said < EVERY:
+            return
+        said = now
+        done, total, what, note = at
+        if total is None:
+            err.print(f"{what}: {note and note + ', '}{duration(now - begun)} so far")
+            return
+        pace = (now - begun) / (done - first) if done > first else None
+        left = "" if pace is None else f", about {duration(pace * (total - done))} left"
+        err.print(f"{what}: {done:,} of {total:,}{left}{note and '; ' + note}")
+
+    def wait() -> None:
+        while not ended.wait(1.0):
+            with one:
+                say(time.monotonic())
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    try:
+        yield move
+    finally:
+        ended.set()
+        thread.join()
+
+
+def with_stages(move: Callable[..., None] | None) -> dict[str, Any]:
+    """The callbacks `progress` and `stage` of `measure`, for what `progress_bar` gave."""
+    at: tuple[int, int | None] = (0, None)
+
+    def progress(done: int, total: int) -> None:
+        nonlocal at
+        at = (done, total) if done < total else (0, None)  # what comes after the last has no number
+        if move is not None:
+            move(done, total)
+
+    def stage(words: str) -> None:
+        if move is not None:
+            move(*at, note=words)
+
+    return {"progress": progress, "stage": stage}
 
 
 def table(

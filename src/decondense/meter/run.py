@@ -20,6 +20,7 @@ from ..losses.options import check_choice
 from ..stack import evaluating
 from ..text import open_text
 from ..windows import draw_windows
+from ..words import several
 from . import processes
 from .batches import Mask, identity, measure_batches
 from .later import Later, can_wait
@@ -65,6 +66,7 @@ def measure(
     bootstrap: int = 2000,
     label: str | None = None,
     progress: Callable[[int, int], None] | None = None,
+    stage: Callable[[str], None] | None = None,
     partial: str | os.PathLike[str] | None = None,
     resume: bool = False,
 ) -> Condensation:
@@ -97,6 +99,7 @@ def measure(
         bootstrap: resamplings of the windows for the 95 % intervals.
         label: what tables and figures call a model in memory; default its class.
         progress: called with (windows done, windows in all).
+        stage: called with a few words on what is done now: loading, or which state of which windows.
         partial: a folder in which progress is kept; ``resume`` continues from what is there.
 
     Started by torchrun or ``accelerate launch``, the windows are split over the processes and every process
@@ -121,15 +124,19 @@ def measure(
     if modules is not None or mask is not None:
         raise ValueError("modules and mask go with inputs, batches of what the model reads: give those too.")
     rank, world = processes.join_group()
+    stage = stage or (lambda words: None)
     if not isinstance(model, (str, os.PathLike)):
         _open_model(model, label, revision, loading)  # what cannot be measured is told before a text is looked for
+    stage("reading the text")
     opened = open_text(text, data=data, column=column)
+    stage("loading the model")
     source, network, tokenizer = _open_model(model, label, revision, loading)
     _check_length(network, tokens)
     trained = None if init or source.kind != "folder" else models.trained_context(Path(source.location))
     notes = []
     if trained is not None and tokens > trained:
         notes.append(f"windows of {tokens} tokens are longer than any text this model was trained on: take {trained}.")
+    stage("drawing windows")
     drawn = draw_windows(opened, tokenizer, windows=windows, tokens=tokens, seed=seed)
     about_text = {
         "name": opened.name,
@@ -168,7 +175,7 @@ def measure(
         progress = progress or (lambda done, total: None)
         try:
             progress(done, total)
-            for group, found in _tallies(reader, torch.from_numpy(drawn.ids), mine, settings):
+            for group, found in _tallies(reader, torch.from_numpy(drawn.ids), mine, settings, stage):
                 tally.merge(found)  # it counts only when all of its states have been seen
                 done += len(group)
                 progress(done, total)
@@ -179,6 +186,7 @@ def measure(
             if store is not None and tally.rows:
                 tally.save(store, key)
             raise Interrupted(finish(tally) if tally.rows else None) from None
+        stage("computing the intervals")
         return finish(functools.reduce(Tally.merge, processes.gather(tally, world)))
 
 
@@ -218,12 +226,16 @@ def _open_model(
 
 
 def _tallies(
-    reader: StateReader, ids: torch.Tensor, groups: Iterable[list[int]], settings: dict[str, Any]
+    reader: StateReader,
+    ids: torch.Tensor,
+    groups: Iterable[list[int]],
+    settings: dict[str, Any],
+    stage: Callable[[str], None] = lambda words: None,
 ) -> Iterator[tuple[list[int], Tally]]:
     """(windows, what was found in them) of every batch. A GPU has its next batch before anybody waits for this one."""
     waiting: list[tuple[list[int], Callable[[], Tally]]] = []
     for group in groups:
-        waits, finish = _batch(reader, ids[group], group, settings)
+        waits, finish = _batch(reader, ids[group], group, settings, stage)
         waiting.append((group, finish))
         while len(waiting) > waits:
             windows, finish = waiting.pop(0)
@@ -233,7 +245,7 @@ def _tallies(
 
 
 def _batch(
-    reader: StateReader, ids: torch.Tensor, windows: list[int], settings: dict[str, Any]
+    reader: StateReader, ids: torch.Tensor, windows: list[int], settings: dict[str, Any], stage: Callable[[str], None]
 ) -> tuple[bool, Callable[[], Tally]]:
     """Put a batch through the model → (whether a GPU still works at it, a function that gives its tally)."""
     tally = _empty(reader, settings)
@@ -246,6 +258,7 @@ def _batch(
         rows[number] = found.scalars.numpy()
 
     def visit(number: int, z: torch.Tensor) -> None:
+        stage(f"state {min(number, last)} of {last} of the next {several(len(windows), 'window')}")
         if number == last and reader.final_norm is False:
             return  # the same tensor as the one before the norm
         where = f"hidden state {min(number, last)} of windows {windows[0]}–{windows[-1]}"
