@@ -164,6 +164,24 @@ def test_a_result_is_never_replaced_in_silence(model, tmp_path):
     assert (out / "result.json").read_bytes() != before
 
 
+def test_a_result_of_another_kind_is_not_replaced_even_by_force(model, tmp_path):
+    runs = Path(__file__).parents[1] / "results" / "studies"
+    study = (runs / "theory" / "result.json").read_bytes()
+    for command in (("measure", model, *QUICK), ("compare", model, model, *QUICK[:6])):
+        for force in ([], ["--force"]):
+            (tmp_path / "result.json").write_bytes(study)
+            said = refused(*command, "--out", tmp_path, *force)
+            assert said.endswith("holds a study: choose another folder with --out.\n")
+            assert (tmp_path / "result.json").read_bytes() == study
+            (tmp_path / "result.json").unlink()
+            (tmp_path / "recipe.yaml").write_text("model: {}")  # a run that is not finished
+            assert "holds a training: choose another folder with --out." in refused(*command, "--out", tmp_path, *force)
+            (tmp_path / "recipe.yaml").unlink()
+    (tmp_path / "result.json").write_text("{")  # damaged: whatever it was, it is none
+    assert "already holds a result" in refused("measure", model, *QUICK, "--out", tmp_path)
+    assert run("measure", model, *QUICK, "--out", tmp_path, "--force")[0] == 0
+
+
 @pytest.mark.parametrize("what", ["a call with an argument too many", "a value that does not convert", "elsewhere"])
 def test_a_bug_keeps_its_trace(model, tmp_path, monkeypatch, what):
     """Neither is a refusal: no sentence, and the exit code of an uncaught exception, 1."""

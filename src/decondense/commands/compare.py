@@ -79,7 +79,7 @@ def run_comparison(
     now = ("", 0, 0)
     with progress_bar("opening the models", quiet=as_json) as move, contextlib.ExitStack() as stack:
         plan(items, texts, revisions, paired, options)
-        folder = stack.enter_context(fresh_folder(out_dir or Path("comparison"), force=force))
+        folder = stack.enter_context(fresh_folder(out_dir or Path("comparison"), "comparison", force=force))
 
         def started(name: str, number: int, total: int) -> None:
             nonlocal now

@@ -62,7 +62,7 @@ def evaluate(
         from ..evaluate.harness import check
 
         check(model, **options)
-    with fresh_folder(out_dir or default_folder("evaluation", model), force=force) as folder:
+    with fresh_folder(out_dir or default_folder("evaluation", model), "evaluation", force=force) as folder:
         _evaluate_into(folder, model, options, fresh=fresh, as_json=as_json)
 
 

@@ -69,7 +69,7 @@ def measure(
 
         check(model, **options)
         begun = resume and any(target.glob("partial-*.npz"))  # a finished result of other settings is not resumed over
-        with fresh_folder(target, force=force or begun or _same(target, config)) as folder:
+        with fresh_folder(target, "measurement", force=force or begun or _same(target, config)) as folder:
             result = _measure_into(folder, config, options, resume=resume, told=told)
     if not first_process():
         return

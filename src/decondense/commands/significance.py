@@ -59,7 +59,11 @@ def significance(
     base, treated = _divide(runs)
     record, stale = compare(base, treated, **options), ("table.tex", "forest.png")
     target = out_dir or Path("significance")
-    with fresh_folder(target, force=force) as folder, writing(folder), replaced(folder, stale=stale) as place:
+    with (
+        fresh_folder(target, "significance", force=force) as folder,
+        writing(folder),
+        replaced(folder, stale=stale) as place,
+    ):
         record.save(place)
         write_text(place / "table.md", markdown(record))
         write_text(place / "table.csv", csv_table(record))

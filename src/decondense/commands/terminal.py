@@ -54,9 +54,13 @@ def default_folder(kind: str, model: str) -> Path:
 
 
 @contextlib.contextmanager
-def fresh_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
-    """`output_folder` for a new result: one that is there is never replaced without `force`, and nobody else works in
-    the folder meanwhile."""
+def fresh_folder(path: Path, kind: str, *, force: bool = False) -> Iterator[Path]:
+    """`output_folder` for a new result: one that is there is never replaced without `force`, one that is not of this
+    `kind` never at all, and nobody else works in the folder meanwhile."""
+    from ..records import Damaged, check_folder
+
+    with contextlib.suppress(Damaged):  # nobody knows what it was; `force` replaces it
+        check_folder(path, kind)
     if (path / "result.json").exists() and not force:
         raise ValueError(
             f"{str(path)!r} already holds a result: choose another folder with --out, or replace it with --force."

@@ -128,6 +128,17 @@ def read(path: str | os.PathLike[str]) -> Record:
     return parse(content, str(target), target.parent)
 
 
+def check_folder(folder: Path, kind: str) -> None:
+    """A folder that holds a result of another kind is left alone: files of the same names would be replaced."""
+    there = "training" if (folder / "recipe.yaml").is_file() else kind  # one that is not finished, too
+    if there == kind and (folder / "result.json").is_file():
+        there = read(folder).kind
+    if there != kind:
+        raise ValueError(
+            f"{str(folder)!r} holds a{'n' * (there[0] in 'aeiou')} {there}: choose another folder with --out."
+        )
+
+
 def find(places: Sequence[str | os.PathLike[str]]) -> Iterator[tuple[Path, str]]:
     """(path, name to show) of every result.json in and below the folders, or of the files themselves, each once, in a
     fixed order. Hidden folders and links to folders are not entered."""

@@ -235,13 +235,9 @@ def collect(
 
 
 def check_folder(folder: Path) -> None:
-    """A folder that holds something else is not a study's: files of the same names would be replaced."""
-    if _config(folder) is not None:
-        return
-    kind = records.read(folder).kind if (folder / "result.json").is_file() else "study"
-    kind = "training" if (folder / "recipe.yaml").is_file() else kind  # one that is not finished, too
-    if kind != "study":
-        raise ValueError(f"{str(folder)!r} holds a {kind}: choose another folder with --out.")
+    """A folder that holds something else is not a study's."""
+    if _config(folder) is None:
+        records.check_folder(folder, "study")
 
 
 def _config(folder: Path) -> Settings | None:
