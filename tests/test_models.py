@@ -226,6 +226,8 @@ def test_a_hub_id_keeps_its_revision():
         ({"revision": "main"}, "revision belongs to hub ids"),
         ({"dtype": "int3"}, "dtype must be one of"),
         ({"device": "nonsense"}, "device must be one that this machine has"),
+        ({"device": "gpu"}, "got 'gpu': devices are called cpu, cuda, cuda:0, mps and the like; leave it out"),
+        ({"device": 1.5}, "got '1.5': devices are called cpu, cuda"),
         ({"config_changes": {"num_hidden_layers": 1}}, "config_changes need init=True"),
     ],
 )

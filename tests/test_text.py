@@ -154,6 +154,19 @@ def test_bad_names(text, error, message):
         open_text(text)
 
 
+def test_a_column_of_what_has_none_is_refused(tmp_path):
+    plain, table = tmp_path / "folder" / "a.txt", tmp_path / "folder" / "b.csv"
+    plain.parent.mkdir()
+    plain.write_text("Some words.")
+    for text in (plain, plain.parent, "-", "pydoc", "wikitext-2:train"):
+        with pytest.raises(ValueError, match=r"^column names a column .* has none, got 'body': leave it out\.$"):
+            open_text(text, column="body")
+    with pytest.raises(FileNotFoundError):
+        open_text(tmp_path / "nowhere.txt", column="body")
+    table.write_text("body\nOther words.\n")
+    assert open_text(plain.parent, column="body").documents == ("Some words.", "Other words.")
+
+
 def test_a_wrong_column_and_an_empty_folder(tmp_path):
     with pytest.raises(ValueError, match="has no column 'txt': did you mean 'text'"):
         open_text([{"text": "a"}], column="txt")

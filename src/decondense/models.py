@@ -246,13 +246,15 @@ def pick_device(device: str | torch.device | None = None) -> torch.device:
     if device is None:
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         return torch.device(accelerator.type if accelerator is not None else "cpu")
+    reason = "devices are called cpu, cuda, cuda:0, mps and the like"  # torch would name twenty
     try:
         chosen = torch.device(device)
+        reason = ""
         torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, TypeError) as error:
         raise ValueError(
             f"device must be one that this machine has, got {str(device)!r}: "
-            f"{str(error).splitlines()[0]}; leave it out to take the best there is."
+            f"{reason or str(error).splitlines()[0]}; leave it out to take the best there is."
         ) from error
     return chosen
 

@@ -28,7 +28,7 @@ import numpy as np
 
 from . import hub
 from .files import neighbours, packaged_file
-from .text_files import files_of, read_documents, row_documents
+from .text_files import TABLES, ending_of, files_of, read_documents, row_documents
 from .words import near, nearest, quoted
 
 
@@ -137,6 +137,11 @@ def _opened(text: Any, data: str | os.PathLike[str] | None, column: str | None, 
     if not isinstance(text, (str, os.PathLike)):
         return _in_memory(text, column, characters)
     spec = os.fspath(text)
+    if column is not None and not _has_columns(spec):
+        raise ValueError(
+            f"column names a column of a table or a field of JSON lines, and {quoted(spec, 200)} has none, got "
+            f"{column!r}: leave it out."
+        )
     if spec == "-":
         return Text("stdin", "stdin", (sys.stdin.read(),))
     name, _, split = spec.partition(":")
@@ -144,6 +149,13 @@ def _opened(text: Any, data: str | os.PathLike[str] | None, column: str | None, 
         return _open_named(name, split or TEXTS[name].split, data, characters)
     path = _path(spec)
     return Text(path.name, path.name, tuple(read_documents(path, column=column)))
+
+
+def _has_columns(spec: str) -> bool:
+    """Whether it is a file with columns or fields, or a folder that holds one."""
+    if spec == "-" or spec.partition(":")[0] in TEXTS:
+        return False
+    return any(ending_of(file) in (*TABLES, ".jsonl", ".json", ".parquet") for file in files_of(_path(spec)))
 
 
 def check_text(spec: str, *, data: str | os.PathLike[str] | None = None) -> None:

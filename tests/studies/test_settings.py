@@ -160,6 +160,7 @@ def test_plan_lists_runs(command, refusal):
     ("arguments", "sentence"),
     [
         (["widht"], ", hyper: did you mean 'width'?"),
+        (["lst"], ", hyper: did you mean 'list'?"),
         (["zzz"], "there is no study 'zzz', the studies are size, text, width"),
         (["width", "--scale", "huge"], "scale must be one of smoke, gpu, paper, got 'huge'"),
         (["width", "--seeds", "1,x"], "--seeds must be different whole numbers"),

@@ -32,5 +32,6 @@ STUDIES = {study.name: study for study in _ORDERED}
 def find(name: str) -> Study:
     """The study of a name; for a name that does not exist an error with the nearest one."""
     if name not in STUDIES:
-        raise ValueError(f"there is no study {name!r}, the studies are {', '.join(STUDIES)}{perhaps(name, STUDIES)}")
+        close = perhaps(name, [*STUDIES, "list"])  # which the command takes in the place of a name
+        raise ValueError(f"there is no study {name!r}, the studies are {', '.join(STUDIES)}{close}")
     return STUDIES[name]
