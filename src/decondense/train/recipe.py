@@ -8,6 +8,7 @@ contradict each other. `--set train.seed=2` on the command line overrides one ke
 from __future__ import annotations
 
 import copy
+import json
 import os
 import re
 from collections.abc import Sequence
@@ -20,6 +21,21 @@ from pydantic import BaseModel, Discriminator, Tag, ValidationError, model_valid
 from ..files import neighbours
 from ..words import near, perhaps
 from .sections import Baselines, Data, Loss, Model, Part, Snapshots, Train
+
+CONTRACTS = {
+    "greater_than": "above {gt:g}",
+    "greater_than_equal": "at least {ge:g}",
+    "less_than": "below {lt:g}",
+    "less_than_equal": "at most {le:g}",
+    "finite_number": "a finite number",
+    **dict.fromkeys(("int_type", "int_parsing", "int_parsing_size", "int_from_float"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    "string_type": "a string",
+    "list_type": "a list",
+    "dict_type": "a section of keys",
+}
+"""What a value must be, by the name that pydantic has for its being something else."""
 
 
 class Recipe(Part):
@@ -208,9 +224,22 @@ def _sentence(error: ValidationError, name: str) -> str:
     if first["type"] == "literal_error":
         choices = re.findall(r"'([^']*)'", first["ctx"]["expected"])
         return f"{name}: {where} must be one of {', '.join(choices)}, got {got!r}{perhaps(got, choices)}"
+    if first["type"] in CONTRACTS:
+        came = repr(got) if isinstance(got, (str, int, float)) else type(got).__name__
+        must = CONTRACTS[first["type"]].format(**first.get("ctx", {}))
+        return f"{name}: {where} must be {must}, got {came}: {_remedy(place)}."
     message = first["msg"].removeprefix("Value error, ").rstrip(".")
     shown = f", got {got!r}" if isinstance(got, (str, int, float, bool)) and "got" not in message else ""
     return f"{name}: {where or 'recipe'}: {message}{shown}" + ("" if message.endswith("?") and not shown else ".")
+
+
+def _remedy(place: Sequence[int | str]) -> str:
+    part = _part_at(place[:-1])
+    field = part.model_fields.get(str(place[-1])) if part is not None else None
+    if field is None or field.is_required():
+        return "correct it"
+    plain = isinstance(field.default, (str, int, float))
+    return "correct it, or leave it out" + (f" for {json.dumps(field.default)}" if plain else "")
 
 
 def _keys(part: type[BaseModel] | None) -> dict[str, type[BaseModel] | None]:
