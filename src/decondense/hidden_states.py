@@ -164,7 +164,14 @@ class ModuleReader:
 
     def __init__(self, model: nn.Module, patterns: str | Sequence[str]) -> None:
         self.model = model
-        patterns = [patterns] if isinstance(patterns, str) else list(patterns)
+        given = patterns
+        patterns = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else []
+        if not isinstance(given, Iterable) or not all(isinstance(one, str) for one in patterns):
+            came = repr(given) if isinstance(given, (int, list)) else type(given).__name__
+            raise TypeError(
+                f"modules must be a name of submodules or a list of names, such as 'model.layers.*', got {came}: give "
+                "names as named_modules() has them."
+            )
         modules = {name: module for name, module in model.named_modules() if name}
         self.names = [name for name in modules if any(_matches(name, pattern) for pattern in patterns)]
         if not self.names:

@@ -163,6 +163,10 @@ def test_any_module_by_the_names_of_its_layers():
         dc.regularize(nn.Linear(2, 2))
     with pytest.raises(ValueError, match=r"matches none.*embed"):
         dc.regularize(model, modules=["layers.*"])
+    with pytest.raises(
+        TypeError, match=r"modules must be a name of submodules .*, got Linear: give names as named_mod"
+    ):
+        dc.regularize(model, modules=nn.Linear(2, 2))
     with pytest.raises(ValueError, match=r"Did you mean 'blocks\.\*'\?$"):
         dc.regularize(model, modules=["block.*"])
     with pytest.raises(ValueError, match=r"got 7: this model has 3 hidden states\.$"):  # and no embedding layer

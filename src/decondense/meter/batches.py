@@ -7,6 +7,7 @@ distance are means over those long enough to have that distance; the histogram a
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from ..words import several
 from . import processes
 from .result import Condensation, build
 from .spectrum import SPECTRAL
-from .states import Batch, StateReader, Visit
+from .states import Batch, StateReader, Visit, token_embedding
 from .statistics import FINE_BINS, columns, state_statistics, trimmed
 from .tally import Tally
 
@@ -101,7 +102,7 @@ def measure_batches(
     batches and reads its share of them."""
     rank, world = processes.join_group()
     main = main_input(unwrap_peft(network))
-    batches = batches_of(inputs, main)
+    batches = (_checked(batch, network) for batch in batches_of(inputs, main))
     first = next(batches, None)
     if first is None:
         raise ValueError("inputs must hold at least one batch, got none.")
@@ -170,6 +171,25 @@ def _size(batch: Batch, name: str) -> int:
     if not tensors:
         raise ValueError(f"a batch must hold tensors (sequences, …), got {', '.join(batch) or 'nothing'}.")
     return len(tensors[0])
+
+
+def _checked(batch: Batch, network: nn.Module) -> Batch:
+    """Refuse token ids that the model has no vectors for: a GPU would only say that something is wrong, and some time
+    later. Beside pixels and the like there may be ids that stand for those."""
+    ids = batch.get("input_ids")
+    alone = not any(isinstance(v, Tensor) and v.is_floating_point() for k, v in batch.items() if k != "input_ids")
+    with contextlib.suppress(TypeError):  # it reads none
+        size = getattr(token_embedding(network), "num_embeddings", None)
+        if size is None or not isinstance(ids, Tensor) or not ids.numel() or not alone:
+            return batch
+        low, high = ids.min().item(), ids.max().item()
+        if ids.is_floating_point() or low < 0 or high >= size:
+            came = str(ids.dtype) if ids.is_floating_point() else f"{high if high >= size else low}"
+            raise ValueError(
+                f"token ids must be whole numbers from 0 to {size - 1}, the vocabulary of {type(network).__name__}, "
+                f"got {came}: take the tokenizer of this model."
+            )
+    return batch
 
 
 def _digest(digest: Any, batch: Batch) -> None:
