@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 from pathlib import Path
@@ -58,15 +59,20 @@ def evaluate(
     options = o.given(locals(), "fresh") | {"tasks": "" if tasks == "none" else tasks, "text": o.names_of(text)}
     if not options["tasks"] and not options["text"]:
         raise ValueError("--tasks none leaves nothing to do: name tasks, or a text with --text.")
-    with progress_bar(f"opening {Path(model).name}", quiet=as_json):  # GGUF weights are converted here, once
+    with contextlib.ExitStack() as shown:
+        move = shown.enter_context(progress_bar("loading", quiet=as_json))
         from ..evaluate.harness import check
 
-        check(model, **options)
-    with fresh_folder(out_dir or default_folder("evaluation", model), "evaluation", force=force) as folder:
-        _evaluate_into(folder, model, options, fresh=fresh, as_json=as_json)
+        check(model, **options)  # GGUF weights are converted here, once
+        with fresh_folder(out_dir or default_folder("evaluation", model), "evaluation", force=force) as folder:
+            _evaluate_into(folder, model, options, shown, move, fresh=fresh, as_json=as_json)
 
 
-def _evaluate_into(folder: Path, model: str, options: dict[str, Any], *, fresh: bool, as_json: bool) -> None:
+def _evaluate_into(
+    folder: Path, model: str, options: dict[str, Any], shown: contextlib.ExitStack, move: Any, *, fresh: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """`shown`: what ends the progress, `move`, before the result is printed."""
     import yaml
 
     from ..evaluate.harness import evaluate as run
@@ -78,7 +84,7 @@ def _evaluate_into(folder: Path, model: str, options: dict[str, Any], *, fresh: 
         shutil.rmtree(partial)
     begun = time.monotonic()
     try:
-        with progress_bar("loading", quiet=as_json) as move:
+        with shown:
             record, items = run(
                 model,
                 **options,
