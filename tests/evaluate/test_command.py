@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import re
@@ -166,3 +167,24 @@ def test_a_wrong_task_name_is_refused_at_once(stories, tmp_path):
     assert re.search(r"task 'helaswag' must be 'paper' or a task .*: the nearest names are hellaswag", done.stderr)
     assert not (tmp_path / "out").exists()
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 3
+
+
+def test_one_clock_of_progress_from_the_first_look_at_the_model(monkeypatch):
+    """A second one would begin to count anew, and a pipe would hear nothing for up to twice as long."""
+    seen = []
+
+    @contextlib.contextmanager
+    def bar(label, *, quiet):
+        seen.append("begun")
+        yield None
+        seen.append("ended")
+
+    def check(*args, **options):
+        seen.append("checked")
+
+    monkeypatch.setattr("decondense.commands.evaluate.progress_bar", bar)
+    monkeypatch.setattr("decondense.evaluate.harness.check", check)
+    monkeypatch.setattr("decondense.commands.evaluate.fresh_folder", lambda *a, **k: contextlib.nullcontext())
+    monkeypatch.setattr("decondense.commands.evaluate._evaluate_into", lambda *a, **k: seen.append("evaluated"))
+    assert cli("evaluate", "a-model", "--tasks", "piqa").returncode == 0
+    assert seen == ["begun", "checked", "evaluated", "ended"]
