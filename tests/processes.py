@@ -87,7 +87,7 @@ def server() -> str:
         pipe = subprocess.PIPE
         found = subprocess.Popen([sys.executable, __file__], stdin=pipe, stdout=pipe, text=True, env=settings)
         atexit.register(lambda: (found.kill(), found.wait(), folder.cleanup()))
-        assert found.stdout.readline() == "ready\n"
+        assert "ready\n" in iter(found.stdout.readline, ""), "the process that forks did not start"
     return os.environ[ADDRESS]
 
 
@@ -137,7 +137,7 @@ def serve() -> None:
             importlib.import_module("triton.experimental.gluon")
         del os.environ["TRITON_INTERPRET"]
     for name in IMPORTED:
-        with contextlib.suppress(ImportError):  # what is missing is for the tests to miss
+        with contextlib.suppress(Exception):  # what is missing, or broken, is for the tests that need it to miss
             importlib.import_module(name)
     with contextlib.suppress(ImportError):  # of an older transformers, which has no such table to make
         importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("llama")

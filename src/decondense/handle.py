@@ -218,16 +218,20 @@ class Handle:
         self.reached = True
 
     def look(self) -> None:
-        """After each optimiser step: `warn` of the steps 1, 2, 4, …, on a GPU as soon as their numbers have come."""
+        """After each optimiser step: `warn` of the steps 1, 2, 4, …, on a GPU at the first step by which their numbers
+        have come; those of the last may come too late."""
+        self._tell()
         if self._looked is None and self.step & (self.step - 1) == 0 and "task_loss" in self.last:
             term = self.last["weight"] * self.last["penalty"]
             self._looked = (self.step, sent(torch.stack([self.last["task_loss"].to(term), term])), mark(term.device))
-        if self._looked is not None:
-            step, both, come = self._looked
-            if come is None or come.query():
-                self._looked = None
-                task_loss, added = both.tolist()
-                self.warn(task_loss, added, step)
+            self._tell()
+
+    def _tell(self) -> None:
+        if self._looked is None or not (self._looked[2] is None or self._looked[2].query()):
+            return
+        (step, both, _), self._looked = self._looked, None
+        task_loss, added = both.tolist()
+        self.warn(task_loss, added, step)
 
     def warn(self, task_loss: float, added: float, step: int) -> None:
         """Once: losses without a bound (ℓ2-repel) and weights of another scale destroy a model without a word."""

@@ -177,7 +177,7 @@ class ModuleReader:
         if not self.names:
             deeper = ((name, one) for one in patterns for name in modules if fnmatch.fnmatchcase(name, f"*.{one}"))
             whole = next((".".join([*name.split(".")[: -1 - one.count(".")], one]) for name, one in deeper), "")
-            blocks = {re.sub(r"\b\d+\b", "*", name) for name in modules}
+            blocks = dict.fromkeys(re.sub(r"\b\d+\b", "*", name) for name in modules)
             whole = whole or next((close for one in patterns for close in near(one, blocks)), "")
             meant = f" Did you mean {whole!r}?" if whole else ""
             raise ValueError(

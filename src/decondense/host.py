@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def sent(value: Tensor) -> Tensor:
-    """A copy on the CPU, on its way: it is there when a `mark` made afterwards is reached."""
+    """On the CPU, or on its way there: it has come when a `mark` made afterwards is reached."""
     if not value.is_cuda:
         return value.cpu()
     return torch.empty_like(value, device="cpu", pin_memory=True).copy_(value, non_blocking=True)

@@ -99,6 +99,28 @@ def test_looking_does_not_wait_for_a_gpu(monkeypatch):
     assert "at step 1: lower the weight" in told[0][1]
 
 
+def test_a_step_is_looked_at_where_the_look_before_has_just_come(monkeypatch):
+    """As on a GPU that is a step behind: what was sent after one step has come after the next."""
+
+    class Mark:
+        def __init__(self):
+            self.step = handle.step
+
+        def query(self):
+            return handle.step > self.step
+
+    told = []
+    monkeypatch.setattr("decondense.handle.mark", lambda device: Mark())
+    monkeypatch.setattr(dc.Handle, "warn", lambda handle, task, added, step: told.append((step, handle.step)))
+    model, ids = llama().train(), tokens()
+    optimiser = torch.optim.SGD(model.parameters(), lr=1e-9)
+    with dc.regularize(model) as handle:
+        for _ in range(5):
+            model(input_ids=ids, labels=ids).loss.backward()
+            optimiser.step()
+    assert told == [(1, 2), (2, 3), (4, 5)]
+
+
 def test_nothing_is_told_of_a_task_loss_that_is_not_known():
     model, ids = llama().train(), tokens()
     with dc.regularize(model, weight=1000.0) as handle, warnings.catch_warnings():

@@ -135,8 +135,12 @@ def test_dispersion_against_its_placebo(losses, cosines, verdict, tmp_path):
 def test_a_placebo_that_ruins_the_model_is_named():
     losses, cosines, _ = PLACEBOS[0]
     assert "ruined" not in of("placebo", losses, cosines).sentence
-    end = of("placebo", losses | {"placebo λ −1": 4.0}, cosines)
-    assert "The model is ruined by placebo λ −1, and a comparison with it says nothing." in end.sentence
+    for arm in ("placebo λ −1", "dispersion λ −1", "placebo λ +1"):
+        end = of("placebo", losses | {arm: 4.0}, cosines)
+        assert f"The model is ruined by {arm}, and a comparison with it decides nothing." in end.sentence
+        assert end.verdict == "undecided"
+    wrong = of("placebo", losses | {"placebo λ −1": 4.0, "dispersion λ +1": 3.02}, cosines)
+    assert wrong.verdict == "not reproduced"  # by the other half
     assert all(arm.startswith("dispersion λ +") for arm in end.estimate["log_likelihood"])
 
 

@@ -132,7 +132,7 @@ def test_figures_are_drawn_and_small(tmp_path):
     assert (tmp_path / "again.png").read_bytes() == (tmp_path / f"{name}.png").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["counteract", "distill", "width"])
+@pytest.mark.parametrize("name", ["counteract", "distill", "hyper", "width"])
 def test_an_arm_that_was_not_run_has_no_numbers(name):
     study, settings = studies.find(name), settings_of(studies.find(name), "smoke")
     for arm in settings["arms"]:

@@ -40,9 +40,9 @@ def test_table_2_tells_the_answers_beside_the_loss(tmp_path):
     assert set(points) == set(settings_of(studies.STUDIES["variants"], "gpu")["arms"]) - {"original", "cross-entropy"}
     assert points["decorrelation on last"]["estimate"] == pytest.approx(30, abs=4)
     assert points["decorrelation on last"]["level"] == pytest.approx(1 - 0.05 / 8)
-    words = "points: original 45.00, cross-entropy 50.00; minus cross-entropy's above 0 in decorrelation on last, "
+    words = "points: original 45.00, cross-entropy 50.00; minus cross-entropy's above 0 in decorrelation on last; "
     assert f"{words}below 0 in active forgetting; dispersion " in end.sentence
-    assert "Log-likelihood of what is right; minus cross-entropy's above 0 in none, below 0 in none" in end.sentence
+    assert "Log-likelihood of what is right; minus cross-entropy's above 0 in none; below 0 in none" in end.sentence
     assert sum(row[0] == "original" for row in end.rows) == 1  # which no seed changes
     assert {"piqa", "arc_easy"} <= set(end.columns)
     end.draw(tmp_path / "figure.png")
@@ -89,7 +89,7 @@ def test_a_ruined_arm_does_not_flatten_the_others(tmp_path, monkeypatch):
 def test_table_2_without_three_seeds_says_nothing_of_the_answers():
     end = of("variants", {variants.OURS: 2.99}, {"decorrelation on last": 0.8}, seeds=(1, 2))
     assert end.verdict == "undecided"
-    assert "above 0 in none, below 0 in none" in end.sentence
+    assert "above 0 in none; below 0 in none" in end.sentence
 
 
 def test_table_3_tells_the_likelihood_of_what_is_right():
@@ -104,7 +104,7 @@ def test_table_3_tells_the_likelihood_of_what_is_right():
 
 def test_table_3_tells_the_grid_from_no_loss_at_all():
     end = of("hyper", {"λ 0.5, τ 1": 3.02, "λ 1, τ 1": 3.05}, {})
-    assert "Minus cross-entropy's: above 0 in λ 0.5, τ 1 and λ 1, τ 1, below 0 in none;" in end.sentence
+    assert "Minus cross-entropy's: above 0 in λ 0.5, τ 1 and λ 1, τ 1; below 0 in none;" in end.sentence
     against = end.estimate["minus_cross_entropy"]
     assert list(against) == [hyper.CENTRE, *hyper.CELLS]
     assert against["λ 1, τ 1"]["estimate"] == pytest.approx(0.05, abs=0.005)

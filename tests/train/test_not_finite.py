@@ -111,6 +111,19 @@ def test_a_second_failure_takes_no_checkpoint_along(spoil, tmp_path, cache, monk
     assert {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()} == before
 
 
+def test_a_run_that_was_begun_before_keeps_its_folder(spoil, tmp_path, cache):
+    """Without a checkpoint it begins at step 0 again; if that fails the folder still belongs to its recipe."""
+    settings = ["snapshots.count=4"]
+    spoil({5})
+    with pytest.raises(NotFinite):
+        train(tiny(*settings), tmp_path / "run", cache=cache)
+    spoil({0})
+    with pytest.raises(NotFinite, match="at step 1 of"):
+        train(tiny(*settings), tmp_path / "run", cache=cache, resume=True)
+    assert (tmp_path / "run" / "recipe.yaml").is_file()
+    assert len(list((tmp_path / "run" / "snapshots").iterdir())) > 1
+
+
 @pytest.mark.parametrize("kind", ["loss", "gradient"])
 def test_skip_leaves_the_weights_alone_and_goes_on(kind, spoil, tmp_path, cache, monkeypatch):
     spoil({3, 4}, kind)

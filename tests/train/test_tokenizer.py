@@ -9,7 +9,7 @@ import pytest
 import transformers
 
 from decondense.train import recipe_from, tokenizer, train
-from train.runs import content, tiny
+from train.runs import CONFIGS, content, tiny, weights
 
 
 def recipe(*settings: str, config: dict | None = None):
@@ -50,11 +50,14 @@ def test_a_vocabulary_that_is_given_stays(tmp_path, cache):
     assert np.isfinite(run.held_out_loss)
 
 
-@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
+@pytest.mark.parametrize("architecture", ["gpt2", "llama", "olmo2"])
 def test_a_model_of_bytes_names_their_special_tokens_and_no_others(architecture, tmp_path, cache):
     """Those that the architecture's configuration has by default are of another tokenizer, or above the vocabulary."""
-    run = train(tiny(architecture=architecture), tmp_path / "run", cache=cache)
+    small = CONFIGS["gpt2" if architecture == "gpt2" else "llama"]
+    run = train(tiny(architecture=architecture, config=small), tmp_path / "run", cache=cache)
     config = transformers.AutoConfig.from_pretrained(run.folder / "model")
     generation = transformers.GenerationConfig.from_pretrained(run.folder / "model")
-    assert (config.bos_token_id, config.eos_token_id) == (None, 1)
+    assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (None, 1, 0)
     assert (generation.bos_token_id, generation.eos_token_id) == (None, 1)
+    embeddings = next(v for k, v in weights(run.folder).items() if k.endswith(("embed_tokens.weight", "wte.weight")))
+    assert embeddings.any(1).all()  # none is padding by default, which would be 0 for ever

@@ -179,7 +179,8 @@ def plan(items: Item | Sequence[Item], texts: Any, revisions: Any, paired: bool,
     """The results that are there, and (model, options) of those to be measured: the last is missed before the first."""
     from .run import check, measure
 
-    known = [*signature(compare).parameters, *signature(measure).parameters]
+    both = [*signature(compare).parameters.values(), *signature(measure).parameters.values()]
+    known = [one.name for one in both if one.kind is one.KEYWORD_ONLY]
     for name in options:
         if name not in known:
             raise TypeError(f"{name!r} is no option of compare, nor of measure{perhaps(name, known)}")

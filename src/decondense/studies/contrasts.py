@@ -69,7 +69,7 @@ def sides(decisions: Mapping[str, Decision]) -> str:
     """Which arms are above 0 with the whole interval, and which below. Their names may have commas."""
     above = [arm for arm, d in decisions.items() if d.low is not None and d.low > 0]
     below = [arm for arm, d in decisions.items() if d.high is not None and d.high < 0]
-    return f"above 0 in {' and '.join(above) or 'none'}, below 0 in {' and '.join(below) or 'none'}"
+    return f"above 0 in {' and '.join(above) or 'none'}; below 0 in {' and '.join(below) or 'none'}"
 
 
 def share_of_change(runs: Runs, arm: str, whole: str, none: str, *, margin: float, around: float = 0.0) -> Decision:

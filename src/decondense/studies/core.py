@@ -244,7 +244,7 @@ def _config(folder: Path) -> Settings | None:
     file = folder / "config.yaml"
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
-    except yaml.YAMLError:
+    except (yaml.YAMLError, UnicodeDecodeError):
         raise ValueError(f"{str(file)!r} must be YAML: remove it to go on with the settings of the scale.") from None
     return content if isinstance(content, dict) and content.get("command") == "study" else None
 

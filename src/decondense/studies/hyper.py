@@ -45,7 +45,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         f"of {len(CELLS)} other cells {len(good)} have no held-out loss lower by {MATTERS_NATS:g} nats or more, and "
         f"{len(better)} have ({', '.join(better) or 'none'}); {len(beaten)} are worse than the paper's choice with the "
         f"whole 95 % interval; its strongest rival minus the paper's choice, {closest[0]}: {closest[1].words(5)}."
-        f" Minus {PLAIN}'s: {sides(plain)}; the paper's choice {plain[CENTRE].words(4)}.{_likely(likely)}"
+        f"{_plain(plain)}{_likely(likely)}"
     )
     against = {arm: d for arm in [*GRID, *others] if (d := runs.differences(arm, PLAIN, held_out))}
     draw = partial(
@@ -54,7 +54,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         x=f"held-out loss minus that of {PLAIN}, nats per token (right of 0: worse)",
         margin=MATTERS_NATS,
         right=[f"{runs.mean(a, cosine):.3f}" for a in against],
-        right_title=f"mean cosine ({PLAIN}: {runs.mean(PLAIN, cosine):.3f})",
+        right_title=f"mean cosine ({PLAIN}: {runs.said(PLAIN, cosine)})",
         colours=[2 if a == CENTRE else 0 if a in GRID else 1 for a in against],
         note=f"green: the paper's choice; {'orange: not in its grid; ' if {*others} & against.keys() else ''}"
         "dots: seeds; bars: 95 % intervals over them; shaded: too small to matter",
@@ -65,7 +65,16 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     }  # fmt: skip
     if likely:
         estimate |= {"log_likelihood_minus_centre": likely, "points_minus_centre": points}
-    return Conclusion(combine(list(beside.values())), sentence, *runs.rows(runs.tasks), estimate, draw)
+    return Conclusion(
+        combine(list(beside.values())), sentence, *runs.rows(runs.tasks), estimate, draw if against else None
+    )
+
+
+def _plain(cells: Mapping[str, Decision]) -> str:
+    """Which cells have a higher held-out loss than cross-entropy alone, or a lower one."""
+    if cells[CENTRE].estimate is None:
+        return ""
+    return f" Minus {PLAIN}'s: {sides(cells)}; the paper's choice {cells[CENTRE].words(4)}."
 
 
 def _likely(cells: Mapping[str, Decision]) -> str:

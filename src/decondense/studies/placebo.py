@@ -78,11 +78,15 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     gate = "met" if met else ("not met" if known else "not known at both") + ", and nothing follows"
     alone = {arm: over_documents(runs, arm, none) for those in arms.values() for w, arm in those.items() if w}
     likely = {w: over_items(runs, real[w], blind[w], kind="log_share") for w in helps}
-    ruined = [arm for arm, one in alone.items() if one.estimate is not None and abs(one.estimate) > RUINED]
+    ruined = [arm for arm, one in alone.items() if one.estimate is not None and one.estimate > RUINED]
     norms = {arm: runs.mean(arm, _median_norm) / runs.mean(none, _median_norm) for arm in runs.arms}
     moved = {arm: decide(runs.differences(arm, none, cosine), claim="less") for arm in alone}
     trend = {arm: decide(runs.differences(arm, none, spearman), claim="less") for arm in alone}
     up, down = helps[dose], hurts[-dose]
+    halves = [half for half, w in ((up, dose), (down, -dose)) if not {real[w], blind[w]} & {*ruined}]
+    verdict = combine(halves)
+    if len(halves) < 2 and verdict == REPRODUCED:  # which takes both
+        verdict = UNDECIDED
     sentence = (
         f"of dispersion's change of the mean cosine the placebo has {_percent(seen[dose])} at λ = {dose:g} and "
         f"{_percent(seen[-dose])} at −{dose:g}: the gate of ±{GATE:g} % is {gate}. "
@@ -108,9 +112,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     estimate |= {"against_no_loss": alone, "mean_cosine": moved, "spearman": trend, "gradient_norm": norms}
     estimate |= {"log_likelihood": _named(likely, real)}
     estimate |= {"log_likelihood_alone": {arm: over_items(runs, arm, none, kind="log_share") for arm in alone}}
-    return Conclusion(
-        combine([up, down]) if met else UNDECIDED, sentence, columns, rows, estimate, draw if against else None
-    )
+    return Conclusion(verdict if met else UNDECIDED, sentence, columns, rows, estimate, draw if against else None)
 
 
 def _percent(seen: Decision) -> str:
@@ -128,7 +130,7 @@ def _listed(values: Mapping[str, float], arms: list[str]) -> str:
 
 
 def _ruined(arms: list[str]) -> str:
-    return f"The model is ruined by {' and '.join(arms)}, and a comparison with it says nothing. " if arms else ""
+    return f"The model is ruined by {' and '.join(arms)}, and a comparison with it decides nothing. " if arms else ""
 
 
 def _likely(decision: Decision | None, dose: float) -> str:

@@ -50,8 +50,8 @@ def distillation(student: Tensor, teacher: Tensor, labels: Tensor, *, temperatur
 
 
 class _SoftTargets(torch.autograd.Function):
-    """Value and gradient in one pass, POSITIONS at a time. With p and q the softened predictions the gradient for s is
-    τ² · (q − p)/τ; that it is as large as the logits is all that is kept."""
+    """Value and gradient in one pass, POSITIONS at a time. With p and q the softened predictions of teacher and student
+    the gradient for s is τ² · (q − p)/τ; kept is that gradient alone, as large as the logits."""
 
     @staticmethod
     def forward(ctx: Any, student: Tensor, teacher: Tensor, counts: Tensor, temperature: float) -> Tensor:

@@ -105,7 +105,8 @@ def check_recipe(folder: Path, recipe: Recipe, *, resume: bool) -> bool:
 @contextlib.contextmanager
 def begin(folder: Path, recipe: Recipe, untrained: Callable[[], bool]) -> Iterator[None]:
     """The recipe is written when training begins, and a disk that becomes full is one sentence. A run that ends while
-    it is `untrained` leaves nothing: there is nothing to go on with, and the folder is free for a better recipe."""
+    it is `untrained`, and was not begun before, leaves nothing: there is nothing to go on with, and the folder is free
+    for a better recipe."""
     try:
         if first_process():
             write_text(folder / "recipe.yaml", recipe.to_yaml())
@@ -121,7 +122,8 @@ def begin(folder: Path, recipe: Recipe, untrained: Callable[[], bool]) -> Iterat
     finally:
         if first_process() and untrained():
             for name in ("recipe.yaml", "progress.json", "snapshots/step-000000.json"):
-                (folder / name).unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # another process may read it: the error that ended the run counts
+                    (folder / name).unlink()
 
 
 # ---- checkpoints -------------------------------------------------------------------------------------------------

@@ -162,8 +162,9 @@ def _model(recipe: Recipe, device: torch.device, cache: Path) -> tuple[Any, Any,
     given = None if empty and learnt else wanted.tokenizer
     own: Any = None if given is None else open_tokenizer(given, recipe.data, cache)
     changes = dict(wanted.config)
-    if own is not None and (learnt or wanted.architecture is not None):  # by default they are another tokenizer's
-        special = {"bos_token_id": own.bos_token_id, "eos_token_id": own.eos_token_id}
+    if own is not None and (learnt or wanted.init or wanted.architecture is not None):
+        # By default they are another tokenizer's; and padding is a token whose embedding never learns.
+        special = {"bos_token_id": own.bos_token_id, "eos_token_id": own.eos_token_id, "pad_token_id": None}
         changes = special | ({"vocab_size": len(own)} if learnt else {}) | changes
     dropout = recipe.baselines.dropout
     if wanted.architecture is not None:

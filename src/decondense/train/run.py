@@ -107,7 +107,7 @@ def train(
             look = "" if checkpoint else "held-out loss at step 0, then "
             slow = "; the first ones compile and take longer" if prepared.speed["compiled"] else ""
             stage(f"training: {look}{several(recipe.steps, 'step')} of {recipe.step_tokens:,} tokens{slow}")
-            with run_folder.begin(target, recipe, lambda: checkpoint is None and trainer.state.global_step == 0):
+            with run_folder.begin(target, recipe, lambda: not begun and trainer.state.global_step == 0):
                 record = _carry_out(prepared, trainer, checkpoint, command, draw=draw)
         if prepared.device.type == "cuda":
             del prepared, trainer
@@ -164,7 +164,7 @@ def _trainer(prepared: Prepared, show: Show | None, say: Callable[[str], None], 
         say(f"the text has {len(prepared.blocks)} blocks: the run goes over it {passes:.2f} times")
     twice = {text["name"] for text in prepared.blocks.texts} & {text["name"] for text in prepared.held_out.texts}
     if twice and recipe.data.held_out is not None:
-        say(f"{list_of(sorted(twice))} is both trained on and held out: its loss is not that of unseen text")
+        say(f"both trained on and held out, so not unseen text: {list_of(sorted(twice))}")
     clock = Clock()
     trainer = Trainer(
         recipe=recipe,
