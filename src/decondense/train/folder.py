@@ -24,7 +24,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from ..files import first_process, flat, locked, os_sentence, write_text
-from ..records import Training, read
+from ..records import check_folder, read
 from .recipe import Recipe, read_yaml, recipe_from
 
 # A resumed run may change these: they say how fast and where, or how much is told, not what is computed.
@@ -70,10 +70,8 @@ def finished(folder: Path) -> dict[str, Any] | None:
     """The record of a run that came to its end."""
     if not (folder / "result.json").is_file():
         return None
-    record = read(folder)
-    if not isinstance(record, Training):
-        raise ValueError(f"{str(folder)!r} holds a {record.kind}: choose another folder with --out.")
-    return json.loads(record.to_json())
+    check_folder(folder, "training")
+    return json.loads(read(folder).to_json())
 
 
 def check_recipe(folder: Path, recipe: Recipe, *, resume: bool) -> bool:
