@@ -301,7 +301,7 @@ def test_a_text_that_is_held_out_and_trained_on_is_mentioned(tmp_path):
     a, b = (str(tmp_path / f"{name}.txt") for name in "ab")
     for held_out, said in (
         (b, []),
-        ([a, b], [f"{a} is both trained on and held out: its loss is not that of unseen text"]),
+        ([a, b], [f"both trained on and held out, so not unseen text: {a}"]),
     ):
         told: list[str] = []
         data = f"data={{text: {a}, held_out: {held_out}, tokens: 512, held_out_tokens: 96, context: 32}}"
