@@ -136,9 +136,11 @@ def _shot(run: Training | Snapshot, at: int) -> Snapshot:
 
 
 MATTERS_NATS, MATTERS_COSINE, MATTERS_POINTS, MATTERS_SHARE = 0.002, 0.1, 0.3, 0.01
-RUINED = 0.1  # nats: an arm this far from cross-entropy is told as a number, so that the others can be seen
 """The smallest effects that matter: of held-out loss in nats per token, of the mean cosine as a share of it, of a
 benchmark average in points, of the log-likelihood of what is right in nats per item (1 % of its probability)."""
+RUINED = 0.1
+"""Nats above cross-entropy: such an arm is told as a number, so that a figure shows the others, and decides nothing in
+`placebo`."""
 
 
 def held_out(run: Training) -> float:
