@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from processes import start
 
+import decondense.train.run
 from decondense import records, studies
 
 COMMAND = Path(__file__).parents[1] / "command_worker.py"
@@ -126,11 +127,16 @@ def test_text(command, tmp_path):
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_every_other_study(command, tmp_path, request, name):
+def test_every_other_study(command, tmp_path, request, monkeypatch, name):
+    folders, train = [], decondense.train.run.train
+    monkeypatch.setattr(
+        decondense.train.run, "train", lambda recipe, to, **how: folders.append(to) or train(recipe, to, **how)
+    )
     bench = ["--bench", request.getfixturevalue("shared") / "data" / "bench"] if name == "benchmarks" else []
     code, _, err = command("study", name, "--out", tmp_path / "o", *bench)
     assert code == 0, err
-    check(tmp_path / "o", name)
+    made = check(tmp_path / "o", name)["runs"]
+    assert len(folders) <= len(made), "trained twice"  # a teacher is an arm and belongs to a student
 
 
 def test_benchmarks_without_data_are_not_run(command, tmp_path):

@@ -96,9 +96,9 @@ def _trained(planned: Planned, shop: Workshop) -> Run:
     plain = recipe.model_dump(mode="json")  # as the study asks for it: without the folders of this machine
     teacher, distillation = teacher_of(settings, arm), recipe.baselines.distillation
     if teacher is not None and distillation is not None:
-        place = shop.work / f"{TEACHER}-{trained_name(teacher, seed)}"
+        place = _place(teacher, seed, shop)
         distillation.teacher = str(_carry_out(recipe_of(settings, teacher, seed), place, shop) / "model")
-    folder = _carry_out(recipe, shop.work / planned.name, shop)
+    folder = _carry_out(recipe, _place(arm, seed, shop), shop)
     record = read(folder)
     assert isinstance(record, Training), record.kind
     packages = versions("decondense", "numpy", "scipy") | record.versions
@@ -112,6 +112,12 @@ def _trained(planned: Planned, shop: Workshop) -> Run:
         )  # fmt: skip
         _free_memory(shop)
     return Run(planned.name, record, outcomes)
+
+
+def _place(arm: str, seed: int, shop: Workshop) -> Path:
+    """Where an arm is trained. One that teaches others stays there until all runs are made: it is trained once."""
+    teaches = any(teacher_of(shop.settings, other) == arm for other in shop.settings["arms"])
+    return shop.work / f"{TEACHER + '-' if teaches else ''}{trained_name(arm, seed)}"
 
 
 def _carry_out(recipe: Any, folder: Path, shop: Workshop) -> Path:
@@ -130,6 +136,8 @@ def _carry_out(recipe: Any, folder: Path, shop: Workshop) -> Path:
     except ValueError:  # begun with other settings
         begun = False
         shutil.rmtree(folder)
+    if begun and (folder / "result.json").is_file():
+        return folder
     # without the figures of a run folder, which would be thrown away with it
     train(
         recipe, folder, resume=begun, say=lambda sentence: shop.say(f"  {sentence}"), show=step,
