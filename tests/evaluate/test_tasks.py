@@ -132,8 +132,12 @@ def test_missing_data(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("validation.jsonl.gz", gzip.compress(b'{"goal": "x"')[:-3], "could not be read as rows"),
-        ("validation.jsonl.gz", gzip.compress(b'{"goal": "x"}')[:12] + b"\xff" * 9, "could not be read as rows"),
+        ("validation.jsonl.gz", gzip.compress(b'{"goal": "x"', mtime=0)[:-3], "could not be read as rows"),
+        (
+            "validation.jsonl.gz",
+            gzip.compress(b'{"goal": "x"}', mtime=0)[:12] + b"\xff" * 9,
+            "could not be read as rows",
+        ),
         ("validation.jsonl", b"[1, 2]\n", "must hold one object per item"),
         ("validation.jsonl", b'{"goal": "x", "label": 0}\n', "task 'piqa' could not be built"),
     ],
