@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import importlib
 import json
 import os
 import re
@@ -20,6 +19,7 @@ from typing import Any
 
 from .files import os_sentence, packaged_file, read_json, remembered_sha256, write_text
 from .hub import first_line
+from .insides import replaced
 from .insides.transformers import without_gguf_bar
 from .needs import need
 
@@ -160,12 +160,16 @@ def convert_gguf(parts: Sequence[Path], stem: str, *, sha256: str | None = None)
 
 
 def _dequantise(path: Path, folder: Path) -> None:
+    import gguf
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
+    # A header holds every word of the vocabulary: seconds of Python. transformers reads it for the tokenizer, for the
+    # configuration and for the weights, each time through `gguf.GGUFReader`.
+    once = functools.cache(gguf.GGUFReader)
     where, file = str(path.resolve().parent), path.name
     try:
-        with _headers_read_once(), without_gguf_bar():
+        with replaced(gguf, "GGUFReader", once), without_gguf_bar():
             add_bos = _wants_bos(os.path.join(where, file))
             with quiet_loading():
                 tokenizer: Any = AutoTokenizer.from_pretrained(where, gguf_file=file)
@@ -183,19 +187,6 @@ def _dequantise(path: Path, folder: Path) -> None:
     with quiet_loading():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-
-
-@contextlib.contextmanager
-def _headers_read_once() -> Iterator[None]:
-    """A header holds every word of the vocabulary: seconds of Python. transformers reads it for the tokenizer, for the
-    configuration and for the weights, each time through `gguf.GGUFReader`."""
-    library: Any = importlib.import_module("gguf")
-    plain = library.GGUFReader
-    library.GGUFReader = functools.cache(plain)
-    try:
-        yield
-    finally:
-        library.GGUFReader = plain
 
 
 def _wants_bos(path: str) -> bool:

@@ -7,11 +7,13 @@ without a word. `tests/insides` calls every function against the installed relea
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-__all__ = ["Moved", "attribute", "member"]
+__all__ = ["Moved", "attribute", "member", "replaced"]
 
 
 class Moved(RuntimeError):
@@ -44,3 +46,17 @@ def member(module: str, name: str, *, library: str, why: str) -> Any:
         return getattr(import_module(module), name)
     except (ModuleNotFoundError, AttributeError):
         raise Moved(library, f"{module}.{name}", why) from None
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """`owner.name` is `value` meanwhile. What only the class of `owner` has is the class's again afterwards."""
+    own, before = name in vars(owner), getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if own:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import Moved, attribute, member
+from . import Moved, attribute, member, replaced
 
 _NAME = r"""["']?([\w.()-]+)["']?"""
 NAME = re.compile(rf"""^["']?(?:task|group|tag)["']?\s*:\s*{_NAME}\s*(?:#.*)?$""", re.MULTILINE)
@@ -80,11 +80,8 @@ def _whole_index(manager: Any) -> dict[str, Any]:
             known[path] = plain(path, **how)
         return dict(known[path])  # the caller takes entries out
 
-    loader.load_yaml = once  # what load_yaml itself calls for an included file
-    try:
+    with replaced(loader, "load_yaml", once):  # what load_yaml itself calls for an included file
         return manager().task_index
-    finally:
-        loader.load_yaml = plain
 
 
 def definition(entry: Any) -> dict[str, Any]:
@@ -146,16 +143,14 @@ def quiet() -> Iterator[None]:
     import lm_eval.api.task as module
 
     logger = logging.getLogger("lm_eval")
-    with _LOCK:
-        bar = attribute(module, "tqdm", library="lm_eval", why="its bars would break ours")
+    attribute(module, "tqdm", library="lm_eval", why="its bars would break ours")
+    with _LOCK, replaced(module, "tqdm", lambda items, **_: items):
         level = logger.level
         logger.setLevel(logging.ERROR)
-        module.tqdm = lambda items, **_: items
         try:
             yield
         finally:
             logger.setLevel(level)
-            module.tqdm = bar
 
 
 @contextlib.contextmanager
@@ -163,9 +158,5 @@ def templates_compiled_once() -> Iterator[None]:
     """lm-eval compiles a task's Jinja template anew for every item that it renders, which takes longer than scoring a
     small model on a GPU. Inside, each distinct template is compiled once; what it renders is the same."""
     environment = member("lm_eval.utils", "env", library="lm_eval", why="its templates are compiled once")
-    with _LOCK:
-        environment.from_string = functools.cache(environment.from_string)
-        try:
-            yield
-        finally:
-            del environment.from_string  # the attribute of this object; the class has its own
+    with _LOCK, replaced(environment, "from_string", functools.cache(environment.from_string)):
+        yield

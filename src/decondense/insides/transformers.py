@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
-from . import attribute, member
+from . import attribute, member, replaced
 
 _SCALE = "the penalty must be scaled as Trainer scales its loss"
 
@@ -55,19 +54,13 @@ def collect_hidden_states_alone(stack: Any) -> None:
         recorded[name] = every
 
 
-@contextlib.contextmanager
-def without_gguf_bar() -> Iterator[None]:
+def without_gguf_bar() -> contextlib.AbstractContextManager[None]:
     """transformers draws a bar of tqdm's own while it reads GGUF weights, whatever its settings say. A release that
     draws none is as good, so this is no `Moved`."""
     module: Any = import_module("transformers.modeling_gguf_pytorch_utils")
-    bar = vars(module).get("tqdm")
-    if bar is not None:
-        module.tqdm = lambda items, **_: items
-    try:
-        yield
-    finally:
-        if bar is not None:
-            module.tqdm = bar
+    if "tqdm" not in vars(module):
+        return contextlib.nullcontext()
+    return replaced(module, "tqdm", lambda items, **_: items)
 
 
 def is_encoder_decoder(model: Any) -> bool:
