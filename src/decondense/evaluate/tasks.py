@@ -1,9 +1,7 @@
 """The benchmarks: lm-eval's own task definitions, with the data from the hub or from local files.
 
 No prompt is written here. A task is built from lm-eval's YAML; with a data folder only where its rows come from
-is changed. Few-shot examples come from the task's own few-shot split, else its training split, else another
-split than the evaluated one; where the data has none of these, from the evaluated split with the item itself
-left out, and ``Benchmark.fewshot_source`` says so.
+is changed. docs/evaluation.md says where few-shot examples come from, ``Benchmark.fewshot_source`` where they did.
 """
 
 from __future__ import annotations

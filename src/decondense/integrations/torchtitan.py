@@ -11,14 +11,10 @@ compilation of each block, FSDP2. The hooks are registered after all of it, on t
 their checkpoints; nothing is computed in them, they only note the output. The penalty is computed after torchtitan's
 own loss, from those outputs, and added to it. Its scale is torchtitan's: the loss is a sum over the tokens of the rank
 divided by the number of tokens of the whole optimiser step, and gradients are summed over the ranks; so the penalty of
-a sequence is multiplied by the sequence's share of those tokens, and accumulation and the number of ranks do not change
-it. The hidden states are those of a transformers model: the last one is after the final norm, state 0 is the embedding.
+a sequence is multiplied by the sequence's share of those tokens. The hidden states are those of a transformers model:
+the last one is after the final norm, state 0 is the embedding.
 
-Where a sequence is split over ranks (context parallelism, or the sequence parallelism that comes with tensor
-parallelism) the loss goes over the whole of it: `losses/context_parallel.py`. CUDA graphs, torchtitan's default on a
-GPU, need `documents=False`, because the number of documents in a batch decides the shapes.
-
-docs/scale.md says what of this has been run, where, and what has not.
+docs/scale.md says what goes together with what, what of this has been run, where, and what has not.
 """
 
 from __future__ import annotations

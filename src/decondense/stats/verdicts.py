@@ -1,17 +1,9 @@
-"""The one rule by which a study says "reproduced", "not reproduced" or "undecided".
+"""The one rule by which a study says "reproduced", "not reproduced" or "undecided": docs/studies.md has it in words.
 
 A claim is about training, so the sample is the trainings: one number per training seed, and an interval over those
-numbers. (Where a claim is about models or texts, the study says so and the sample is the models or texts.) Windows of
-text and items of a benchmark only make each number more precise; they never replace a seed.
-
-* A claim of direction is reproduced when the whole 95 % interval lies on its side of 0, and not reproduced when the
-  whole interval lies below the smallest effect that the claim would call one (0 unless the study states it).
-* A claim that nothing changes is reproduced when the 90 % interval lies inside the margin that the study states (two
-  one-sided tests at 5 %), and not reproduced when the 95 % interval lies outside.
-* Anything else is undecided, and so is everything with fewer than three numbers.
-
-Under no effect "reproduced" has a probability of 2.5 % for a direction (of numbers without ties), and at most 5 % for
-the others. numpy and scipy only.
+numbers (over models or texts, where the claim is about these). Anything that an interval does not decide is undecided,
+and so is everything with fewer than three numbers. Under no effect "reproduced" has a probability of 2.5 % for a
+direction (of numbers without ties), and at most 5 % for the others. numpy and scipy only.
 """
 
 from __future__ import annotations

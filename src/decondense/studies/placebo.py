@@ -1,12 +1,9 @@
 """Dose with a placebo: is it the geometry, or would any penalty of that strength do the same?
 
-Every weight is tried twice, with dispersion (first order) and with the loss `placebo`: the same pairwise loss on
-centred states, whose gradient has no part along the gradient of the mean cosine, and in every layer, sequence and step
-the norm of dispersion's times a number (src/decondense/losses/placebo.py derives it). The number, `strength`, makes the
-norms of what reaches the weights equal at the start, where a model needs it. At +λ both disturb alike then, and one of
-them disperses; at −λ one of them condenses. If condensation harms, dispersion must end below its placebo at +λ and
-above it at −λ. That is a test only where the placebo has left the mean cosine alone, so there is a gate. The norm of
-the whole gradient of the weights over the run is told.
+Every weight is tried twice, with dispersion (first order) and with the loss `placebo` (losses/placebo.py derives it,
+docs/studies.md says why). At +λ both disturb alike, and one of them disperses; at −λ one of them condenses. If
+condensation harms, dispersion must end below its placebo at +λ and above it at −λ. That is a test only where the
+placebo has left the mean cosine alone, so there is a gate.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """The geometry apart from the disturbance: a strong dose that is taken away before the end.
 
-A penalty changes the geometry and disturbs the training, and at a constant weight the two cannot be told apart. Here
-the weight is 1 for the first 40 % of the steps, falls to 0 over the next 20 % and stays there: for 40 % of the steps
-nothing disturbs any more, and what is left of the treatment is the geometry, and whatever damage is not repaired by
-then. (A weight that falls until the end would fall with the learning rate, and hardly a step would be undisturbed.)
-That is a test only where it is left, so there is a gate: the mean cosine must end at least 15 % below that of
-cross-entropy alone. A dose of 3 was added when 1 had not met it; the lower of those that do decides. The dose of 1
-kept to the end, and the opposite dose released in the same way, stand beside it: the latter was disturbed as much,
-towards the cone.
+docs/studies.md ("Geometry and disturbance") has the reasons. (A weight that falls until the end would fall with the
+learning rate, and hardly a step would be undisturbed.) A dose of 3 was added when 1 had not met the gate; the lower of
+those that do decides. The dose of 1 kept to the end, and the opposite dose released in the same way, stand beside it:
+the latter was disturbed as much, towards the cone.
 """
 
 from __future__ import annotations

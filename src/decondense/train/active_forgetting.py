@@ -5,14 +5,9 @@ a learning rate of their own: linear, from 0 up over the first 8 % and down to 0
 
     (g · ⌊T/K⌋) mod T          g: optimiser step, T: steps of the run, K: `every`
 
-so that it runs through ⌊T/K⌋ cycles in a run, each of T/⌊T/K⌋ steps: K steps where K divides T, more elsewhere, so that
-cycle and forgetting drift apart. The paper's T = 1526 and K = 1000 are one cycle per run, and the embeddings that are
-drawn at step 1000 begin at 0.37 of their peak rate, on its way down. When K > T nothing is ever forgotten and the
-factor ⌊T/K⌋ would be 0 for good: it counts as 1 then.
-
-Where a model ties its output head to the input embeddings (GPT2, SmolLM2), they are one matrix: forgetting it forgets
-the head too, as it must have done in the paper's GPT2 runs. That is what happens here; the model is not untied behind
-the user's back.
+so that it runs through ⌊T/K⌋ cycles in a run, in step with the forgetting only where K divides T. When K > T nothing is
+ever forgotten and the factor ⌊T/K⌋ would be 0 for good: it counts as 1 then. An output head that is tied to the
+embeddings is forgotten with them (docs/training.md).
 """
 
 from __future__ import annotations
