@@ -64,16 +64,9 @@ def regularize(
                  sequence of the batch: `handle.last["agreement"]`, a cosine per layer, kept until the next check.
     """
     term = term_of(
-        loss,
-        weight=weight,
-        layers=layers,
-        schedule=schedule,
-        ramp_steps=ramp_steps,
-        release_at=release_at,
-        segments=segments,
-        check_every=check_every,
-        **options,
-    )
+        loss, weight=weight, layers=layers, schedule=schedule, ramp_steps=ramp_steps, release_at=release_at,
+        segments=segments, check_every=check_every, **options,
+    )  # fmt: skip
     return Handle(_engine(target), term, modules)
 
 

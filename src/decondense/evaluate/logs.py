@@ -15,21 +15,10 @@ import numpy as np
 
 from ..records import Evaluation
 from ..words import nearest, several
-from .items import TEXT, EvaluatedRun, Item, log_shares
+from .items import TEXT, EvaluatedRun, log_shares
 
-LOWER = {
-    "perplexity",
-    "ppl",
-    "word_perplexity",
-    "byte_perplexity",
-    "bits_per_byte",
-    "loss",
-    "nll",
-    "mse",
-    "mae",
-    "rmse",
-}
-LOWER |= {"brier", "brier_score", "ece", "ter", "wer", "cer", "edit_distance", "toxicity"}
+LOWER = {"perplexity", "ppl", "word_perplexity", "byte_perplexity", "bits_per_byte", "loss", "nll", "mse", "mae"}
+LOWER |= {"rmse", "brier", "brier_score", "ece", "ter", "wer", "cer", "edit_distance", "toxicity"}
 """Metrics that are better when lower, where a log does not say it."""
 USUAL = ("acc", "exact_match", "accuracy", "em", "score")
 """The metric that is compared where none is named: the first of these, or else the first there is."""
@@ -185,7 +174,8 @@ def from_run(run: EvaluatedRun, wanted: Wanted) -> Log:
     tasks = {}
     for task, items in run.items.items():
         text = task.startswith(TEXT)
-        metrics = {"acc": "correct"} if text or any(i["acc_norm"] is None for i in items) else OURS
+        normed = not text and all(item["acc_norm"] is not None for item in items)
+        metrics = {"acc": "correct"} | ({"acc_norm": "acc_norm"} if normed else {})
         metric = pick(metrics, wanted if not text else Wanted(), task, Path(run.path))
         score = None if text else np.array([item[metrics[metric or "acc"]] for item in items], dtype=np.float64)  # type: ignore[literal-required]
         known = all(item["loglikelihoods"] and (item["gold"] or text) for item in items)
@@ -194,20 +184,13 @@ def from_run(run: EvaluatedRun, wanted: Wanted) -> Log:
             ids=[item_id(task, item["subtask"], item["doc_id"]) for item in items],
             score=score,
             likelihood=log_shares(items) if known else None,
-            hashes={"prompt": partial(_hashes, items)},
+            hashes={"prompt": partial(list, [item["item"] for item in items])},
             clusters=field_of(items, lambda item: item, wanted.cluster, Path(run.path)),
             metric="" if text else metric or "acc",
             chance=chance_of(choices),
         )
     record = run.record
     return Log(run.path, "decondense", tasks, record.model.weights, record.model.description, None, record)
-
-
-OURS = {"acc": "correct", "acc_norm": "acc_norm"}
-
-
-def _hashes(items: Sequence[Item]) -> list[str]:
-    return [item["item"] for item in items]
 
 
 def chance_of(choices: Sequence[float]) -> float:

@@ -64,15 +64,11 @@ class TrainerEngine:
         handle.read(lambda: self._collecting)
         self._compute_loss, self._log = self.trainer.compute_loss, self.trainer.log
         for name, wrapped in (("compute_loss", self._with_penalty), ("log", self._with_terms)):
-            own = self.trainer.__dict__.get(name)
+            if name in vars(self.trainer):  # another's wrapper; else it is the class that has it
+                handle.undo.callback(setattr, self.trainer, name, getattr(self.trainer, name))
+            else:
+                handle.undo.callback(vars(self.trainer).pop, name, None)
             setattr(self.trainer, name, wrapped)
-            handle.undo.callback(self._put_back, name, own)
-
-    def _put_back(self, name: str, own: Any) -> None:
-        if own is None:
-            self.trainer.__dict__.pop(name, None)
-        else:
-            setattr(self.trainer, name, own)
 
     def _with_penalty(
         self,

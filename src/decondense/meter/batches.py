@@ -1,8 +1,7 @@
 """``measure`` of batches: pixel values, features, padded token ids, whatever a model is called with.
 
 A sequence of a batch takes the place of a window: its tokens are those its mask keeps, and it gets a row of statistics
-of its own. Sequences may differ in length. Every mean is one over sequences, each counting the same; cosines by
-distance are means over those long enough to have that distance; the histogram and its quantiles pool all pairs.
+of its own. Sequences may differ in length: docs/measuring.md says how each counts.
 """
 
 from __future__ import annotations
@@ -150,11 +149,7 @@ def measure_batches(
 
 def identity(source: Source, network: nn.Module, reader: Any, *, init: bool, width: int) -> dict[str, Any]:
     """What a record says of the model."""
-    return {
-        "name": source.name,
-        "kind": source.kind,
-        "description": source.description,
-        "revision": source.revision,
+    return {key: getattr(source, key) for key in ("name", "kind", "description", "revision")} | {
         "init": init,
         "architecture": type(reader.model).__name__,
         "stack": reader.stack,

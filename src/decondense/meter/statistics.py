@@ -76,12 +76,9 @@ def finite(z: torch.Tensor) -> bool:
 
 
 def not_finite(where: str, dtype: torch.dtype) -> ValueError:
-    narrow = dtype in (torch.float16, torch.bfloat16)
-    remedy = (
-        f"measure with dtype float32 instead of {str(dtype).removeprefix('torch.')}"
-        if narrow
-        else ("look for NaN or infinity in the weights, or take another checkpoint")
-    )
+    remedy = "look for NaN or infinity in the weights, or take another checkpoint"
+    if dtype in (torch.float16, torch.bfloat16):
+        remedy = f"measure with dtype float32 instead of {str(dtype).removeprefix('torch.')}"
     return ValueError(f"{where} must be finite, but holds NaN or infinity: {remedy}.")
 
 

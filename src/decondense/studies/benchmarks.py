@@ -50,13 +50,14 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     perplexity = {}
     if count := len(tasks["tasks"]):  # at the level divided by the number of tasks, of which it is one
         perplexity = perplexities(runs, TREATED, PLAIN, level=1 - 0.05 / count)
+    told = "".join(f"{name} {decision.words(2)}. " for name, decision in perplexity.items())
     loss, geometry = (runs.contrast(TREATED, PLAIN, metric) for metric in (held_out, cosine))
     share, moved = _manipulated(runs)
     shown = [f"{row['task']} {signed(100 * row['difference'], 2)}" for row in tasks["tasks"] if row["significant"]]
     sentence = (
         f"average of {len(tasks['tasks'])} tasks {average}, {several(seeds, 'training seed')} in each arm"
         f"{decision.why}; {_weighted(macro)}single tasks after Holm's correction: {', '.join(shown) or 'none'}. "
-        f"{_likelihood(likelihood['macro'])}{_in_words(perplexity)}"
+        f"{_likelihood(likelihood['macro'])}{told}"
         f"Held-out loss {loss.words(5)}: {judged(runs.differences(TREATED, PLAIN, held_out), MATTERS_NATS)} (of "
         f"{MATTERS_NATS:g} nats or more); mean cosine {geometry.words(4)}. {moved}"
     )
@@ -78,13 +79,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         for arm, trained in runs.table.items()
     }
     estimate = {"macro": macro, "likelihood": likelihood["macro"], "decision": decision, "held_out_loss": loss}
-    estimate |= {
-        "perplexity": perplexity,
-        "mean_cosine": geometry,
-        "cosine_moved_percent": share,
-        "published_gain": PUBLISHED_GAIN,
-        "runs": numbers,
-    }
+    estimate |= {"perplexity": perplexity, "mean_cosine": geometry, "cosine_moved_percent": share}
+    estimate |= {"published_gain": PUBLISHED_GAIN, "runs": numbers}
     return Conclusion(
         decision.verdict, sentence, columns, [[r.get(c) for c in columns] for r in listed], estimate, draw
     )
@@ -115,10 +111,6 @@ def _nats(task: str, likelihood: dict[str, Any]) -> dict[str, Any]:
     rows = {row["task"]: row for row in likelihood["tasks"]} | {AVERAGE: likelihood["macro"] or {}}
     keys = {"nats": "difference", "nats_low": "low", "nats_high": "high", "nats_p_holm": "p_holm"}
     return {name: rows.get(task, {}).get(key) for name, key in (keys | {"nats_resolved": "smallest_effect"}).items()}
-
-
-def _in_words(perplexity: dict[str, Decision]) -> str:
-    return "".join(f"{name} {d.words(2)}. " for name, d in perplexity.items())
 
 
 def _likelihood(macro: dict[str, Any] | None) -> str:

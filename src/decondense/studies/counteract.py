@@ -47,13 +47,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         note=f"seed {runs.seeds[0]}; {_loss_in_words(settings)}",
         below=[over_steps, over_depth | {"y": "mean cosine", "line": 0.0}],
     )
-    estimate: dict[str, Any] = {
-        "mean_cosine": change,
-        "spearman": trend,
-        "held_out_loss": loss,
-        "cross_entropy_alone": left,
-    }
-    estimate |= {"findings": {"mean_cosine": size, "held_out_loss": worth}}
+    estimate: dict[str, Any] = {"mean_cosine": change, "spearman": trend, "held_out_loss": loss}
+    estimate |= {"cross_entropy_alone": left, "findings": {"mean_cosine": size, "held_out_loss": worth}}
     return Conclusion(change.verdict, sentence, *runs.rows(), estimate | {"share_removed_percent": share}, draw)
 
 

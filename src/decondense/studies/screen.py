@@ -97,12 +97,9 @@ def _panels(control: str, losses: Mapping[str, float], settings: Settings) -> li
             continue
         recipe = joined(settings["base"], settings["arms"][arm])
         loss, place = loss_of(settings, arm), (recipe["train"]["warmup"], recipe["train"]["learning_rate"])
-        named = loss.get("name", "none") != "none"
-        name = (
-            f"{loss['name']} {loss.get('layers', 'all')}".replace("_", " ")
-            if named
-            else TUNED.sub("", arm).removeprefix(model)
-        )
+        name = TUNED.sub("", arm).removeprefix(model)
+        if loss.get("name", "none") != "none":
+            name = f"{loss['name']} {loss.get('layers', 'all')}".replace("_", " ")
         cells = table.setdefault(name, {})
         cells[place] = min(losses[arm], cells.get(place, math.inf))
     several = {name: cells for name, cells in table.items() if len({warmup for warmup, _ in cells}) > 1} or table
