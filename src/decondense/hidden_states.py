@@ -276,9 +276,8 @@ def naming(model: nn.Module | None = None) -> str:
     blocks = [] if model is None else repeated_blocks(model)[:1]
     names = [name for name, module in model.named_modules() if module in blocks] if model is not None else []
     pattern = repr(names[0].rpartition(".")[0] + ".*") if names else "[…]"
-    return (
-        f"name the layers to read, that return (batch, tokens, width), with modules={pattern}, in a recipe loss.modules"
-    )
+    which = "the layers to read, that return (batch, tokens, width)"
+    return f"name {which}, with modules={pattern}, in a recipe loss.modules"
 
 
 def _sides(layers: list[nn.Module], model: Any) -> list[str]:

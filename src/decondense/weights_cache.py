@@ -120,15 +120,6 @@ def _sizes(folder: Path) -> dict[str, int]:
     return {p.name: p.stat().st_size for p in sorted(folder.glob("*.safetensors"))}
 
 
-def _workplace() -> tempfile.TemporaryDirectory[str]:
-    """A folder in the cache, gone when the work is done."""
-    folder = cache_dir() / "models"
-    what = f"the cache {folder} must be writable to keep converted weights"
-    with os_sentence(what, "set DECONDENSE_CACHE to another folder"):
-        folder.mkdir(parents=True, exist_ok=True)
-        return tempfile.TemporaryDirectory(prefix=".converting-", dir=folder)
-
-
 def convert_gguf(parts: Sequence[Path], stem: str, *, sha256: str | None = None) -> Path:
     """Dequantise a GGUF file, which may come in several ``parts``, to float32 safetensors in the cache and return the
     folder. Atomic: the folder appears under its name only when complete, and two processes that convert at once end
@@ -144,7 +135,11 @@ def convert_gguf(parts: Sequence[Path], stem: str, *, sha256: str | None = None)
         return target
     need("gguf", f"reading {parts[0].name}")
     shutil.rmtree(target, ignore_errors=True)  # of another content, or not whole
-    with _workplace() as work:
+    what = f"the cache {target.parent} must be writable to keep converted weights"
+    with os_sentence(what, "set DECONDENSE_CACHE to another folder"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        workplace = tempfile.TemporaryDirectory(prefix=".converting-", dir=target.parent)
+    with workplace as work:
         folder = Path(work) / "model"
         what = f"{parts[0].name} could not be converted into {target.parent}"
         with os_sentence(what, "free some space or set DECONDENSE_CACHE to another folder"):

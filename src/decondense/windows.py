@@ -40,9 +40,7 @@ def draw_windows(text: Text, tokenizer: Any, *, windows: int, tokens: int, seed:
     drawn = _by_character(text, tokenizer, places, body, tokens) or _by_token(text, tokenizer, places, body, tokens)
     ids = np.array([[*before, *chosen, *after] for chosen, _, _ in drawn], dtype=np.int64)
     documents = np.searchsorted(text.starts, [start for _, start, _ in drawn], side="right") - 1
-    origins = [
-        {"document": int(d), "start": int(start), "end": int(end)} for d, (_, start, end) in zip(documents, drawn)
-    ]
+    origins = [{"document": int(d), "start": start, "end": end} for d, (_, start, end) in zip(documents, drawn)]
     return Windows(ids, origins)
 
 

@@ -61,14 +61,12 @@ def item_hash(arguments: Any, target: Any) -> str:
 
 def write_items(path: Path, items: Sequence[Item]) -> None:
     """Whole or not at all. The same items give the same bytes, with checksums, so that damage is seen."""
-    import pyarrow as pa
-    import pyarrow.parquet
+    import pyarrow
+    from pyarrow import parquet
 
-    table = pa.Table.from_pylist(list(items), schema=_schema(strict=False))
+    table = pyarrow.Table.from_pylist(list(items), schema=_schema(strict=False))
     with atomic(path) as temporary:
-        pyarrow.parquet.write_table(
-            table, temporary, compression="zstd", row_group_size=1 << 16, write_page_checksum=True
-        )
+        parquet.write_table(table, temporary, compression="zstd", row_group_size=1 << 16, write_page_checksum=True)
 
 
 def read_items(path: Path) -> list[Item]:

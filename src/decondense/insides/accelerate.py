@@ -16,9 +16,8 @@ from . import attribute, member
 def watch_gradient_norm(accelerator: Any, tell: Callable[[Any], None]) -> None:
     """`tell` gets every norm that is clipped. A norm that is not finite must be known before the optimiser's step, and
     Trainer keeps it to itself until the log."""
-    clip = attribute(
-        accelerator, "clip_grad_norm_", library="accelerate", why="a gradient that is not finite must be noticed"
-    )
+    why = "a gradient that is not finite must be noticed"
+    clip = attribute(accelerator, "clip_grad_norm_", library="accelerate", why=why)
 
     def clipped(*args: Any, **kwargs: Any) -> Any:
         norm = clip(*args, **kwargs)

@@ -103,10 +103,8 @@ def sequence_shards(trainer: Any) -> dict[str, int]:
 
 def context_group(trainer: Any) -> Any:
     """The processes among which a trainer with context parallelism splits a sequence."""
-    mesh = attribute(
-        trainer.accelerator, "torch_device_mesh", library="accelerate", why="the parts of a sequence must find another"
-    )
-    return mesh["cp"].get_group()
+    why = "the parts of a sequence must find another"
+    return attribute(trainer.accelerator, "torch_device_mesh", library="accelerate", why=why)["cp"].get_group()
 
 
 def pipeline_stages(model: Any) -> int:

@@ -38,18 +38,9 @@ LOSSES = {name: entry.function for name, entry in (registered("paper") | registe
 RIVALS, CONTROLS = ({name: entry.function for name, entry in registered(of).items()} for of in ("rival", "control"))
 
 __all__ = [
-    "CONTROLS",
-    "LOSSES",
-    "RIVALS",
-    "Loss",
-    "algorithm_1",
-    "get",
-    "mean_cosine",
-    "pooled_covariance",
-    "register",
-    "registered",
-    *registered(),
-]
+    "CONTROLS", "LOSSES", "RIVALS", "Loss", "algorithm_1", "get", "mean_cosine", "pooled_covariance", "register",
+    "registered", *registered(),
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

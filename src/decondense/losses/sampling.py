@@ -10,12 +10,7 @@ RELEASED_SAMPLE = {"max_tokens": 256, "shared_sample": True}
 
 
 def sample(
-    z: Tensor,
-    mask: Tensor | None,
-    max_tokens: int | None,
-    *,
-    shared: bool = False,
-    generator: torch.Generator | None = None,
+    z: Tensor, mask: Tensor | None, max_tokens: int | None, *, shared: bool, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor | None]:
     """At most `max_tokens` tokens of each sequence, drawn without replacement among those that count; None: all.
 

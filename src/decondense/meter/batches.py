@@ -86,17 +86,9 @@ class Gathered:
 
 
 def measure_batches(
-    source: Source,
-    network: nn.Module,
-    inputs: Any,
-    *,
-    modules: str | Sequence[str] | None,
-    mask: Mask | None,
-    stack: str,
-    init: bool,
-    settings: dict[str, Any],
-    progress: Callable[[int, int], None] | None,
-) -> Condensation:
+    source: Source, network: nn.Module, inputs: Any, *, modules: str | Sequence[str] | None, mask: Mask | None,
+    stack: str, init: bool, settings: dict[str, Any], progress: Callable[[int, int], None] | None,
+) -> Condensation:  # fmt: skip
     """``settings["windows"]`` is the most sequences that are read; under a launcher every process goes over the same
     batches and reads its share of them."""
     rank, world = processes.join_group()

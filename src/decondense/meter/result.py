@@ -94,17 +94,10 @@ def load(path: str | os.PathLike[str]) -> Any:
 
 
 def build(
-    tally: Tally,
-    *,
-    model: dict[str, Any],
-    text: dict[str, Any],
-    settings: dict[str, Any],
-    origins: list[dict[str, int]],
-    final_norm: bool | None,
-    versions: dict[str, str],
-    names: list[str] | None = None,
-    notes: Sequence[str] = (),
-) -> Condensation:
+    tally: Tally, *, model: dict[str, Any], text: dict[str, Any], settings: dict[str, Any],
+    origins: list[dict[str, int]], final_norm: bool | None, versions: dict[str, str],
+    names: list[str] | None = None, notes: Sequence[str] = (),
+) -> Condensation:  # fmt: skip
     """Make the record out of a tally. ``names`` are those of the states where they are modules, the first of which is
     no embedding layer then; a short window has no cosines at long distances."""
     layers = int(model["layers"])

@@ -31,6 +31,7 @@ from .statistics import FINE_BINS, WindowStatistics, columns, state_statistics
 from .tally import Tally
 
 TEXT = "wikitext-2"
+Stage = Callable[[str], None]
 
 
 class Interrupted(KeyboardInterrupt):
@@ -66,7 +67,7 @@ def measure(
     bootstrap: int = 2000,
     label: str | None = None,
     progress: Callable[[int, int], None] | None = None,
-    stage: Callable[[str], None] | None = None,
+    stage: Stage | None = None,
     partial: str | os.PathLike[str] | None = None,
     resume: bool = False,
 ) -> Condensation:
@@ -226,11 +227,7 @@ def _open_model(
 
 
 def _tallies(
-    reader: StateReader,
-    ids: torch.Tensor,
-    groups: Iterable[list[int]],
-    settings: dict[str, Any],
-    stage: Callable[[str], None] = lambda words: None,
+    reader: StateReader, ids: torch.Tensor, groups: Iterable[list[int]], settings: dict[str, Any], stage: Stage
 ) -> Iterator[tuple[list[int], Tally]]:
     """(windows, what was found in them) of every batch. A GPU has its next batch before anybody waits for this one."""
     waiting: list[tuple[list[int], Callable[[], Tally]]] = []
@@ -245,7 +242,7 @@ def _tallies(
 
 
 def _batch(
-    reader: StateReader, ids: torch.Tensor, windows: list[int], settings: dict[str, Any], stage: Callable[[str], None]
+    reader: StateReader, ids: torch.Tensor, windows: list[int], settings: dict[str, Any], stage: Stage
 ) -> tuple[bool, Callable[[], Tally]]:
     """Put a batch through the model → (whether a GPU still works at it, a function that gives its tally)."""
     tally = _empty(reader, settings)

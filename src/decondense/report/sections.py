@@ -225,14 +225,12 @@ def significance(source: Source[Significance]) -> Section:
         tables.append(table)
     keys = ("run", "model", "weights", "training_seed", "selected_by", "step")
     runs = [{"arm": a} | {k: run.get(k) for k in keys} for a in ("base", "treated") for run in getattr(record, a)]
-    arms = Table.of("Runs", runs, heads=["arm", *(key.replace("_", " ") for key in keys)])
+    tables.append(Table.of("Runs", runs, heads=["arm", *(key.replace("_", " ") for key in keys)]))
     config = _configuration(source, "base", "treated", "seeds", "paired", "claim", "alpha", "power")
     origin = origin_of(source, config, significance_command(record))
     origin.remark = "Runs are named by their folder; write the path to each where they lie."
     title = f"Treated against base: {record.arms} ({PurePosixPath(source.folder).name})"
-    return Section(
-        "significance", title, record.verdict, [origin], notes=list(record.notes), panels=panels, tables=[*tables, arms]
-    )
+    return Section("significance", title, record.verdict, [origin], notes=record.notes, panels=panels, tables=tables)
 
 
 EFFECTS = (

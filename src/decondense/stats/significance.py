@@ -145,13 +145,8 @@ def _several(runs: Runs | Sequence[Runs]) -> Iterable[Runs]:
 
 def _describe(run: Log) -> dict[str, Any]:
     if run.record is None:
-        return {
-            "run": run.label,
-            "model": run.model,
-            "tool": run.tool,
-            "log": run.fingerprint,
-            "training_seed": run.seed,
-        }
+        named = {"run": run.label, "model": run.model, "tool": run.tool, "log": run.fingerprint}
+        return named | {"training_seed": run.seed}
     model, checkpoint = run.record.model, run.record.checkpoint
     named = {"run": run.label, "model": model.description, "weights": model.weights}
     return named | {key: getattr(checkpoint, key) for key in ("training_seed", "selected_by", "step")}

@@ -133,10 +133,8 @@ def decide(
     if min(values) == max(values) and values[0] not in (0.0, bound):
         same = f"all {several(len(values), unit)} give the same number, and no spread to judge it by"
         return Decision(UNDECIDED, mean, None, None, len(values), unit, level, same)
-    resolution = resolved(high - mean, level, len(values) - 1)
-    return from_interval(
-        mean, low, high, n=len(values), claim=claim, level=level, unit=unit, resolution=resolution or None
-    )
+    resolution = resolved(high - mean, level, len(values) - 1) or None
+    return from_interval(mean, low, high, n=len(values), claim=claim, level=level, unit=unit, resolution=resolution)
 
 
 def from_interval(

@@ -81,9 +81,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     estimate = {"macro": macro, "likelihood": likelihood["macro"], "decision": decision, "held_out_loss": loss}
     estimate |= {"perplexity": perplexity, "mean_cosine": geometry, "cosine_moved_percent": share}
     estimate |= {"published_gain": PUBLISHED_GAIN, "runs": numbers}
-    return Conclusion(
-        decision.verdict, sentence, columns, [[r.get(c) for c in columns] for r in listed], estimate, draw
-    )
+    rows = [[row.get(column) for column in columns] for row in listed]
+    return Conclusion(decision.verdict, sentence, columns, rows, estimate, draw)
 
 
 def _decided(macro: dict[str, Any] | None, seeds: int) -> tuple[Decision, str]:

@@ -276,9 +276,8 @@ def conclude(
     plan = study.plan(settings)
     members = Members(plan, settings)
     taken = _runs(folder, members)
-    runs = Runs(
-        [one._replace(name=name) for name, one in taken.items()], list(settings.get("arms", ())), members.configs
-    )
+    named = [one._replace(name=name) for name, one in taken.items()]
+    runs = Runs(named, list(settings.get("arms", ())), members.configs)
     used = settings | ({"seeds": runs.seeds} if runs.seeds else {})
     if taken or not plan:
         end = study.conclude(runs, used)

@@ -122,10 +122,8 @@ def _panel(title: str, y: str, values: Mapping[float, list[float]], **more: Any)
 def _at_most(most: float | None, at: float | None, tried: int) -> str:
     if most is None or at is None:
         return ""
-    over = (
-        f" (over {tried} weights, each at the level divided by their number; at λ = {_plain(at)})" if tried > 1 else ""
-    )
-    return f"A gain from dispersing is at most {max(0.0, most):.4f} nats{over}. "
+    over = f" (over {tried} weights, each at the level divided by their number; at λ = {_plain(at)})"
+    return f"A gain from dispersing is at most {max(0.0, most):.4f} nats{over if tried > 1 else ''}. "
 
 
 def _slopes(runs: Runs, arm_of: Mapping[float, str], metric: Metric) -> list[float]:

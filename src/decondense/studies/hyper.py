@@ -65,9 +65,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     }  # fmt: skip
     if likely:
         estimate |= {"log_likelihood_minus_centre": likely, "points_minus_centre": points}
-    return Conclusion(
-        combine(list(beside.values())), sentence, *runs.rows(runs.tasks), estimate, draw if against else None
-    )
+    verdict = combine(list(beside.values()))
+    return Conclusion(verdict, sentence, *runs.rows(runs.tasks), estimate, draw if against else None)
 
 
 def _plain(cells: Mapping[str, Decision]) -> str:

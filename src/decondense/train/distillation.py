@@ -25,15 +25,9 @@ def predictions(teacher: nn.Module, inputs: dict[str, Any]) -> Tensor:
 
 
 def share_loss(
-    task: Tensor,
-    student: Tensor,
-    teacher: Tensor,
-    labels: Tensor,
-    items: Tensor | int | None,
-    *,
-    temperature: float,
-    share: float,
-) -> Tensor:
+    task: Tensor, student: Tensor, teacher: Tensor, labels: Tensor, items: Tensor | int | None, *,
+    temperature: float, share: float,
+) -> Tensor:  # fmt: skip
     """The task loss mixed with the distillation term; `items` as the trainer divides the task loss by them."""
     count = (labels[:, 1:] != -100).sum() if items is None else items
     return (1 - share) * task + share * distillation(student, teacher, labels, temperature=temperature) / count

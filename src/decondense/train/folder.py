@@ -152,9 +152,8 @@ def _digest(checkpoint: Path, content: dict[str, Any]) -> str:
     digest = hashlib.sha256(json.dumps(content).encode())
     for file in sorted(p for p in checkpoint.rglob("*") if p.is_file() and p.name != MARKER):
         with file.open("rb") as handle:
-            digest.update(
-                f"{file.relative_to(checkpoint)} {hashlib.file_digest(handle, 'sha256').hexdigest()}".encode()
-            )
+            own = hashlib.file_digest(handle, "sha256").hexdigest()
+        digest.update(f"{file.relative_to(checkpoint)} {own}".encode())
     return digest.hexdigest()
 
 

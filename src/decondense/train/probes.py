@@ -44,10 +44,8 @@ class Probes(TrainerCallback):
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """After the held-out loss, whose steps are these and the last: a line of the log that comes before that of the
         training would take its place."""
-        if state.global_step in self.steps:
-            self._look()
-
-    def _look(self) -> None:
+        if state.global_step not in self.steps:
+            return
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
         given = [batch.to(self.trainer.args.device) for batch in self.batches]
         with unnoticed(model):

@@ -39,17 +39,9 @@ Tokenised = tuple[int, list[int], str, str]  # number of the text, token ids wit
 
 
 def prepare(
-    texts: str | list[str],
-    tokenizer: Any,
-    *,
-    context: int,
-    tokens: int,
-    cache: Path,
-    documents: int = 0,
-    whole: bool = False,
-    data: str | None = None,
-    progress: Progress | None = None,
-) -> Blocks:
+    texts: str | list[str], tokenizer: Any, *, context: int, tokens: int, cache: Path, documents: int = 0,
+    whole: bool = False, data: str | None = None, progress: Progress | None = None,
+) -> Blocks:  # fmt: skip
     """Blocks of `context` tokens of as much of the texts as `tokens` asks for (all of it, when there is less).
 
     documents  read on until there are so many of them

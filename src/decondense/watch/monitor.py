@@ -85,9 +85,8 @@ class Monitor:
 
     def __repr__(self) -> str:
         last = f", the last at step {self._readings[-1].step}" if self._readings else ""
-        return (
-            f"Monitor({type(self.model).__name__}, every={self.every}, {several(len(self._readings), 'reading')}{last})"
-        )
+        much = several(len(self._readings), "reading")
+        return f"Monitor({type(self.model).__name__}, every={self.every}, {much}{last})"
 
     # ---- reading ----
 
@@ -167,11 +166,8 @@ class Monitor:
             rank = reading.table.get("effective_rank")
             words = "" if rank is None else f" and an effective rank of {rank[worst]:.1f}"
             which = f"layer {reading.layers[worst]}" + (f" and {len(new) - 1} more" if len(new) > 1 else "")
-            sentence = (
-                f"step {reading.step}: the tokens of {which} are nearly parallel, with a mean cosine of {cosine:.2f}"
-                f"{words}."
-            )
-            warnings.warn(sentence, Collapse, stacklevel=2)
+            parallel = f"the tokens of {which} are nearly parallel, with a mean cosine of {cosine:.2f}{words}"
+            warnings.warn(f"step {reading.step}: {parallel}.", Collapse, stacklevel=2)
 
     # ---- what comes out ----
 
