@@ -132,12 +132,8 @@ def load(
             # A fork keeps the caller's random stream as it was.
             with torch.random.fork_rng(), torch.device("meta") if empty else contextlib.nullcontext():
                 torch.manual_seed(seed)
-                model = auto.from_config(
-                    config,
-                    dtype=torch.float32 if precision == "auto" else precision,
-                    trust_remote_code=trust_remote_code,
-                    **options,
-                )
+                plain = torch.float32 if precision == "auto" else precision
+                model = auto.from_config(config, dtype=plain, trust_remote_code=trust_remote_code, **options)
         else:
             if spread:
                 options = {"device_map": "auto", **options}

@@ -151,12 +151,8 @@ class Scorer(HFLM):
         """(context, continuation) tokens of the disjoint windows of at most ``tokens`` that lm-eval cuts a text into:
         every token of the text is scored once, the first one after the prefix token, the first of a later window after
         one token."""
-        windows = get_rolling_token_windows(
-            token_list=self.encode_many([text])[0],
-            prefix_token=self.prefix_token_id,
-            max_seq_len=tokens,
-            context_len=1,
-        )
+        (ids,) = self.encode_many([text])
+        windows = get_rolling_token_windows(ids, self.prefix_token_id, max_seq_len=tokens, context_len=1)
         return [make_disjoint_window(window) for window in windows]
 
     # -- scores ----------------------------------------------------------------------------------------------

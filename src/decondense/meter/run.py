@@ -139,13 +139,8 @@ def measure(
         notes.append(f"windows of {tokens} tokens are longer than any text this model was trained on: take {trained}.")
     stage("drawing windows")
     drawn = draw_windows(opened, tokenizer, windows=windows, tokens=tokens, seed=seed)
-    about_text = {
-        "name": opened.name,
-        "source": opened.source,
-        "documents": len(opened.documents),
-        "characters": len(opened.joined),
-        "sha256": opened.sha256,
-    }
+    about_text: dict[str, Any] = {key: getattr(opened, key) for key in ("name", "source", "sha256")}
+    about_text |= {"documents": len(opened.documents), "characters": len(opened.joined)}
     settings = {
         "windows": windows, "tokens": tokens, "seed": seed, "batch": batch, "spectral": spectral, "released": released,
         "last": last, "bootstrap": bootstrap,
@@ -156,15 +151,9 @@ def measure(
         same = {name: value for name, value in about_model.items() if name != "name"}  # it may lie elsewhere by now
         key = hashlib.sha256(json.dumps([same, opened.sha256, settings]).encode()).hexdigest()
         finish = functools.partial(
-            build,
-            model=about_model,
-            text=about_text,
-            settings=settings,
-            origins=drawn.origins,
-            final_norm=reader.final_norm,
-            notes=notes,
-            versions=versions("decondense", "torch", "transformers", "numpy"),
-        )
+            build, model=about_model, text=about_text, settings=settings, origins=drawn.origins, notes=notes,
+            final_norm=reader.final_norm, versions=versions("decondense", "torch", "transformers", "numpy"),
+        )  # fmt: skip
         parts = _resume(partial, key) if resume else []
         seen = {window for part in parts for window in part.rows}
         tally = functools.reduce(Tally.merge, parts if rank == 0 else [], _empty(reader, settings))

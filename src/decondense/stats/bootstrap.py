@@ -42,16 +42,13 @@ def hierarchical_bootstrap(
         sizes_of = np.ones(stacked.shape[1]) if group is None else np.bincount(group).astype(np.float64)
         if group is not None:
             stacked = np.array([np.bincount(group, row) for row in stacked])
-        n = stacked.shape[1]
-        done = 0
-        while done < samples:
-            rows = min(samples - done, max(1, 4_000_000 // n))
-            means = _resampled_means(stacked, sizes_of, rows, rng)
-            part = slice(done, done + rows)
+        step = max(1, 4_000_000 // stacked.shape[1])
+        for start in range(0, samples, step):
+            part = slice(start, min(start + step, samples))
+            means = _resampled_means(stacked, sizes_of, part.stop - start, rng)
             first = np.sum(means[:, : sizes[0]] * weights[0][part], axis=1)
             second = np.sum(means[:, sizes[0] :] * weights[1][part], axis=1)
             draws[part] += (second - first) / len(outcomes)
-            done += rows
     widen = estimate.critical(0.05) / float(scipy.special.ndtri(0.975))
     low, high = np.quantile(draws, [0.025, 0.975])
     centre = estimate.difference

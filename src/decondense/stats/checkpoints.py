@@ -51,12 +51,11 @@ def permutation(differences: np.ndarray, *, samples: int = 10_000, seed: int = 0
         return max(1e-15, float(2 * scipy.special.ndtr(-abs(values.sum()) / math.sqrt(squares))))
     # scipy's permutation_test takes a minute for the items of mmlu: it permutes pairs of numbers where a bit is enough
     rng = np.random.default_rng(seed)
-    count, done = 0, 0
-    while done < samples:
-        rows = min(samples - done, max(1, 4_000_000 // len(values)))
-        bits = np.unpackbits(rng.integers(0, 256, size=(rows, -(-len(values) // 8)), dtype=np.uint8), axis=1)
+    count, step = 0, max(1, 4_000_000 // len(values))
+    for start in range(0, samples, step):
+        size = (min(step, samples - start), -(-len(values) // 8))
+        bits = np.unpackbits(rng.integers(0, 256, size=size, dtype=np.uint8), axis=1)
         count += extreme(bits[:, : len(values)])
-        done += rows
     return (1 + count) / (1 + samples)
 
 

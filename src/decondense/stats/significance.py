@@ -101,6 +101,7 @@ def significance(
     clusters = {task: found.clusters for task, found in matched.items()}
     accuracy = {task: found.score for task, found in matched.items() if found.score is not None}
     likelihood = {task: found.likelihood for task, found in matched.items() if found.likelihood is not None}
+    chance, least = {task: found.chance for task, found in matched.items()}, None if matters is None else matters / 100
     _check_ties([*accuracy.values(), *likelihood.values()])
     options: dict[str, Any] = {
         "paired": paired, "alpha": alpha, "power": power, "permutations": permutations, "seed": seed,
@@ -120,13 +121,7 @@ def significance(
         "alpha": alpha,
         "power": power,
         "settings": settings,
-        **analyse(
-            accuracy,
-            bootstrap=bootstrap,
-            matters=None if matters is None else matters / 100,
-            chance={task: found.chance for task, found in matched.items()},
-            **options,
-        ),
+        **analyse(accuracy, bootstrap=bootstrap, matters=least, chance=chance, **options),
         "likelihood": analyse(likelihood, bootstrap=0, **options) if likelihood else None,
         "ranks": ranks(accuracy),
     }

@@ -56,15 +56,11 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         if arm in geometry
     ]
     draw = partial(
-        effects,
-        [(arm, losses[arm]) for arm in shown],
-        x="held-out loss minus that of the exact loss, nats per token",
-        margin=settings["margin"],
-        right=right if len(right) == len(shown) else None,
+        effects, [(arm, losses[arm]) for arm in shown], x="held-out loss minus that of the exact loss, nats per token",
+        margin=settings["margin"], right=right if len(right) == len(shown) else None, level=0.9,
         right_title="mean cosine minus exact · cost",
-        level=0.9,
         note="dots: training seeds; bars: 90 % intervals; shaded: the margin",
-    )
+    )  # fmt: skip
     estimate = {"held_out_loss": same, "margin": settings["margin"], "cost": cost, "mean_cosine": geometry}
     estimate["kept_percent"] = kept
     return Conclusion(combine(list(kept.values())), sentence, *runs.rows(), estimate, draw)

@@ -48,17 +48,15 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         f"{_plain(plain)}{_likely(likely)}"
     )
     against = {arm: d for arm in [*GRID, *others] if (d := runs.differences(arm, PLAIN, held_out))}
+    beyond = "orange: not in its grid; " if {*others} & against.keys() else ""
     draw = partial(
-        effects,
-        list(against.items()),
-        x=f"held-out loss minus that of {PLAIN}, nats per token (right of 0: worse)",
-        margin=MATTERS_NATS,
-        right=[f"{runs.mean(a, cosine):.3f}" for a in against],
+        effects, list(against.items()), x=f"held-out loss minus that of {PLAIN}, nats per token (right of 0: worse)",
+        margin=MATTERS_NATS, right=[f"{runs.mean(arm, cosine):.3f}" for arm in against],
         right_title=f"mean cosine ({PLAIN}: {runs.said(PLAIN, cosine)})",
-        colours=[2 if a == CENTRE else 0 if a in GRID else 1 for a in against],
-        note=f"green: the paper's choice; {'orange: not in its grid; ' if {*others} & against.keys() else ''}"
-        "dots: seeds; bars: 95 % intervals over them; shaded: too small to matter",
-    )
+        colours=[2 if arm == CENTRE else 0 if arm in GRID else 1 for arm in against],
+        note=f"green: the paper's choice; {beyond}dots: seeds; bars: 95 % intervals over them; "
+        "shaded: too small to matter",
+    )  # fmt: skip
     estimate: dict[str, Any] = {
         "strongest_rival": dict([closest]), "cell_minus_centre": beside, "minus_cross_entropy": plain,
         "others_minus_centre": others,

@@ -74,19 +74,13 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
             for level, arm in zip(right, against)
         ]
     colours = [_colour(arm) for arm in against]
+    kinds = [words for number, words in KINDS.items() if number in colours]
     draw = partial(
-        effects,
-        [(arm.replace("_", " "), list(against[arm])) for arm in against],
-        x="held-out loss minus cross-entropy's on the same tokens, nats per token",
-        right=right,
+        effects, [(arm.replace("_", " "), gaps) for arm, gaps in against.items()], margin=MATTERS_NATS, far=RUINED,
+        x="held-out loss minus cross-entropy's on the same tokens, nats per token", colours=colours, right=right,
         right_title=f"mean cosine{' · cost' * timed} (cross-entropy {runs.mean(PLAIN, cosine):.3f})",
-        colours=colours,
-        note="; ".join(
-            [*(words for number, words in KINDS.items() if number in colours), "shaded: too little to matter"]
-        ),
-        margin=MATTERS_NATS,
-        far=RUINED,
-    )
+        note="; ".join([*kinds, "shaded: too little to matter"]),
+    )  # fmt: skip
     estimate = {"contrasts": contrasts, "contrasts_at_matched_cost": charged, "at_matched_cost": gains}
     estimate |= {"points": scored["correct"], "log_likelihood": scored["log_share"]}
     return Conclusion(combine(list(contrasts.values())), sentence, columns, rows, estimate, draw)
