@@ -203,14 +203,6 @@ class ModuleReader:
             active = module.training and torch.is_grad_enabled() and before()
             self._outputs = {} if active else None
 
-        def record(name: str) -> Callable[..., None]:
-            def hook(module: nn.Module, args: Any, out: Any) -> None:
-                # Only during the call itself: a checkpoint's recomputation passes here again, in the backward.
-                if self._outputs is not None:
-                    self._outputs[name] = out[0] if isinstance(out, tuple) else out
-
-            return hook
-
         def end(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
             outputs, self._outputs = self._outputs, None
             if outputs is None:
@@ -221,21 +213,24 @@ class ModuleReader:
             after(self._capture(states, given))
 
         handles: list[Any] = [self.model.register_forward_pre_hook(Hook(start), with_kwargs=True)]
-        handles += [part.register_forward_hook(Hook(record(name))) for name, part in zip(self.names, self.parts)]
+        for name, part in zip(self.names, self.parts):
+            handles.append(part.register_forward_hook(Hook(partial(self._record, name))))
         handles.append(self.model.register_forward_hook(Hook(end), with_kwargs=True))
         return handles
 
+    def _record(self, name: str, module: nn.Module, args: Any, out: Any) -> None:
+        # Only during the call itself: a checkpoint's recomputation passes here again, in the backward.
+        if self._outputs is not None:
+            self._outputs[name] = out[0] if isinstance(out, tuple) else out
+
     def once(self, inputs: dict[str, Any]) -> Capture:
         """The states of one call, here and now."""
-        outputs: dict[str, Tensor] = {}
-
-        def keep(name: str, module: nn.Module, args: Any, out: Any) -> None:
-            outputs[name] = out[0] if isinstance(out, tuple) else out
-
+        self._outputs = {}
         with ExitStack() as hooks:
             for name, part in zip(self.names, self.parts):
-                hooks.callback(part.register_forward_hook(partial(keep, name)).remove)
+                hooks.callback(part.register_forward_hook(partial(self._record, name)).remove)
             self.model(**inputs)
+        outputs, self._outputs = self._outputs, None
         return self._capture(self._states(outputs), inputs)
 
     def mask(self, given: dict[str, Any], state: int = 0) -> Tensor | None:

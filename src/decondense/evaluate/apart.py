@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from .items import EvaluatedRun
 from .logs import Log, Wanted
@@ -34,20 +33,18 @@ def read_all(runs: Sequence[Run], wanted: Wanted) -> list[list[Log]]:
         return [read_logs(run, wanted) for run in runs]
     shares = [there[n::workers] for n in range(1, workers)]
     children = [_start([runs[i] for i in share], wanted) for share in shares]
-    found: dict[int, Any] = {}
     away = {i for share in shares for i in share}
-    for i, run in enumerate(runs):
-        if i not in away:
-            found[i] = _read(run, wanted)
+    found = {i: _read(run, wanted) for i, run in enumerate(runs) if i not in away}
     for share, child in zip(shares, children):
         content, _ = child.communicate()
         found |= dict(zip(share, pickle.loads(content) if child.returncode == 0 else ()))
+    logs = []
     for i, run in enumerate(runs):
-        if i not in found:  # its process did not come to its end
-            found[i] = _read(run, wanted)
-        if isinstance(found[i], Exception):
-            raise found[i]
-    return [found[i] for i in range(len(runs))]
+        one = found[i] if i in found else _read(run, wanted)  # whose process did not come to its end
+        if isinstance(one, Exception):
+            raise one
+        logs.append(one)
+    return logs
 
 
 def _read(run: Run, wanted: Wanted) -> list[Log] | Exception:
