@@ -78,6 +78,21 @@ def test_into_a_pipe_every_part_before_the_first_step_is_a_line(recipe, tmp_path
     assert "tokenising: 0 of" not in err, "it was just said"
 
 
+def test_into_a_pipe_what_is_no_step_is_named_with_how_far_it_is(recipe, tmp_path, monkeypatch):
+    """Held-out losses and snapshots may take minutes, after the last step too."""
+    monkeypatch.setattr("decondense.train.held_out.TOKENS", 256)
+    text = tmp_path / "text.txt"
+    text.write_text("Some words, and then some more of them.\n" * 200)
+    settings = ["snapshots.count=1", "snapshots.probes=true", "train.quantised=[int8]"]
+    lines = run(recipe, "--held-out", text, *(part for s in settings for part in ("--set", s)))[2].splitlines()
+    said = [line.partition(",")[0] for line in lines]
+    order = ["windows of the snapshot: 2 of 2", "batches of held-out text: 2 of 2", "batches of the probes: 1 of 2"]
+    order += [f"tokens of held-out documents{after}: 256 of 512" for after in ("", " in int8")]
+    order += ["saving the model: 0 s so far"]
+    assert [line for line in said[said.index("step: 1 of 2") :] if line in order] == order
+    assert "tokens of held-out documents: 0 of 512" in said, "from before the first batch on"
+
+
 def test_a_negative_weight_is_said(recipe):
     for weight, said in (("-0.1", True), ("0.1", False)):
         code, _, err = run(recipe, "--loss", "dispersion", "--weight", weight, "--out", f"run{weight}")

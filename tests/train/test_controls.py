@@ -157,7 +157,9 @@ def test_a_centred_run_saves_what_it_measured_and_can_be_resumed(tmp_path, cache
             train(recipe, tmp_path / "killed", cache=cache)
     seen: list[Any] = []  # what the last pass was asked for: the same of the saved model
     own = running.document_losses
-    monkeypatch.setattr(running, "document_losses", lambda *asked: seen.extend(asked[1:]) or own(*asked))
+    monkeypatch.setattr(
+        running, "document_losses", lambda *asked, **told: seen.extend(asked[1:]) or own(*asked, **told)
+    )
     resumed = train(recipe, tmp_path / "killed", cache=cache, resume=True)
     expected, found = weights(run.folder), weights(resumed.folder)
     assert all(torch.equal(expected[name], found[name]) for name in expected)

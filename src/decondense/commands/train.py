@@ -227,13 +227,13 @@ def _progress(recipe: Any, *, quiet: bool) -> Iterator[dict[str, Any]]:
         def show(step: int, figures: dict[str, float]) -> None:
             move(step, recipe.steps, "step", in_words(figures, room))
 
-        def preparing(done: int, total: int) -> None:
-            if lines and done == 0:
-                err.print(f"tokenising up to {total:,} tokens")
+        def progress(what: str, done: int, of: int | None) -> None:
+            if lines and what == "tokenising" and done == 0:
+                err.print(f"tokenising up to {of:,} tokens")
             else:
-                move(done, total, "tokenising")
+                move(done, of, what)
 
-        yield {"preparing": preparing, "show": show} | ({"stage": err.print} if lines else {})
+        yield {"progress": progress, "show": show} | ({"stage": err.print} if lines else {})
 
 
 def show_run(record: Training, folder: Path) -> None:

@@ -141,7 +141,7 @@ def _carry_out(recipe: Any, folder: Path, shop: Workshop) -> Path:
     # without the figures of a run folder, which would be thrown away with it
     train(
         recipe, folder, resume=begun, say=lambda sentence: shop.say(f"  {sentence}"), show=step,
-        preparing=lambda done, of: shop.progress(done, of, f"{recipe.name}: tokenising"), draw=False,
+        progress=lambda what, done, of: shop.progress(done, of, f"{recipe.name}: {what}"), draw=False,
     )  # fmt: skip
     _free_memory(shop)
     return folder

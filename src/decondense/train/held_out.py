@@ -7,7 +7,7 @@ document included. The loss is the plain cross-entropy in nats per predicted tok
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,12 @@ from .sections import Data
 BLOCKS = 16  # that a document is cut to unless the recipe says otherwise
 TOKENS = 8192  # per forward pass: all logits of a pass exist in float32
 DECILES, OCTILES = 10, 8
+Told = Callable[[str, int, int | None], None]
+"""Called with (what is done, how much of it is, how much there is, where that is known)."""
+
+
+def nobody(what: str, done: int, of: int | None) -> None:
+    """Who is told unless somebody wants to know."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +71,19 @@ def frequency_deciles(tokens: np.ndarray, vocabulary: int) -> np.ndarray:
     return deciles
 
 
-def document_losses(model: Any, documents: list[Document], context: int, deciles: np.ndarray) -> dict[str, Any]:
+def document_losses(
+    model: Any, documents: list[Document], context: int, deciles: np.ndarray, *, progress: Told = nobody,
+    what: str = "held-out documents",
+) -> dict[str, Any]:  # fmt: skip
     """What result.json keeps: `held_out_documents`, `held_out_texts` and `held_out_by`."""
     device = next(model.parameters()).device
     losses: list[np.ndarray] = []
     groups: dict[str, list[np.ndarray]] = {"document": [], "frequency": [], "position": []}  # of every predicted token
+    done, of_all = 0, sum(len(document.tokens) for document in documents)
     with torch.no_grad(), unnoticed(model):
         for of, ids, length in _batches(documents, context):
+            progress(f"tokens of {what}", done, of_all)
+            done += int(length.sum())
             given = torch.from_numpy(ids).to(device)
             logits = model(input_ids=given, use_cache=False)["logits"][:, :-1].float()
             loss = F.cross_entropy(logits.transpose(1, 2), given[:, 1:], reduction="none")

@@ -29,7 +29,7 @@ from . import folder as run_folder
 from .active_forgetting import Forgetting
 from .blocks import Order
 from .fast import matmul_precision, tap_blocks
-from .held_out import document_losses, frequency_deciles, token_counts
+from .held_out import Told, document_losses, frequency_deciles, nobody, token_counts
 from .prepare import Prepared, prepare
 from .quantised import quantised_losses
 from .recipe import Recipe
@@ -63,7 +63,7 @@ def train(
     command: str = "",
     cache: str | os.PathLike[str] | None = None,
     show: Show | None = None,
-    preparing: Callable[[int, int], None] | None = None,
+    progress: Told = nobody,
     say: Callable[[str], None] | None = None,
     stage: Callable[[str], None] | None = None,
     draw: bool = True,
@@ -74,7 +74,8 @@ def train(
                the recipe must be the one it was started with, save for what does not change the result
     cache      where tokenised texts lie; default: the package's cache folder
     show       called after every step with (step, latest figures)
-    preparing  called while the text is tokenised with (tokens done, tokens in all)
+    progress   called while the work is no step with (what is done, how much of it is, how much there is, or None):
+               texts are tokenised, held-out losses computed, snapshots taken
     say        called with a sentence when something is worth knowing
     stage      called with a few words when a part of the work before the first step begins
     draw       also write the figures; a study that keeps the numbers only does without
@@ -99,16 +100,16 @@ def train(
             say(f"resuming from {checkpoint.name}" if checkpoint else f"{start}: starting from step 0")
         stage = stage or (lambda words: None)
         stage(f"loading {recipe.model.name}" if recipe.model.name else f"building a {recipe.model.architecture}")
-        prepared = prepare(recipe, target, cache, preparing)
+        prepared = prepare(recipe, target, cache, functools.partial(progress, "tokenising"))
         # What little is multiplied in float32 on a GPU may use its tensor cores, during the run and no longer.
         fast = prepared.device.type == "cuda" and prepared.speed["compiled"]
         with quiet_loading(), matmul_precision("high" if fast else torch.get_float32_matmul_precision()):
-            trainer = _trainer(prepared, show, say, start=checkpoint is None)
+            trainer = _trainer(prepared, show, say, progress, start=checkpoint is None)
             look = "" if checkpoint else "held-out loss at step 0, then "
             slow = "; the first ones compile and take longer" if prepared.speed["compiled"] else ""
             stage(f"training: {look}{several(recipe.steps, 'step')} of {recipe.step_tokens:,} tokens{slow}")
             with run_folder.begin(target, recipe, lambda: not begun and trainer.state.global_step == 0):
-                record = _carry_out(prepared, trainer, checkpoint, command, draw=draw)
+                record = _carry_out(prepared, trainer, checkpoint, command, progress, draw=draw)
         if prepared.device.type == "cuda":
             del prepared, trainer
             gc.collect()  # trainer, model and callbacks hold each other, and the GPU's memory with them
@@ -116,7 +117,7 @@ def train(
 
 
 def _carry_out(
-    prepared: Prepared, trainer: Any, checkpoint: Path | None, command: str, *, draw: bool
+    prepared: Prepared, trainer: Any, checkpoint: Path | None, command: str, progress: Told, *, draw: bool
 ) -> dict[str, Any]:
     from .watch import Progress
 
@@ -135,9 +136,11 @@ def _carry_out(
         vocabulary = prepared.model.get_input_embeddings().weight.shape[0]
         deciles = frequency_deciles(prepared.blocks.tokens, vocabulary)
         asked = (trainer.model_wrapped, prepared.documents, prepared.recipe.data.context, deciles)
-        losses = document_losses(*asked)
+        losses = document_losses(*asked, progress=progress)
         if prepared.recipe.train.quantised:
-            losses["held_out_quantised"] = quantised_losses(*asked, prepared.recipe.train.quantised)
+            schemes = prepared.recipe.train.quantised
+            losses["held_out_quantised"] = quantised_losses(*asked, schemes, progress=progress)
+    progress("saving the model", 0, None)
     record = record_of(prepared, trainer, command, losses)
     if prepared.centre is not None:
         prepared.centre.fold()
@@ -147,7 +150,9 @@ def _carry_out(
     return json.loads(record.to_json())
 
 
-def _trainer(prepared: Prepared, show: Show | None, say: Callable[[str], None], *, start: bool) -> Any:
+def _trainer(
+    prepared: Prepared, show: Show | None, say: Callable[[str], None], progress: Told = nobody, *, start: bool
+) -> Any:
     """transformers' Trainer with everything attached that the recipe asks for."""
     import transformers
 
@@ -183,13 +188,14 @@ def _trainer(prepared: Prepared, show: Show | None, say: Callable[[str], None], 
     forgetting = recipe.baselines.active_forgetting
     if forgetting is not None:
         trainer.add_callback(Forgetting(every=forgetting.every, std=forgetting.std, seed=recipe.train.seed))
-    milestones = Milestones(recipe, prepared.folder / "snapshots", prepared.window_text, prepared.tokenizer)
+    where = prepared.folder / "snapshots"
+    milestones = Milestones(recipe, where, prepared.window_text, prepared.tokenizer, progress)
     trainer.add_callback(milestones)
     if recipe.snapshots.count and recipe.snapshots.probes:
         counts = token_counts(prepared.blocks.tokens, prepared.model.get_output_embeddings().weight.shape[0])
-        trainer.add_callback(Probes(trainer, milestones.look_at, prepared.held_out, counts, **cut))
+        trainer.add_callback(Probes(trainer, milestones.look_at, prepared.held_out, counts, progress, **cut))
     if show is not None and first_process():
-        trainer.add_callback(Shown(show, clock, recipe.step_tokens, milestones))
+        trainer.add_callback(Shown(show, clock, recipe.step_tokens, milestones, progress))
     if prepared.centre is not None:
         trainer.add_callback(prepared.centre)
     handle = _regularized(recipe, trainer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from ..files import write_text
 from ..records import Record
 from ..stack import stack_of, unnoticed
 from .fast import matmul_precision
+from .held_out import Told
 from .recipe import Recipe
 
 Show = Callable[[int, dict[str, float]], None]
@@ -30,7 +32,8 @@ def milestones(steps: int, number: int) -> list[int]:
 class Milestones(TrainerCallback):
     """Checkpoints, held-out loss and snapshots at their steps; the first two are left to Trainer."""
 
-    def __init__(self, recipe: Recipe, folder: Path, text: str, tokenizer: Any) -> None:
+    def __init__(self, recipe: Recipe, folder: Path, text: str, tokenizer: Any, progress: Told) -> None:
+        self.progress = functools.partial(progress, "windows of the snapshot")
         self.recipe, self.folder, self.text, self.tokenizer = recipe, folder, text, tokenizer
         self.save_at = milestones(recipe.steps, recipe.train.checkpoints)
         self.look_at = set(milestones(recipe.steps, recipe.snapshots.count)) if recipe.snapshots.count else set()
@@ -53,7 +56,7 @@ class Milestones(TrainerCallback):
     def _look(self, model: Any, step: int) -> None:
         label = f"{self.recipe.name}, step {step}"
         try:
-            measured = snapshot(model, self.tokenizer, self.text, label=label, **self.size)
+            measured = snapshot(model, self.tokenizer, self.text, label=label, progress=self.progress, **self.size)
         except (ValueError, TypeError) as error:  # a model that returns no hidden states, say
             raise ValueError(f"{str(error).rstrip('.')}; snapshots.count=0 takes no snapshots.") from error
         if torch.distributed.is_initialized() and torch.distributed.get_rank():
@@ -65,7 +68,7 @@ class Milestones(TrainerCallback):
 
 def snapshot(model: Any, tokenizer: Any, text: str, *, label: str, **size: Any) -> Any:
     """The meter on a model that is being trained, which does not notice: random numbers, precision and compiled
-    blocks are as they were. `size`: windows, tokens, bootstrap and spectral of `measure`."""
+    blocks are as they were. `size`: windows, tokens, bootstrap and spectral of `measure`, and `progress`."""
     from ..meter import measure
 
     world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
@@ -139,14 +142,19 @@ class Shown(TrainerCallback):
     On a CPU a step of many micro-batches takes minutes, so each of them is a sign of life: `part`, the share done.
     """
 
-    def __init__(self, show: Show, clock: Clock, batch_tokens: int, milestones: Milestones) -> None:
+    def __init__(self, show: Show, clock: Clock, batch_tokens: int, milestones: Milestones, progress: Told) -> None:
+        self.progress = progress
         self.show, self.clock, self.batch_tokens, self.milestones = show, clock, batch_tokens, milestones
         self.figures: dict[str, float] = {}
-        self._passes = 0
+        self._passes = self._batches = 0
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._passes += 1
         self.show(state.global_step, self.figures | {"part": self._passes / args.gradient_accumulation_steps})
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._batches += 1
+        self.progress("batches of held-out text", self._batches, len(kwargs["eval_dataloader"]))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
         shown = ("loss", "task_loss", "penalty", "mean_cosine", "eval_loss")
@@ -154,7 +162,7 @@ class Shown(TrainerCallback):
         self.show(state.global_step, self.figures)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._passes = 0
+        self._passes = self._batches = 0
         latest = {
             "tokens_per_second": self.clock.tokens_per_second(self.batch_tokens),
             "snapshot_cosine": self.milestones.mean_cosine,
