@@ -24,6 +24,14 @@ def test_how_models_count_labels():
     assert not inside.shifts_labels(torch.nn.Linear(2, 2))
 
 
+def test_a_model_that_names_no_loss_is_given_the_one_it_has():
+    for model, own in ((gpt2(), False), (llama(), True)):
+        before = model.loss_function
+        inside.name_loss(model)
+        assert model.loss_function is before
+        assert inside.shifts_labels(model) is own, "Trainer counts as before"
+
+
 def test_how_trainer_scales_a_loss(trainer):
     assert inside.trainer_shifts_labels(trainer) is True
     assert inside.scaled_for_accumulation(trainer, items=7) is True

@@ -122,6 +122,14 @@ def test_a_run_with_the_fused_head_ends_with_the_same_weights(architecture, conf
         torch.testing.assert_close(left[name], right[name], rtol=1e-3, atol=1e-5)
 
 
+def test_a_model_whose_class_names_no_loss_is_no_notice(tmp_path, cache, monkeypatch):
+    """GPT2's: transformers takes the causal loss and says so."""
+    said = []
+    monkeypatch.setattr("transformers.modeling_utils.logger.warning_once", said.append, raising=False)
+    train(tiny("data.tokens=256", "train.fused_loss=true", architecture="gpt2"), tmp_path / "run", cache=cache)
+    assert said == []
+
+
 def test_a_recipe_that_insists_is_told(tmp_path, cache):
     shape = {"vocab_size": 384, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "head_dim": 8,
              "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64}  # fmt: skip

@@ -25,6 +25,14 @@ def shifts_labels(model: Any) -> bool:
     return mapping.get(getattr(model, "loss_type", None)) is causal and not is_encoder_decoder(model)
 
 
+def name_loss(model: Any) -> None:
+    """Give a causal language model whose class names no loss, GPT2's say, the one that transformers would take, and
+    then complain of. Its `loss_type` stays as it is: by that Trainer counts labels."""
+    if getattr(model, "loss_type", None) is None:
+        why = "a model whose class names no loss must be given one"
+        model.loss_function = member("transformers.loss.loss_utils", "ForCausalLMLoss", library="transformers", why=why)
+
+
 def collect_hidden_states(stack: Any) -> None:
     """Hang up the hooks by which transformers collects hidden states. It does so itself in the first call that asks for
     them, under a lock, which torch.compile cannot trace; hung up for good, they would keep a model from being pickled,

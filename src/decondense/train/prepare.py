@@ -16,6 +16,7 @@ import torch
 
 from .. import text
 from ..hidden_states import reader_of, select
+from ..insides.transformers import name_loss
 from ..models import pick_device
 from ..needs import need
 from ..weights_cache import cache_dir, quiet_loading
@@ -211,6 +212,7 @@ def _model(recipe: Recipe, device: torch.device, cache: Path) -> tuple[Any, Any,
         source |= {} if wanted.init else models.provenance(resolved)
     if not hasattr(model, "lm_head") and model.get_output_embeddings() is None:
         raise ValueError(f"train needs a causal language model, got {type(model).__name__}: choose another model.")
+    name_loss(model)
     model = model.to(device)
     source["parameters"] = sum(p.numel() for p in model.parameters())
     if wanted.lora is not None:
