@@ -5,6 +5,7 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import tiny_gguf
@@ -213,6 +214,32 @@ def test_names_that_mean_nothing(name, error, message, monkeypatch):
     monkeypatch.setattr("decondense.hub.hub_reachable", lambda: False)
     with pytest.raises(error, match=message):
         load(name)
+
+
+def test_a_path_of_one_slash_in_a_folder_that_exists(tmp_path, monkeypatch):
+    """It may be a hub id all the same; only what the hub does not have is taken for a slip of the pen."""
+    monkeypatch.setattr("decondense.hub.hub_reachable", lambda: False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rb" / "model").mkdir(parents=True)
+    told = "no model at 'rb/{}': the folder 'rb' has none of that name, and the hub did not provide it{}"
+    for name, end in (("modle", ": did you mean 'model'?"), ("other", ".")):
+        with pytest.raises(FileNotFoundError) as caught:
+            load(f"rb/{name}")
+        assert str(caught.value) == told.format(name, end)
+    assert resolve("rb/modle").kind == "hub"
+
+
+def test_a_gated_model_is_told_as_such_whatever_folder_is_there(tmp_path, monkeypatch):
+    from huggingface_hub.errors import GatedRepoError
+
+    def gated(*args, **options):
+        raise OSError("You are trying to access a gated repo.") from GatedRepoError("no", response=Mock())
+
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", gated)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "org").mkdir()
+    with pytest.raises(OSError, match="the hub did not provide it: You are trying to access a gated repo"):
+        load("org/name")
 
 
 def test_a_hub_id_keeps_its_revision():

@@ -337,7 +337,7 @@ def _check_folder(path: Path) -> None:
 def _one_sentence(source: Source) -> Iterator[None]:
     """Turn the many ways in which transformers says "not found" or "does not fit" into one, and whatever a damaged file
     or a wrong value of config.json breaks deep inside it."""
-    from huggingface_hub.errors import StrictDataclassError
+    from huggingface_hub.errors import GatedRepoError, StrictDataclassError
 
     try:
         yield
@@ -354,6 +354,13 @@ def _one_sentence(source: Source) -> Iterator[None]:
             ask = "--trust-remote-code, trust_remote_code=True, in a recipe model.trust_remote_code"
             reason = f"it comes with code of its own, which runs only when you say that you trust it ({ask})"
         if source.kind == "hub" and not own_code:
+            path = Path(source.name)
+            if path.parent.name and os.path.isdir(path.parent) and not isinstance(error.__cause__, GatedRepoError):
+                close = perhaps(path.name, neighbours(path), cutoff=0.7)
+                raise FileNotFoundError(
+                    f"no model at {source.name!r}: the folder {str(path.parent)!r} has none of that name, and the hub "
+                    f"did not provide it{close}"
+                ) from error
             raise OSError(
                 f"model {source.description!r} is no folder, no GGUF file and no bundled name "
                 f"({', '.join(BUNDLED)}), and the hub did not provide it: {reason}."
