@@ -148,7 +148,7 @@ def quoted(text: str, most: int = 80) -> str:
     return repr(text if len(text) <= most else f"{text[: most - 1]}…")
 
 
-def list_of(names: Iterable[str]) -> str:
+def list_of(names: Iterable[str], word: str = "and") -> str:
     """a, b and c."""
     *head, last = names
-    return f"{', '.join(head)} and {last}" if head else last
+    return f"{', '.join(head)} {word} {last}" if head else last

@@ -119,7 +119,19 @@ def test_budget_in_tokens_is_made_of_whole_steps():
         ("model={name: gpt2}; baselines.dropout=0.1", "it goes with fresh weights only"),
         ("train.batch_tokens=16", "must hold at least one block of data.context = 32 tokens, got 16"),
         ("snapshots={count: 1, tokens: 64}", "snapshots.tokens must be at most data.context = 32, got 64"),
-        ("train.on_nan=ignore", "must be one of stop, skip, got 'ignore'"),
+        ("train.on_nan=ignore", "must be one of stop, skip, got 'ignore': correct it, or leave it out for \"stop\"."),
+        ("train.on_nan=skp", "must be one of stop, skip, got 'skp': did you mean 'skip'?"),
+        (
+            "train.compile=3",
+            'recipe: train.compile must be auto, true or false, got 3: correct it, or leave it out for "auto".',
+        ),
+        ("train.fused_loss=autp", "train.fused_loss must be auto, true or false, got 'autp': did you mean 'auto'?"),
+        (
+            "loss={name: dispersion, layers: 3}",
+            'recipe: loss.layers must be a string or a list, got 3: correct it, or leave it out for "all".',
+        ),
+        ("model.tokenizer=3", "recipe: model.tokenizer must be a string or a section of keys, got 3: correct it, or"),
+        ("data.text=3", "recipe: data.text must be a string, a list or a section of keys, got 3: correct it, or leave"),
         (
             "train.learning_rate=-1",
             "recipe: train.learning_rate must be above 0, got -1: correct it, or leave it out for 5e-05.",

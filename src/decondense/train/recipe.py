@@ -19,7 +19,7 @@ import yaml
 from pydantic import BaseModel, Discriminator, Tag, ValidationError, model_validator
 
 from ..files import neighbours
-from ..words import near, perhaps
+from ..words import list_of, near, nearest, perhaps
 from .sections import Baselines, Data, Loss, Model, Part, Snapshots, Train
 
 CONTRACTS = {
@@ -33,7 +33,7 @@ CONTRACTS = {
     **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
     "string_type": "a string",
     "list_type": "a list",
-    "dict_type": "a section of keys",
+    **dict.fromkeys(("dict_type", "model_type"), "a section of keys"),
 }
 """What a value must be, by the name that pydantic has for its being something else."""
 
@@ -207,7 +207,7 @@ def _sentence(error: ValidationError, name: str) -> str:
     errors = sorted(error.errors(), key=lambda e: e["type"] == "missing")  # it may be there, misspelt
     # Where a value may be of several kinds every kind has an error: the one that came farthest is meant.
     first = max((e for e in errors if e["loc"][:2] == errors[0]["loc"][:2]), key=lambda e: len(e["loc"]))
-    place = [part for part in first["loc"] if not (part in ("str", "bool", "int") or re.search(r"[\[A-Z]", str(part)))]
+    place = _place(first)
     where = ".".join(map(str, place))
     if first["type"] == "extra_forbidden":
         known = list(_keys(_part_at(place[:-1])))
@@ -219,18 +219,25 @@ def _sentence(error: ValidationError, name: str) -> str:
     if first["type"] == "missing":
         return f"{name}: {where!r} must be given, and it is missing."
     got = first.get("input")
-    if first["type"] == "model_type":
+    alike = [e for e in errors if _place(e) == place]  # one for every kind that the value may be of
+    if [e["type"] for e in alike] == ["model_type"]:
         return f"{name}: {where} must be a section of keys, such as {next(iter(_keys(_part_at(place))))}, got {got!r}."
-    if first["type"] == "literal_error":
-        choices = re.findall(r"'([^']*)'", first["ctx"]["expected"])
-        return f"{name}: {where} must be one of {', '.join(choices)}, got {got!r}{perhaps(got, choices)}"
-    if first["type"] in CONTRACTS:
-        came = repr(got) if isinstance(got, (str, int, float)) else type(got).__name__
-        must = CONTRACTS[first["type"]].format(**first.get("ctx", {}))
-        return f"{name}: {where} must be {must}, got {came}: {_remedy(place)}."
+    literals = [e["ctx"]["expected"] for e in alike if e["type"] == "literal_error"]
+    choices = re.findall(r"'([^']*)'", " ".join(literals))
+    kinds = [CONTRACTS[e["type"]].format(**e.get("ctx", {})) for e in alike if e["type"] in CONTRACTS]
+    if choices or kinds:
+        any_of = list_of([*choices, *(word for kind in kinds for word in kind.split(" or "))], "or")
+        must = any_of if kinds else f"one of {', '.join(choices)}"
+        came = repr(got) if got is None or isinstance(got, (str, int, float)) else type(got).__name__
+        return f"{name}: {where} must be {must}, got {came}: {nearest(got, choices, f'{_remedy(place)}.')}"
     message = first["msg"].removeprefix("Value error, ").rstrip(".")
     shown = f", got {got!r}" if isinstance(got, (str, int, float, bool)) and "got" not in message else ""
     return f"{name}: {where or 'recipe'}: {message}{shown}" + ("" if message.endswith("?") and not shown else ".")
+
+
+def _place(error: Any) -> list[int | str]:
+    """The keys that lead to the value; pydantic names its kind, too, where it may be of several."""
+    return [part for part in error["loc"] if not (part in ("str", "bool", "int") or re.search(r"[\[A-Z]", str(part)))]
 
 
 def _remedy(place: Sequence[int | str]) -> str:
