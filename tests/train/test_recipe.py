@@ -136,6 +136,13 @@ def test_budget_in_tokens_is_made_of_whole_steps():
             "train.learning_rate=-1",
             "recipe: train.learning_rate must be above 0, got -1: correct it, or leave it out for 5e-05.",
         ),
+        (
+            "train.learning_rate=.inf",
+            "recipe: train.learning_rate must be a finite number, got inf: correct it, or leave it out for 5e-05.",
+        ),
+        ("train.weight_decay=inf", "recipe: train.weight_decay must be a finite number, got inf: correct it, or leave"),
+        ("baselines.z_loss=.inf", "recipe: baselines.z_loss must be a finite number, got inf: correct it, or leave it"),
+        ("model.config.rope_theta=.nan", "recipe: model.config.rope_theta must be a finite number, got nan: correct"),
         ("data.tokens=lots", "recipe: data.tokens: a number of tokens must be like 2000000, 2M or 1.5B, got 'lots'."),
         ("loss={name: dispersion, weight: true}", "recipe: loss.weight: it must be a number, got true."),
         (

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 import re
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, Discriminator, Tag, ValidationError, model_validator
 
-from ..files import neighbours
+from ..files import flat, neighbours
 from ..words import list_of, near, nearest, perhaps
 from .sections import Baselines, Data, Loss, Model, Part, Snapshots, Train
 
@@ -198,9 +199,13 @@ def _setting(setting: str) -> tuple[str, Any]:
 def recipe_from(content: dict[str, Any], name: str = "recipe") -> Recipe:
     """Validate; the first thing that is wrong becomes one sentence."""
     try:
-        return Recipe.model_validate(content)
+        recipe = Recipe.model_validate(content)
     except ValidationError as error:
         raise ValueError(_sentence(error, name)) from None
+    for key, value in flat(recipe.model_dump()).items():  # what a section hands on unseen, such as model.config, too
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{name}: {key} must be a finite number, got {value}: {_remedy(key.split('.'))}.")
+    return recipe
 
 
 def _sentence(error: ValidationError, name: str) -> str:
