@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -93,7 +94,7 @@ def measure_batches(
     batches and reads its share of them."""
     rank, world = processes.join_group()
     main = main_input(unwrap_peft(network))
-    batches = (_checked(batch, network) for batch in batches_of(inputs, main))
+    batches = (checked(batch, network) for batch in batches_of(inputs, main))
     first = next(batches, None)
     if first is None:
         raise ValueError("inputs must hold at least one batch, got none.")
@@ -160,13 +161,14 @@ def _size(batch: Batch, name: str) -> int:
     return len(tensors[0])
 
 
-def _checked(batch: Batch, network: nn.Module) -> Batch:
-    """Refuse token ids that the model has no vectors for: a GPU would only say that something is wrong, and some time
-    later. Beside pixels and the like there may be ids that stand for those."""
+def checked(batch: Batch, network: nn.Module) -> Batch:
+    """Refuse token ids and positions that the model has no vectors for: a GPU would only say that something is wrong,
+    and some time later. Beside pixels and the like there may be ids that stand for those."""
     ids = batch.get("input_ids")
     alone = not any(isinstance(v, Tensor) and v.is_floating_point() for k, v in batch.items() if k != "input_ids")
     with contextlib.suppress(TypeError):  # it reads none
-        size = getattr(token_embedding(network), "num_embeddings", None)
+        table: Any = token_embedding(network)
+        size = getattr(table, "num_embeddings", None)
         if size is None or not isinstance(ids, Tensor) or not ids.numel() or not alone:
             return batch
         low, high = ids.min().item(), ids.max().item()
@@ -175,6 +177,16 @@ def _checked(batch: Batch, network: nn.Module) -> Batch:
             raise ValueError(
                 f"token ids must be whole numbers from 0 to {size - 1}, the vocabulary of {type(network).__name__}, "
                 f"got {came}: take the tokenizer of this model."
+            )
+        limit = getattr(network.config, "max_position_embeddings", None) or math.inf
+        others = (m.num_embeddings for m in network.modules() if isinstance(m, nn.Embedding) and m is not table)
+        places = batch.get("position_ids")
+        longest = int(places.max()) + 1 if isinstance(places, Tensor) else ids.shape[-1]
+        # A model without a table of positions, as rotary ones are, reads more; OPT's table has two rows to spare.
+        if longest > limit and any(limit <= rows <= limit + 2 for rows in others):
+            raise ValueError(
+                f"inputs must have at most {limit} tokens, the positions of {type(network).__name__}, got {longest}: "
+                "cut them."
             )
     return batch
 

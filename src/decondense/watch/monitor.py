@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from .. import hidden_states as hs
 from ..inputs import batches_of, main_input
+from ..meter.batches import checked
 from ..meter.result import BINS
 from ..meter.statistics import trimmed
 from ..meter.trend import curve_statistics
@@ -71,7 +72,8 @@ class Monitor:
         self.undo = ExitStack()
         self._warned: set[str] = set()
         self._seen: int | None = None  # the step of the last reading
-        self.batches = None if inputs is None else list(batches_of(inputs, main_input(hs.unwrap_peft(model))))
+        given = () if inputs is None else batches_of(inputs, main_input(hs.unwrap_peft(model)))
+        self.batches = None if inputs is None else [checked(batch, model) for batch in given]
         if self.batches is None:
             for hook in self.reader.attach(self._due, lambda capture: self._note([capture])):
                 self.undo.callback(hook.remove)
