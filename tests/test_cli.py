@@ -29,6 +29,7 @@ import decondense
 from decondense import cli
 from decondense.commands import terminal
 from decondense.meter import Interrupted, load
+from decondense.studies import STUDIES, core
 from decondense.words import span
 
 QUICK = ["--text", "pydoc", "--windows", "4", "--tokens", "48", "--bootstrap", "50"]
@@ -177,6 +178,9 @@ def test_a_result_of_another_kind_is_not_replaced_even_by_force(model, tmp_path)
             (tmp_path / "recipe.yaml").write_text("model: {}")  # a run that is not finished
             assert "holds a training: choose another folder with --out." in refused(*command, "--out", tmp_path, *force)
             (tmp_path / "recipe.yaml").unlink()
+            core._write_config(STUDIES["theory"], "smoke", tmp_path, {})  # nor is this study
+            assert "holds a study: choose another folder with --out." in refused(*command, "--out", tmp_path, *force)
+            (tmp_path / "config.yaml").unlink()
     (tmp_path / "result.json").write_text("{")  # damaged: whatever it was, it is none
     assert "already holds a result" in refused("measure", model, *QUICK, "--out", tmp_path)
     assert run("measure", model, *QUICK, "--out", tmp_path, "--force")[0] == 0

@@ -147,10 +147,13 @@ def test_resume_with_another_recipe_is_refused(tmp_path, cache):
 
 def test_a_result_that_is_no_run_is_not_taken_for_one(tmp_path, cache):
     study = Path(__file__).resolve().parents[2] / "results" / "studies" / "theory" / "result.json"
-    (tmp_path / "result.json").write_bytes(study.read_bytes())
-    for resume in (False, True):
-        with pytest.raises(ValueError, match=r"holds a study: choose another folder with --out\.$"):
-            train(tiny(), tmp_path, cache=cache, resume=resume)
+    begun = b"command: study\nstudy: theory\nscale: smoke\n"
+    for name, there in (("result.json", study.read_bytes()), ("config.yaml", begun)):
+        (tmp_path / name).write_bytes(there)
+        for resume in (False, True):
+            with pytest.raises(ValueError, match=r"holds a study: choose another folder with --out\.$"):
+                train(tiny(), tmp_path, cache=cache, resume=resume)
+        (tmp_path / name).unlink()
 
 
 def test_only_whole_checkpoints_count(tmp_path):

@@ -130,7 +130,11 @@ def read(path: str | os.PathLike[str]) -> Record:
 
 def check_folder(folder: Path, kind: str) -> None:
     """A folder that holds a result of another kind is left alone: files of the same names would be replaced."""
-    there = "training" if (folder / "recipe.yaml").is_file() else kind  # one that is not finished, too
+    there, config = kind, folder / "config.yaml"
+    if (folder / "recipe.yaml").is_file():  # a training or a study that is not finished, too
+        there = "training"
+    elif config.is_file() and config.read_bytes().startswith(b"command: study\n"):
+        there = "study"
     if there == kind and (folder / "result.json").is_file():
         there = read(folder).kind
     if there != kind:

@@ -68,9 +68,9 @@ def _remove_if_empty(folder: Path) -> None:
 
 def finished(folder: Path) -> dict[str, Any] | None:
     """The record of a run that came to its end."""
+    check_folder(folder, "training")
     if not (folder / "result.json").is_file():
         return None
-    check_folder(folder, "training")
     return json.loads(read(folder).to_json())
 
 
