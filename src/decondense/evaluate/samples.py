@@ -20,20 +20,9 @@ from pydantic_core import from_json
 from ..files import read_json
 from ..records import Damaged
 from ..words import nearest
+from . import logs
 from .items import item_hash, right_share
-from .logs import (
-    Log,
-    Scores,
-    Wanted,
-    chance_of,
-    item_id,
-    lower_is_better,
-    number_of,
-    one_run,
-    others,
-    pick,
-    unknown_field,
-)
+from .logs import Log, Scores, Wanted, item_id, lower_is_better, number_of, pick
 
 SAMPLES = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.-]+)\.jsonl")
 NOT_METRICS = {"doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "metrics"}
@@ -61,7 +50,7 @@ def read_samples(path: Path, files: Sequence[Path], wanted: Wanted) -> Log:
     for file in files:
         match = SAMPLES.fullmatch(file.name)
         names.setdefault(match["task"] if match else file.stem, []).append(file)
-    one_run(path, files, names)
+    logs.one_run(path, files, names)
     group: dict[str, str] = {}
     lower: dict[str, dict[str, bool]] = {}
     model = ""
@@ -81,7 +70,7 @@ def read_samples(path: Path, files: Sequence[Path], wanted: Wanted) -> Log:
             remedy = nearest(wanted.filter, filters)
             raise ValueError(f"--filter must be one of {subtask!r} of {str(path)!r}, got {wanted.filter!r}: {remedy}")
         if len(filters) > 1:
-            notes.append(f"{subtask}: the filter is {chosen}; the log also has {others(filters, chosen)}.")
+            notes.append(f"{subtask}: the filter is {chosen}; the log also has {logs.others(filters, chosen)}.")
         top = subtask
         while top in group:
             top = group[top]
@@ -128,7 +117,7 @@ def _sample(subtask: str, place: int, row: dict[str, Any], wanted: Wanted, file:
     if wanted.cluster is not None:
         fields = {"subtask": subtask} | (row["doc"] if isinstance(row["doc"], dict) else {})
         if wanted.cluster not in fields:
-            raise unknown_field(wanted.cluster, fields, file)
+            raise logs.unknown_field(wanted.cluster, fields, file)
         cluster = str(fields[wanted.cluster])
     metrics = {key: row[key] for key in row.get("metrics") or [key for key in row if key not in NOT_METRICS]}
     gold = [] if likelihoods is None else _gold(metrics.get("acc"), target, arguments, likelihoods)
@@ -150,7 +139,7 @@ def _samples(
     return Scores(
         [item_id(task, row.subtask, row.doc_id) for row in rows], -values if lower and values is not None else values,
         _likelihood(rows), _hashes(rows, files), None if wanted.cluster is None else [str(row.cluster) for row in rows],
-        metric or "", lower, chance_of([len(row.likelihoods or ()) for row in rows]),
+        metric or "", lower, logs.chance_of([len(row.likelihoods or ()) for row in rows]),
     )  # fmt: skip
 
 

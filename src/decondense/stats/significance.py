@@ -101,7 +101,8 @@ def significance(
     clusters = {task: found.clusters for task, found in matched.items()}
     accuracy = {task: found.score for task, found in matched.items() if found.score is not None}
     likelihood = {task: found.likelihood for task, found in matched.items() if found.likelihood is not None}
-    chance, least = {task: found.chance for task, found in matched.items()}, None if matters is None else matters / 100
+    chance = {task: found.chance for task, found in matched.items()}
+    least = None if matters is None else matters / 100
     _check_ties([*accuracy.values(), *likelihood.values()])
     options: dict[str, Any] = {
         "paired": paired, "alpha": alpha, "power": power, "permutations": permutations, "seed": seed,
