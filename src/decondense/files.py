@@ -19,6 +19,8 @@ from pathlib import Path, PurePath
 from types import TracebackType
 from typing import Any
 
+AnyPath = str | os.PathLike[str]
+
 
 @contextlib.contextmanager
 def atomic(target: Path) -> Iterator[Path]:
@@ -154,7 +156,7 @@ def os_sentence(what: str, remedy: str) -> Iterator[None]:
         raise OSError(f"{what}: {os_reason(error)}; {remedy}.") from error
 
 
-def file_in(path: str | os.PathLike[str], name: str) -> Path:
+def file_in(path: AnyPath, name: str) -> Path:
     """`path`, or `path`/`name` if it is a folder (it exists, or has no ending); folders are made."""
     target = Path(path)
     if target.is_dir() or not target.suffix:
@@ -239,7 +241,7 @@ def neighbours(path: Path) -> list[str]:
         return []
 
 
-def told_apart(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
+def told_apart(paths: Sequence[AnyPath]) -> list[str]:
     """The last parts of every path, as few as tell them apart: a/model and b/model, never twice model."""
     parts = [PurePath(path).parts for path in paths]
     longest = max(map(len, parts), default=1)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from .files import AnyPath
 from .inputs import Named
 from .models import Source, load_image_processor
 from .needs import need
@@ -18,7 +18,7 @@ SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".
 
 
 def image_batches(
-    folder: str | os.PathLike[str], source: Source, *, windows: int = 100, seed: int = 0, batch: int = 4,
+    folder: AnyPath, source: Source, *, windows: int = 100, seed: int = 0, batch: int = 4,
     trust_remote_code: bool = False,
 ) -> Named:  # fmt: skip
     """The images in and below ``folder``, at most ``windows`` of them, drawn by ``seed`` and in the order of their

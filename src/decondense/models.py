@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import hub
-from .files import flat, neighbours, own_trace, read_json
+from .files import AnyPath, flat, neighbours, own_trace, read_json
 from .needs import MissingExtra, need
 from .weights_cache import BUNDLED, bundled_folder, convert_gguf, quiet_loading, whole_model
 from .words import near, perhaps, quoted, several
@@ -43,7 +43,7 @@ class Source:
     revision: str | None = None
 
 
-def resolve(name: str | os.PathLike[str], *, revision: str | None = None) -> Source:
+def resolve(name: AnyPath, *, revision: str | None = None) -> Source:
     """Find out what ``name`` means, converting GGUF weights on the first visit.
 
     The order is: bundled name, GGUF file, folder, hub id. Nothing is downloaded here.
@@ -81,7 +81,7 @@ def resolve(name: str | os.PathLike[str], *, revision: str | None = None) -> Sou
 
 
 def load(
-    name: str | os.PathLike[str] | Source,
+    name: AnyPath | Source,
     *,
     revision: str | None = None,
     dtype: str | torch.dtype | None = None,
@@ -144,9 +144,7 @@ def load(
     return model.eval(), words
 
 
-def check(
-    name: str | os.PathLike[str], *, revision: str | None = None, dtype: Any = None, trust_remote_code: bool = False
-) -> None:
+def check(name: AnyPath, *, revision: str | None = None, dtype: Any = None, trust_remote_code: bool = False) -> None:
     """Refuse a model that is not there, by its configuration alone: before a text is read or another model measured."""
     _dtype(dtype, "cpu")
     source = resolve(name, revision=revision)

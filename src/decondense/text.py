@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from . import hub
-from .files import neighbours, packaged_file
+from .files import AnyPath, neighbours, packaged_file
 from .text_files import TABLES, ending_of, files_of, read_documents, row_documents
 from .words import near, nearest, quoted
 
@@ -114,9 +114,9 @@ class Text:
 
 
 def open_text(
-    text: str | os.PathLike[str] | Iterable[Any] | Text,
+    text: AnyPath | Iterable[Any] | Text,
     *,
-    data: str | os.PathLike[str] | None = None,
+    data: AnyPath | None = None,
     column: str | None = None,
     characters: int = 20_000_000,
 ) -> Text:
@@ -133,7 +133,7 @@ def open_text(
     return opened
 
 
-def _opened(text: Any, data: str | os.PathLike[str] | None, column: str | None, characters: int) -> Text:
+def _opened(text: Any, data: AnyPath | None, column: str | None, characters: int) -> Text:
     if not isinstance(text, (str, os.PathLike)):
         return _in_memory(text, column, characters)
     spec = os.fspath(text)
@@ -158,7 +158,7 @@ def _has_columns(spec: str) -> bool:
     return any(ending_of(file) in (*TABLES, ".jsonl", ".json", ".parquet") for file in files_of(_path(spec)))
 
 
-def check_text(spec: str, *, data: str | os.PathLike[str] | None = None) -> None:
+def check_text(spec: str, *, data: AnyPath | None = None) -> None:
     """Refuse a text that is not there, as ``open_text`` does, without reading it."""
     name, _, split = spec.partition(":")
     if name in TEXTS:
@@ -210,7 +210,7 @@ def _until(characters: int, documents: Iterable[str]) -> tuple[str, ...]:
     return tuple(some)
 
 
-def available(data: str | os.PathLike[str] | None = None) -> dict[str, str | None]:
+def available(data: AnyPath | None = None) -> dict[str, str | None]:
     """For every named text, where it can be had without a network ("folder", "package") or ``None``."""
     places: dict[str, str | None] = {}
     for name, entry in TEXTS.items():
@@ -219,7 +219,7 @@ def available(data: str | os.PathLike[str] | None = None) -> dict[str, str | Non
     return places | {"pydoc": "python itself"}
 
 
-def _place(name: str, split: str, data: str | os.PathLike[str] | None) -> tuple[Path | None, str]:
+def _place(name: str, split: str, data: AnyPath | None) -> tuple[Path | None, str]:
     """(the file of a named text, where that is in words); None where Python itself or the hub has it."""
     entry = TEXTS[name]
     if split not in SPLITS and near(split, SPLITS, cutoff=0.7):
@@ -242,7 +242,7 @@ def _place(name: str, split: str, data: str | os.PathLike[str] | None) -> tuple[
     return None, f"datasets hub {entry.hub[0]}"
 
 
-def _open_named(name: str, split: str, data: str | os.PathLike[str] | None, characters: int) -> Text:
+def _open_named(name: str, split: str, data: AnyPath | None, characters: int) -> Text:
     entry, label = TEXTS[name], f"{name}:{split}"
     file, source = _place(name, split, data)
     if file is not None:
@@ -257,7 +257,7 @@ def _open_named(name: str, split: str, data: str | os.PathLike[str] | None, char
     return Text(label, source + head, documents, entry.joiner)
 
 
-def iterate_documents(text: str, *, data: str | os.PathLike[str] | None = None) -> tuple[str, Iterator[str]]:
+def iterate_documents(text: str, *, data: AnyPath | None = None) -> tuple[str, Iterator[str]]:
     """(where it comes from, its documents one by one). A text that is only on the hub, and large, is streamed to its
     end without ever being in memory as a whole; everything else is what ``open_text`` gives."""
     name, _, split = text.partition(":")
@@ -297,14 +297,14 @@ def _hub_rows(name: str, split: str) -> Iterator[str]:
         raise OSError(_not_on_hub(name, split).format(hub.first_line(error))) from error
 
 
-def file_of(name: str, data: str | os.PathLike[str] | None = None) -> Path | None:
+def file_of(name: str, data: AnyPath | None = None) -> Path | None:
     """The file, in the data folder or in a package, in which a named text lies on this machine."""
     title, _, split = name.partition(":")
     split = split or TEXTS[title].split
     return _local_file(title, split, data) or _packaged_file(TEXTS[title], split)
 
 
-def _local_file(name: str, split: str, data: str | os.PathLike[str] | None) -> Path | None:
+def _local_file(name: str, split: str, data: AnyPath | None) -> Path | None:
     folder = data if data is not None else os.environ.get("DECONDENSE_DATA")
     if not folder:
         return None

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..files import atomic, file_in, write_csv
+from ..files import AnyPath, atomic, file_in, write_csv
 from ..words import amount, several
 from .chart import DASHES, FAINT, INK, PAPER, SYMBOLS, Axis, Band, Chart, Heat, Series
 
@@ -19,7 +19,7 @@ MAP = "viridis"
 COLOURS = {INK: "black", FAINT: "#777777", PAPER: "white"}
 DASH = dict(zip(DASHES, ("-", "--", ":", "-.", (0, (8, 3)), (0, (8, 2, 1, 2)))))
 SYMBOL = dict(zip(SYMBOLS, "osD^xP"))
-Where = str | os.PathLike[str] | None
+Where = AnyPath | None
 VECTORS = ("svg", "pdf")
 DPI = 160
 POINTS = 0.62  # of a pixel of the page

@@ -8,11 +8,11 @@ curve runs below its line.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..files import AnyPath
 from ..theory import GPT2_PADDING, crossing, curves, kappa
 from .chart import PALETTE, Axis, Box, Chart, Frame, Remark, Rule, Series
 from .draw import Strip, draw
@@ -21,7 +21,7 @@ BLUE, RED, GREEN, PINK, *_ = PALETTE
 GREY = "#666666"
 
 
-def theory_figure(path: str | os.PathLike[str], *, m: int = GPT2_PADDING, points: int = 121) -> Path:
+def theory_figure(path: AnyPath, *, m: int = GPT2_PADDING, points: int = 121) -> Path:
     """Draw α(r, m) and its bounds to `path` (.png, .svg or .pdf), with a CSV of the numbers beside it."""
     data = {name: values.tolist() for name, values in curves(m, points=points).items()}
     rows = [{"m": m, **dict(zip(data, row))} for row in zip(*data.values())]

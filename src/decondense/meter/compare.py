@@ -14,12 +14,12 @@ import numpy as np
 import yaml
 
 from .. import records
-from ..files import told_apart
+from ..files import AnyPath, told_apart
 from ..words import perhaps
 from .result import FEW, Condensation
 from .trend import curve_statistics
 
-Item = str | os.PathLike[str] | Condensation | tuple[Any, Any]
+Item = AnyPath | Condensation | tuple[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Comparison:
     def to_json(self) -> str:
         return self.record().to_json()
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
+    def save(self, path: AnyPath) -> Path:
         """Write ``path``, or ``path/result.json`` if it is a folder; folders are made."""
         return self.record().save(path)
 
@@ -125,9 +125,8 @@ class Comparison:
         )  # fmt: skip
 
     def plot(
-        self, path: str | os.PathLike[str] | None = None, *, ax: Any = None, title: str | None = None,
-        view: str = "pooled",
-    ) -> Any:  # fmt: skip
+        self, path: AnyPath | None = None, *, ax: Any = None, title: str | None = None, view: str = "pooled"
+    ) -> Any:
         """The heatmaps side by side, as ``decondense.plot`` draws them; beside a file there is also trend.png."""
         from ..figures.measurements import heatmaps, trend_plot
 

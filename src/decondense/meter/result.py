@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..figures.measured import Geometry, histogram_quantiles
+from ..files import AnyPath
 from ..records import Measurement, Record, parse, read
 from ..words import several
 from .tally import Tally
@@ -72,21 +72,20 @@ class Condensation(Geometry):
         """A row per hidden state: every statistic of ``states.csv``."""
         return self.record.to_pandas()
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
+    def save(self, path: AnyPath) -> Path:
         """Write ``path``, or ``path/result.json`` if it is a folder; to a temporary name first, then renamed."""
         return self.record.save(path)
 
     def plot(
-        self, path: str | os.PathLike[str] | None = None, *, ax: Any = None, title: str | None = None,
-        view: str = "pooled",
-    ) -> Any:  # fmt: skip
+        self, path: AnyPath | None = None, *, ax: Any = None, title: str | None = None, view: str = "pooled"
+    ) -> Any:
         """The heatmap, as ``decondense.plot`` draws it."""
         from ..figures.plot import plot
 
         return plot(self, path, ax=ax, title=title, view=view)
 
 
-def load(path: str | os.PathLike[str]) -> Any:
+def load(path: AnyPath) -> Any:
     """Read a saved result: the JSON file, or the folder that holds ``result.json``. A measurement is a
     ``Condensation``; any other kind is its class in ``decondense.records``."""
     record = read(path)

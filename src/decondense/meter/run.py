@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from .. import models
-from ..files import versions
+from ..files import AnyPath, versions
 from ..losses.options import check_choice
 from ..stack import evaluating
 from ..text import open_text
@@ -43,9 +43,9 @@ class Interrupted(KeyboardInterrupt):
 
 
 def measure(
-    model: str | os.PathLike[str] | tuple[Any, Any] | torch.nn.Module,
+    model: AnyPath | tuple[Any, Any] | torch.nn.Module,
     *,
-    text: str | os.PathLike[str] | Iterable[Any] = TEXT,
+    text: AnyPath | Iterable[Any] = TEXT,
     inputs: Any = None,
     modules: str | Sequence[str] | None = None,
     mask: Mask | None = None,
@@ -60,7 +60,7 @@ def measure(
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
     trust_remote_code: bool = False,
-    data: str | os.PathLike[str] | None = None,
+    data: AnyPath | None = None,
     column: str | None = None,
     batch: int = 4,
     last: int = 3,
@@ -68,7 +68,7 @@ def measure(
     label: str | None = None,
     progress: Callable[[int, int], None] | None = None,
     stage: Stage | None = None,
-    partial: str | os.PathLike[str] | None = None,
+    partial: AnyPath | None = None,
     resume: bool = False,
 ) -> Condensation:
     """Measure how condensed the hidden states of a model are.
@@ -281,7 +281,7 @@ def _check_length(network: Any, tokens: int) -> None:
         raise ValueError(f"tokens must be at most {limit}, what this model was built for, got {tokens}: lower it.")
 
 
-def _resume(folder: str | os.PathLike[str] | None, key: str) -> list[Tally]:
+def _resume(folder: AnyPath | None, key: str) -> list[Tally]:
     if folder is None:
         raise ValueError("resume must know where the partial measurement lies: give its output folder.")
     return [Tally.open(path, key) for path in sorted(Path(folder).glob("partial-*.npz"))]

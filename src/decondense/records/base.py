@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..files import file_in, finite, neighbours, pretty_json, read_json, write_text
+from ..files import AnyPath, file_in, finite, neighbours, pretty_json, read_json, write_text
 from ..needs import need
 from ..words import perhaps, quoted
 
@@ -86,7 +86,7 @@ class Record(Part):
         content = self.model_dump(mode="json", by_alias=True, exclude_unset=True)
         return pretty_json(finite(content))
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
+    def save(self, path: AnyPath) -> Path:
         """Write `path`, or `path`/result.json if it is a folder; folders are made."""
         target = file_in(path, "result.json")
         write_text(target, self.to_json())
@@ -114,7 +114,7 @@ def parse(content: Any, name: str = "result.json", folder: Path | None = None) -
         ) from None
 
 
-def read(path: str | os.PathLike[str]) -> Record:
+def read(path: AnyPath) -> Record:
     """The record in a file, or in the result.json of a folder."""
     target = Path(path)
     if os.path.isdir(target):  # which Path.is_dir does not answer for a name that is too long
@@ -143,7 +143,7 @@ def check_folder(folder: Path, kind: str) -> None:
         )
 
 
-def find(places: Sequence[str | os.PathLike[str]]) -> Iterator[tuple[Path, str]]:
+def find(places: Sequence[AnyPath]) -> Iterator[tuple[Path, str]]:
     """(path, name to show) of every result.json in and below the folders, or of the files themselves, each once, in a
     fixed order. Hidden folders and links to folders are not entered."""
     seen: set[Path] = set()

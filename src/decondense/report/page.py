@@ -12,7 +12,6 @@ import base64
 import functools
 import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,13 +22,13 @@ import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from ..figures.chart import Chart
-from ..files import finite, write_text
+from ..files import AnyPath, finite, write_text
 from ..records import Comparison, Measurement, Study, Training
 from ..words import list_of, slug
 from . import plotly
 from .claims import place_of
 from .runs import Run, group_of, read_run, read_running, training
-from .section import Section, Skipped, Source, Table, brief, nothing, read_sources
+from .section import Places, Section, Skipped, Source, Table, brief, nothing, read_sources
 from .sections import comparison, evaluation, measurement, significance
 from .studies import study
 
@@ -60,18 +59,14 @@ class Report:
         return list(dict.fromkeys(known))
 
 
-def report(
-    places: Sequence[str | os.PathLike[str]], target: str | os.PathLike[str], *, title: str | None = None
-) -> Report:
+def report(places: Places, target: AnyPath, *, title: str | None = None) -> Report:
     """Write the page for every result in and below `places` to `target`; see `collect` and `render`."""
     content = collect(places)
     write_text(Path(target), render(content, title=title))
     return content
 
 
-def collect(
-    places: Sequence[str | os.PathLike[str]], *, running: bool = False, progress: Progress | None = None
-) -> Report:
+def collect(places: Places, *, running: bool = False, progress: Progress | None = None) -> Report:
     """Read results and make sections out of them. Raises `ValueError` when there is no result to show. A file that does
     not fit its schema is skipped, with the reason; whatever else goes wrong is a bug, and is raised.
     `running`: also runs that still train, as far as they are; there may be nothing yet. `progress` is called with

@@ -11,8 +11,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..files import AnyPath
 from ..records import Study
-from .section import Skipped, Source, nothing, read_sources
+from .section import Places, Skipped, Source, nothing, read_sources
 from .studies import sentence_of
 
 COLUMNS = ("study", "claim", "verdict", "sentence", "hardware", "folder")
@@ -20,9 +21,7 @@ Known = Sequence[tuple[str, str, str]]
 """Name, claim and question of every study there is."""
 
 
-def results_table(
-    places: Sequence[str | os.PathLike[str]], *, base: str | os.PathLike[str] | None = None
-) -> tuple[str, list[Skipped]]:
+def results_table(places: Places, *, base: AnyPath | None = None) -> tuple[str, list[Skipped]]:
     """One line per study in and below `places`, in the order of claim and name; folders near `base` (default the
     current folder) are links.
 
@@ -39,7 +38,7 @@ def results_table(
     return _markdown(COLUMNS, rows), skipped
 
 
-def results_rows(places: Sequence[str | os.PathLike[str]]) -> tuple[list[dict[str, str | None]], list[Skipped]]:
+def results_rows(places: Places) -> tuple[list[dict[str, str | None]], list[Skipped]]:
     """The same lines as a list of dictionaries, for programs."""
     studies, skipped = _studies(places)
     names = ("study", "claim", "question", "verdict", "hardware")
@@ -51,9 +50,7 @@ def results_rows(places: Sequence[str | os.PathLike[str]]) -> tuple[list[dict[st
     return rows, skipped
 
 
-def verdicts_table(
-    places: Sequence[str | os.PathLike[str]], *, known: Known, base: str | os.PathLike[str] | None = None
-) -> tuple[str, list[Skipped]]:
+def verdicts_table(places: Places, *, known: Known, base: AnyPath | None = None) -> tuple[str, list[Skipped]]:
     """One line per study that is known: its question, and the verdict of each result in `places`."""
     studies, skipped = _studies(places)
     root = Path(base if base is not None else ".").resolve()
@@ -67,7 +64,7 @@ def verdicts_table(
     return _markdown(("study", "claim", "question", "verdict"), rows), skipped
 
 
-def _studies(places: Sequence[str | os.PathLike[str]]) -> tuple[list[Source[Study]], list[Skipped]]:
+def _studies(places: Places) -> tuple[list[Source[Study]], list[Skipped]]:
     sources, skipped = read_sources(places)
     studies = [source for source in sources if isinstance(source.record, Study)]
     if not studies:
@@ -95,9 +92,7 @@ def _link(source: Source[Study], root: Path, words: str) -> str:
     return f"[{_cell(words)}]({place.replace(' ', '%20').replace('(', '%28').replace(')', '%29')})"
 
 
-def insert_table(
-    file: str | os.PathLike[str], places: Sequence[str | os.PathLike[str]], *, known: Known = ()
-) -> tuple[str, list[Skipped]]:
+def insert_table(file: AnyPath, places: Places, *, known: Known = ()) -> tuple[str, list[Skipped]]:
     """The content of `file` with the tables between their markers, and what was left out. Writes nothing. `known` are
     the studies that the short table names."""
     path = Path(file)

@@ -13,13 +13,14 @@ from typing import Any, Generic, TypeVar
 import yaml
 
 from ..figures.chart import Chart
-from ..files import read_json
+from ..files import AnyPath, read_json
 from ..records import Damaged, Record, find, read
 from ..words import cell, round_to
 from .claims import Claim
 
 _FIGURES = re.compile(r"(?:[\d\s.,+\-−–\[\]%→±<e]|to|[kMB])*")
 R = TypeVar("R", bound=Record, covariant=True)
+Places = Sequence[AnyPath]
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Skipped:
     reason: str
 
 
-def read_sources(places: Sequence[str | os.PathLike[str]]) -> tuple[list[Source[Any]], list[Skipped]]:
+def read_sources(places: Places) -> tuple[list[Source[Any]], list[Skipped]]:
     """Every result in and below the places, and what could not be read, with the reason."""
     sources, skipped = [], []
     for path, folder in find(places):
@@ -82,7 +83,7 @@ def brief(words: str, most: int = 110) -> tuple[str, str]:
     return (clause[1] + ".", clause[3]) if clause and len(words) > most else (words, "")
 
 
-def nothing(what: str, places: Sequence[str | os.PathLike[str]], remedy: str, skipped: Sequence[Skipped]) -> ValueError:
+def nothing(what: str, places: Places, remedy: str, skipped: Sequence[Skipped]) -> ValueError:
     """There is nothing of that sort in the places; with the first reasons why."""
     listed = ", ".join(repr(str(place)) for place in places)
     why = "".join(f" Skipped {s.folder}: {s.reason}" for s in skipped[:3])

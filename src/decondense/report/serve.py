@@ -4,8 +4,6 @@ anew when a result or a snapshot has come or changed."""
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Lock
@@ -13,8 +11,8 @@ from threading import Lock
 from ..records import find
 from .page import collect, render, to_json
 from .runs import now
+from .section import Places
 
-Places = Sequence[str | os.PathLike[str]]
 PATTERNS = ("result.json", "snapshots/step-*.json")
 
 

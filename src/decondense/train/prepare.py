@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from .. import text
+from ..files import AnyPath
 from ..hidden_states import reader_of, select
 from ..insides.transformers import name_loss
 from ..models import pick_device
@@ -73,7 +74,7 @@ def check(recipe: Recipe) -> None:
     check_texts(recipe, tokenizer, where)
 
 
-def prepare(recipe: Recipe, folder: Path, cache: str | os.PathLike[str] | None, preparing: Any = None) -> Prepared:
+def prepare(recipe: Recipe, folder: Path, cache: AnyPath | None, preparing: Any = None) -> Prepared:
     _check_reports(recipe.train.report_to)
     if recipe.train.quantised and sharded():
         raise ValueError("train.quantised rounds whole weights, which FSDP splits: leave it out.")

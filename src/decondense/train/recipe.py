@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, Discriminator, Tag, ValidationError, model_validator
 
-from ..files import flat, neighbours
+from ..files import AnyPath, flat, neighbours
 from ..words import list_of, near, nearest, perhaps
 from .sections import Baselines, Data, Loss, Model, Part, Snapshots, Train
 
@@ -134,7 +133,7 @@ def read_yaml(file: Path) -> dict[str, Any]:
     return content
 
 
-def load_recipe(path: str | os.PathLike[str], settings: Sequence[str] = ()) -> Recipe:
+def load_recipe(path: AnyPath, settings: Sequence[str] = ()) -> Recipe:
     """Read a recipe; `settings` are "key.key=value" strings that override it."""
     file = Path(path)
     if not file.is_file():

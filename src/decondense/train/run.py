@@ -7,7 +7,6 @@ import functools
 import gc
 import json
 import math
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..files import first_process
+from ..files import AnyPath, first_process
 from ..handle import Handle
 from ..insides.torch import lost_process, out_of_memory
 from ..insides.transformers import use_one_gpu
@@ -57,11 +56,11 @@ class Run:
 
 def train(
     recipe: Recipe,
-    folder: str | os.PathLike[str],
+    folder: AnyPath,
     *,
     resume: bool = False,
     command: str = "",
-    cache: str | os.PathLike[str] | None = None,
+    cache: AnyPath | None = None,
     show: Show | None = None,
     progress: Told = nobody,
     say: Callable[[str], None] | None = None,
