@@ -3,13 +3,14 @@
 Two kinds of families: published models, measured (any list of ids), and one trained here from nothing, whose members
 differ in depth and width. The unit is the model: a family member is one number (Spearman; of a model trained with
 several seeds, their mean), and windows only make that number more precise. All families share one slope, whose
-interval has n − families − 1 degrees of freedom. A family of one tells nothing and is shown only. The same slope of the
-mean cosine stands beside it, and decides nothing.
+interval has n − families − 1 degrees of freedom. A family of one tells nothing: it is a heatmap, and no dot. The same
+slope of the mean cosine stands beside it, and decides nothing.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -55,6 +56,10 @@ def members(runs: Runs) -> list[Member]:
     return models
 
 
+def _seeds(runs: Runs, member: Member, number: Callable[[Any], float]) -> list[float]:
+    return runs.values(member.model, number) if member.family == SCRATCH else [number(member.snapshot)]
+
+
 def conclude(runs: Runs, settings: Settings) -> Conclusion:
     models = members(runs)
     families = [m.family for m in models]
@@ -73,7 +78,11 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     sentence += f". Slope of the mean cosine {level.words()}. {trend_and_level(trend, level)}"
     ordered = sorted(models, key=lambda m: (families.index(m.family), m.parameters))
     panels = [(m.model.split("/")[-1], m.snapshot) for m in ordered]
-    points = {"Spearman": [(str(m.parameters), [m.spearman]) for m in ordered]}
+    compared = [m for m in ordered if m.family not in alone] or ordered
+    points = {
+        words: [(str(m.parameters), _seeds(runs, m, number)) for m in compared]
+        for words, number in (("Spearman", spearman), ("mean cosine of the blocks", cosine))
+    }
     draw = partial(heat_row, panels, points=points, x="parameters", numbers=True) if models else None
     columns, rows = list(Member._fields[:-1]), [list(m[:-1]) for m in models]
     return Conclusion(trend.verdict, sentence, columns, rows, {"slope": trend, "mean_cosine": level}, draw)
