@@ -24,8 +24,8 @@ def test_losses_in_a_step():
     ratios = {row["variant"]: float(row["ratio"]) for row in rows("train_step_losses")}
     assert max(ratios.values()) < 1.03  # "below the aim on all layers"
     last = {name: ratio for name, ratio in ratios.items() if name.endswith("last")}
-    assert [name for name, ratio in last.items() if ratio > 1.003] == ["+ l2_repel, last"]
-    assert f"ℓ2-repel has {last['+ l2_repel, last']:.4f}, the others less" in KERNELS
+    assert [name for name, ratio in last.items() if ratio > 1.003] == ["+ decorrelation, last"]
+    assert f"decorrelation has {last['+ decorrelation, last']:.4f}, the others less" in KERNELS
     assert f"differ by up to {max(float(row['spread']) for row in rows('train_step_losses')):.4f}" in KERNELS
     assert f"Measured again since: {ratios['+ first_order']:.3f} for first order on GPT2" in README
 
