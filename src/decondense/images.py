@@ -18,9 +18,14 @@ SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".
 
 
 def image_batches(
-    folder: AnyPath, source: Source, *, windows: int = 100, seed: int = 0, batch: int = 4,
+    folder: AnyPath,
+    source: Source,
+    *,
+    windows: int = 100,
+    seed: int = 0,
+    batch: int = 4,
     trust_remote_code: bool = False,
-) -> Named:  # fmt: skip
+) -> Named:
     """The images in and below ``folder``, at most ``windows`` of them, drawn by ``seed`` and in the order of their
     names; what comes is what the image processor of ``source`` makes of them: ``pixel_values`` and the like."""
     need("images", "measuring images")

@@ -71,9 +71,13 @@ class TrainerEngine:
             setattr(self.trainer, name, wrapped)
 
     def _with_penalty(
-        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None, **kwargs: Any,
-    ) -> Any:  # fmt: skip
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> Any:
         labels = inputs.get("shift_labels")
         if labels is None and inputs.get("labels") is not None:
             labels = inputs["labels"]

@@ -56,9 +56,15 @@ def like(z: Tensor) -> list[Tensor]:
 
 
 def forward(
-    z: Tensor, mask: Tensor | None = None, *, variance_weight: float = 25.0, covariance_weight: float = 1.0,
-    gamma: float = 1.0, eps: float = 1e-4, need_grad: bool = True,
-) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
+    z: Tensor,
+    mask: Tensor | None = None,
+    *,
+    variance_weight: float = 25.0,
+    covariance_weight: float = 1.0,
+    gamma: float = 1.0,
+    eps: float = 1e-4,
+    need_grad: bool = True,
+) -> tuple[Tensor, tuple[Tensor, ...]]:
     """z (B, N, F), mask (B, N) bool → L (B,) float32, and what `backward` needs: X and M in bfloat16."""
     z, mask = rows.check(z, mask)
     batch, _, width = z.shape

@@ -141,9 +141,16 @@ def _splits(tokens: int, count_rows: int, width: int) -> int:
 
 
 def _multiply(
-    weights: Tensor, x: Tensor, out: Tensor, *, sequence: int, first_x: int, first_row: int, dot: str,
+    weights: Tensor,
+    x: Tensor,
+    out: Tensor,
+    *,
+    sequence: int,
+    first_x: int,
+    first_row: int,
+    dot: str,
     norms: Tensor | None,
-) -> None:  # fmt: skip
+) -> None:
     """out[sequences, rows] = weights · x[sequences], weights (sequences, rows, tokens).
 
     x begins with sequence first_x.  With `norms`, which carry the mask, the product is `product_kernel`'s.
@@ -199,10 +206,21 @@ class Work(NamedTuple):
 
 @functools.lru_cache(rows.CASES)
 def prepared(
-    shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype, device: torch.device, how: Precision,
-    masked: bool, need_grad: bool, curve: str, tau: float, clamp: float, hard_clamp: bool, margin: float, eps: float,
+    shape: torch.Size,
+    strides: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    how: Precision,
+    masked: bool,
+    need_grad: bool,
+    curve: str,
+    tau: float,
+    clamp: float,
+    hard_clamp: bool,
+    margin: float,
+    eps: float,
     diagonal: bool,
-) -> Work:  # fmt: skip
+) -> Work:
     """The launches of a call, in order; `strides` are those of z, which the products may read a copy of."""
     batch, tokens, width = shape
     x_dtype = how.copy or dtype
@@ -260,9 +278,18 @@ class Sums(NamedTuple):
 
 
 def sums(
-    z: Tensor, mask: Tensor | None = None, *, curve: str = "dispersion", tau: float = 1.0, clamp: float = 0.1,
-    hard_clamp: bool = False, margin: float = 0.5, eps: float = 1e-2, diagonal: bool = False, need_grad: bool = True,
-) -> Sums:  # fmt: skip
+    z: Tensor,
+    mask: Tensor | None = None,
+    *,
+    curve: str = "dispersion",
+    tau: float = 1.0,
+    clamp: float = 0.1,
+    hard_clamp: bool = False,
+    margin: float = 0.5,
+    eps: float = 1e-2,
+    diagonal: bool = False,
+    need_grad: bool = True,
+) -> Sums:
     """The loss of every sequence of z (B, N, F), and what its gradient is made of.
 
     mask (B, N) bool marks the tokens that count.  A sequence with fewer than two has the value 0.
@@ -324,9 +351,15 @@ def forward(
 
 
 def backward(
-    z: Tensor, saved: tuple[Tensor, ...], upstream: Tensor, *, eps: float = 1e-2, diagonal: bool = False,
-    other: Tensor | None = None, **options: Any,
-) -> Tensor:  # fmt: skip
+    z: Tensor,
+    saved: tuple[Tensor, ...],
+    upstream: Tensor,
+    *,
+    eps: float = 1e-2,
+    diagonal: bool = False,
+    other: Tensor | None = None,
+    **options: Any,
+) -> Tensor:
     """∂(Σ_b upstream_b L_b)/∂z (B, N, F) in z's dtype, plus `other` if there is one; upstream (B,) float32.
 
     An upstream () is that of the mean of the L_b. `saved` comes from `forward` on the same z and options; of

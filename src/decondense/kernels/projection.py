@@ -63,9 +63,17 @@ def _project_kernel(
 
 
 def project(
-    z: Tensor, norms: Tensor, total: Tensor, factors: Tensor, upstream: Tensor, *, eps: float,
-    count_self: bool = False, remainder: Tensor | None = None, other: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    z: Tensor,
+    norms: Tensor,
+    total: Tensor,
+    factors: Tensor,
+    upstream: Tensor,
+    *,
+    eps: float,
+    count_self: bool = False,
+    remainder: Tensor | None = None,
+    other: Tensor | None = None,
+) -> Tensor:
     """k (w (T − u_i) + G_i/a_i) through u: one read of z (and of G), one write.
 
     k is `factors` (B,) times `upstream` (B,), or () for the mean over the sequences, and w is 1; beside a remainder G
@@ -86,10 +94,17 @@ def project(
 
 @functools.lru_cache(CASES)
 def _projection(
-    shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype, device: torch.device,
-    remainder: torch.dtype | None, stride_u: tuple[int, ...], upstream: torch.dtype, eps: float, count_self: bool,
+    shape: torch.Size,
+    strides: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    remainder: torch.dtype | None,
+    stride_u: tuple[int, ...],
+    upstream: torch.dtype,
+    eps: float,
+    count_self: bool,
     add: bool,
-) -> Launch:  # fmt: skip
+) -> Launch:
     batch, tokens, width = shape
     rows, padded, warps = row_tile(width)
     return Launch(

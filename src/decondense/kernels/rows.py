@@ -254,9 +254,16 @@ def row_tile(width: int, elements: int = PROJECT_TILE) -> tuple[int, int, int]:
 
 
 def statistics(
-    z: Tensor, mask: Tensor | None, *, eps: float, copy: torch.dtype | None = None, unit: bool = False,
-    centred: bool = False, raw: bool = False, centre: bool = False,
-) -> Statistics:  # fmt: skip
+    z: Tensor,
+    mask: Tensor | None,
+    *,
+    eps: float,
+    copy: torch.dtype | None = None,
+    unit: bool = False,
+    centred: bool = False,
+    raw: bool = False,
+    centre: bool = False,
+) -> Statistics:
     """One read of z (B, N, F): norms, T, Q, n, ‖T‖², and on request a copy of z (`unit`: of u) in another dtype.
 
     `centred` takes the mean over its features off each token first; `raw` takes z for u. `centre` gives Σ‖z_i‖² for
@@ -282,9 +289,18 @@ def statistics(
 
 @functools.lru_cache(CASES)
 def _reading(
-    shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype, device: torch.device, masked: bool, eps: float,
-    copy: torch.dtype | None, unit: bool, centred: bool, raw: bool, centre: bool,
-) -> tuple[Launch, Launch, int, int]:  # fmt: skip
+    shape: torch.Size,
+    strides: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    masked: bool,
+    eps: float,
+    copy: torch.dtype | None,
+    unit: bool,
+    centred: bool,
+    raw: bool,
+    centre: bool,
+) -> tuple[Launch, Launch, int, int]:
     """The read of z, the sum of what its programs found, how many they are, and the parts of ‖T‖²."""
     batch, tokens, width = shape
     rows, padded, warps = row_tile(width, STATISTICS_TILE)

@@ -226,9 +226,14 @@ def forward(
 
 
 def backward(
-    z: Tensor, saved: tuple[Tensor, ...], upstream: Tensor, *, eps: float = 1e-2, centred: bool = False,
+    z: Tensor,
+    saved: tuple[Tensor, ...],
+    upstream: Tensor,
+    *,
+    eps: float = 1e-2,
+    centred: bool = False,
     other: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """∂(Σ_b upstream_0b m₁_b + upstream_1b m₂_b)/∂z (B, N, F) in z's dtype, plus `other` if there is one; upstream
     (2, B) float32."""
     z, _ = rows.check(z, None)

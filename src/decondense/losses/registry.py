@@ -139,10 +139,18 @@ class Entry:
         return function
 
     def over_layers(
-        self, states: Sequence[Tensor], masks: Sequence[Tensor | None],
-        join: Callable[[Sequence[Tensor]], Tensor] = _stack, mean: bool = False, /, *, max_tokens: int | None = None,
-        shared_sample: bool = False, generator: torch.Generator | None = None, **options: Any,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        self,
+        states: Sequence[Tensor],
+        masks: Sequence[Tensor | None],
+        join: Callable[[Sequence[Tensor]], Tensor] = _stack,
+        mean: bool = False,
+        /,
+        *,
+        max_tokens: int | None = None,
+        shared_sample: bool = False,
+        generator: torch.Generator | None = None,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor | None]:
         """Values (layers, batch), on the device of the first layer, and mean cosines where they come for nothing.
 
         `join` makes one tensor of those of the layers: that of a single one can do without the axis. `mean` allows a
