@@ -41,6 +41,11 @@ def geometry(name, values, default=0.5):
     return lambda arm, s: run(**{name: values.get(arm, default) + noise(arm, s)})
 
 
+def one_hardly_learns(arm: str, seed: int) -> dict:
+    spearman, loss = (-0.8, 4.1) if "Olmo2" in arm else (0.8, 3.0)
+    return run(spearman=spearman + noise(arm, seed), held_out=loss)
+
+
 def layers(arm: str) -> int:
     return int(arm[0])
 
@@ -78,6 +83,7 @@ CASES = [
     ("arch", lambda arm, s: run(spearman=0.8 + noise(arm, s)), "reproduced"),
     ("arch", lambda arm, s: run(spearman=(-0.8 if "Olmo2" in arm else 0.8) + noise(arm, s)), "not reproduced"),
     ("arch", lambda arm, s: run(spearman=(0.1 * (s - 2) if "Olmo2" in arm else 0.8) + noise(arm, s)), "undecided"),
+    ("arch", one_hardly_learns, "reproduced"),  # the case of Olmo2 above, where it has learned
     ("size", lambda arm, s: run(spearman=1 - layers(arm) / 3, parameters=10 ** layers(arm)), "reproduced"),
     ("size", lambda arm, s: run(spearman=layers(arm) / 3 - 1.5, parameters=10 ** layers(arm)), "not reproduced"),
 ]  # fmt: skip

@@ -3,8 +3,9 @@
 Transformers' own models, of one depth and width, that differ in the kind of norm (LayerNorm, RMSNorm), its place
 (before the sublayer, after it), the position encoding (learned, rotary, none) and whether the output head is tied to
 the embeddings. The paper speaks of Transformers as such, so all of them must condense. Pairs that differ in one thing
-are compared seed by seed. Beside the trend over depth, and not part of the criterion: whether training raises the
-level, the mean cosine of the blocks.
+are compared seed by seed. One that hardly learns at the rate that all of them have is told, and decides nothing: what
+its states do is not what training does. Beside the trend over depth, and not part of the criterion: whether training
+raises the level, the mean cosine of the blocks.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 from ..figures.studies import effects
 from ..stats.verdicts import NOT, REPRODUCED, UNDECIDED, Decision, decide, trend_and_level
-from .runs import Conclusion, Runs, Settings, cosine, spearman
+from .runs import Conclusion, Runs, Settings, cosine, held_out, spearman
 
 GPT2, GPT2_UNTIED = "GPT2: LayerNorm before, learned, tied", "GPT2: LayerNorm before, learned, untied"
 OPT_PRE, OPT_POST = "OPT: LayerNorm before, learned, tied", "OPT: LayerNorm after, learned, tied"
@@ -34,6 +35,9 @@ CONTRASTS = [
     ("head: tied − untied (GPT2)", GPT2, GPT2_UNTIED),
     ("head: tied − untied (Llama)", LLAMA_TIED, LLAMA),
 ]
+
+
+LEARNS = 1.0  # nats: with a higher held-out loss than the best architecture's by so much, one has hardly learned
 
 
 def arms(size: dict[str, Any]) -> Settings:
@@ -66,13 +70,16 @@ def arms(size: dict[str, Any]) -> Settings:
 
 
 def conclude(runs: Runs, settings: Settings) -> Conclusion:
-    names = list(settings["arms"])
+    losses = {arm: runs.mean(arm, held_out) for arm in runs.arms}
+    failed = [arm for arm, loss in losses.items() if loss > min(losses.values()) + LEARNS]
+    names = [arm for arm in settings["arms"] if arm not in failed]
     trends = {arm: runs.values(arm, spearman) for arm in names}
     raised = {arm: [cosine(run) - cosine(run, 0) for run in runs.of(arm)] for arm in names}
     condense, verdict, resist = _all_above(trends)
     level, by_level, lowered = _all_above(raised)
-    contrasts = {what: runs.contrast(a, b, spearman, claim="greater") for what, a, b in CONTRASTS}
-    levels = {what: runs.contrast(a, b, cosine, claim="greater") for what, a, b in CONTRASTS}
+    pairs = [pair for pair in CONTRASTS if not {*pair[1:]} & {*failed}]
+    contrasts = {what: runs.contrast(a, b, spearman, claim="greater") for what, a, b in pairs}
+    levels = {what: runs.contrast(a, b, cosine, claim="greater") for what, a, b in pairs}
     sentence = (
         f"{_sure(condense)} of {len(names)} architectures condense with the whole interval; dispersing by themselves: "
         f"{', '.join(resist) or 'none'}; single differences that show: {_moved(contrasts, 2) or 'none'}. Mean cosine "
@@ -80,9 +87,14 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         f"{', '.join(lowered) or 'none'}; single differences in it that show: {_moved(levels, 3) or 'none'}. "
         f"{trend_and_level(verdict, by_level)}"
     )
+    if failed:
+        sentence += (
+            f" Hardly learned, held-out loss {LEARNS:g} nat or more above the best, and left out: {', '.join(failed)}."
+        )
+    shown = sorted((arm for arm in names if arm in runs.arms), key=lambda arm: runs.mean(arm, spearman))
     draw = partial(
         effects,
-        [(arm, trends[arm]) for arm in sorted(runs.arms, key=lambda arm: runs.mean(arm, spearman))],
+        [(arm, trends[arm]) for arm in shown],
         x="Spearman of mean cosine with depth, end of training",
         note="above 0: condensing; dots: training seeds; bars: 95 % intervals",
     )
