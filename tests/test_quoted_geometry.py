@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import numpy as np
+import pytest
+from scipy.stats import spearmanr
 from test_quoted_results import README, RESULTS, bounds, estimate, mean, runs, table
 
 from decondense.records import Training
-from decondense.stats.verdicts import signed
+from decondense.stats.verdicts import interval, signed
+from decondense.studies.size import floor
 
 ALONE, TAUGHT, OTHERWISE = "student alone", "student with a teacher", "student with a dispersed teacher"
 TEACHER = "dispersed teacher"
+TEXTS = ("novels", "encyclopedia", "reviews", "abstracts", "wikitext-2")
 
 
 def lower(decision: dict, digits: int) -> str:
@@ -23,25 +29,51 @@ def test_distill():
     assert {(arm, *some) for arm, some in of.items()} == {(arm, 1, 2, 3) for arm in (ALONE, TAUGHT, OTHERWISE, TEACHER)}
     first, second = found["mean_cosine"], found["mean_cosine_dispersed"]
     told = f"{signed(first['estimate'], 3)}, 90 % interval {bounds(first, 3)}"
-    assert f"{told}, and {signed(second['estimate'], 3)} {bounds(second, 3)}" in RESULTS
+    assert f"{told}, and {signed(second['estimate'], 3)} {bounds(second, 3)}: a fall of" in RESULTS
     assert min(first["low"], second["low"]) > -found["margin"]
     assert f"a fall of {found['margin']:g}, the margin, is excluded for both" in RESULTS
-    assert f"mean cosine is {first['estimate']:.3f} and {second['estimate']:.3f} higher than alone" in README
+    assert (
+        f"mean cosine is {first['estimate']:.3f} and {second['estimate']:.3f} higher than alone, and a fall" in README
+    )
     start, end = (np.mean([run.snapshots[i].blocks for run in of[TEACHER].values()]) for i in (0, -1))
     assert f"mean cosine, from {start:.3f} to {end:.3f}" in RESULTS
     levels = [mean("distill", arm, "mean_cosine") for arm in (ALONE, TAUGHT, OTHERWISE)]
     assert "end at {:.3f} alone, {:.3f} with the first teacher and {:.3f} with the second".format(*levels) in RESULTS
-    handed = lower(found["mean_cosine_handed_on"], 3)
-    assert f"Of the {start - end:.3f} by which the two teachers differ, {handed} reach" in RESULTS
+    apart = lower(found["mean_cosine_handed_on"], 3)
+    assert f"the two teachers differ by {start - end:.3f}, their students differ by {apart}." in RESULTS
+    ahead = [
+        [at_loss(of[arm][s], of[ALONE][s].held_out[-1].loss)[1] - of[ALONE][s].snapshots[-1].blocks for s in (1, 2, 3)]
+        for arm in (TAUGHT, OTHERWISE)
+    ]
+    assert "they are {:.3f} and {:.3f} above, and one seed is below".format(*np.mean(ahead, 1)) in RESULTS
+    assert np.sum(np.array(ahead) < 0) == 1
     loss, other = found["held_out_loss"], found["held_out_loss_dispersed"]
     one, two = lower(loss, 3).replace(" [", " nats ["), lower(other, 3)
-    assert f"lower with either, by {one} and by {two}" in RESULTS
+    assert f"lower with either teacher, by {one} and by {two}, but not of every text" in RESULTS
+    gaps = {text: interval(by_text(TAUGHT, text) - by_text(ALONE, text)) for text in TEXTS}
+    lowest = [-gaps[text][0] for text in ("novels", "encyclopedia", "wikitext-2")]
+    assert f"lower by {min(lowest):.2f} to {max(lowest):.2f} on novels, encyclopedia and WikiText-2" in RESULTS
+    assert gaps["reviews"][1] < 0 < gaps["reviews"][2]
+    assert all(gaps[text][2] < 0 for text in ("novels", "encyclopedia", "wikitext-2"))
+    assert "{:.3f} [{:.3f}, {:.3f}] higher on abstracts".format(*gaps["abstracts"]) in RESULTS
+    behind = found["held_out_loss_other_teacher"]
+    told = lower(behind, 4).replace(" [", " nats [")
+    abstracts = -np.mean(by_text(OTHERWISE, "abstracts") - by_text(TAUGHT, "abstracts"))
+    assert f"student is {told} below the other, on abstracts by {abstracts:.3f}" in RESULTS
+    told = f"{signed(first['estimate'], 3)}, 90 % interval {bounds(first, 3)}"
     row = f"held-out loss {signed(loss['estimate'], 3)} nats {bounds(loss, 3)}, mean cosine {told}"
     assert row in RESULTS
-    assert f"{signed(other['estimate'], 3)} {bounds(other, 3)} and {signed(second['estimate'], 3)}" in RESULTS
+    second_told = f"{signed(second['estimate'], 3)}, 90 % {bounds(second, 3)}"
+    assert f"{signed(other['estimate'], 3)} {bounds(other, 3)} and {second_told}" in RESULTS
     read = [np.mean([run.held_out[i].loss for run in of[TEACHER].values()]) for i in (-1, 0)]
     assert "held-out loss shows ({:.2f} instead of {:.2f})".format(*read) in RESULTS
     assert f"A GPT2 of {table('distill')[0]['parameters'] / 1e6:.0f}M parameters" in RESULTS
+
+
+def by_text(arm: str, text: str) -> np.ndarray:
+    """Held-out loss of a text, mean over its documents, of every seed."""
+    documents = [run.held_out_documents for _, run in sorted(runs("distill")[arm].items())]
+    return np.array([np.mean([one.loss for one in some if one.text == f"{text}:valid"]) for some in documents])
 
 
 def at_loss(run: Training, loss: float) -> tuple[float, float]:
@@ -60,7 +92,9 @@ def test_size():
     assert f"({small['parameters'] / 1e6:.1f}M to {large['parameters'] / 1e6:.0f}M parameters)" in RESULTS
     trend = f"{signed(small['spearman'], 2)} in the smallest to {signed(large['spearman'], 2)} in the largest"
     per = lower(found["slope"], 2)
-    assert f"Spearman falls from {trend}, by {per} for tenfold parameters" in RESULTS
+    assert f"it falls from {trend}, by {per} for tenfold parameters" in RESULTS
+    alone = f"from {signed(small['spearman_blocks'], 2)} to {signed(large['spearman_blocks'], 2)}"
+    assert f"Spearman goes {alone}, by {lower(found['spearman_blocks'], 2)} for tenfold parameters" in RESULTS
     level = found["mean_cosine"]
     rise = f"from {small['mean_cosine']:.3f} to {large['mean_cosine']:.3f}"
     assert f"{rise}, by {level['estimate']:.3f} [{level['low']:.3f}, {level['high']:.3f}]." in RESULTS
@@ -71,20 +105,37 @@ def test_size():
     curves = {arm: [np.array(run.snapshots[-1].mean_cosine) for run in some.values()] for arm, some in of.items()}
     ends = [curve[-1] for some in curves.values() for curve in some]
     assert f"({min(ends):.2f} to {max(ends):.2f} after the final norm)" in RESULTS
-    for arm, some in curves.items():
-        peaks = [int(curve.argmax()) for curve in some]
-        if arm != small["model"]:  # "of 6 layers or more the cosine rises over the first blocks, then falls"
-            assert max(peaks) <= (len(some[0]) - 1) / 2, arm
-    highest = {arm: (min(map(max, some)), max(map(max, some))) for arm, some in curves.items()}
-    six, sixteen = "6 layers, width 192", large["model"]
-    assert "{:.2f} to {:.2f} at a third to half of the depth with 6 layers".format(*highest[six]) in RESULTS
-    assert {int(curve.argmax()) for curve in curves[six]} == {2, 3}
-    assert "{:.2f} to {:.2f} after the second or third block of 16".format(*highest[sixteen]) in RESULTS
-    assert {int(curve.argmax()) for curve in curves[sixteen]} == {2, 3}
-    last = float(np.mean([run.held_out[-1].loss for run in of[small["model"]].values()]))
-    assert f"the loss that the smallest ends with, {last:.2f}, interpolated" in RESULTS
-    (low, narrow), (high, wide) = (
-        np.mean([at_loss(run, last) for run in of[row["model"]].values()], axis=0) for row in (large, small)
+    assert all(curve.argmin() == 0 for some in curves.values() for curve in some)  # "the lowest state of all 18 runs"
+    lowest = {row["model"]: floor(len(curves[row["model"]][0])) for row in rows}
+    assert f"{lowest[small['model']]:g} with 4 layers, {signed(lowest[large['model']], 2)} with 16" in RESULTS
+    assert (
+        f"cannot go below {lowest[small['model']]:g} with 4 layers, nor below {signed(lowest[large['model']], 2)}"
+        in README
     )
-    assert f"Spearman still goes from {signed(high, 2)} to {signed(low, 2)}" in RESULTS
-    assert f"and the mean cosine from {wide:.2f} to {narrow:.2f}" in RESULTS
+    assert "three largest models lie within 0.06 of that" in RESULTS
+    assert 0.05 < max(row["spearman"] - lowest[row["model"]] for row in rows[3:]) < 0.06
+    six, sixteen = "6 layers, width 192", large["model"]
+    peaks = {arm: [int(curve.argmax()) for curve in some] for arm, some in curves.items()}
+    assert {peak for arm, some in peaks.items() if arm != small["model"] for peak in some} == {2, 3, 4}
+    highest = [f"{min(map(max, curves[arm])):.2f} to {max(map(max, curves[arm])):.2f}" for arm in (six, sixteen)]
+    assert "the peak is higher, {} with 6 layers and {} with 16".format(*highest) in RESULTS
+    last = float(np.mean([run.held_out[-1].loss for run in of[small["model"]].values()]))
+    assert f"the loss that the smallest ends with, {last:.2f}, between snapshots" in RESULTS
+    at = [np.mean([at_loss(run, last) for run in of[row["model"]].values()], axis=0) for row in rows]
+    (high, wide), (low, narrow) = at[0], at[-1]
+    assert f"Spearman goes from {signed(high, 2)} to {signed(low, 2)} and the mean cosine from {wide:.2f} to" in RESULTS
+    assert f"to {narrow:.2f}; a third of its rise is gone, and from {rows[3]['parameters'] / 1e6:.0f}M" in RESULTS
+    assert 1 - (narrow - wide) / (large["mean_cosine"] - small["mean_cosine"]) == pytest.approx(1 / 3, abs=0.03)
+    assert np.ptp([level for _, level in at[3:]]) < 0.003
+    each = [of[row["model"]][1].tokens / row["parameters"] for row in (small, large)]
+    assert "are {:.0f} for each parameter of the smallest and {:.2f} for each of the largest".format(*each) in RESULTS
+
+
+@pytest.mark.parametrize("states", range(3, 18))
+def test_the_lowest_that_spearman_can_be(states):
+    """With the first state lowest and all others falling; no order with the first lowest is below it."""
+    falling = [0, *range(states - 1, 0, -1)]
+    assert spearmanr(range(states), falling).statistic == pytest.approx(floor(states))
+    if states < 8:
+        others = (spearmanr(range(states), [0, *rest]).statistic for rest in permutations(range(1, states)))
+        assert min(others) == pytest.approx(floor(states))

@@ -43,7 +43,8 @@ def runs(study: str) -> dict[str, dict[int, Training]]:
     table: dict[str, dict[int, Training]] = {}
     for folder in sorted((STUDIES / study / "runs").iterdir()):
         run = read(folder)
-        table.setdefault(run.arm, {})[run.recipe["train"]["seed"]] = run
+        if isinstance(run, Training):
+            table.setdefault(run.arm, {})[run.recipe["train"]["seed"]] = run
     return table
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..stats.intervals import student
 from ..words import amount, signed
-from .chart import PALETTE, Axis, Band, Box, Chart, Frame, Rule, Series, dots, look
+from .chart import FAINT, PALETTE, Axis, Band, Box, Chart, Frame, Rule, Series, dots, look
 from .draw import Strip, draw
 from .measured import Short
 from .measurements import DEPTH, heat_rows
@@ -41,12 +41,15 @@ def heat_grid(
 
 
 def heat_row(
-    panels: Sequence[tuple[str, Short]], path: Path, *, points: Mapping[str, Points], x: str, numbers: bool = False
-) -> Path:
+    panels: Sequence[tuple[str, Short]], path: Path, *, points: Mapping[str, Points], x: str, numbers: bool = False,
+    limits: Mapping[str, tuple[str, Sequence[float]]] = {}, line: float = 0.0,
+) -> Path:  # fmt: skip
     """Heatmaps, and below them charts side by side with one dot per seed or model: `points` are label of the y axis →
     (label on the x axis, values).
 
     numbers: the labels on the x axis are numbers, and the axis is logarithmic.
+    limits: label of a y axis → what the dots cannot go below, in words and for each of them: a dashed line.
+    line: a level to draw.
     """
     lines = math.ceil(len(panels) / 6)
     columns = math.ceil(len(panels) / lines)
@@ -54,7 +57,10 @@ def heat_row(
     words = "depth (right of a white line: after the final norm)"
     width = max(6.0, 2.2 * columns + 1.2)
     upper = Strip(charts, (width, 2.3 * lines + 0.3), words, "cosine", shared=True)
-    lower = [_panel(_points(those, y, numbers) | {"title": "", "x": x}, joined=False) for y, those in points.items()]
+    lower = []
+    for y, those in points.items():
+        more = {"title": "", "x": x, "line": line, "limit": limits.get(y)}
+        lower.append(_panel(_points(those, y, numbers) | more, joined=False))
     return draw([upper, Strip([lower], (width, 2.9))], path)
 
 
@@ -65,7 +71,7 @@ def _heats(rows: Sequence[Sequence[tuple[str, Short]]]) -> list[list[Chart]]:
 def _points(points: Points, y: str, numbers: bool) -> dict[str, Any]:
     places = [float(label) if numbers else float(i) for i, (label, _) in enumerate(points)]
     values = [values for _, values in points]
-    panel = {"y": y, "line": 0, "series": {"": (places, values)}, "ticks": places, "labels": [p[0] for p in points]}
+    panel = {"y": y, "series": {"": (places, values)}, "ticks": places, "labels": [p[0] for p in points]}
     if numbers:
         # labels at powers of ten where those of all models would lie over each other
         low, high = (math.floor(math.log10(f(places))) for f in (min, max))
@@ -135,13 +141,16 @@ def _panel(panel: Mapping[str, Any], *, joined: bool = True) -> Chart:
             marks += [Band(x, low, high, "", colour, 0.2), Series(x, mean, name, **style)]
         else:
             marks += dots(x, values, colour=colour, name=name, joined=joined)
+        if panel.get("limit"):
+            marks.append(Series(x, panel["limit"][1], panel["limit"][0], FAINT, "dash"))
     places = panel.get("ticks") or ()
     labels = panel.get("labels") or [f"{place:g}".replace("-", "−") for place in places]
     scale = panel.get("scale") or "linear"
     axis = Axis(panel["x"], panel.get("span"), scale=scale, ticks=list(zip(places, labels)) or None, grid=False)
     rules = [Rule(panel["line"], "y")] if panel.get("line") is not None else []
     y = Axis(panel["y"], range=panel.get("limits"))
-    legend = "best" if panel.get("legend", len(panel["series"]) > 1) else ""
+    several = len(panel["series"]) > 1 or bool(panel.get("limit"))
+    legend = "best" if panel.get("legend", several) else ""
     return Chart(panel["title"], axis, y, [Frame(marks)], rules, legend=legend)
 
 

@@ -17,7 +17,8 @@ PICTURE = "picture"
 
 
 class Shown(NamedTuple):
-    """What a study is about: where its effect stands in `estimate`, what that is in words, its figure by title."""
+    """What a study is about: where its effect stands in `estimate` (nowhere, if it is no single number), what that is
+    in words, its figure by title."""
 
     path: tuple[str, ...]
     words: str
@@ -25,6 +26,8 @@ class Shown(NamedTuple):
 
 
 STUDIES = {
+    "size": Shown(("slope",), "Spearman, for tenfold parameters", PICTURE),
+    "arch": Shown((), "", PICTURE),
     "text": Shown(("another_text",), "Spearman on one more text"),
     "width": Shown(("difference",), "Spearman, narrowest − widest MLP"),
     "init": Shown(("change",), "Spearman, end − start", "Condensation over training"),
@@ -110,6 +113,8 @@ def _decision(record: Study) -> list[tuple[str, _Decision]]:
     verdict of the whole before others."""
     found = list(_decisions(record.estimate))
     known = STUDIES.get(record.study)
+    if known and not known.path:
+        return []
     start = known.path if known else ()
     there = [(path[len(start) :], one) for path, one in found if start and path[: len(start)] == start]
     first = [known.words] if known and there else []

@@ -80,7 +80,12 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     pairs = [pair for pair in CONTRASTS if not {*pair[1:]} & {*failed}]
     contrasts = {what: runs.contrast(a, b, spearman, claim="greater") for what, a, b in pairs}
     levels = {what: runs.contrast(a, b, cosine, claim="greater") for what, a, b in pairs}
-    sentence = (
+    seeds = [len(some) for some in trends.values() if some]
+    missing = (
+        f"{len(seeds)} of {len(names)} architectures are run, {min(seeds, default=0)} of at least 3 training seeds; "
+    )
+    whole = len(seeds) == len(names) and min(seeds) >= 3
+    sentence = missing * (not whole) + (
         f"{_sure(condense)} of {len(names)} architectures condense with the whole interval; dispersing by themselves: "
         f"{', '.join(resist) or 'none'}; single differences that show: {_moved(contrasts, 2) or 'none'}. Mean cosine "
         f"of the blocks, end minus step 0, above 0 in {_sure(level)} of {len(names)} with the whole interval, below 0: "
@@ -91,13 +96,14 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         sentence += (
             f" Hardly learned, held-out loss {LEARNS:g} nat or more above the best, and left out: {', '.join(failed)}."
         )
-    shown = sorted((arm for arm in names if arm in runs.arms), key=lambda arm: runs.mean(arm, spearman))
+    shown = sorted(runs.arms, key=lambda arm: runs.mean(arm, spearman))
     draw = partial(
         effects,
-        [(arm, trends[arm]) for arm in shown],
-        x="Spearman of mean cosine with depth, end of training",
-        note="above 0: condensing; dots: training seeds; bars: 95 % intervals",
-    )
+        [(f"{arm}{' (hardly learned)' * (arm in failed)}", runs.values(arm, spearman)) for arm in shown],
+        x="Spearman of mean cosine with depth, end of training", colours=[7 * (arm in failed) for arm in shown],
+        right=[f"{runs.mean(arm, cosine):.3f}" for arm in shown], right_title="mean cosine",
+        note="above 0: condensing; dots: training seeds; bars, where there are several: 95 % intervals",
+    )  # fmt: skip
     estimate = {"spearman": condense, "contrasts": contrasts, "mean_cosine": level, "contrasts_mean_cosine": levels}
     return Conclusion(verdict, sentence, *runs.rows(), estimate, draw)
 

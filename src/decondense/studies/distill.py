@@ -54,8 +54,9 @@ def _students(runs: Runs, settings: Settings) -> Conclusion:
     trend = not_below(runs.differences(TAUGHT, ALONE, spearman), margin=TREND_MARGIN)
     loss = runs.contrast(TAUGHT, ALONE, held_out)
     sentence = (
-        f"mean cosine {runs.said(ALONE, cosine)} alone, {runs.said(TAUGHT, cosine)} with a teacher; difference "
-        f"{change.words()}{change.why}. Spearman {trend.words(2)}{trend.why}. {trend_and_level(trend, change)} "
+        f"mean cosine with a teacher minus alone {change.words()}{change.why}; it is {runs.said(ALONE, cosine)} alone, "
+        f"{runs.said(TAUGHT, cosine)} with a teacher. Spearman {trend.words(2)}{trend.why}. "
+        f"{trend_and_level(trend, change)} "
         f"Held-out loss {loss.words(4)}."
     )
     estimate = {"mean_cosine": change, "spearman": trend, "held_out_loss": loss, "margin": MARGIN}
@@ -63,8 +64,18 @@ def _students(runs: Runs, settings: Settings) -> Conclusion:
     if OTHERWISE in settings["arms"]:
         decided, words, more = _dispersed(runs, str(teacher_of(settings, OTHERWISE)))
         verdict, sentence, estimate = combine([change, decided]), f"{sentence} {words}", estimate | more
-    points = {"mean cosine of the blocks": [(arm, runs.values(arm, cosine)) for arm in runs.arms]}
-    draw = partial(heat_row, runs.last_snapshots(), points=points, x="")
+    levels = {arm: runs.values(arm, cosine) for arm in runs.arms}
+    teacher = teacher_of(settings, OTHERWISE) if OTHERWISE in settings["arms"] else None
+    if teacher in levels:
+        levels[f"{teacher} before"] = [cosine(run, 0) for run in runs.of(str(teacher))]
+    points = {
+        "mean cosine of the blocks": [
+            (arm.replace(" with ", "\nwith ").replace(" before", "\nbefore it was dispersed"), values)
+            for arm, values in levels.items()
+        ]
+    }
+    words = f"line: {MARGIN:g} below the student alone, the margin"
+    draw = partial(heat_row, runs.last_snapshots(), points=points, x=words, line=runs.mean(ALONE, cosine) - MARGIN)
     return Conclusion(verdict, sentence, *runs.rows(), estimate, draw)
 
 
@@ -74,15 +85,17 @@ def _dispersed(runs: Runs, teacher: str) -> tuple[Decision, str, dict[str, Any]]
     met = moved.high is not None and moved.high < -GATE
     change = not_below(runs.differences(OTHERWISE, ALONE, cosine), margin=MARGIN)
     handed = runs.contrast(OTHERWISE, TAUGHT, cosine)
-    loss = runs.contrast(OTHERWISE, ALONE, held_out)
+    loss, other_loss = (runs.contrast(OTHERWISE, arm, held_out) for arm in (ALONE, TAUGHT))
     words = (
         f"The dispersed teacher has a mean cosine of {runs.said(teacher, cosine)}, changed by {moved.words(1)} "
         f"percent: the gate of −{GATE:g} % is {'met' if met else 'not met'}. Its student minus alone {change.words()}"
-        f"{change.why}; minus the other student {handed.words()}; held-out loss minus alone {loss.words(4)}."
+        f"{change.why}; minus the other student {handed.words()}; held-out loss minus alone {loss.words(4)}, "
+        f"minus the other student's {other_loss.words(4)}."
     )
     gated = Decision(UNDECIDED, None, None, None, moved.n, "training seed", 0.95, "the gate is not met")
     numbers = {"teacher_percent": moved, "gate_percent": GATE, "gate_met": met, "mean_cosine_dispersed": change}
     numbers |= {"mean_cosine_handed_on": handed, "held_out_loss_dispersed": loss}
+    numbers |= {"held_out_loss_other_teacher": other_loss}
     return change if met else gated, words, numbers
 
 

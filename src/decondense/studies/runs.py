@@ -166,6 +166,11 @@ def spearman(run: Training | Snapshot, at: int = -1) -> float:
     return known(_shot(run, at).spearman)
 
 
+def spearman_blocks(run: Training | Snapshot, at: int = -1) -> float:
+    """The same over the states after the embedding, as the paper writes it."""
+    return known(_shot(run, at).spearman_blocks)
+
+
 def last(run: Training | Snapshot) -> float:
     """Mean cosine of the last three states, at the end."""
     return known(_shot(run, -1).last)

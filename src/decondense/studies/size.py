@@ -4,12 +4,14 @@ Two kinds of families: published models, measured (any list of ids), and one tra
 differ in depth and width. The unit is the model: a family member is one number (Spearman; of a model trained with
 several seeds, their mean), and windows only make that number more precise. All families share one slope, whose
 interval has n − families − 1 degrees of freedom. A family of one tells nothing: it is a heatmap, and no dot. The same
-slope of the mean cosine stands beside it, and decides nothing.
+slope of the mean cosine stands beside it, and that of Spearman over the blocks alone; they decide nothing. Spearman
+over all states cannot be as low in a model of few layers as in one of many, once the embedding is its lowest state.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,7 +19,7 @@ from typing import Any, NamedTuple
 from ..figures.studies import heat_row
 from ..records import Snapshot
 from ..stats.verdicts import signed, slope, trend_and_level
-from .runs import Conclusion, Runs, Settings, cosine, spearman
+from .runs import Conclusion, Runs, Settings, cosine, spearman, spearman_blocks
 
 SCRATCH = "trained from scratch"
 
@@ -41,19 +43,28 @@ class Member(NamedTuple):
     seeds: int
     spearman: float
     mean_cosine: float
+    spearman_blocks: float
     snapshot: Snapshot
 
 
 def members(runs: Runs) -> list[Member]:
     models = []
     for arm, trained in runs.table.items():
-        first, means = runs.of(arm)[0], (runs.mean(arm, spearman), runs.mean(arm, cosine))
-        models.append(Member(SCRATCH, arm, first.model.parameters, len(trained), *means, first.snapshots[-1]))
+        trend, level, blocks = (runs.mean(arm, number) for number in (spearman, cosine, spearman_blocks))
+        first = runs.of(arm)[0]
+        size = first.model.parameters
+        models.append(Member(SCRATCH, arm, size, len(trained), trend, level, blocks, first.snapshots[-1]))
     for one in runs.measured:
         shot, family = one.measurement, one.config["family"]
-        numbers = (spearman(shot), cosine(shot))
+        numbers = (spearman(shot), cosine(shot), spearman_blocks(shot))
         models.append(Member(family, str(shot.model), shot.parameters or 1, 1, *numbers, shot))
     return models
+
+
+def floor(states: int) -> float:
+    """The least that Spearman over all states can be where the first is the lowest, as embeddings are: the others may
+    fall in order, 1 − 6 Σ d² / (n (n² − 1)) with d_1 = 0 and d_i = n + 2 − 2 i, which is 1 − 2 (n − 2)/(n + 1)."""
+    return 1 - 2 * (states - 2) / (states + 1)
 
 
 def _seeds(runs: Runs, member: Member, number: Callable[[Any], float]) -> list[float]:
@@ -65,6 +76,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     families = [m.family for m in models]
     sizes = [math.log10(m.parameters) for m in models]
     trend = slope(sizes, [m.spearman for m in models], families, claim="less")
+    blocks = slope(sizes, [m.spearman_blocks for m in models], families, claim="less")
     level = slope(sizes, [m.mean_cosine for m in models], families, claim="less")
     alone = {f for f in families if families.count(f) == 1}
     several = [f for f in dict.fromkeys(families) if f not in alone]
@@ -75,14 +87,20 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         sentence += f"; {family}: {signed(ends[0].spearman, 2)} smallest, {signed(ends[-1].spearman, 2)} largest"
     if alone:
         sentence += f"; shown only: {', '.join(m.model for m in models if m.family in alone)}"
-    sentence += f". Slope of the mean cosine {level.words()}. {trend_and_level(trend, level)}"
+    sentence += f". Over the blocks alone {blocks.words(2)}. Slope of the mean cosine {level.words()}. "
+    sentence += trend_and_level(trend, level)
     ordered = sorted(models, key=lambda m: (families.index(m.family), m.parameters))
-    panels = [(m.model.split("/")[-1], m.snapshot) for m in ordered]
+    # of a measured model its name, without what a record says of it beside
+    names = [m.model if m.family == SCRATCH else re.split(r", | \(", m.model.split("/")[-1])[0] for m in ordered]
+    panels = list(zip(names, (m.snapshot for m in ordered)))
     compared = [m for m in ordered if m.family not in alone] or ordered
     points = {
         words: [(str(m.parameters), _seeds(runs, m, number)) for m in compared]
         for words, number in (("Spearman", spearman), ("mean cosine of the blocks", cosine))
     }
-    draw = partial(heat_row, panels, points=points, x="parameters", numbers=True) if models else None
+    least = ("lowest that it can be", [floor(len(m.snapshot.mean_cosine)) for m in compared])
+    more: dict[str, Any] = {"x": "parameters", "numbers": True, "limits": {"Spearman": least}}
+    draw = partial(heat_row, panels, points=points, **more) if models else None
+    estimate = {"slope": trend, "spearman_blocks": blocks, "mean_cosine": level}
     columns, rows = list(Member._fields[:-1]), [list(m[:-1]) for m in models]
-    return Conclusion(trend.verdict, sentence, columns, rows, {"slope": trend, "mean_cosine": level}, draw)
+    return Conclusion(trend.verdict, sentence, columns, rows, estimate, draw)
