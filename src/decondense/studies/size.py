@@ -81,14 +81,16 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     alone = {f for f in families if families.count(f) == 1}
     several = [f for f in dict.fromkeys(families) if f not in alone]
     named = ", ".join(several) or "no family of two"
-    sentence = f"slope of Spearman {trend.words(2)} per tenfold parameters ({named}){trend.why}"
+    sentence = (
+        f"for tenfold parameters ({named}) the mean cosine changes by {level.words()}, Spearman by {trend.words(2)}"
+    )
+    sentence += trend.why
     for family in several:
         ends = sorted((m for m in models if m.family == family), key=lambda m: m.parameters)
         sentence += f"; {family}: {signed(ends[0].spearman, 2)} smallest, {signed(ends[-1].spearman, 2)} largest"
     if alone:
         sentence += f"; shown only: {', '.join(m.model for m in models if m.family in alone)}"
-    sentence += f". Over the blocks alone {blocks.words(2)}. Slope of the mean cosine {level.words()}. "
-    sentence += trend_and_level(trend, level)
+    sentence += f". Over the blocks alone Spearman changes by {blocks.words(2)}. {trend_and_level(trend, level)}"
     ordered = sorted(models, key=lambda m: (families.index(m.family), m.parameters))
     # of a measured model its name, without what a record says of it beside
     names = [m.model if m.family == SCRATCH else re.split(r", | \(", m.model.split("/")[-1])[0] for m in ordered]
@@ -98,7 +100,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         words: [(str(m.parameters), _seeds(runs, m, number)) for m in compared]
         for words, number in (("Spearman", spearman), ("mean cosine of the blocks", cosine))
     }
-    least = ("lowest that it can be", [floor(len(m.snapshot.mean_cosine)) for m in compared])
+    least = ("lowest, where the embedding is lowest", [floor(len(m.snapshot.mean_cosine)) for m in compared])
     more: dict[str, Any] = {"x": "parameters", "numbers": True, "limits": {"Spearman": least}}
     draw = partial(heat_row, panels, points=points, **more) if models else None
     estimate = {"slope": trend, "spearman_blocks": blocks, "mean_cosine": level}
