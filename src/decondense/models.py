@@ -335,7 +335,12 @@ def _check_folder(path: Path) -> None:
 def _one_sentence(source: Source) -> Iterator[None]:
     """Turn the many ways in which transformers says "not found" or "does not fit" into one, and whatever a damaged file
     or a wrong value of config.json breaks deep inside it."""
-    from huggingface_hub.errors import GatedRepoError, StrictDataclassError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        StrictDataclassError,
+    )  # fmt: skip
 
     try:
         yield
@@ -353,7 +358,9 @@ def _one_sentence(source: Source) -> Iterator[None]:
             reason = f"it comes with code of its own, which runs only when you say that you trust it ({ask})"
         if source.kind == "hub" and not own_code:
             path = Path(source.name)
-            if path.parent.name and os.path.isdir(path.parent) and not isinstance(error.__cause__, GatedRepoError):
+            cause = error.__cause__
+            absent = isinstance(cause, (LocalEntryNotFoundError, RepositoryNotFoundError))
+            if path.parent.name and os.path.isdir(path.parent) and absent and not isinstance(cause, GatedRepoError):
                 close = perhaps(path.name, neighbours(path), cutoff=0.7)
                 raise FileNotFoundError(
                     f"no model at {source.name!r}: the folder {str(path.parent)!r} has none of that name, and the hub "

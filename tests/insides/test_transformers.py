@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from regularize.models import bert, gpt2, llama, t5
-from transformers import Trainer, TrainingArguments
+from transformers import GPT2LMHeadModel, Trainer, TrainingArguments
 
 from decondense.insides import Moved
 from decondense.insides import transformers as inside
@@ -29,7 +29,19 @@ def test_a_model_that_names_no_loss_is_given_the_one_it_has():
         before = model.loss_function
         inside.name_loss(model)
         assert model.loss_function is before
+        assert ("_loss_function" in vars(model)) is not own  # and nothing is left to complain of
         assert inside.shifts_labels(model) is own, "Trainer counts as before"
+
+
+def test_a_model_that_brings_its_loss_keeps_it():
+    class Own(GPT2LMHeadModel):
+        loss_function = property(lambda self: min)
+
+    set_before = gpt2()
+    set_before.loss_function = max
+    for model, own in ((Own(gpt2().config), min), (set_before, max)):
+        inside.name_loss(model)
+        assert model.loss_function is own
 
 
 def test_how_trainer_scales_a_loss(trainer):

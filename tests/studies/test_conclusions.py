@@ -8,12 +8,13 @@ import math
 
 import numpy as np
 import pytest
-from study_runs import concluded, measured, of_seeds, packed, run, scored, snapshot
+from study_runs import STATES, concluded, measured, of_seeds, packed, run, scored, snapshot
 
 from decondense import studies
 from decondense.records import Snapshot
 from decondense.stats.verdicts import interval
 from decondense.studies import outcomes, settings_of, variants
+from decondense.studies.size import floor
 
 known = functools.cache(lambda name, scale: settings_of(studies.STUDIES[name], scale))
 
@@ -394,3 +395,44 @@ def test_the_mean_cosine_of_a_snapshot_is_that_of_its_blocks():
     """The embedding, which no loss acts on, is left out."""
     assert Snapshot(**snapshot(0, mean_cosine=[0.9, 0.1, 0.3], histogram=None)).blocks == pytest.approx(0.2)
     assert math.isnan(Snapshot(**snapshot(0, mean_cosine=[0.9, None, 0.3], histogram=None)).blocks)
+
+
+def learns(losses):
+    """Runs of `arch` with these held-out losses, 3 where none is given; all of them condense."""
+    return lambda arm, s: run(spearman=0.8 + noise(arm, s), held_out=losses.get(arm, 3.0))
+
+
+def test_an_architecture_without_a_loss_or_far_above_the_best_does_not_count():
+    first, second, *others = settled("arch")[1]["arms"]
+    for losses, left in (({first: None}, 10), ({second: 9.0, first: None}, 9), ({first: 4.0}, 10), ({first: 3.99}, 11)):
+        found = of("arch", learns(losses))
+        assert (found.verdict, f" {left} of {left} architectures condense" in f" {found.sentence}") == (
+            "reproduced",
+            True,
+        )
+    assert f"left out: {second}." in of("arch", learns({second: 9.0})).sentence
+    few = of("arch", learns(dict.fromkeys(others, 9.0)))
+    assert few.verdict == "undecided"  # two of eleven say nothing of all
+
+
+def test_what_is_not_run_of_the_architectures_is_told_first():
+    study, settings = settled("arch")
+    runs = [one for one in of_seeds(settings, learns({}), [1]) if one.record.arm.startswith(("GPT2", "OPT"))]
+    sentence = concluded(study, settings, runs).sentence
+    assert sentence.startswith("4 of 11 architectures are run, 1 of at least 3 training seeds; ")
+
+
+def test_size_draws_every_seed_and_the_lowest_spearman_of_one_family(monkeypatch):
+    """Families of different depth have no such line in common."""
+    strips = []
+    monkeypatch.setattr("decondense.figures.studies.draw", lambda of, path: strips.append(of[1]))
+    of("size", lambda arm, s: run(spearman=s / 100 - layers(arm) / 10, parameters=10 ** layers(arm))).draw(path=None)
+    study, settings = settled("size", "paper")
+    shot = snapshot(None, spearman=0.1, model="m", parameters=10**8)
+    concluded(study, settings, measured(study, settings, lambda config: shot)).draw(path=None)
+    (trend, level), (several, _) = (strip.rows[0] for strip in strips)
+    assert (trend.y.title, level.y.title) == ("Spearman", "mean cosine of the blocks")
+    lines = [[mark for mark in chart.frames[-1].marks if mark.name.startswith("lowest")] for chart in (trend, several)]
+    assert list(lines[0][0].y) == [floor(STATES)] * 4
+    assert not lines[1]
+    assert sum(len(mark.x) for mark in trend.frames[-1].marks if mark.hollow) == 4 * 3

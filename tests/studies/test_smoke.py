@@ -139,6 +139,21 @@ def test_every_other_study(command, tmp_path, request, monkeypatch, name):
     assert len(folders) <= len(made), "trained twice"  # a teacher is an arm and belongs to a student
 
 
+def test_a_teacher_waits_for_its_student_and_goes_with_it(command, tmp_path, monkeypatch):
+    """In calls of their own, and while another process is done with something else in the same folder."""
+    folders, train = [], decondense.train.run.train
+    monkeypatch.setattr(
+        decondense.train.run, "train", lambda recipe, to, **how: folders.append(to.name) or train(recipe, to, **how)
+    )
+    kept = tmp_path / "o" / ".work" / "teacher-dispersed-teacher-seed-1"
+    for piece, there in (("dispersed*", True), ("student-alone*", True), ("student-with-a-dispersed*", False)):
+        code, _, err = command("study", "distill", "--out", tmp_path / "o", "--piece", piece)
+        assert code == 0, err
+        assert kept.exists() == there
+    assert folders == [kept.name, "student-alone-seed-1", "student-with-a-dispersed-teacher-seed-1"]
+    assert not kept.parent.exists()
+
+
 def test_benchmarks_without_data_are_not_run(command, tmp_path):
     _, out, _ = command("study", "benchmarks", "--out", tmp_path / "o")
     assert "undecided: not run" in out

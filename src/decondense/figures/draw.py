@@ -165,7 +165,7 @@ def _axis(axis: Any, side: str, described: Axis, size: int) -> None:
     if described.ticks is not None:
         labels = [label for _, label in described.ticks]
         longest = max((len(line) for label in labels for line in label.splitlines()), default=0)
-        room = 16 * axis.get_window_extent().width / axis.get_figure(root=True).dpi  # letters of this size to an inch
+        room = 16 * axis.get_window_extent().width / axis.figure.dpi  # letters of this size to an inch
         slanted = side == "x" and len(labels) * longest > room
         slant = {"rotation": 30, "ha": "right"} if slanted else {}
         getattr(axis, f"set_{side}ticks")([place for place, _ in described.ticks], labels, fontsize=8, **slant)

@@ -27,9 +27,14 @@ def shifts_labels(model: Any) -> bool:
 
 def name_loss(model: Any) -> None:
     """Give a causal language model whose class names no loss, GPT2's say, the one that transformers would take, and
-    then complain of. Its `loss_type` stays as it is: by that Trainer counts labels."""
-    if getattr(model, "loss_type", None) is None:
-        why = "a model whose class names no loss must be given one"
+    then complain of. One that brings a loss of its own keeps it. `loss_type` stays as it is: by that Trainer counts
+    labels."""
+    why = "a model whose class names no loss must be given one"
+    base = member("transformers", "PreTrainedModel", library="transformers", why=why)
+    plain = getattr(type(model), "loss_function", None) is attribute(
+        base, "loss_function", library="transformers", why=why
+    )
+    if plain and getattr(model, "loss_type", None) is None and "_loss_function" not in vars(model):
         model.loss_function = member("transformers.loss.loss_utils", "ForCausalLMLoss", library="transformers", why=why)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -161,14 +162,27 @@ def _size(batch: Batch, name: str) -> int:
     return len(tensors[0])
 
 
+def _positions(network: nn.Module, *, given: bool) -> float:
+    """How many tokens a model has positions for. One without a table of them, as rotary models are and those with
+    relative positions, has no limit. Numbers that the model makes itself begin after its padding, as RoBERTa's do;
+    OPT's table has two rows to spare."""
+    limit: float = getattr(network.config, "max_position_embeddings", None) or math.inf
+    found = math.inf
+    for name, part in network.named_modules():
+        leaf = name.rpartition(".")[2]
+        if isinstance(part, nn.Embedding) and re.search("wpe|position", leaf) and "rel" not in leaf:
+            first = 0 if given or part.padding_idx is None else part.padding_idx + 1
+            found = min(found, part.num_embeddings - first)
+    return min(limit, found) if found < math.inf else math.inf
+
+
 def checked(batch: Batch, network: nn.Module) -> Batch:
     """Refuse token ids and positions that the model has no vectors for: a GPU would only say that something is wrong,
     and some time later. Beside pixels and the like there may be ids that stand for those."""
     ids = batch.get("input_ids")
     alone = not any(isinstance(v, Tensor) and v.is_floating_point() for k, v in batch.items() if k != "input_ids")
     with contextlib.suppress(TypeError):  # it reads none
-        table: Any = token_embedding(network)
-        size = getattr(table, "num_embeddings", None)
+        size = getattr(token_embedding(network), "num_embeddings", None)
         if size is None or not isinstance(ids, Tensor) or not ids.numel() or not alone:
             return batch
         low, high = ids.min().item(), ids.max().item()
@@ -178,12 +192,10 @@ def checked(batch: Batch, network: nn.Module) -> Batch:
                 f"token ids must be whole numbers from 0 to {size - 1}, the vocabulary of {type(network).__name__}, "
                 f"got {came}: take the tokenizer of this model."
             )
-        limit = getattr(network.config, "max_position_embeddings", None) or math.inf
-        others = (m.num_embeddings for m in network.modules() if isinstance(m, nn.Embedding) and m is not table)
         places = batch.get("position_ids")
         longest = int(places.max()) + 1 if isinstance(places, Tensor) else ids.shape[-1]
-        # A model without a table of positions, as rotary ones are, reads more; OPT's table has two rows to spare.
-        if longest > limit and any(limit <= rows <= limit + 2 for rows in others):
+        limit = _positions(network, given=isinstance(places, Tensor))
+        if longest > limit:
             raise ValueError(
                 f"inputs must have at most {limit} tokens, the positions of {type(network).__name__}, got {longest}: "
                 "cut them."

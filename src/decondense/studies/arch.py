@@ -10,6 +10,7 @@ raises the level, the mean cosine of the blocks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -71,20 +72,20 @@ def arms(size: dict[str, Any]) -> Settings:
 
 def conclude(runs: Runs, settings: Settings) -> Conclusion:
     losses = {arm: runs.mean(arm, held_out) for arm in runs.arms}
-    failed = [arm for arm, loss in losses.items() if loss > min(losses.values()) + LEARNS]
+    best = min(filter(math.isfinite, losses.values()), default=math.nan)
+    failed = [arm for arm, loss in losses.items() if not loss < best + LEARNS]
     names = [arm for arm in settings["arms"] if arm not in failed]
     trends = {arm: runs.values(arm, spearman) for arm in names}
     raised = {arm: [cosine(run) - cosine(run, 0) for run in runs.of(arm)] for arm in names}
-    condense, verdict, resist = _all_above(trends)
-    level, by_level, lowered = _all_above(raised)
+    condense, verdict, resist = _all_above(trends, len(settings["arms"]))
+    level, by_level, lowered = _all_above(raised, len(settings["arms"]))
     pairs = [pair for pair in CONTRASTS if not {*pair[1:]} & {*failed}]
     contrasts = {what: runs.contrast(a, b, spearman, claim="greater") for what, a, b in pairs}
     levels = {what: runs.contrast(a, b, cosine, claim="greater") for what, a, b in pairs}
-    seeds = [len(some) for some in trends.values() if some]
-    missing = (
-        f"{len(seeds)} of {len(names)} architectures are run, {min(seeds, default=0)} of at least 3 training seeds; "
-    )
-    whole = len(seeds) == len(names) and min(seeds) >= 3
+    seeds = [len(runs.of(arm)) for arm in runs.arms]
+    arms = len(settings["arms"])
+    missing = f"{len(seeds)} of {arms} architectures are run, {min(seeds, default=0)} of at least 3 training seeds; "
+    whole = len(seeds) == arms and min(seeds) >= 3
     sentence = missing * (not whole) + (
         f"{_sure(condense)} of {len(names)} architectures condense with the whole interval; dispersing by themselves: "
         f"{', '.join(resist) or 'none'}; single differences that show: {_moved(contrasts, 2) or 'none'}. Mean cosine "
@@ -108,14 +109,14 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     return Conclusion(verdict, sentence, *runs.rows(), estimate, draw)
 
 
-def _all_above(values: Mapping[str, Sequence[float]]) -> tuple[dict[str, Decision], str, list[str]]:
+def _all_above(values: Mapping[str, Sequence[float]], all_arms: int) -> tuple[dict[str, Decision], str, list[str]]:
     """Of each architecture whether it is above 0, the verdict on all of them, and which are below at the level divided
-    by their number."""
+    by the number of arms. That all are above is no claim about all where more than half of the arms are left out."""
     above = {arm: decide(some, claim="greater") for arm, some in values.items()}
-    strict = {arm: decide(some, claim="greater", level=1 - 0.05 / len(values)) for arm, some in values.items()}
+    strict = {arm: decide(some, claim="greater", level=1 - 0.05 / all_arms) for arm, some in values.items()}
     below = [arm for arm, d in strict.items() if d.verdict == NOT]
-    verdict = NOT if below else REPRODUCED if _sure(above) == len(above) else UNDECIDED
-    return above, verdict, below
+    enough = _sure(above) == len(above) and 2 * len(above) >= all_arms
+    return above, NOT if below else REPRODUCED if enough else UNDECIDED, below
 
 
 def _sure(decisions: Mapping[str, Decision]) -> int:

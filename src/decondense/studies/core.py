@@ -30,10 +30,10 @@ from ..files import safe_name, versions, write_csv, write_text
 from ..records import Training, find
 from ..stats.verdicts import UNDECIDED
 from ..words import duration, perhaps, round_to, several
-from .arms import TEACHER, recipe_of
+from .arms import recipe_of
 from .runs import Conclusion, Members, Planned, Run, Runs, measured_name, trained_name
 from .settings import SCALES, Settings, command_of, read_scales, settings_from
-from .work import NotRun, Workshop, in_small, known_runs, make, save_run
+from .work import NotRun, Workshop, clear_teachers, in_small, known_runs, make, save_run
 
 HOOKS = ("conclude", "refuse", "measurements", "arms", "criterion_of", "needed")  # of a study's module
 TOY = " (Smoke scale: it checks the code, not the claim.)"
@@ -162,9 +162,10 @@ def run(
     finally:
         if shop.aside:
             gc.unfreeze()
-    left = [*(planned.name for planned in chosen), *map(safe_name, settings.get("arms", ())), f"{TEACHER}-*-seed-*"]
+    left = [*(planned.name for planned in chosen), *map(safe_name, settings.get("arms", ()))]
     for path in [path for name in left for path in shop.work.glob(name)]:
         shutil.rmtree(path, ignore_errors=True)  # what a killed process had no time to remove
+    clear_teachers(plan, shop)
     with contextlib.suppress(OSError):
         shop.work.rmdir()
     return conclude(study, scale, folder, settings=settings, reason=reason)

@@ -64,18 +64,14 @@ def _students(runs: Runs, settings: Settings) -> Conclusion:
     if OTHERWISE in settings["arms"]:
         decided, words, more = _dispersed(runs, str(teacher_of(settings, OTHERWISE)))
         verdict, sentence, estimate = combine([change, decided]), f"{sentence} {words}", estimate | more
-    levels = {arm: runs.values(arm, cosine) for arm in runs.arms}
-    teacher = teacher_of(settings, OTHERWISE) if OTHERWISE in settings["arms"] else None
-    if teacher in levels:
-        levels[f"{teacher} before"] = [cosine(run, 0) for run in runs.of(str(teacher))]
-    points = {
-        "mean cosine of the blocks": [
-            (arm.replace(" with ", "\nwith ").replace(" before", "\nbefore it was dispersed"), values)
-            for arm, values in levels.items()
-        ]
-    }
-    words = f"line: {MARGIN:g} below the student alone, the margin"
-    draw = partial(heat_row, runs.last_snapshots(), points=points, x=words, line=runs.mean(ALONE, cosine) - MARGIN)
+    levels = [(arm.replace(" with ", "\nwith "), runs.values(arm, cosine)) for arm in runs.arms]
+    second = teacher_of(settings, OTHERWISE) if OTHERWISE in settings["arms"] else None
+    if second in runs.arms:
+        levels.append((f"{second}\nbefore it was dispersed", [cosine(run, 0) for run in runs.of(str(second))]))
+    draw = partial(
+        heat_row, runs.last_snapshots(), points={"mean cosine of the blocks": levels},
+        line=runs.mean(ALONE, cosine) - MARGIN, x=f"line: {MARGIN:g} below the student alone, the margin",
+    )  # fmt: skip
     return Conclusion(verdict, sentence, *runs.rows(), estimate, draw)
 
 

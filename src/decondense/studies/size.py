@@ -67,6 +67,11 @@ def floor(states: int) -> float:
     return 1 - 2 * (states - 2) / (states + 1)
 
 
+def _name(member: Member) -> str:
+    """Of a measured model its name, without what a record says of it beside."""
+    return member.model if member.family == SCRATCH else re.split(r", | \(", member.model.split("/")[-1])[0]
+
+
 def _seeds(runs: Runs, member: Member, number: Callable[[Any], float]) -> list[float]:
     return runs.values(member.model, number) if member.family == SCRATCH else [number(member.snapshot)]
 
@@ -89,19 +94,18 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         ends = sorted((m for m in models if m.family == family), key=lambda m: m.parameters)
         sentence += f"; {family}: {signed(ends[0].spearman, 2)} smallest, {signed(ends[-1].spearman, 2)} largest"
     if alone:
-        sentence += f"; shown only: {', '.join(m.model for m in models if m.family in alone)}"
+        sentence += f"; shown only: {', '.join(_name(m) for m in models if m.family in alone)}"
     sentence += f". Over the blocks alone Spearman changes by {blocks.words(2)}. {trend_and_level(trend, level)}"
     ordered = sorted(models, key=lambda m: (families.index(m.family), m.parameters))
-    # of a measured model its name, without what a record says of it beside
-    names = [m.model if m.family == SCRATCH else re.split(r", | \(", m.model.split("/")[-1])[0] for m in ordered]
-    panels = list(zip(names, (m.snapshot for m in ordered)))
+    panels = [(_name(m), m.snapshot) for m in ordered]
     compared = [m for m in ordered if m.family not in alone] or ordered
     points = {
         words: [(str(m.parameters), _seeds(runs, m, number)) for m in compared]
         for words, number in (("Spearman", spearman), ("mean cosine of the blocks", cosine))
     }
     least = ("lowest, where the embedding is lowest", [floor(len(m.snapshot.mean_cosine)) for m in compared])
-    more: dict[str, Any] = {"x": "parameters", "numbers": True, "limits": {"Spearman": least}}
+    limits = {"Spearman": least} if len({m.family for m in compared}) == 1 else {}  # families differ in depth
+    more: dict[str, Any] = {"x": "parameters", "numbers": True, "limits": limits}
     draw = partial(heat_row, panels, points=points, **more) if models else None
     estimate = {"slope": trend, "spearman_blocks": blocks, "mean_cosine": level}
     columns, rows = list(Member._fields[:-1]), [list(m[:-1]) for m in models]

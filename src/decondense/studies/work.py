@@ -67,6 +67,9 @@ def make(planned: Planned, shop: Workshop) -> None:
             save_run(run if shop.times else run._replace(record=_timeless(run.record)), shop.folder / "runs")
             shutil.rmtree(shop.work / planned.name, ignore_errors=True)
     finally:
+        for lock in shop.work.glob(f".{TEACHER}-*.lock"):
+            with contextlib.suppress(ValueError), locked(lock, busy="a teacher is being trained"):
+                pass  # it is nobody's, and goes
         with contextlib.suppress(OSError):
             shop.work.rmdir()
 
@@ -115,13 +118,37 @@ def _trained(planned: Planned, shop: Workshop) -> Run:
 
 
 def _place(arm: str, seed: int, shop: Workshop) -> Path:
-    """Where an arm is trained. One that teaches others stays there until all runs are made: it is trained once."""
+    """Where an arm is trained. One that teaches others stays there until they are made: it is trained once."""
     teaches = any(teacher_of(shop.settings, other) == arm for other in shop.settings["arms"])
     return shop.work / f"{TEACHER + '-' if teaches else ''}{trained_name(arm, seed)}"
 
 
+def clear_teachers(plan: Sequence[Planned], shop: Workshop) -> None:
+    """Remove every teacher whose students are made, unless another process has it in hands."""
+    students: dict[Path, list[str]] = {}
+    for planned in plan:
+        teacher = None if planned.arm is None else teacher_of(shop.settings, planned.arm)
+        if teacher is not None:
+            students.setdefault(_place(teacher, int(planned.seed or 0), shop), []).append(planned.name)
+    for place, names in students.items():
+        if place.is_dir() and all((shop.folder / "runs" / name).is_dir() for name in names):
+            with contextlib.suppress(ValueError), locked(_lock(place), busy="its trainer is at work"):
+                shutil.rmtree(place, ignore_errors=True)
+
+
+def _lock(place: Path) -> Path:
+    return place.with_name(f".{place.name}.lock")
+
+
 def _carry_out(recipe: Any, folder: Path, shop: Workshop) -> Path:
-    """Train into the folder; what an interrupted process has left there of the same recipe is gone on with."""
+    """Train into the folder. A teacher may be wanted by several processes: the first trains it, the others wait."""
+    teaches = folder.name.startswith(f"{TEACHER}-")
+    with locked(_lock(folder)) if teaches else contextlib.nullcontext():
+        return _train(recipe, folder, shop)
+
+
+def _train(recipe: Any, folder: Path, shop: Workshop) -> Path:
+    """What an interrupted process has left in the folder of the same recipe is gone on with."""
     from ..train.folder import check_recipe
     from ..train.run import train
     from ..train.watch import in_words
