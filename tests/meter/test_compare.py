@@ -73,6 +73,9 @@ def test_sizes_are_an_axis_and_its_trend_is_in_words(stories, prose):
         config.n_layer, config.vocab_size = layers, 512
         models.append((type(build("gpt2"))(config).eval(), tokenizer))
     comparison = compare(models, text=prose, **SMALL)
+    assert comparison.notes[0].startswith("the models have 1, 3 and 4 layers, and Spearman depends on their number")
+    level = comparison.results[1].mean_cosine[1:].mean()
+    assert comparison.rows()[1]["mean_cosine"] == pytest.approx(level)
     assert comparison.axis == "size"
     assert comparison.verdict.startswith(("condensation against size", "Spearman does not change with size"))
 

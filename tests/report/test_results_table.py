@@ -76,6 +76,19 @@ def test_the_short_table_names_every_study(tmp_path):
         insert_table(tmp_path / "README.md", [tmp_path / "results"])
 
 
+def test_the_short_table_says_where_trend_and_level_part(tmp_path):
+    parts = "reproduced: far. By the trend over depth reproduced, by the level of the mean cosine not reproduced."
+    agree = "reproduced: far. By the trend over depth reproduced, by the level of the mean cosine reproduced."
+    for name, sentence in (("width", parts), ("init", agree)):
+        write_study(tmp_path / name, study=name, sentence=sentence)
+    (tmp_path / "README.md").write_text("<!-- verdicts -->\n<!-- end verdicts -->\n")
+    known = [("width", "C3", "Do they?"), ("init", "C4", "Is it?")]
+    text, _ = insert_table(tmp_path / "README.md", [tmp_path], known=known)
+    wide, first = text.splitlines()[3:5]
+    assert wide.endswith("| reproduced (by the trend over depth reproduced, by the level not reproduced) |")
+    assert first.endswith("| reproduced |")
+
+
 def test_readme_without_markers_or_studies(tmp_path):
     write_study(tmp_path / "s")
     (tmp_path / "R.md").write_text("nothing here")

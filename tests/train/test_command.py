@@ -264,7 +264,7 @@ def test_interrupted_then_resumed_then_finished(recipe, monkeypatch):
 def test_figures_in_words():
     figures = {"tokens_per_second": 285_123.4, "loss": 3.3, "task_loss": 3.24701, "penalty": -0.4312,
                "mean_cosine": 0.5371, "eval_loss": 3.2475}  # fmt: skip
-    whole = "285k tok/s  loss 3.247  penalty -0.431  cosine 0.537  held-out 3.248"
+    whole = "285k tok/s  task loss 3.247  penalty -0.431  cosine 0.537  held-out 3.248"
     assert in_words(figures, 200) == whole
     assert in_words(figures, 57) == whole[: whole.index("  held-out")]
     assert in_words(figures, 11) == "285k tok/s"

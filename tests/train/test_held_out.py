@@ -12,7 +12,8 @@ import torch
 import transformers
 
 from decondense.train import train
-from decondense.train.held_out import frequency_deciles
+from decondense.train.held_out import Document, frequency_deciles, one_document
+from decondense.train.sections import Data
 from train.runs import tiny
 
 CONTEXT = 32
@@ -95,3 +96,10 @@ def test_no_documents_where_none_are_asked_for(tmp_path, cache):
         f"context: {CONTEXT}}}"
     )
     assert "held_out_documents" not in train(recipe, tmp_path / "run", cache=cache).record
+
+
+def test_a_plain_file_that_is_one_document_is_named():
+    documents = [Document("a.txt", 0, np.arange(7)), Document("b.jsonl", 0, np.arange(5))]
+    documents += [Document("c.jsonl", number, np.arange(3)) for number in (0, 1)]
+    assert one_document(documents, Data(text="pydoc", held_out_documents=20)) == {"a.txt": 7}
+    assert one_document(documents, Data(text="pydoc", held_out_documents=1)) == {}

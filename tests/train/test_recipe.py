@@ -127,8 +127,8 @@ def test_budget_in_tokens_is_made_of_whole_steps():
         ),
         ("train.fused_loss=autp", "train.fused_loss must be auto, true or false, got 'autp': did you mean 'auto'?"),
         (
-            "loss={name: dispersion, layers: 3}",
-            'recipe: loss.layers must be a string or a list, got 3: correct it, or leave it out for "all".',
+            "loss={name: dispersion, layers: 0.5}",
+            'recipe: loss.layers must be a string or a list, got 0.5: correct it, or leave it out for "all".',
         ),
         ("model.tokenizer=3", "recipe: model.tokenizer must be a string or a section of keys, got 3: correct it, or"),
         ("data.text=3", "recipe: data.text must be a string, a list or a section of keys, got 3: correct it, or leave"),
@@ -194,6 +194,12 @@ def test_what_is_wrong_is_one_sentence(setting, sentence):
     assert said.startswith("recipe: ")
     assert "\n" not in said
     assert said.endswith((".", "?"))
+
+
+def test_one_state_needs_no_list():
+    assert tiny("loss={name: dispersion, layers: 3}").loss.layers == [3]
+    with pytest.raises(ValueError, match=r"loss\.layers must be a string or a list, got True"):
+        tiny("loss={name: dispersion, layers: true}")
 
 
 def test_a_constant_schedule_has_no_warmup(tmp_path, cache):

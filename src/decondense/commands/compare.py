@@ -126,17 +126,19 @@ def _table(comparison: Comparison) -> Any:
             row["model"],
             row["text"],
             amount(row["parameters"]),
+            str(row["layers"]),
+            f"{row['mean_cosine']:.3f}",
             span(row["spearman"], row["spearman_low"], row["spearman_high"]),
             span(row["last"], row["last_low"], row["last_high"], digits=3),
             row["verdict"].split(":")[0],
         )
         for row in comparison.rows()
     ]
-    columns = ("model", "text", "parameters", "Spearman [95 %]", "last states [95 %]", "verdict")
+    trend, last = "Spearman [95 %]", "last states [95 %]"
+    columns = ("model", "text", "parameters", "layers", "mean cosine", trend, last, "verdict")
     same_text = ["text"] if len({row[1] for row in rows}) == 1 else []
-    return table(
-        columns, rows, left=("model", "text", "verdict"), drop=(*same_text, "verdict", "parameters", columns[4])
-    )
+    drop = (*same_text, "verdict", "parameters", last, "layers")
+    return table(columns, rows, left=("model", "text", "verdict"), drop=drop)
 
 
 def _folder_name(result: Condensation) -> str:

@@ -249,7 +249,7 @@ def show_run(record: Training, folder: Path) -> None:
     columns = ("step", "tokens", "held-out loss", "mean cosine", "Spearman")[: 5 if snapshots else 3]
     out.print(table(columns, [row[: len(columns)] for row in rows], drop=("tokens",)))
     if snapshots:
-        out.print("mean cosine: over the block outputs, on held-out windows", style="dim")
+        out.print("on held-out windows; mean cosine: over the block outputs, Spearman: over all states", style="dim")
     if record.quantisation_cost:
         costs = ", ".join(f"{scheme} {signed(cost, 4)}" for scheme, cost in record.quantisation_cost.items())
         out.print(f"held-out loss after quantisation minus before, mean over texts: {costs}")

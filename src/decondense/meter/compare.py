@@ -15,7 +15,7 @@ import yaml
 
 from .. import records
 from ..files import AnyPath, told_apart
-from ..words import perhaps
+from ..words import list_of, perhaps
 from .result import FEW, Condensation
 from .trend import curve_statistics
 
@@ -44,6 +44,7 @@ class Comparison:
                 "windows": r.record.windows_done,
                 "complete": r.complete,
             }
+            row["mean_cosine"] = records.in_short(r.record).blocks
             if self.paired:
                 row["pair"] = number // 2
             for states in ("all", "blocks"):
@@ -69,8 +70,15 @@ class Comparison:
 
     @property
     def notes(self) -> list[str]:
-        """What makes the results hard to compare: windows of other lengths, other texts, too few windows."""
+        """What makes the results hard to compare: other depths, windows of other lengths, other texts, too few
+        windows."""
         notes = []
+        depths = sorted({r.layers for r in self.results})
+        if len(depths) > 1:
+            notes.append(
+                f"the models have {list_of([str(depth) for depth in depths])} layers, and Spearman depends on their "
+                "number: compare mean cosines and curves."
+            )
         lengths = sorted({int(r.record.settings["tokens"]) for r in self.results})
         if len(lengths) > 1:
             notes.append(

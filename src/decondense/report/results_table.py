@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ..files import AnyPath
 from ..records import Study
+from ..stats.verdicts import parted
 from .section import Places, Skipped, Source, nothing, read_sources
 from .studies import sentence_of
 
@@ -58,7 +59,9 @@ def verdicts_table(places: Places, *, known: Known, base: AnyPath | None = None)
     for name, claim, question in known:
         here = [source for source in studies if source.record.study == name]
         for source in here:
-            rows.append([_link(source, root, name), _cell(claim), _cell(question), _cell(source.record.verdict)])
+            both = parted(source.record.sentence)
+            verdict = f"{source.record.verdict} ({both})" if both else source.record.verdict
+            rows.append([_link(source, root, name), _cell(claim), _cell(question), _cell(verdict)])
         if not here:
             rows.append([name, _cell(claim), _cell(question), "undecided: not run"])
     return _markdown(("study", "claim", "question", "verdict"), rows), skipped

@@ -52,6 +52,13 @@ def documents_in(texts: list[Blocks], data: Data, begin: int | None = None) -> l
     return documents
 
 
+def one_document(documents: list[Document], data: Data) -> dict[str, int]:
+    """Held-out files that are a single document where more were asked for, and how much of it is looked at."""
+    names = [document.text for document in documents]
+    files = {one.text: len(one.tokens) for one in documents if names.count(one.text) == 1 and one.text.endswith(".txt")}
+    return files if data.held_out_documents > 1 else {}
+
+
 def token_counts(tokens: np.ndarray, vocabulary: int) -> np.ndarray:
     """(vocabulary,): how often each token occurs."""
     counts = np.zeros(vocabulary, np.int64)

@@ -28,7 +28,7 @@ from . import folder as run_folder
 from .active_forgetting import Forgetting
 from .blocks import Order
 from .fast import matmul_precision, tap_blocks
-from .held_out import Told, document_losses, frequency_deciles, nobody, token_counts
+from .held_out import Told, document_losses, frequency_deciles, nobody, one_document, token_counts
 from .prepare import Prepared, prepare
 from .quantised import quantised_losses
 from .recipe import Recipe
@@ -169,6 +169,8 @@ def _trainer(
     twice = {text["name"] for text in prepared.blocks.texts} & {text["name"] for text in prepared.held_out.texts}
     if twice and recipe.data.held_out is not None:
         say(f"both trained on and held out, so not unseen text: {list_of(sorted(twice))}")
+    for name, tokens in one_document(prepared.documents, recipe.data).items():
+        say(f"{name} is one document, of which {tokens:,} tokens are looked at by document: a .jsonl has one a line")
     clock = Clock()
     trainer = Trainer(
         recipe=recipe,

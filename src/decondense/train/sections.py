@@ -158,6 +158,11 @@ class Loss(Part):
     check_every: int | None = None
     options: dict[str, Any] = {}  # of the loss itself: estimator, tau, clamp, …
 
+    @field_validator("layers", mode="before")
+    @classmethod
+    def _one(cls, layers: Any) -> Any:
+        return [layers] if isinstance(layers, int) and not isinstance(layers, bool) else layers
+
     @model_validator(mode="after")
     def _known(self) -> Loss:
         if self.name == "none":

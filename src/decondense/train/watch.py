@@ -193,7 +193,7 @@ def in_words(figures: dict[str, float], room: int) -> str:
     speed = figures.get("tokens_per_second")
     if speed is not None:
         parts.append(f"{speed / 1000:,.0f}k tok/s" if speed >= 10_000 else f"{speed:,.0f} tok/s")
-    names = {"task_loss": "loss", "penalty": "penalty", "mean_cosine": "cosine", "eval_loss": "held-out"}
+    names = {"task_loss": "task loss", "penalty": "penalty", "mean_cosine": "cosine", "eval_loss": "held-out"}
     if "task_loss" not in figures:  # no loss that looks at the states: then the last snapshot's
         names = {"loss": "loss", "snapshot_cosine": "cosine", "eval_loss": "held-out"}
     parts += [f"{name} {figures[key]:.3f}" for key, name in names.items() if key in figures]
