@@ -113,7 +113,7 @@ def test_comparing_what_differs_is_said_and_no_number_is_cut(model, tmp_path, sh
         data = ["--data", shared / "data"]
         assert run("measure", model, *QUICK, *data, *options, "--out", tmp_path / name)[0] == 0
     folders = [tmp_path / name for name in ("short", "long", "imdb")]
-    for width in (80, 60):
+    for width in (120, 80, 60):
         monkeypatch.setattr(terminal.out, "width", width)
         monkeypatch.setenv("COLUMNS", str(width))
         code, stdout, stderr = run("compare", *folders, "--out", tmp_path / "c", "--force")
@@ -122,8 +122,9 @@ def test_comparing_what_differs_is_said_and_no_number_is_cut(model, tmp_path, sh
         assert all(len(line) <= width for line in table)
         rows = json.loads((tmp_path / "c" / "result.json").read_text())["rows"]
         assert all(span(r["spearman"], r["spearman_low"], r["spearman_high"]) in "".join(table) for r in rows)
+        assert all(f" {r['mean_cosine']:.3f} " in "".join(table) for r in rows)
         levels = [span(r["last"], r["last_low"], r["last_high"], 3) in "".join(table) for r in rows]
-        assert levels == [width == 80] * 3
+        assert levels == [width == 120] * 3
         assert "the windows have 24, 48 tokens" in stderr
         code, stdout, _ = run("measure", model, *QUICK, "--out", tmp_path / "m")
         lines = stdout.splitlines()

@@ -9,6 +9,7 @@ from by_hand import cli
 from page_results import write_measurement, write_study
 
 from decondense.report.results_table import insert_table, results_table
+from decondense.stats.verdicts import NOT, REPRODUCED, trend_and_level
 
 
 def test_table_and_readme(tmp_path):
@@ -77,8 +78,7 @@ def test_the_short_table_names_every_study(tmp_path):
 
 
 def test_the_short_table_says_where_trend_and_level_part(tmp_path):
-    parts = "reproduced: far. By the trend over depth reproduced, by the level of the mean cosine not reproduced."
-    agree = "reproduced: far. By the trend over depth reproduced, by the level of the mean cosine reproduced."
+    parts, agree = (f"reproduced: far. {trend_and_level(REPRODUCED, level)}" for level in (NOT, REPRODUCED))
     for name, sentence in (("width", parts), ("init", agree)):
         write_study(tmp_path / name, study=name, sentence=sentence)
     (tmp_path / "README.md").write_text("<!-- verdicts -->\n<!-- end verdicts -->\n")

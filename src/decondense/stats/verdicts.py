@@ -9,7 +9,6 @@ direction (of numbers without ties), and at most 5 % for the others. numpy and s
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -60,12 +59,6 @@ def trend_and_level(trend: Decision | str, level: Decision | str) -> str:
     """Both verdicts on a claim about condensation, side by side: a trend can flatten while the level rises."""
     first, second = (one.verdict if isinstance(one, Decision) else one for one in (trend, level))
     return f"By the trend over depth {first}, by the level of the mean cosine {second}."
-
-
-def parted(sentence: str) -> str:
-    """What `trend_and_level` wrote into a sentence, in short, where the two verdicts differ; else nothing."""
-    found = re.search("By the trend over depth ([a-z ]+), by the level of the mean cosine ([a-z ]+)", sentence)
-    return f"by the trend over depth {found[1]}, by the level {found[2]}" if found and found[1] != found[2] else ""
 
 
 @dataclass(frozen=True)
