@@ -283,6 +283,21 @@ def test_progress_in_a_terminal_shows_the_time_left(monkeypatch):
     assert "?  left" not in shown, "nothing is said of a time that nobody knows"
 
 
+def test_another_work_in_a_terminal_takes_over_no_number(monkeypatch):
+    file = io.StringIO()
+    monkeypatch.setattr(terminal, "err", Console(file=file, force_terminal=True, width=100))
+    with terminal.progress_bar("getting ready", quiet=False) as move:
+        move(7, 10, "step", "loss 2.5")
+        move(1, 4, "windows")
+        move(0, None, "saving the model")
+        move(8, 10, "step", "loss 2.4")
+    frames = Text.from_ansi(file.getvalue().replace("\r", "\n")).plain.splitlines()
+    for words, number in (("windows", "1/4"), ("saving the model", "0/?"), ("step", "/10")):
+        lines = [line for line in frames if words in line]
+        assert lines
+        assert all(number in line and ("loss" in line) == (words == "step") for line in lines), lines
+
+
 @pytest.mark.parametrize(("value", "width", "shown"), [(0.5, 8, "████"), (1.2, 4, "████"), (-0.1, 9, "◂"), (0, 9, "")])
 def test_bar(value, width, shown):
     assert terminal.bar(value, width=width) == shown

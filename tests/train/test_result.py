@@ -299,9 +299,10 @@ def test_a_text_that_is_held_out_and_trained_on_is_mentioned(tmp_path):
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text(f"a few words of {name} " * 400)
     a, b = (str(tmp_path / f"{name}.txt") for name in "ab")
+    one = "is one document, of which 512 tokens are looked at by document: a .jsonl has one a line"
     for held_out, said in (
-        (b, []),
-        ([a, b], [f"both trained on and held out, so not unseen text: {a}"]),
+        (b, [f"{b} {one}"]),
+        ([a, b], [f"both trained on and held out, so not unseen text: {a}", f"{a} {one}", f"{b} {one}"]),
     ):
         told: list[str] = []
         data = f"data={{text: {a}, held_out: {held_out}, tokens: 512, held_out_tokens: 96, context: 32}}"

@@ -117,15 +117,16 @@ def progress_bar(label: str, *, quiet: bool) -> Iterator[Any]:
         console=err,
         transient=True,
     ) as shown:
-        task = shown.add_task(label, total=None, note="")
-        current = label
+        task, at = shown.add_task(label, total=None, note=""), (label, True)
 
         def move(done: int, total: int | None, what: str = label, note: str = "") -> None:
-            nonlocal current
-            if what != current:
-                current = what
-                shown.reset(task, description=what)
-            shown.update(task, completed=None if total is None else done, total=total, note=note)
+            nonlocal task, at
+            if at == (what, total is None):
+                shown.update(task, completed=None if total is None else done, total=total, note=note)
+            else:  # a line of its own, or numbers of the work before would stand beside the new words
+                at = (what, total is None)
+                shown.remove_task(task)
+                task = shown.add_task(what, total=total, completed=done, note=note)
 
         yield move
 
