@@ -340,7 +340,7 @@ def _one_sentence(source: Source) -> Iterator[None]:
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
         StrictDataclassError,
-    )  # fmt: skip
+    )
 
     try:
         yield
