@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 from meter_oracle import scalars
+from regularize.models import bert, gpt2, llama, tokens
 from tiny_models import build
 from torch.utils.data import DataLoader, TensorDataset
-from transformers import ViTConfig, ViTModel
+from transformers import DebertaV2Config, DebertaV2Model, RobertaConfig, RobertaModel, ViTConfig, ViTModel
 
 import decondense as dc
 
@@ -107,3 +108,31 @@ def test_inputs_have_a_fingerprint_and_the_result_is_one_like_any_other(tmp_path
 def test_refused(options, sentence):
     with pytest.raises((ValueError, TypeError), match=sentence):
         measure(build("llama"), **options)
+
+
+@pytest.mark.parametrize("look", [dc.monitor, dc.measure])
+def test_inputs_that_a_model_cannot_read_are_refused_before_the_first_pass(look):
+    for model, told in ((gpt2(), "GPT2LMHeadModel"), (llama(), "LlamaForCausalLM"), (bert(), "BertForMaskedLM")):
+        with pytest.raises(ValueError, match=f"^token ids must be whole numbers from 0 to 63, .* {told}, got 64: take"):
+            look(model, inputs=[tokens(2), torch.full((2, 8), 64)])
+    for model, most in ((gpt2(), 64), (bert(), 512)):
+        sentence = f"^inputs must have at most {most} tokens, the positions of {type(model).__name__}, got {most + 1}: "
+        long = torch.randint(64, (2, most + 1))
+        with pytest.raises(ValueError, match=sentence):
+            look(model, inputs=[tokens(2), long])
+    packed = {"input_ids": tokens(2, 80), "position_ids": torch.arange(80).expand(2, -1) % 40}
+    look(gpt2(), inputs=packed)
+    with pytest.raises(ValueError, match=r"at most 64 tokens, .*, got 65: "):
+        look(gpt2(), inputs=packed | {"position_ids": torch.arange(80).expand(2, -1).clamp_max(64)})
+    sizes = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes["intermediate_size"] = 16
+    roberta = RobertaModel(RobertaConfig(**sizes, max_position_embeddings=34, pad_token_id=1)).eval()
+    look(roberta, inputs=torch.randint(2, 64, (2, 32)))
+    with pytest.raises(ValueError, match="at most 32 tokens, the positions of RobertaModel, got 33: "):
+        look(roberta, inputs=torch.randint(2, 64, (2, 33)))  # its positions begin after the padding
+    relative = {"relative_attention": True, "position_buckets": 8, "position_biased_input": False}
+    deberta = DebertaV2Model(DebertaV2Config(**sizes, **relative, max_position_embeddings=16, type_vocab_size=0)).eval()
+    look(deberta, inputs=torch.randint(2, 64, (2, 24)))
+    rotary = llama()
+    rotary.config.max_position_embeddings = 16
+    look(rotary, inputs=tokens(2, 20))  # it has no table of them, and reads more

@@ -67,8 +67,8 @@ def make(planned: Planned, shop: Workshop) -> None:
             save_run(run if shop.times else run._replace(record=_timeless(run.record)), shop.folder / "runs")
             shutil.rmtree(shop.work / planned.name, ignore_errors=True)
     finally:
-        for lock in shop.work.glob(f".{TEACHER}-*.lock"):
-            with contextlib.suppress(ValueError), locked(lock, busy="a teacher is being trained"):
+        for lock in shop.work.glob(".*.lock"):
+            with contextlib.suppress(ValueError), locked(lock, busy="another process trains there"):
                 pass  # it is nobody's, and goes
         with contextlib.suppress(OSError):
             shop.work.rmdir()
@@ -141,14 +141,8 @@ def _lock(place: Path) -> Path:
 
 
 def _carry_out(recipe: Any, folder: Path, shop: Workshop) -> Path:
-    """Train into the folder. A teacher may be wanted by several processes: the first trains it, the others wait."""
-    teaches = folder.name.startswith(f"{TEACHER}-")
-    with locked(_lock(folder)) if teaches else contextlib.nullcontext():
-        return _train(recipe, folder, shop)
-
-
-def _train(recipe: Any, folder: Path, shop: Workshop) -> Path:
-    """What an interrupted process has left in the folder of the same recipe is gone on with."""
+    """Train into the folder; what an interrupted process has left there of the same recipe is gone on with. A teacher
+    may be wanted by several processes: the first trains it, the others wait."""
     from ..train.folder import check_recipe
     from ..train.run import train
     from ..train.watch import in_words
@@ -158,18 +152,19 @@ def _train(recipe: Any, folder: Path, shop: Workshop) -> Path:
 
     recipe.data.folder = recipe.data.folder or shop.data
     recipe.train.device = recipe.train.device or shop.device
-    try:
-        begun = check_recipe(folder, recipe, resume=True)
-    except ValueError:  # begun with other settings
-        begun = False
-        shutil.rmtree(folder)
-    if begun and (folder / "result.json").is_file():
-        return folder
-    # without the figures of a run folder, which would be thrown away with it
-    train(
-        recipe, folder, resume=begun, say=lambda sentence: shop.say(f"  {sentence}"), show=step,
-        progress=lambda what, done, of: shop.progress(done, of, f"{recipe.name}: {what}"), draw=False,
-    )  # fmt: skip
+    with locked(_lock(folder)):
+        try:
+            begun = check_recipe(folder, recipe, resume=True)
+        except ValueError:  # begun with other settings
+            begun = False
+            shutil.rmtree(folder)
+        if begun and (folder / "result.json").is_file():
+            return folder
+        # without the figures of a run folder, which would be thrown away with it
+        train(
+            recipe, folder, resume=begun, say=lambda sentence: shop.say(f"  {sentence}"), show=step,
+            progress=lambda what, done, of: shop.progress(done, of, f"{recipe.name}: {what}"), draw=False,
+        )  # fmt: skip
     _free_memory(shop)
     return folder
 
