@@ -37,6 +37,15 @@ def test_architectures_are_of_one_size_and_differ_as_named():
     assert {a for _, *pair in arch.CONTRASTS for a in pair} <= set(bodies)
 
 
+def test_a_rate_of_their_own_is_the_opts_alone():
+    sizes = settings_of(studies.STUDIES["arch"], "smoke")  # its `arms` are made; the sizes are those of the file
+    named = studies.settings.read_scales("arch")["smoke"]["arms"]
+    changed = arch.arms(named | {"opt_rate": 0.5})
+    assert {a for a, change in changed.items() if "train" in change} == {arch.OPT_PRE, arch.OPT_POST}
+    assert changed[arch.OPT_POST]["train"] == {"learning_rate": 0.5}
+    assert changed[arch.LLAMA] == sizes["arms"][arch.LLAMA]
+
+
 def test_width_family_has_the_published_sizes():
     arms = settings_of(studies.STUDIES["width"], "paper")["arms"]
     assert [round(size(build("width", "paper", arm)) / 1e6) for arm in arms] == [69, 73, 87, 143]

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from study_runs import run
+from study_runs import packed, run, scored
 
 from decondense.records import Training
 from decondense.studies import find, settings_of
 from decondense.studies.arms import recipe_of
 from decondense.studies.contrasts import by_texts
+from decondense.studies.outcomes import unpack
 from decondense.studies.pretrain import arms, tokens_saved
 from decondense.studies.runs import Members, Run, Runs, by_document, trained_name
 from decondense.words import amount
@@ -109,6 +110,46 @@ def test_whether_a_loss_makes_models_quantise_better_where_runs_know_it():
     assert found == pytest.approx([0.2, apart.mean(), apart.mean() - half, apart.mean() + half], rel=1e-5)
     assert math.isnan(last["int4_difference"])  # those runs were not asked
     assert not any("int4" in column for column in confirmed({"512": 0.0, "1.02k": 0.0}).columns)
+
+
+def test_tasks_are_told_where_both_arms_were_scored():
+    """Averages over tasks and seeds by hand; intervals are those of `significance`, tested there."""
+    study = find("pretrain")
+    settings = settings_of(study, "smoke", seeds=[1, 2, 3])
+    rng = np.random.default_rng(0)
+    runs, values = [], {}
+    for seed, arm in product(settings["seeds"], settings["arms"]):
+        one = training(arm, seed, {"one": [3.0, 3.1 + 0.01 * seed], "two": [5.0, 5.1]})
+        if arm.endswith(amount(512)):  # the other budget was made before there were tasks
+            tasks = {task: packed(rng, 0.5) for task in ("lambada_openai", "piqa")}
+            one = one._replace(outcomes=scored(tasks, one.name, settings))
+            kinds = ("correct", "log_share")
+            values[arm, seed] = {k: {t: unpack(x, k).mean() for t, x in one.outcomes.outcomes.items()} for k in kinds}
+        runs.append(one)
+    end = study.conclude(Runs(runs, list(settings["arms"])), settings)
+    last, first = (dict(zip(end.columns, row)) for row in end.rows)
+    plain, treated = (
+        [v for (arm, _), v in values.items() if (arm.startswith("cross-entropy")) == baseline]
+        for baseline in (True, False)
+    )
+
+    def average(arm: list[Any], kind: str, tasks: list[str]) -> float:
+        return float(np.mean([v[kind][task] for v in arm for task in tasks]))
+
+    for column, scale, kind, tasks in (
+        ("points", 100, "correct", ["lambada_openai", "piqa"]),
+        ("nats", 1, "log_share", ["lambada_openai", "piqa"]),
+        ("lambada_nats", 1, "log_share", ["lambada_openai"]),
+    ):
+        apart = scale * (average(treated, kind, tasks) - average(plain, kind, tasks))
+        assert first[f"{column}_difference"] == pytest.approx(apart)
+        assert first[f"{column}_low"] < apart < first[f"{column}_high"]
+        assert last[f"{column}_difference"] is None
+    assert "LAMBADA's last words: decorrelation last 1, llama, 512: " in end.sentence
+    assert list(end.estimate["tasks"]) == ["decorrelation last 1 · llama · 512"]
+    bare = confirmed({"512": 0.0, "1.02k": 0.0})
+    assert "tasks" not in bare.estimate
+    assert not any("points" in column for column in bare.columns)
 
 
 def test_what_changes_is_told_seed_by_seed_and_by_hand(tmp_path):

@@ -44,7 +44,7 @@ LEARNS = 1.0  # nats: with a higher held-out loss than the best architecture's b
 def arms(size: dict[str, Any]) -> Settings:
     """Eleven models of one size. `mlp` is the width of a plain MLP, `gated` that of one with a gate; `vocabulary` its
     size and the ids of the first and the last token of a text, `pad` that of a token which has no embedding where an
-    architecture must have one."""
+    architecture must have one, and `opt_rate`, where there is one, the learning rate of the two OPTs."""
     layers, width, heads, context, pad = (size[key] for key in ("layers", "width", "heads", "context", "pad"))
     words = dict(zip(("vocab_size", "bos_token_id", "eos_token_id"), size["vocabulary"]))
     common = words | {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads}
@@ -67,7 +67,11 @@ def arms(size: dict[str, Any]) -> Settings:
         ROPE: ("smollm3", llama | {"no_rope_layers": [1] * layers}),
         NOPE: ("smollm3", llama | {"no_rope_layers": [0] * layers}),
     }
-    return {arm: {"model": {"architecture": kind, "config": config}} for arm, (kind, config) in models.items()}
+    own = {"train": {"learning_rate": size["opt_rate"]}} if "opt_rate" in size else {}
+    return {
+        arm: {"model": {"architecture": kind, "config": config}} | (own if kind == "opt" else {})
+        for arm, (kind, config) in models.items()
+    }
 
 
 def conclude(runs: Runs, settings: Settings) -> Conclusion:

@@ -46,14 +46,18 @@ def over_documents(runs: Runs, arm: str, base: str) -> Decision:
     return _crossed(by_texts(*zip(*both)) if both else [], len(both), "less", MATTERS_NATS, 0.95, paired=True)
 
 
-def over_items(runs: Runs, arm: str, base: str, *, kind: str, level: float = 0.95) -> Decision | None:
-    """Is the average over tasks of `arm` minus `base` above 0: of what counted as right ("correct", in points), or of
-    the log-likelihood of what is right ("log_share", nats per item)? Over the seeds that both have; their intervals
-    are of seeds that are not paired, as in `significance`. None where no task was scored in both."""
+def over_items(
+    runs: Runs, arm: str, base: str, *, kind: str, level: float = 0.95, only: str | None = None
+) -> Decision | None:
+    """Is the average over tasks of `arm` minus `base` above 0, or that of one task `only`: of what counted as right
+    ("correct", in points), or of the log-likelihood of what is right ("log_share", nats per item)? Over the seeds that
+    both have; their intervals are of seeds that are not paired, as in `significance`. None where no task was scored in
+    both."""
     plain, treated = (runs.outcomes.get(name, {}) for name in (base, arm))
     sets = [[one[seed] for seed in plain if seed in treated] for one in (plain, treated)]
     scale, matters = KINDS[kind]
-    pairs = [(scale * b, scale * t) for b, t in paired_outcomes(*sets, kind=kind).values()] if all(sets) else []
+    tasks = paired_outcomes(*sets, kind=kind) if all(sets) else {}
+    pairs = [(scale * b, scale * t) for task, (b, t) in tasks.items() if only in (None, task)]
     return _crossed(pairs, len(sets[0]), "greater", matters, level, paired=False) if pairs else None
 
 

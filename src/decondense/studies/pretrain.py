@@ -4,13 +4,14 @@ Confirmed with fresh seeds: what `screen` chose, each at its own best learning r
 over budgets and models. The loss of a run is known for every held-out document of every text, so a difference has an
 interval over seeds and documents both (docs/statistics.md): texts take the place of tasks, documents of items, and the
 average over texts is what is judged. The correction for all cells is Bonferroni's. Where runs know what quantising
-costs them (`train.quantised`), the table also says whether a loss makes that less; nothing is judged by it.
+costs them (`train.quantised`), the table also says whether a loss makes that less, and where they were scored on tasks,
+what it does to those, at the level divided by the cells that were; nothing is judged by either.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -23,14 +24,16 @@ from ..stats.crossed import crossed_macro
 from ..stats.significance import holm
 from ..stats.verdicts import NOT, REPRODUCED, UNDECIDED, Decision, from_interval, interval, resolves
 from ..words import amount, signed, slug
-from .contrasts import by_texts
-from .runs import Conclusion, Runs, Settings, by_document, cosine, quantisation
+from .contrasts import by_texts, over_items
+from .runs import MATTERS_POINTS, MATTERS_SHARE, Conclusion, Runs, Settings, by_document, cosine, quantisation
 from .settings import joined
 from .why import in_words, why
 
 NONE = "cross-entropy"
 SMALLEST = 0.005  # nats per token: the smallest effect that matters
 BETWEEN = " · "
+# what is told of the tasks: column, kind of outcome, one task or all
+ON_TASKS = (("points", "correct", None), ("nats", "log_share", None), ("lambada_nats", "log_share", "lambada_openai"))
 
 Cell = tuple[str, ...]  # loss, model, budget: together the name of an arm
 
@@ -80,9 +83,11 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
             table[cell] = (crossed_macro(pairs, paired=True), float(np.mean([b.mean() for b, _ in pairs])), apart)
     corrected = dict(zip(table, holm([crossed.p for crossed, *_ in table.values()])))
     decisions: dict[Cell, Decision] = {}
+    tasks = on_tasks(runs, table)
     columns = ["loss", "model", "tokens", "seeds", "cross_entropy", "difference", "low", "high", "p", "p_holm"]
     columns += ["smallest_effect", "tokens_saved", "mean_cosine_change"]
     columns += [f"{s}_{what}" for s in runs.schemes for what in ("cross_entropy", "difference", "low", "high")]
+    columns += [f"{name}_{what}" for name, *_ in ON_TASKS for what in ("difference", "low", "high") if tasks]
     rows: list[list[Any]] = []
     # model → loss → tokens → a difference for each seed
     series: dict[str, dict[str, dict[int, list[float]]]] = {model: {} for _, model, _ in tokens}
@@ -102,6 +107,9 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         row += [crossed.p, corrected[cell], crossed.minimal_effect(), saved, moved]
         for scheme in runs.schemes:
             row += quantised(runs, BETWEEN.join(cell), control, scheme)
+        for name, *_ in ON_TASKS if tasks else ():
+            told = tasks.get(cell, {}).get(name)
+            row += [None] * 3 if told is None else [told.estimate, told.low, told.high]
         rows.append(row)
         if len(apart) > 2:  # an interval over two would be all that one sees
             series[model].setdefault(loss, {})[tokens[cell]] = apart
@@ -111,7 +119,10 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         for loss, model, count, _, _, difference, low, high, _, _, least, *_ in rows
     )
     sentence = f"held-out loss minus cross-entropy's, nats per token over seeds and documents: {words or 'not run'}."
+    sentence += _told(tasks)
     estimate = {"cells": {BETWEEN.join(cell): d for cell, d in decisions.items()}, "smallest": SMALLEST}
+    if tasks:
+        estimate["tasks"] = {BETWEEN.join(cell): told for cell, told in tasks.items()}
     ticks = sorted({row[2] for row in rows})
     axes: dict[str, Any] = {
         "x": "training tokens",
@@ -140,6 +151,32 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     draw = partial(curves, panels, note=note) if panels else None
     more = _why(runs, tokens, settings, names)
     return Conclusion(_verdict(decisions, tokens), sentence, columns, rows, estimate, draw, more)
+
+
+def on_tasks(runs: Runs, cells: Iterable[Cell]) -> dict[Cell, dict[str, Decision]]:
+    """Cell → column → that of the loss minus cross-entropy's, for the cells in which both were scored on tasks."""
+    both = {cell: (BETWEEN.join(cell), BETWEEN.join((NONE, *cell[1:]))) for cell in cells}
+    scored = {cell: arms for cell, arms in both.items() if all(arm in runs.outcomes for arm in arms)}
+    level = 1 - 0.05 / max(1, len(scored))
+    found = {
+        cell: {name: over_items(runs, *arms, kind=kind, level=level, only=only) for name, kind, only in ON_TASKS}
+        for cell, arms in scored.items()
+    }
+    return {cell: {name: d for name, d in told.items() if d is not None} for cell, told in found.items()}
+
+
+def _told(tasks: Mapping[Cell, Mapping[str, Decision]]) -> str:
+    """One sentence for each kind of outcome on the tasks."""
+    words = (
+        ("points", f" Average over tasks minus cross-entropy's, points (matters from {MATTERS_POINTS:g})", 2),
+        ("nats", f" Log-likelihood of what is right, nats per item (matters from {MATTERS_SHARE:g})", 4),
+        ("lambada_nats", " That of LAMBADA's last words", 4),
+    )
+    cells = {
+        name: [f"{', '.join(cell)}: {d[name].words(digits)}" for cell, d in tasks.items() if name in d]
+        for name, _, digits in words
+    }
+    return "".join(f"{begin}: {'; '.join(cells[name])}." for name, begin, _ in words if cells[name])
 
 
 def _beside(cells: Mapping[int, list[float]], place: int, of: int) -> tuple[list[float], list[list[float]]]:
