@@ -46,9 +46,10 @@ def test_settings_are_complete_and_recipes_valid(name, scale):
     if "arms" in settings and "seeds" in settings:
         covered = [(p.seed, p.arm) for p in plan if p.arm is not None]
         first, once = settings["seeds"][0], settings.get("once", ())
-        assert covered == [
-            (s, arm) for s in settings["seeds"] for arm in settings["arms"] if s == first or arm not in once
-        ]
+        ordered = sorted(
+            settings["arms"], key=lambda arm: name != "distill" or arm not in ("teacher", "dispersed teacher")
+        )
+        assert covered == [(s, arm) for s in settings["seeds"] for arm in ordered if s == first or arm not in once]
     if scale == "gpu" and "seeds" in settings and name != "screen":  # which chooses, and decides nothing
         assert len(settings["seeds"]) >= 3
 
@@ -145,6 +146,10 @@ def test_the_plan_says_what_the_list_says(command):
 
 
 def test_plan_lists_runs(command, refusal):
+    _, out, _ = command(
+        "study", "distill", "--plan", "--set", "arms.student with a teacher.baselines.distillation=null"
+    )
+    assert [line.split()[1] for line in out.splitlines()[1:3]] == ["dispersed-teacher-seed-1", "student-alone-seed-1"]
     code, out, _ = command("study", "dose", "--scale", "gpu", "--plan", "--seeds", "4,5")
     assert code == 0
     assert "lambda-+0.3-seed-4" in out

@@ -40,6 +40,14 @@ def teacher_of(settings: Settings, arm: str) -> str | None:
     return teacher
 
 
+def teachers_first(settings: Settings) -> list[str]:
+    """The arms, those that others learn from before all others. As the settings have it: a list needs no recipes."""
+    arms = settings.get("arms", {})
+    sections = [joined(settings["base"], changes).get("baselines", {}) for changes in arms.values()]
+    teachers = {(section.get("distillation") or {}).get("teacher") for section in sections}
+    return sorted(arms, key=lambda arm: arm not in teachers)
+
+
 def _recipe(settings: Settings, arm: str, seed: int) -> Recipe:
     content = joined(joined(settings["base"], settings["arms"][arm]), {"name": arm, "train": {"seed": seed}})
     return recipe_from(content, f"arm {arm!r}")

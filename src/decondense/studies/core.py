@@ -30,7 +30,7 @@ from ..files import safe_name, versions, write_csv, write_text
 from ..records import Training, find
 from ..stats.verdicts import UNDECIDED
 from ..words import duration, perhaps, round_to, several
-from .arms import recipe_of
+from .arms import recipe_of, teachers_first
 from .runs import Conclusion, Members, Planned, Run, Runs, measured_name, trained_name
 from .settings import SCALES, Settings, command_of, read_scales, settings_from
 from .work import NotRun, Workshop, clear_teachers, in_small, known_runs, make, save_run
@@ -94,11 +94,11 @@ class Study:
         self.refuse(settings)
 
     def plan(self, settings: Settings) -> list[Planned]:
-        """Every run that the settings ask for: seed by seed, and then what is measured."""
+        """Every run that the settings ask for: seed by seed, teachers before students, and then what is measured."""
         plan = [
             Planned(trained_name(arm, seed), f"seed {seed}: {arm}", arm, seed)
             for number, seed in enumerate(settings.get("seeds", ()))
-            for arm in settings.get("arms", ())
+            for arm in teachers_first(settings)
             if not number or arm not in settings.get("once", ())
         ]
         for what in self.measurements(settings):
