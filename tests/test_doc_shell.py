@@ -102,7 +102,7 @@ def workplace(small_things, tmp_path, monkeypatch) -> Path:
         (folder / name).symlink_to(small_things / thing)
     monkeypatch.setattr("decondense.models.bundled_folder", lambda name: small_things / "model")
     monkeypatch.setattr("decondense.hub.hub_reachable", lambda: False)
-    monkeypatch.setattr("decondense.train.prepare.check", lambda recipe: None)
+    monkeypatch.setattr("decondense.train.prepare.check", lambda recipe: {"name": "m", "parameters": 1})
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("DECONDENSE_DATA", str(small_things / "data"))
     monkeypatch.setenv("DECONDENSE_CACHE", str(tmp_path / "cache"))

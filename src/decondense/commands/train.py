@@ -13,7 +13,7 @@ import typer
 
 from ..files import first_process, pretty_json
 from ..hub import check_repo, push
-from ..words import perhaps, several, signed
+from ..words import amount, cell, perhaps, several, signed
 from . import options as o
 from .terminal import err, out, progress_bar, table
 
@@ -58,7 +58,7 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="continue an interrupted run with the same command")] = False,
     push_to_hub: Annotated[str | None, typer.Option(help="OWNER/NAME: upload the model when it is trained")] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="print the whole recipe, look whether model and texts are there, and stop")
+        bool, typer.Option("--dry-run", help="print the recipe and what it would do, look whether all is there, stop")
     ] = False,
     as_json: o.Json = False,
 ) -> None:
@@ -86,6 +86,7 @@ def train(
                 f"--seeds {seeds} gives every run a seed of its own, but --set makes it {built.train.seed}: leave one "
                 "of them out."
             )
+    folder = out_dir or Path("runs") / recipes[0].name
     made: list[Any] = []
     for one, built in zip(chosen, recipes):
         if dry_run:
@@ -93,7 +94,6 @@ def train(
             if not as_json:
                 print(built.to_yaml(), end="")
             continue
-        folder = out_dir or Path("runs") / built.name
         target = folder / f"seed-{one}" if seeds else folder
         made.append(_run(built, target, resume=resume, quiet=as_json))
         if push_to_hub is not None and first_process():
@@ -105,7 +105,9 @@ def train(
     if dry_run:
         from ..train.prepare import check
 
-        check(recipes[0])  # the others differ in nothing but the seed
+        found = check(recipes[0])  # the others differ in nothing but the seed
+        if not as_json:
+            _tell(recipes[0], found, f"{folder}/seed-{{{','.join(map(str, chosen))}}}" if seeds else str(folder))
     _part()
 
 
@@ -178,6 +180,25 @@ def _run(recipe: Any, folder: Path, *, resume: bool, quiet: bool) -> Any:
     if isinstance(record, Training):
         show_run(record, folder)
     return run.record
+
+
+def _tell(recipe: Any, model: dict[str, Any], folder: str) -> None:
+    """What a run would do; on stderr, since a dry run's stdout is the recipe."""
+    from ..train.sections import shares_of
+
+    for note in _notes(recipe):
+        err.print(f"note: {note}")
+    fresh = ", fresh weights" if recipe.model.init or recipe.model.name is None else ""
+    budget = f"{recipe.steps * recipe.step_tokens:,} tokens in {several(recipe.steps, 'step')}"
+    texts = " + ".join(shares_of(recipe.data.text))
+    err.print(f"{model['name']}{fresh}, {amount(model['parameters'])} parameters, on {texts}: {budget}")
+    losses = [
+        f"{loss.weight:g} · {loss.name} on {'layers' if loss.modules is None else 'modules'} "
+        f"{cell(loss.layers if loss.modules is None else loss.modules)}"
+        for loss in recipe.losses
+    ]
+    err.print(f"loss: {' + '.join(['cross-entropy', *losses])}")
+    err.print(f"it would write {folder}; nothing was written")
 
 
 def _notes(recipe: Any) -> Iterator[str]:

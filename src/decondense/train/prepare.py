@@ -56,12 +56,13 @@ class Prepared:
     begin: int | None = None  # the token that every block begins with
 
 
-def check(recipe: Recipe) -> None:
-    """Refuse what a run would refuse, with the same sentence, as far as the configuration of the model and the names of
-    the texts tell: no weights are read, nothing is tokenised, and this machine need not be the one that trains."""
+def check(recipe: Recipe) -> dict[str, Any]:
+    """What the model is in words. Refuse what a run would refuse, with the same sentence, as far as the configuration
+    of the model and the names of the texts tell: no weights are read, nothing is tokenised, and this machine need not
+    be the one that trains."""
     where, nowhere = cache_dir() / "tokens", torch.device("meta")
     with quiet_loading():
-        model, tokenizer, _ = _model(recipe, nowhere, where)
+        model, tokenizer, source = _model(recipe, nowhere, where)
         _check_context(recipe, model)
         _micro_batch(recipe, model, nowhere)
         if tokenizer is not None:
@@ -72,6 +73,7 @@ def check(recipe: Recipe) -> None:
         if states is not None:
             select(loss.layers, states, reader.first)
     check_texts(recipe, tokenizer, where)
+    return source
 
 
 def prepare(recipe: Recipe, folder: Path, cache: AnyPath | None, preparing: Any = None) -> Prepared:
