@@ -44,7 +44,7 @@ SHOWN = {
     "evaluate": lambda: evaluate.show(records.read(RESULTS / "smollm2-135m-benchmarks")),
     "significance": lambda: significance._print_table(cells(of_two_tasks())),
     "doctor": lambda: doctor.doctor(),
-    "study list": lambda: study._show_list(False),
+    "study list": lambda: study._show_list("gpu", False),
     **{
         f"plan of {name}": lambda one=one: study._show_plan(one, "gpu", settings_of(one, "gpu"), None, False)
         for name, one in STUDIES.items()

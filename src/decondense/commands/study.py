@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import textwrap
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.text import Text
 
 from ..words import cell, several
 from . import options as o
@@ -52,7 +53,7 @@ def study(
     from .. import studies
 
     if name == "list":
-        _show_list(as_json)
+        _show_list(scale, as_json)
         return
     wanted = studies.find(name)
     if merge and any(given is not None for given in (piece, seeds, settings or None, reuse or None)):
@@ -109,7 +110,7 @@ def _bench(settings: dict[str, Any], given: Path | None, data: Path | None) -> s
     return str(folder) if folder is not None else "hub" if asked or hub_reachable() else None
 
 
-def _show_list(as_json: bool) -> None:
+def _show_list(scale: str, as_json: bool) -> None:
     from .. import studies
 
     listed = []
@@ -123,12 +124,15 @@ def _show_list(as_json: bool) -> None:
     if as_json:
         print(json.dumps(listed, indent=1, ensure_ascii=False))
         return
-    for entry in listed:
-        out.print(Text.assemble((entry["study"], "bold"), f"  {entry['claim']}"))
-        rows = [("", entry["question"])]
-        for scale, x in entry["scales"].items():
-            rows += [(f"  {scale}", x["runs"]), ("", f"{several(len(x['pieces']), 'run')}; {x['cost']}")]
-        out.print(table(("scale", "words"), rows, left=("words",), keep=("scale",), heads=False))
+    rows = []
+    for s in studies.STUDIES.values():
+        settings, cost = studies.settings_of(s, scale), s.scales[scale]["cost"]
+        short = s.short or textwrap.shorten(s.question, 38, placeholder=" …")
+        cost = re.split("[,;:(]| with ", cost)[0].removeprefix("about ")
+        rows.append((s.name, short, str(len(s.plan(settings))), cost.strip()))
+    heads = ("study", "question (it: condensation)", "runs", "cost, about")
+    out.print(table(heads, rows, left=heads[1::2], keep=heads[:1], drop=("runs",)))
+    out.print(f"more of one: decondense study NAME --scale {scale} --plan", style="dim")
 
 
 def _show_plan(wanted: Any, scale: str, settings: dict[str, Any], pieces: list[str] | None, as_json: bool) -> None:
@@ -144,8 +148,11 @@ def _show_plan(wanted: Any, scale: str, settings: dict[str, Any], pieces: list[s
             json.dumps({"study": wanted.name, "scale": scale, "runs": runs, "cost": cost}, ensure_ascii=False, indent=1)
         )
         return
+    out.print(f"{wanted.name} ({wanted.claim}): {wanted.question}")
     rows = [[str(value) for value in run.values()] for run in runs]
     out.print(table(("", "run", "what"), rows, left=("run", "what"), drop=("what",)))
+    if listed:
+        out.print(wanted.scales[scale]["about"], style="dim")
     out.print(several(len(chosen), "run") + (f"; {cost}" if cost else ""), style="dim")
 
 

@@ -18,7 +18,7 @@ __all__ = ["SCALES", "STUDIES", "Study", "check_folder", "collect", "conclude", 
 
 def _study(name: str) -> Study:
     module, file = importlib.import_module(f"{__name__}.{name}"), scale_file(name)
-    texts = {key: file[key] for key in ("claim", "question", "criterion", "timed", "toy") if key in file}
+    texts = {key: file[key] for key in ("claim", "question", "short", "criterion", "timed", "toy") if key in file}
     return Study(name, **texts, **{hook: getattr(module, hook) for hook in HOOKS if hasattr(module, hook)})
 
 

@@ -50,6 +50,7 @@ class Study:
     claim: str
     question: str
     conclude: Callable[[Runs, Settings], Conclusion]
+    short: str = ""  # the question in a few words, for a list
     criterion: str = ""
     criterion_of: Callable[[Settings], str] | None = None  # where settings change what the criterion says
     refuse: Callable[[Settings], None] = lambda settings: None  # what its end would stumble over, before anything runs
