@@ -64,10 +64,13 @@ def test_view_is_switched_by_keyboard(page):
     assert heat(page, figure) == before
 
 
+RUNS = ("cross-entropy-seed1 (no added loss)", "dispersion-seed1 (loss dispersion, weight 0.1)")
+
+
 @pytest.mark.parametrize(
     ("kind", "names", "steps", "tokens"),
     [
-        ("training", ("cross-entropy-seed1", "dispersion-seed1"), ("100", "300"), "9.83M"),
+        ("training", RUNS, ("100", "300"), "9.83M"),
         ("study", ("MLP 64, seed 1", "MLP 1024, seed 1"), ("50", "100"), "10k"),
     ],
 )

@@ -258,7 +258,8 @@ def test_runs_side_by_side(everything):
     section = section_of(everything / "train")
     heat, curves, trend = section.panels
     assert [chart.title for chart in heat.charts] == [
-        "cross-entropy-seed1", "cross-entropy-seed2", "dispersion-seed1", "dispersion-seed2",
+        "cross-entropy-seed1 (no added loss)", "cross-entropy-seed2 (no added loss)",
+        "dispersion-seed1 (loss dispersion, weight 0.1)", "dispersion-seed2 (loss dispersion, weight 0.1)",
     ]  # fmt: skip
     assert [step for step, _ in heat.steps] == [0, 100, 200, 300]
     assert heat.steps[1][1] == "step 100 · 3.28M tokens"
@@ -278,14 +279,33 @@ def test_runs_side_by_side(everything):
     (table,) = section.tables
     assert "held-out loss (mean over blocks)" in table.heads
     assert table.columns[1:3] == ["loss.name", "loss.weight"]
+    assert {row[table.columns.index("hardware")] for row in table.rows} == {record["hardware"]}
+    assert record["hardware"] in table.shown[0]
     assert len(section.origins) == 4
+    assert section.origins[2].title == heat.charts[2].title
+    assert section.depths[4].name == f"{heat.charts[2].title}, after"
 
 
 def test_the_arm_without_a_loss_comes_first(tmp_path):
     for name, weight in (("a", 0.1), ("b", 0)):
         write_run(tmp_path / name, layers=3, steps=20, snapshots=(0, 20), weight=weight)
     section = section_of(tmp_path)
-    assert [chart.title for chart in section.panels[0].charts] == ["b", "a"]
+    assert [chart.title for chart in section.panels[0].charts] == [
+        "b (no added loss)",
+        "a (loss dispersion, weight 0.1)",
+    ]
+
+
+def test_without_an_arm_to_compare_with_the_first_line_is_of_every_arm(tmp_path):
+    for name, weight in (("a", 0.1), ("b", 0.2)):
+        write_run(tmp_path / name, layers=3, steps=20, snapshots=(0, 20), weight=weight)
+    section = section_of(tmp_path)
+    assert [chart.title for chart in section.panels[0].charts] == ["a (weight 0.1)", "b (weight 0.2)"]
+    first, more = section.lines
+    assert more == []
+    assert re.search("weight 0.1: held-out loss .*[.] weight 0.2: held-out loss ", first)
+    done = cli("report", tmp_path, "--out", tmp_path / "p.html")
+    assert f"{section.title}. {first}\n" in done.stdout
 
 
 def test_the_first_line_of_runs_is_with_the_loss_minus_without(tmp_path):

@@ -82,7 +82,7 @@ def _write_page(folders: list[Path], target: Path, *, title: str | None, as_json
         err.print(f"warning: the page has {size / 1e6:.0f} MB; give fewer folders at a time for one that opens fast.")
     number = sum(content.counts.values())
     for section in content.sections:
-        if section.kind == "training" and section.lines[1]:
+        if section.kind == "training" and len(section.origins) > 1:
             out.print(f"{section.title}. {section.lines[0]}")
     out.print(f"written: {target} ({several(number, 'result')}, {size / 1e6:.1f} MB)")
 

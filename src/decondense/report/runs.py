@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -24,6 +24,8 @@ SILENT = 60.0
 """After so many seconds without a line of its log a run is said to be silent."""
 COMPARED = 3
 """So many arms with a loss stand in the first line, each against the arm without; others are behind "more"."""
+LONG = 48
+"""Letters: settings that fill a line are no name."""
 LAST = ("last", "mean cosine of the last states", lambda shot: shot.last)
 
 
@@ -31,6 +33,7 @@ LAST = ("last", "mean cosine of the last states", lambda shot: shot.last)
 class Run(Line):
     source: Source[Training] = None  # type: ignore[assignment]
     notes: list[str] = field(default_factory=list)
+    named: str = ""  # its label and, where runs differ in settings, those
 
     @property
     def training(self) -> Training:
@@ -157,14 +160,17 @@ def training(runs: Sequence[Run]) -> Section:
         bulk = {"schema_", "command", "history", "held_out", "held_out_documents", "snapshots"}
         config = record.model_dump(exclude=bulk, exclude_unset=True)
         origin = origin_of(run.source, config, record.command, facts, seconds=record.seconds)
-        origin.title = run.label if many else ""
+        origin.title = run.named if many else ""
         origins.append(origin)
+    differences, each = _differences(arms), _each(arms)
+    if not differences and len(each) <= COMPARED:  # else the first line would be about the first arm alone
+        each = [". ".join(each)]
     return Section(
-        "training", title, "; ".join([*_differences(arms), *_each(arms)]), origins,
+        "training", title, "; ".join([*differences, *each]), origins,
         gloss="What happened to loss and geometry. Intervals of differences are over training seeds.",
         notes=[f"{run.label}: {note}" if many else note for run in runs for note in run.notes],
         panels=[panel for panel in panels if panel is not None], tables=[_run_table(runs, differing)],
-        depths=depths_of(runs),
+        depths=depths_of([replace(run, label=run.named) for run in runs]),
     )  # fmt: skip
 
 
@@ -179,7 +185,7 @@ def _name_runs(runs: Sequence[Run]) -> list[str]:
     # "loss.name dispersion" is said as "loss dispersion", "loss.weight 0.1" as "weight 0.1"
     names = [key.removesuffix(".name").rsplit(".", 1)[-1] for key in differing]
     for run, recipe, label in zip(runs, recipes, told_apart([run.source.folder for run in runs])):
-        run.label = label
+        run.label = run.named = label
         bare = recipe.get("loss.name") == "none"  # then the weight of the loss says nothing
         said = [
             "no added loss"
@@ -189,8 +195,10 @@ def _name_runs(runs: Sequence[Run]) -> list[str]:
             if recipe.get(key) is not None and not (bare and key.startswith("loss.") and key != "loss.name")
         ]
         run.arm = ", ".join(said) if differing else run.label if len(runs) == 1 else "same settings, other seeds"
-    # settings that fill a line are no name: the arm is then called after its first run
-    for arm in {run.arm for run in runs if differing and (len(run.arm) > 48 or not run.arm)}:
+        if said and len(run.arm) <= LONG:
+            run.named = f"{label} ({run.arm})"
+    # an arm without a name is called after its first run
+    for arm in {run.arm for run in runs if differing and (len(run.arm) > LONG or not run.arm)}:
         members = [run for run in runs if run.arm == arm]
         for run in members:
             run.arm = members[0].label + (" and its other seeds" if len(members) > 1 else "")
@@ -270,7 +278,7 @@ def _run_table(runs: Sequence[Run], differing: Sequence[str]) -> Table:
     names = [key.removesuffix(".name").rsplit(".", 1)[-1].replace("_", " ") for key in differing]
     heads = [
         "run", *names, "seed", "steps", "tokens", "task loss, last", "penalty, last", HELD_OUT, "Spearman",
-        "mean cosine", "tokens/s", "finished",
+        "mean cosine", "tokens/s", "hardware", "finished",
     ]  # fmt: skip
     rows, shown = [], []
     for run in runs:
@@ -282,12 +290,13 @@ def _run_table(runs: Sequence[Run], differing: Sequence[str]) -> Table:
         row |= {"task_loss": task, "penalty": penalty}
         for name, (first, last) in run.ends.items():
             row |= {f"{name}_first": first, f"{name}_last": last}
-        rows.append(row | {"tokens_per_second": record.tokens_per_second, "finished": record.finished})
+        speeds = {"tokens_per_second": record.tokens_per_second, "hardware": record.hardware}
+        rows.append(row | speeds | {"finished": record.finished})
         speed, moved = record.tokens_per_second, [_moved(*item) for item in run.ends.items()]
         shown.append([
             run.label, *("–" if s is None else str(s) for s in (*settings.values(), seed)),
             "–" if steps is None else f"{steps:,}", "–" if tokens is None else amount(tokens), span(task, digits=4),
-            span(penalty, digits=4), *moved, "–" if speed is None else f"{speed:,.0f}",
+            span(penalty, digits=4), *moved, "–" if speed is None else f"{speed:,.0f}", record.hardware,
             "yes" if record.finished else "no",
         ])  # fmt: skip
     note = "Held-out loss, Spearman and mean cosine (of all blocks): first → last. Task loss, penalty: as last logged."
@@ -296,7 +305,7 @@ def _run_table(runs: Sequence[Run], differing: Sequence[str]) -> Table:
 
 def _heat(runs: Sequence[Run]) -> Any:
     """A heatmap per run."""
-    rows = [(run.label, run.drawable) for run in runs if run.drawable]
+    rows = [(run.named, run.drawable) for run in runs if run.drawable]
     if not rows:
         return None
     first = rows[0][1][0].result
