@@ -101,9 +101,14 @@ def test_its_loss_is_drawn_and_drawn_on(browser, tmp_path):
         assert said == []
 
 
-def test_a_place_that_does_not_exist_is_told_at_once(tmp_path):
+def test_a_place_that_does_not_exist_is_told_at_once(tmp_path, capsys):
     with pytest.raises(FileNotFoundError, match="no folder at"):
         server([tmp_path / "nowhere"])
-    with pytest.raises(SystemExit) as stopped:
-        main(["report", str(tmp_path), "--serve", "--port", "99999"])
-    assert stopped.value.code == 2
+    with server([tmp_path]) as taken:
+        wrong = {(tmp_path, "99999"): "--port", (tmp_path / "nowhere", "0"): "error: no folder at"}
+        wrong[tmp_path, str(taken.server_port)] = f"error: --port must be free, but {taken.server_port} is not"
+        for (place, port), said in wrong.items():
+            with pytest.raises(SystemExit) as stopped:
+                main(["report", str(place), "--serve", "--port", port])
+            assert stopped.value.code == 2
+            assert said in capsys.readouterr().err

@@ -49,6 +49,8 @@ def _serve(folders: list[Path], port: int, title: str | None, *, as_json: bool) 
 
     try:
         running = server(folders, port=port, title=title)
+    except FileNotFoundError:  # of a folder
+        raise
     except OSError as error:
         raise OSError(f"--port must be free, but {port} is not ({error.strerror}): give another, or 0.") from error
     with running:
