@@ -1,7 +1,7 @@
 """A loss attached to something that trains: the handle on it, and what an engine must provide.
 
-`Handle` is what `regularize` returns. An `Engine` is the place where a loss is computed: one file in `integrations/`
-for each. What is added is a `Term`.
+`Handle` is what `regularize` returns, and all that a user needs of an `Attachment`, which is what engines work with. An
+`Engine` is the place where a loss is computed: one file in `integrations/` for each. What is added is a `Term`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _attached: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 class Engine(Protocol):
-    """What trains. A new engine is one file with such a class, handed to `Handle`, and one test."""
+    """What trains. A new engine is one file with such a class, handed to `Attachment`, and one test."""
 
     model: nn.Module
     """Whose hidden states are read."""
@@ -35,11 +35,11 @@ class Engine(Protocol):
     step: int
     """Optimiser steps done so far: the clock of the schedule."""
 
-    def attach(self, handle: Handle) -> None:
-        """Arrange that the loss of every training call grows by `handle.weight * handle.take(…)`.
+    def attach(self, attachment: Attachment) -> None:
+        """Arrange that the loss of every training call grows by `attachment.weight * attachment.take(…)`.
 
-        `handle.read(wanted)` begins to collect hidden states, in calls for which wanted() is true; `handle.undo`
-        takes callbacks for everything that `remove()` must put back.
+        `attachment.read(wanted)` begins to collect hidden states, in calls for which wanted() is true;
+        `attachment.undo` takes callbacks for everything that `remove()` must put back.
         """
 
 
@@ -47,13 +47,73 @@ class Handle:
     """A loss attached to an engine. Also a context manager; `remove()` takes everything off again.
 
     `save_pretrained` and `state_dict` are those of the model alone while it is attached; what is loaded has no loss.
+    """
 
-    last       the latest training call, as means over it: task_loss, penalty (before the weight), weight, per_layer
-               and, where the estimator gives it for nothing, mean_cosine; tensors, so that reading them is what waits
-               for a GPU. Under accumulation the loss of a call is share · (task_loss + weight · penalty)
-    step       the optimiser steps done so far, which drive the schedule; set it when a loop of your own is resumed
-    reads      the hidden states, or modules, that the loss is computed from
-    agreement  the latest result of check_every, a cosine per layer; `calls` counts the calls between two checks
+    def __init__(self, attachment: Attachment) -> None:
+        self._attachment = attachment
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """The latest training call, as means over it: task_loss, penalty (before the weight), weight, per_layer and,
+        where the estimator gives it for nothing, mean_cosine; with check_every, agreement. They are tensors, so that
+        reading them is what waits for a GPU. Under accumulation the loss of a call is share · (task_loss + weight ·
+        penalty)."""
+        return self._attachment.last
+
+    @property
+    def step(self) -> int:
+        """The optimiser steps done so far, which drive the schedule; set it when a loop of your own is resumed."""
+        return self._attachment.step
+
+    @step.setter
+    def step(self, value: int) -> None:
+        self._attachment.engine.step = value
+
+    @property
+    def weight(self) -> float:
+        """The weight at the current step."""
+        return self._attachment.weight
+
+    @property
+    def reads(self) -> list[str]:
+        """The hidden states, or modules, that the loss is computed from."""
+        return self._attachment.reads
+
+    @property
+    def attached(self) -> bool:
+        """Until it is removed."""
+        return self._attachment.attached
+
+    def penalty(self) -> Tensor:
+        """weight · penalty of the last training call that had no loss of its own, to be added to yours."""
+        if not self._attachment.captures:
+            raise RuntimeError(
+                "penalty() needs a training call without a loss just before it, got none: call the model in train() "
+                "with gradients on; a loss from labels, and that of a trainer, contains the penalty already."
+            )
+        return self._attachment.give()
+
+    def remove(self) -> None:
+        """Take the loss off. The model is as it was before; calling this twice does no harm."""
+        self._attachment.remove()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._attachment.term}, weight={self.weight:g}, reads {', '.join(self.reads)})"
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.remove()
+
+
+class Attachment:
+    """The same for engines, which collect hidden states by it and take the penalty from it.
+
+    calls      training calls so far; every `check_every` of them there is a new `agreement`, a cosine per layer
+    captures   the hidden states of the calls that are collected and not yet taken
+    known      of the present call: what compiled blocks have already computed of it; None between calls
+    given      penalties handed out since the last step; `reached`: whether a backward pass came by
     """
 
     def __init__(self, engine: Engine, term: Term, modules: str | Sequence[str] | None = None) -> None:
@@ -88,45 +148,20 @@ class Handle:
     def step(self) -> int:
         return self.engine.step
 
-    @step.setter
-    def step(self, value: int) -> None:
-        self.engine.step = value
-
     @property
     def weight(self) -> float:
         """The weight at the current step."""
         return self.term.weight_at(self.step)
 
-    def penalty(self) -> Tensor:
-        """weight · penalty of the last training call that had no loss of its own, to be added to yours."""
-        if not self.captures:
-            raise RuntimeError(
-                "penalty() needs a training call without a loss just before it, got none: call the model in train() "
-                "with gradients on; a loss from labels, and that of a trainer, contains the penalty already."
-            )
-        return self.give()
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.term}, weight={self.weight:g}, reads {', '.join(self.reads)})"
-
     def remove(self) -> None:
-        """Take the loss off. The model is as it was before; calling this twice does no harm."""
         self.attached = False
         self.undo.close()
         self.captures.clear()
         _attached.discard(self.model)
 
-    def __enter__(self) -> Handle:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Attachment:
+        # A copy of the model (an average of its weights, say) has copies of the hooks: they stay this one's.
         return self
-
-    def __exit__(self, *error: object) -> None:
-        self.remove()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Handle:
-        # A copy of the model (an average of its weights, say) has copies of the hooks: they stay those of this handle.
-        return self
-
-    # ---- for engines ----
 
     def read(self, wanted: Callable[[], bool]) -> None:
         """Collect the hidden states of the training calls for which wanted() is true, in `captures`."""

@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from . import hidden_states as hs
-from .handle import Engine, Handle
+from .handle import Attachment, Engine, Handle
 from .insides.torch import uncompiled
 from .integrations.own_loop import OwnLoop
 from .losses.presets import Loss, get
@@ -67,7 +67,7 @@ def regularize(
         loss, weight=weight, layers=layers, schedule=schedule, ramp_steps=ramp_steps, release_at=release_at,
         segments=segments, check_every=check_every, **options,
     )  # fmt: skip
-    return Handle(_engine(target), term, modules)
+    return Handle(Attachment(_engine(target), term, modules))
 
 
 def term_of(loss: str | Loss = "dispersion", **options: Any) -> Term:

@@ -209,4 +209,4 @@ def test_in_a_model(request, options, how):
         for found in trained(compiled, model, ids, 3 if CUDA else 1):
             for a, b in zip(found, expected):
                 assert (a - b).norm() <= 1e-4 * b.norm() + 1e-7
-        assert handle.reached
+        assert handle._attachment.reached

@@ -62,15 +62,15 @@ def test_every_loss_is_noticed_when_unused_and_is_that_of_the_plain_model(case):
         with dc.regularize(model, loss, weight=2.0, **options) as handle:
             call = (module if case == "exact" else whole)(model) if compiled else model
             call(**given).logits.sum().backward()
-            assert (handle.given, handle.calls, handle.reached) == (1, 1, False)
+            assert (handle._attachment.given, handle._attachment.calls, handle._attachment.reached) == (1, 1, False)
             with pytest.raises(RuntimeError, match="no backward pass has reached it"):
                 torch.optim.SGD(model.parameters(), lr=0.0).step()
             model.zero_grad()
             torch.manual_seed(3)  # of the draw of tokens
             value = call(**given).loss
-            assert not handle.reached
+            assert not handle._attachment.reached
             value.backward()
-            assert handle.reached
+            assert handle._attachment.reached
             found.append((value.detach(), gradients(model), handle.last))
     (value, expected, last), (compiled_value, compiled_gradients, compiled_last) = found
     torch.testing.assert_close(compiled_value, value)
@@ -95,7 +95,7 @@ def test_a_schedule_takes_no_second_compilation(compiled, graphs):
                 torch.testing.assert_close(loss, last["task_loss"] + last["weight"] * last["penalty"])
                 seen.append(float(last["weight"]))
             optimiser.step()
-        assert (handle.step, handle.calls) == (4, 8)
+        assert (handle.step, handle._attachment.calls) == (4, 8)
     assert seen == pytest.approx([0, 0, 1 / 3, 1 / 3, 2 / 3, 2 / 3, 1, 1])
     assert backend.graphs == graphs
 
@@ -121,7 +121,7 @@ def test_packed_rows_are_a_graph_break():
     with dc.regularize(model, weight=2.0) as handle:
         expected = model(**given).loss
         torch.testing.assert_close(torch.compile(model, backend="aot_eager")(**given).loss, expected)
-        assert handle.calls == 2
+        assert handle._attachment.calls == 2
         torch.compiler.reset()
         with pytest.raises(torch._dynamo.exc.Unsupported):
             whole(model)(**given)

@@ -244,7 +244,7 @@ def test_autocast_around_a_stack_whose_parts_return_no_tensor():
     model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)
     with dc.regularize(model) as handle:
         model(input_ids=inputs["input_ids"])
-        assert [capture.autocast for capture in handle.captures] == [torch.bfloat16]
+        assert [capture.autocast for capture in handle._attachment.captures] == [torch.bfloat16]
 
 
 @pytest.mark.parametrize("name", KINDS)

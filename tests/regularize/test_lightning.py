@@ -14,7 +14,7 @@ from regularize.models import assert_same, gradients, llama, tokens
 pytest.importorskip("pytorch_lightning")
 import pytorch_lightning as pl
 
-from decondense.handle import Handle
+from decondense.handle import Attachment
 from decondense.integrations.lightning import MonitorCallback, RegularizeCallback
 
 LOADER = torch.utils.data.DataLoader(tokens(16), batch_size=2)
@@ -123,7 +123,7 @@ def test_the_ramp_counts_training_steps(kind, tmp_path):
 def test_a_penalty_that_overwhelms_the_task_is_told(kind, monkeypatch):
     """Asked after the optimiser steps 1, 2, 4, …, each of two micro-batches, as in a loop of one's own."""
     told, callback = [], RegularizeCallback(weight=1000.0, accumulate=2)
-    monkeypatch.setattr(Handle, "warn", lambda handle, task, added, step: told.append((step, task, added)))
+    monkeypatch.setattr(Attachment, "warn", lambda attachment, task, added, step: told.append((step, task, added)))
     _, logger = fit(Module(kind), callback, steps=4 if kind == "labels" else 8)
     assert [step for step, _, _ in told] == [1, 2, 4]
     last = [line for _, line in logger.lines if "task_loss" in line][-1]

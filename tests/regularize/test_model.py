@@ -177,6 +177,12 @@ def test_a_stack_that_is_called_past_the_model_is_noticed():
             model.model(input_ids=ids)
 
 
+def test_a_handle_has_what_users_need_and_every_name_is_explained():
+    public = [name for name in dir(dc.regularize(llama())) if not name.startswith("_")]
+    assert public == ["attached", "last", "penalty", "reads", "remove", "step", "weight"]
+    assert all(getattr(dc.Handle, name).__doc__ for name in public)
+
+
 def test_remove_restores_the_model():
     model, ids = llama().train(), tokens()
     plain = model(input_ids=ids, labels=ids, output_hidden_states=True).loss  # lets transformers install its own hooks

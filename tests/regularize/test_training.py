@@ -97,8 +97,8 @@ def test_a_naive_term_would_be_eight_times_too_strong(tmp_path):
 
     def naive(trainer):
         handle = dc.regularize(trainer.model, weight=20.0)
-        penalty = handle.term.penalty
-        handle.term.penalty = lambda capture, first, labels=None, items=None: penalty(capture, first)
+        penalty = handle._attachment.term.penalty
+        handle._attachment.term.penalty = lambda capture, first, labels=None, items=None: penalty(capture, first)
         return handle
 
     whole = trained(tmp_path, llama(), naive, micro=8, pad=False, steps=1)
@@ -310,7 +310,8 @@ def test_every_line_of_the_log_adds_up(tmp_path, schedule):
         for row in rows:
             assert row["loss"] == pytest.approx(row["task_loss"] + row["penalty_weight"] * row["penalty"], rel=1e-6)
         if every == 1:
-            assert [row["penalty_weight"] for row in rows] == [handle.term.weight_at(step) for step in range(6)]
+            term = handle._attachment.term
+            assert [row["penalty_weight"] for row in rows] == [term.weight_at(step) for step in range(6)]
 
 
 @pytest.mark.parametrize(("weight", "warned"), [(1.0, False), (1000.0, True)])
@@ -349,9 +350,9 @@ def test_split_sequences_are_refused(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="sequence parallelism over 2 processes"):
         dc.regularize(trainer)
     monkeypatch.setitem(AcceleratorState._shared_state, "parallelism_config", SimpleNamespace(sp_size=2))
-    ids = tokens()
-    with dc.regularize(llama().train()) as handle, pytest.raises(ValueError, match="the loss must see whole sequences"):
-        handle.model(input_ids=ids, labels=ids)
+    model, ids = llama().train(), tokens()
+    with dc.regularize(model), pytest.raises(ValueError, match="the loss must see whole sequences"):
+        model(input_ids=ids, labels=ids)
     watch = dc.monitor(llama().train())
     with pytest.raises(ValueError, match="the monitor must see whole sequences"):
         watch.model(input_ids=ids, labels=ids)
@@ -403,8 +404,9 @@ def test_padded_targets_of_a_seq2seq_trainer_do_not_count(tmp_path):
     ids, mask, labels = tokens(4), torch.ones(4, 12, dtype=torch.long), tokens(4, seed=1)
     labels[:, 8:] = -100
     rows = [{"input_ids": i, "attention_mask": m, "labels": y} for i, m, y in zip(ids, mask, labels)]
-    with dc.regularize(t5().train(), weight=0.5) as alone:
-        alone.model(input_ids=ids, attention_mask=mask, labels=labels).loss.backward()
+    model = t5().train()
+    with dc.regularize(model, weight=0.5) as alone:
+        model(input_ids=ids, attention_mask=mask, labels=labels).loss.backward()
     options = {"per_device_train_batch_size": 4, "max_steps": 1}
     trainer = Trainer(model=t5(), args=arguments(tmp_path, **options), train_dataset=rows)
     with dc.regularize(trainer, weight=0.5) as handle:

@@ -212,7 +212,7 @@ def outside(monkeypatch):
 def one_step(model, **options):
     """Loss, gradients and logs of the second of two calls; taps where the blocks are compiled."""
     with dc.regularize(model, weight=1.0, **options) as handle:
-        tapped = tap_blocks(model, handle)
+        tapped = tap_blocks(model, handle._attachment)
         for _ in range(2):
             model.zero_grad()
             loss = model(**inputs(), use_cache=False).loss
@@ -255,11 +255,11 @@ def test_what_the_blocks_did_not_see_is_computed_afterwards(graphs, outside):
         if compiled:
             compile_blocks(model)
         with dc.regularize(model, weight=1.0) as handle:
-            tap_blocks(model, handle)
+            tap_blocks(model, handle._attachment)
             values.append(model(**given, use_cache=False).loss.detach())
             with torch.no_grad():
                 values.append(model(**inputs(), use_cache=False).loss)
-            assert handle.known is None
+            assert handle._attachment.known is None
             model.to(torch.bfloat16)
             del outside[:]
             model(**inputs(), use_cache=False).loss.backward()
@@ -272,18 +272,18 @@ def test_after_an_error_other_calls_are_no_training(graphs):
     model = llama(2).train()
     compile_blocks(model)
     with dc.regularize(model, weight=1.0) as handle:
-        assert tap_blocks(model, handle) == 2
+        assert tap_blocks(model, handle._attachment) == 2
         failing = model.model.norm.register_forward_hook(lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             model(**inputs(), use_cache=False)
         failing.remove()
-        failed = len(handle.known or ())
+        failed = len(handle._attachment.known or ())
         with torch.no_grad():
             model(**inputs(), use_cache=False)
         model.eval()(**inputs(), use_cache=False)
-        assert len(handle.known or ()) == failed
+        assert len(handle._attachment.known or ()) == failed
         model.train()(**inputs(), use_cache=False).loss.backward()
-        assert handle.known is None
+        assert handle._attachment.known is None
 
 
 def test_several_streams_are_refused_by_that_name():
@@ -293,7 +293,7 @@ def test_several_streams_are_refused_by_that_name():
     for block in model.model.layers:
         replace_compiled_call(block, block._call_impl)
     with dc.regularize(model) as handle:
-        assert tap_blocks(model, handle) == 2
+        assert tap_blocks(model, handle._attachment) == 2
         with pytest.raises(TypeError, match=r"got \(4, 2, 12, 16\), several streams"):
             model(input_ids=tokens(2) % 64)
 
@@ -303,7 +303,7 @@ def test_taps_go_with_the_loss(graphs):
     compile_blocks(model)
     before = [block._compiled_call_impl for block in model.model.layers]
     with dc.regularize(model, weight=1.0) as handle:
-        assert tap_blocks(model, handle) == 2
+        assert tap_blocks(model, handle._attachment) == 2
         assert [block._compiled_call_impl for block in model.model.layers] != before
         copy.deepcopy(model)  # an average of the weights
     assert [block._compiled_call_impl for block in model.model.layers] == before

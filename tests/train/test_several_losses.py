@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from decondense.handle import Handle
+from decondense.handle import Attachment, Handle
 from decondense.integrations.own_loop import OwnLoop
 from decondense.regularizer import regularize, term_of
 from decondense.term import Terms
@@ -22,6 +22,11 @@ SECOND = {
     "release_at": 1,
     "ramp_steps": 4,
 }
+
+
+def attached(model, step):
+    terms = Terms([term_of(**FIRST), term_of(**SECOND)], clock=lambda: step)
+    return Handle(Attachment(OwnLoop(model), terms))
 
 
 def gradients(model, attach):
@@ -51,9 +56,7 @@ def test_the_sum_of_both_as_from_two_separate_calls(step):
         return attach
 
     plain, first, second = (gradients(model, a) for a in (None, alone(FIRST), alone(SECOND)))
-    both = gradients(
-        model, lambda model: Handle(OwnLoop(model), Terms([term_of(**FIRST), term_of(**SECOND)], clock=lambda: step))
-    )
+    both = gradients(model, lambda model: attached(model, step))
     factor = {0: 1.0, 3: 0.5}[step]  # released from step 1 on over 4 steps
     added = 0.3 * first[2]["penalty"] + factor * 0.5 * second[2]["penalty"]
     assert both[2]["penalty"] == pytest.approx(float(added), rel=1e-5)
@@ -69,7 +72,7 @@ def test_the_sum_of_both_as_from_two_separate_calls(step):
 
 def test_the_handle_says_what_it_reads_and_adds():
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIGS["llama"]))
-    with Handle(OwnLoop(model), Terms([term_of(**FIRST), term_of(**SECOND)], clock=lambda: 0)) as handle:
+    with attached(model, 0) as handle:
         assert len(handle.reads) == 3  # states 0 and 1, and the last
         assert "decorrelation" in repr(handle)
         assert " + 0.5 · Loss('dispersion'" in repr(handle)

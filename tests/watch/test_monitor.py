@@ -58,7 +58,7 @@ def test_beside_the_loss(first):
     """Both read the same states, and the output is that of neither."""
     model, ids = llama().train(), tokens()
     with dc.regularize(model, weight=2.0, eps=0.0) as alone:
-        alone.model(input_ids=ids, labels=ids).loss.backward()
+        model(input_ids=ids, labels=ids).loss.backward()
     expected = gradients(model)
     model.zero_grad()
     attach = {"loss": lambda: dc.regularize(model, weight=2.0, eps=0.0), "monitor": lambda: dc.monitor(model)}

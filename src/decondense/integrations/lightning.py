@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..handle import Handle
+from ..handle import Attachment, Handle
 from ..losses.presets import Loss
 from ..regularizer import term_of
 from ..watch.monitor import Monitor
@@ -73,7 +73,8 @@ class RegularizeCallback(Callback):
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         self.model = model_of(pl_module, self.name)
         self._module, self._trainer = pl_module, trainer
-        self.handle = Handle(self, self.term, self.modules)
+        self._attachment = Attachment(self, self.term, self.modules)
+        self.handle = Handle(self._attachment)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._stepped = trainer.global_step  # of a checkpoint, too: it has been read by now
@@ -81,7 +82,7 @@ class RegularizeCallback(Callback):
     def on_train_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
         if trainer.global_step != self._stepped and self.handle is not None:
             self.step, self._stepped = self.step + 1, trainer.global_step
-            self.handle.look()
+            self._attachment.look()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if self.handle is not None:
@@ -98,28 +99,28 @@ class RegularizeCallback(Callback):
 
     # ---- the engine ----
 
-    def attach(self, handle: Handle) -> None:
-        handle.read(lambda: self._collecting)
+    def attach(self, attachment: Attachment) -> None:
+        attachment.read(lambda: self._collecting)
         for name, wrap in (("training_step", self._around_step), ("manual_backward", self._around_backward)):
             own = getattr(self._module, name)
             # Lightning reads the signature to know what to pass: functools.wraps keeps it.
-            setattr(self._module, name, functools.wraps(own)(functools.partial(wrap, handle, own)))
-            handle.undo.callback(delattr, self._module, name)
+            setattr(self._module, name, functools.wraps(own)(functools.partial(wrap, attachment, own)))
+            attachment.undo.callback(delattr, self._module, name)
 
-    def _around_step(self, handle: Handle, own: Any, *args: Any, **kwargs: Any) -> Any:
-        handle.captures.clear()
+    def _around_step(self, attachment: Attachment, own: Any, *args: Any, **kwargs: Any) -> Any:
+        attachment.captures.clear()
         self._collecting = True
         try:
             out = own(*args, **kwargs)
         finally:
             self._collecting = False
         automatic = self._module.automatic_optimization
-        if automatic and out is not None and not handle.captures:
+        if automatic and out is not None and not attachment.captures:
             raise RuntimeError(
                 f"training_step must call {type(self.model).__name__}, whose hidden states are read, but none came: "
                 "say which attribute of the module it is, RegularizeCallback(model='…')."
             )
-        if not automatic and handle.captures:
+        if not automatic and attachment.captures:
             raise RuntimeError(
                 "the penalty belongs to the loss of manual_backward, but that was not called after the model: call "
                 "self.manual_backward(loss) in training_step."
@@ -127,21 +128,21 @@ class RegularizeCallback(Callback):
         if not automatic or out is None:  # None: Lightning skips the batch
             return out
         if isinstance(out, Mapping):
-            return {**out, "loss": self._grown(handle, out["loss"])}
-        return self._grown(handle, out)
+            return {**out, "loss": self._grown(attachment, out["loss"])}
+        return self._grown(attachment, out)
 
-    def _around_backward(self, handle: Handle, own: Any, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        own(self._grown(handle, loss, self.accumulate) if handle.captures else loss, *args, **kwargs)
+    def _around_backward(self, attachment: Attachment, own: Any, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        own(self._grown(attachment, loss, self.accumulate) if attachment.captures else loss, *args, **kwargs)
 
-    def _grown(self, handle: Handle, loss: Tensor, parts: int = 1) -> Tensor:
-        capture = handle.captures[0]
-        weight = handle.weight
-        penalty = handle.take(scale=1 / parts)
-        handle.task_loss(loss)
-        last = handle.last
+    def _grown(self, attachment: Attachment, loss: Tensor, parts: int = 1) -> Tensor:
+        capture = attachment.captures[0]
+        weight = attachment.weight
+        penalty = attachment.take(scale=1 / parts)
+        attachment.task_loss(loss)
+        last = attachment.last
         every = self._trainer.log_every_n_steps  # 0: never
         if "mean_cosine" not in last and every and (self._trainer.global_step + 1) % every == 0:
-            last["mean_cosine"] = self.term.mean_cosine(capture, handle.reader.first)
+            last["mean_cosine"] = self.term.mean_cosine(capture, attachment.reader.first)
         told = {"task_loss": last["task_loss"], "penalty": last["penalty"], "penalty_weight": weight}
         if "mean_cosine" in last:
             told["mean_cosine"] = last["mean_cosine"].mean()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .. import hidden_states as hs
-from ..handle import Handle
+from ..handle import Attachment
 from ..inputs import argument
 from ..insides.torch import is_replica
 from ..insides.transformers import shifts_labels
@@ -33,29 +33,29 @@ class OwnLoop:
         self._trained = self._evaluated = False
         self._owner = False  # whether an optimiser that holds the model's own parameters has been seen
 
-    def attach(self, handle: Handle) -> None:
-        self._handle = handle
+    def attach(self, attachment: Attachment) -> None:
+        self._attachment = attachment
         inner = hs.unwrap_peft(self.model)  # asked once: torch.compile cannot trace the question
         self._shifts = getattr(inner, "loss_type", None) is not None and shifts_labels(inner)
         self._begun = any(p.grad is not None for p in self.model.parameters())  # a step that began without the loss
         # The model's own pre-hook comes first and its own forward hook last, whatever the reader hangs between.
         enter = self.model.register_forward_pre_hook(hs.Hook(self._enter), with_kwargs=True)
-        handle.undo.callback(enter.remove)
-        handle.read(self._wanted)
-        handle.undo.callback(self.model.register_forward_hook(hs.Hook(self._leave), with_kwargs=True).remove)
+        attachment.undo.callback(enter.remove)
+        attachment.read(self._wanted)
+        attachment.undo.callback(self.model.register_forward_hook(hs.Hook(self._leave), with_kwargs=True).remove)
         me = weakref.ref(self)  # the hook is global and must not keep the model alive
 
         def stepped(optimiser: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
             if (loop := me()) is not None:
                 loop.stepped(optimiser)
 
-        handle.undo.callback(register_optimizer_step_post_hook(stepped).remove)
+        attachment.undo.callback(register_optimizer_step_post_hook(stepped).remove)
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if is_replica(module):
             raise RuntimeError("nn.DataParallel runs its replicas side by side, which a handle cannot: use DDP.")
         if self._inside:  # the last call raised an error: its states belong to no loss
-            self._handle.captures.clear()
+            self._attachment.captures.clear()
         self._inside = True
         if torch.is_grad_enabled():
             if module.training:
@@ -70,7 +70,7 @@ class OwnLoop:
         self._call = (labels, kwargs.get("num_items_in_batch"))
 
     def _wanted(self) -> bool:
-        if self._handle.captures:
+        if self._attachment.captures:
             raise RuntimeError(
                 "the penalty of the last training call was never added: that call returned no loss. Pass labels, "
                 "or add handle.penalty() to your own loss before the next call, or attach to the trainer with "
@@ -79,15 +79,15 @@ class OwnLoop:
         return True
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
-        handle, self._inside = self._handle, False
+        attachment, self._inside = self._attachment, False
         (labels, items), self._call = self._call, (None, None)
-        if not handle.captures:
+        if not attachment.captures:
             return None
         task = _loss_of(out, labels is not None)
         if task is None:
             return None
-        total = task + handle.give(labels, items).to(task.device)
-        handle.task_loss(task)
+        total = task + attachment.give(labels, items).to(task.device)
+        attachment.task_loss(task)
         if isinstance(out, tuple):
             return (total, *out[1:])
         out["loss"] = total
@@ -99,7 +99,7 @@ class OwnLoop:
         So two optimisers over one model count once, and so does one over copies of its weights. Where an optimiser
         holds the model itself, others do not count. A loss that nobody uses is an error here, in the first step.
         """
-        handle = self._handle
+        attachment = self._attachment
         mine = [p for p in self.model.parameters() if p.requires_grad]
         its = [p for group in optimiser.param_groups for p in group["params"]]
         own = not {id(p) for p in self.model.parameters()}.isdisjoint(map(id, its))
@@ -108,12 +108,12 @@ class OwnLoop:
             return
         # Copies of the weights, in one piece or many, are as many numbers as the model trains.
         copies = sum(p.numel() for p in its) == sum(p.numel() for p in mine)
-        if handle.reached:
+        if attachment.reached:
             self.step += 1
-            handle.look()
+            attachment.look()
         elif not own and not (copies and any(p.grad is not None for p in mine)):
             return
-        elif handle.given or handle.captures:
+        elif attachment.given or attachment.captures:
             raise RuntimeError(
                 "weight · penalty must be part of the loss that is differentiated, but no backward pass has reached it "
                 'before this optimiser step: it is in the loss where the model returns it as out.loss or out["loss"]. '
@@ -126,13 +126,13 @@ class OwnLoop:
                 "step was made in eval mode, in which from_pretrained returns a model and evaluations leave it: call "
                 "model.train(), or handle.remove()."
             )
-        elif not handle.calls and not self._begun and any(p.grad is not None for p in mine):
+        elif not attachment.calls and not self._begun and any(p.grad is not None for p in mine):
             raise RuntimeError(
                 "the hidden states of the model must be seen, but the gradients of this first optimiser step came "
                 "without: a compiled model that has been called does not notice what is attached to it. Attach before "
                 "its first call, or call torch.compiler.reset() after attaching; or the loop calls another module."
             )
-        handle.given, handle.reached, self._begun = 0, False, False
+        attachment.given, attachment.reached, self._begun = 0, False, False
         self._trained = self._evaluated = False
 
 

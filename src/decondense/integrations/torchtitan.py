@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial
 
 from .. import hidden_states as hs
-from ..handle import Handle
+from ..handle import Attachment, Handle
 from ..insides.torchtitan import configurations
 from ..losses.presets import get
 from ..split import everywhere
@@ -143,11 +143,12 @@ class Penalty:
         )
         names = _state_names(self.model)
         chosen = hs.select(_layers(settings.layers), len(names), first=1)  # only these are read: all of the term's
-        self.handle = Handle(self, term, [names[i] for i in chosen])
+        self._attachment = Attachment(self, term, [names[i] for i in chosen])
+        self.handle = Handle(self._attachment)
 
-    def attach(self, handle: Handle) -> None:
-        handle.read(lambda: True)
-        handle.undo.callback(setattr, self.trainer, "loss_fn", self.trainer.loss_fn)
+    def attach(self, attachment: Attachment) -> None:
+        attachment.read(lambda: True)
+        attachment.undo.callback(setattr, self.trainer, "loss_fn", self.trainer.loss_fn)
         self.trainer.loss_fn = self._with_penalty(self.trainer.loss_fn)
 
     @property
@@ -157,7 +158,7 @@ class Penalty:
     def begin(self, step: int) -> None:
         """Before an optimiser step; torchtitan counts them from 1."""
         self.step = step - 1
-        self._weight.fill_(self.handle.weight)
+        self._weight.fill_(self._attachment.weight)
         self._sums.zero_()
 
     def log(self, step: int) -> None:
@@ -169,7 +170,7 @@ class Penalty:
         values = {"task_loss": task, "penalty": penalty, "penalty_weight": weight}
         self.trainer.metrics_processor.logger.log({f"regularizer/{k}": v for k, v in values.items()}, step)
         self.step = step
-        self.handle.warn(task, weight * penalty, step)
+        self._attachment.warn(task, weight * penalty, step)
 
     def _with_penalty(self, bare: Any) -> Any:
         """A loss of torchtitan, plus the term of the call just made."""
@@ -178,7 +179,7 @@ class Penalty:
             pred: Tensor, labels: Tensor, global_valid_tokens: Tensor | None = None, **rest: Any
         ) -> tuple[Tensor, dict[str, Tensor]]:
             loss, metrics = bare(pred, labels, global_valid_tokens, **rest)
-            if not self.handle.captures:
+            if not self._attachment.captures:
                 return loss, metrics
             with spmd.no_typecheck():
                 task = (loss.to_local() if isinstance(loss, DTensor) else loss).detach()
@@ -190,11 +191,11 @@ class Penalty:
         return with_penalty
 
     def _added(self, task: Tensor, labels: Tensor, items: Tensor | None, positions: Tensor | None) -> Tensor:
-        states = self._local(self.handle.captures[-1].states)
-        self.handle.captures.clear()
+        states = self._local(self._attachment.captures[-1].states)
+        self._attachment.captures.clear()
         if items is None:
             items = everywhere((labels != -100).sum(), self._labels_split)
-        term = self.handle.term
+        term = self._attachment.term
         states, mask, cut = term.sequences(hs.Capture(states, None, positions), first=0, labels=labels)
         assert cut is not None
         per_sequence = term.loss.over_layers(states, mask)[0].mean(0)

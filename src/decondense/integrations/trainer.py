@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import hidden_states as hs
-from ..handle import Handle
+from ..handle import Attachment
 from ..insides import transformers as inside
 
 
@@ -57,17 +57,17 @@ class TrainerEngine:
             f"step is the trainer's global_step, got {value}: resume with train(resume_from_checkpoint)."
         )
 
-    def attach(self, handle: Handle) -> None:
-        self._handle = handle
+    def attach(self, attachment: Attachment) -> None:
+        self._attachment = attachment
         if self._group is not None:
-            handle.term = handle.term.across(self._group)
-        handle.read(lambda: self._collecting)
+            attachment.term = attachment.term.across(self._group)
+        attachment.read(lambda: self._collecting)
         self._compute_loss, self._log = self.trainer.compute_loss, self.trainer.log
         for name, wrapped in (("compute_loss", self._with_penalty), ("log", self._with_terms)):
             if name in vars(self.trainer):  # another's wrapper; else it is the class that has it
-                handle.undo.callback(setattr, self.trainer, name, getattr(self.trainer, name))
+                attachment.undo.callback(setattr, self.trainer, name, getattr(self.trainer, name))
             else:
-                handle.undo.callback(vars(self.trainer).pop, name, None)
+                attachment.undo.callback(vars(self.trainer).pop, name, None)
             setattr(self.trainer, name, wrapped)
 
     def _with_penalty(
@@ -83,7 +83,7 @@ class TrainerEngine:
             labels = inputs["labels"]
             if inside.trainer_shifts_labels(self.trainer):
                 labels = hs.shifted(labels)
-        self._handle.captures.clear()
+        self._attachment.captures.clear()
         self._collecting = True
         try:
             result = self._compute_loss(
@@ -92,7 +92,7 @@ class TrainerEngine:
         finally:
             self._collecting = False
         loss = result[0] if return_outputs else result
-        if not self._handle.captures:
+        if not self._attachment.captures:
             if model.training and torch.is_grad_enabled():
                 raise RuntimeError(
                     f"{type(self.trainer).__name__}.compute_loss must call the attached model, but no hidden "
@@ -105,30 +105,31 @@ class TrainerEngine:
 
     def _terms(self, labels: Tensor | None, items: Tensor | int | None, loss: Tensor) -> Tensor:
         """weight · penalty, scaled the way the trainer expects its loss; the parts go into the log."""
-        handle = self._handle
+        attachment = self._attachment
         whole = inside.scaled_for_accumulation(self.trainer, items)  # a share of the step, which nobody divides again
         by_items = whole and items is not None and labels is not None
         if by_items:
             scale = float(inside.loss_copies(self.trainer))
         else:
             scale = 1 / inside.accumulation_steps(self.trainer) if whole else 1.0
-        capture = handle.captures[0]
-        weight = handle.weight
-        penalty = handle.take(labels, items if by_items else None, scale)
-        handle.task_loss(loss)
-        if "mean_cosine" not in handle.last and self._wants_cosine:
+        capture = attachment.captures[0]
+        weight = attachment.weight
+        penalty = attachment.take(labels, items if by_items else None, scale)
+        attachment.task_loss(loss)
+        last = attachment.last
+        if "mean_cosine" not in last and self._wants_cosine:
             self._wants_cosine = False
-            handle.last["mean_cosine"] = handle.term.mean_cosine(capture, handle.reader.first)  # once per log
+            last["mean_cosine"] = attachment.term.mean_cosine(capture, attachment.reader.first)  # once per log
         logged = 1.0 if whole else 1 / inside.accumulation_steps(self.trainer)
         self._note("task_loss", loss.detach() * logged)
         each = [("penalty", weight, penalty.detach())]
-        each += [(f"penalty_{k}", w, handle.last[f"penalty_{k}"] * scale) for k, w in enumerate(handle.term.weights, 1)]
+        each += [(f"penalty_{k}", w, last[f"penalty_{k}"] * scale) for k, w in enumerate(attachment.term.weights, 1)]
         for name, its_weight, value in each:
             self._note(name, value * logged)
             self._note(f"weighted_{name}", its_weight * value * logged)
             self._weights.setdefault(name, set()).add(its_weight)
-        if "mean_cosine" in handle.last:
-            self._note("mean_cosine", handle.last["mean_cosine"].mean())
+        if "mean_cosine" in last:
+            self._note("mean_cosine", last["mean_cosine"].mean())
             self._note("mean_cosine_calls", torch.ones((), device=penalty.device))
         return weight * penalty
 
@@ -149,9 +150,9 @@ class TrainerEngine:
                 logs[name.replace("penalty", "penalty_weight")] = _line_weight(name, weights, sums)
             if "mean_cosine" in sums:
                 logs["mean_cosine"] = sums["mean_cosine"] / calls
-            if self._handle.agreement is not None:
-                logs["penalty_agreement"] = float(self._handle.agreement.min())
-            self._handle.warn(logs["task_loss"], sums["weighted_penalty"] / steps, self.step)
+            if self._attachment.agreement is not None:
+                logs["penalty_agreement"] = float(self._attachment.agreement.min())
+            self._attachment.warn(logs["task_loss"], sums["weighted_penalty"] / steps, self.step)
             self.sums.clear()
             self._weights.clear()
             self.logged_step = self.step

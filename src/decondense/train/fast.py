@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import hidden_states as hs
-from ..handle import Handle
+from ..handle import Attachment
 from ..insides.torch import call_with, compiled_call, replace_compiled_call
 from ..insides.transformers import collect_hidden_states_alone
 from ..losses.presets import Loss
@@ -56,7 +56,9 @@ def compile_blocks(model: nn.Module) -> int:
     return len(blocks)
 
 
-def tap_blocks(model: nn.Module, handle: Handle, *, whole_rows: bool = True, checkpointing: bool = False) -> int:
+def tap_blocks(
+    model: nn.Module, attachment: Attachment, *, whole_rows: bool = True, checkpointing: bool = False
+) -> int:
     """Let compiled blocks compute, in their own graphs, what the attached loss needs of the states that they read;
     returns how many do.
 
@@ -65,8 +67,8 @@ def tap_blocks(model: nn.Module, handle: Handle, *, whole_rows: bool = True, che
 
     What that saves is in `losses/beside.py`.
     """
-    term, blocks = handle.term, repeated_blocks(model)
-    if checkpointing or not whole_rows or isinstance(handle.reader, hs.ModuleReader):
+    term, blocks = attachment.term, repeated_blocks(model)
+    if checkpointing or not whole_rows or isinstance(attachment.reader, hs.ModuleReader):
         return 0
     if isinstance(term, Terms) or term.group or term.loss.keywords.get("generator"):
         return 0  # what cannot be traced, and weights that change from step to step
@@ -80,23 +82,28 @@ def tap_blocks(model: nn.Module, handle: Handle, *, whole_rows: bool = True, che
     call = torch.compile(_with_values, dynamic=False)
     for block in tapped:
         plain = compiled_call(block)
-        replace_compiled_call(block, functools.partial(_tapped, plain, call, block, handle))
-        handle.undo.callback(replace_compiled_call, block, plain)
+        replace_compiled_call(block, functools.partial(_tapped, plain, call, block, attachment))
+        attachment.undo.callback(replace_compiled_call, block, plain)
     return len(tapped)
 
 
 def _tapped(
-    plain: Callable[..., Any], call: Callable[..., Any], block: nn.Module, handle: Handle, *args: Any, **kwargs: Any
+    plain: Callable[..., Any],
+    call: Callable[..., Any],
+    block: nn.Module,
+    attachment: Attachment,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """A call of a block, `plain` unless its states are being collected. Hooks stay outside of the graph."""
     # After a training call that raised, `known` waits for the next one: evaluations in between are not collected.
-    known = handle.known if block.training and torch.is_grad_enabled() else None
+    known = attachment.known if block.training and torch.is_grad_enabled() else None
     states = args[0] if args else None
     if known is None or not isinstance(states, Tensor) or states.dtype not in TAPPED or states.ndim != 3:
         return plain(*args, **kwargs)
 
     def forward(states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        out, values, cosines = call(block, handle.term.loss, states, *args, **kwargs)
+        out, values, cosines = call(block, attachment.term.loss, states, *args, **kwargs)
         known.append((states, values, cosines))
         return out
 

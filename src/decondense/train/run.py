@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from ..files import AnyPath, first_process
-from ..handle import Handle
+from ..handle import Attachment
 from ..insides.torch import lost_process, out_of_memory
 from ..insides.transformers import use_one_gpu
 from ..needs import need
 from ..records import parse
-from ..regularizer import regularize, term_of
+from ..regularizer import term_of
 from ..term import Terms
 from ..weights_cache import quiet_loading
 from ..words import list_of, several
@@ -128,8 +128,8 @@ def _carry_out(
         with _one_sentence(prepared):
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     finally:
-        if trainer.handle is not None:
-            trainer.handle.remove()
+        if trainer.attachment is not None:
+            trainer.attachment.remove()
     losses: dict[str, Any] = {}
     if prepared.documents:
         vocabulary = prepared.model.get_input_embeddings().weight.shape[0]
@@ -199,25 +199,26 @@ def _trainer(
         trainer.add_callback(Shown(show, clock, recipe.step_tokens, milestones, progress))
     if prepared.centre is not None:
         trainer.add_callback(prepared.centre)
-    handle = _regularized(recipe, trainer)
-    trainer.attach(handle)
-    if handle is not None:
-        tap_blocks(prepared.model, handle, whole_rows=not isolated, checkpointing=recipe.train.checkpointing)
+    attachment = _regularized(recipe, trainer)
+    trainer.attach(attachment)
+    if attachment is not None:
+        tap_blocks(prepared.model, attachment, whole_rows=not isolated, checkpointing=recipe.train.checkpointing)
     return trainer
 
 
-def _regularized(recipe: Recipe, trainer: Any) -> Any:
-    if len(recipe.losses) < 2:
-        return next((regularize(trainer, loss.name, **_options(recipe, loss)) for loss in recipe.losses), None)
+def _regularized(recipe: Recipe, trainer: Any) -> Attachment | None:
+    if not recipe.losses:
+        return None
     from ..integrations.trainer import TrainerEngine
 
     terms = [term_of(loss.name, **_options(recipe, loss)) for loss in recipe.losses]
-    return Handle(TrainerEngine(trainer), Terms(terms, clock=lambda: int(trainer.state.global_step)))
+    both = Terms(terms, clock=lambda: int(trainer.state.global_step)) if len(terms) > 1 else terms[0]
+    return Attachment(TrainerEngine(trainer), both, recipe.losses[0].modules)
 
 
 def _options(recipe: Recipe, loss: Loss) -> dict[str, Any]:
     """Those of `regularize` and of the loss, for a run of so many steps."""
-    options = loss.of_the_term() | loss.options | ({} if loss.modules is None else {"modules": loss.modules})
+    options = loss.of_the_term() | loss.options
     if loss.preset is not None:
         options["preset"] = loss.preset
     if loss.schedule == "release":

@@ -39,13 +39,13 @@ class NotFinite(ValueError):
 class Trainer(transformers.Trainer, TrainerCallback):
     """Also its own callback: it is told when a step begins, when its gradient is there, when a checkpoint is written.
 
-    `handle`: what `regularize` returned for this trainer, if anything. `skipped`: the steps left out, from 1."""
+    `attachment`: the loss on the hidden states, if there is one. `skipped`: the steps left out, from 1."""
 
     def __init__(self, *, recipe: Recipe, clock: Any, teacher: nn.Module | None = None, **options: Any) -> None:
         super().__init__(**options)
         self.recipe, self.teacher, self.clock = recipe, teacher, clock
         self.folder = Path(str(self.args.output_dir))
-        self.handle: Any = None
+        self.attachment: Any = None
         self.skipped: list[int] = []
         self._begun, self._seconds_before = time.monotonic(), 0.0
         self._bad: Tensor | None = None
@@ -73,19 +73,19 @@ class Trainer(transformers.Trainer, TrainerCallback):
         marker = marked(checkpoint) or {}
         self._logged_step = marker["step"]
         self._seconds_before, self.skipped = marker.get("seconds", 0.0), marker.get("skipped_steps", [])
-        if self.handle is not None:
-            # The handle counts from when it was attached; after a resumption that is not the beginning.
-            self.handle.engine.logged_step = marker["step"]
-            self.handle.calls = marker["step"] * self.args.gradient_accumulation_steps
+        if self.attachment is not None:
+            # It counts from when it was attached; after a resumption that is not the beginning.
+            self.attachment.engine.logged_step = marker["step"]
+            self.attachment.calls = marker["step"] * self.args.gradient_accumulation_steps
             if marker.get("agreement") is not None:
-                self.handle.agreement = torch.tensor(marker["agreement"], device=self.args.device)
+                self.attachment.agreement = torch.tensor(marker["agreement"], device=self.args.device)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if torch.distributed.is_initialized():
             torch.distributed.barrier()  # every process has written its part
         if not state.is_world_process_zero:
             return
-        agreement = getattr(self.handle, "agreement", None)
+        agreement = getattr(self.attachment, "agreement", None)
         mark(
             self.folder / f"checkpoint-{state.global_step}",
             step=state.global_step,
@@ -138,10 +138,10 @@ class Trainer(transformers.Trainer, TrainerCallback):
             loss = share_loss(loss, outputs["logits"], target, inputs["labels"], items, **mixture)
         return (loss, outputs) if return_outputs else loss
 
-    def attach(self, handle: Any) -> None:
-        """Take the handle of `regularize` on this trainer, or None, and put the terms on the logits around it, so that
+    def attach(self, attachment: Any) -> None:
+        """Take the loss that is attached to this trainer, or None, and put the terms on the logits around it, so that
         the task loss it sees and logs is the plain cross-entropy."""
-        self.handle = handle
+        self.attachment = attachment
         inner: Any = self.compute_loss
 
         def with_terms(*args: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
@@ -192,8 +192,8 @@ class Trainer(transformers.Trainer, TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Keep the sums of the log, should the step be skipped."""
         if self.recipe.train.on_nan == "skip":
-            handles = dict(self.handle.engine.sums) if self.handle is not None else {}
-            self._before_step = (loss_sum(self).clone(), handles, dict(self._sums))
+            sums = dict(self.attachment.engine.sums) if self.attachment is not None else {}
+            self._before_step = (loss_sum(self).clone(), sums, dict(self._sums))
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Is everything finite? The answer is the same on every process."""
@@ -219,8 +219,8 @@ class Trainer(transformers.Trainer, TrainerCallback):
             p.grad = None  # AdamW leaves a parameter without gradient as it is
         if self._before_step is not None:  # else the NaN would hide the other losses of the line
             loss_sum(self).copy_(self._before_step[0])
-            if self.handle is not None:
-                self.handle.engine.sums = dict(self._before_step[1])
+            if self.attachment is not None:
+                self.attachment.engine.sums = dict(self._before_step[1])
             self._sums = dict(self._before_step[2])
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
