@@ -46,7 +46,7 @@ def study(
         Path | None, typer.Option(help="folder of benchmark files; default $DECONDENSE_BENCH, else the hub")
     ] = None,
     device: o.BestDevice = None,
-    plan: Annotated[bool, typer.Option("--plan", help="print the runs and stop")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="print question, runs and cost, and stop")] = False,
     as_json: o.Json = False,
 ) -> None:
     """Put a claim of the paper to the test, run by run, and say reproduced, not reproduced or undecided."""
