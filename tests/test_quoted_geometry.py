@@ -1,4 +1,4 @@
-"""The numbers in the prose about `distill` and `size` are those of the committed study folders."""
+"""The numbers in the prose about `distill`, `size` and `arch` are those of the committed study folders."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from itertools import permutations
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
-from test_quoted_results import README, RESULTS, bounds, estimate, mean, runs, table
+from test_quoted_results import README, RESULTS, STUDIES, bounds, estimate, mean, runs, table, values
 
-from decondense.records import Training
-from decondense.stats.verdicts import interval, signed
+from decondense.records import Training, read
+from decondense.stats.verdicts import decide, interval, signed
+from decondense.studies import arch
 from decondense.studies.size import floor
 
 ALONE, TAUGHT, OTHERWISE = "student alone", "student with a teacher", "student with a dispersed teacher"
@@ -129,6 +130,73 @@ def test_size():
     assert np.ptp([level for _, level in at[3:]]) < 0.003
     each = [of[row["model"]][1].tokens / row["parameters"] for row in (small, large)]
     assert "are {:.0f} for each parameter of the smallest and {:.2f} for each of the largest".format(*each) in RESULTS
+
+
+GATED = (arch.STABLE, arch.LLAMA, arch.LLAMA_TIED, arch.OLMO2, arch.ROPE)  # rotary positions and a gated MLP
+EFFECTS = {  # contrast → how the prose begins with its effect on the mean cosine
+    "positions: none − rotary (SmolLM3)": "rotary ones",
+    "place of the norm: after − before (OPT)": "norms after the sublayers",
+    "place of the norm: after, with norms of q and k − before (Olmo2, Llama)": "norms of queries and keys besides,",
+    "positions: rotary − learned (GPT-NeoX, GPT2)": "rotary instead of learned",
+    "head: tied − untied (Llama)": "a tied head",
+    "head: tied − untied (GPT2)": "in the Llama and",
+    "norm: RMSNorm − LayerNorm (Llama, StableLM)": "that could be seen (",
+}
+
+
+def test_arch():
+    found, of, rows = estimate("arch"), runs("arch"), table("arch")
+    assert {(arm, *some) for arm, some in of.items()} == {(arm, 1, 2, 3) for arm in found["spearman"]}
+    assert len(of) == 11
+    level, loss, trend = (
+        {arm: mean("arch", arm, column) for arm in of} for column in ("mean_cosine", "held_out_loss", "spearman")
+    )
+    above = [arm for arm, d in found["spearman"].items() if d["low"] > 0]
+    assert above == [arch.OLMO2]
+    assert f"above 0 in Olmo2 alone ({signed(trend[arch.OLMO2], 2)})" in RESULTS
+    strict = {arm: decide(values("arch", arm, "spearman"), claim="greater", level=1 - 0.05 / 11) for arm in of}
+    below = [arm for arm, d in strict.items() if d.high < 0]
+    assert len(below) == 9  # "in nine of eleven at the level divided by their number"
+    assert {*of} - {*below, *above} == {arch.LLAMA_TIED}  # "is open in a Llama with a tied head"
+    starts = [row["spearman_start"] for row in rows]
+    assert f"All begin between {signed(min(starts), 2)} and {signed(max(starts), 2)}." in RESULTS
+    assert all(
+        run.snapshots[-1].mean_cosine[0] == min(run.snapshots[-1].mean_cosine)
+        for a in of.values()
+        for run in a.values()
+    )
+    assert {len(run.snapshots[-1].mean_cosine) for arm in of.values() for run in arm.values()} == {13}
+    assert f"{signed(floor(13), 2)} is as low as it can be, and GPT-NeoX is there." in RESULTS
+    assert floor(13) + 0.05 > trend[arch.NEOX] == min(trend.values())
+    assert min(level, key=level.get) == arch.OLMO2
+    assert f"the most open cone of all, a mean cosine of {level[arch.OLMO2]:.3f}" in RESULTS
+    ends = [signed(trend[a], 2) for a in (arch.GPT2, arch.GPT2_UNTIED)]
+    ends += [f"{level[a]:.3f}" for a in (arch.GPT2, arch.GPT2_UNTIED)]
+    assert "the GPT2s, at {} and {}, have the narrowest, {} and {}.".format(*ends) in RESULTS
+    assert sorted(level, key=level.get)[-2:] == [arch.GPT2_UNTIED, arch.GPT2]
+    for what, begin in EFFECTS.items():
+        d = found["contrasts_mean_cosine"][what]
+        assert f"{begin} {signed(d['estimate'], 3)} {bounds(d, 3)}".replace("( ", "(") in RESULTS
+    assert EFFECTS.keys() == found["contrasts_mean_cosine"].keys()
+    pair = [f"{level[a]:.3f}" for a in (arch.STABLE, arch.NEOX)]
+    assert "end at {} and {}; one has a gated MLP without biases".format(*pair) in RESULTS
+    rank = spearmanr(list(level.values()), list(loss.values())).statistic
+    assert f"its rank correlation with held-out loss is {signed(rank, 2)}" in RESULTS
+    groups = [[a for a in of if (a in GATED) == gated] for gated in (True, False)]
+    spans = [
+        f"{min(x[a] for a in some):.2f} to {max(x[a] for a in some):.2f}" for some in groups for x in (level, loss)
+    ]
+    assert "blocks {} and held-out loss {} in five such models, {} and {} in the six others".format(*spans) in RESULTS
+    rates = {f.name: read(f) for f in sorted((STUDIES / "arch" / "rates").iterdir())}
+    before, after = (rates[f"{place}-0.003-seed-1"] for place in ("before", "after"))
+    assert (
+        f"has {before.snapshots[-1].blocks:.3f} at 0.003 and {level[arch.OPT_PRE]:.3f} at the 0.0015 that both "
+        f"OPTs were given (loss {before.held_out[-1].loss:.3f} and {loss[arch.OPT_PRE]:.3f})"
+    ) in RESULTS
+    assert f"({after.held_out[-1].loss:.1f} nats, mean cosine {after.snapshots[-1].blocks:.2f})" in RESULTS
+    tried = [rates[f"after-{rate}-seed-0"].held_out[-1].loss for rate in ("0.0015", "0.00075", "0.000375")]
+    assert "with seed 0 that one ends at {:.3f}, {:.3f} and {:.3f} with".format(*tried) in RESULTS
+    assert "Of eleven small architectures one has a trend above 0, Olmo2, and it has the most open cone." in README
 
 
 @pytest.mark.parametrize("states", range(3, 18))

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
-from test_quoted_results import PLAIN, RESULTS, estimate, runs, table
+from test_quoted_results import PLAIN, RESULTS, STUDIES, estimate, runs, table
 
 from decondense.records import Training
 from decondense.stats.crossed import crossed_macro
 from decondense.stats.verdicts import signed
 from decondense.studies.contrasts import by_texts
 from decondense.studies.runs import by_document, quantisation
+
+LOSSES = ("uniformity last 0.1", "dispersion all 0.1")
+FOLDERS = ("cross-entropy", "uniformity-last-0.1", "dispersion-all-0.1")
 
 
 def logged(run: Training, step: int) -> float:
@@ -141,3 +145,66 @@ def test_twice_the_tokens():
     told = "of the seed that fell behind is {:.2f}, that of the other three {:.2f} to {:.2f}, and cross-entropy has {}."
     low, high, *plainly = (pick(arm) for arm in first_block for pick in (min, max))
     assert told.format(fallen, low, high, "{:.2f} to {:.2f}".format(*plainly)) in prose
+
+
+def test_twice_the_width():
+    """The GPT2 of width 768, and what its nine runs did on the tasks."""
+    prose, kept, place = " ".join(RESULTS.split()), runs("pretrain"), "gpt2 768 · 40M"
+    base, uniform, dispersed = (kept[f"{a} · {place}"] for a in (PLAIN, "uniformity last 0.1", "dispersion all 0.1"))
+    assert list(base) == list(uniform) == list(dispersed) == [11, 12, 13]
+    assert f"width 768 ({base[11].model.parameters / 1e6:.0f}M parameters), 40M tokens, seeds 11 to 13" in prose
+    level, narrow = (np.mean([by_document(r) for r in kept[f"{PLAIN} · {p}"].values()]) for p in (place, "gpt2 · 40M"))
+    assert f"Cross-entropy ends at {level:.3f}, {narrow - level:.3f} nats below the one of width 384" in prose
+    gaps = [signed(by_document(uniform[s]) - by_document(base[s]), 4) for s in base]
+    assert "level with it, by {}, {} and {} over the seeds".format(*gaps) in prose
+    texts = list(dict.fromkeys(d.text for d in base[11].held_out_documents))
+
+    def by_text(arm: dict[int, Training], text: str) -> list[float]:
+        ((plain, treated),) = [by_texts(list(base.values()), list(arm.values()))[texts.index(text)]]
+        return list((treated - plain).mean(1))
+
+    better, worse = by_text(uniform, "reviews:valid"), by_text(uniform, "abstracts:valid")
+    assert f"better on reviews in every seed ({-max(better):.3f} to {-min(better):.3f}), worse on abstracts" in prose
+    assert f"on abstracts ({min(worse):.3f} to {max(worse):.3f})" in prose
+    assert all(x > 0 for text in texts for x in by_text(dispersed, text))  # "in every seed and text"
+    apart = [by_document(dispersed[s]) - by_document(base[s]) for s in base]
+    assert f"by {min(apart):.3f} to {max(apart):.3f}, though it takes the mean cosine of the blocks" in prose
+    ends = [np.mean([run.snapshots[-1].blocks for run in arm.values()]) for arm in (base, dispersed)]
+    assert "mean cosine of the blocks from {:.3f} to {:.3f}: a harm by estimate".format(*ends) in prose
+
+    def ahead(tokens: float) -> str:
+        steps = [h.step for h in base[11].history]
+        step = min(steps, key=lambda at: abs(at * 32768 - tokens))
+        return signed(np.mean([logged(uniform[s], step) - logged(base[s], step) for s in base]), 3)
+
+    assert f"by {ahead(8e6)[1:]} nats after 8M tokens" in prose
+    assert f"gone at the end ({ahead(28e6)} after 28M, {ahead(39e6)} after 39M)" in prose
+    found = estimate("pretrain")
+    cell = found["cells"][f"uniformity last 0.1 · {place}"]
+    assert f"the corrected one ([{signed(cell['low'], 3)}, {signed(cell['high'], 3)}])" in prose
+    rows = [next(r for r in table("pretrain") if (r["loss"], r["model"]) == (loss, "gpt2 768")) for loss in LOSSES]
+    assert rows[0]["low"] > -0.008
+
+    def told(column: str, digits: int, unit: str = "") -> list[str]:
+        ends = [[signed(row[f"{column}_{end}"], digits) for end in ("difference", "low", "high")] for row in rows]
+        return [f"{middle}{unit} [{low}, {high}]" for middle, low, high in ends]
+
+    points, nats, words = told("points", 2), told("nats", 3), told("lambada_nats", 2)
+    first = points[0].replace(" [", " points [")
+    assert f"the average is {first} with uniformity and {points[1]} with dispersion" in prose
+    assert f"right answers {nats[0].replace(' [', ' nats per item [')} and {nats[1]}." in prose
+    assert f"their log-likelihood changes by {words[0].replace(' [', ' nats [')} and {words[1]}." in prose
+    assert all(d["level"] == 0.975 for cell in found["tasks"].values() for d in cell.values())
+    known = [
+        [json.loads(file.read_text(encoding="utf-8"))["scores"]["lambada_openai"] for file in files]
+        for files in (sorted(STUDIES.glob(f"pretrain/runs/{a}-gpt2-768-40M-*/outcomes.json")) for a in FOLDERS)
+    ]
+    assert list(map(len, known)) == [3, 3, 3]
+    shares = [100 * np.mean(some) for some in known]
+    assert "guesses {:.1f} % of the last words, uniformity {:.1f} %, dispersion {:.1f} %".format(*shares) in prose
+    assert all(less < more for less, more in zip(known[2], known[0]))  # "fewer in every seed"
+    cost, both = rows[0]["int4_cross_entropy"], rows[0]["int8-int8_cross_entropy"]
+    most = max(abs(row["int4_difference"]) for row in rows)
+    assert f"Rounding to int4 costs {cost:.4f} nats and neither loss changes that by more than {most:.4f}" in prose
+    assert {f"{row['int8-int8_difference']:.4f}" for row in rows} == {"-0.0010"}
+    assert f"both lower the cost of {both:.4f} by 0.0010" in prose

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..figures.studies import effects
 from ..stats.verdicts import NOT, REPRODUCED, UNDECIDED, Decision, decide, trend_and_level
-from .runs import Conclusion, Runs, Settings, cosine, held_out, spearman
+from .runs import Conclusion, Runs, Settings, cosine, held_out, spearman, spearman_blocks
 
 GPT2, GPT2_UNTIED = "GPT2: LayerNorm before, learned, tied", "GPT2: LayerNorm before, learned, untied"
 OPT_PRE, OPT_POST = "OPT: LayerNorm before, learned, tied", "OPT: LayerNorm after, learned, tied"
@@ -38,6 +38,7 @@ CONTRASTS = [
 ]
 
 
+FEW = 3  # names in a list that can still be read, as they have commas
 LEARNS = 1.0  # nats: with a higher held-out loss than the best architecture's by so much, one has hardly learned
 
 
@@ -91,11 +92,10 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     missing = f"{len(seeds)} of {arms} architectures are run, {min(seeds, default=0)} of at least 3 training seeds; "
     whole = len(seeds) == arms and min(seeds) >= 3
     sentence = missing * (not whole) + (
-        f"{_sure(condense)} of {len(names)} architectures condense with the whole interval; dispersing by themselves: "
-        f"{', '.join(resist) or 'none'}; single differences that show: {_moved(contrasts, 2) or 'none'}. Mean cosine "
-        f"of the blocks, end minus step 0, above 0 in {_sure(level)} of {len(names)} with the whole interval, below 0: "
-        f"{', '.join(lowered) or 'none'}; single differences in it that show: {_moved(levels, 3) or 'none'}. "
-        f"{trend_and_level(verdict, by_level)}"
+        f"of {len(names)} architectures {_sides(condense, resist, 'condense', 'disperse by themselves')}; single "
+        f"differences that show: {_moved(contrasts, 2) or 'none'}. Mean cosine of the blocks, end minus step 0: "
+        f"{_sides(level, lowered, 'above 0', 'below 0')}; single differences in it that show: "
+        f"{_moved(levels, 3) or 'none'}. {trend_and_level(verdict, by_level)}"
     )
     if failed:
         sentence += (
@@ -110,7 +110,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         note="above 0: condensing; dots: training seeds; bars, where there are several: 95 % intervals",
     )  # fmt: skip
     estimate = {"spearman": condense, "contrasts": contrasts, "mean_cosine": level, "contrasts_mean_cosine": levels}
-    return Conclusion(verdict, sentence, *runs.rows(), estimate, draw)
+    return Conclusion(verdict, sentence, *runs.rows(spearman_blocks=spearman_blocks), estimate, draw)
 
 
 def _all_above(values: Mapping[str, Sequence[float]], all_arms: int) -> tuple[dict[str, Decision], str, list[str]]:
@@ -121,6 +121,14 @@ def _all_above(values: Mapping[str, Sequence[float]], all_arms: int) -> tuple[di
     below = [arm for arm, d in strict.items() if d.verdict == NOT]
     enough = _sure(above) == len(above) and 2 * len(above) >= all_arms
     return above, NOT if below else REPRODUCED if enough else UNDECIDED, below
+
+
+def _sides(above: Mapping[str, Decision], below: Sequence[str], up: str, down: str) -> str:
+    """How many lie on either side, and which, where they are few."""
+    sure = [arm for arm, d in above.items() if d.verdict == REPRODUCED]
+    sides = {up: sure, down: below, "undecided": [arm for arm in above if arm not in (*sure, *below)]}
+    named = {side: f" ({' and '.join(arms)})" if 0 < len(arms) <= FEW else "" for side, arms in sides.items()}
+    return ", ".join(f"{len(arms)} {side}{named[side]}" for side, arms in sides.items())
 
 
 def _sure(decisions: Mapping[str, Decision]) -> int:
