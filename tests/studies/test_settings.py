@@ -16,7 +16,7 @@ from decondense.commands import terminal
 from decondense.files import safe_name
 from decondense.losses.registry import registered
 from decondense.studies import settings_of
-from decondense.studies.arms import recipe_of
+from decondense.studies.arms import recipe_of, teacher_of
 from decondense.studies.settings import command_of, joined
 
 NAMES = [
@@ -85,6 +85,12 @@ def test_arms_are_what_they_say():
     nowhere = recipe("arch", "gpu", "SmolLM3: RMSNorm before, no positions, tied")
     assert nowhere.model.config["no_rope_layers"] == [0] * 12
     assert recipe("dose", "gpu", "λ 0").train.seed == 5
+
+
+def test_a_teacher_of_all_arms_is_that_of_each_that_keeps_it():
+    base = {"baselines": {"distillation": {"teacher": "large"}}}
+    arms = {"small": {}, "with dropout": {"baselines": {"dropout": 0.1}}, "large": {"baselines": None}}
+    assert [teacher_of({"base": base, "arms": arms}, arm) for arm in arms] == ["large", "large", None]
 
 
 def test_a_change_keeps_the_order_of_the_arms():

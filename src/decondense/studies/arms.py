@@ -31,21 +31,29 @@ def recipe_of(settings: Settings, arm: str, seed: int) -> Recipe:
 
 def teacher_of(settings: Settings, arm: str) -> str | None:
     """The arm that an arm learns from, where its teacher is one."""
-    distillation = _recipe(settings, arm, 0).baselines.distillation
-    teacher = None if distillation is None else distillation.teacher
+    teacher = _teacher(settings, arm)
     if teacher not in settings["arms"]:
         return None
-    if _recipe(settings, str(teacher), 0).baselines.distillation is not None:
+    if _teacher(settings, str(teacher)) is not None:
         raise ValueError(f"the teacher of the arm {arm!r} must have none itself, got {teacher!r}: choose another arm.")
     return teacher
 
 
 def teachers_first(settings: Settings) -> list[str]:
-    """The arms, those that others learn from before all others. As the settings have it: a list needs no recipes."""
+    """The arms, those that others learn from before all others."""
     arms = settings.get("arms", {})
-    sections = [joined(settings["base"], changes).get("baselines", {}) for changes in arms.values()]
-    teachers = {(section.get("distillation") or {}).get("teacher") for section in sections}
+    teachers = {_teacher(settings, arm) for arm in arms}
     return sorted(arms, key=lambda arm: arm not in teachers)
+
+
+def _teacher(settings: Settings, arm: str) -> str | None:
+    """As the settings say it: every plan and every training of a study asks for the teachers of all arms, and to make
+    the recipes of all would take as long as a small training."""
+    parts = (settings["base"], settings["arms"][arm])
+    told: Any = joined(*({key: part[key] for key in ("baselines",) if key in part} for part in parts))
+    for key in ("baselines", "distillation", "teacher"):
+        told = told.get(key) if isinstance(told, Mapping) else None
+    return told if isinstance(told, str) else None
 
 
 def _recipe(settings: Settings, arm: str, seed: int) -> Recipe:
