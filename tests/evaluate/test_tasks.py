@@ -94,7 +94,11 @@ def test_names_that_no_yaml_file_spells_out_are_asked_of_lm_eval(name, tmp_path)
 
 def test_every_name_of_lm_eval_is_spelled_out_somewhere():
     """Else a right name would be refused. It stands here, where its whole index is made for others as well."""
-    assert [name for name in inside.index() if name not in inside.homes()] == []
+    homes = inside.homes()
+    assert [name for name in inside.index() if name not in homes] == []
+    files = {name: entry.yaml_path for name, entry in inside.index().items() if entry.yaml_path}
+    assert [name for name, file in files.items() if not any(map(file.is_relative_to, homes[name]))] == []
+    assert len(files) > 10_000
 
 
 def test_a_tag_stands_for_its_tasks_in_all_folders():

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import importlib.util
 import logging
+import os
 import re
 import threading
 from collections.abc import Iterator, Sequence
@@ -44,15 +45,18 @@ def homes() -> dict[str, set[Path]]:
     have the folder of all."""
     root = tasks_folder()
     places: dict[str, set[Path]] = {}
-    for file in sorted(root.rglob("*")):
-        if file.suffix in (".py", ".pyc", ".md", ".txt", ".json", ".jsonl") or not file.is_file():
-            continue
-        body = file.read_text(encoding="utf-8", errors="replace")
-        names = [match[1] for match in NAME.finditer(body)]
-        names += [name for block in TAGS.finditer(body) for name in re.findall(rf"-\s*{_NAME}", block[1])]
-        home = root / file.relative_to(root).parts[0] if file.suffix == ".yaml" else root
-        for name in names:
-            places.setdefault(name, set()).add(home)
+    for folder, _, files in sorted(os.walk(root)):
+        own = root.joinpath(*Path(folder).relative_to(root).parts[:1])
+        for file in sorted(files):
+            ending = os.path.splitext(file)[1]
+            if ending in (".py", ".pyc", ".md", ".txt", ".json", ".jsonl"):
+                continue
+            with open(os.path.join(folder, file), encoding="utf-8", errors="replace") as opened:
+                body = opened.read()
+            names = [match[1] for match in NAME.finditer(body)]
+            names += [name for block in TAGS.finditer(body) for name in re.findall(rf"-\s*{_NAME}", block[1])]
+            for name in names:
+                places.setdefault(name, set()).add(own if ending == ".yaml" else root)
     if "piqa" not in places:
         raise Moved("lm_eval", "the line `task: piqa` in a file of lm_eval/tasks", "names of tasks are read there")
     return places
