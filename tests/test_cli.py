@@ -67,6 +67,7 @@ def test_measure_writes_a_folder_and_says_what_it_found(model, tmp_path):
     assert config["spectral"] is True
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_one_window_has_no_interval_to_print(model, tmp_path):
     code, stdout, _ = run("measure", model, *QUICK, "--windows", 1, "--out", tmp_path / "o")
     assert code == 0
@@ -74,6 +75,7 @@ def test_one_window_has_no_interval_to_print(model, tmp_path):
     assert "nan" not in stdout
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_json_is_all_there_is_on_stdout(model, tmp_path):
     code, stdout, stderr = run("measure", model, *QUICK, "--out", tmp_path / "o", "--json")
     assert code == 0
@@ -82,6 +84,7 @@ def test_json_is_all_there_is_on_stdout(model, tmp_path):
     assert stderr == ""
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_compare_results_and_models(model, tmp_path):
     for seed in (0, 1):
         run("measure", model, *QUICK, "--seed", seed, "--out", tmp_path / f"r{seed}")
@@ -166,6 +169,7 @@ def test_a_result_is_never_replaced_in_silence(model, tmp_path):
     assert (out / "result.json").read_bytes() != before
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_a_result_of_another_kind_is_not_replaced_even_by_force(model, tmp_path):
     runs = Path(__file__).parents[1] / "results" / "studies"
     study = (runs / "theory" / "result.json").read_bytes()
@@ -187,6 +191,7 @@ def test_a_result_of_another_kind_is_not_replaced_even_by_force(model, tmp_path)
     assert run("measure", model, *QUICK, "--out", tmp_path, "--force")[0] == 0
 
 
+@pytest.mark.usefixtures("unpainted")
 @pytest.mark.parametrize("what", ["a call with an argument too many", "a value that does not convert", "elsewhere"])
 def test_a_bug_keeps_its_trace(model, tmp_path, monkeypatch, what):
     """Neither is a refusal: no sentence, and the exit code of an uncaught exception, 1."""
@@ -253,6 +258,7 @@ def test_a_single_call_that_takes_long_is_not_silent_in_a_pipe(capsys, monkeypat
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_measuring_says_what_it_does(model, tmp_path, monkeypatch):
     said = []
     monkeypatch.setattr(

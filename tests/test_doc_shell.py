@@ -93,7 +93,7 @@ def small_things(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def workplace(small_things, tmp_path, monkeypatch) -> Path:
+def workplace(small_things, tmp_path, monkeypatch, unpainted) -> Path:
     """The current folder, with the recipes, and small things under the names that documents use."""
     folder = tmp_path / "here"
     (folder / "out").mkdir(parents=True)
