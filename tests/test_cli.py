@@ -219,18 +219,22 @@ def test_version_and_help():
 
 
 def test_progress_into_a_pipe_is_a_line_now_and_then_with_the_time_left(capsys, monkeypatch):
-    clock = iter((0.0, 1.0, 11.0, 12.0, 22.0, 40.0, 50.0))
+    clock = iter((0.0, 1.0, 11.0, 12.0, 22.0, 40.0, 50.0, 60.0, 72.0))
     monkeypatch.setattr(terminal.time, "monotonic", lambda: next(clock))
     with terminal.progress_bar("measuring x", quiet=False) as move:
         for done in (0, 10, 11, 21):
             move(done, 100)
         move(5, 30, "step")
         move(10, 30, "step", "loss 2.5")
+        for done in (0, 5000):
+            move(done, None, "tokenising")
     assert capsys.readouterr().err.splitlines() == [
         "measuring x: 10 of 100, about 90 s left",
         "measuring x: 21 of 100, about 79 s left",
         "step: 5 of 30",
         "step: 10 of 30, about 40 s left; loss 2.5",
+        "tokenising: 0 s so far",
+        "tokenising: 5,000, 12 s so far",
     ]
     with terminal.progress_bar("x", quiet=True) as move:
         assert move is None
@@ -296,9 +300,11 @@ def test_another_work_in_a_terminal_takes_over_no_number(monkeypatch):
         move(7, 10, "step", "loss 2.5")
         move(1, 4, "windows")
         move(0, None, "saving the model")
+        move(70, None, "tokenising")
+        move(80, None, "tokenising")
         move(8, 10, "step", "loss 2.4")
     frames = Text.from_ansi(file.getvalue().replace("\r", "\n")).plain.splitlines()
-    for words, number in (("windows", "1/4"), ("saving the model", "0/?"), ("step", "/10")):
+    for words, number in (("windows", "1/4"), ("saving the model", "0/?"), ("tokenising", "0/?"), ("step", "/10")):
         lines = [line for line in frames if words in line]
         assert lines
         assert all(number in line and ("loss" in line) == (words == "step") for line in lines), lines

@@ -68,6 +68,30 @@ def test_every_text_has_its_share_and_a_short_one_gives_all_it_has(tmp_path, cac
     assert record["recipe"]["data"]["text"] == {names[0]: 2, names[1]: 1, names[2]: 1}
 
 
+def test_a_long_text_is_read_as_far_as_a_run_of_eight_times_the_length_could_need(tmp_path):
+    """Of 640 blocks of a text a run of 10 blocks reads 80, and no total is said, as most texts end before it."""
+    names = [write(tmp_path / "long.jsonl", "a", 320), write(tmp_path / "short.jsonl", "b", 20)]
+    held_out = write(tmp_path / "held.jsonl", "d", 3)
+    data = f"text: [{', '.join(names)}], held_out: [{held_out}], tokens: 320, held_out_tokens: 96, context: 32"
+    told: list[tuple[int, int | None]] = []
+
+    def progress(what: str, done: int, of: int | None) -> None:
+        if what == "tokenising":
+            told.append((done, of))
+
+    train(
+        tiny(f"data={{{data}}}", "train.batch_tokens=320"),
+        tmp_path / "run",
+        cache=tmp_path / "cache",
+        progress=progress,
+    )
+    assert told[0] == (0, 8 * 320)
+    assert max(done for done, _ in told) == 8 * 320
+    assert {of for done, of in told if done} == {None}
+    lengths = sorted(json.loads(file.read_text())["length"] for file in (tmp_path / "cache").rglob("*.json"))
+    assert lengths == [192, 20 * 64, 8 * 320]  # held out, a text that has ended, one that has not
+
+
 def test_a_list_means_equal_shares_and_the_end_of_each_is_held_out(tmp_path, cache):
     names = [write(tmp_path / "one.jsonl", "a", 30), write(tmp_path / "two.jsonl", "b", 30)]
     data = f"text: [{', '.join(names)}], tokens: 1024, held_out_tokens: 256, context: 32"

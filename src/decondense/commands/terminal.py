@@ -91,7 +91,7 @@ def run_record(seconds: float, device: str | None) -> str:
 def progress_bar(label: str, *, quiet: bool) -> Iterator[Any]:
     """A callback (done, total, what, note) that shows on stderr how far the work is and how long it will still take:
     a bar, or into a pipe a line now and then. Another `what` than before is another work: its clock starts anew. A
-    `total` of None: no number is known."""
+    `total` of None: nobody knows how much there is."""
     if quiet or not first_process():
         yield None
         return
@@ -122,7 +122,7 @@ def progress_bar(label: str, *, quiet: bool) -> Iterator[Any]:
         def move(done: int, total: int | None, what: str = label, note: str = "") -> None:
             nonlocal task, at
             if at == (what, total is None):
-                shown.update(task, completed=None if total is None else done, total=total, note=note)
+                shown.update(task, completed=done, total=total, note=note)
             else:  # a line of its own, or numbers of the work before would stand beside the new words
                 at = (what, total is None)
                 shown.remove_task(task)
@@ -155,7 +155,8 @@ def _progress_lines(label: str) -> Iterator[Callable[..., None]]:
         said = now
         done, total, what, note = at
         if total is None:
-            err.print(f"{what}: {note and note + ', '}{duration(now - begun)} so far")
+            count = f"{done:,}, " if done else ""
+            err.print(f"{what}: {count}{note and note + ', '}{duration(now - begun)} so far")
             return
         pace = (now - begun) / (done - first) if done > first else None
         left = "" if pace is None else f", about {duration(pace * (total - done))} left"

@@ -18,7 +18,9 @@ from .recipe import Recipe
 from .sections import Data, shares_of
 from .token_files import is_prepared, prepare
 
-WHOLE = 1 << 27  # tokens: a local text of a mixture is tokenised up to here, so that runs of all budgets share the file
+# A local text of a mixture is tokenised beyond what a run needs, so that longer ones find the file: as far as one eight
+# times as long could need it, and up to so many tokens.
+AHEAD, WHOLE = 8, 1 << 27
 
 
 def blocks_of(recipe: Recipe, tokenizer: Any, cache: Path, progress: Any) -> tuple[Blocks, Blocks, list[Blocks]]:
@@ -74,8 +76,10 @@ def _asked(recipe: Recipe) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     names = list(_training_shares(data))
     training: list[dict[str, Any]] = [{"texts": names, "tokens": needed * data.context}]
     if len(names) > 1 and data.order != "sequential":
-        tokens = [max(needed * data.context, WHOLE if _on_disk(name, data.folder) else 0) for name in names]
-        training = [{"texts": [name], "tokens": n, "whole": True} for name, n in zip(names, tokens)]
+        least = needed * data.context
+        ahead = max(least, min(AHEAD * least, WHOLE))
+        tokens = {name: ahead if _on_disk(name, data.folder) else least for name in names}
+        training = [{"texts": [name], "tokens": n, "whole": True} for name, n in tokens.items()]
     others = {} if data.held_out is None else shares_of(data.held_out)
     held_out = [
         {"texts": [name], "tokens": portion * data.context, "documents": data.held_out_documents}

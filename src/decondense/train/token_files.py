@@ -33,7 +33,7 @@ PIECE = 1 << 20  # characters; a longer document is tokenised in pieces of whole
 BATCH = 4 << 20  # characters of documents tokenised in one call, so that all cores have something to do
 HEADING = re.compile(r" = [^=\s].* = \s*")
 
-Progress = Callable[[int, int], None]
+Progress = Callable[[int, int | None], None]
 Opened = tuple[np.ndarray, np.ndarray, list[dict[str, Any]]]  # tokens, starts, about the texts
 Tokenised = tuple[int, list[int], str, str]  # number of the text, token ids with the separator, document, source
 
@@ -158,7 +158,8 @@ def _tokenise(
                 used[-1]["sha256"] = digest.hexdigest()
                 number, written = number + 1, written + len(ids)
                 if progress is not None:
-                    progress(min(written, tokens), tokens)
+                    # a text that is read as far as it goes mostly ends before the budget, and nobody knows where
+                    progress(written, None) if len(keys) > 1 else progress(min(written, tokens), tokens)
                 if written >= tokens and number >= least:
                     ended = False
                     break
