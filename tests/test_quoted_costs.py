@@ -154,12 +154,17 @@ def test_heads():
 
 
 def test_lone_calls():
-    calls = {
-        row["shape"]: (float(row["ms"]), float(row["call_ms"]))
-        for row in rows("exact_calls")
-        if (row["variant"], row["dtype"]) == ("kernel, public function", "bfloat16")
-    }
+    calls, bare = (
+        {
+            row["shape"]: (float(row["ms"]), float(row["call_ms"]))
+            for row in rows("exact_calls")
+            if (row["variant"], row["dtype"]) == (variant, "bfloat16")
+        }
+        for variant in ("kernel, public function", "kernel")
+    )
     (gpu, call), (larger, longer) = calls["8x1024x1024"], calls["32x1024x768"]
+    alone = [bare[shape][1] for shape in ("8x1024x1024", "32x1024x768")]
+    assert "the kernels take {:.2f} and {:.2f} by the clock, and a step of autograd".format(*alone) in KERNELS
     assert f"takes {gpu:.3f} ms for 8×1024×1024 and {larger:.3f} for 32×1024×768, by the clock" in KERNELS
     assert f"by the clock {call:.2f} and {longer:.2f} (bfloat16 states)." in KERNELS
     assert (call > 0.25, longer > 0.45) == (True, True)  # "missed"
@@ -174,6 +179,8 @@ def test_lone_calls():
     )
     told = "took {:.2f} ms instead of {:.2f}, and {:.2f} instead of {:.2f}; why is not known"
     assert told.format(*one, *other) in KERNELS
+    nothing = {f"{value:.1f}" for (_, what), value in apart.items() if what == "autograd alone"}
+    assert f"that computes nothing {' '.join(nothing)}, so in Python" in KERNELS
 
 
 def test_repulsion_by_itself():
