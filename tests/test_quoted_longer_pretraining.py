@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
 from test_quoted_results import PLAIN, RESULTS, STUDIES, estimate, runs, table
 
-from decondense.records import Training
+from decondense.records import Training, read
 from decondense.stats.crossed import crossed_macro
 from decondense.stats.verdicts import signed
 from decondense.studies.contrasts import by_texts
+from decondense.studies.outcomes import paired_outcomes
 from decondense.studies.runs import by_document, quantisation
 
 LOSSES = ("uniformity last 0.1", "dispersion all 0.1")
@@ -148,63 +148,92 @@ def test_twice_the_tokens():
 
 
 def test_twice_the_width():
-    """The GPT2 of width 768, and what its nine runs did on the tasks."""
+    """The GPT2 of width 768: losses, course, rounding."""
     prose, kept, place = " ".join(RESULTS.split()), runs("pretrain"), "gpt2 768 · 40M"
-    base, uniform, dispersed = (kept[f"{a} · {place}"] for a in (PLAIN, "uniformity last 0.1", "dispersion all 0.1"))
+    base, uniform, dispersed = (kept[f"{a} · {place}"] for a in (PLAIN, *LOSSES))
     assert list(base) == list(uniform) == list(dispersed) == [11, 12, 13]
-    assert f"width 768 ({base[11].model.parameters / 1e6:.0f}M parameters), 40M tokens, seeds 11 to 13" in prose
-    level, narrow = (np.mean([by_document(r) for r in kept[f"{PLAIN} · {p}"].values()]) for p in (place, "gpt2 · 40M"))
-    assert f"Cross-entropy ends at {level:.3f}, {narrow - level:.3f} nats below the one of width 384" in prose
+    size = base[11].model.parameters
+    assert f"width 768 ({size / 1e6:.0f}M parameters, {4e7 / size:.2f} tokens for each), seeds 11 to 13" in prose
+    level, narrow = (np.mean([by_document(kept[f"{PLAIN} · {p}"][s]) for s in base]) for p in (place, "gpt2 · 40M"))
+    assert f"ends at {level:.3f}, over the same seeds {narrow - level:.3f} nats below the one of width 384" in prose
+    rows = [next(r for r in table("pretrain") if (r["loss"], r["model"]) == (loss, "gpt2 768")) for loss in LOSSES]
+
+    def told(row: dict[str, Any], of: str, digits: int) -> str:
+        middle, low, high = (signed(row[f"{of}{end}"], digits) for end in ("difference", "low", "high"))
+        return f"{middle} [{low}, {high}]"
+
     gaps = [signed(by_document(uniform[s]) - by_document(base[s]), 4) for s in base]
-    assert "level with it, by {}, {} and {} over the seeds".format(*gaps) in prose
-    texts = list(dict.fromkeys(d.text for d in base[11].held_out_documents))
-
-    def by_text(arm: dict[int, Training], text: str) -> list[float]:
-        ((plain, treated),) = [by_texts(list(base.values()), list(arm.values()))[texts.index(text)]]
-        return list((treated - plain).mean(1))
-
-    better, worse = by_text(uniform, "reviews:valid"), by_text(uniform, "abstracts:valid")
-    assert f"better on reviews in every seed ({-max(better):.3f} to {-min(better):.3f}), worse on abstracts" in prose
-    assert f"on abstracts ({min(worse):.3f} to {max(worse):.3f})" in prose
-    assert all(x > 0 for text in texts for x in by_text(dispersed, text))  # "in every seed and text"
+    words = "level with it, {}, by {}, {} and {} over the seeds"
+    assert words.format(told(rows[0], "", 3), *gaps) in prose
+    cell = estimate("pretrain")["cells"][f"uniformity last 0.1 · {place}"]
+    assert f"the corrected interval, [{signed(cell['low'], 3)}, {signed(cell['high'], 3)}], contains" in prose
+    smaller = next(r for r in table("pretrain") if (r["loss"], r["model"], r["tokens"]) == (LOSSES[0], "gpt2", 4e7))
+    assert f"resolved with 40M either ({told(smaller, '', 3)})" in prose
     apart = [by_document(dispersed[s]) - by_document(base[s]) for s in base]
-    assert f"by {min(apart):.3f} to {max(apart):.3f}, though it takes the mean cosine of the blocks" in prose
+    assert f"in every seed, by {min(apart):.3f} to {max(apart):.3f}, and in every text" in prose
+    by_text = [by_texts(list(base.values()), list(arm.values())) for arm in (uniform, dispersed)]
+    assert all(((treated - plain).mean(1) > 0).all() for plain, treated in by_text[1])
+    texts = list(dict.fromkeys(d.text.partition(":")[0] for d in base[11].held_out_documents))
+    moved = dict(zip(texts, ((treated - plain).mean(1) for plain, treated in by_text[0])))
+    assert (moved["reviews"] < 0).all()  # "better on reviews in every seed, worse on abstracts"
+    assert (moved["abstracts"] > 0).all()
     ends = [np.mean([run.snapshots[-1].blocks for run in arm.values()]) for arm in (base, dispersed)]
     assert "mean cosine of the blocks from {:.3f} to {:.3f}: a harm by estimate".format(*ends) in prose
 
-    def ahead(tokens: float) -> str:
-        steps = [h.step for h in base[11].history]
-        step = min(steps, key=lambda at: abs(at * 32768 - tokens))
-        return signed(np.mean([logged(uniform[s], step) - logged(base[s], step) for s in base]), 3)
+    def ahead(low: float, high: float) -> str:
+        steps = [h.step for h in base[11].history if low <= h.tokens <= high]
+        return signed(np.mean([logged(uniform[s], step) - logged(base[s], step) for s in base for step in steps]), 3)
 
-    assert f"by {ahead(8e6)[1:]} nats after 8M tokens" in prose
-    assert f"gone at the end ({ahead(28e6)} after 28M, {ahead(39e6)} after 39M)" in prose
-    found = estimate("pretrain")
-    cell = found["cells"][f"uniformity last 0.1 · {place}"]
-    assert f"the corrected one ([{signed(cell['low'], 3)}, {signed(cell['high'], 3)}])" in prose
+    words = "by {} nats after 5M tokens, by {} when the warm-up ends, and is level over the last 5M ({})"
+    points = ahead(4.5e6, 5.5e6)[1:], ahead(15e6, 17e6)[1:], ahead(35e6, 41e6)
+    assert words.format(*points) in prose
+    rare = [
+        np.mean([[g["loss"] for g in run.held_out_by["frequency"]] for run in arm.values()], 0)
+        for arm in (base, uniform, dispersed)
+    ]
+    middle, last = (signed((rare[1] - rare[0])[i], 3) for i in (4, 9))
+    assert f"({middle} in the fifth tenth) and behind on the rarest tenth ({last}, as dispersion is)" in prose
+    assert signed((rare[2] - rare[0])[9], 3) == last
+    assert np.argmin(rare[1] - rare[0]) == 4
+    cost, both = rows[0]["int4_cross_entropy"], rows[0]["int8-int8_cross_entropy"]
+    changes = [told(row, "int4_", 4) for row in rows]
+    words = "int4 weights cost {:.4f} nats, which uniformity changes by {} and dispersion by {}."
+    assert words.format(cost, *changes) in prose
+    changes = [told(row, "int8-int8_", 4) for row in rows]
+    words = "int8 weights and activations cost {:.4f}, and both losses take away two thirds of that: {} and {},"
+    assert words.format(both, *changes) in prose
+    assert all(0.6 < -row["int8-int8_difference"] / both < 0.7 for row in rows)
+
+
+def test_tasks_at_twice_the_width():
+    prose = " ".join(RESULTS.split())
     rows = [next(r for r in table("pretrain") if (r["loss"], r["model"]) == (loss, "gpt2 768")) for loss in LOSSES]
-    assert rows[0]["low"] > -0.008
 
-    def told(column: str, digits: int, unit: str = "") -> list[str]:
+    def told(column: str, digits: int) -> list[str]:
         ends = [[signed(row[f"{column}_{end}"], digits) for end in ("difference", "low", "high")] for row in rows]
-        return [f"{middle}{unit} [{low}, {high}]" for middle, low, high in ends]
+        return [f"{middle} [{low}, {high}]" for middle, low, high in ends]
 
     points, nats, words = told("points", 2), told("nats", 3), told("lambada_nats", 2)
     first = points[0].replace(" [", " points [")
-    assert f"the average is {first} with uniformity and {points[1]} with dispersion" in prose
-    assert f"right answers {nats[0].replace(' [', ' nats per item [')} and {nats[1]}." in prose
+    assert f"the average is {first} with uniformity and {points[1]} with dispersion where" in prose
+    assert f"right answers {nats[0].replace(' [', ' nats per item [')} and {nats[1]} where" in prose
     assert f"their log-likelihood changes by {words[0].replace(' [', ' nats [')} and {words[1]}." in prose
-    assert all(d["level"] == 0.975 for cell in found["tasks"].values() for d in cell.values())
-    known = [
-        [json.loads(file.read_text(encoding="utf-8"))["scores"]["lambada_openai"] for file in files]
-        for files in (sorted(STUDIES.glob(f"pretrain/runs/{a}-gpt2-768-40M-*/outcomes.json")) for a in FOLDERS)
+    assert all(d["level"] == 0.975 for cell in estimate("pretrain")["tasks"].values() for d in cell.values())
+    scored = [
+        [read(file.parent / "outcomes.json") for file in sorted(STUDIES.glob(f"pretrain/runs/{arm}-gpt2-768-*/*.json"))]
+        for arm in FOLDERS
     ]
-    assert list(map(len, known)) == [3, 3, 3]
-    shares = [100 * np.mean(some) for some in known]
+    scored = [some[::2] for some in scored]  # each folder has two files
+    assert list(map(len, scored)) == [3, 3, 3]
+    shares = [100 * np.mean([one.scores["lambada_openai"] for one in some]) for some in scored]
     assert "guesses {:.1f} % of the last words, uniformity {:.1f} %, dispersion {:.1f} %".format(*shares) in prose
-    assert all(less < more for less, more in zip(known[2], known[0]))  # "fewer in every seed"
-    cost, both = rows[0]["int4_cross_entropy"], rows[0]["int8-int8_cross_entropy"]
-    most = max(abs(row["int4_difference"]) for row in rows)
-    assert f"Rounding to int4 costs {cost:.4f} nats and neither loss changes that by more than {most:.4f}" in prose
-    assert {f"{row['int8-int8_difference']:.4f}" for row in rows} == {"-0.0010"}
-    assert f"both lower the cost of {both:.4f} by 0.0010" in prose
+    pairs = zip(scored[0], scored[2])  # "fewer in every seed"
+    assert all(less.scores["lambada_openai"] < more.scores["lambada_openai"] for more, less in pairs)
+    changes = []
+    for some in scored[1:]:
+        tasks = paired_outcomes(scored[0], some, kind="log_share")
+        spread = {task: base.mean(1).var(ddof=1) for task, (base, _) in tasks.items()}
+        assert max(spread, key=spread.get) == "anli_r2"
+        without = crossed_macro([pair for task, pair in tasks.items() if task != "anli_r2"], paired=False)
+        changes += [signed(x, 3) for x in (without.difference, *without.interval(0.975))]
+    assert "the log-likelihood changes by {} [{}, {}] and {} [{}, {}].".format(*changes) in prose

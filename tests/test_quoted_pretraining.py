@@ -117,7 +117,7 @@ def test_pretrain():
     listed = "GPT2, 80M: {}, at its better rate {}, 160M there: {}; of width 768, 40M: {}; **Llama, 80M: {}**, of these"
     wider, also = (told(loss, "gpt2 768", 4e7) for loss in ("uniformity last 0.1", "dispersion all 0.1"))
     assert listed.format(first(uniform[1]), uniform[2], longer, wider, uniform[4]) in RESULTS
-    assert f"gains nothing with 40M tokens (uniformity {wider})" in README
+    assert f"no gain is seen with 40M tokens (uniformity {wider})" in README
     assert f"Llama, 40M: {dispersed[0]}; GPT2, 40M: {dispersed[1]}; of width 768, 40M: {also}; three" in RESULTS
     assert f"**Llama, 80M: {first(dispersed[2])}**, five seeds, significant after correction; Llama" in RESULTS
     assert f"GPT2, 40M: {first(decorrelated[0])}, three seeds; **Llama, 80M: {decorrelated[1]}**, five" in RESULTS

@@ -407,7 +407,7 @@ def test_an_architecture_without_a_loss_or_far_above_the_best_does_not_count():
     for losses, left in (({first: None}, 10), ({second: 9.0, first: None}, 9), ({first: 4.0}, 10), ({first: 3.99}, 11)):
         found = of("arch", learns(losses))
         assert found.verdict == "reproduced"
-        assert f"of {left} architectures {left} condense, 0 disperse by themselves, 0 undecided;" in found.sentence
+        assert f"Spearman of {left} architectures: {left} above 0, 0 below 0, 0 undecided;" in found.sentence
     assert f"left out: {second}." in of("arch", learns({second: 9.0})).sentence
     few = of("arch", learns(dict.fromkeys(others, 9.0)))
     assert few.verdict == "undecided"  # two of eleven say nothing of all

@@ -3,19 +3,22 @@
 Transformers' own models, of one depth and width, that differ in the kind of norm (LayerNorm, RMSNorm), its place
 (before the sublayer, after it), the position encoding (learned, rotary, none) and whether the output head is tied to
 the embeddings. The paper speaks of Transformers as such, so all of them must condense. Pairs that differ in one thing
-are compared seed by seed. One that hardly learns at the rate that all of them have is told, and decides nothing: what
-its states do is not what training does. Beside the trend over depth, and not part of the criterion: whether training
-raises the level, the mean cosine of the blocks.
+are compared seed by seed. One that hardly learns at the rate that it has is told, and decides nothing: what its states
+do is not what training does. Beside the trend over depth, and not part of the criterion: whether training raises the
+level, the mean cosine of the blocks, since step 0, where it depends on how the weights are drawn, and since the first
+snapshot after it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from ..figures.studies import effects
+from ..figures.studies import curves, effects
+from ..records import known
 from ..stats.verdicts import NOT, REPRODUCED, UNDECIDED, Decision, decide, trend_and_level
 from .runs import Conclusion, Runs, Settings, cosine, held_out, spearman, spearman_blocks
 
@@ -39,6 +42,7 @@ CONTRASTS = [
 
 
 FEW = 3  # names in a list that can still be read, as they have commas
+GATED = (STABLE, LLAMA, LLAMA_TIED, OLMO2, ROPE)  # with rotary positions and a gated MLP
 LEARNS = 1.0  # nats: with a higher held-out loss than the best architecture's by so much, one has hardly learned
 
 
@@ -84,6 +88,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     raised = {arm: [cosine(run) - cosine(run, 0) for run in runs.of(arm)] for arm in names}
     condense, verdict, resist = _all_above(trends, len(settings["arms"]))
     level, by_level, lowered = _all_above(raised, len(settings["arms"]))
+    late = {arm: [cosine(run) - cosine(run, 1) for run in runs.of(arm) if len(run.snapshots) > 2] for arm in names}
+    later, _, fallen = _all_above({arm: some for arm, some in late.items() if some}, len(settings["arms"]))
     pairs = [pair for pair in CONTRASTS if not {*pair[1:]} & {*failed}]
     contrasts = {what: runs.contrast(a, b, spearman, claim="greater") for what, a, b in pairs}
     levels = {what: runs.contrast(a, b, cosine, claim="greater") for what, a, b in pairs}
@@ -92,10 +98,10 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     missing = f"{len(seeds)} of {arms} architectures are run, {min(seeds, default=0)} of at least 3 training seeds; "
     whole = len(seeds) == arms and min(seeds) >= 3
     sentence = missing * (not whole) + (
-        f"of {len(names)} architectures {_sides(condense, resist, 'condense', 'disperse by themselves')}; single "
-        f"differences that show: {_moved(contrasts, 2) or 'none'}. Mean cosine of the blocks, end minus step 0: "
-        f"{_sides(level, lowered, 'above 0', 'below 0')}; single differences in it that show: "
-        f"{_moved(levels, 3) or 'none'}. {trend_and_level(verdict, by_level)}"
+        f"Spearman of {len(names)} architectures: {_sides(condense, resist)}; pairs that differ in it: "
+        f"{_moved(contrasts, 2) or 'none'}. Mean cosine of the blocks, end minus step 0: {_sides(level, lowered)}"
+        f"{f'; since the first snapshot after that: {_sides(later, fallen)}' if later else ''}; pairs that "
+        f"differ in it at the end: {_moved(levels, 3) or 'none'}. {trend_and_level(verdict, by_level)}"
     )
     if failed:
         sentence += (
@@ -110,7 +116,30 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         note="above 0: condensing; dots: training seeds; bars, where there are several: 95 % intervals",
     )  # fmt: skip
     estimate = {"spearman": condense, "contrasts": contrasts, "mean_cosine": level, "contrasts_mean_cosine": levels}
-    return Conclusion(verdict, sentence, *runs.rows(spearman_blocks=spearman_blocks), estimate, draw)
+    more = {"curves.png": _curves(runs)} if runs.arms else {}
+    return Conclusion(verdict, sentence, *runs.rows(spearman_blocks=spearman_blocks), estimate, draw, more)
+
+
+def _curves(runs: Runs) -> Callable[[Path], object]:
+    """The mean cosine of every state at the end: those with rotary positions and a gated MLP, and the others."""
+    cosines = {
+        arm: [[known(value) for value in run.snapshots[-1].mean_cosine] for run in runs.of(arm)] for arm in runs.arms
+    }
+    top = max((value for some in cosines.values() for one in some for value in one if math.isfinite(value)), default=1)
+    panels = []
+    for title, gated in (("Rotary positions and a gated MLP", True), ("All others", False)):
+        series = {
+            arm: (list(range(len(some[0]))), list(zip(*some)))
+            for arm, some in cosines.items()
+            if (arm in GATED) == gated
+        }
+        axes = {
+            "x": "state (0: embedding)",
+            "y": "mean cosine of two tokens",
+            "limits": (0.0, 1.5 * top),
+        }  # the names above
+        panels += [{"title": title, "series": series, "band": True, "legend": True} | axes] if series else []
+    return partial(curves, panels, note="end of training: means over seeds, and bands from the lowest to the highest")
 
 
 def _all_above(values: Mapping[str, Sequence[float]], all_arms: int) -> tuple[dict[str, Decision], str, list[str]]:
@@ -123,10 +152,10 @@ def _all_above(values: Mapping[str, Sequence[float]], all_arms: int) -> tuple[di
     return above, NOT if below else REPRODUCED if enough else UNDECIDED, below
 
 
-def _sides(above: Mapping[str, Decision], below: Sequence[str], up: str, down: str) -> str:
-    """How many lie on either side, and which, where they are few."""
+def _sides(above: Mapping[str, Decision], below: Sequence[str]) -> str:
+    """How many lie on either side of 0, and which, where they are few."""
     sure = [arm for arm, d in above.items() if d.verdict == REPRODUCED]
-    sides = {up: sure, down: below, "undecided": [arm for arm in above if arm not in (*sure, *below)]}
+    sides = {"above 0": sure, "below 0": below, "undecided": [arm for arm in above if arm not in (*sure, *below)]}
     named = {side: f" ({' and '.join(arms)})" if 0 < len(arms) <= FEW else "" for side, arms in sides.items()}
     return ", ".join(f"{len(arms)} {side}{named[side]}" for side, arms in sides.items())
 

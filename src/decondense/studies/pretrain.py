@@ -130,7 +130,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         "ticks": ticks,
         "labels": [amount(tick) for tick in ticks],
     }
-    axes |= {"y": "held-out loss minus cross-entropy's", "line": 0.0}
+    axes |= {"y": "held-out loss minus cross-entropy's, nats", "line": 0.0, "legend": True}
     dots = [seeds for lines in series.values() for cells in lines.values() for seeds in cells.values()]
     ends = [0.0, *(end for seeds in dots for end in (*interval(seeds)[1:], *seeds))]
     axes["limits"] = (1.1 * min(ends), 1.1 * max(ends))  # the same for all panels
