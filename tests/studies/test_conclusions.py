@@ -14,6 +14,7 @@ from decondense import studies
 from decondense.records import Snapshot
 from decondense.stats.verdicts import interval
 from decondense.studies import outcomes, settings_of, variants
+from decondense.studies.arch import LLAMA
 from decondense.studies.size import floor
 
 known = functools.cache(lambda name, scale: settings_of(studies.STUDIES[name], scale))
@@ -411,6 +412,23 @@ def test_an_architecture_without_a_loss_or_far_above_the_best_does_not_count():
     assert f"left out: {second}." in of("arch", learns({second: 9.0})).sentence
     few = of("arch", learns(dict.fromkeys(others, 9.0)))
     assert few.verdict == "undecided"  # two of eleven say nothing of all
+
+
+def test_architectures_are_drawn_state_by_state():
+    """Every seed of every state; those with rotary positions and a gated MLP are a panel of their own."""
+    end = of("arch", lambda arm, s: run(cosine=s / 10, spearman=0.5 + noise(arm, s)))
+    gated, others = end.more["curves.png"].args[0]
+    assert (len(gated["series"]), len(others["series"])) == (5, 6)
+    states, values = gated["series"][LLAMA]
+    assert states == list(range(STATES))
+    assert values[0] == (0.1, 0.1, 0.1)  # the embedding
+    assert values[1:] == [pytest.approx((0.1, 0.2, 0.3))] * (STATES - 1)
+    assert "since the first snapshot" not in end.sentence  # two are there, at step 0 and at the end
+    shots = [snapshot(step, cosine=level) for step, level in ((0, 0.9), (50, 0.3))]
+    later = of("arch", lambda arm, s: run(spearman=0.5, snapshots=[*shots, snapshot(100, cosine=0.4 + s / 100)]))
+    assert "end minus step 0: 0 above 0, 11 below 0, 0 undecided; since the first snapshot after that: 11 above" in (
+        later.sentence
+    )
 
 
 def test_what_is_not_run_of_the_architectures_is_told_first():

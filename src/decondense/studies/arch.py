@@ -126,6 +126,7 @@ def _curves(runs: Runs) -> Callable[[Path], object]:
         arm: [[known(value) for value in run.snapshots[-1].mean_cosine] for run in runs.of(arm)] for arm in runs.arms
     }
     top = max((value for some in cosines.values() for one in some for value in one if math.isfinite(value)), default=1)
+    axes = {"x": "state (0: embedding)", "y": "mean cosine of two tokens", "limits": (0.0, 1.7 * top)}  # room for names
     panels = []
     for title, gated in (("Rotary positions and a gated MLP", True), ("All others", False)):
         series = {
@@ -133,11 +134,6 @@ def _curves(runs: Runs) -> Callable[[Path], object]:
             for arm, some in cosines.items()
             if (arm in GATED) == gated
         }
-        axes = {
-            "x": "state (0: embedding)",
-            "y": "mean cosine of two tokens",
-            "limits": (0.0, 1.5 * top),
-        }  # the names above
         panels += [{"title": title, "series": series, "band": True, "legend": True} | axes] if series else []
     return partial(curves, panels, note="end of training: means over seeds, and bands from the lowest to the highest")
 
