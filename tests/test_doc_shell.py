@@ -3,9 +3,9 @@ document presumes (doc_workplace.py).
 
 What needs a hub, a GPU or hours is made small by `made_small`: training says its recipe (`--dry-run`, which does not
 look for models and texts of the hub here; only recipes/smoke.yaml trains, for three steps), a study beyond smoke
-scale its runs (`--plan`), a measurement takes two windows and an evaluation two items per task, both of tiny files.
-The models are tiny ones under the names that the document uses. `--merge` and `--reuse` run on the committed results,
-as they are.
+scale its runs (`--plan`), one of smoke scale takes one seed (whole it runs in studies/test_smoke.py), a measurement two
+windows and an evaluation two items per task, both of tiny files. The models are tiny ones under the names that the
+document uses. `--merge` and `--reuse` run on the committed results, as they are. Figures are made, but not painted.
 
 Not run, but checked:
 
@@ -61,8 +61,8 @@ def made_small(words: list[str]) -> list[str]:
     name, given = words[0], set(words)
     if name == "train":
         return [*words, *(["--tokens", "6K"] if "recipes/smoke.yaml" in given else ["--dry-run"])]
-    if name == "study" and given & {"gpu", "paper"} and not given & {"--plan", "--merge", "--reuse"}:
-        return [*words, "--plan"]
+    if name == "study" and not given & {"list", "--plan", "--merge", "--reuse"}:  # of smoke scale one seed
+        return [*words, *(["--plan"] if given & {"gpu", "paper"} else ["--seeds", "1"])]
     if name in ("measure", "compare"):
         return [*words, "--windows", "2", "--tokens", "64"]
     if name == "evaluate":
