@@ -187,6 +187,18 @@ def test_a_dry_run_of_a_recipe_is_the_whole_recipe(recipe):
     assert list(recipe.parent.iterdir()) == [recipe]
 
 
+@pytest.mark.parametrize("of", ["an architecture", "a named model"])
+def test_a_dry_run_counts_the_tokens_that_a_tokenizer_is_to_learn(recipe, tmp_path, of):
+    small = content("model.tokenizer={train: 512, characters: 20K}", "data.tokens=512")
+    del small["model"]["config"]["vocab_size"]
+    if of == "a named model":
+        small["model"] |= {"architecture": None, "name": str(saved(tmp_path / "model")), "init": True}
+    recipe.write_text(yaml.safe_dump(small))
+    told = run(recipe, "--dry-run")[2].splitlines()[0]
+    assert run(recipe, "--out", "run")[0] == 0
+    assert f"fresh weights, {amount(result(recipe.parent / 'run')['model']['parameters'])} parameters, on" in told
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

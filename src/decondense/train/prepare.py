@@ -154,7 +154,7 @@ def _device(recipe: Recipe) -> tuple[torch.device, bool]:
 
 def _model(recipe: Recipe, device: torch.device, cache: Path) -> tuple[Any, Any, dict[str, Any]]:
     """(model in train mode on the device, tokenizer, what it is in words). On the device meta it has no weights, and a
-    tokenizer that is still to be learnt is None."""
+    tokenizer that is still to be learnt is None, counted with all the tokens it may have."""
     import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -162,14 +162,16 @@ def _model(recipe: Recipe, device: torch.device, cache: Path) -> tuple[Any, Any,
 
     wanted, seed = recipe.model, recipe.train.seed
     options: dict[str, Any] = {} if wanted.attention is None else {"attn_implementation": wanted.attention}
-    empty, learnt = device.type == "meta", isinstance(wanted.tokenizer, TrainedTokenizer)
+    empty = device.type == "meta"
+    learnt = wanted.tokenizer if isinstance(wanted.tokenizer, TrainedTokenizer) else None
     given = None if empty and learnt else wanted.tokenizer
     own: Any = None if given is None else open_tokenizer(given, recipe.data, cache)
     changes = dict(wanted.config)
-    if own is not None and (learnt or wanted.init or wanted.architecture is not None):
+    if wanted.fresh and (own is not None or learnt):
         # By default they are another tokenizer's; and padding is a token whose embedding never learns.
-        special = {"bos_token_id": own.bos_token_id, "eos_token_id": own.eos_token_id, "pad_token_id": None}
-        changes = special | ({"vocab_size": len(own)} if learnt else {}) | changes
+        ends = {key: getattr(own, key, 0) for key in ("bos_token_id", "eos_token_id")}  # a learnt one has them at 0
+        size = {"vocab_size": learnt.train if own is None else len(own)} if learnt else {}
+        changes = ends | {"pad_token_id": None} | size | changes
     dropout = recipe.baselines.dropout
     if wanted.architecture is not None:
         tokenizer = own
