@@ -308,6 +308,15 @@ def test_without_an_arm_to_compare_with_the_first_line_is_of_every_arm(tmp_path)
     assert f"{section.title}. {first}\n" in done.stdout
 
 
+@pytest.mark.parametrize(("seeds", "words"), [((1, 1), " and seed"), ((1, 2), ", 2 seeds"), ((1, 1, 2), ", 2 seeds")])
+def test_a_repetition_is_no_other_seed(tmp_path, seeds, words):
+    for number, seed in enumerate(seeds):
+        record = write_run(tmp_path / f"{number}", layers=3, steps=20, snapshots=(0, 20), seed=seed)
+        (tmp_path / f"{number}" / "result.json").write_text(json.dumps(record | {"hardware": f"GPU {number}"}))
+    done = cli("report", tmp_path, "--out", tmp_path / "p.html")
+    assert f" runs. same settings{words} ({len(seeds)} runs, means): " in " ".join(done.stdout.split())
+
+
 def test_the_first_line_of_runs_is_with_the_loss_minus_without(tmp_path):
     """Paired by seed, with m ± t s/√n; a seed that only one arm has, and a run that is not finished, do not count."""
     changes = {1: (-0.31, -0.02), 2: (-0.25, -0.05), 3: (-0.4, -0.03)}  # by seed: of held-out loss, of mean cosine

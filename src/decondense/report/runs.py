@@ -194,15 +194,21 @@ def _name_runs(runs: Sequence[Run]) -> list[str]:
             for key, name in zip(differing, names)
             if recipe.get(key) is not None and not (bare and key.startswith("loss.") and key != "loss.name")
         ]
-        run.arm = ", ".join(said) if differing else run.label if len(runs) == 1 else "same settings, other seeds"
+        run.arm = ", ".join(said) if differing else run.label if len(runs) == 1 else f"same settings{_seeds(runs)}"
         if said and len(run.arm) <= LONG:
             run.named = f"{label} ({run.arm})"
     # an arm without a name is called after its first run
     for arm in {run.arm for run in runs if differing and (len(run.arm) > LONG or not run.arm)}:
         members = [run for run in runs if run.arm == arm]
         for run in members:
-            run.arm = members[0].label + (" and its other seeds" if len(members) > 1 else "")
+            run.arm = members[0].label + (f" and others of its settings{_seeds(members)}" if len(members) > 1 else "")
     return differing
+
+
+def _seeds(runs: Sequence[Run]) -> str:
+    """After "settings", as runs of one arm may also be repetitions."""
+    seeds = {str(flat(run.training.recipe).get("train.seed")) for run in runs}
+    return " and seed" if len(seeds) == 1 else f", {len(seeds)} seeds"
 
 
 def _is_setting(key: str) -> bool:
