@@ -308,6 +308,19 @@ def test_without_an_arm_to_compare_with_the_first_line_is_of_every_arm(tmp_path)
     assert f"{section.title}. {first}\n" in done.stdout
 
 
+@pytest.mark.parametrize("base", [0.0, 0.5])
+def test_the_first_line_of_many_arms_names_three_and_counts_the_others(tmp_path, base):
+    for number, weight in enumerate((base, 0.1, 0.2, 0.3, 0.4)):
+        write_run(tmp_path / f"{number}", layers=3, steps=20, snapshots=(0, 20), weight=weight)
+    done = " ".join(cli("report", tmp_path, "--out", tmp_path / "p.html").stdout.split())
+    first, more = section_of(tmp_path).lines
+    named = ("0.1", "0.2", "0.3", "0.4") if base == 0 else ("0.5", "0.1", "0.2", "0.3", "0.4")
+    assert [f"weight {weight}" in first for weight in named] == [True] * 3 + [False] * (len(named) - 3)
+    assert f". And {len(named) - 3} more written: " in done
+    assert first in done
+    assert all(any(f"weight {weight}" in line for line in more) for weight in named[3:])
+
+
 @pytest.mark.parametrize(("seeds", "words"), [((1, 1), " and seed"), ((1, 2), ", 2 seeds"), ((1, 1, 2), ", 2 seeds")])
 def test_a_repetition_is_no_other_seed(tmp_path, seeds, words):
     for number, seed in enumerate(seeds):

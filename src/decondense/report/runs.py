@@ -23,7 +23,8 @@ HELD_OUT = "held-out loss (mean over blocks)"  # other than the mean over docume
 SILENT = 60.0
 """After so many seconds without a line of its log a run is said to be silent."""
 COMPARED = 3
-"""So many arms with a loss stand in the first line, each against the arm without; others are behind "more"."""
+"""So many arms stand in the first line, each against the arm without a loss where there is one; others are counted,
+and behind "more"."""
 LONG = 48
 """Letters: settings that fill a line are no name."""
 LAST = ("last", "mean cosine of the last states", lambda shot: shot.last)
@@ -163,8 +164,8 @@ def training(runs: Sequence[Run]) -> Section:
         origin.title = run.named if many else ""
         origins.append(origin)
     differences, each = _differences(arms), _each(arms)
-    if not differences and len(each) <= COMPARED:  # else the first line would be about the first arm alone
-        each = [". ".join(each)]
+    if not differences:  # the first line would be about the first arm alone
+        each = _first_line(each)
     return Section(
         "training", title, "; ".join([*differences, *each]), origins,
         gloss="What happened to loss and geometry. Intervals of differences are over training seeds.",
@@ -239,7 +240,13 @@ def _differences(arms: dict[str, list[Any]]) -> list[str]:
             seeds = f"{several(len(pairs), 'seed')}, {'95 % intervals' if len(pairs) >= LEAST else 'so no interval'}"
             label = name if names.count(name) == 1 else arm
             said.append(f"With the loss minus without it ({label}, {seeds}): {', '.join(parts)}")
-    return [". ".join(said[:COMPARED]), *said[COMPARED:]] if said else []
+    return _first_line(said)
+
+
+def _first_line(said: Sequence[str]) -> list[str]:
+    """The clauses, with the first few as one."""
+    more = [f"And {len(said) - COMPARED} more"] if len(said) > COMPARED else []
+    return [". ".join([*said[:COMPARED], *more]), *said[COMPARED:]] if said else []
 
 
 def _loss(run: Run) -> Any:
