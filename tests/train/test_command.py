@@ -199,6 +199,14 @@ def test_a_dry_run_counts_the_tokens_that_a_tokenizer_is_to_learn(recipe, tmp_pa
     assert f"fresh weights, {amount(result(recipe.parent / 'run')['model']['parameters'])} parameters, on" in told
 
 
+def test_a_dry_run_of_a_named_model_says_whether_its_weights_are_fresh(recipe, tmp_path):
+    model = saved(tmp_path / "small-model")
+    parameters = sum(p.numel() for p in LlamaForCausalLM.from_pretrained(model).parameters())
+    for settings, said in ([], ""), (["--set", "model.init=true"], ", fresh weights"):
+        err = run("--model", model, "--text", "pydoc", "--context", "32", "--dry-run", *settings)[2]
+        assert err.startswith(f"{model}{said}, {amount(parameters)} parameters, on pydoc: ")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

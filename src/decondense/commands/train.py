@@ -188,7 +188,7 @@ def _tell(recipe: Any, model: dict[str, Any], folder: str) -> None:
 
     for note in _notes(recipe):
         err.print(f"note: {note}")
-    fresh = ", fresh weights" if recipe.model.init or recipe.model.name is None else ""
+    fresh = ", fresh weights" if recipe.model.fresh else ""
     budget = f"{recipe.steps * recipe.step_tokens:,} tokens in {several(recipe.steps, 'step')}"
     texts = " + ".join(shares_of(recipe.data.text))
     err.print(f"{model['name']}{fresh}, {amount(model['parameters'])} parameters, on {texts}: {budget}")
