@@ -207,6 +207,23 @@ def test_a_dry_run_of_a_named_model_says_whether_its_weights_are_fresh(recipe, t
         assert err.startswith(f"{model}{said}, {amount(parameters)} parameters, on pydoc: ")
 
 
+def test_a_dry_run_says_all_that_the_loss_is_made_of(recipe, tmp_path):
+    teacher = saved(tmp_path / "teacher")
+    rising = "loss={name: koleo, schedule: linear, ramp_steps: 2000}"
+    released = "loss={name: koleo, schedule: release, release_at: 0.25}"
+    settings = {
+        f"baselines.distillation={{teacher: {teacher}, share: 0.3}}": "0.7 · cross-entropy + 0.3 · distillation from "
+        f"{teacher}",
+        "baselines={z_loss: 0.01, label_smoothing: 0.1}": "cross-entropy + 0.01 · z_loss + 0.1 · label_smoothing",
+        "baselines={noisy_embedding: 1, active_forgetting: {}}": "cross-entropy; beside it noisy_embedding and "
+        "active_forgetting",
+        rising: "cross-entropy + 0.1 · koleo on layers all, linear rise over 2,000 steps",
+        released: "cross-entropy + 0.1 · koleo on layers all, released from 0.25 to 1 of the run",
+    }
+    for given, said in settings.items():
+        assert run(recipe, "--dry-run", "--set", given)[2].splitlines()[1] == f"loss: {said}"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -13,7 +13,7 @@ import typer
 
 from ..files import first_process, pretty_json
 from ..hub import check_repo, push
-from ..words import amount, cell, perhaps, several, signed
+from ..words import amount, cell, list_of, perhaps, several, signed
 from . import options as o
 from .terminal import err, out, progress_bar, table
 
@@ -192,13 +192,25 @@ def _tell(recipe: Any, model: dict[str, Any], folder: str) -> None:
     budget = f"{recipe.steps * recipe.step_tokens:,} tokens in {several(recipe.steps, 'step')}"
     texts = " + ".join(shares_of(recipe.data.text))
     err.print(f"{model['name']}{fresh}, {amount(model['parameters'])} parameters, on {texts}: {budget}")
-    losses = [
-        f"{loss.weight:g} · {loss.name} on {'layers' if loss.modules is None else 'modules'} "
-        f"{cell(loss.layers if loss.modules is None else loss.modules)}"
-        for loss in recipe.losses
-    ]
-    err.print(f"loss: {' + '.join(['cross-entropy', *losses])}")
+    err.print(f"loss: {_loss(recipe)}")
     err.print(f"it would write {folder}; nothing was written")
+
+
+def _loss(recipe: Any) -> str:
+    """What is minimised, and which baselines act otherwise than by a term of it."""
+    baselines, terms = recipe.baselines, ["cross-entropy"]
+    if taught := baselines.distillation:
+        terms = [f"{1 - taught.share:g} · cross-entropy", f"{taught.share:g} · distillation from {taught.teacher}"]
+    terms += [f"{weight:g} · {name}" for name, weight in baselines.on_logits.items()]
+    for loss in recipe.losses:
+        read = f"layers {cell(loss.layers)}" if loss.modules is None else f"modules {cell(loss.modules)}"
+        over_time = {
+            "constant": "",
+            "release": f", released from {loss.release_at:g} to {loss.release_end:g} of the run",
+        }.get(loss.schedule, f", {loss.schedule} rise over {cell(loss.ramp_steps)} steps")
+        terms.append(f"{loss.weight:g} · {loss.name} on {read}{over_time}")
+    others = baselines.model_dump(exclude={"distillation", *baselines.on_logits}, exclude_defaults=True)
+    return " + ".join(terms) + (f"; beside it {list_of(others)}" if others else "")
 
 
 def _notes(recipe: Any) -> Iterator[str]:
