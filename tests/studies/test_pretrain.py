@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from itertools import product
 from typing import Any
 
@@ -17,7 +18,7 @@ from decondense.studies.contrasts import by_texts
 from decondense.studies.outcomes import unpack
 from decondense.studies.pretrain import arms, tokens_saved
 from decondense.studies.runs import Members, Run, Runs, by_document, trained_name
-from decondense.words import amount
+from decondense.words import amount, signed
 
 
 def training(arm: str, seed: int, losses: dict[str, list[float]], **more: Any) -> Run:
@@ -113,40 +114,41 @@ def test_whether_a_loss_makes_models_quantise_better_where_runs_know_it():
 
 
 def test_tasks_are_told_where_both_arms_were_scored():
-    """Averages over tasks and seeds by hand; intervals are those of `significance`, tested there."""
+    """Averages over tasks and seeds by hand, at the level divided by the two cells; a third has no seed in common.
+    Intervals are those of `significance`, tested there."""
     study = find("pretrain")
     settings = settings_of(study, "smoke", seeds=[1, 2, 3])
+    settings["arms"]["vicreg · llama · 1.02k"] = settings["arms"]["cross-entropy · llama · 1.02k"]
+    treated, both = "decorrelation last 1", ("512", "1.02k")
     rng = np.random.default_rng(0)
     runs, values = [], {}
     for seed, arm in product(settings["seeds"], settings["arms"]):
         one = training(arm, seed, {"one": [3.0, 3.1 + 0.01 * seed], "two": [5.0, 5.1]})
-        if arm.endswith(amount(512)):  # the other budget was made before there were tasks
-            tasks = {task: packed(rng, 0.5) for task in ("lambada_openai", "piqa")}
+        tasks = {task: packed(rng, 0.5) for task in ("lambada_openai", "piqa")}
+        if not arm.startswith("vicreg"):
             one = one._replace(outcomes=scored(tasks, one.name, settings))
-            kinds = ("correct", "log_share")
-            values[arm, seed] = {k: {t: unpack(x, k).mean() for t, x in one.outcomes.outcomes.items()} for k in kinds}
+            for kind, (task, kept) in product(("correct", "log_share"), one.outcomes.outcomes.items()):
+                values.setdefault((arm, kind, task), []).append(unpack(kept, kind).mean())
         runs.append(one)
     end = study.conclude(Runs(runs, list(settings["arms"])), settings)
-    last, first = (dict(zip(end.columns, row)) for row in end.rows)
-    plain, treated = (
-        [v for (arm, _), v in values.items() if (arm.startswith("cross-entropy")) == baseline]
-        for baseline in (True, False)
-    )
-
-    def average(arm: list[Any], kind: str, tasks: list[str]) -> float:
-        return float(np.mean([v[kind][task] for v in arm for task in tasks]))
-
-    for column, scale, kind, tasks in (
-        ("points", 100, "correct", ["lambada_openai", "piqa"]),
-        ("nats", 1, "log_share", ["lambada_openai", "piqa"]),
-        ("lambada_nats", 1, "log_share", ["lambada_openai"]),
+    rows = {(row[0], amount(row[2])): dict(zip(end.columns, row)) for row in end.rows}
+    assert rows["vicreg", "1.02k"]["points_difference"] is None
+    for column, scale, kind, tasks, words, digits in (
+        ("points", 100, "correct", ["lambada_openai", "piqa"], "Average over tasks minus cross-entropy's, points", 2),
+        ("nats", 1, "log_share", ["lambada_openai", "piqa"], "Log-likelihood of what is right, nats per item", 4),
+        ("lambada_nats", 1, "log_share", ["lambada_openai"], "That of LAMBADA's last words", 4),
     ):
-        apart = scale * (average(treated, kind, tasks) - average(plain, kind, tasks))
-        assert first[f"{column}_difference"] == pytest.approx(apart)
-        assert first[f"{column}_low"] < apart < first[f"{column}_high"]
-        assert last[f"{column}_difference"] is None
-    assert "LAMBADA's last words: decorrelation last 1, llama, 512: " in end.sentence
-    assert list(end.estimate["tasks"]) == ["decorrelation last 1 · llama · 512"]
+        for budget in both:
+            level, plain = (
+                float(np.mean([values[f"{loss} · llama · {budget}", kind, task] for task in tasks]))
+                for loss in (treated, "cross-entropy")
+            )
+            row, told = rows[treated, budget], end.estimate["tasks"][f"{treated} · llama · {budget}"][column]
+            assert row[f"{column}_difference"] == pytest.approx(scale * (level - plain)) == told["estimate"]
+            assert row[f"{column}_low"] < row[f"{column}_difference"] < row[f"{column}_high"]
+            assert (told["level"], told["low"], told["high"]) == (0.975, row[f"{column}_low"], row[f"{column}_high"])
+            number = f"{treated}, llama, {budget}: {signed(told['estimate'], digits)} 97.5 % interval"
+            assert re.search(rf"{re.escape(words)}[^:]*: [^.]*.*{re.escape(number)}", end.sentence)
     bare = confirmed({"512": 0.0, "1.02k": 0.0})
     assert "tasks" not in bare.estimate
     assert not any("points" in column for column in bare.columns)

@@ -148,12 +148,14 @@ def _all_above(values: Mapping[str, Sequence[float]], all_arms: int) -> tuple[di
     return above, NOT if below else REPRODUCED if enough else UNDECIDED, below
 
 
-def _sides(above: Mapping[str, Decision], below: Sequence[str]) -> str:
-    """How many lie on either side of 0, and which, where they are few."""
-    sure = [arm for arm, d in above.items() if d.verdict == REPRODUCED]
-    sides = {"above 0": sure, "below 0": below, "undecided": [arm for arm in above if arm not in (*sure, *below)]}
-    named = {side: f" ({' and '.join(arms)})" if 0 < len(arms) <= FEW else "" for side, arms in sides.items()}
-    return ", ".join(f"{len(arms)} {side}{named[side]}" for side, arms in sides.items())
+def _sides(decisions: Mapping[str, Decision], strictly_below: Sequence[str]) -> str:
+    """How many lie on either side of 0 with the whole interval, and which, where they are few; and how many are still
+    below at the level of the criterion."""
+    sides = {"above 0": REPRODUCED, "below 0": NOT, "undecided": UNDECIDED}
+    arms = {side: [arm for arm, d in decisions.items() if d.verdict == verdict] for side, verdict in sides.items()}
+    named = {side: f" ({' and '.join(some)})" if 0 < len(some) <= FEW else "" for side, some in arms.items()}
+    counted = ", ".join(f"{len(some)} {side}{named[side]}" for side, some in arms.items())
+    return f"{counted} (by 95 % intervals; at the level divided by their number {len(strictly_below)} below 0)"
 
 
 def _sure(decisions: Mapping[str, Decision]) -> int:

@@ -156,7 +156,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
 def on_tasks(runs: Runs, cells: Iterable[Cell]) -> dict[Cell, dict[str, Decision]]:
     """Cell → column → that of the loss minus cross-entropy's, for the cells in which both were scored on tasks."""
     both = {cell: (BETWEEN.join(cell), BETWEEN.join((NONE, *cell[1:]))) for cell in cells}
-    scored = {cell: arms for cell, arms in both.items() if all(arm in runs.outcomes for arm in arms)}
+    seeds = {arm: runs.outcomes.get(arm, {}).keys() for arms in both.values() for arm in arms}
+    scored = {cell: (arm, plain) for cell, (arm, plain) in both.items() if seeds[arm] & seeds[plain]}
     level = 1 - 0.05 / max(1, len(scored))
     found = {
         cell: {name: over_items(runs, *arms, kind=kind, level=level, only=only) for name, kind, only in ON_TASKS}
