@@ -10,7 +10,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -49,15 +49,27 @@ class Handle:
     `save_pretrained` and `state_dict` are those of the model alone while it is attached; what is loaded has no loss.
     """
 
+    __slots__ = ("__weakref__", "_attachment")  # so that a misspelt name cannot be assigned to
+
     def __init__(self, attachment: Attachment) -> None:
         self._attachment = attachment
 
+    if not TYPE_CHECKING:  # to which there are no such names
+
+        def __getattr__(self, name: str) -> Any:
+            # Also asked where a property fails, and by copies for __setstate__ before there is an attachment.
+            if name.startswith("_") or hasattr(type(self), name) or not hasattr(self._attachment, name):
+                return object.__getattribute__(self, name)  # raises, in Python's words
+            now = {"model": "the model that you attached to", "agreement": 'handle.last["agreement"]'}
+            where = now.get(name) or f"{name} of a decondense.handle.Attachment, which engines are given"
+            raise AttributeError(f"a handle has no {name!r} since 0.2: use {where}.")
+
     @property
     def last(self) -> dict[str, Any]:
-        """The latest training call, as means over it: task_loss, penalty (before the weight), weight, per_layer and,
-        where the estimator gives it for nothing, mean_cosine; with check_every, agreement. They are tensors, so that
-        reading them is what waits for a GPU. Under accumulation the loss of a call is share · (task_loss + weight ·
-        penalty)."""
+        """The latest training call, as means over it: task_loss, penalty (before the weight), per_layer, share and,
+        where the estimator gives it for nothing, mean_cosine; with check_every, from the first check on, agreement.
+        These are tensors, so that reading them is what waits for a GPU; weight is a number, and a tensor where a
+        compiled model computes it. Under accumulation the loss of a call is share · (task_loss + weight · penalty)."""
         return self._attachment.last
 
     @property

@@ -272,6 +272,24 @@ def test_the_model_is_not_kept_alive():
     assert reference() is None
 
 
+def test_an_old_name_of_the_handle_is_told_where_it_is_and_a_misspelt_one_is_not_assigned():
+    handle = dc.regularize(llama(), schedule=lambda step: step.nowhere)
+    moved = "agreement calls captures engine give given known look model read reader task_loss take term undo weigh"
+    for name in moved.split():
+        where = {"agreement": r"handle.last\[", "model": "the model that you"}.get(name, f"{name} of a .*[.]Attachment")
+        with pytest.raises(AttributeError, match=f"a handle has no '{name}' since 0.2: use {where}"):
+            getattr(handle, name)
+    with pytest.raises(AttributeError, match="'Handle' object has no attribute 'wieght'"):
+        handle.wieght = 0.5
+    with pytest.raises(AttributeError, match="'Handle' object has no attribute 'wieght'"):
+        _ = handle.wieght
+    with pytest.raises(AttributeError, match="'int' object has no attribute 'nowhere'"):
+        _ = handle.weight
+    twin = copy.deepcopy(handle)
+    weakref.ref(twin)().remove()
+    assert not handle.attached, "a copy is a handle on the same"
+
+
 def test_check_every_reports_the_agreement_with_exact():
     model, (ids, mask, labels) = llama().train(), padded()
     with dc.regularize(model, check_every=2) as handle:
