@@ -148,7 +148,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         if lines
     ]
     note = "below 0: better than cross-entropy; dots are seeds, bars 95 % intervals over them"
-    draw = partial(curves, panels, note=note) if panels else None
+    draw = partial(curves, panels, note=note, columns=min(2, len(panels))) if panels else None
     more = _why(runs, tokens, settings, names)
     return Conclusion(_verdict(decisions, tokens), sentence, columns, rows, estimate, draw, more)
 
