@@ -20,8 +20,9 @@ from rich.text import Text
 from ..files import first_process, locked, os_sentence, safe_name
 from ..words import duration
 
-out = Console(soft_wrap=True, highlight=False, markup=False)  # names of models, texts and folders are no markup
-err = Console(soft_wrap=True, highlight=False, markup=False, stderr=True)
+# Names of models, texts and folders are no markup, and the ":train:" in them is no picture.
+out = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
+err = Console(soft_wrap=True, highlight=False, markup=False, emoji=False, stderr=True)
 WORD = 16  # letters of a word that are kept together in a narrow table
 EVERY = 10.0  # seconds between lines of progress that go into a file or a pipe
 
