@@ -224,6 +224,17 @@ def test_a_dry_run_says_all_that_the_loss_is_made_of(recipe, tmp_path):
         assert run(recipe, "--dry-run", "--set", given)[2].splitlines()[1] == f"loss: {said}"
 
 
+def test_a_dry_run_says_adapters_unequal_shares_many_steps_and_a_minus(recipe, tmp_path):
+    model, text = saved(tmp_path / "model"), tmp_path / "text.txt"
+    text.write_text("Some words.")
+    settings = ["--model", model, "--context", "32", "--set", "model.lora={r: 4}", "--tokens", "600M", "--set",
+                f"data.text={{pydoc:train: 3, {text}: 1}}", "--loss", "koleo", "--weight", "-1"]  # fmt: skip
+    of_model, of_loss = run(*settings, "--dry-run")[2].splitlines()[1:3]
+    assert of_model.startswith(f"{model}, LoRA of rank 4, ")
+    assert f"on 25 % {text} + 75 % pydoc:train: 600,047,616 tokens in 4,578 steps" in of_model
+    assert of_loss == "loss: cross-entropy − 1 · koleo on layers all"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -188,29 +188,32 @@ def _tell(recipe: Any, model: dict[str, Any], folder: str) -> None:
 
     for note in _notes(recipe):
         err.print(f"note: {note}")
-    fresh = ", fresh weights" if recipe.model.fresh else ""
-    budget = f"{recipe.steps * recipe.step_tokens:,} tokens in {several(recipe.steps, 'step')}"
-    texts = " + ".join(shares_of(recipe.data.text))
-    err.print(f"{model['name']}{fresh}, {amount(model['parameters'])} parameters, on {texts}: {budget}")
+    lora, shares = recipe.model.lora, shares_of(recipe.data.text)
+    kind = ", fresh weights" if recipe.model.fresh else f", LoRA of rank {lora.r}" if lora else ""
+    budget = f"{recipe.steps * recipe.step_tokens:,} tokens in {recipe.steps:,} step{'s' * (recipe.steps > 1)}"
+    equal = len({*shares.values()}) == 1
+    texts = " + ".join(name if equal else f"{100 * share:.3g} % {name}" for name, share in shares.items())
+    err.print(f"{model['name']}{kind}, {amount(model['parameters'])} parameters, on {texts}: {budget}")
     err.print(f"loss: {_loss(recipe)}")
     err.print(f"it would write {folder}; nothing was written")
 
 
 def _loss(recipe: Any) -> str:
     """What is minimised, and which baselines act otherwise than by a term of it."""
-    baselines, terms = recipe.baselines, ["cross-entropy"]
+    baselines, said = recipe.baselines, "cross-entropy"
     if taught := baselines.distillation:
-        terms = [f"{1 - taught.share:g} · cross-entropy", f"{taught.share:g} · distillation from {taught.teacher}"]
-    terms += [f"{weight:g} · {name}" for name, weight in baselines.on_logits.items()]
+        said = f"{1 - taught.share:g} · cross-entropy + {taught.share:g} · distillation from {taught.teacher}"
+    for name, weight in baselines.on_logits.items():
+        said += f" + {weight:g} · {name}"
     for loss in recipe.losses:
         read = f"layers {cell(loss.layers)}" if loss.modules is None else f"modules {cell(loss.modules)}"
         over_time = {
             "constant": "",
             "release": f", released from {loss.release_at:g} to {loss.release_end:g} of the run",
         }.get(loss.schedule, f", {loss.schedule} rise over {cell(loss.ramp_steps)} steps")
-        terms.append(f"{loss.weight:g} · {loss.name} on {read}{over_time}")
+        said += f" {'−' if loss.weight < 0 else '+'} {abs(loss.weight):g} · {loss.name} on {read}{over_time}"
     others = baselines.model_dump(exclude={"distillation", *baselines.on_logits}, exclude_defaults=True)
-    return " + ".join(terms) + (f"; beside it {list_of(others)}" if others else "")
+    return said + (f"; beside it {list_of(others)}" if others else "")
 
 
 def _notes(recipe: Any) -> Iterator[str]:
