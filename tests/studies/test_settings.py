@@ -121,6 +121,16 @@ def test_list(command):
     assert [s["question"] for s in listed] == [study.question for study in studies.STUDIES.values()]
     assert [s["study"] for s in listed] == list(studies.STUDIES)
     assert listed[2]["scales"]["gpu"]["pieces"][:2] == ["MLP-width-64-seed-1", "MLP-width-256-seed-1"]
+    for scale in studies.SCALES:  # the same answer as the table's
+        _, shown, _ = command("study", "list", "--scale", scale)
+        listed = json.loads(command("study", "list", "--scale", scale, "--json")[1])
+        rows = [[row["study"], row["short"], str(row["runs"]), row["cost"]] for row in listed]
+        assert [" ".join(row).split() for row in rows] == [line.split() for line in shown.splitlines()[1:-1]]
+
+
+@pytest.mark.parametrize("flag", [["--seeds", "1"], ["--set", "a=1"], ["--out", "x"], ["--piece", "1"], ["--plan"]])
+def test_the_list_refuses_what_it_would_not_heed(refusal, flag):
+    assert f"`study list` takes --scale and --json alone, got {flag[0]}: leave" in refusal("study", "list", *flag)
 
 
 def test_the_list_waits_for_no_library_that_it_does_not_use():
@@ -147,6 +157,7 @@ def test_the_list_has_a_line_for_every_study_and_the_plan_says_more(command, mon
     monkeypatch.setattr(terminal.out, "_width", 80)
     listed = command("study", "list", "--scale", scale)[1].splitlines()
     assert max(map(len, listed)) <= 80
+    assert listed[0].split()[-3:] == ["runs", "cost,", "about"], "no column is left out"
     assert len(listed) == len(whole) == len(studies.STUDIES) + 2
     for study, line in zip(studies.STUDIES.values(), whole[1:]):
         question, *plan = command("study", study.name, "--scale", scale, "--plan")[1].splitlines()
@@ -158,6 +169,8 @@ def test_the_list_has_a_line_for_every_study_and_the_plan_says_more(command, mon
         assert (name, number) == (study.name, runs.split()[0])
         assert len(short) > 10
         assert cost.removeprefix("about ").startswith(about.strip())
+        assert re.match(r"[\d.]+ (s|minutes|hours?|days) o[nf] \D", about), "the time of all runs"
+        assert all(int(times) == int(number) for times in re.findall(r"(\d+) × ", cost)), cost
 
 
 def test_plan_lists_runs(command, refusal):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import textwrap
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -53,6 +51,15 @@ def study(
     from .. import studies
 
     if name == "list":
+        flags = {
+            "--out": out_dir, "--piece": piece, "--seeds": seeds, "--set": settings, "--merge": merge, "--plan": plan,
+            "--from": sources, "--reuse": reuse, "--shared-device": shared_device, "--data": data, "--bench": bench,
+            "--device": device,
+        }  # fmt: skip
+        if given := [flag for flag, value in flags.items() if value]:
+            raise ValueError(
+                f"`study list` takes --scale and --json alone, got {', '.join(given)}: leave that out, or name a study."
+            )
         _show_list(scale, as_json)
         return
     wanted = studies.find(name)
@@ -115,22 +122,20 @@ def _show_list(scale: str, as_json: bool) -> None:
 
     listed = []
     for s in studies.STUDIES.values():
+        runs = len(s.plan(studies.settings_of(s, scale)))
+        cost = s.scales[scale]["cost"].removeprefix("about ").partition(",")[0]  # which is the time of all runs
         scales = {
             scale: {"runs": x["about"], "cost": x["cost"], "pieces": [p.name for p in s.plan(x)]}
             for scale, x in s.scales.items()
         }
         words = {key: getattr(s, key) for key in ("claim", "question", "criterion")}
-        listed.append({"study": s.name, **words, "scales": scales})
+        row = {"study": s.name, "short": s.short, "scale": scale, "runs": runs, "cost": cost}
+        listed.append({**row, **words, "scales": scales})
     if as_json:
         print(json.dumps(listed, indent=1, ensure_ascii=False))
         return
-    rows = []
-    for s in studies.STUDIES.values():
-        settings, cost = studies.settings_of(s, scale), s.scales[scale]["cost"]
-        short = s.short or textwrap.shorten(s.question, 38, placeholder=" …")
-        cost = re.split("[,;:(]| with ", cost)[0].removeprefix("about ")
-        rows.append((s.name, short, str(len(s.plan(settings))), cost.strip()))
     heads = ("study", "question (it: condensation)", "runs", "cost, about")
+    rows = [[str(row[key]) for key in ("study", "short", "runs", "cost")] for row in listed]
     out.print(table(heads, rows, left=heads[1::2], keep=heads[:1], drop=("runs",)))
     out.print(f"more of one: decondense study NAME --scale {scale} --plan", style="dim")
 
