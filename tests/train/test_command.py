@@ -235,6 +235,42 @@ def test_a_dry_run_says_adapters_unequal_shares_many_steps_and_a_minus(recipe, t
     assert of_loss == "loss: cross-entropy − 1 · koleo on layers all"
 
 
+def test_a_dry_run_refuses_the_folder_that_the_run_refuses(recipe):
+    def tree():
+        return {path: path.stat().st_mtime_ns for path in sorted(recipe.parent.rglob("*"))}
+
+    assert run(recipe, "--out", "o/seed-2", "--seed", "2")[0] == 0
+    (recipe.parent / "file").touch()
+    before = tree()
+    for arguments, said in {
+        ("--out", "o/seed-2"): "'o/seed-2' already holds a run: add --resume",
+        ("--out", "o", "--seeds", "1,2"): "'o/seed-2' already holds a run: add --resume",
+        ("--out", "o/seed-2", "--resume", "--seed", "3"): "must be resumed with the recipe it was started with",
+        ("--out", "file"): "the run folder 'file' must be writable: file exists; choose",
+        ("--out", "file/run"): "the run folder 'file/run' must be writable: not a directory; choose",
+        ("--out", "p", "--set", "train.report_to=[nothing]"): "train.report_to must name what is installed",
+    }.items():
+        code, _, told = run(recipe, *arguments, "--dry-run")
+        assert code == 2
+        assert said in told
+        assert tree() == before, "nothing was written"
+        if "--seeds" not in arguments:  # where the first seed would be trained
+            assert run(recipe, *arguments)[2].splitlines(keepends=True)[-1] == told
+            before = tree()  # a lock came and went
+
+
+def test_a_dry_run_says_what_would_go_on(recipe, monkeypatch):
+    assert run(recipe, "--out", "o/seed-2", "--seed", "2")[0] == 0
+    with monkeypatch.context() as patched:
+        patched.setattr("decondense.train.run.save_model", interrupt)
+        assert run(recipe, "--out", "o/seed-3", "--seed", "3")[0] == 130
+    err = run(recipe, "--out", "o", "--seeds", "1,2,3,4", "--resume", "--dry-run")[2]
+    assert err.splitlines()[-1] == (
+        "o/seed-2 is finished already; it would go on in o/seed-3 (--resume continues from checkpoint-2); it would "
+        "write o/seed-{1,4}; nothing was written"
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

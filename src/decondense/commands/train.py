@@ -87,14 +87,14 @@ def train(
                 "of them out."
             )
     folder = out_dir or Path("runs") / recipes[0].name
+    targets = [folder / f"seed-{one}" if seeds else folder for one in chosen]
     made: list[Any] = []
-    for one, built in zip(chosen, recipes):
+    for one, built, target in zip(chosen, recipes, targets):
         if dry_run:
             made.append(built.model_dump(mode="json"))
             if not as_json:
                 print(built.to_yaml(), end="")
             continue
-        target = folder / f"seed-{one}" if seeds else folder
         made.append(_run(built, target, resume=resume, quiet=as_json))
         if push_to_hub is not None and first_process():
             address = push(target / "model", f"{push_to_hub}-seed-{one}" if seeds else push_to_hub)
@@ -103,11 +103,13 @@ def train(
         whole = [pretty_json(one) for one in made]
         print(whole[0] if len(whole) == 1 else "[" + ",\n".join(whole) + "]\n", end="")
     if dry_run:
+        from ..train.folder import would_go_on
         from ..train.prepare import check
 
+        begun = {where: would_go_on(where, built, resume=resume) for where, built in zip(targets, recipes)}
         found = check(recipes[0])  # the others differ in nothing but the seed
         if not as_json:
-            _tell(recipes[0], found, f"{folder}/seed-{{{','.join(map(str, chosen))}}}" if seeds else str(folder))
+            _tell(recipes[0], found, begun)
     _part()
 
 
@@ -182,8 +184,8 @@ def _run(recipe: Any, folder: Path, *, resume: bool, quiet: bool) -> Any:
     return run.record
 
 
-def _tell(recipe: Any, model: dict[str, Any], folder: str) -> None:
-    """What a run would do; on stderr, since a dry run's stdout is the recipe."""
+def _tell(recipe: Any, model: dict[str, Any], begun: dict[Path, str | None]) -> None:
+    """What a run would do, and what with the runs that are `begun`; on stderr, since stdout is the recipe."""
     from ..train.sections import shares_of
 
     for note in _notes(recipe):
@@ -195,7 +197,11 @@ def _tell(recipe: Any, model: dict[str, Any], folder: str) -> None:
     texts = " + ".join(name if equal else f"{100 * share:.3g} % {name}" for name, share in shares.items())
     err.print(f"{model['name']}{kind}, {amount(model['parameters'])} parameters, on {texts}: {budget}")
     err.print(f"loss: {_loss(recipe)}")
-    err.print(f"it would write {folder}; nothing was written")
+    said = [words for words in begun.values() if words is not None]
+    if new := [folder for folder, words in begun.items() if words is None]:
+        names = f"seed-{{{','.join(folder.name.removeprefix('seed-') for folder in new)}}}"
+        said.append(f"it would write {new[0] if len(new) == 1 else new[0].parent / names}")
+    err.print("; ".join([*said, "nothing was written"]))
 
 
 def _loss(recipe: Any) -> str:

@@ -53,12 +53,17 @@ def owned(folder: Path) -> Iterator[None]:
     with contextlib.ExitStack() as undo:
         for path in reversed((folder / "checkpoints", folder / "snapshots", *made)):
             undo.callback(_remove_if_empty, path)
-        what = f"the run folder {str(folder)!r}"
-        busy = f"{what} is in use by another process: wait for it, or choose another with --out."
-        with os_sentence(f"{what} must be writable", "choose another with --out"):
+        busy = (
+            f"the run folder {str(folder)!r} is in use by another process: wait for it, or choose another with --out."
+        )
+        with _writable(folder):
             folder.mkdir(parents=True, exist_ok=True)
             undo.enter_context(locked(folder / ".lock", busy=busy))
         yield
+
+
+def _writable(folder: Path) -> contextlib.AbstractContextManager[None]:
+    return os_sentence(f"the run folder {str(folder)!r} must be writable", "choose another with --out")
 
 
 def _remove_if_empty(folder: Path) -> None:
@@ -98,6 +103,21 @@ def check_recipe(folder: Path, recipe: Recipe, *, resume: bool) -> bool:
                 f"{now.get(key)!r}: use {str(file)!r}, or start in another folder."
             )
     return True
+
+
+def would_go_on(folder: Path, recipe: Recipe, *, resume: bool) -> str | None:
+    """What a run would do with the run that is there, in words; None where it would begin one. A folder that it would
+    refuse is refused with the same sentence, and nothing is written."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    with _writable(folder):
+        if not there.is_dir():
+            reason = errno.EEXIST if there == folder else errno.ENOTDIR
+            raise OSError(reason, os.strerror(reason))
+    if finished(folder) is not None and resume:
+        check_recipe(folder, recipe, resume=True)
+        return f"{folder} is finished already"
+    begun = check_recipe(folder, recipe, resume=resume)
+    return f"it would go on in {folder} (--resume {where_it_goes_on(folder)})" if begun else None
 
 
 @contextlib.contextmanager
