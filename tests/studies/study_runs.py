@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import base64
+import copy
 import functools
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from decondense import studies
 from decondense.records import Measured, Outcomes, Snapshot, Training
+from decondense.studies import settings_of
 from decondense.studies.arms import recipe_of
 from decondense.studies.core import Study, _write_config
 from decondense.studies.runs import Conclusion, Run, Runs, measured_name, trained_name
@@ -108,3 +112,20 @@ def write(folder: Path, study: Study, scale: str, settings: dict[str, Any], runs
     for one in runs:
         save_run(one, folder / "runs")
     _write_config(study, scale, folder, settings)
+
+
+known = functools.cache(lambda name, scale: settings_of(studies.STUDIES[name], scale))
+
+
+def settled(name, scale="smoke"):
+    return studies.STUDIES[name], copy.deepcopy(known(name, scale))
+
+
+def of(name, make, seeds=(1, 2, 3)):
+    """The conclusion of a study at smoke scale from runs that `make(arm, seed)` gives."""
+    study, settings = settled(name)
+    return concluded(study, settings, of_seeds(settings, make, list(seeds)))
+
+
+def noise(arm: str, seed: int, size: float = 0.001) -> float:
+    return size * math.sin(7 * seed + 13 * sum(map(ord, arm)))

@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 import math
 
 import numpy as np
 import pytest
-from study_runs import STATES, concluded, measured, of_seeds, packed, run, scored, snapshot
+from study_runs import STATES, concluded, measured, noise, of, of_seeds, packed, run, scored, settled, snapshot
 
 from decondense import studies
 from decondense.records import Snapshot
 from decondense.stats.verdicts import interval
 from decondense.studies import outcomes, settings_of, variants
-from decondense.studies.arch import LLAMA
 from decondense.studies.size import floor
-
-known = functools.cache(lambda name, scale: settings_of(studies.STUDIES[name], scale))
-
-
-def settled(name, scale="smoke"):
-    return studies.STUDIES[name], copy.deepcopy(known(name, scale))
-
-
-def of(name, make, seeds=(1, 2, 3)):
-    """The conclusion of a study at smoke scale from runs that `make(arm, seed)` gives."""
-    study, settings = settled(name)
-    return concluded(study, settings, of_seeds(settings, make, list(seeds)))
-
-
-def noise(arm: str, seed: int, size: float = 0.001) -> float:
-    return size * math.sin(7 * seed + 13 * sum(map(ord, arm)))
 
 
 def held(losses, default=3.0):
@@ -396,64 +377,6 @@ def test_the_mean_cosine_of_a_snapshot_is_that_of_its_blocks():
     """The embedding, which no loss acts on, is left out."""
     assert Snapshot(**snapshot(0, mean_cosine=[0.9, 0.1, 0.3], histogram=None)).blocks == pytest.approx(0.2)
     assert math.isnan(Snapshot(**snapshot(0, mean_cosine=[0.9, None, 0.3], histogram=None)).blocks)
-
-
-def learns(losses):
-    """Runs of `arch` with these held-out losses, 3 where none is given; all of them condense."""
-    return lambda arm, s: run(spearman=0.8 + noise(arm, s), held_out=losses.get(arm, 3.0))
-
-
-def test_an_architecture_without_a_loss_or_far_above_the_best_does_not_count():
-    first, second, *others = settled("arch")[1]["arms"]
-    for losses, left in (({first: None}, 10), ({second: 9.0, first: None}, 9), ({first: 4.0}, 10), ({first: 3.99}, 11)):
-        found = of("arch", learns(losses))
-        assert found.verdict == "reproduced"
-        assert f"Spearman of {left} architectures: {left} above 0, 0 below 0, 0 undecided (by 95 %" in found.sentence
-    assert f"left out: {second}." in of("arch", learns({second: 9.0})).sentence
-    few = of("arch", learns(dict.fromkeys(others, 9.0)))
-    assert few.verdict == "undecided"  # two of eleven say nothing of all
-
-
-def test_architectures_are_drawn_state_by_state():
-    """Every seed of every state; those with rotary positions and a gated MLP are a panel of their own."""
-    end = of("arch", lambda arm, s: run(cosine=s / 10, spearman=0.5 + noise(arm, s)))
-    gated, others = end.more["curves.png"].args[0]
-    assert (len(gated["series"]), len(others["series"])) == (5, 6)
-    states, values = gated["series"][LLAMA]
-    assert states == list(range(STATES))
-    assert values[0] == (0.1, 0.1, 0.1)  # the embedding
-    assert values[1:] == [pytest.approx((0.1, 0.2, 0.3))] * (STATES - 1)
-    assert "since the first snapshot" not in end.sentence  # two are there, at step 0 and at the end
-    shots = [snapshot(step, cosine=level) for step, level in ((0, 0.9), (50, 0.3))]
-    later = of("arch", lambda arm, s: run(spearman=0.5, snapshots=[*shots, snapshot(100, cosine=0.4 + s / 100)]))
-    fallen = (
-        "end minus step 0: 0 above 0, 11 below 0, 0 undecided (by 95 % intervals; at the level divided by their number"
-    )
-    assert f"{fallen} 11 below 0); since the first snapshot after that: 11 above 0" in later.sentence
-
-
-def test_architectures_on_either_side_are_counted_at_both_levels_and_the_few_are_named():
-    """Below 0 by 95 % and at the level of the criterion, below by 95 % alone, above, and open."""
-    names = list(settled("arch")[1]["arms"])
-    spread = dict.fromkeys(names, (-0.5, 0.001)) | {
-        names[0]: (-0.5, 0.12),
-        names[1]: (0.5, 0.001),
-        names[2]: (0.0, 0.2),
-    }
-    mean, step = spread[names[0]]
-    highs = [interval([mean - step, mean, mean + step], level)[2] for level in (0.95, 1 - 0.05 / 11)]
-    assert highs[0] < 0 < highs[1]
-    end = of("arch", lambda arm, s: run(spearman=spread[arm][0] + (s - 2) * spread[arm][1]))
-    told = f"1 above 0 ({names[1]}), 9 below 0, 1 undecided ({names[2]}) (by 95 % intervals; at the level divided by"
-    assert f"{told} their number 8 below 0)" in end.sentence
-    assert end.verdict == "not reproduced"
-
-
-def test_what_is_not_run_of_the_architectures_is_told_first():
-    study, settings = settled("arch")
-    runs = [one for one in of_seeds(settings, learns({}), [1]) if one.record.arm.startswith(("GPT2", "OPT"))]
-    sentence = concluded(study, settings, runs).sentence
-    assert sentence.startswith("4 of 11 architectures are run, 1 of at least 3 training seeds; ")
 
 
 def test_size_draws_every_seed_and_the_lowest_spearman_of_one_family(monkeypatch):

@@ -120,18 +120,18 @@ def _bench(settings: dict[str, Any], given: Path | None, data: Path | None) -> s
 def _show_list(scale: str, as_json: bool) -> None:
     from .. import studies
 
-    listed = []
+    listed: list[dict[str, Any]] = []
     for s in studies.STUDIES.values():
         runs = len(s.plan(studies.settings_of(s, scale)))
         cost = s.scales[scale]["cost"].removeprefix("about ").partition(",")[0]  # which is the time of all runs
-        scales = {
-            scale: {"runs": x["about"], "cost": x["cost"], "pieces": [p.name for p in s.plan(x)]}
-            for scale, x in s.scales.items()
-        }
-        words = {key: getattr(s, key) for key in ("claim", "question", "criterion")}
-        row = {"study": s.name, "short": s.short, "scale": scale, "runs": runs, "cost": cost}
-        listed.append({**row, **words, "scales": scales})
+        listed.append({"study": s.name, "short": s.short, "scale": scale, "runs": runs, "cost": cost})
     if as_json:
+        for row, s in zip(listed, studies.STUDIES.values()):
+            row |= {key: getattr(s, key) for key in ("claim", "question", "criterion")}
+            row["scales"] = {
+                scale: {"runs": x["about"], "cost": x["cost"], "pieces": [p.name for p in s.plan(x)]}
+                for scale, x in s.scales.items()
+            }
         print(json.dumps(listed, indent=1, ensure_ascii=False))
         return
     heads = ("study", "question (it: condensation)", "runs", "cost, about")

@@ -80,23 +80,23 @@ def arms(size: dict[str, Any]) -> Settings:
 
 
 def conclude(runs: Runs, settings: Settings) -> Conclusion:
+    of_all = len(settings["arms"])
     losses = {arm: runs.mean(arm, held_out) for arm in runs.arms}
     best = min(filter(math.isfinite, losses.values()), default=math.nan)
     failed = [arm for arm, loss in losses.items() if not loss < best + LEARNS]
     names = [arm for arm in settings["arms"] if arm not in failed]
     trends = {arm: runs.values(arm, spearman) for arm in names}
     raised = {arm: [cosine(run) - cosine(run, 0) for run in runs.of(arm)] for arm in names}
-    condense, verdict, resist = _all_above(trends, len(settings["arms"]))
-    level, by_level, lowered = _all_above(raised, len(settings["arms"]))
+    condense, verdict, resist = _all_above(trends, of_all)
+    level, by_level, lowered = _all_above(raised, of_all)
     late = {arm: [cosine(run) - cosine(run, 1) for run in runs.of(arm) if len(run.snapshots) > 2] for arm in names}
-    later, _, fallen = _all_above({arm: some for arm, some in late.items() if some}, len(settings["arms"]))
+    later, _, fallen = _all_above({arm: some for arm, some in late.items() if some}, of_all)
     pairs = [pair for pair in CONTRASTS if not {*pair[1:]} & {*failed}]
     contrasts = {what: runs.contrast(a, b, spearman, claim="greater") for what, a, b in pairs}
     levels = {what: runs.contrast(a, b, cosine, claim="greater") for what, a, b in pairs}
     seeds = [len(runs.of(arm)) for arm in runs.arms]
-    arms = len(settings["arms"])
-    missing = f"{len(seeds)} of {arms} architectures are run, {min(seeds, default=0)} of at least 3 training seeds; "
-    whole = len(seeds) == arms and min(seeds) >= 3
+    missing = f"{len(seeds)} of {of_all} architectures are run, {min(seeds, default=0)} of at least 3 training seeds; "
+    whole = len(seeds) == of_all and min(seeds) >= 3
     sentence = missing * (not whole) + (
         f"Spearman of {len(names)} architectures: {_sides(condense, resist)}; pairs that differ in it: "
         f"{_moved(contrasts, 2) or 'none'}. Mean cosine of the blocks, end minus step 0: {_sides(level, lowered)}"

@@ -32,8 +32,14 @@ from .why import in_words, why
 NONE = "cross-entropy"
 SMALLEST = 0.005  # nats per token: the smallest effect that matters
 BETWEEN = " · "
-# what is told of the tasks: column, kind of outcome, one task or all
-ON_TASKS = (("points", "correct", None), ("nats", "log_share", None), ("lambada_nats", "log_share", "lambada_openai"))
+# what is told of the tasks: column, kind of outcome, one task or all, digits and words
+AVERAGE = f"Average over tasks minus cross-entropy's, points (matters from {MATTERS_POINTS:g})"
+LIKELIHOOD = f"Log-likelihood of what is right, nats per item (matters from {MATTERS_SHARE:g})"
+ON_TASKS = (
+    ("points", "correct", None, 2, AVERAGE),
+    ("nats", "log_share", None, 4, LIKELIHOOD),
+    ("lambada_nats", "log_share", "lambada_openai", 4, "That of LAMBADA's last words"),
+)
 
 Cell = tuple[str, ...]  # loss, model, budget: together the name of an arm
 
@@ -160,7 +166,7 @@ def on_tasks(runs: Runs, cells: Iterable[Cell]) -> dict[Cell, dict[str, Decision
     scored = {cell: (arm, plain) for cell, (arm, plain) in both.items() if seeds[arm] & seeds[plain]}
     level = 1 - 0.05 / max(1, len(scored))
     found = {
-        cell: {name: over_items(runs, *arms, kind=kind, level=level, only=only) for name, kind, only in ON_TASKS}
+        cell: {name: over_items(runs, *arms, kind=kind, level=level, only=only) for name, kind, only, *_ in ON_TASKS}
         for cell, arms in scored.items()
     }
     return {cell: {name: d for name, d in told.items() if d is not None} for cell, told in found.items()}
@@ -168,16 +174,11 @@ def on_tasks(runs: Runs, cells: Iterable[Cell]) -> dict[Cell, dict[str, Decision
 
 def _told(tasks: Mapping[Cell, Mapping[str, Decision]]) -> str:
     """One sentence for each kind of outcome on the tasks."""
-    words = (
-        ("points", f" Average over tasks minus cross-entropy's, points (matters from {MATTERS_POINTS:g})", 2),
-        ("nats", f" Log-likelihood of what is right, nats per item (matters from {MATTERS_SHARE:g})", 4),
-        ("lambada_nats", " That of LAMBADA's last words", 4),
-    )
-    cells = {
-        name: [f"{', '.join(cell)}: {d[name].words(digits)}" for cell, d in tasks.items() if name in d]
-        for name, _, digits in words
-    }
-    return "".join(f"{begin}: {'; '.join(cells[name])}." for name, begin, _ in words if cells[name])
+    said = ""
+    for name, _, _, digits, words in ON_TASKS:
+        cells = [f"{', '.join(cell)}: {told[name].words(digits)}" for cell, told in tasks.items() if name in told]
+        said += f" {words}: {'; '.join(cells)}." if cells else ""
+    return said
 
 
 def _beside(cells: Mapping[int, list[float]], place: int, of: int) -> tuple[list[float], list[list[float]]]:
