@@ -72,8 +72,8 @@ def amount(number: float) -> str:
 
 
 def several(n: int, unit: str) -> str:
-    """1 training seed, 3 training seeds, 1,221 steps."""
-    return f"{n:,} {unit}" + ("" if n == 1 else "s")
+    """1 training seed, 3 training seeds."""
+    return f"{n} {unit}" + ("" if n == 1 else "s")
 
 
 def from_where(name: str, source: str) -> str:

@@ -192,7 +192,7 @@ def _tell(recipe: Any, model: dict[str, Any], begun: dict[Path, str | None]) -> 
         err.print(f"note: {note}")
     lora, shares = recipe.model.lora, shares_of(recipe.data.text)
     kind = ", fresh weights" if recipe.model.fresh else f", LoRA of rank {lora.r}" if lora else ""
-    budget = f"{recipe.steps * recipe.step_tokens:,} tokens in {several(recipe.steps, 'step')}"
+    budget = f"{recipe.steps * recipe.step_tokens:,} tokens in {recipe.steps:,} step{'s' * (recipe.steps > 1)}"
     equal = len({*shares.values()}) == 1
     texts = " + ".join(name if equal else f"{100 * share:.3g} % {name}" for name, share in shares.items())
     err.print(f"{model['name']}{kind}, {amount(model['parameters'])} parameters, on {texts}: {budget}")
