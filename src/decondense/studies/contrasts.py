@@ -14,7 +14,7 @@ import numpy as np
 from ..records import Training
 from ..stats.crossed import crossed_macro
 from ..stats.intervals import LEAST
-from ..stats.verdicts import UNDECIDED, Decision, decide, equivalent, from_interval
+from ..stats.verdicts import NOT, REPRODUCED, UNDECIDED, Decision, decide, equivalent, from_interval
 from .outcomes import paired_outcomes
 from .runs import MATTERS_NATS, MATTERS_POINTS, MATTERS_SHARE, Runs, cosine
 
@@ -38,12 +38,12 @@ def by_texts(base: Sequence[Training], treated: Sequence[Training]) -> Pairs:
     return [(tables[0][text], tables[1][text]) for text in tables[0]]
 
 
-def over_documents(runs: Runs, arm: str, base: str) -> Decision:
+def over_documents(runs: Runs, arm: str, base: str, *, smallest: float = MATTERS_NATS, level: float = 0.95) -> Decision:
     """Is the held-out loss of `arm` minus that of `base`, nats per token, mean over texts of the mean over documents,
     below 0? Seeds are paired: those of one number share the order of their data. No, where a gain that matters is
     excluded."""
     both = runs.paired(base, arm)
-    return _crossed(by_texts(*zip(*both)) if both else [], len(both), "less", MATTERS_NATS, 0.95, paired=True)
+    return _crossed(by_texts(*zip(*both)) if both else [], len(both), "less", smallest, level, paired=True)
 
 
 def over_items(
@@ -67,6 +67,14 @@ def perplexities(runs: Runs, arm: str, base: str, *, level: float) -> dict[str, 
     names = dict.fromkeys(name for one in plain.values() for name in one if name.endswith("perplexity"))
     gaps = {name: [treated[s][name] - plain[s][name] for s in treated if s in plain] for name in names}
     return {name: decide(some, claim="less", level=level) for name, some in gaps.items()}
+
+
+def below_everywhere(losses: Sequence[Sequence[Decision | None]], smallest: float) -> str:
+    """For each loss its differences to cross-entropy, model by model: reproduced where one loss has every interval
+    below −`smallest`, not reproduced where every loss has one above it."""
+    below = [all(d and d.high is not None and d.high < -smallest for d in row) for row in losses]
+    above = [any(d and d.low is not None and d.low > -smallest for d in row) for row in losses]
+    return REPRODUCED if any(below) else NOT if above and all(above) else UNDECIDED
 
 
 def sides(decisions: Mapping[str, Decision]) -> str:

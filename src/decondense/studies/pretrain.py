@@ -22,9 +22,9 @@ import numpy as np
 from ..figures.studies import curves
 from ..stats.crossed import crossed_macro
 from ..stats.significance import holm
-from ..stats.verdicts import NOT, REPRODUCED, UNDECIDED, Decision, from_interval, interval, resolves
+from ..stats.verdicts import Decision, from_interval, interval, resolves
 from ..words import amount, signed, slug
-from .contrasts import by_texts, over_items
+from .contrasts import below_everywhere, by_texts, over_items
 from .runs import MATTERS_POINTS, MATTERS_SHARE, Conclusion, Runs, Settings, by_document, cosine, quantisation
 from .settings import joined
 from .why import in_words, why
@@ -215,6 +215,4 @@ def _verdict(decisions: Mapping[Cell, Decision], tokens: Mapping[Cell, int]) -> 
     largest = {cell[1]: cell[2] for cell in sorted(tokens, key=tokens.__getitem__)}
     losses = {loss for loss, *_ in tokens if loss != NONE}
     ends = [[decisions.get((loss, *place)) for place in largest.items()] for loss in losses]
-    below = [all(d and d.high is not None and d.high < -SMALLEST for d in row) for row in ends]
-    above = [any(d and d.low is not None and d.low > -SMALLEST for d in row) for row in ends]
-    return REPRODUCED if any(below) else NOT if above and all(above) else UNDECIDED
+    return below_everywhere(ends, SMALLEST)

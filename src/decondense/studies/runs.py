@@ -9,6 +9,7 @@ whatever its folder is called: a folder of `decondense train` counts too.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -229,6 +230,14 @@ class Runs:
     @property
     def seeds(self) -> list[int]:
         return sorted({seed for seeds in self.table.values() for seed in seeds})
+
+    def without(self, seed: int) -> Runs:
+        """The runs of the other seeds."""
+        rest = copy.copy(self)
+        for name in ("table", "outcomes"):
+            kept = {arm: {s: one for s, one in of.items() if s != seed} for arm, of in getattr(self, name).items()}
+            setattr(rest, name, {arm: of for arm, of in kept.items() if of})
+        return rest
 
     def __contains__(self, arm: str) -> bool:
         return arm in self.table

@@ -1,0 +1,144 @@
+"""Table 4 with a learning rate for each: is what a loss does to a model from nothing more than another rate would do?
+
+In `pretrain` a loss and cross-entropy share a rate, which may suit one of them better. Here every arm is trained at
+several rates with the first seed and takes the one with the lowest held-out loss; at that rate it is compared with
+cross-entropy at cross-entropy's own, over the other seeds, which had no part in the choice, and over documents, as in
+`pretrain`. What is not chosen needs no other seed. A rate is chosen from three or more; where the best is the lowest or
+the highest of those tried, it is told, as a better one may lie beyond.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import product
+from typing import Any
+
+from ..figures.studies import curves, effects
+from ..stats.verdicts import Decision
+from ..words import list_of
+from .contrasts import below_everywhere, over_documents
+from .runs import Conclusion, Runs, Settings, by_document, cosine
+from .settings import joined
+
+NONE = "cross-entropy"
+SMALLEST = 0.005  # nats per token, as in `pretrain`
+BETWEEN = " · "
+LEAST_RATES = 3
+
+Place = tuple[str, str]  # loss, model
+
+
+def arms(named: Settings) -> Settings:
+    """Every loss in every model at each of the model's `rates`, named "LOSS · MODEL · RATE"."""
+    return {
+        BETWEEN.join((loss, model, f"{rate:g}")): joined(
+            joined(shape, change), {"rates": None, "train": {"learning_rate": rate}}
+        )
+        for (model, shape), (loss, change) in product(named["models"].items(), named["losses"].items())
+        for rate in shape["rates"]
+    }
+
+
+def choices(runs: Runs, seed: int) -> dict[Place, tuple[str, bool]]:
+    """(loss, model) → the arm with the lowest held-out loss in this seed, and whether it has neighbours on both sides;
+    where at least three rates were run with it."""
+    tried: dict[Place, dict[float, float]] = {}
+    for arm in runs.arms:
+        loss, model, rate = arm.split(BETWEEN)
+        if seed in runs.table[arm]:
+            level = by_document(runs.table[arm][seed])
+            tried.setdefault((loss, model), {})[float(rate)] = level if math.isfinite(level) else math.inf
+    best = {place: min(rates, key=rates.__getitem__) for place, rates in tried.items() if len(rates) >= LEAST_RATES}
+    return {
+        place: (BETWEEN.join((*place, f"{rate:g}")), min(tried[place]) < rate < max(tried[place]))
+        for place, rate in best.items()
+    }
+
+
+def conclude(runs: Runs, settings: Settings) -> Conclusion:
+    first = settings["seeds"][0]
+    chosen, fresh = choices(runs, first), runs.without(first)
+    losses, models = (list(dict.fromkeys(arm.split(BETWEEN)[i] for arm in settings["arms"])) for i in (0, 1))
+    found: dict[Place, tuple[str, str]] = {}
+    for loss, model in product(losses, models):
+        if loss != NONE and (loss, model) in chosen and (NONE, model) in chosen:
+            both = chosen[loss, model][0], chosen[NONE, model][0]
+            found |= {(loss, model): both} if fresh.paired(*both) else {}
+    level = 1 - 0.05 / max(1, len(found))
+    decisions = {p: over_documents(fresh, *two, smallest=SMALLEST, level=level) for p, two in found.items()}
+    ends = [[decisions.get((loss, model)) for model in models] for loss in losses if loss != NONE]
+    words = [
+        f"{loss} at {_rate(found[loss, model][0])}, {model}, cross-entropy at {_rate(found[loss, model][1])}: "
+        f"{decision.words(4)}"
+        for (loss, model), decision in decisions.items()
+    ]
+    edge = [f"{loss}, {model} ({_rate(arm)})" for (loss, model), (arm, inside) in chosen.items() if not inside]
+    sentence = (
+        f"each at the rate that was best with seed {first}, held-out loss minus cross-entropy's, nats per token over "
+        f"the other seeds and documents: {'; '.join(words) or 'not run'}."
+        + (f" The best rate is the lowest or highest of those tried for {list_of(edge)}." if edge else "")
+    )
+    estimate = {
+        "own_rate": {BETWEEN.join(place): decision for place, decision in decisions.items()},
+        "chosen": {BETWEEN.join(place): float(_rate(arm)) for place, (arm, _) in chosen.items()},
+        "smallest": SMALLEST,
+    }
+    apart = [(f"{loss}, {model}", fresh.differences(*two, by_document)) for (loss, model), two in found.items()]
+    forest = partial(
+        effects, apart, x="held-out loss minus cross-entropy's, each at its own rate, nats (right of 0: worse)",
+        margin=SMALLEST, colours=[losses.index(loss) for loss, _ in found],
+        note="dots: seeds; bars: 95 % intervals over them; shaded: too small to matter",
+    )  # fmt: skip
+    panels = _panels(runs, losses, models)
+    draw = partial(curves, panels, note=f"dots are seeds; seed {first}, run at every rate, chooses") if panels else None
+    table = _table(runs, fresh, first, [arm for arm, _ in chosen.values()], decisions)
+    return Conclusion(
+        below_everywhere(ends, SMALLEST), sentence, *table, estimate, draw, {"own-rates.png": forest} if apart else {}
+    )
+
+
+def _rate(arm: str) -> str:
+    return arm.split(BETWEEN)[2]
+
+
+def _table(
+    runs: Runs, fresh: Runs, first: int, chosen: Sequence[str], decisions: Mapping[Place, Decision]
+) -> tuple[list[str], list[list[Any]]]:
+    """One row per arm that was run: the seed that chooses, the mean over the others, and the comparison where it was
+    chosen."""
+    columns = ["loss", "model", "rate", f"seed_{first}", "other_seeds", "held_out_loss", "mean_cosine", "chosen"]
+    columns += ["difference", "low", "high", "level"]
+    rows: list[list[Any]] = []
+    for arm in runs.arms:
+        loss, model, rate = arm.split(BETWEEN)
+        own = by_document(runs.table[arm][first]) if first in runs.table[arm] else None
+        row = [
+            loss,
+            model,
+            float(rate),
+            own,
+            len(fresh.of(arm)),
+            fresh.mean(arm, by_document) if arm in fresh else None,
+        ]
+        d = decisions.get((loss, model)) if arm in chosen else None
+        told = [d.estimate, d.low, d.high, d.level] if d is not None else [None] * 4
+        rows.append([*row, runs.mean(arm, cosine), arm in chosen, *told])
+    return columns, rows
+
+
+def _panels(runs: Runs, losses: Sequence[str], models: Sequence[str]) -> list[Settings]:
+    """For every model held-out loss over the rates."""
+    panels: list[Settings] = []
+    for model in models:
+        series: dict[str, tuple[list[float], list[list[float]]]] = {}
+        for loss in losses:
+            run = {float(_rate(arm)): arm for arm in runs.arms if arm.split(BETWEEN)[:2] == [loss, model]}
+            rates = sorted(run)
+            if rates:
+                series[loss] = (rates, [runs.values(run[rate], by_document) for rate in rates])
+        ticks = sorted({rate for rates, _ in series.values() for rate in rates})
+        axes = {"x": "learning rate", "scale": "log", "ticks": ticks, "y": "held-out loss, nats per token"}
+        panels += [{"title": model, "series": series, "names": losses} | axes] if series else []
+    return panels
