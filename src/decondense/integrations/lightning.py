@@ -45,7 +45,6 @@ class RegularizeCallback(Callback):
 
     step           training batches after which an optimiser had stepped: the clock of the schedule. Two optimisers of
                    one batch count once; it is kept in Lightning's checkpoints.
-    handle         that of `regularize`, from the start of the training on
     """
 
     model: nn.Module
@@ -64,9 +63,14 @@ class RegularizeCallback(Callback):
         self.term = term_of(loss, **options)
         self.name, self.modules, self.accumulate = model, modules, accumulate
         self.step = 0
-        self.handle: Handle | None = None
+        self._attachment: Attachment | None = None
         self._stepped = 0  # Lightning's count of optimiser steps, at the last training step
         self._collecting = False
+
+    @property
+    def handle(self) -> Handle | None:
+        """That of `regularize`, from the start of the training on."""
+        return None if self._attachment is None else Handle(self._attachment)
 
     # ---- what Lightning calls ----
 
@@ -74,19 +78,18 @@ class RegularizeCallback(Callback):
         self.model = model_of(pl_module, self.name)
         self._module, self._trainer = pl_module, trainer
         self._attachment = Attachment(self, self.term, self.modules)
-        self.handle = Handle(self._attachment)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._stepped = trainer.global_step  # of a checkpoint, too: it has been read by now
 
     def on_train_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
-        if trainer.global_step != self._stepped and self.handle is not None:
+        if trainer.global_step != self._stepped and self._attachment is not None:
             self.step, self._stepped = self.step + 1, trainer.global_step
             self._attachment.look()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        if self.handle is not None:
-            self.handle.remove()
+        if self._attachment is not None:
+            self._attachment.remove()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self.teardown(trainer, pl_module, "fit")

@@ -144,7 +144,10 @@ class Penalty:
         names = _state_names(self.model)
         chosen = hs.select(_layers(settings.layers), len(names), first=1)  # only these are read: all of the term's
         self._attachment = Attachment(self, term, [names[i] for i in chosen])
-        self.handle = Handle(self._attachment)
+
+    @property
+    def handle(self) -> Handle:
+        return Handle(self._attachment)
 
     def attach(self, attachment: Attachment) -> None:
         attachment.read(lambda: True)
