@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from regularize.models import attachment
 from routines import cloud
 from torch._dynamo.testing import CompileCounterWithBackend
 
-import decondense as dc
 from decondense import losses
 from decondense.losses.kernel import _backward, launched
 from decondense.losses.sampling import RELEASED_SAMPLE
@@ -203,10 +203,10 @@ def test_in_a_model(request, options, how):
     model = GPT2LMHeadModel(config).to(DEVICE).train()
     model.loss_type = "ForCausalLM"
     ids = torch.arange(24, device=DEVICE).view(2, 12) % 7
-    with dc.regularize(model, "dispersion", weight=0.5, backend="triton", **options) as handle:
+    with attachment(model, weight=0.5, backend="triton", **options) as attached:
         (expected,) = trained(model, model, ids, 1)
         compiled = torch.compile(lambda **inputs: model(**inputs), fullgraph=True, **how)
         for found in trained(compiled, model, ids, 3 if CUDA else 1):
             for a, b in zip(found, expected):
                 assert (a - b).norm() <= 1e-4 * b.norm() + 1e-7
-        assert handle._attachment.reached
+        assert attached.reached

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import transformers
 from torch import nn
+
+from decondense.handle import Attachment, Handle
+from decondense.integrations.own_loop import OwnLoop
+from decondense.regularizer import term_of
 
 VOCABULARY = 64
 # Arguments of a trainer that says nothing and takes plain steps: Adam would hide a factor.
@@ -51,6 +56,13 @@ def padded(batch: int = 4, length: int = 12) -> tuple[torch.Tensor, torch.Tensor
     for b in range(batch):
         mask[b, length - b % 5 :] = 0
     return ids * mask, mask, torch.where(mask.bool(), ids, -100)
+
+
+@contextmanager
+def attachment(model: nn.Module, loss: str = "dispersion", **options: Any) -> Iterator[Attachment]:
+    """`regularize(model, …)` with what engines are given in place of the handle, for tests of what no user sees."""
+    with Handle(given := Attachment(OwnLoop(model), term_of(loss, **options))):
+        yield given
 
 
 def gradients(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -7,7 +7,7 @@ import torch
 
 import decondense as dc
 from decondense.losses.registry import registered
-from regularize.models import assert_same, gpt2, gradients, llama, padded, tokens
+from regularize.models import assert_same, attachment, gpt2, gradients, llama, padded, tokens
 
 
 @pytest.fixture(autouse=True)
@@ -59,19 +59,19 @@ def test_every_loss_is_noticed_when_unused_and_is_that_of_the_plain_model(case):
     for compiled in (False, True):
         model = build(layers=1).train()
         model.loss_type = "ForCausalLM"  # without one, transformers warns inside GPT2's call: a break of its own
-        with dc.regularize(model, loss, weight=2.0, **options) as handle:
+        with attachment(model, loss, weight=2.0, **options) as attached:
             call = (module if case == "exact" else whole)(model) if compiled else model
             call(**given).logits.sum().backward()
-            assert (handle._attachment.given, handle._attachment.calls, handle._attachment.reached) == (1, 1, False)
+            assert (attached.given, attached.calls, attached.reached) == (1, 1, False)
             with pytest.raises(RuntimeError, match="no backward pass has reached it"):
                 torch.optim.SGD(model.parameters(), lr=0.0).step()
             model.zero_grad()
             torch.manual_seed(3)  # of the draw of tokens
             value = call(**given).loss
-            assert not handle._attachment.reached
+            assert not attached.reached
             value.backward()
-            assert handle._attachment.reached
-            found.append((value.detach(), gradients(model), handle.last))
+            assert attached.reached
+            found.append((value.detach(), gradients(model), attached.last))
     (value, expected, last), (compiled_value, compiled_gradients, compiled_last) = found
     torch.testing.assert_close(compiled_value, value)
     assert_same(compiled_gradients, expected, 1e-5)
@@ -85,17 +85,17 @@ def test_a_schedule_takes_no_second_compilation(compiled, graphs):
     """Two calls in every step, of which the weight rises: the graphs of the first serve all."""
     model, ids, backend, seen = llama(layers=1).train(), tokens(), Counted(), []
     optimiser = torch.optim.SGD(model.parameters(), lr=0.0)
-    with dc.regularize(model, weight=1.0, schedule="linear", ramp_steps=3) as handle:
+    with attachment(model, weight=1.0, schedule="linear", ramp_steps=3) as attached:
         call = compiled(model, backend)
         for _ in range(4):
             for _ in range(2):
                 loss = call(input_ids=ids, labels=ids, use_cache=False).loss
                 loss.backward()
-                last = handle.last
+                last = attached.last
                 torch.testing.assert_close(loss, last["task_loss"] + last["weight"] * last["penalty"])
                 seen.append(float(last["weight"]))
             optimiser.step()
-        assert (handle.step, handle._attachment.calls) == (4, 8)
+        assert (attached.step, attached.calls) == (4, 8)
     assert seen == pytest.approx([0, 0, 1 / 3, 1 / 3, 2 / 3, 2 / 3, 1, 1])
     assert backend.graphs == graphs
 
@@ -118,10 +118,10 @@ def test_packed_rows_are_a_graph_break():
     """How many documents there are is known when the call runs: with fullgraph it is an error, without it is right."""
     model, ids = llama(layers=1).train(), tokens()
     given = {"input_ids": ids, "labels": ids, "position_ids": torch.arange(6).repeat(4, 2), "use_cache": False}
-    with dc.regularize(model, weight=2.0) as handle:
+    with attachment(model, weight=2.0) as attached:
         expected = model(**given).loss
         torch.testing.assert_close(torch.compile(model, backend="aot_eager")(**given).loss, expected)
-        assert handle._attachment.calls == 2
+        assert attached.calls == 2
         torch.compiler.reset()
         with pytest.raises(torch._dynamo.exc.Unsupported):
             whole(model)(**given)

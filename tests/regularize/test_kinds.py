@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 import decondense as dc
 from decondense import losses
+from regularize.models import attachment
 
 SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 TEXT = SHAPE | {"vocab_size": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -242,9 +243,9 @@ def test_autocast_around_a_stack_whose_parts_return_no_tensor():
     """Around the `forward` of the model alone, as accelerate puts it. Without a picture only the text model runs."""
     model, inputs = build(KINDS["SmolVLM"]).train(), words()
     model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)
-    with dc.regularize(model) as handle:
+    with attachment(model) as attached:
         model(input_ids=inputs["input_ids"])
-        assert [capture.autocast for capture in handle._attachment.captures] == [torch.bfloat16]
+        assert [capture.autocast for capture in attached.captures] == [torch.bfloat16]
 
 
 @pytest.mark.parametrize("name", KINDS)

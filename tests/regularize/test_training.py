@@ -13,6 +13,9 @@ from transformers import MambaConfig, MambaModel, Trainer, TrainingArguments
 from transformers.distributed import DistributedConfig
 
 import decondense as dc
+from decondense.handle import Attachment
+from decondense.integrations.own_loop import OwnLoop
+from decondense.regularizer import term_of
 from regularize.models import PLAIN, assert_same, gpt2, gradients, llama, padded, t5, tokens
 
 
@@ -96,10 +99,10 @@ def test_a_naive_term_would_be_eight_times_too_strong(tmp_path):
     """The comparison above catches the mistake it is there for."""
 
     def naive(trainer):
-        handle = dc.regularize(trainer.model, weight=20.0)
-        penalty = handle._attachment.term.penalty
-        handle._attachment.term.penalty = lambda capture, first, labels=None, items=None: penalty(capture, first)
-        return handle
+        term = term_of(weight=20.0)
+        penalty = term.penalty
+        term.penalty = lambda capture, first, labels=None, items=None: penalty(capture, first)
+        return Attachment(OwnLoop(trainer.model), term)
 
     whole = trained(tmp_path, llama(), naive, micro=8, pad=False, steps=1)
     parts = trained(tmp_path, llama(), naive, micro=1, pad=False, steps=1)
@@ -310,7 +313,7 @@ def test_every_line_of_the_log_adds_up(tmp_path, schedule):
         for row in rows:
             assert row["loss"] == pytest.approx(row["task_loss"] + row["penalty_weight"] * row["penalty"], rel=1e-6)
         if every == 1:
-            term = handle._attachment.term
+            term = term_of(weight=5.0, schedule=schedule, ramp_steps=4, **options)
             assert [row["penalty_weight"] for row in rows] == [term.weight_at(step) for step in range(6)]
 
 

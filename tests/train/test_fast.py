@@ -9,7 +9,7 @@ import shutil
 import pytest
 import torch
 import transformers
-from regularize.models import assert_same, bert, gpt2, gradients, llama, qwen3, tokens
+from regularize.models import assert_same, attachment, bert, gpt2, gradients, llama, qwen3, tokens
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import decondense as dc
@@ -211,13 +211,13 @@ def outside(monkeypatch):
 
 def one_step(model, **options):
     """Loss, gradients and logs of the second of two calls; taps where the blocks are compiled."""
-    with dc.regularize(model, weight=1.0, **options) as handle:
-        tapped = tap_blocks(model, handle._attachment)
+    with attachment(model, weight=1.0, **options) as attached:
+        tapped = tap_blocks(model, attached)
         for _ in range(2):
             model.zero_grad()
             loss = model(**inputs(), use_cache=False).loss
             loss.backward()
-        return loss.detach(), gradients(model), handle.last, tapped
+        return loss.detach(), gradients(model), attached.last, tapped
 
 
 CASES = {
@@ -254,12 +254,12 @@ def test_what_the_blocks_did_not_see_is_computed_afterwards(graphs, outside):
         model = llama(3).train()
         if compiled:
             compile_blocks(model)
-        with dc.regularize(model, weight=1.0) as handle:
-            tap_blocks(model, handle._attachment)
+        with attachment(model, weight=1.0) as attached:
+            tap_blocks(model, attached)
             values.append(model(**given, use_cache=False).loss.detach())
             with torch.no_grad():
                 values.append(model(**inputs(), use_cache=False).loss)
-            assert handle._attachment.known is None
+            assert attached.known is None
             model.to(torch.bfloat16)
             del outside[:]
             model(**inputs(), use_cache=False).loss.backward()
@@ -271,19 +271,19 @@ def test_after_an_error_other_calls_are_no_training(graphs):
     """A training call that fails on its way leaves nothing behind that would keep the states of an evaluation."""
     model = llama(2).train()
     compile_blocks(model)
-    with dc.regularize(model, weight=1.0) as handle:
-        assert tap_blocks(model, handle._attachment) == 2
+    with attachment(model, weight=1.0) as attached:
+        assert tap_blocks(model, attached) == 2
         failing = model.model.norm.register_forward_hook(lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             model(**inputs(), use_cache=False)
         failing.remove()
-        failed = len(handle._attachment.known or ())
+        failed = len(attached.known or ())
         with torch.no_grad():
             model(**inputs(), use_cache=False)
         model.eval()(**inputs(), use_cache=False)
-        assert len(handle._attachment.known or ()) == failed
+        assert len(attached.known or ()) == failed
         model.train()(**inputs(), use_cache=False).loss.backward()
-        assert handle._attachment.known is None
+        assert attached.known is None
 
 
 def test_several_streams_are_refused_by_that_name():
@@ -292,8 +292,8 @@ def test_several_streams_are_refused_by_that_name():
     model = small("gemma3n_text", **streams, **rest).train()
     for block in model.model.layers:
         replace_compiled_call(block, block._call_impl)
-    with dc.regularize(model) as handle:
-        assert tap_blocks(model, handle._attachment) == 2
+    with attachment(model) as attached:
+        assert tap_blocks(model, attached) == 2
         with pytest.raises(TypeError, match=r"got \(4, 2, 12, 16\), several streams"):
             model(input_ids=tokens(2) % 64)
 
@@ -302,8 +302,8 @@ def test_taps_go_with_the_loss(graphs):
     model = llama(2).train()
     compile_blocks(model)
     before = [block._compiled_call_impl for block in model.model.layers]
-    with dc.regularize(model, weight=1.0) as handle:
-        assert tap_blocks(model, handle._attachment) == 2
+    with attachment(model, weight=1.0) as attached:
+        assert tap_blocks(model, attached) == 2
         assert [block._compiled_call_impl for block in model.model.layers] != before
         copy.deepcopy(model)  # an average of the weights
     assert [block._compiled_call_impl for block in model.model.layers] == before
