@@ -35,10 +35,6 @@ def refuse_pipeline(model: Any) -> None:
         )
 
 
-def ranks(group: Any) -> int:
-    return 1 if group is None else dist.get_world_size(group)
-
-
 def everywhere(counts: Tensor, group: Any) -> Tensor:
     """The sum of whole numbers over the processes of the group."""
     if group is not None:

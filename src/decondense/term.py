@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from . import hidden_states as hs
@@ -21,7 +22,7 @@ from .losses.options import check_choice
 from .losses.presets import Loss, get
 from .losses.registry import registered
 from .packing import documents
-from .split import everywhere, ranks, refuse_split
+from .split import everywhere, refuse_split
 
 Schedule = str | Callable[[int], float]
 Masks = Tensor | list[Tensor | None] | None
@@ -181,7 +182,7 @@ class Term:
                 "under context parallelism a row must be one sequence, got packed rows, whose position ids restart: "
                 "documents that lie on several processes are not supported; set packing=False."
             )
-        return ranks(self.group)
+        return dist.get_world_size(self.group)
 
     def sequences(
         self, capture: hs.Capture, first: int, labels: Tensor | None = None
