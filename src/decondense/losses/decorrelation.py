@@ -4,8 +4,8 @@
     axis="feature"  each feature standardised over the tokens, R = feature × feature correlations
     L = mean_{i≠j} R_ij²   (or the sum, `pairs="sum"`)
 
-R_ij is the cosine of two centred vectors, so the loss is the second moment of `moments.two_moments` and never
-needs R: ‖VVᵀ‖²_F − Σ ‖v_i‖⁴ over the smaller of the two Gram matrices.
+R_ij is the cosine of two centred vectors, so the loss is their `moments.mean_square` and never needs R:
+‖VVᵀ‖²_F − Σ ‖v_i‖⁴ over the smaller of the two Gram matrices.
 
 The paper writes Σ_{m≠n} Cov²_mn with Cov = Z_cᵀZ_c/(d − 1) and Z_c standardised, which we read as the feature
 axis with d the number of observations, the tokens; its released code uses the token axis and the mean, with
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from .. import geometry
-from .moments import two_moments
+from .moments import mean_square
 from .options import check_choice
 from .registry import Common, register
 from .sampling import RELEASED_SAMPLE
@@ -56,11 +56,11 @@ def decorrelation(
     check_choice("pairs", pairs, ("mean", "sum"))
     number: Tensor | int = z.shape[1] if mask is None else mask.sum(1)
     if axis == "token":
-        _, value = two_moments(z, mask, centred=True, backend=backend)
+        value = mean_square(z, mask, centred=True, backend=backend)
     else:
         number = z.shape[2]
         z = geometry.centred(*geometry.keep(z, mask))
-        _, value = two_moments(z.mT, None, backend=backend)
+        value = mean_square(z.mT, None, backend=backend)
     if pairs == "mean" and not diagonal:
         return value
     items = number + torch.zeros_like(value)

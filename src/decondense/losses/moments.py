@@ -31,8 +31,8 @@ def second_routine(z: Tensor, eps: float, backend: str, *, centred: bool = False
     return Kernel("second_order", eps=eps, centred=centred) if fused(z, backend) else TwoMoments(eps)
 
 
-def two_moments(z: Tensor, mask: Tensor | None, *, backend: str, centred: bool = False) -> tuple[Tensor, Tensor]:
-    """The means of c_ij and of c_ij² over the pairs i ≠ j, each (batch,); 0 for fewer than two tokens.
+def mean_square(z: Tensor, mask: Tensor | None, *, backend: str, centred: bool = False) -> Tensor:
+    """The mean of c_ij² over the pairs i ≠ j (batch,); 0 for fewer than two tokens.
 
     `centred` takes the mean over its features off each token first, so that c_ij is their correlation.
     """
@@ -40,8 +40,7 @@ def two_moments(z: Tensor, mask: Tensor | None, *, backend: str, centred: bool =
     if centred and not inside:
         z, _, _ = geometry.keep(z, mask)
         z = z - z.mean(-1, keepdim=True)
-    first, second = apply(second_routine(z, 0.0, backend, centred=centred and inside), z, mask)
-    return first, second
+    return apply(second_routine(z, 0.0, backend, centred=centred and inside), z, mask)[1]
 
 
 @dataclass(frozen=True)
