@@ -68,10 +68,10 @@ def orthogonalization(
 class Hinge:
     """f = max(0, margin − D)²,  f' = 2 max(0, margin − D) · (−dD/dc)."""
 
-    margin: float = 0.5
-    clamp: float = 0.1
-    hard_clamp: bool = False
-    distance: str = "angular"
+    margin: float
+    clamp: float
+    hard_clamp: bool
+    distance: str
 
     def __call__(self, c: Tensor) -> tuple[Tensor, Tensor]:
         if self.distance == "cosine":
