@@ -29,9 +29,6 @@ def draw_windows(text: Text, tokenizer: Any, *, windows: int, tokens: int, seed:
     and the same is done in tokens, so that a text with windows × tokens tokens is always enough. The special
     tokens the tokenizer puts around a text ([CLS], <bos>) are part of every window.
     """
-    for name, value, least in (("windows", windows, 1), ("tokens", tokens, 2)):
-        if not isinstance(value, (int, np.integer)) or value < least:
-            raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
     before, after = _special_tokens(tokenizer)
     body = tokens - len(before) - len(after)
     if body < 1:
