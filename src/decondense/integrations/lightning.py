@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ..handle import Attachment, Handle
 from ..losses.presets import Loss
 from ..regularizer import term_of
+from ..watch.engines import PICTURE
 from ..watch.monitor import Monitor
 from ..watch.reading import Reading
 
@@ -179,7 +180,7 @@ class MonitorCallback(Callback):
             for logger in loggers:
                 logger.log_metrics(reading.figures(), step=reading.step)
             for writer in pictured:
-                writer.add_image("geometry/cosines", reading.picture, reading.step, dataformats="HWC")
+                writer.add_image(PICTURE, reading.picture, reading.step, dataformats="HWC")
 
         def step() -> int:
             return int(trainer.global_step)
