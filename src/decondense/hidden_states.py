@@ -335,7 +335,7 @@ def reader_of(model: nn.Module, modules: str | Sequence[str] | None) -> tuple[Re
 
 
 @torch.no_grad()
-def states_of(model: nn.Module, inputs: dict[str, Any], *, modules: str | Sequence[str] | None = None) -> Capture:
+def states_of(model: nn.Module, inputs: dict[str, Any], *, modules: str | Sequence[str] | None) -> Capture:
     """The hidden states of one call that is no training call; `inputs` are the model's arguments."""
     reader, _ = reader_of(model, modules)
     inner: Any = unwrap_peft(model)

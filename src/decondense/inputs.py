@@ -50,7 +50,7 @@ def stating(
     return tuple(value if own == name else arg for own, arg in zip(names, args)), kwargs
 
 
-def batches_of(inputs: Any, name: str = "input_ids") -> Iterator[dict[str, Any]]:
+def batches_of(inputs: Any, name: str) -> Iterator[dict[str, Any]]:
     """Batches as keyword arguments of the model: a tensor, which is the argument `name`; a mapping; or any iterable of
     either, such as a DataLoader. Of a pair (inputs, targets) the first counts."""
     if isinstance(inputs, Tensor) or hasattr(inputs, "keys"):

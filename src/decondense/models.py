@@ -207,7 +207,7 @@ def trained_context(folder: Path) -> int | None:
         return None
 
 
-def load_image_processor(source: Source, *, trust_remote_code: bool = False) -> Any:
+def load_image_processor(source: Source, *, trust_remote_code: bool) -> Any:
     """What turns images into the pixel values that an image model reads."""
     from transformers import AutoImageProcessor
 

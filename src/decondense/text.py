@@ -158,7 +158,7 @@ def _has_columns(spec: str) -> bool:
     return any(ending_of(file) in (*TABLES, ".jsonl", ".json", ".parquet") for file in files_of(_path(spec)))
 
 
-def check_text(spec: str, *, data: AnyPath | None = None) -> None:
+def check_text(spec: str, *, data: AnyPath | None) -> None:
     """Refuse a text that is not there, as ``open_text`` does, without reading it."""
     name, _, split = spec.partition(":")
     if name in TEXTS:
@@ -210,7 +210,7 @@ def _until(characters: int, documents: Iterable[str]) -> tuple[str, ...]:
     return tuple(some)
 
 
-def available(data: AnyPath | None = None) -> dict[str, str | None]:
+def available(data: AnyPath | None) -> dict[str, str | None]:
     """For every named text, where it can be had without a network ("folder", "package") or ``None``."""
     places: dict[str, str | None] = {}
     for name, entry in TEXTS.items():
@@ -257,7 +257,7 @@ def _open_named(name: str, split: str, data: AnyPath | None, characters: int) ->
     return Text(label, source + head, documents, entry.joiner)
 
 
-def iterate_documents(text: str, *, data: AnyPath | None = None) -> tuple[str, Iterator[str]]:
+def iterate_documents(text: str, *, data: AnyPath | None) -> tuple[str, Iterator[str]]:
     """(where it comes from, its documents one by one). A text that is only on the hub, and large, is streamed to its
     end without ever being in memory as a whole; everything else is what ``open_text`` gives."""
     name, _, split = text.partition(":")
@@ -297,7 +297,7 @@ def _hub_rows(name: str, split: str) -> Iterator[str]:
         raise OSError(_not_on_hub(name, split).format(hub.first_line(error))) from error
 
 
-def file_of(name: str, data: AnyPath | None = None) -> Path | None:
+def file_of(name: str, data: AnyPath | None) -> Path | None:
     """The file, in the data folder or in a package, in which a named text lies on this machine."""
     title, _, split = name.partition(":")
     split = split or TEXTS[title].split

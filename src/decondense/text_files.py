@@ -66,7 +66,7 @@ def read_documents(path: Path, *, column: str | None = None) -> list[str]:
     return [content]
 
 
-def row_documents(rows: Iterable[Any], column: str | None = None, *, where: str) -> Iterator[str]:
+def row_documents(rows: Iterable[Any], column: str | None, *, where: str) -> Iterator[str]:
     """The documents of rows: strings, or dictionaries with the field ``column``, where None and NaN are none."""
     for row in rows:
         fields = [column] if column is not None else [name for name in FIELDS if isinstance(row, dict) and name in row]

@@ -57,7 +57,7 @@ def columns(tokens: int) -> tuple[str, ...]:
 
 
 def state_statistics(
-    z: torch.Tensor, where: str, *, spectral: bool = False, matrix: torch.Tensor | None = None
+    z: torch.Tensor, where: str, *, spectral: bool, matrix: torch.Tensor | None = None
 ) -> WindowStatistics:
     """``window_statistics`` of a state that must be finite, ``where`` in words; ``spectral``: with those statistics."""
     if not finite(z):
