@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..handle import Attachment, Handle
+from ..insides import replaced
 from ..losses.presets import Loss
 from ..regularizer import term_of
 from ..watch.engines import PICTURE
@@ -108,8 +109,8 @@ class RegularizeCallback(Callback):
         for name, wrap in (("training_step", self._around_step), ("manual_backward", self._around_backward)):
             own = getattr(self._module, name)
             # Lightning reads the signature to know what to pass: functools.wraps keeps it.
-            setattr(self._module, name, functools.wraps(own)(functools.partial(wrap, attachment, own)))
-            attachment.undo.callback(delattr, self._module, name)
+            wrapped = functools.wraps(own)(functools.partial(wrap, attachment, own))
+            attachment.undo.enter_context(replaced(self._module, name, wrapped))
 
     def _around_step(self, attachment: Attachment, own: Any, *args: Any, **kwargs: Any) -> Any:
         attachment.captures.clear()

@@ -30,6 +30,7 @@ from torch.distributed.tensor import DTensor, Partial
 
 from .. import hidden_states as hs
 from ..handle import Attachment, Handle
+from ..insides import replaced
 from ..insides.torchtitan import configurations
 from ..losses.presets import get
 from ..split import everywhere
@@ -151,8 +152,7 @@ class Penalty:
 
     def attach(self, attachment: Attachment) -> None:
         attachment.read(lambda: True)
-        attachment.undo.callback(setattr, self.trainer, "loss_fn", self.trainer.loss_fn)
-        self.trainer.loss_fn = self._with_penalty(self.trainer.loss_fn)
+        attachment.undo.enter_context(replaced(self.trainer, "loss_fn", self._with_penalty(self.trainer.loss_fn)))
 
     @property
     def last(self) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from .. import hidden_states as hs
 from ..handle import Attachment
+from ..insides import replaced
 from ..insides import transformers as inside
 
 
@@ -64,11 +65,7 @@ class TrainerEngine:
         attachment.read(lambda: self._collecting)
         self._compute_loss, self._log = self.trainer.compute_loss, self.trainer.log
         for name, wrapped in (("compute_loss", self._with_penalty), ("log", self._with_terms)):
-            if name in vars(self.trainer):  # another's wrapper; else it is the class that has it
-                attachment.undo.callback(setattr, self.trainer, name, getattr(self.trainer, name))
-            else:
-                attachment.undo.callback(vars(self.trainer).pop, name, None)
-            setattr(self.trainer, name, wrapped)
+            attachment.undo.enter_context(replaced(self.trainer, name, wrapped))
 
     def _with_penalty(
         self,
