@@ -61,9 +61,7 @@ class RingPairs(CosinePairs):
         """Σ_ij f(c_ij) and Σ_j f'(c_ij) u_j for the rows of this rank against the columns of every rank."""
         weight = u.new_ones(u.shape[:2]) if weight is None else weight
         ranks, rank = dist.get_world_size(self.group), dist.get_rank(self.group)
-        to, source = (rank + 1) % ranks, (rank - 1) % ranks
-        if self.group is not None:
-            to, source = dist.get_global_rank(self.group, to), dist.get_global_rank(self.group, source)
+        to, source = (dist.get_global_rank(self.group, (rank + step) % ranks) for step in (1, -1))
         gradient = torch.zeros_like(u) if need_gradient else None
         parts = []
         block = torch.cat([u, weight.unsqueeze(-1)], -1).contiguous()  # the mask travels as one more feature
