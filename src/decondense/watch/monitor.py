@@ -125,7 +125,7 @@ class Monitor:
         density = (share / share.sum(1, keepdim=True).clamp_min(1) * BINS / 2).numpy()
         blocks = table["mean_cosine"][self.reader.first :]
         trend = float(curve_statistics(blocks)[0]) if len(blocks) > 2 else math.nan
-        names = tuple(_short(self.reader.name(i), i, self.modules) for i in range(len(rows)))
+        names = tuple(f"{i:02d}" if self.modules is None else self.reader.name(i) for i in range(len(rows)))
         reading = Reading(step, names, table, trend, density, epoch)
         if self._prepare is not None:
             self._prepare(reading)
@@ -222,11 +222,6 @@ class Monitor:
 
     def __exit__(self, *error: object) -> None:
         self.remove()
-
-
-def _short(name: str, i: int, modules: Any) -> str:
-    """What a layer is called in a log: its number, or the module's own name."""
-    return f"{i:02d}" if modules is None else name
 
 
 def _documents(capture: hs.Capture) -> Documents | None:
