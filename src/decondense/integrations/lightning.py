@@ -183,10 +183,7 @@ class MonitorCallback(Callback):
             for writer in pictured:
                 writer.add_image(PICTURE, reading.picture, reading.step, dataformats="HWC")
 
-        def step() -> int:
-            return int(trainer.global_step)
-
-        model = model_of(pl_module, self.name)
+        model, step = model_of(pl_module, self.name), lambda: int(trainer.global_step)
         self.monitor = Monitor(model, step=step, log=report, prepare=prepare, **self.options)
 
     def on_train_batch_start(self, *args: Any, **kwargs: Any) -> None:
