@@ -108,13 +108,11 @@ class Trainer(titan.Trainer):
         self.penalty = Penalty(self, settings) if settings.weight or settings.schedule != "constant" else None
 
     def train_step(self, data_iterator: Iterator[Any]) -> None:
-        if self.penalty is None:
-            return super().train_step(data_iterator)
-        self.penalty.begin(self.step)
+        if self.penalty is not None:
+            self.penalty.begin(self.step)
         super().train_step(data_iterator)
-        if self.metrics_processor.should_log(self.step):
+        if self.penalty is not None and self.metrics_processor.should_log(self.step):
             self.penalty.log(self.step)
-        return None
 
 
 class Penalty:
