@@ -29,6 +29,7 @@ from .words import near
 LAYER_NAMES = ("all", "last", "early_half", "late_half")
 # They return what every block puts out and the last one's once more after the norm, nothing of the embedding layer.
 LATE = ("mamba", "mamba2", "falcon_mamba", "rwkv")
+GIVEN = ("attention_mask", "position_ids", "input_ids", "inputs_embeds")
 Layers = str | Sequence[int] | Callable[[int], Sequence[int]]
 Known = tuple[Tensor, Tensor, Tensor | None]  # a state, the loss of it and its mean cosines, (1, batch) each
 
@@ -109,36 +110,33 @@ class StackReader:
     def __init__(self, stack: nn.Module) -> None:
         self.stack, self.parts = stack, list(stack.children())
         self._wanted: Any = None
-        self._inputs: tuple[Tensor | None, Tensor | None] | None = None
+        self._given: dict[str, Any] | None = None  # of a call that is read: its arguments of the names in `GIVEN`
 
     def name(self, i: int) -> str:
         return f"hidden state {i} of {type(self.stack).__name__}"
 
     def attach(self, before: Callable[[], bool], after: Callable[[Capture], None]) -> list[Any]:
         def ask(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            self._inputs = None
+            self._given = None
             if not (module.training and torch.is_grad_enabled() and before()):
                 return None
             self._wanted = argument(module.forward, args, kwargs, "output_hidden_states")
             if self._wanted is None:
                 self._wanted = getattr(getattr(module, "config", None), "output_hidden_states", False)
-            mask = argument(module.forward, args, kwargs, "attention_mask")
-            positions = argument(module.forward, args, kwargs, "position_ids")
-            self._inputs = (mask, positions)
-            self._read = {name: argument(module.forward, args, kwargs, name) for name in ("input_ids", "inputs_embeds")}
+            self._given = {name: argument(module.forward, args, kwargs, name) for name in GIVEN}
             return stating(module.forward, args, kwargs, "output_hidden_states", True)
 
         def take(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
-            if self._inputs is None:
+            given, self._given = self._given, None
+            if given is None:
                 return None
-            (mask, positions), self._inputs = self._inputs, None
             states = out.get("hidden_states") if isinstance(out, dict) else None
             if states is None:
                 raise TypeError(
                     f"{type(module).__name__} must return a ModelOutput with hidden_states, got "
                     f"{type(out).__name__} without them: drop return_dict=False, or {naming()}."
                 )
-            after(Capture(in_order(module, states, self._read), mask, positions))
+            after(Capture(in_order(module, states, given), given["attention_mask"], given["position_ids"]))
             if self._wanted is True:
                 return None
             rest = {key: value for key, value in out.items() if key != "hidden_states"}
