@@ -32,6 +32,7 @@ from torch import Tensor
 from .. import geometry
 from . import pairs
 from .dispersion import Logit
+from .moments import MeanCosine
 from .registry import Common, register
 
 LEFT = 1e-5  # of B: if less than that is left after the projection, it is rounding
@@ -79,7 +80,7 @@ class Blind(pairs.Stored):
         if slope is None:
             return value, None
         blind = geometry.centred(slope if weight is None else slope * weight.unsqueeze(-1), weight, n)
-        real = self._real(z, weight, n)
+        real = self._real(z, weight)
         seen = geometry.centred(real, weight, n)
         part = _dot(blind, seen) * geometry.inverse(_dot(seen, seen))
         rest = blind - part * seen
@@ -87,15 +88,12 @@ class Blind(pairs.Stored):
         scale = torch.where(left > LEFT * before, self.strength * _dot(real, real).sqrt() * geometry.inverse(left), 0)
         return value, torch.where(n[:, None, None] > 2, rest * scale, 0)
 
-    def _real(self, z: Tensor, weight: Tensor | None, n: Tensor) -> Tensor:
-        """R: with s = Σ u_j and c the limited c̄,  ∂/∂u_i = 1/(πτ √(1 − c²)) · 2 (s − u_i)/(n(n − 1))."""
-        u, r = geometry.unit(z, self.eps)
-        s, count = u.sum(1, keepdim=True), geometry.pair_count(n).clamp_min(1)
-        mean = (s.square().sum((1, 2)) - u.square().sum((1, 2))) / count
+    def _real(self, z: Tensor, weight: Tensor | None) -> Tensor:
+        """R: with c the limited c̄,  ∂/∂z = 1/(πτ √(1 − c²)) · ∂c̄/∂z."""
+        routine = MeanCosine(self.eps)
+        mean, saved = routine.forward(z, weight, need_gradient=True)
         c = geometry.limited(mean, self.clamp, hard=True)
-        steep = 2 * torch.rsqrt(1 - c * c) / (math.pi * self.tau * count)
-        g = steep[:, None, None] * (s - u)
-        return geometry.unit_gradient(u, r, g if weight is None else g * weight.unsqueeze(-1), self.eps)
+        return routine.backward(z, weight, saved, torch.rsqrt(1 - c * c) / (math.pi * self.tau))
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
