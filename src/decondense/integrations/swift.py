@@ -8,7 +8,6 @@ swift sft … --external_plugins plugin.py --callbacks decondense
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
 from typing import Any
 
 from .callback import DecondenseCallback
@@ -20,6 +19,5 @@ def register(loss: Any = "dispersion", **options: Any) -> None:
         from swift.callbacks import callbacks_map
     except ImportError as error:
         raise ImportError(f"register needs ms-swift, and importing it failed ({error}).") from error
-    known: MutableMapping[str, Callable[..., Any]] = callbacks_map
-    known["decondense"] = lambda args, trainer: DecondenseCallback(loss, trainer=trainer, **options)
+    callbacks_map["decondense"] = lambda args, trainer: DecondenseCallback(loss, trainer=trainer, **options)
     DecondenseCallback(loss, **options)  # wrong options are refused here
