@@ -14,7 +14,7 @@ from decondense.meter.statistics import FINE_BINS, columns, not_finite, window_s
 
 
 def by_name(z: torch.Tensor) -> dict[str, float]:
-    return dict(zip(columns(len(z)), window_statistics(z).scalars[0].tolist()))
+    return dict(zip(columns(len(z)), window_statistics(z[None]).scalars[0].tolist()))
 
 
 def assert_same(found: dict[str, float], wanted: dict[str, float], tolerance: float) -> None:
@@ -59,7 +59,7 @@ def test_histogram_counts_every_pair_once(real_states):
     for z in [*clouds, torch.randn(301, 6, dtype=torch.float64)]:  # one block of rows, and three
         u = torch.nn.functional.normalize(z, dim=-1)
         cosines = oracle.pairs(oracle.cosine_matrix(u.numpy()))
-        counts = window_statistics(u).counts
+        counts = window_statistics(u[None]).counts
         assert counts.sum() == len(cosines)
         # a cosine that lies on an edge to the last digit may fall on either side
         difference = np.abs(np.cumsum(counts.numpy() - oracle.bin_counts(cosines, FINE_BINS)))
@@ -71,7 +71,7 @@ def test_several_windows_at_once_are_the_windows_one_by_one():
     z = torch.randn(3, 141, 20, dtype=torch.float64) + torch.randn(3, 1, 20)
     together = window_statistics(z, matrix=(whole := torch.zeros(141, 141, dtype=torch.float64)))
     one_by_one = torch.zeros_like(whole)
-    single = [window_statistics(w, matrix=one_by_one) for w in z]
+    single = [window_statistics(w[None], matrix=one_by_one) for w in z]
     assert torch.allclose(together.scalars, torch.cat([s.scalars for s in single]), atol=1e-13)
     assert torch.equal(together.counts, sum(s.counts for s in single))
     assert torch.allclose(whole, one_by_one)
@@ -93,12 +93,12 @@ def test_closed_forms():
     assert orthonormal["mean_cosine"] == pytest.approx(0, abs=1e-12)
     assert orthonormal["mean_cosine_all"] == pytest.approx(1 / n)
     assert orthonormal["token_norm"] == pytest.approx(3)
-    identical = window_statistics(torch.ones(n, 8))
+    identical = window_statistics(torch.ones(1, n, 8))
     assert identical.counts[-1] == n * (n - 1) / 2
     values = dict(zip(columns(n), identical.scalars[0].tolist()))
     assert values["mean_cosine"] == pytest.approx(1, abs=1e-6)
     assert values["mean_direction_norm"] == pytest.approx(1, abs=1e-6)
-    antipodal = window_statistics(torch.tensor([[1.0, 2.0], [-1.0, -2.0]]))
+    antipodal = window_statistics(torch.tensor([[[1.0, 2.0], [-1.0, -2.0]]]))
     assert antipodal.scalars[0, 0] == pytest.approx(-1, abs=1e-6)
     assert antipodal.counts[0] == 1
     spectrum = dict(zip(SPECTRAL, spectral_statistics(torch.eye(n) * 3).tolist()))
@@ -123,7 +123,7 @@ def test_outlier_dimension_is_found_and_its_removal_undoes_the_condensation():
 def test_released_matrix_is_filled_above_the_diagonal(real_states):
     z = torch.tensor(real_states[3][1])
     matrix = torch.zeros(len(z), len(z), dtype=torch.float64)
-    window_statistics(z, matrix=matrix)
+    window_statistics(z[None], matrix=matrix)
     assert torch.allclose(matrix, torch.from_numpy(np.triu(oracle.cosine_matrix(z.numpy()), 1)), atol=1e-6)
 
 
@@ -141,7 +141,7 @@ def test_rotation_and_scale_change_nothing(tokens, width, seed, scale):
     assert shuffled["mean_cosine"] == pytest.approx(a["mean_cosine"], abs=1e-12)
 
 
-@pytest.mark.parametrize("shape", [(1, 8), (2, 1, 4), (8,), (2, 3, 4, 5)])
+@pytest.mark.parametrize("shape", [(1, 8), (3, 8), (2, 1, 4), (8,), (2, 3, 4, 5)])
 def test_wrong_shapes(shape):
     with pytest.raises(ValueError, match=r"z must be \(windows, tokens, width\) with at least 2 tokens"):
         window_statistics(torch.zeros(shape))

@@ -83,15 +83,12 @@ def not_finite(where: str, dtype: torch.dtype) -> ValueError:
 
 
 def window_statistics(z: torch.Tensor, *, matrix: torch.Tensor | None = None) -> WindowStatistics:
-    """All default statistics of one hidden state ``z`` (windows, tokens, width), or (tokens, width) for one window,
-    computed in float32 (float64 stays).
+    """All default statistics of one hidden state ``z`` (windows, tokens, width), computed in float32 (float64 stays).
 
     Args:
         matrix: (tokens, tokens), optional; c_ij of the pairs i < j is added to its upper triangle. Only the
             ``released`` view asks for it.
     """
-    if z.ndim == 2:
-        z = z[None]
     if z.ndim != 3 or z.shape[1] < 2:
         raise ValueError(f"z must be (windows, tokens, width) with at least 2 tokens, got {tuple(z.shape)}.")
     scalars, counts = on_device(z, matrix)
