@@ -61,8 +61,12 @@ def test_each_is_compared_at_its_own_rate_without_the_seed_that_chose():
     assert treated - plain == pytest.approx(0.02, abs=0.003)
     assert (decision["n"], decision["level"]) == (4, 0.95)
     assert 0 < decision["low"] < decision["estimate"] < decision["high"]
-    assert f"{LOSS} at 0.001, llama, cross-entropy at 0.002: +0.0" in end.sentence
+    assert f"{LOSS} at 0.001, llama (cross-entropy at 0.002): +0.0" in end.sentence
     assert f"lowest or highest of those tried for {LOSS}, llama (0.001)." in end.sentence
+    (panel,) = end.draw.args[0]
+    assert panel["series"][LOSS][0] == [0.001, 0.002, 0.004]
+    first = [r["seed_1"] for r in (dict(zip(end.columns, row)) for row in end.rows) if r["loss"] == LOSS]
+    assert [values for (values,) in panel["series"][LOSS][1]] == first
     rows = {(row[0], row[2]): dict(zip(end.columns, row)) for row in end.rows}
     assert [key for key, row in rows.items() if row["chosen"]] == [("cross-entropy", 0.002), (LOSS, 0.001)]
     assert rows[LOSS, 0.001]["difference"] == decision["estimate"]

@@ -69,11 +69,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     level = 1 - 0.05 / max(1, len(found))
     decisions = {p: over_documents(fresh, *two, smallest=SMALLEST, level=level) for p, two in found.items()}
     ends = [[decisions.get((loss, model)) for model in models] for loss in losses if loss != NONE]
-    words = [
-        f"{loss} at {_rate(found[loss, model][0])}, {model}, cross-entropy at {_rate(found[loss, model][1])}: "
-        f"{decision.words(4)}"
-        for (loss, model), decision in decisions.items()
-    ]
+    words = [f"{_label(*place, found[place])}: {decision.words(4)}" for place, decision in decisions.items()]
     edge = [f"{loss}, {model} ({_rate(arm)})" for (loss, model), (arm, inside) in chosen.items() if not inside]
     sentence = (
         f"each at the rate that was best with seed {first}, held-out loss minus cross-entropy's, nats per token over "
@@ -85,14 +81,15 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         "chosen": {BETWEEN.join(place): float(_rate(arm)) for place, (arm, _) in chosen.items()},
         "smallest": SMALLEST,
     }
-    apart = [(f"{loss}, {model}", fresh.differences(*two, by_document)) for (loss, model), two in found.items()]
+    apart = [(_label(loss, model, two), fresh.differences(*two, by_document)) for (loss, model), two in found.items()]
     forest = partial(
         effects, apart, x="held-out loss minus cross-entropy's, each at its own rate, nats (right of 0: worse)",
         margin=SMALLEST, colours=[losses.index(loss) for loss, _ in found],
         note="dots: seeds; bars: 95 % intervals over them; shaded: too small to matter",
     )  # fmt: skip
-    panels = _panels(runs, losses, models)
-    draw = partial(curves, panels, note=f"dots are seeds; seed {first}, run at every rate, chooses") if panels else None
+    panels = _panels(runs, losses, models, first)
+    note = f"seed {first} alone; at the lowest point of each curve the other seeds are compared"
+    draw = partial(curves, panels, note=note) if panels else None
     table = _table(runs, fresh, first, [arm for arm, _ in chosen.values()], decisions)
     return Conclusion(
         below_everywhere(ends, SMALLEST), sentence, *table, estimate, draw, {"own-rates.png": forest} if apart else {}
@@ -101,6 +98,10 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
 
 def _rate(arm: str) -> str:
     return arm.split(BETWEEN)[2]
+
+
+def _label(loss: str, model: str, arms: tuple[str, str]) -> str:
+    return f"{loss} at {_rate(arms[0])}, {model} ({NONE} at {_rate(arms[1])})"
 
 
 def _table(
@@ -128,16 +129,15 @@ def _table(
     return columns, rows
 
 
-def _panels(runs: Runs, losses: Sequence[str], models: Sequence[str]) -> list[Settings]:
-    """For every model held-out loss over the rates."""
+def _panels(runs: Runs, losses: Sequence[str], models: Sequence[str], seed: int) -> list[Settings]:
+    """For every model held-out loss over the rates, with the seed that was run at all of them."""
     panels: list[Settings] = []
     for model in models:
         series: dict[str, tuple[list[float], list[list[float]]]] = {}
         for loss in losses:
-            run = {float(_rate(arm)): arm for arm in runs.arms if arm.split(BETWEEN)[:2] == [loss, model]}
-            rates = sorted(run)
-            if rates:
-                series[loss] = (rates, [runs.values(run[rate], by_document) for rate in rates])
+            mine = [arm for arm in runs.arms if arm.split(BETWEEN)[:2] == [loss, model] and seed in runs.table[arm]]
+            points = sorted((float(_rate(arm)), by_document(runs.table[arm][seed])) for arm in mine)
+            series |= {loss: ([rate for rate, _ in points], [[level] for _, level in points])} if points else {}
         ticks = sorted({rate for rates, _ in series.values() for rate in rates})
         axes = {"x": "learning rate", "scale": "log", "ticks": ticks, "y": "held-out loss, nats per token"}
         panels += [{"title": model, "series": series, "names": losses} | axes] if series else []
