@@ -57,16 +57,20 @@ POSIX = (
 collect_ignore = [*POSIX] if sys.platform == "win32" else []
 # They take longest, and come first, so that `make test`'s two workers, of which each takes whole files, end together.
 LONGEST = (
-    "studies/test_smoke.py", "report/test_browser.py", "kernels/test_operators.py", "regularize/test_fullgraph.py",
-    "test_doc_shell.py", "test_distribution.py", "kernels/test_routines.py", "regularize/test_training.py",
-    "test_cli.py", "test_fuzz.py", "report/test_access.py", "kernels/test_sixteen_bits.py", "train/test_resume.py",
-    "test_docs.py", "studies/test_conclusions.py", "test_torchtitan.py", "regularize/test_trl.py",
-    "losses/test_properties.py", "train/test_distributed.py", "watch/test_monitor.py", "evaluate/test_tasks.py",
-    "evaluate/test_agreement.py", "studies/test_settings.py", "losses/test_oracle.py", "losses/test_numerics.py",
-    "train/test_fast.py", "train/test_command.py", "report/test_plot.py", "evaluate/test_evaluation.py",
-    "train/test_quantised.py", "regularize/test_kinds.py", "report/test_page.py", "kernels/test_pairwise.py",
-    "stats/test_simulation.py", "kernels/test_losses.py", "meter/test_measure.py", "test_package.py",
-    "train/test_result.py",
+    "studies/test_smoke.py", "kernels/test_operators.py", "report/test_browser.py", "test_docs.py",
+    "train/test_fast.py", "regularize/test_fullgraph.py", "test_distribution.py", "test_doc_shell.py",
+    "regularize/test_training.py", "kernels/test_routines.py", "report/test_access.py", "test_torchtitan.py",
+    "test_fuzz.py", "kernels/test_compiles.py", "studies/test_conclusions.py", "kernels/test_sixteen_bits.py",
+    "losses/test_properties.py", "train/test_command.py", "train/test_resume.py", "watch/test_monitor.py",
+    "evaluate/test_tasks.py", "evaluate/test_agreement.py", "kernels/test_eigenvalues.py", "report/test_page.py",
+    "report/test_plot.py", "test_cli.py", "kernels/test_losses.py", "kernels/test_layers.py",
+    "train/test_before_training.py", "regularize/test_trl.py", "train/test_quantised.py", "losses/test_oracle.py",
+    "evaluate/test_evaluation.py", "studies/test_settings.py", "stats/test_simulation.py", "test_site.py",
+    "train/test_distributed.py", "regularize/test_kinds.py", "meter/test_measure.py", "kernels/test_pairwise.py",
+    "test_package.py", "losses/test_numerics.py", "train/test_not_finite.py", "train/test_result.py",
+    "regularize/test_engines.py", "test_fsdp2.py", "train/test_controls.py", "stats/test_logs.py",
+    "train/test_probes.py", "report/test_serve.py", "figures/test_figures.py", "regularize/test_model.py",
+    "regularize/test_page.py", "train/test_distillation.py",
 )  # fmt: skip
 ASIDE = pytest.StashKey[int]()  # how many modules there were when the garbage collector was told to leave them alone
 
