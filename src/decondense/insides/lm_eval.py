@@ -74,8 +74,10 @@ def index(folders: Sequence[Path] | None = None) -> dict[str, Any]:
 
 @functools.cache
 def _whole_index(manager: Any) -> dict[str, Any]:
-    """lm-eval reads a file again for every other that includes it, which is half of what it reads: here once."""
+    """lm-eval reads a file again for every other that includes it, which is half of what it reads, and makes a class
+    each time: here a file is read once, and a folder has one class."""
     plain = member("lm_eval.tasks._yaml_loader", "load_yaml", library="lm_eval", why="an included file is read once")
+    reader = member("lm_eval.tasks._yaml_loader", "_make_loader", library="lm_eval", why="files of a folder share one")
     loader: Any = importlib.import_module("lm_eval.tasks._yaml_loader")
     known: dict[Path, dict[str, Any]] = {}
 
@@ -84,7 +86,8 @@ def _whole_index(manager: Any) -> dict[str, Any]:
             known[path] = plain(path, **how)
         return dict(known[path])  # the caller takes entries out
 
-    with replaced(loader, "load_yaml", once):  # what load_yaml itself calls for an included file
+    # what load_yaml itself calls, for an included file and for every one
+    with replaced(loader, "load_yaml", once), replaced(loader, "_make_loader", functools.cache(reader)):
         return manager().task_index
 
 
