@@ -5,8 +5,10 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import yaml
 
 from decondense import files
 from decondense.evaluate.items import load_run
@@ -129,3 +131,14 @@ def test_a_path_that_does_not_exist_gets_the_nearest_beside_it(tmp_path):
     ):
         with pytest.raises(FileNotFoundError, match=rf"^no \w+ at '.*{wrong}': .* did you mean '{right}'\?$"):
             find(str(tmp_path / wrong))
+
+
+def test_yaml_is_that_of_pyyaml():
+    """libyaml reads and writes it in a part of the time: the same content, the same bytes."""
+    root = Path(__file__).resolve().parent.parent
+    pages = [*root.glob("recipes/*.yaml"), *root.glob("src/**/[a-h]*.yaml")]
+    assert len(pages) > 10
+    for text in (page.read_text(encoding="utf-8") for page in pages):
+        content = yaml.safe_load(text)
+        assert repr(files.from_yaml(text)) == repr(content)
+        assert files.to_yaml(content) == yaml.safe_dump(content, sort_keys=False, allow_unicode=True)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import hub
-from .files import AnyPath, flat, neighbours, own_trace, read_json
+from .files import AnyPath, flat, from_yaml, neighbours, own_trace, read_json
 from .needs import MissingExtra, need
 from .weights_cache import BUNDLED, bundled_folder, convert_gguf, quiet_loading, whole_model
 from .words import near, perhaps, quoted, several
@@ -200,7 +200,7 @@ def trained_context(folder: Path) -> int | None:
         return None
     run = whole.parent.parent if whole.parent.name == "checkpoints" else whole.parent
     try:
-        told = yaml.safe_load((run / "recipe.yaml").read_text(encoding="utf-8"))
+        told = from_yaml((run / "recipe.yaml").read_text(encoding="utf-8"))
         fresh = told["model"].get("architecture") or told["model"].get("init")
         return int(told["data"]["context"]) if fresh else None
     except (OSError, KeyError, TypeError, AttributeError, ValueError, yaml.YAMLError):

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from .. import records
-from ..files import AnyPath, told_apart
+from ..files import AnyPath, from_yaml, told_apart
 from ..words import list_of, perhaps
 from .result import FEW, Condensation
 from .trend import curve_statistics
@@ -247,7 +246,7 @@ def _facts(result: Condensation) -> dict[str, str]:
 def families() -> dict[str, dict[str, Any]]:
     """``families.yaml``: the model families, rows of checkpoints and distilled pairs of the paper."""
     path = Path(__file__).resolve().parent.parent / "families.yaml"
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
+    return from_yaml(path.read_text(encoding="utf-8"))
 
 
 def family_of(name: str) -> dict[str, Any]:

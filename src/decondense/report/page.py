@@ -18,11 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from ..figures.chart import Chart
-from ..files import AnyPath, finite, write_text
+from ..files import AnyPath, finite, to_yaml, write_text
 from ..records import Comparison, Measurement, Study, Training
 from ..words import list_of, slug
 from . import plotly
@@ -271,4 +270,4 @@ def _hardware(content: Report) -> str:
 
 
 def _yaml(value: Any) -> str:
-    return yaml.safe_dump(json.loads(to_json(value)), sort_keys=False, allow_unicode=True, width=100)
+    return to_yaml(json.loads(to_json(value)), width=100)

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import yaml
 
 from ..figures.chart import Chart
-from ..files import AnyPath, read_json
+from ..files import AnyPath, from_yaml, read_json
 from ..records import Damaged, Record, find, read
 from ..words import cell, round_to
 from .claims import Claim
@@ -71,7 +71,7 @@ def inside(folder: Path, name: str, folder_of: str) -> Path:
 def _beside(path: Path) -> dict[str, Any] | None:
     """What lies beside a result helps, but a result stands without it."""
     try:
-        value = yaml.safe_load(path.read_text(encoding="utf-8")) if path.suffix == ".yaml" else read_json(path)
+        value = from_yaml(path.read_text(encoding="utf-8")) if path.suffix == ".yaml" else read_json(path)
     except (OSError, ValueError, yaml.YAMLError):
         return None
     return value if isinstance(value, dict) else None

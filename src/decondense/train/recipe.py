@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, Discriminator, Tag, ValidationError, model_validator
 
-from ..files import AnyPath, flat, neighbours
+from ..files import AnyPath, flat, from_yaml, neighbours, to_yaml
 from ..words import list_of, near, nearest, perhaps
 from .sections import Baselines, Data, Loss, Model, Part, Snapshots, Train
 
@@ -119,13 +119,13 @@ class Recipe(Part):
         return self.batch_blocks * self.data.context
 
     def to_yaml(self) -> str:
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        return to_yaml(self.model_dump(mode="json"))
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
     """A file of sections; what it is instead is one sentence."""
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = from_yaml(file.read_text(encoding="utf-8"))
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # a 13th month, brackets in brackets
         raise ValueError(f"recipe {file.name!r} must be YAML: {' '.join(str(error).split())}.") from None
     if not isinstance(content, dict):
@@ -190,7 +190,7 @@ def _setting(setting: str) -> tuple[str, Any]:
     if not separator or not key.strip():
         raise ValueError(f"a setting must be key=value, e.g. train.seed=2, got {setting!r}.")
     try:
-        return key.strip(), yaml.safe_load(value)
+        return key.strip(), from_yaml(value)
     except (yaml.YAMLError, ValueError, RecursionError):
         raise ValueError(f"the value of setting {setting!r} must be YAML: quote it.") from None
 
