@@ -17,7 +17,7 @@ from torch import nn
 
 from . import hidden_states as hs
 from .handle import Attachment, Engine, Handle
-from .insides.torch import uncompiled
+from .insides.torch import unwrapped
 from .integrations.own_loop import OwnLoop
 from .losses.presets import Loss, get
 from .losses.registry import registered
@@ -44,8 +44,9 @@ def regularize(
     loss = task_loss + weight · penalty. Dispersion is the logarithm of a mean of numbers of at most 1: its penalty
     is negative, and `loss` is below `task_loss`.
 
-    target       a transformers model (decoder, encoder, encoder–decoder, PEFT-wrapped); a trainer, whose
-                 `compute_loss` and `log` are then wrapped; or any `nn.Module` together with `modules`.
+    target       a transformers model (decoder, encoder, encoder–decoder, PEFT-wrapped; also what DDP or torch.compile
+                 made of it); a trainer, whose `compute_loss` and `log` are then wrapped; or any `nn.Module` together
+                 with `modules`.
     loss         a name, with `options` as in `losses.get` (preset=…, tau=…, estimator=…), or what `losses.get`
                  returned. Dispersion is estimated to first order unless told otherwise: docs/estimators.md.
     weight       λ, what the penalty is multiplied by.
@@ -98,7 +99,7 @@ def _engine(target: Any) -> Engine:
     if isinstance(target, type) or not (isinstance(target, nn.Module) or hasattr(target, "compute_loss")):
         raise hs.no_target(target)
     if isinstance(target, nn.Module):
-        return OwnLoop(uncompiled(target))
+        return OwnLoop(unwrapped(target))
     from .integrations.trainer import TrainerEngine
 
     return TrainerEngine(target)

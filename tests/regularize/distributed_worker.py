@@ -21,9 +21,10 @@ from regularize.models import gradients, llama, padded, tokens
 def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    for engine in ("ddp", "fsdp"):
+    for engine in ("ddp", "given ddp", "fsdp"):
         for estimator in ("exact", "first_order"):
             compare(engine, estimator)
+    watch_and_measure()
     dist.destroy_process_group()
 
 
@@ -39,9 +40,11 @@ def compare(engine: str, estimator: str) -> None:
 
     model = llama().train()
     rows = slice(rank * 4 // world, (rank + 1) * 4 // world)
-    handle = dc.regularize(model, weight=5.0, estimator=estimator)
-    if engine == "ddp":
+    options = {"weight": 5.0, "estimator": estimator}
+    handle = dc.regularize(model, **options) if engine != "given ddp" else None
+    if engine != "fsdp":
         wrapped = DistributedDataParallel(model)
+        handle = handle or dc.regularize(wrapped, **options)
     else:
         for layer in model.model.layers:
             fully_shard(layer)
@@ -49,6 +52,8 @@ def compare(engine: str, estimator: str) -> None:
         assert all(isinstance(p, DTensor) for p in model.parameters()), "parameters are not sharded"
     # labels without padding: every process has as many of them, so the mean of the means is the mean
     out = wrapped(input_ids=ids[rows], attention_mask=mask[rows], labels=ids[rows])
+    last = handle.last
+    torch.testing.assert_close(out.loss.detach(), last["task_loss"] + 5.0 * last["penalty"])
     out.loss.backward()
     found = {
         name: (p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad) for name, p in model.named_parameters()
@@ -58,6 +63,23 @@ def compare(engine: str, estimator: str) -> None:
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
     if rank == 0:
         print(f"same gradients as one process: {engine} {estimator}")
+
+
+def watch_and_measure() -> None:
+    """A model that DDP holds is watched and measured as it is without."""
+    model, ids = llama().train(), tokens(4)
+    wrapped = DistributedDataParallel(model)
+    plain = dc.measure(model, inputs=ids)
+    assert (dc.measure(wrapped, inputs=ids).mean_cosine == plain.mean_cosine).all()
+    for inputs in (None, ids):
+        optimiser = torch.optim.SGD(wrapped.parameters(), lr=1e-9)
+        with dc.monitor(wrapped, every=1, inputs=inputs) as watch:
+            wrapped(input_ids=ids, labels=ids).loss.backward()
+            optimiser.step()
+        found = watch.readings[0].table["mean_cosine"]
+        torch.testing.assert_close(torch.tensor(found), torch.tensor(plain.mean_cosine), rtol=1e-6, atol=1e-6)
+    if dist.get_rank() == 0:
+        print("watched and measured as without")
 
 
 main()

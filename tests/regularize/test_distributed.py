@@ -16,8 +16,9 @@ def two_processes(worker: str) -> str:
 
 def test_two_processes():
     said = two_processes("distributed_worker.py")
-    for engine in ("ddp", "fsdp"):
+    for engine in ("ddp", "given ddp", "fsdp"):
         assert said.count(f"same gradients as one process: {engine}") == 2
+    assert said.count("watched and measured as without") == 1
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Insides of torch: replicas, compiled modules set aside for a while, and errors that have no type of their own."""
+"""Insides of torch: what wraps a model, compiled modules set aside for a while, and errors that have no type of their own."""
 
 from __future__ import annotations
 
@@ -20,9 +20,17 @@ def is_replica(module: Any) -> bool:
     return "_is_replica" in vars(module)
 
 
-def uncompiled(model: Any) -> Any:
-    """The module inside what `torch.compile` returned, whose hooks are compiled with it; any other as it is."""
-    return getattr(model, "_orig_mod", model)
+def unwrapped(model: Any) -> Any:
+    """The module inside what DDP or `torch.compile` made of it, in either order: DDP calls it and the compiler compiles
+    it with its hooks. Any other as it is."""
+    if isinstance(model, nn.DataParallel):
+        raise TypeError(
+            "a model must run in one place of a process, got nn.DataParallel, whose replicas run side by side: use DDP, "
+            "or give the model in it, its .module, where that is what you call."
+        )
+    inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    inner = getattr(inner, "_orig_mod", inner)
+    return inner if inner is model else unwrapped(inner)
 
 
 _COMPILED = "compiled blocks must be called without their compilation, or with another"

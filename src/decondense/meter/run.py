@@ -16,6 +16,7 @@ import torch
 
 from .. import models
 from ..files import AnyPath, versions
+from ..insides.torch import unwrapped
 from ..losses.options import check_choice
 from ..stack import evaluating
 from ..text import open_text
@@ -203,7 +204,7 @@ def _open_model(
     if not reads_text and isinstance(model, torch.nn.Module):
         model = (model, None)
     if isinstance(model, torch.nn.Module):
-        token_embedding(model)  # a model that reads no token ids cannot be helped by a tokenizer
+        token_embedding(unwrapped(model))  # a model that reads no token ids cannot be helped by a tokenizer
     pair = model if isinstance(model, (tuple, list)) else ()
     if len(pair) != 2 or not isinstance(pair[0], torch.nn.Module):
         what = ", ".join(type(one).__name__ for one in pair)
@@ -211,7 +212,7 @@ def _open_model(
         raise TypeError(
             f"model must be a name, a path or a pair (model, tokenizer), got {what}: call measure((model, tokenizer))."
         )
-    network, tokenizer = model
+    network, tokenizer = unwrapped(pair[0]), pair[1]
     return models.Source(type(network).__name__, "memory", "", label or type(network).__name__), network, tokenizer
 
 

@@ -20,7 +20,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .. import hidden_states as hs
-from ..insides.torch import uncompiled
+from ..insides.torch import unwrapped
 from .monitor import Log, Monitor
 from .reading import METRICS, Reading
 
@@ -55,7 +55,7 @@ def monitor(
     options = {name: value for name, value in locals().items() if name not in ("target", "log")}
     hs.refuse_lightning(target, "MonitorCallback")
     if isinstance(target, nn.Module):
-        return _of_model(uncompiled(target), log, options)
+        return _of_model(unwrapped(target), log, options)
     if not isinstance(target, type) and hasattr(target, "callback_handler"):
         return _of_trainer(target, log, options)
     raise hs.no_target(target)
