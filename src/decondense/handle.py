@@ -146,6 +146,9 @@ class Attachment:
         chosen = [] if states is None else term.chosen(states, self.reader.first)
         self.reads = [self.reader.name(i) for i in chosen]
         self.given, self.reached, self._used, self._warned = 0, False, False, False
+        self._still: list[int] = []  # of the layers that the last call read: below which nothing learns,
+        self._moved: list[int] = []  # and the others
+        self._told = False
         self._looked: tuple[int, Tensor, torch.cuda.Event | None] | None = None  # step, both terms on their way, mark
         self._number = compiled.name(self)
         # What cannot be traced is one graph break at the end of a compiled model. Wrapped here and not where it is
@@ -208,6 +211,7 @@ class Attachment:
         self.term.refuse_parts()
         captures = list(self.captures)
         penalty = self._penalty(labels, items, scale)
+        self.refuse_frozen()
         self.last["weight"] = self.weight
         if self.term.check_every and self.calls % self.term.check_every == 0:
             self.agreement = self.term.agreement(captures[0], self.reader.first)
@@ -223,6 +227,9 @@ class Attachment:
         if labels is not None and is_encoder_decoder(self.model):
             for capture in captures:
                 capture.targets(labels, getattr(self.reader, "sides", ["decoder"]))
+        chosen = self.term.chosen(len(captures[0].states), first)
+        self._moved = [i for i in chosen if any(capture.states[i].requires_grad for capture in captures)]
+        self._still = [i for i in chosen if i not in self._moved]
         parts = []
         for capture in captures:
             with _as_called(capture):
@@ -287,6 +294,22 @@ class Attachment:
             warnings.warn(
                 f"weight · penalty should be small beside the task loss, got {added:.3g} beside {task_loss:.3g} at "
                 f"step {step}: lower the weight, or the model learns the penalty and not the text.",
+                stacklevel=2,
+            )
+
+    def refuse_frozen(self) -> None:
+        """What nothing that learns lies below cannot be moved. Some such layers are told of once, all are an error."""
+        if self._still and not self._moved:
+            raise RuntimeError(
+                f"the loss must reach what it is to move, but nothing that learns lies below layers {self._still}: "
+                "train something in the blocks (LoRA: target_modules there, not lm_head alone), read later layers, or "
+                "handle.remove(); reentrant checkpointing hides it, use use_reentrant=False."
+            )
+        if self._still and not self._told:
+            self._told = True
+            warnings.warn(
+                f"the loss cannot move all that it reads, since nothing that learns lies below layers {self._still}: "
+                f"leave them out, layers={self._moved}, or they share its weight for nothing.",
                 stacklevel=2,
             )
 

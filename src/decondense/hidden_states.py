@@ -270,7 +270,8 @@ def naming(model: nn.Module | None = None) -> str:
     names = [name for name, module in model.named_modules() if module in blocks] if model is not None else []
     pattern = repr(names[0].rpartition(".")[0] + ".*") if names else "[…]"
     which = "the layers to read, that return (batch, tokens, width)"
-    return f"name {which}, with modules={pattern}, in a recipe loss.modules"
+    norm = "; of blocks the last is then read before a final norm" if names else ""
+    return f"name {which}, with modules={pattern}, in a recipe loss.modules{norm}"
 
 
 def _sides(layers: list[nn.Module], model: Any) -> list[str]:

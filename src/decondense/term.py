@@ -64,10 +64,20 @@ class Term:
                     f"schedule={schedule!r} needs ramp_steps of at least 1, got {ramp_steps!r}: "
                     "say over how many optimiser steps the weight changes."
                 )
-        if (schedule == "release") != (release_at is not None) or not (release_at is None or _whole(release_at, 0)):
+        came = "a function" if callable(schedule) else repr(schedule)
+        if ramp_steps is not None and (callable(schedule) or schedule == "constant"):
             raise ValueError(
-                f"release_at, a step from 0 on, goes with schedule='release', got {release_at!r} with {schedule!r}: "
-                "say from which optimiser step on the weight falls, over ramp_steps."
+                f"ramp_steps goes with schedule='linear', 'cosine' or 'release', got {ramp_steps!r} with {came}: "
+                "choose one of those, or leave it out."
+            )
+        if schedule == "release" and not _whole(release_at, 0):
+            raise ValueError(
+                f"release_at must be an optimiser step, a whole number from 0 on, got {release_at!r}: say from which "
+                "on the weight falls, over ramp_steps; a share of the run is what a recipe takes."
+            )
+        if schedule != "release" and release_at is not None:
+            raise ValueError(
+                f"release_at goes with schedule='release', got {release_at!r} with {came}: choose it, or leave it out."
             )
         if self.segments is not None:
             check_choice("segments", self.segments, ("auto", "position_ids"))

@@ -178,7 +178,7 @@ def test_any_module_by_the_names_of_its_layers():
     with dc.regularize(model, modules=["blocks.*.linear"]), pytest.raises(RuntimeError, match="use_reentrant=False"):
         model(ids, mask)
     with pytest.raises(
-        TypeError, match=r"got Plain: .* name the layers .* modules='blocks\.\*', in a recipe loss\.modules"
+        TypeError, match=r"got Plain: .* modules='blocks\.\*', in a recipe loss\.modules; .* before a final norm"
     ):
         dc.regularize(model)
     with pytest.raises(TypeError, match=r"modules='1\.blocks\.\*'"):
@@ -204,6 +204,65 @@ def test_any_module_by_the_names_of_its_layers():
     model.checkpoint = None
     with dc.regularize(model, modules=["flat"]), pytest.raises(TypeError, match=r"output of flat.*got \(4, 8\)"):
         model(ids)
+
+
+def test_replicas_are_refused():
+    for take in (dc.regularize, dc.monitor, lambda model: dc.measure(model, inputs=tokens())):
+        with pytest.raises(TypeError, match=r"got nn\.DataParallel, whose replicas run side by side: use DDP"):
+            take(nn.DataParallel(llama(layers=1)))
+
+
+@pytest.mark.parametrize("labels", [True, False])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_nothing_can_move_is_refused(compiled, labels):
+    """A trained head over a frozen body: whatever the weight, the gradients are those without the loss."""
+    torch.compiler.reset()
+    model, ids = llama(layers=2).train(), tokens()
+    call = torch.compile(model, backend="eager") if compiled else model
+    optimiser = torch.optim.SGD(model.parameters(), lr=1e-9)
+    refused = pytest.raises(RuntimeError, match=r"nothing that learns lies below layers \[1, 2\]: .*handle\.remove\(\)")
+
+    def step(handle):
+        out = call(input_ids=ids, labels=ids if labels else None, use_cache=False)
+        (out.loss if labels else out.logits.mean() + handle.penalty()).backward()
+        optimiser.step()
+
+    with dc.regularize(model) as handle:
+        model.model.requires_grad_(False)
+        with torch.no_grad():
+            model(input_ids=ids, labels=ids)  # nobody differentiates
+        with refused:
+            step(handle)
+
+
+@pytest.mark.parametrize("how", ["plain", "checkpointed", "compiled"])
+def test_layers_that_nothing_can_move_are_told_once(how):
+    """They lie below those that learn, which is no mistake: the gradients are those of the sum."""
+    torch.compiler.reset()
+    model, ids = llama().train(), tokens()
+    model.model.embed_tokens.requires_grad_(False)
+    model.model.layers[:2].requires_grad_(False)
+    out = model(input_ids=ids, labels=ids, output_hidden_states=True)
+    terms = [dc.losses.dispersion(z, estimator="first_order") for z in out.hidden_states[1:]]
+    (out.loss + torch.stack(terms).mean()).backward()
+    plain = gradients(model)
+    if how == "checkpointed":
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.disable_input_require_grads()  # with it every state carries a gradient, whatever learns
+    call = torch.compile(model, backend="eager") if how == "compiled" else model
+    optimiser = torch.optim.SGD(model.parameters(), lr=1e-9)
+    for layers, told in (("all", 1), ([3], 0)):
+        with dc.regularize(model, weight=1.0, layers=layers), warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                model.zero_grad()
+                call(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+                optimiser.step()
+        words = [str(one.message) for one in seen if "nothing that learns" in str(one.message)]
+        assert len(words) == told
+        if told:
+            assert "nothing that learns lies below layers [1, 2]: leave them out, layers=[3]" in words[0]
+            assert_same(gradients(model), plain, 1e-5)
 
 
 def test_patterns_match_whole_levels():

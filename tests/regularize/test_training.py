@@ -263,6 +263,18 @@ def test_lora():
     torch.testing.assert_close(model(input_ids=ids, labels=ids).loss, plain)
 
 
+def test_a_trainer_of_a_head_alone_is_refused(tmp_path):
+    """Whose adapter no penalty can reach: the loss would be attached, logged, and do nothing."""
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(llama(layers=1), peft.LoraConfig(r=4, target_modules=["lm_head"]))
+    trainer = Trainer(model=model, args=arguments(tmp_path, max_steps=1), train_dataset=Rows(False))
+    with (
+        dc.regularize(trainer),
+        pytest.raises(RuntimeError, match=r"nothing that learns lies below layers \[1\]: train"),
+    ):
+        trainer.train()
+
+
 def test_trainer_logs_both_terms(tmp_path):
     model = llama()
     args = arguments(

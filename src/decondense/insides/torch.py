@@ -1,4 +1,4 @@
-"""Insides of torch: what wraps a model, compiled modules set aside for a while, and errors that have no type of their own."""
+"""Insides of torch: what wraps a model, compiled modules set aside for a while, errors without a type."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def unwrapped(model: Any) -> Any:
     it with its hooks. Any other as it is."""
     if isinstance(model, nn.DataParallel):
         raise TypeError(
-            "a model must run in one place of a process, got nn.DataParallel, whose replicas run side by side: use DDP, "
-            "or give the model in it, its .module, where that is what you call."
+            "a model must run in one place of a process, got nn.DataParallel, whose replicas run side by side: use "
+            "DDP, or give the model in it, its .module, where that is what you call."
         )
     inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
     inner = getattr(inner, "_orig_mod", inner)

@@ -108,6 +108,7 @@ class OwnLoop:
             return
         # Copies of the weights, in one piece or many, are as many numbers as the model trains.
         copies = sum(p.numel() for p in its) == sum(p.numel() for p in mine)
+        attachment.refuse_frozen()  # a compiled call does not stop for it
         if attachment.reached:
             self.step += 1
             attachment.look()
