@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from test_quoted_results import PLAIN, README, RESULTS, STUDIES, estimate, runs, table
+from test_quoted_results import PLAIN, README, RESULTS, ROOT, STUDIES, estimate, runs, table
 
 from decondense.stats.crossed import crossed_macro
-from decondense.stats.verdicts import signed
+from decondense.stats.verdicts import interval, signed
 from decondense.studies.contrasts import by_texts
-from decondense.studies.runs import by_document, cosine
+from decondense.studies.runs import by_document, cosine, quantisation
 
 UNIFORM, DISPERSED = "uniformity last 0.1", "dispersion all 0.1"
+STUDIES_PAGE = (ROOT / "docs" / "studies.md").read_text(encoding="utf-8")
 PROSE = " ".join(RESULTS.split())
 KEPT = runs("rates")
 CHOSEN = {  # what the prose compares, with the seeds that both have
@@ -50,58 +51,117 @@ def test_each_at_its_own_rate():
         decision = found["own_rate"][f"{loss} · {model}"]
         told, gaps = own(loss, model)
         assert signed(decision["estimate"], 3) == told.split()[0]
-        assert decision["level"] == pytest.approx(1 - 0.05 / 3, abs=1e-5)
+        assert decision["level"] == pytest.approx(1 - 0.05 / 4, abs=1e-5)  # "of 98.8 % as four were planned"
         corrected = f"[{signed(decision['low'], 3)}, {signed(decision['high'], 3)}]"
         bold = f"**{told}**" if decision["low"] > 0 else told
         where = "GPT2" if model == "gpt2" else "Llama"
         assert f"| {names[loss]} | {where} | {rate:g} | {plain:g} | {seeds} | {bold} | {corrected} |" in RESULTS
     gpt2, llama = (own(UNIFORM, model)[0] for model in ("gpt2", "llama"))
     dispersed, gaps = own(DISPERSED, "llama")
-    assert f"each at its own best rate: GPT2 {gpt2.replace(' [', ' nats [')}, **Llama {llama}**;" in RESULTS
-    assert f"**Llama, 80M, each at its own best rate: {dispersed.replace(' [', ' nats [')}**, four seeds;" in RESULTS
-    assert f"(uniformity {llama}, dispersion {dispersed}) and the GPT2's gain is not resolved ({gpt2})" in " ".join(
-        README.split()
+    assert (
+        f"each at its own best rate: GPT2 {gpt2.replace(' [', ' nats [')}, **Llama {llama}** (at 0.003, and" in RESULTS
     )
+    assert f"**Llama, 80M, each at its own best rate: {dispersed.replace(' [', ' nats [')}**, four seeds," in RESULTS
+    short = " ".join(README.split())
+    assert f"the GPT2's gain is not resolved ({gpt2}): the rate alone gives" in short
+    assert f"best at 0.006, harms by {dispersed}." in short
     assert min(gaps) > 0  # "behind cross-entropy at 0.003 in each of the four seeds"
     gaps = own(UNIFORM, "gpt2")[1]
     assert max(gaps) < 0
     shared = fresh(f"{UNIFORM} · gpt2 · 0.005", f"{PLAIN} · gpt2 · 0.005")[1][:3]
-    words = "ahead by {:.3f} where both had 0.005, and is by {:.3f} now: ahead in each seed, by {:.3f} to {:.3f}."
+    words = (
+        "it was ahead by {:.3f} over these three seeds; at their own rates it is ahead by {:.3f} ({:.3f} to {:.3f})."
+    )
     assert words.format(-sum(shared) / 3, -sum(gaps) / 3, -max(gaps), -min(gaps)) in PROSE
+    every = [(pair, seed) for pair in CHOSEN for seed in (12, 13, 14, 15)]  # "in every seed and text"
+    for ((loss, model), seed), sign in ((one, 1 if one[0][1] == "llama" else -1) for one in every):
+        rate, plain, _ = CHOSEN[loss, model]
+        base, arm = KEPT[f"{PLAIN} · {model} · {plain:g}"], KEPT[f"{loss} · {model} · {rate:g}"]
+        if seed in base:
+            assert all(sign * (b - a).mean() > 0 for a, b in by_texts([base[seed]], [arm[seed]]))
     assert list(KEPT[f"{PLAIN} · gpt2 · 0.008"]) == [11, 12, 13, 14]
 
 
 def test_what_other_rates_do():
-    opposite = fresh(f"{DISPERSED} · llama · 0.003", f"{DISPERSED} · llama · 0.006")[0][1:]
-    assert f"At 0.006 it ends {opposite} below where it ends at 0.003" in PROSE
-    ahead = first(PLAIN, "llama", 0.006) - first(DISPERSED, "llama", 0.006)
-    assert f"in seed 11 also {ahead:.3f} below cross-entropy at 0.006;" in PROSE
-    higher = fresh(f"{PLAIN} · gpt2 · 0.005", f"{PLAIN} · gpt2 · 0.008")[0][1:]
-    assert f"0.008 suits cross-entropy better than 0.005, by {higher} over three seeds" in PROSE
+    opposite, seeds = fresh(f"{DISPERSED} · llama · 0.003", f"{DISPERSED} · llama · 0.006")
+    assert f"there it ends {opposite[1:]} below where it ends at 0.003" in PROSE
+    assert f"with the same ({seeds[-1]:.3f} lower at 0.006)" in PROSE  # seed 15
+    base, higher = (KEPT[f"{PLAIN} · gpt2 · {rate:g}"] for rate in (0.003, 0.008))
+    crossed = crossed_macro(by_texts(*([arm[s] for s in (11, 12, 13)] for arm in (base, higher))), paired=True)
+    low, high = (-x for x in crossed.interval())
+    assert f"cross-entropy gains {-crossed.difference:.3f} nats [{high:.3f}, {low:.3f}] (seeds 11 to 13)" in PROSE
+    told = f"{signed(crossed.difference, 3)} [{signed(-low, 3)}, {signed(-high, 3)}]"
+    assert f"then the rate alone, GPT2, 80M, 0.003 to 0.008: {told}, three seeds" in RESULTS
+    assert f"the rate alone gives cross-entropy {-crossed.difference:.3f}." in " ".join(README.split())
+    gains = fresh(f"{PLAIN} · gpt2 · 0.005", f"{PLAIN} · gpt2 · 0.008")[1]
+    flat = first(PLAIN, "gpt2", 0.005) - first(PLAIN, "gpt2", 0.008)
     worse = first(UNIFORM, "gpt2", 0.008) - first(UNIFORM, "gpt2", 0.005)
-    assert f"and uniformity not ({worse:.3f} worse, one seed)" in PROSE
-    alone = first(PLAIN, "gpt2", 0.008) - first(DISPERSED, "gpt2", 0.008)
-    assert f"it is best at 0.008 as well, {alone:.3f} below cross-entropy there." in PROSE
+    words = (
+        "0.008 by {:.3f} for cross-entropy, which gains {:.3f} to {:.3f} by it in the other seeds, and 0.005 by {:.3f}"
+    )
+    assert words.format(flat, min(gains), max(gains), worse) in PROSE
+    at = {rate: first(DISPERSED, "gpt2", rate) for rate in (0.0015, 0.003, 0.005, 0.008)}
+    below = [first(PLAIN, "gpt2", rate) - at[rate] for rate in (0.003, 0.005, 0.008)]
+    words = "are level ({:.3f} and {:.3f}), {:.3f} and {:.3f} below cross-entropy."
+    assert words.format(at[0.005], at[0.008], *below[1:]) in PROSE
+    assert at[0.003] > at[0.0015]
+    two = [by_document(run) for run in KEPT[f"{DISPERSED} · gpt2 · 0.003"].values()]
+    assert f"its two seeds there are {max(two) - min(two):.3f} apart" in PROSE
+    words = "(0.031, 0.014 and 0.009), while dispersion goes from {} at 0.003 to {} and {}."
+    assert words.format(*(signed(-gap, 3) for gap in below)) in PROSE
+    gained = [first(PLAIN, "gpt2", rate) - first(UNIFORM, "gpt2", rate) for rate in (0.003, 0.005, 0.008)]
+    assert "({:.3f}, {:.3f} and {:.3f}), while".format(*gained) in PROSE
+
+
+def test_the_llama_over_rates():
     rates = (0.00075, 0.0015, 0.003, 0.006)
     for loss in (PLAIN, UNIFORM):
         assert min(rates, key=lambda rate: first(loss, "llama", rate)) == 0.003
-    cosines = [cosine(KEPT[f"{PLAIN} · llama · {rate:g}"][11]) for rate in rates]
-    assert "{:.2f}, {:.2f}, {:.2f} and {:.2f} from 0.00075 to 0.006".format(*cosines) in PROSE
-    harms = [first(loss, "llama", r) - first(PLAIN, "llama", r) for loss in (UNIFORM, DISPERSED) for r in rates[:3]]
-    assert f"at every rate up to there (by {min(harms):.3f} to {max(harms):.3f})" in PROSE
-    less = first(UNIFORM, "llama", 0.006) - first(PLAIN, "llama", 0.006)
-    assert f"uniformity harms less ({less:.3f}) and dispersion gains." in PROSE
-    gains = [first(PLAIN, "gpt2", rate) - first(UNIFORM, "gpt2", rate) for rate in (0.003, 0.005, 0.008)]
-    assert gains == sorted(gains, reverse=True)  # "largest at the lowest of three rates"
-    flat = first(PLAIN, "gpt2", 0.005) - first(PLAIN, "gpt2", 0.008)
-    assert f"({flat:.3f} between 0.005 and 0.008 for cross-entropy)" in PROSE
+    harms = [
+        by_document(run) - by_document(KEPT[f"{PLAIN} · llama · 0.003"][s])
+        for s, run in KEPT[f"{UNIFORM} · llama · 0.003"].items()
+    ]
+    assert f"({harms[0]:.3f}; the others {min(harms[1:]):.3f} to {max(harms[1:]):.3f})" in PROSE
+    assert all(first(UNIFORM, "llama", rate) > first(PLAIN, "llama", rate) for rate in rates)
+    assert [first(DISPERSED, "llama", r) > first(PLAIN, "llama", r) for r in rates] == [True, True, True, False]
+    cosines = [[cosine(KEPT[f"{loss} · llama · {rate:g}"][11]) for rate in rates] for loss in (PLAIN, DISPERSED)]
+    assert "{:.2f}, {:.2f}, {:.2f} and {:.2f} from 0.00075 to 0.006".format(*cosines[0]) in PROSE
+    assert f"Dispersion keeps it at {min(cosines[1]):.2f} to {max(cosines[1]):.2f} at all four" in PROSE
+    base, uniform, dispersed = (first(loss, "llama", 0.006) for loss in (PLAIN, UNIFORM, DISPERSED))
+    words = "uniformity is {:.3f} behind and dispersion {:.3f} ahead of a cross-entropy that is itself {:.3f} worse"
+    assert words.format(uniform - base, base - dispersed, base - first(PLAIN, "llama", 0.003)) in PROSE
+
+
+def test_rounding_and_what_a_seed_does():
+    def cost(loss: str, model: str, scheme: str) -> str:
+        rate, plain, _ = CHOSEN[loss, model]
+        base, arm = KEPT[f"{PLAIN} · {model} · {plain:g}"], KEPT[f"{loss} · {model} · {rate:g}"]
+        middle, low, high = interval(
+            [quantisation(scheme)(arm[s]) - quantisation(scheme)(base[s]) for s in base if s in arm and s != 11]
+        )
+        return f"{signed(middle, 3)} nats [{signed(low, 3)}, {signed(high, 3)}]"
+
+    gpt2 = [cost(UNIFORM, "gpt2", scheme) for scheme in ("int4", "int8-int8")]
+    words = f"uniformity {gpt2[0]} against cross-entropy, int8 weights and activations {gpt2[1].replace(' nats', '')}"
+    assert words in PROSE
+    assert [cost(DISPERSED, "llama", scheme).split()[0].strip("+−") for scheme in ("int4", "int8-int8")] == [
+        "0.000",
+        "0.000",
+    ]
+    costs = [quantisation("int8-int8")(run) for run in KEPT[f"{PLAIN} · gpt2 · 0.008"].values()]
+    assert f"(cross-entropy at 0.008: {min(costs):.3f} to {max(costs):.3f})" in PROSE
+    base, arm = KEPT[f"{PLAIN} · llama · 0.003"], KEPT[f"{DISPERSED} · llama · 0.006"]
+    crossed = crossed_macro(by_texts(*([of[s] for s in (12, 13, 14)] for of in (base, arm))), paired=True)
+    low, high = (signed(x, 3) for x in crossed.interval())
+    assert f"(without it {signed(crossed.difference, 3)} [{low}, {high}])" in " ".join(STUDIES_PAGE.split())
 
 
 def test_which_runs_are_new():
     names = [run.name for run in (STUDIES / "rates" / "runs").iterdir()]
     older = {by_document(run) for arm in runs("pretrain").values() for run in arm.values()}
     shared = sum(by_document(run) in older for arm in KEPT.values() for run in arm.values())
+    assert sum((run.origin or "").startswith("pretrain/") for arm in KEPT.values() for run in arm.values()) == shared
     assert f"and {shared} runs of `pretrain` and `rates` (`--reuse`)" in PROSE
     assert f"the {len(names) - shared} runs that `rates` alone has are of" in PROSE
-    assert f"[rates](../results/studies/rates), {len(names)} of 120 runs;" in RESULTS
+    assert f"[rates](../results/studies/rates), {len(names)} runs;" in RESULTS
     assert len([row for row in table("rates") if row["chosen"]]) == 6

@@ -62,7 +62,7 @@ def test_each_is_compared_at_its_own_rate_without_the_seed_that_chose():
     assert (decision["n"], decision["level"]) == (4, 0.95)
     assert 0 < decision["low"] < decision["estimate"] < decision["high"]
     assert f"{LOSS} at 0.001, llama (cross-entropy at 0.002): +0.0" in end.sentence
-    assert f"lowest or highest of those tried for {LOSS}, llama (0.001)." in end.sentence
+    assert f"The best rate is an end of the list for {LOSS}, llama (0.001)." in end.sentence
     (panel,) = end.draw.args[0]
     assert panel["series"][LOSS][0] == [0.001, 0.002, 0.004]
     first = [r["seed_1"] for r in (dict(zip(end.columns, row)) for row in end.rows) if r["loss"] == LOSS]
@@ -80,18 +80,19 @@ def test_a_gain_counts_from_the_smallest_that_matters(gain, verdict):
     plain = [(3.2, 3.2), (3.0, 3.0), (3.2, 3.2)]
     _, end = trained(at(plain, [(a - gain, b - gain) for a, b in plain]))
     assert end.verdict == verdict
-    assert "lowest or highest" not in end.sentence
+    assert "an end of the list" not in end.sentence
 
 
-def test_two_rates_choose_nothing_and_a_run_that_broke_is_not_the_best():
+def test_a_rate_needs_its_neighbours_and_a_run_that_broke_is_not_the_best():
     plain = [(3.2, 3.2), (3.0, 3.0), (math.inf, math.inf)]
     levels = at(plain, plain)
     runs, end = trained(levels)
     assert end.estimate["chosen"] == {"cross-entropy · llama": 0.002, f"{LOSS} · llama": 0.002}
-    table = Runs(
-        [one for one in runs if "0.004" not in one.name or "entropy" in one.name], [r.record.arm for r in runs]
-    )
-    assert list(choices(table, 1)) == [("cross-entropy", "llama")]
+    arms = list(dict.fromkeys(one.record.arm for one in runs))
+    for rate, known in (("0.001", False), ("0.004", False), ("none", True)):  # of the loss alone
+        some = [one for one in runs if not (rate in one.name and LOSS.split()[0] in one.name)]
+        assert ((LOSS, "llama") in choices(Runs(some, arms), arms, 1)) == known
+        assert choices(Runs(some, arms), arms, 1)["cross-entropy", "llama"] == ("cross-entropy · llama · 0.002", False)
     left = {f"decorrelation-last-1-llama-0.002-seed-{seed}" for seed in SEEDS[1:]}
     _, end = trained(levels, left_out=left)  # the chosen arm has the seed that chose it alone
     assert end.verdict == "undecided"

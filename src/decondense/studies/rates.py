@@ -3,14 +3,14 @@
 In `pretrain` a loss and cross-entropy share a rate, which may suit one of them better. Here every arm is trained at
 several rates with the first seed and takes the one with the lowest held-out loss; at that rate it is compared with
 cross-entropy at cross-entropy's own, over the other seeds, which had no part in the choice, and over documents, as in
-`pretrain`. What is not chosen needs no other seed. A rate is chosen from three or more; where the best is the lowest or
-the highest of those tried, it is told, as a better one may lie beyond.
+`pretrain`. What is not chosen needs no other seed. A rate is chosen once its neighbours in the list were run; where it
+is an end of the list that is told, as a better one may lie beyond.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import product
 from typing import Any
@@ -25,7 +25,7 @@ from .settings import joined
 NONE = "cross-entropy"
 SMALLEST = 0.005  # nats per token, as in `pretrain`
 BETWEEN = " · "
-LEAST_RATES = 3
+METRICS = (by_document, cosine)
 
 Place = tuple[str, str]  # loss, model
 
@@ -41,40 +41,44 @@ def arms(named: Settings) -> Settings:
     }
 
 
-def choices(runs: Runs, seed: int) -> dict[Place, tuple[str, bool]]:
-    """(loss, model) → the arm with the lowest held-out loss in this seed, and whether it has neighbours on both sides;
-    where at least three rates were run with it."""
-    tried: dict[Place, dict[float, float]] = {}
-    for arm in runs.arms:
+def choices(runs: Runs, arms: Iterable[str], seed: int) -> dict[Place, tuple[str, bool]]:
+    """(loss, model) → the arm with the lowest held-out loss in this seed, and whether its rate is an end of the list;
+    where its neighbours in the list were run with the seed as well."""
+    listed: dict[Place, list[float]] = {}
+    for arm in arms:
         loss, model, rate = arm.split(BETWEEN)
-        if seed in runs.table[arm]:
-            level = by_document(runs.table[arm][seed])
-            tried.setdefault((loss, model), {})[float(rate)] = level if math.isfinite(level) else math.inf
-    best = {place: min(rates, key=rates.__getitem__) for place, rates in tried.items() if len(rates) >= LEAST_RATES}
-    return {
-        place: (BETWEEN.join((*place, f"{rate:g}")), min(tried[place]) < rate < max(tried[place]))
-        for place, rate in best.items()
-    }
+        listed.setdefault((loss, model), []).append(float(rate))
+    chosen: dict[Place, tuple[str, bool]] = {}
+    for place, rates in listed.items():
+        rates.sort()
+        names = {rate: BETWEEN.join((*place, f"{rate:g}")) for rate in rates}
+        levels = {r: by_document(runs.table[n][seed]) for r, n in names.items() if seed in runs.table.get(n, {})}
+        if levels:
+            best = min(levels, key=lambda rate: levels[rate] if math.isfinite(levels[rate]) else math.inf)
+            at = rates.index(best)
+            if all(rate in levels for rate in rates[max(0, at - 1) : at + 2]):
+                chosen[place] = (names[best], best in (rates[0], rates[-1]))
+    return chosen
 
 
 def conclude(runs: Runs, settings: Settings) -> Conclusion:
     first = settings["seeds"][0]
-    chosen, fresh = choices(runs, first), runs.without(first)
+    chosen, fresh = choices(runs, settings["arms"], first), runs.without(first)
     losses, models = (list(dict.fromkeys(arm.split(BETWEEN)[i] for arm in settings["arms"])) for i in (0, 1))
     found: dict[Place, tuple[str, str]] = {}
     for loss, model in product(losses, models):
         if loss != NONE and (loss, model) in chosen and (NONE, model) in chosen:
             both = chosen[loss, model][0], chosen[NONE, model][0]
             found |= {(loss, model): both} if fresh.paired(*both) else {}
-    level = 1 - 0.05 / max(1, len(found))
+    level = 1 - 0.05 / max(1, (len(losses) - 1) * len(models))  # of all comparisons that are planned
     decisions = {p: over_documents(fresh, *two, smallest=SMALLEST, level=level) for p, two in found.items()}
     ends = [[decisions.get((loss, model)) for model in models] for loss in losses if loss != NONE]
     words = [f"{_label(*place, found[place])}: {decision.words(4)}" for place, decision in decisions.items()]
-    edge = [f"{loss}, {model} ({_rate(arm)})" for (loss, model), (arm, inside) in chosen.items() if not inside]
+    edge = [f"{loss}, {model} ({_rate(arm)})" for (loss, model), (arm, end) in chosen.items() if end]
     sentence = (
         f"each at the rate that was best with seed {first}, held-out loss minus cross-entropy's, nats per token over "
         f"the other seeds and documents: {'; '.join(words) or 'not run'}."
-        + (f" The best rate is the lowest or highest of those tried for {list_of(edge)}." if edge else "")
+        + (f" The best rate is an end of the list for {list_of(edge)}." if edge else "")
     )
     estimate = {
         "own_rate": {BETWEEN.join(place): decision for place, decision in decisions.items()},
@@ -84,11 +88,11 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     apart = [(_label(loss, model, two), fresh.differences(*two, by_document)) for (loss, model), two in found.items()]
     forest = partial(
         effects, apart, x="held-out loss minus cross-entropy's, each at its own rate, nats (right of 0: worse)",
-        margin=SMALLEST, colours=[losses.index(loss) for loss, _ in found],
-        note="dots: seeds; bars: 95 % intervals over them; shaded: too small to matter",
+        margin=SMALLEST, colours=[losses.index(loss) for loss, _ in found], level=level,
+        note=f"dots: seeds; bars: {100 * level:.3g} % intervals over them; shaded: too small to matter",
     )  # fmt: skip
     panels = _panels(runs, losses, models, first)
-    note = f"seed {first} alone; at the lowest point of each curve the other seeds are compared"
+    note = f"seed {first} alone, which chooses the rates; all axes of loss have the same span"
     draw = partial(curves, panels, note=note) if panels else None
     table = _table(runs, fresh, first, [arm for arm, _ in chosen.values()], decisions)
     return Conclusion(
@@ -107,25 +111,18 @@ def _label(loss: str, model: str, arms: tuple[str, str]) -> str:
 def _table(
     runs: Runs, fresh: Runs, first: int, chosen: Sequence[str], decisions: Mapping[Place, Decision]
 ) -> tuple[list[str], list[list[Any]]]:
-    """One row per arm that was run: the seed that chooses, the mean over the others, and the comparison where it was
-    chosen."""
-    columns = ["loss", "model", "rate", f"seed_{first}", "other_seeds", "held_out_loss", "mean_cosine", "chosen"]
-    columns += ["difference", "low", "high", "level"]
+    """One row per arm that was run: loss and mean cosine of the seed that chooses and over the others, and the
+    comparison where it was chosen."""
+    columns = ["loss", "model", "rate", f"seed_{first}", f"seed_{first}_mean_cosine", "other_seeds", "held_out_loss"]
+    columns += ["mean_cosine", "chosen", "difference", "low", "high", "level"]
     rows: list[list[Any]] = []
     for arm in runs.arms:
         loss, model, rate = arm.split(BETWEEN)
-        own = by_document(runs.table[arm][first]) if first in runs.table[arm] else None
-        row = [
-            loss,
-            model,
-            float(rate),
-            own,
-            len(fresh.of(arm)),
-            fresh.mean(arm, by_document) if arm in fresh else None,
-        ]
+        own = [metric(runs.table[arm][first]) for metric in METRICS] if first in runs.table[arm] else [None, None]
+        rest = [fresh.mean(arm, metric) for metric in METRICS] if arm in fresh else [None, None]
         d = decisions.get((loss, model)) if arm in chosen else None
         told = [d.estimate, d.low, d.high, d.level] if d is not None else [None] * 4
-        rows.append([*row, runs.mean(arm, cosine), arm in chosen, *told])
+        rows.append([loss, model, float(rate), *own, len(fresh.of(arm)), *rest, arm in chosen, *told])
     return columns, rows
 
 
@@ -141,4 +138,9 @@ def _panels(runs: Runs, losses: Sequence[str], models: Sequence[str], seed: int)
         ticks = sorted({rate for rates, _ in series.values() for rate in rates})
         axes = {"x": "learning rate", "scale": "log", "ticks": ticks, "y": "held-out loss, nats per token"}
         panels += [{"title": model, "series": series, "names": losses} | axes] if series else []
+    levels = [[level for _, points in panel["series"].values() for (level,) in points] for panel in panels]
+    half = 0.55 * max((max(some) - min(some) for some in levels), default=0.0)
+    for panel, some in zip(panels, levels):
+        middle = (max(some) + min(some)) / 2
+        panel["limits"] = (middle - half, middle + half) if math.isfinite(half) and half > 0 else None
     return panels
