@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import copy
 import csv
+import itertools
 import json
 
 import pytest
 import torch
+from scipy import stats
 from tiny_models import build
 
 from decondense.figures.measurements import trend_charts
@@ -50,10 +52,86 @@ def test_saved_results_and_models_side_by_side(shared, prose, results, tmp_path)
     assert {p.name for p in (tmp_path / "figures").iterdir()} == names
 
 
-def test_two_results_are_told_by_trend_and_by_level(results):
-    trend, level = (sorted(r.trend(name) for r in results) for name in ("spearman", "last"))
-    words = f"Spearman from {trend[0]:.2f} to {trend[1]:.2f}, mean cosine of the last states from {level[0]:.3f} to "
-    assert compare(results).verdict == f"{words}{level[1]:.3f}, over 2 results"
+def made(like, name, parameters, spearman, level, *, layers=None, text=None, revision=None):
+    """A result like another, with these numbers."""
+    result = copy.deepcopy(like)
+    model = result.record.model
+    model.name = model.description = result.label = name
+    model.parameters, model.revision = parameters, revision
+    result.layers = layers or result.layers
+    result.text = result.record.text.name = result.record.text.sha256 = text or result.text
+    result.record.trend["all"]["spearman"].value = spearman
+    for state in result.record.states:
+        state.mean_cosine = level
+    return result
+
+
+def test_two_results_are_told_by_level_and_by_trend(results):
+    trend = sorted(r.spearman for r in results)
+    level = sorted(r.mean_cosine[1:].mean() for r in results)
+    words = f"over 2 results: mean cosine from {level[0]:.3f} to {level[1]:.3f}; Spearman over depth from "
+    assert compare(results).verdict == f"{words}{trend[0]:.2f} to {trend[1]:.2f}"
+
+
+@pytest.mark.parametrize("sizes", [(10, 20, 30, 40), (10, 20, 20, 30), (10, 10, 20, 30)])
+def test_the_trend_with_size_is_the_rank_correlation_in_any_order(results, sizes):
+    """As scipy has it, ties and all."""
+    trends, levels = (0.9, 0.2, 0.7, -0.4), (0.1, 0.4, 0.2, 0.4)
+    family = [made(results[0], f"m{k}", *numbers) for k, numbers in enumerate(zip(sizes, trends, levels))]
+    with_level, with_trend = (stats.spearmanr(sizes, values)[0] for values in (levels, trends))
+    words = (
+        f"over {len(set(sizes))} sizes: mean cosine from 0.100 to 0.400, rank correlation with size {with_level:.2f}; "
+        f"Spearman over depth from -0.40 to 0.90, rank correlation with size {with_trend:.2f}"
+    )
+    for order in itertools.permutations(family):
+        assert compare(list(order)).verdict == words.replace("-", "−")
+
+
+def test_texts_do_not_count_as_models(results):
+    """The mean over texts of each model first; two sizes have no trend, however many texts."""
+    family = [
+        made(results[0], f"m{k}", 10 * k, 0.5 + 0.1 * k + shift, 0.3 - 0.05 * k + shift, text=text)
+        for k in (1, 2, 3)
+        for text, shift in (("a", 0.0), ("b", 0.02), ("c", -0.4))
+    ]
+    comparison = compare(family)
+    assert comparison.verdict == (
+        "over 3 sizes, each the mean of its results: mean cosine from 0.023 to 0.123, rank correlation with size "
+        "−1.00; Spearman over depth from 0.47 to 0.67, rank correlation with size 1.00"
+    )
+    assert not [note for note in comparison.notes if "different texts" in note], "all models have all texts"
+    assert [note for note in compare(family[:-1]).notes if "different texts" in note]
+    for chart in trend_charts(comparison.rows(), axis="size", paired=False):
+        assert [series.name for series in chart.frames[0].marks] == ["a", "b", "c"], "no line from text to text"
+        assert all(list(series.x) == [10, 20, 30] for series in chart.frames[0].marks)
+    assert compare(family[:6]).verdict == (
+        "over 6 results: mean cosine from −0.200 to 0.270; Spearman over depth from 0.20 to 0.72"
+    )
+
+
+def test_checkpoints_on_several_texts_are_averaged_too(results):
+    row = [
+        made(results[0], "m", 10, 0.1 * step, 0.2, revision=f"step{step}", text=text)
+        for step in (1, 2, 3)
+        for text in ("a", "b")
+    ]
+    assert ticks(compare(row)) == ["step1", "step2", "step3"]
+    assert compare(row).verdict == (
+        "over 3 checkpoints, each the mean of its results: mean cosine from 0.200 to 0.200, which does not change with "
+        "checkpoint order; Spearman over depth from 0.10 to 0.30, rank correlation with checkpoint order 1.00"
+    )
+
+
+def test_models_of_different_depth_are_told_by_level_alone(results):
+    family = [made(results[0], f"m{k}", 10 * k, 0.1 * k, 0.1 * k, layers=2 + k) for k in (1, 2, 3, 4)]
+    assert compare(family).verdict == "over 4 sizes: mean cosine from 0.100 to 0.400, rank correlation with size 1.00"
+    assert compare(family[:2]).verdict == "over 2 results: mean cosine from 0.100 to 0.200"
+    pairs = "the second of the pair has the higher mean cosine in 2 of 2 pairs"
+    assert compare(family, paired=True).verdict == pairs
+    for result in family:
+        result.layers = 3
+    family[0].record.trend["all"]["spearman"].value = 0.9
+    assert compare(family, paired=True).verdict == f"{pairs}, the higher Spearman over depth in 1"
 
 
 def test_texts_are_an_axis(stories, prose, tmp_path):
@@ -77,7 +155,8 @@ def test_sizes_are_an_axis_and_its_trend_is_in_words(stories, prose):
     level = comparison.results[1].mean_cosine[1:].mean()
     assert comparison.rows()[1]["mean_cosine"] == pytest.approx(level)
     assert comparison.axis == "size"
-    assert comparison.verdict.startswith(("condensation against size", "Spearman does not change with size"))
+    assert comparison.verdict.startswith("over 3 sizes: mean cosine from ")
+    assert "Spearman" not in comparison.verdict
 
 
 def test_revisions_become_a_row_of_checkpoints(results, monkeypatch):
@@ -95,7 +174,8 @@ def test_revisions_become_a_row_of_checkpoints(results, monkeypatch):
     comparison = compare(*entry["models"], revisions=entry["revisions"])  # a name, and not its letters
     assert asked == [("allenai/Olmo-3-1025-7B", r) for r in entry["revisions"]]
     assert comparison.axis == "checkpoint"
-    assert comparison.verdict == "Spearman does not change with checkpoint order"
+    assert comparison.verdict.startswith(f"over {len(entry['revisions'])} checkpoints: mean cosine from ")
+    assert comparison.verdict.count("which does not change with checkpoint order") == 2
     assert ticks(comparison) == [r if len(r) <= 18 else r[:17] + "…" for r in entry["revisions"]]
 
 

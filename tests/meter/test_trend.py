@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from decondense.meter.result import histogram_quantiles
-from decondense.meter.trend import bootstrap_trend, curve_statistics, verdict
+from decondense.meter.trend import bootstrap_trend, curve_statistics, rank_correlation, verdict
 from decondense.records import STATISTICS
 
 
@@ -19,6 +19,19 @@ def test_statistics_agree_with_scipy_and_with_ties():
             assert kendall == pytest.approx(stats.kendalltau(depth, curve).statistic)
             assert slope == pytest.approx(np.polyfit(depth / (n - 1), curve, 1)[0])
             assert last == pytest.approx(curve[-2:].mean())
+
+
+def test_rank_correlation_with_ties_on_both_sides():
+    """By hand: ranks 1, 2½, 2½, 4 against 1½, 3, 1½, 4; and as scipy has it."""
+    by_hand = np.dot([-1.5, 0, 0, 1.5], [-1, 0.5, -1, 1.5]) / np.sqrt((2 * 1.5**2) * (1 + 0.25 + 1 + 2.25))
+    assert rank_correlation([5, 7, 7, 9], [0.2, 0.4, 0.2, 0.5]) == pytest.approx(by_hand, abs=1e-15)
+    rng = np.random.default_rng(2)
+    for n in (3, 5, 12):
+        x, y = rng.integers(0, 3, n), rng.integers(0, 4, n) / 10
+        x[:2], y[:2] = (0, 1), (0, 1)
+        assert rank_correlation(x, y) == pytest.approx(stats.spearmanr(x, y).statistic, abs=1e-12)
+    assert rank_correlation([3, 1, 2], [-1, 5, 0.5]) == -1
+    assert np.isnan(rank_correlation([1, 2, 3], [4, 4, 4]))
 
 
 @pytest.mark.parametrize("n", range(2, 64))

@@ -306,6 +306,10 @@ def test_comparison_without_its_measurements(tmp_path):
     assert "not recorded" in section.origins[0].remark
     trace = lines_of(section.panels[0].charts[0])[0]
     assert trace["y"] == pytest.approx([r.spearman for r in comparison.results], rel=1e-5)
+    assert section.notes == comparison.notes, "what the models' depths forbid is said here too"
+    (table,) = section.tables
+    column = [row[table.heads.index("mean cosine")] for row in table.shown]
+    assert column == [f"{row['mean_cosine']:.3f}" for row in comparison.rows()]
 
 
 @pytest.mark.parametrize("options", [{"final_norm": False}, {"final_norm": None}, {"windows": 1}, {"released": False}])

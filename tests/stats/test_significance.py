@@ -228,6 +228,38 @@ def test_few_differing_graded_items_state_no_more():
     assert row["smallest_effect"] > 6 * 0.05 / 120
 
 
+@pytest.mark.parametrize("tasks", [1, 3])
+def test_the_effect_of_graded_outcomes_is_no_part_of_their_noise(tasks):
+    """What could have been found depends on the spread about the mean: the same whatever the difference was, and as a
+    noncentral t has it."""
+    rng = np.random.default_rng(0)
+    base, noise = rng.random((2, tasks, 1, 200))
+    stated = []
+    for shift in (0.0, 0.5, -20.0):
+        outcomes = {f"t{k}": (b, b + shift + e) for k, (b, e) in enumerate(zip(base, noise))}
+        stated.append(analyse(outcomes, bootstrap=0)["macro"]["smallest_effect"])
+    assert stated == pytest.approx([stated[0]] * 3, rel=1e-6)
+    if tasks == 1:
+        beyond = stats.t.ppf(0.975, 199)
+        away = stated[0] / stats.sem(noise[0, 0])
+        assert stats.nct.sf(beyond, 199, away) + stats.nct.cdf(-beyond, 199, away) == pytest.approx(0.8, abs=2e-3)
+
+
+def test_too_few_graded_items_for_any_sign_test_state_nothing():
+    """Five signs cannot be more extreme than 2 of 32."""
+    x = np.linspace(0.1, 0.9, 5)[None]
+    (row,) = analyse({"t": (x, x + 0.3 + 0.01 * x**2)}, bootstrap=0)["tasks"]
+    assert row["smallest_effect"] is None
+
+
+def test_a_few_large_differences_among_rounding_are_few():
+    x = np.linspace(0.1, 0.9, 120)[None]
+    y = x + 1e-7 * np.sin(np.arange(120))
+    y[0, :3] += (0.5, -0.4, 0.6)
+    (row,) = analyse({"t": (x, y)}, bootstrap=0)["tasks"]
+    assert row["smallest_effect"] > 6 * 0.5 / 120
+
+
 def test_a_damaged_evaluation_is_named_with_its_field(make_run):
     good, bad = make_run("a", {"t": [1, 0]}), make_run("b", {"t": [1, 0]})
     content = json.loads((bad / "result.json").read_text())

@@ -14,9 +14,9 @@ from scipy import stats
 from simulated_runs import Truth, simulate
 
 from decondense.stats.bootstrap import hierarchical_bootstrap
-from decondense.stats.checkpoints import checkpoint_average, mcnemar, smallest_effect
+from decondense.stats.checkpoints import checkpoint_average, mcnemar, permutation, smallest_effect
 from decondense.stats.crossed import crossed_macro
-from decondense.stats.significance import holm
+from decondense.stats.significance import analyse, holm
 
 SMALL = {"items": (250, 900, 125, 400, 200), "accuracy": (0.33, 0.3, 0.2, 0.63, 0.41)}
 PAIRS = 120
@@ -87,6 +87,25 @@ def test_stated_power_of_mcnemar_is_met():
     draws = rng.multinomial(items, [up, down, 1 - psi], size=2000)
     hits = np.mean([mcnemar(int(g), int(h)) <= 0.05 for g, h, _ in draws])
     assert at_least(0.8, 2000) <= hits <= 1 - at_least(0.2, 2000)
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.3, 2.0])
+@pytest.mark.parametrize("shape", ["normal", "skewed", "steps"])
+def test_stated_power_of_graded_outcomes_is_met(shape, shift):
+    """Two checkpoints on 150 items: whatever difference they were seen with, the one stated is found 8 times in 10."""
+    rng = np.random.default_rng(6)
+    draw = {
+        "normal": lambda n: rng.normal(size=n),
+        "skewed": lambda n: rng.exponential(size=n) - 1,
+        "steps": lambda n: rng.choice([-1.0, -0.5, 0.0, 0.5, 1.0], size=n),
+    }[shape]
+    seen = draw(150)
+    (row,) = analyse({"t": (np.zeros((1, 150)), (seen + shift)[None])}, bootstrap=0)["tasks"]
+    effect, spread = row["smallest_effect"], np.std(seen, ddof=1) / np.std(draw(100_000))  # this sample's, as it states
+    hits = [
+        permutation(spread * draw(150) + sign * effect, samples=499) <= 0.05 for sign in (-1, 1) for _ in range(300)
+    ]
+    assert at_least(0.8, 600) <= np.mean(hits) <= 1 - at_least(0.2, 600)
 
 
 def test_stated_power_with_seeds_is_met():

@@ -174,18 +174,25 @@ def trend_charts(rows: Sequence[Mapping[str, Any]], *, axis: str, paired: bool) 
     for name, words in (("spearman", "Spearman of mean cosine with depth"), ("last", "mean cosine of the last states")):
         marks: list[Any] = []
         joined = not paired and axis in ("size", "checkpoint")
-        parts = (("first of the pair", 0, 2), ("second of the pair", 1, 2)) if paired else ((words, 0, 1),)
+        every, texts = range(len(rows)), list(dict.fromkeys(row["text"] for row in rows))
+        parts: list[tuple[str, Sequence[int]]] = [(words, every)]
+        if paired:
+            parts = [("first of the pair", every[::2]), ("second of the pair", every[1::2])]
+        elif joined and len(texts) > 1:  # a line joins models on one text
+            parts = [(text, [i for i in every if rows[i]["text"] == text]) for text in texts]
         for k in range(0, len(rows) if paired else 0, 2):
             ends = [rows[k][name], rows[k + 1][name]]
             marks.append(Series(places[k : k + 2], ends, colour=FAINT, dash="solid", width=1.5))
-        for number, (label, start, stride) in enumerate(parts):
-            chosen = sorted(range(start, len(rows), stride), key=lambda i: places[i] if joined else i)
+        for number, (label, own) in enumerate(parts):
+            chosen = sorted(own, key=lambda i: places[i] if joined else i)
             here = [rows[i] for i in chosen]
             text = [", ".join(str(row[key]) for key in ("model", "revision", "text") if row.get(key)) for row in here]
             at = [places[i] for i in chosen]
             marks.append(with_intervals(at, here, name, text=text, number=number, joined=joined, name=label))
         y = Axis(words, range=(-1.08, 1.08) if name == "spearman" else None)
-        chart = Chart(words[0].upper() + words[1:], x, y, [Frame(marks)], height=340, legend="best" if paired else "")
+        chart = Chart(
+            words[0].upper() + words[1:], x, y, [Frame(marks)], height=340, legend="best" if len(parts) > 1 else ""
+        )
         if name == "spearman":
             chart.rules = [Rule(0, "y", INK)]
             sides = (("condensing ↑", 3), ("dispersing ↓", -3))
@@ -210,7 +217,9 @@ def positions(rows: Sequence[Mapping[str, Any]], axis: str, paired: bool) -> tup
         return sizes, [amount(size) for size in sizes], "parameters"
     key, title = {"checkpoint": ("revision", "checkpoint"), "text": ("text", "text")}.get(axis, ("model", "model"))
     labels = [str(row[key]).split(":")[0] if key == "text" else str(row[key]) for row in rows]
-    return [float(i // 2 if paired else i) for i in range(len(rows))], list(map(_short, labels)), title
+    order = list(dict.fromkeys(labels))  # a checkpoint on several texts has one place
+    places = [i // 2 if paired else order.index(label) if axis == "checkpoint" else i for i, label in enumerate(labels)]
+    return list(map(float, places)), list(map(_short, labels)), title
 
 
 def _short(label: str, width: int = 18) -> str:

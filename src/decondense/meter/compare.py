@@ -14,9 +14,9 @@ import numpy as np
 
 from .. import records
 from ..files import AnyPath, from_yaml, told_apart
-from ..words import list_of, perhaps
+from ..words import list_of, perhaps, span
 from .result import FEW, Condensation
-from .trend import curve_statistics
+from .trend import rank_correlation
 
 Item = AnyPath | Condensation | tuple[Any, Any]
 
@@ -85,7 +85,7 @@ class Comparison:
                 "measure all with the same --tokens."
             )
         texts = {r.record.text.sha256: r.text for r in self.results}
-        if self.axis != "text" and len(texts) > 1:
+        if self.axis != "text" and len({frozenset(r.record.text.sha256 for r in own) for own in self._models}) > 1:
             notes.append(
                 f"the results are of {len(texts)} different texts ({', '.join(sorted(set(texts.values())))}): a "
                 "difference may be that of the texts."
@@ -97,22 +97,38 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """One line: does condensation fall with size (or along the row)?"""
-        values = np.array([r.spearman for r in self.results])
+        """One line: the level and the trend over depth, and whether they change with size (or along the row).
+        Trends of models of different depth are not compared (see ``notes``)."""
+        rows = {"size": ("size", "sizes"), "checkpoint": ("checkpoint order", "checkpoints")}
+        what, of = rows.get(self.axis, ("", "results"))
+        models = self._models
+        places = [own[0].record.model.parameters if what == "size" else i for i, own in enumerate(models)]
+        if self.paired or not what or len(set(places)) < 3:
+            models, places, of = [[r] for r in self.results], [], "results"
+        values = [("mean cosine", 3, [np.mean([records.in_short(r.record).blocks for r in own]) for own in models])]
+        if len({r.layers for r in self.results}) == 1:
+            values.append(("Spearman over depth", 2, [np.mean([r.spearman for r in own]) for own in models]))
         if self.paired:
-            higher = int((values[1::2] > values[::2]).sum())
-            return f"the second of the pair has the higher Spearman in {higher} of {len(values) // 2} pairs"
-        if self.axis in ("size", "checkpoint") and len(values) >= 3:
-            what, sizes = "checkpoint order", [0] * len(values)
-            if self.axis == "size":
-                what, sizes = "size", [r.record.model.parameters for r in self.results]
-            rho, tau = curve_statistics(values[np.argsort(sizes, kind="stable")])[:2]
-            if math.isnan(rho):
-                return f"Spearman does not change with {what}"
-            return f"condensation against {what}: Spearman {rho:.2f}, Kendall {tau:.2f} over {len(values)} results"
-        level = np.array([r.trend("last") for r in self.results])
-        ends = f"Spearman from {values.min():.2f} to {values.max():.2f}, mean cosine of the last states from "
-        return ends.replace("-", "−") + f"{level.min():.3f} to {level.max():.3f}, over {len(values)} results"
+            higher = [f"the higher {name} in {int(np.sum(np.diff(v)[::2] > 0))}" for name, _, v in values]
+            higher[0] += f" of {len(models) // 2} pairs"
+            return f"the second of the pair has {', '.join(higher)}"
+        said = []
+        for name, digits, each in values:
+            said.append(f"{name} from {span(min(each), digits=digits)} to {span(max(each), digits=digits)}")
+            if places:
+                rho = rank_correlation(places, np.round(each, 12))
+                changes = "which does not change with" if math.isnan(rho) else "rank correlation with"
+                said[-1] += f", {changes} {what}" + ("" if math.isnan(rho) else f" {span(rho)}")
+        averaged = ", each the mean of its results" if any(len(own) > 1 for own in models) else ""
+        return f"over {len(set(places)) or len(models)} {of}{averaged}: {'; '.join(said)}"
+
+    @property
+    def _models(self) -> list[list[Condensation]]:
+        """The results of each model: a model on several texts is one."""
+        found: dict[str, list[Condensation]] = {}
+        for r in self.results:
+            found.setdefault(r.record.model.model_dump_json(), []).append(r)
+        return list(found.values())
 
     def to_pandas(self) -> Any:
         """A row per result."""
@@ -228,7 +244,7 @@ def _saved(item: Any) -> Condensation | None:
 
 def _axis(results: list[Condensation], paired: bool) -> str:
     models = [r.record.model for r in results]
-    if len({r.text for r in results}) > 1 and len({r.label for r in results}) == 1:
+    if len({r.text for r in results}) > 1 and len({(r.label, r.record.model.revision) for r in results}) == 1:
         return "text"
     if len({m.name for m in models}) == 1 and len({m.revision for m in models}) > 1:
         return "checkpoint"

@@ -12,6 +12,9 @@ Spearman and Kendall do not care whether the diagonal is counted: μ_all = 1/N +
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 
 from ..files import finite
@@ -42,6 +45,14 @@ def curve_statistics(curves: np.ndarray, *, last: int = 3) -> np.ndarray:
         slope = (curves * depth).sum(-1) / spread * (n - 1)
     tail = curves[..., -min(last, n) :].mean(-1)
     return np.stack([spearman, kendall, slope, tail], axis=-1)
+
+
+def rank_correlation(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> float:
+    """Spearman's ρ of two rows of numbers, of which either may have ties (they share their mean rank); NaN where one
+    of them is constant."""
+    a, b = (np.sign(np.subtract.outer(v, v)).sum(1) for v in (np.asarray(x, np.float64), np.asarray(y, np.float64)))
+    both = np.sqrt((a @ a) * (b @ b))  # a, b: twice the rank minus the mean rank, as above
+    return float(a @ b / both) if both > 0 else math.nan
 
 
 def bootstrap_trend(table: np.ndarray, *, samples: int = 2000, seed: int = 0, last: int = 3) -> dict[str, Estimate]:

@@ -133,10 +133,11 @@ def comparison(source: Source[Comparison], below: Sequence[Source[Measurement]] 
     names = [name for name in names if any(row[name] is not None for row in rows)]
     shown = [
         [cell(row[name]) if row[name] is not None else "" for name in names]
+        + [span(row.get("mean_cosine"), digits=3)]
         + [span(row[f], row[f"{f}_low"], row[f"{f}_high"]) for f in STATISTICS]
         for row in rows
     ]
-    heads = [*names, *(name.capitalize() for name in STATISTICS)]
+    heads = [*names, "mean cosine", *(name.capitalize() for name in STATISTICS)]
     note = "In brackets: 95 % intervals from a bootstrap over windows."
     charts = trend_charts(rows, axis=record.axis, paired=record.paired)
     for chart in charts:
@@ -160,7 +161,9 @@ def comparison(source: Source[Comparison], below: Sequence[Source[Measurement]] 
     what = {"size": "by size", "checkpoint": "by checkpoint", "text": "by text"}.get(record.axis, "side by side")
     title = f"{len(rows)} results {'in pairs' if record.paired else what}"
     table = Table.of("All results", rows, shown=shown, heads=heads, note=note)
-    return Section("comparison", title, record.verdict, [origin], panels=panels, tables=[table])
+    return Section(
+        "comparison", title, record.verdict, [origin], notes=list(record.notes), panels=panels, tables=[table]
+    )
 
 
 def evaluation(source: Source[Evaluation]) -> Section:

@@ -142,7 +142,8 @@ def _limits(first: int, last: int, alpha: float) -> np.ndarray:
 
 def smallest_effect(tasks: Sequence[Pair], *, alpha: float = 0.05, power: float = 0.8) -> float | None:
     """The difference, the same on every task, that the test of two checkpoints finds with the given power; ``None``
-    where the items are too few for any, or no outcome differs and the size of a difference is unknown.
+    where the items are too few for any, or no outcome differs and the size of a difference is unknown. For 0/1
+    outcomes, and graded ones of which few differ: where many do, the difference itself would count as noise here.
 
     tasks: (base, treated), each (1, items). Only items that differ speak in the test, an item of task t with its
     difference over T n_t. They count as so many items with differences of one size as have the same sum of absolute
@@ -174,6 +175,14 @@ def smallest_effect(tasks: Sequence[Pair], *, alpha: float = 0.05, power: float 
     # from here on all items differ
     most = 1.0 if all(binary) else max(float(mean_gap.max()), total * float(np.sum(unit / sizes)) / len(tasks) ** 2)
     return float(scipy.optimize.brentq(short, 0.0, most, xtol=1e-7)) if short(most) >= 0 else None
+
+
+def few_differ(tasks: Sequence[Pair], *, alpha: float = 0.05, power: float = 0.8) -> bool:
+    """Whether items differ in such small number that the test of two checkpoints would reject too seldom even if all
+    of them favoured the same one. Large differences speak more: with d over n_t, (Σ|d|)²/Σd² items count."""
+    gaps = np.concatenate([np.abs(treated - base).ravel() / base.shape[1] for base, treated in tasks])
+    share = float(np.sum(gaps) ** 2 / np.sum(gaps**2)) / len(gaps) if gaps.any() else 0.0
+    return mcnemar_power(len(gaps), share, share, alpha=alpha) < power
 
 
 def is_binary(*outcomes: np.ndarray) -> bool:

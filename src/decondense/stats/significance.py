@@ -21,7 +21,15 @@ from ..evaluate.logs import Log, Wanted
 from ..files import finite, told_apart
 from ..records import Significance as Record
 from .bootstrap import hierarchical_bootstrap
-from .checkpoints import checkpoint_average, is_binary, mcnemar, paired_interval, permutation, smallest_effect
+from .checkpoints import (
+    checkpoint_average,
+    few_differ,
+    is_binary,
+    mcnemar,
+    paired_interval,
+    permutation,
+    smallest_effect,
+)
 from .crossed import Crossed, crossed_macro
 from .pairing import check_runs, match
 from .tables import verdict
@@ -264,11 +272,10 @@ def _row(
             if not grouped:
                 ends = averages[0], averages[1]
         if not grouped and weights is None:
-            # of graded outcomes the spread says what their few differing items alone cannot
-            exact = smallest_effect(pairs, alpha=alpha, power=power)
-            graded = not all(is_binary(*pair) for pair in pairs)
-            found = [e for e in ([exact, row["smallest_effect"]] if graded else [exact]) if e is not None]
-            row["smallest_effect"] = max(found) if len(found) == 1 + graded else None
+            # graded outcomes: by their spread about the mean, where enough items differ for the test to reject at all
+            binary, spreads = all(is_binary(*pair) for pair in pairs), row["smallest_effect"] is not None
+            if binary or (spreads and few_differ(pairs, alpha=alpha, power=power)):
+                row["smallest_effect"] = smallest_effect(pairs, alpha=alpha, power=power)
     (low, high), inner = ends
     return row | {"low": finite(low), "high": finite(high), "inner": inner}, estimate
 
