@@ -183,6 +183,32 @@ def test_interrupted_and_resumed_is_byte_for_byte_the_whole(stories, prose, whol
         measure(stories, resume=True, **(options | {"seed": 8}))
 
 
+def test_what_two_processes_began_one_may_go_on_with_and_stop_again(stories, prose, whole, tmp_path, monkeypatch):
+    """Every process keeps its own windows in its own file, so that none is there twice after any number of stops."""
+
+    def stop_after(windows):
+        def progress(done, total):
+            if done >= windows:
+                raise KeyboardInterrupt
+
+        return progress
+
+    options = {"text": prose, "spectral": True, "released": True, "batch": 1, "partial": tmp_path, **SMALL}
+    for rank in (1, 0):
+        monkeypatch.setattr("decondense.meter.processes.join_group", lambda rank=rank: (rank, 2))
+        with pytest.raises(Interrupted):
+            measure(stories, progress=stop_after(1), **options)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["partial-0.npz", "partial-1.npz"]
+    monkeypatch.undo()
+    for windows in (3, 4):
+        with pytest.raises(Interrupted) as caught:
+            measure(stories, resume=True, progress=stop_after(windows), **options)
+        assert caught.value.result.record.windows_done == windows
+    resumed = measure(stories, resume=True, **options)
+    assert resumed.mean_cosine == pytest.approx(whole.mean_cosine, abs=1e-6)
+    assert resumed.record.histogram == whole.record.histogram
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="launched in the manner of POSIX")
 def test_two_processes_give_the_numbers_of_one(shared, prose, tmp_path):
     model = shared / "models" / "stories260K"

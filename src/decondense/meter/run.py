@@ -155,9 +155,11 @@ def measure(
             build, model=about_model, text=about_text, settings=settings, origins=drawn.origins, notes=notes,
             final_norm=reader.final_norm, versions=versions("decondense", "torch", "transformers", "numpy"),
         )  # fmt: skip
-        parts = _resume(partial, key) if resume else []
-        seen = {window for part in parts for window in part.rows}
-        tally = functools.reduce(Tally.merge, parts if rank == 0 else [], _empty(reader, settings))
+        parts = _resume(partial, key) if resume else {}
+        seen = {window for part in parts.values() for window in part.rows}
+        tally = parts.get(rank, _empty(reader, settings))
+        # of processes that are no more; what is read from a file is never written into another
+        left = [part for number, part in parts.items() if number >= world and rank == 0]
         groups = [[w for w in range(i, min(i + batch, windows)) if w not in seen] for i in range(0, windows, batch)]
         mine = [group for group in groups[rank::world] if group]
         done, total = len(seen), len(seen) + sum(map(len, mine))
@@ -176,9 +178,12 @@ def measure(
         except KeyboardInterrupt:
             if store is not None and tally.rows:
                 tally.save(store, key)
-            raise Interrupted(finish(tally) if tally.rows else None) from None
+            known = functools.reduce(Tally.merge, left, tally)
+            raise Interrupted(finish(known) if known.rows else None) from None
         stage("computing the intervals")
-        return finish(functools.reduce(Tally.merge, processes.gather(tally, world)))
+        return finish(
+            functools.reduce(Tally.merge, processes.gather(functools.reduce(Tally.merge, left, tally), world))
+        )
 
 
 def check(model: Any, *, inputs: Any = None, **options: Any) -> None:
@@ -282,7 +287,9 @@ def _check_length(network: Any, tokens: int) -> None:
         raise ValueError(f"tokens must be at most {limit}, what this model was built for, got {tokens}: lower it.")
 
 
-def _resume(folder: AnyPath | None, key: str) -> list[Tally]:
+def _resume(folder: AnyPath | None, key: str) -> dict[int, Tally]:
+    """Number of a process → what it had found."""
     if folder is None:
         raise ValueError("resume must know where the partial measurement lies: give its output folder.")
-    return [Tally.open(path, key) for path in sorted(Path(folder).glob("partial-*.npz"))]
+    files = {int(path.stem.removeprefix("partial-")): path for path in Path(folder).glob("partial-*.npz")}
+    return {number: Tally.open(files[number], key) for number in sorted(files)}
