@@ -96,7 +96,8 @@ def _hasten_operators() -> None:
     convert, broadcast = TritonSemantic.binary_op_type_checking_impl, TritonSemantic.broadcast_impl_value
     between, validate = core.builtin(unwrap).__code__, interpreter.TensorHandle.__post_init__
     bare = {core.tensor, int, float, bool, str, type(None)}
-    integers = (core.int32, core.int64)
+    integers, longer = (core.int32, core.int64), {("int32", "int64"), ("int64", "int32")}
+    constants: dict[tuple, tuple] = {}
     kept = {"int1", "int32", "int64", "fp32", "fp64"}  # of two such the result is another
 
     def patch_attr(obj, name, member, builder, scope):
@@ -115,9 +116,11 @@ def _hasten_operators() -> None:
             return self.broadcast_impl_value(lhs, rhs)
         if len(asked) < 3 and not options:  # nor does a plain number make another of what is beside it
             if lhs.__class__ is core.tensor and takes(lhs.dtype, rhs):
-                return self.broadcast_impl_value(lhs, self.scalar_constant(rhs, lhs.dtype))
+                return lhs, constant(self, rhs, lhs)
             if rhs.__class__ is core.tensor and takes(rhs.dtype, lhs):
-                return self.broadcast_impl_value(self.scalar_constant(lhs, rhs.dtype), rhs)
+                return constant(self, lhs, rhs), rhs
+            if lhs.__class__ is rhs.__class__ is core.tensor and (lhs.dtype.name, rhs.dtype.name) in longer:
+                return self.broadcast_impl_value(self.cast(lhs, core.int64), self.cast(rhs, core.int64))
             if asked == (True, True) and is_address(lhs) and rhs.__class__ is core.tensor and rhs.dtype in integers:
                 return self.broadcast_impl_value(lhs, rhs)
         return convert(self, lhs, rhs, *asked, **options)
@@ -129,6 +132,18 @@ def _hasten_operators() -> None:
         if dtype is core.float32 or dtype is core.float64:
             return number.__class__ in (int, float)
         return number.__class__ is int and dtype in integers and -(2**31) <= number < 2**31
+
+    def constant(self, number, beside):
+        """Of the type and the shape of what stands beside it. Every program of a launch asks for the same ones again,
+        which nobody may write into."""
+        shape = getattr(beside.type, "shape", None)
+        asked = (number, number.__class__, beside.dtype.name, id(shape))
+        if asked not in constants:
+            made = self.scalar_constant(number, beside.dtype)
+            made = made if shape is None else spread(self, made, shape)
+            made.handle.data.flags.writeable = False
+            constants[asked] = made, shape  # which lives as long as its id is remembered
+        return constants[asked][0]
 
     def of_one_shape(self, lhs, rhs):
         """`block` above gives equal shapes as one object; what is no block has none."""
