@@ -86,11 +86,22 @@ def term_of(loss: str | Loss = "dispersion", **options: Any) -> Term:
     return Term(loss=loss, **own)
 
 
+# What a recipe's `loss` has and `regularize` has otherwise.
+RECIPE = {
+    "name": "the loss is the second argument here, regularize(model, 'dispersion')",
+    "options": "options of the loss are keywords here, tau=0.5",
+    "release_end": "the weight is 0 from step release_at + ramp_steps on, both whole numbers of optimiser steps",
+}
+LAMBDA = ("lam", "lambd", "lambda_", "λ", "coef", "coeff", "alpha")
+
+
 def _refuse_misspelt(loss: str, options: dict[str, Any]) -> None:
     """A keyword of `regularize` that is misspelt looks like an option of the loss, which would name none but those."""
     own = [name for name in signature(regularize).parameters if name not in ("target", "loss", "options")]
     for key in options.keys() - {"preset", *registered()[get(loss).name].options}:
-        if close := near(key, own, cutoff=0.7):
+        if key in RECIPE:
+            raise ValueError(f"{key!r} is a key of a recipe, no option of regularize: {RECIPE[key]}.")
+        if close := ["weight"] if key in LAMBDA else near(key, own, cutoff=0.7):
             raise ValueError(f"{key!r} is no option of regularize, nor of {loss}: did you mean {close[0]!r}?")
 
 

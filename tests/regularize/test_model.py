@@ -333,6 +333,25 @@ def test_check_every_reports_the_agreement_with_exact():
         (lambda m: dc.regularize(m, ramp_step=5), ValueError, "did you mean 'ramp_steps'"),
         (lambda m: dc.regularize(m, ramp=5), ValueError, "no option of regularize, .*did you mean 'ramp_steps'"),
         (lambda m: dc.regularize(m, temperature=1.0), ValueError, "got 'temperature': pick one of these"),
+        (
+            lambda m: dc.regularize(m, name="dispersion"),
+            ValueError,
+            r"'name' .* recipe.*regularize\(model, 'dispersion'",
+        ),
+        (
+            lambda m: dc.regularize(m, options={"tau": 0.5}),
+            ValueError,
+            r"'options' .* recipe.* keywords here, tau=0\.5",
+        ),
+        (
+            lambda m: dc.regularize(m, schedule="release", release_at=6, ramp_steps=4, release_end=0.9),
+            ValueError,
+            r"'release_end' .* recipe.*the weight is 0 from step release_at \+ ramp_steps",
+        ),
+        *(
+            (lambda m, key=key: dc.regularize(m, **{key: 0.1}), ValueError, f"'{key}' is no .*did you mean 'weight'")
+            for key in ("lam", "lambda_", "lambd", "coef", "alpha", "λ")
+        ),
         (lambda m: dc.regularize(m, 0.1), TypeError, "loss must be a name.*got 0.1: a number goes into weight"),
         (lambda m: dc.regularize(m, torch.relu), TypeError, "loss must be a name.*of your own into losses.register"),
         (lambda m: dc.regularize(m, dc.losses.koleo), TypeError, "give its name, 'koleo', and its options as"),

@@ -144,7 +144,7 @@ def shares_of(texts: Texts) -> dict[str, float]:
 
 
 class Loss(Part):
-    """What is added to the task loss; the options of `decondense.regularize`."""
+    """What is added to the task loss; the options of `decondense.regularize`, but for `regularizer.RECIPE`."""
 
     name: str = "none"
     weight: float = 0.1
