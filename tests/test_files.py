@@ -142,3 +142,15 @@ def test_yaml_is_that_of_pyyaml():
         content = yaml.safe_load(text)
         assert repr(files.from_yaml(text)) == repr(content)
         assert files.to_yaml(content) == yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+
+
+def test_a_key_that_yaml_has_twice_is_refused():
+    """Not one that another section brings along, by whatever way round."""
+    merged = "a: &a {x: 1, y: 1}\nb: &b {<<: *a, x: 2}\nc: {<<: *b, <<: *a, y: 3}\nd: *b\ne: [{x: 1}, {x: 2}]"
+    assert files.from_yaml(merged) == yaml.safe_load(merged)
+    for text, where in (
+        ("a: 1\nb: 2\n'a': 3", "1 and again in line 3"),
+        ("x: [{a: {b: 1,\nb: 1}}]", "1 and again in line 2"),
+    ):
+        with pytest.raises(ValueError, match=f"a section may have a key once, got '[ab]' in line {where}: keep one"):
+            files.from_yaml(text)

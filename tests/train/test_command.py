@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from functools import partial
 
 import pytest
@@ -56,7 +57,7 @@ def test_a_recipe_with_settings_and_several_seeds(recipe):
     assert "2 steps in " in out
     assert "written: runs/small/seed-1/model, result.json, training.png, snapshots/" in out
     assert "step: 2 of 2" in err
-    assert all(len(line) <= 80 for line in err.splitlines())
+    assert all(len(line) <= 80 for line in err.splitlines() if not line.startswith("step: "))  # whose figures are whole
     assert "transformers" not in err  # its notices are silenced
 
 
@@ -241,13 +242,16 @@ def test_a_dry_run_refuses_the_folder_that_the_run_refuses(recipe):
 
     assert run(recipe, "--out", "o/seed-2", "--seed", "2")[0] == 0
     (recipe.parent / "file").touch()
-    before = tree()
+    before, absent = tree(), "mps" if torch.cuda.is_available() else "cuda"
     for arguments, said in {
         ("--out", "o/seed-2"): "'o/seed-2' already holds a run: add --resume",
         ("--out", "o", "--seeds", "1,2"): "'o/seed-2' already holds a run: add --resume",
         ("--out", "o/seed-2", "--resume", "--seed", "3"): "must be resumed with the recipe it was started with",
         ("--out", "file"): "the run folder 'file' must be writable: file exists; choose",
         ("--out", "file/run"): "the run folder 'file/run' must be writable: not a directory; choose",
+        ("--out", "/proc/x/y" if sys.platform == "linux" else "file/x/y"): "/x/y' must be writable: no",
+        ("--out", "o/p/q", "--device", absent): f"device must be one that this machine has, got '{absent}': ",
+        ("--out", "p", "--set", "train.device=gpu"): "got 'gpu': devices are called cpu, cuda, cuda:0, mps",
         ("--out", "p", "--set", "train.report_to=[nothing]"): "train.report_to must name what is installed",
     }.items():
         code, _, told = run(recipe, *arguments, "--dry-run")
@@ -363,6 +367,14 @@ def test_interrupted_then_resumed_then_finished(recipe, monkeypatch):
     assert code == 0
     assert "this run is finished: run/result.json" in err.replace("\n", "")
     assert "held-out loss" in out  # the table of what came out, again
+
+
+def test_a_line_in_a_pipe_has_all_figures(recipe, monkeypatch):
+    """Of however narrow a terminal COLUMNS tells."""
+    monkeypatch.setenv("COLUMNS", "30")
+    err = run(recipe, "--loss", "dispersion", "--set", "train.log_every=1")[2]
+    last = [line for line in err.splitlines() if line.startswith("step: 2 of 2")][-1]
+    assert all(f" {name} " in last for name in ("task loss", "penalty", "cosine", "held-out"))
 
 
 def test_figures_in_words():

@@ -257,6 +257,7 @@ def test_settings_override_and_leave_the_original_alone():
         ("train.seed", "must be key=value"),
         ("name.seed=2", "which is a value and not a section"),
         ("name={", "must be YAML: quote it"),
+        ("loss={name: koleo, name: vicreg}", "must be YAML: quote it, and give every key once"),
         ("loss.weight=0.1", "setting 'loss.weight' needs a loss, and loss.name is none: name one"),
     ):
         with pytest.raises(ValueError, match=sentence):
@@ -280,6 +281,11 @@ def test_files_that_are_no_recipe(tmp_path):
     for text, sentence in (
         ("{", "must be YAML"),
         ("- a", "must be a mapping of sections, got list"),
+        (
+            "model:\n  name: gpt2\ntrain: {seed: 1}\n'model': {name: gpt3}",
+            r"'a\.yaml' must be YAML: .* once, got 'model' in line 1 and again in line 4: keep one of them\.$",
+        ),
+        ("train:\n  seed: 1\n  clip: 2\n  seed: 3", r"got 'seed' in line 2 and again in line 4"),
         ("\xff", "must be YAML"),
     ):
         (tmp_path / "a.yaml").write_text(text, encoding="latin-1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -264,7 +265,8 @@ def _progress(recipe: Any, *, quiet: bool) -> Iterator[dict[str, Any]]:
             yield {}
             return
         lines = not err.is_terminal
-        room = err.width - len(f"step: {recipe.steps:,} of {recipe.steps:,}, about 100 min left; ")
+        before = len(f"step: {recipe.steps:,} of {recipe.steps:,}, about 100 min left; ")
+        room = math.inf if lines else err.width - before
 
         def show(step: int, figures: dict[str, float]) -> None:
             move(step, recipe.steps, "step", in_words(figures, room))

@@ -57,10 +57,10 @@ class Prepared:
 
 
 def check(recipe: Recipe) -> dict[str, Any]:
-    """What the model is in words. Refuse what a run would refuse, with the same sentence, as far as the configuration
-    of the model and the names of the texts tell: no weights are read, nothing is tokenised, and this machine need not
-    be the one that trains."""
+    """What the model is in words. Refuse what a run would refuse here, with the same sentence, as far as the device,
+    the configuration of the model and the names of the texts tell: no weights are read, and nothing is tokenised."""
     _check_reports(recipe.train.report_to)
+    _device(recipe)
     where, nowhere = cache_dir() / "tokens", torch.device("meta")
     with quiet_loading():
         model, tokenizer, source = _model(recipe, nowhere, where)

@@ -192,7 +192,7 @@ def _setting(setting: str) -> tuple[str, Any]:
     try:
         return key.strip(), from_yaml(value)
     except (yaml.YAMLError, ValueError, RecursionError):
-        raise ValueError(f"the value of setting {setting!r} must be YAML: quote it.") from None
+        raise ValueError(f"the value of setting {setting!r} must be YAML: quote it, and give every key once.") from None
 
 
 def recipe_from(content: dict[str, Any], name: str = "recipe") -> Recipe:

@@ -187,7 +187,7 @@ class Progress(TrainerCallback):
             self._written = time.monotonic()
 
 
-def in_words(figures: dict[str, float], room: int) -> str:
+def in_words(figures: dict[str, float], room: float) -> str:
     """The latest figures of a run in at most `room` characters, the most important first."""
     parts = [f"{figures['part']:.0%} of the next"] if "part" in figures else []
     speed = figures.get("tokens_per_second")
