@@ -152,7 +152,8 @@ def trend_panel(
         if marks:
             height = _height(340, len({line.number for line in shown}))
             chart = Chart(words[0].upper() + words[1:], Axis(unit), Axis(words), [Frame(marks)], height=height)
-            chart.rows = [{k: v for k, v in row.items() if any(r[k] is not None for r in rows)} for row in rows]
+            known = {key for key in rows[0] if any(row[key] is not None for row in rows)}
+            chart.rows = [{key: value for key, value in row.items() if key in known} for row in rows]
             charts.append(chart)
     return Panel(charts, title, note) if charts else None
 
