@@ -121,7 +121,7 @@ def test_comparing_what_differs_is_said_and_no_number_is_cut(model, tmp_path, sh
         monkeypatch.setenv("COLUMNS", str(width))
         code, stdout, stderr = run("compare", *folders, "--out", tmp_path / "c", "--force")
         assert code == 0
-        table = stdout.split("Spearman from")[0].splitlines()
+        table = stdout.split("over 3 results:")[0].splitlines()
         assert all(len(line) <= width for line in table)
         rows = json.loads((tmp_path / "c" / "result.json").read_text())["rows"]
         assert all(span(r["spearman"], r["spearman_low"], r["spearman_high"]) in "".join(table) for r in rows)
@@ -342,6 +342,7 @@ def test_doctor(shared):
         (["MODEL", "--dtype", "int3"], "dtype must be one of"),
         (["MODEL", "--device", "warp"], "device must be one"),
         (["MODEL", "--stack", "left"], "stack must be one of"),
+        (["MODEL", "--stack", "encoder"], "has one stack: leave it out."),
         (["MODEL", "--revision", "main"], "revision belongs to hub ids"),
         (["NOWEIGHTS"], "must hold *.safetensors"),
         (["BADGGUF"], "GGUF"),

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import gzip
 import io
+import itertools
 import json
 import lzma
-from itertools import pairwise
 
 import pyarrow
 import pyarrow.parquet
@@ -12,7 +12,7 @@ import pytest
 
 from decondense import text as texts
 from decondense.models import load_tokenizer, resolve
-from decondense.text import Text, open_text
+from decondense.text import Text, iterate_documents, open_text
 from decondense.windows import draw_windows
 
 DOCUMENTS = ["The first document, with a line\u2028separator.", "The second one.", "Ünïcode третий"]
@@ -78,6 +78,13 @@ def test_tables_of_every_kind(tmp_path):
         assert open_text(strings).documents == tuple(DOCUMENTS)
     holes = pandas.DataFrame({"text": [DOCUMENTS[0], None, float("nan"), DOCUMENTS[1]]})
     assert open_text(holes).documents == tuple(DOCUMENTS[:2])
+    assert open_text(holes).notes == ("2 of 4 rows of the DataFrame have no text and were left out.",)
+    (tmp_path / "holes.jsonl").write_text(jsonl([{"text": None}, {"text": "a"}, {"text": "b"}]))
+    note = "1 of 3 rows of holes.jsonl has no text and was left out."
+    assert open_text(tmp_path / "holes.jsonl").notes == (note,)
+    endless = ({"text": None if n % 2 else "ten chars."} for n in itertools.count(1))
+    assert open_text(endless, characters=15).notes == ("2 of 4 rows of the generator have no text and were left out.",)
+    assert open_text(frame, column="body").notes == ()
     (tmp_path / "long.csv").write_text("text\n" + "word " * 60_000)
     assert len(open_text(tmp_path / "long.csv").joined) > 2**17
 
@@ -88,8 +95,11 @@ def test_encodings(tmp_path):
         plain.write_text("Ünïcode", encoding=encoding)
         assert open_text(plain).joined == "Ünïcode"
     plain.write_text("Grüße – à bientôt", encoding="cp1252")
-    with pytest.warns(UserWarning, match=r"a\.txt is not UTF-8: read as Latin-1"):
-        assert open_text(plain).joined == "Grüße – à bientôt"
+    assert open_text(plain).joined == "Grüße – à bientôt"
+    assert open_text(plain).notes == ("a.txt is not UTF-8: read as Latin-1 (Windows-1252).",)
+    assert open_text(tmp_path).notes == open_text(plain).notes, "a folder says it too"
+    with pytest.warns(UserWarning, match=r"a\.txt is not UTF-8: read as Latin-1"):  # what is streamed has no record
+        assert list(iterate_documents(str(plain), data=None)[1]) == ["Grüße – à bientôt"]
     plain.write_bytes(b"\x7fELF\xff\0\0")
     with pytest.raises(ValueError, match="could not be read"):
         open_text(plain)
@@ -165,6 +175,28 @@ def test_a_column_of_what_has_none_is_refused(tmp_path):
         open_text(tmp_path / "nowhere.txt", column="body")
     table.write_text("body\nOther words.\n")
     assert open_text(plain.parent, column="body").documents == ("Some words.", "Other words.")
+
+
+def test_a_damaged_line_is_named_by_its_number(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"text": "a"}\n\n{"text": "b"}\n{"text": b}\n{"text": "c"}\n')
+    with pytest.raises(ValueError, match=r"line 4 column 10"):
+        open_text(file)
+    file.write_text('"a"\n' + "[" * 100_000)
+    with pytest.raises(ValueError, match=r"line 2 column 1 .*the file is damaged"):
+        open_text(file)
+    for content in ('[{"text": "a"}, {"text": "b"}]', '[\n  {"text": "a"}\n]\n'):
+        file.write_text(content)
+        with pytest.raises(ValueError, match=r"^'.*a\.jsonl' must have a JSON value in every line, and is one array"):
+            open_text(file)
+
+
+def test_a_column_without_text_is_said_to_be_one(tmp_path):
+    (tmp_path / "a.jsonl").write_text(jsonl([{"id": 3, "body": "b"}]))
+    with pytest.raises(ValueError, match=r"^column 'id' of '.*a\.jsonl' must hold strings, got int: .* id, body"):
+        open_text(tmp_path / "a.jsonl", column="id")
+    with pytest.raises(ValueError, match=r"^column 'text' of the list must hold strings, got list: "):
+        open_text([{"text": ["a"]}])
 
 
 def test_a_wrong_column_and_an_empty_folder(tmp_path):
@@ -247,7 +279,7 @@ def check(text: Text, tokenizer, windows, tokens, seed=0):
     assert drawn.ids.shape == (windows, tokens)
     spans = [(o["start"], o["end"]) for o in drawn.origins]
     assert all(a < b for a, b in spans)
-    for (_, end), (start, _) in pairwise(spans):
+    for (_, end), (start, _) in itertools.pairwise(spans):
         assert end <= start, "windows overlap"
     assert spans[-1][1] <= len(text.joined)
     for row, origin in zip(drawn.ids, drawn.origins):

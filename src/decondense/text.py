@@ -18,18 +18,21 @@ import importlib.metadata
 import itertools
 import os
 import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from . import hub
 from .files import AnyPath, neighbours, packaged_file
-from .text_files import TABLES, ending_of, files_of, read_documents, row_documents
+from .text_files import TABLES, complete, ending_of, files_of, read_documents, row_documents
 from .words import near, nearest, quoted
+
+D = TypeVar("D", str, str | None)
 
 
 @dataclass(frozen=True)
@@ -91,12 +94,13 @@ SPLITS = ("train", "validation", "valid", "dev", "test")
 
 @dataclass(frozen=True)
 class Text:
-    """Documents, and where they came from."""
+    """Documents, where they came from, and what is to be said of how they were read."""
 
     name: str
     source: str
     documents: tuple[str, ...]
     joiner: str = "\n\n"
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def joined(self) -> str:
@@ -148,7 +152,8 @@ def _opened(text: Any, data: AnyPath | None, column: str | None, characters: int
     if name in TEXTS:
         return _open_named(name, split or TEXTS[name].split, data, characters)
     path = _path(spec)
-    return Text(path.name, path.name, tuple(read_documents(path, column=column)))
+    documents, notes = read_documents(path, column=column)
+    return Text(path.name, path.name, tuple(documents), notes=tuple(notes))
 
 
 def _has_columns(spec: str) -> bool:
@@ -194,20 +199,18 @@ def _in_memory(text: Any, column: str | None, characters: int) -> Text:
     if not isinstance(text, Iterable):
         raise TypeError(f"text must be a name, a file, strings or a table, got {kind}.")
     rows = text.to_dict("records") if hasattr(text, "to_dict") and hasattr(text, "columns") else text
-    documents = row_documents(rows, column, where=f"the {kind}")
-    some = _until(characters, documents) if isinstance(text, Iterator) else tuple(documents)
-    return Text("list" if kind == "tuple" else kind, f"{kind} in memory", some)
+    found = row_documents(rows, column, where=f"the {kind}")
+    documents, notes = complete(_until(characters, found) if isinstance(text, Iterator) else found, f"the {kind}")
+    return Text("list" if kind == "tuple" else kind, f"{kind} in memory", tuple(documents), notes=tuple(notes))
 
 
-def _until(characters: int, documents: Iterable[str]) -> tuple[str, ...]:
+def _until(characters: int, documents: Iterable[D]) -> Iterator[D]:
     """The first documents, until they have so many characters."""
-    some: list[str] = []
     for document in documents:
-        some.append(document)
-        characters -= len(document)
+        yield document
+        characters -= len(document or "")
         if characters <= 0:
             break
-    return tuple(some)
 
 
 def available(data: AnyPath | None) -> dict[str, str | None]:
@@ -246,13 +249,14 @@ def _open_named(name: str, split: str, data: AnyPath | None, characters: int) ->
     entry, label = TEXTS[name], f"{name}:{split}"
     file, source = _place(name, split, data)
     if file is not None:
-        return Text(label, source, tuple(read_documents(file)), entry.joiner)
+        read, notes = read_documents(file)
+        return Text(label, source, tuple(read), entry.joiner, tuple(notes))
     if name == "pydoc":
         from pydoc_data.topics import topics
 
         return Text("pydoc", source, tuple(topics[key] for key in sorted(topics)))
     rows = _hub_rows(name, split)
-    documents = _until(characters, rows) if entry.stream else tuple(rows)
+    documents = tuple(_until(characters, rows) if entry.stream else rows)
     head = f", first {len(documents)} rows" if entry.stream else ""
     return Text(label, source + head, documents, entry.joiner)
 
@@ -267,6 +271,8 @@ def iterate_documents(text: str, *, data: AnyPath | None) -> tuple[str, Iterator
         if file is None:
             return source, _hub_rows(name, split or entry.split)
     opened = open_text(text, data=data)
+    for note in opened.notes:
+        warnings.warn(note, stacklevel=2)
     return opened.source, iter(opened.documents)
 
 

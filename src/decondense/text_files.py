@@ -4,13 +4,13 @@ or rows in memory."""
 from __future__ import annotations
 
 import codecs
+import contextlib
 import csv
 import gzip
 import io
 import json
 import lzma
 import math
-import warnings
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -39,51 +39,67 @@ def files_of(path: Path) -> list[Path]:
     return [path]
 
 
-def read_documents(path: Path, *, column: str | None = None) -> list[str]:
-    """``column``: the field of a row that is the document; default the first of ``FIELDS`` that it has."""
+def read_documents(path: Path, *, column: str | None = None) -> tuple[list[str], list[str]]:
+    """(the documents, what is to be said of how they were read). ``column``: the field of a row that is the document;
+    default the first of ``FIELDS`` that it has."""
     files = files_of(path)
     if path.is_dir():
-        return [document for file in files for document in read_documents(file, column=column)]
-    ending = ending_of(path)
+        read = [read_documents(file, column=column) for file in files]
+        return [d for documents, _ in read for d in documents], [note for _, notes in read for note in notes]
+    ending, where = ending_of(path), repr(str(path))
     try:
         blob = unpacked(path)
         if ending == ".parquet":
-            return [d for d in row_documents(_parquet(blob, path, column), column, where=repr(str(path))) if d]
+            found, notes = complete(row_documents(_parquet(blob, path, column), column, where=where), path.name)
+            return [d for d in found if d], notes
         if ending in (".jsonl", ".json"):
             content = blob.decode("utf-8-sig")
-            lines = content.split("\n") if ending == ".jsonl" else [content]
-            rows = [_json(line) for line in lines if line.strip()]
-            return list(row_documents(rows if ending == ".jsonl" else _rows(rows), column, where=repr(str(path))))
-        content = _decoded(blob, path)
+            rows = _json_lines(content, where) if ending == ".jsonl" else _rows(content)
+            return complete(row_documents(rows, column, where=where), path.name)
+        content, notes = _decoded(blob, path)
     except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error, UnicodeError, json.JSONDecodeError) as error:
         raise ValueError(
-            f"{str(path)!r} could not be read as {ending or 'text'} in UTF-8: {error}; the file is damaged."
+            f"{where} could not be read as {ending or 'text'} in UTF-8: {error}; the file is damaged."
         ) from error
     if ending in TABLES:
         csv.field_size_limit(LARGEST)  # a document is longer than the 128 kB that a cell may have
         table = csv.DictReader(io.StringIO(content, newline=""), delimiter=TABLES[ending])
-        return list(row_documents(table, column, where=repr(str(path))))
-    return [content]
+        found, more = complete(row_documents(table, column, where=where), path.name)
+        return found, notes + more
+    return [content], notes
 
 
-def row_documents(rows: Iterable[Any], column: str | None, *, where: str) -> Iterator[str]:
+def row_documents(rows: Iterable[Any], column: str | None, *, where: str) -> Iterator[str | None]:
     """The documents of rows: strings, or dictionaries with the field ``column``, where None and NaN are none."""
     for row in rows:
         fields = [column] if column is not None else [name for name in FIELDS if isinstance(row, dict) and name in row]
         if isinstance(row, str) and column is None:
             document = row
-        elif isinstance(row, dict) and fields and _is_document(row.get(fields[0])):
+        elif isinstance(row, dict) and fields:
             if fields[0] not in row:
                 raise ValueError(f"{where} has no column {column!r}: {nearest(column, [*map(str, row)])}")
             document = row[fields[0]]
+            if not _is_document(document):
+                raise ValueError(
+                    f"column {fields[0]!r} of {where} must hold strings, got {type(document).__name__}: name another "
+                    f"(--column, column=) of {', '.join(map(str, row))}."
+                )
         else:
             has = f"the columns {', '.join(map(str, row))}" if isinstance(row, dict) else type(row).__name__
             raise ValueError(
                 f"every row of {where} must be a string or have one of the fields {', '.join(FIELDS)}, got {has}: name "
                 "the column that holds the text (--column, column=)."
             )
-        if isinstance(document, str):
-            yield document
+        yield document if isinstance(document, str) else None
+
+
+def complete(found: Iterable[str | None], name: str) -> tuple[list[str], list[str]]:
+    """(the documents that are there, a note about the rows without one)."""
+    rows = list(found)
+    documents = [document for document in rows if document is not None]
+    none = len(rows) - len(documents)
+    left = "has no text and was left out" if none == 1 else "have no text and were left out"
+    return documents, [f"{none} of {len(rows)} rows of {name} {left}."] if none else []
 
 
 def _is_document(value: Any) -> bool:
@@ -111,31 +127,43 @@ def unpacked(path: Path) -> bytearray:
     return blob
 
 
-def _decoded(blob: bytearray, path: Path) -> str:
-    """UTF-8, UTF-16 where the file begins by saying so, else Latin-1 as Windows has it, which is said aloud."""
+def _decoded(blob: bytearray, path: Path) -> tuple[str, list[str]]:
+    """UTF-8, UTF-16 where the file begins by saying so, else Latin-1 as Windows has it, with a note."""
     if blob.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return blob.decode("utf-16")
+        return blob.decode("utf-16"), []
     try:
-        return blob.decode("utf-8-sig")
+        return blob.decode("utf-8-sig"), []
     except UnicodeDecodeError:
         if b"\0" in blob:  # no text at all
             raise
-        warnings.warn(f"{path.name} is not UTF-8: read as Latin-1 (Windows-1252).", stacklevel=2)
-        return blob.decode("cp1252")
+        return blob.decode("cp1252"), [f"{path.name} is not UTF-8: read as Latin-1 (Windows-1252)."]
 
 
-def _json(line: str) -> Any:
+def _json(text: str, start: int = 0, end: int | None = None) -> Any:
+    """The value in a part of the text; an error says where in all of it."""
     try:
-        return json.loads(line)
-    except json.JSONDecodeError:
-        raise
+        return json.loads(text[start:end])
+    except json.JSONDecodeError as error:
+        raise json.JSONDecodeError(error.msg, text, start + error.pos) from None
     except (RecursionError, ValueError) as error:  # brackets in brackets, or a number of thousands of digits
-        raise json.JSONDecodeError(str(error), line, 0) from error
+        raise json.JSONDecodeError(str(error), text, start) from error
 
 
-def _rows(content: list[Any]) -> list[Any]:
+def _json_lines(content: str, where: str) -> Iterator[Any]:
+    if content.lstrip().startswith("["):  # no row is a list: does it go on over the lines?
+        with contextlib.suppress(json.JSONDecodeError):
+            _json(content)
+            raise ValueError(f"{where} must have a JSON value in every line, and is one array of them: call it .json.")
+    start = 0
+    for line in content.split("\n"):
+        if line.strip():
+            yield _json(content, start, start + len(line))
+        start += len(line) + 1
+
+
+def _rows(content: str) -> list[Any]:
     """Of a .json file: a list, one row, or SQuAD's own layout."""
-    (whole,) = content or [[]]
+    whole = _json(content) if content.strip() else []
     if isinstance(whole, dict) and isinstance(whole.get("data"), list):
         inside = [row.get("paragraphs") if isinstance(row, dict) else None for row in whole["data"]]
         return [row for rows in inside if isinstance(rows, list) for row in rows]

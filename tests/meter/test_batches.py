@@ -115,6 +115,9 @@ def test_inputs_that_a_model_cannot_read_are_refused_before_the_first_pass(look)
     for model, told in ((gpt2(), "GPT2LMHeadModel"), (llama(), "LlamaForCausalLM"), (bert(), "BertForMaskedLM")):
         with pytest.raises(ValueError, match=f"^token ids must be whole numbers from 0 to 63, .* {told}, got 64: take"):
             look(model, inputs=[tokens(2), torch.full((2, 8), 64)])
+    for flat in (tokens(1)[0], {"input_ids": tokens(1)[0]}, [tokens(2), tokens(1)[0]]):
+        with pytest.raises(ValueError, match=r"^inputs must be \(batch, tokens\), got \(\d+,\): give ids\[None\]\.$"):
+            look(gpt2(), inputs=flat)
     for model, most in ((gpt2(), 64), (bert(), 512)):
         sentence = f"^inputs must have at most {most} tokens, the positions of {type(model).__name__}, got {most + 1}: "
         long = torch.randint(64, (2, most + 1))

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import sys
+import warnings
 from pathlib import Path
 
 import meter_oracle as oracle
@@ -257,6 +258,28 @@ def test_training_mode_and_gradients_are_left_alone(stories, prose):
     assert all(p.grad is None for p in model.parameters())
 
 
+def test_how_a_text_was_read_is_in_the_record(stories, prose, tmp_path):
+    (tmp_path / "latin.txt").write_bytes(("Grüße. " + prose[0][:20_000]).encode("cp1252", "replace"))
+    rows = [{"text": None}, {"text": prose[0][:20_000]}]
+    (tmp_path / "holes.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    for name, note in (
+        ("latin.txt", "latin.txt is not UTF-8: read as Latin-1 (Windows-1252)."),
+        ("holes.jsonl", "1 of 2 rows of holes.jsonl has no text and was left out."),
+    ):
+        with warnings.catch_warnings(action="error"):
+            assert note in measure(stories, text=tmp_path / name, **SMALL).record.notes
+
+
+def test_windows_cross_documents_and_say_where_in_the_joined_text_they_lie(stories, prose):
+    """As docs/measuring.md has it: the document it begins in, and characters of all documents together."""
+    documents = ["".join(prose[0][i : i + 20].split()) for i in range(0, 6_000, 20)]
+    joined = "\n\n".join(documents)
+    for window in measure(stories, text=documents, **SMALL).record.windows:
+        first, after = (sum(len(d) + 2 for d in documents[: window["document"] + k]) for k in (0, 1))
+        assert first <= window["start"] < after
+        assert "\n\n" in joined[window["start"] : window["end"]], "a window of these crosses documents"
+
+
 def test_too_little_is_said(stories, prose):
     notes = measure(stories, text=prose, **(SMALL | {"windows": 2, "tokens": 2})).notes
     assert "an interval from 2 windows is too narrow: measure at least 10." in notes
@@ -289,7 +312,8 @@ def test_what_a_model_may_be(stories, prose):
         (model, "LlamaModel"), ((model,), "1 items"), (7, "int"), ([], "list"),
         (swapped, f"({type(tokenizer).__name__}, LlamaModel)"), (named, f"(str, {type(tokenizer).__name__})"),
     ):  # fmt: skip
-        sentence = f"a pair (model, tokenizer), got {got}: call measure((model, tokenizer))."
+        sentence = f"a pair (model, tokenizer), got {got}: call measure((model, tokenizer))"
+        sentence += ", or measure(model, inputs=…) with batches of what it reads."
         with pytest.raises(TypeError, match=re.escape(sentence)):
             measure(wrong, text=prose, **SMALL)
     plain = measure((model, lambda text, **options: dict(tokenizer(text, **options))), text=prose, **SMALL)

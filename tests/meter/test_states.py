@@ -84,6 +84,11 @@ def test_the_model_is_left_without_hooks_even_after_an_error():
 def test_errors():
     with pytest.raises(ValueError, match="stack must be one of 'decoder', 'encoder'"):
         StateReader(build("llama"), stack="middle")
+    for name, told in (("llama", "LlamaModel"), ("bert", "BertModel")):
+        with pytest.raises(
+            ValueError, match=rf"^stack 'encoder' is a side of .*, and {told} has one stack: leave it out"
+        ):
+            StateReader(build(name), stack="encoder")
     with pytest.raises(TypeError, match=r"Linear is no transformers model: measure it with inputs=…"):
         StateReader(torch.nn.Linear(2, 2))
     with pytest.raises(TypeError, match=r"that can return hidden states, got Linear: .* name the layers .* modules="):

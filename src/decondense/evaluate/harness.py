@@ -87,7 +87,7 @@ def evaluate(
     parts = Parts(partial, {"model": about, "settings": lasting, "lm_eval": packages["lm_eval"]})
     scorer.journal = parts.journal()
     items: list[Item] = []
-    notes: list[str] = []
+    notes = [note for text in opened for note in text.notes]
     table: dict[str, Any] = {}
     for benchmark in benchmarks:
         read_from = data_files(benchmark)

@@ -180,6 +180,8 @@ def checked(batch: Batch, network: nn.Module) -> Batch:
     """Refuse token ids and positions that the model has no vectors for: a GPU would only say that something is wrong,
     and some time later. Beside pixels and the like there may be ids that stand for those."""
     ids = batch.get("input_ids")
+    if isinstance(ids, Tensor) and ids.ndim == 1:
+        raise ValueError(f"inputs must be (batch, tokens), got {tuple(ids.shape)}: give ids[None].")
     alone = not any(isinstance(v, Tensor) and v.is_floating_point() for k, v in batch.items() if k != "input_ids")
     with contextlib.suppress(TypeError):  # it reads none
         size = getattr(token_embedding(network), "num_embeddings", None)

@@ -85,7 +85,8 @@ class Comparison:
                 "measure all with the same --tokens."
             )
         texts = {r.record.text.sha256: r.text for r in self.results}
-        if self.axis != "text" and len({frozenset(r.record.text.sha256 for r in own) for own in self._models}) > 1:
+        each = [[r] for r in self.results] if self.axis == "order" else self._models
+        if self.axis != "text" and len({frozenset(r.record.text.sha256 for r in own) for own in each}) > 1:
             notes.append(
                 f"the results are of {len(texts)} different texts ({', '.join(sorted(set(texts.values())))}): a "
                 "difference may be that of the texts."

@@ -135,7 +135,7 @@ def measure(
     source, network, tokenizer = _open_model(model, label, revision, loading)
     _check_length(network, tokens)
     trained = None if init or source.kind != "folder" else models.trained_context(Path(source.location))
-    notes = []
+    notes = list(opened.notes)
     if trained is not None and tokens > trained:
         notes.append(f"windows of {tokens} tokens are longer than any text this model was trained on: take {trained}.")
     stage("drawing windows")
@@ -215,7 +215,8 @@ def _open_model(
         what = ", ".join(type(one).__name__ for one in pair)
         what = f"({what})" if len(pair) == 2 else f"{len(pair)} items" if pair else type(model).__name__
         raise TypeError(
-            f"model must be a name, a path or a pair (model, tokenizer), got {what}: call measure((model, tokenizer))."
+            f"model must be a name, a path or a pair (model, tokenizer), got {what}: call measure((model, tokenizer)), "
+            "or measure(model, inputs=…) with batches of what it reads."
         )
     network, tokenizer = unwrapped(pair[0]), pair[1]
     return models.Source(type(network).__name__, "memory", "", label or type(network).__name__), network, tokenizer

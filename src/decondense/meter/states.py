@@ -39,6 +39,11 @@ class StateReader:
 
     def __init__(self, model: Any, *, stack: str = "decoder", probe: Batch | None = None) -> None:
         check_choice("stack", stack, STACKS)
+        if stack == "encoder" and not is_encoder_decoder(model):
+            raise ValueError(
+                f"stack 'encoder' is a side of an encoder–decoder, and {type(model).__name__} has one stack: leave it "
+                "out."
+            )
         if probe is None:
             vocabulary = len(token_embedding(model).weight)
             probe = {"input_ids": torch.arange(6).view(1, 6) % min(6, vocabulary) + 1}
