@@ -233,6 +233,9 @@ def test_what_nothing_can_move_is_refused(compiled, labels):
             model(input_ids=ids, labels=ids)  # nobody differentiates
         with refused:
             step(handle)
+        other = nn.Linear(2, 2)
+        other(torch.ones(1, 2)).sum().backward()
+        torch.optim.SGD(other.parameters(), lr=1e-3).step()  # whose training is none of this handle's business
 
 
 @pytest.mark.parametrize("how", ["plain", "checkpointed", "compiled"])

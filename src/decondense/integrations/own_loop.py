@@ -108,13 +108,14 @@ class OwnLoop:
             return
         # Copies of the weights, in one piece or many, are as many numbers as the model trains.
         copies = sum(p.numel() for p in its) == sum(p.numel() for p in mine)
-        attachment.refuse_frozen()  # a compiled call does not stop for it
         if attachment.reached:
+            attachment.refuse_frozen()  # which compiled calls do not stop for
             self.step += 1
             attachment.look()
         elif not own and not (copies and any(p.grad is not None for p in mine)):
             return
         elif attachment.given or attachment.captures:
+            attachment.refuse_frozen()
             raise RuntimeError(
                 "weight · penalty must be part of the loss that is differentiated, but no backward pass has reached it "
                 'before this optimiser step: it is in the loss where the model returns it as out.loss or out["loss"]. '
