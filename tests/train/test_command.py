@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -249,7 +249,6 @@ def test_a_dry_run_refuses_the_folder_that_the_run_refuses(recipe):
         ("--out", "o/seed-2", "--resume", "--seed", "3"): "must be resumed with the recipe it was started with",
         ("--out", "file"): "the run folder 'file' must be writable: file exists; choose",
         ("--out", "file/run"): "the run folder 'file/run' must be writable: not a directory; choose",
-        ("--out", "/proc/x/y" if sys.platform == "linux" else "file/x/y"): "/x/y' must be writable: no",
         ("--out", "o/p/q", "--device", absent): f"device must be one that this machine has, got '{absent}': ",
         ("--out", "p", "--set", "train.device=gpu"): "got 'gpu': devices are called cpu, cuda, cuda:0, mps",
         ("--out", "p", "--set", "train.report_to=[nothing]"): "train.report_to must name what is installed",
@@ -261,6 +260,15 @@ def test_a_dry_run_refuses_the_folder_that_the_run_refuses(recipe):
         if "--seeds" not in arguments:  # where the first seed would be trained
             assert run(recipe, *arguments)[2].splitlines(keepends=True)[-1] == told
             before = tree()  # a lock came and went
+
+
+def test_a_dry_run_refuses_a_folder_that_is_closed(recipe, monkeypatch):
+    closed = recipe.parent / "closed"
+    closed.mkdir()
+    monkeypatch.setattr("decondense.train.folder.os.access", lambda path, mode: Path(path) != closed)  # binds root too
+    code, _, told = run(recipe, "--out", "closed/x/y", "--dry-run")
+    assert (code, "'closed/x/y' must be writable: permission denied; choose" in told) == (2, True)
+    assert not any(closed.iterdir())
 
 
 def test_a_dry_run_says_what_would_go_on(recipe, monkeypatch):

@@ -113,28 +113,13 @@ def would_go_on(folder: Path, recipe: Recipe, *, resume: bool) -> str | None:
         if not there.is_dir():
             reason = errno.EEXIST if there == folder else errno.ENOTDIR
             raise OSError(reason, os.strerror(reason))
-        if there == folder and not os.access(folder, os.W_OK):
+        if not os.access(there, os.W_OK):
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))
-        _make_and_remove(folder, there)
     if finished(folder) is not None and resume:
         check_recipe(folder, recipe, resume=True)
         return f"{folder} is finished already"
     begun = check_recipe(folder, recipe, resume=resume)
     return f"it would go on in {folder} (--resume {where_it_goes_on(folder)})" if begun else None
-
-
-def _make_and_remove(folder: Path, there: Path) -> None:
-    """Nothing else tells whether a folder can be made in `there`: permissions do not bind root, nor do they bind /proc.
-    The time at which `there` was changed is put back, so that it stays as if nothing had been written."""
-    before = there.stat()
-    made = [path for path in (folder, *folder.absolute().parents) if not path.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    finally:
-        for path in made:
-            _remove_if_empty(path)
-        if made:
-            os.utime(there, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 @contextlib.contextmanager
