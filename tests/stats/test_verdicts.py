@@ -78,7 +78,15 @@ def test_the_same_number_three_times_has_no_spread():
     assert same.verdict == "undecided"
     assert "no spread" in same.words()
     assert decide([1.0, 1.0, 1.0], bound=1.0).verdict == "reproduced"  # it cannot be more than that
-    assert decide([0.0, 0.0, 0.0]).verdict == "undecided"
+    for none in (
+        decide([0.0, 0.0, 0.0]),
+        equivalent([0.0, 0.0, 0.0], margin=1),
+        not_below([0.5, 0.5, 0.5], margin=1),
+    ):
+        assert (none.verdict, none.low, none.high) == ("undecided", None, None)
+        assert "no spread" in none.words()
+        assert none.why == ""
+    assert decide([0.0, 0.0, 0.0]).words(2).startswith("0.00 (all 3 training seeds give the same number")
 
 
 def test_a_direction_is_not_the_published_size():
