@@ -298,7 +298,10 @@ class Attachment:
             )
 
     def refuse_frozen(self) -> None:
-        """What nothing that learns lies below cannot be moved. Some such layers are told of once, all are an error."""
+        """What nothing that learns lies below cannot be moved. Some such layers are told of once, all are an error. A
+        weight of 0, that of a control or after a release, asks for nothing; one that is to rise from 0 does."""
+        if not self.weight and (self.step or not self.term.weight):
+            return
         if self._still and not self._moved:
             raise RuntimeError(
                 f"the loss must reach what it is to move, but nothing that learns lies below layers {self._still}: "

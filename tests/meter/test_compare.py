@@ -4,6 +4,7 @@ import copy
 import csv
 import itertools
 import json
+import math
 
 import pytest
 import torch
@@ -120,6 +121,19 @@ def test_checkpoints_on_several_texts_are_averaged_too(results):
         "over 3 checkpoints, each the mean of its results: mean cosine from 0.200 to 0.200, which does not change with "
         "checkpoint order; Spearman over depth from 0.10 to 0.30, rank correlation with checkpoint order 1.00"
     )
+
+
+def test_what_is_undefined_is_left_out_and_told(results):
+    def of(*trends):
+        family = [made(results[0], f"m{k}", 10 * k, trend, 0.1 * k) for k, trend in enumerate(trends, 1)]
+        return {compare(list(order)).verdict.partition("; ")[2] for order in itertools.permutations(family)}
+
+    nan = math.nan
+    assert of(0.1, nan, 0.5, 0.7) == {
+        "Spearman over depth from 0.10 to 0.70 (undefined in 1), rank correlation with size 1.00"
+    }
+    assert of(nan, nan, nan) == {"Spearman over depth undefined"}
+    assert of(0.3, 0.3, 0.3) == {"Spearman over depth from 0.30 to 0.30, which does not change with size"}
 
 
 def test_models_of_different_depth_are_told_by_level_alone(results):

@@ -238,6 +238,30 @@ def test_what_nothing_can_move_is_refused(compiled, labels):
         torch.optim.SGD(other.parameters(), lr=1e-3).step()  # whose training is none of this handle's business
 
 
+def test_a_weight_of_0_moves_nothing_and_is_not_refused():
+    """A control, and a loss that was released before the head is trained alone; but one that is to rise is refused."""
+    model, ids = llama(layers=2).train(), tokens()
+    optimiser = torch.optim.SGD(model.parameters(), lr=1e-9)
+
+    def steps(count):
+        for _ in range(count):
+            model(input_ids=ids, labels=ids).loss.backward()
+            optimiser.step()
+
+    with dc.regularize(model, schedule="release", release_at=0, ramp_steps=1) as handle:
+        steps(1)
+        model.model.requires_grad_(False)
+        assert handle.weight == 0
+        steps(2)
+    with dc.regularize(model, weight=0.0):
+        steps(2)
+    with (
+        dc.regularize(model, schedule="linear", ramp_steps=2),
+        pytest.raises(RuntimeError, match="nothing that learns lies below"),
+    ):
+        steps(1)
+
+
 @pytest.mark.parametrize("how", ["plain", "checkpointed", "compiled"])
 def test_layers_that_nothing_can_move_are_told_once(how):
     """They lie below those that learn, which is no mistake: the gradients are those of the sum."""

@@ -93,6 +93,14 @@ def test_a_rate_needs_its_neighbours_and_a_run_that_broke_is_not_the_best():
         some = [one for one in runs if not (rate in one.name and LOSS.split()[0] in one.name)]
         assert ((LOSS, "llama") in choices(Runs(some, arms), arms, 1)) == known
         assert choices(Runs(some, arms), arms, 1)["cross-entropy", "llama"] == ("cross-entropy · llama · 0.002", False)
+    broken = at(plain, [(math.inf, math.inf)] * 3)  # at every rate: nothing is chosen
+    assert trained(broken)[1].estimate["chosen"] == {"cross-entropy · llama": 0.002}
+    later = at(plain, [(3.2, 3.2), (3.0, math.inf), (3.2, 3.2)])  # in the seeds that count
+    _, end = trained(later)
+    assert end.verdict == "undecided"
+    assert (
+        f"{LOSS} at 0.002, llama (cross-entropy at 0.002): unknown (4 training seeds without a value)." in end.sentence
+    )
     left = {f"decorrelation-last-1-llama-0.002-seed-{seed}" for seed in SEEDS[1:]}
     _, end = trained(levels, left_out=left)  # the chosen arm has the seed that chose it alone
     assert end.verdict == "undecided"

@@ -114,12 +114,18 @@ class Comparison:
             higher[0] += f" of {len(models) // 2} pairs"
             return f"the second of the pair has {', '.join(higher)}"
         said = []
-        for name, digits, each in values:
+        for name, digits, found in values:
+            known = [i for i, value in enumerate(found) if math.isfinite(value)]
+            each = [float(found[i]) for i in known]
+            if not each:
+                said.append(f"{name} undefined")
+                continue
             said.append(f"{name} from {span(min(each), digits=digits)} to {span(max(each), digits=digits)}")
+            said[-1] += f" (undefined in {len(found) - len(known)})" if len(known) < len(found) else ""
             if places:
-                rho = rank_correlation(places, np.round(each, 12))
-                changes = "which does not change with" if math.isnan(rho) else "rank correlation with"
-                said[-1] += f", {changes} {what}" + ("" if math.isnan(rho) else f" {span(rho)}")
+                rho = rank_correlation([places[i] for i in known], np.round(each, 12))
+                changes = f"which does not change with {what}" if len({*np.round(each, 12)}) == 1 else ""
+                said[-1] += f", {changes or f'rank correlation with {what} {span(rho)}'}"
         averaged = ", each the mean of its results" if any(len(own) > 1 for own in models) else ""
         return f"over {len(set(places)) or len(models)} {of}{averaged}: {'; '.join(said)}"
 

@@ -49,7 +49,7 @@ def finding(
 
 def judged(values: Sequence[float], smallest: float) -> str:
     """`finding` of the mean of `values`, one per unit, by Student's intervals; undecided with fewer than three."""
-    if _unjudged(values, "unit", 0.95) is not None:
+    if unjudged(values, "unit", 0.95) is not None:
         return UNDECIDED
     (_, low, high), (_, *inner) = interval(values), interval(values, 0.9)
     return finding({"low": low, "high": high}, (inner[0], inner[1]), smallest)
@@ -126,9 +126,9 @@ def decide(
     Values that are all the same have no spread to be judged by, and leave it undecided, as in `equivalent` and
     `not_below`; but not where they are all at `bound`, the end of what the quantity can be.
     """
-    unjudged = _unjudged(values, unit, level, bound)
-    if unjudged is not None:
-        return unjudged
+    undecided = unjudged(values, unit, level, bound)
+    if undecided is not None:
+        return undecided
     mean, low, high = interval(values, level)
     resolution = resolved(high - mean, level, len(values) - 1) or None
     return from_interval(mean, low, high, n=len(values), claim=claim, level=level, unit=unit, resolution=resolution)
@@ -175,9 +175,9 @@ def _between(
     values: Sequence[float], bottom: float, top: float, reasons: Sequence[str], unit: str, tried: int = 1
 ) -> Decision:
     """The 90 % interval inside the bounds, the 95 % interval (less of `tried`) outside, or neither."""
-    unjudged = _unjudged(values, unit, 0.9)
-    if unjudged is not None:
-        return unjudged
+    undecided = unjudged(values, unit, 0.9)
+    if undecided is not None:
+        return undecided
     mean, low, high = interval(values, 0.9)
     _, outer_low, outer_high = interval(values, 1 - 0.05 / tried)
     resolution = resolved(high - mean, 0.9, len(values) - 1) or None
@@ -252,7 +252,7 @@ def combine(decisions: Sequence[Decision]) -> str:
     return REPRODUCED if verdicts and set(verdicts) == {REPRODUCED} else UNDECIDED
 
 
-def _unjudged(values: Sequence[float], unit: str, level: float, bound: float | None = None) -> Decision | None:
+def unjudged(values: Sequence[float], unit: str, level: float, bound: float | None = None) -> Decision | None:
     """Undecided, where values are missing or all the same; None where there is a spread to judge them by."""
     missing = _missing(values, unit, level)
     if missing is None and min(values) == max(values) != bound:

@@ -6,15 +6,13 @@ Seeds and documents (items) are both samples, and crossed (docs/statistics.md); 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from ..records import Training
 from ..stats.crossed import crossed_macro
-from ..stats.intervals import LEAST
-from ..stats.verdicts import NOT, REPRODUCED, UNDECIDED, Decision, decide, equivalent, from_interval
+from ..stats.verdicts import NOT, REPRODUCED, UNDECIDED, Decision, decide, equivalent, from_interval, unjudged
 from .outcomes import paired_outcomes
 from .runs import MATTERS_NATS, MATTERS_POINTS, MATTERS_SHARE, Runs, cosine
 
@@ -94,9 +92,9 @@ def share_of_change(runs: Runs, arm: str, whole: str, none: str, *, margin: floa
 
 
 def _crossed(pairs: Pairs, seeds: int, claim: str, smallest: float, level: float, *, paired: bool) -> Decision:
-    if not pairs or seeds < LEAST:
-        middle = float(np.mean([treated.mean() - base.mean() for base, treated in pairs] or [math.nan]))
-        return from_interval(middle, math.nan, math.nan, n=seeds, level=level)
+    gaps = np.mean([treated.mean(1) - base.mean(1) for base, treated in pairs], axis=0).tolist() if pairs else []
+    if (undecided := unjudged(gaps, UNIT, level)) is not None:
+        return undecided
     crossed = crossed_macro(pairs, paired=paired)
     return from_interval(
         crossed.difference, *crossed.interval(level), n=seeds, claim=claim, smallest=smallest, level=level,

@@ -53,8 +53,9 @@ def choices(runs: Runs, arms: Iterable[str], seed: int) -> dict[Place, tuple[str
         rates.sort()
         names = {rate: BETWEEN.join((*place, f"{rate:g}")) for rate in rates}
         levels = {r: by_document(runs.table[n][seed]) for r, n in names.items() if seed in runs.table.get(n, {})}
-        if levels:
-            best = min(levels, key=lambda rate: levels[rate] if math.isfinite(levels[rate]) else math.inf)
+        finite = {rate: level for rate, level in levels.items() if math.isfinite(level)}
+        if finite:
+            best = min(finite, key=finite.__getitem__)
             at = rates.index(best)
             if all(rate in levels for rate in rates[max(0, at - 1) : at + 2]):
                 chosen[place] = (names[best], best in (rates[0], rates[-1]))
