@@ -134,23 +134,52 @@ def test_a_path_that_does_not_exist_gets_the_nearest_beside_it(tmp_path):
 
 
 def test_yaml_is_that_of_pyyaml():
-    """libyaml reads and writes it in a part of the time: the same content, the same bytes."""
+    """libyaml reads and writes it in a part of the time: the same content, and the same bytes of all that we write."""
     root = Path(__file__).resolve().parent.parent
-    pages = [*root.glob("recipes/*.yaml"), *root.glob("src/**/[a-h]*.yaml")]
+    pages = [*root.glob("recipes/*.yaml"), *root.glob("src/**/*.yaml")]
     assert len(pages) > 10
     for text in (page.read_text(encoding="utf-8") for page in pages):
         content = yaml.safe_load(text)
         assert repr(files.from_yaml(text)) == repr(content)
         assert files.to_yaml(content) == yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    letters = {"é": "漢 🙂", "🙂" * 90: "\\U0001F642", "half": "\ud83d"}
+    assert files.to_yaml(letters) == yaml.safe_dump(letters, sort_keys=False, allow_unicode=True)
+    assert files.to_yaml("🙂") == "🙂\n...\n"
+    odd = {"": 1, "\x85": "a\x85b\u2028c", "k": ["", "\t", " x\n"]}
+    assert files.from_yaml(files.to_yaml(odd)) == odd
+
+
+@pytest.mark.parametrize(
+    "nested",
+    [
+        lambda n: "[" * n + "]" * n,
+        lambda n: "{a: " * n + "}" * n,
+        lambda n: "[\n" * n + "]" * n,
+        lambda n: "- " * n + "a",
+        lambda n: "? " * n + "a",
+        lambda n: "".join(" " * i + "a:\n" + " " * i + "-\n" for i in range(min(n, 2000) // 2)),
+    ],
+)
+def test_yaml_that_is_nested_too_deeply_is_refused(nested):
+    for levels in (202, 1000, 100_000):
+        with pytest.raises(
+            ValueError, match=r"^sections and lists must be at most 200 levels deep, got more: take some"
+        ):
+            files.from_yaml(nested(levels))
+    assert files.from_yaml("[" * 200 + "]" * 200)
+    wide = "a: [" + "[1], " * 1000 + "]\nb: '" + "[ - " * 300 + "'\n" + "#" + "-" * 300
+    assert files.from_yaml(wide) == yaml.safe_load(wide)
 
 
 def test_a_key_that_yaml_has_twice_is_refused():
     """Not one that another section brings along, by whatever way round."""
-    merged = "a: &a {x: 1, y: 1}\nb: &b {<<: *a, x: 2}\nc: {<<: *b, <<: *a, y: 3}\nd: *b\ne: [{x: 1}, {x: 2}]"
+    merged = "a: &a {x: 1, y: 1}\nb: &b {<<: *a, x: 2}\nc: {<<: *b, <<: *a, y: 3}\nd: *b\n=: 0\ne: [{x: 1}, {x: 2}]"
     assert files.from_yaml(merged) == yaml.safe_load(merged)
     for text, where in (
         ("a: 1\nb: 2\n'a': 3", "1 and again in line 3"),
         ("x: [{a: {b: 1,\nb: 1}}]", "1 and again in line 2"),
+        ("1: a\n01: b", "1 and again in line 2"),
+        ("true: 1\nyes: 2", "1 and again in line 2"),
     ):
-        with pytest.raises(ValueError, match=f"a section may have a key once, got '[ab]' in line {where}: keep one"):
+        with pytest.raises(ValueError, match=rf"a section may have a key once, got '\w+' in line {where}: keep one"):
             files.from_yaml(text)

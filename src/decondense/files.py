@@ -9,6 +9,7 @@ import functools
 import hashlib
 import importlib.metadata
 import io
+import itertools
 import json
 import math
 import os
@@ -20,6 +21,7 @@ from types import TracebackType
 from typing import Any
 
 AnyPath = str | os.PathLike[str]
+DEEPEST = 200  # levels of a YAML file
 
 
 @contextlib.contextmanager
@@ -97,9 +99,18 @@ def pretty_json(record: Mapping[str, Any], *, tight: bool = False) -> str:
 
 def from_yaml(text: str) -> Any:
     """What YAML says, read by libyaml where PyYAML has it: the same in a seventh of the time. A key that a section has
-    twice, of which PyYAML would take the last, is a ValueError."""
+    twice, of which PyYAML would take the last, is a ValueError, and so are more levels than anybody writes: libyaml
+    goes down by recursion in C, which ends the process."""
     import yaml
 
+    # a level takes a bracket, or half a column in front of a line; levels are counted only where there may be so many
+    if sum(map(text.count, "[{")) > DEEPEST // 2 or re.search(rf"[-?:\s]{{{DEEPEST // 4 - 1}}}", text):
+        steps = (
+            isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            for event in yaml.parse(text, _loader())
+        )
+        if any(depth > DEEPEST for depth in itertools.accumulate(steps)):
+            raise ValueError(f"sections and lists must be at most {DEEPEST} levels deep, got more: take some out")
     return yaml.load(text, _loader())
 
 
@@ -114,10 +125,12 @@ def _loader() -> Any:
 
         def flatten_mapping(self, node: Any) -> None:
             """Called for every section, before what `<<` names is put into it, and again where another names this."""
-            lines: dict[tuple[str, str], int] = {}
+            lines: dict[Any, int] = {}
             for key, _ in () if node in self.known else node.value:
-                name, line = (key.tag, str(key.value)), key.start_mark.line + 1
-                if name in lines and not name[0].endswith(":merge"):
+                if not isinstance(key, yaml.ScalarNode) or key.tag.endswith((":merge", ":value")):  # << and =
+                    continue
+                name, line = self.construct_object(key), key.start_mark.line + 1  # 1 and 01 are one key
+                if name in lines:
                     raise ValueError(
                         f"a section may have a key once, got {key.value!r} in line {lines[name]} and again in line "
                         f"{line}: keep one of them"
@@ -130,14 +143,16 @@ def _loader() -> Any:
 
 
 def to_yaml(value: Any, *, width: int = 80) -> str:
-    """YAML in the order of the sections, letters as they are; by libyaml the same bytes in a quarter of the time."""
+    """YAML in the order of the sections, letters as they are; by libyaml in a quarter of the time. The bytes are those
+    of PyYAML but for an empty key and U+0085, U+2028 and U+2029, which either writes in its own way."""
     import yaml
 
     options: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "width": width}
-    try:
-        return yaml.dump(value, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), **options)
-    except UnicodeEncodeError:  # half of a pair of surrogates, which is no UTF-8: it is escaped
-        return yaml.safe_dump(value, **options)
+    with contextlib.suppress(UnicodeEncodeError):  # half of a pair of surrogates, which is no UTF-8: it is escaped
+        text = yaml.dump(value, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), **options)
+        if "\\U" not in text:  # libyaml escapes letters above U+FFFF
+            return text
+    return yaml.safe_dump(value, **options)
 
 
 def finite(value: Any) -> Any:

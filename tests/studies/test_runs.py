@@ -304,9 +304,10 @@ def test_a_folder_with_another_result_is_left_alone(merge, refusal, tmp_path, mo
 
 
 def test_a_damaged_config_is_one_sentence(refusal, tmp_path):
-    (tmp_path / "config.yaml").write_text("{")
-    for merge in ([], ["--merge"]):
-        assert "config.yaml' must be YAML: remove it" in refusal("study", "width", "--out", tmp_path, *merge)
+    for damaged in ("{", "command: study\ncommand: study", "[" * 100_000):
+        (tmp_path / "config.yaml").write_text(damaged)
+        for merge in ([], ["--merge"]):
+            assert "config.yaml' must be YAML: remove it" in refusal("study", "width", "--out", tmp_path, *merge)
 
 
 def test_merging_a_folder_that_does_not_exist_is_refused(refusal, tmp_path):

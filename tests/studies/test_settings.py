@@ -205,6 +205,8 @@ def test_plan_lists_runs(command, refusal):
         (["width", "--set", "base.data.tokens.x=5"], "goes into 'tokens', which is a value"),
         (["width", "--set", "base"], "must be key=value"),
         (["width", "--set", "base.data.text=[a"], "must be YAML"),
+        (["width", "--set", "base.data={tokens: 5, tokens: 6}"], "must be YAML: quote it, and give every key once."),
+        (["width", "--set", "base.data.text=" + "[" * 9999 + "]" * 9999], "must be YAML"),
         (["width", "--set", "base.data.tokns=5"], "'data.tokns' is no key of a recipe: did you mean 'tokens'?"),
         (["width", "--from", "x"], "goes with --merge"),
         (["width", "--merge", "--piece", "1"], "leave them out"),

@@ -287,6 +287,10 @@ def test_files_that_are_no_recipe(tmp_path):
         ),
         ("train:\n  seed: 1\n  clip: 2\n  seed: 3", r"got 'seed' in line 2 and again in line 4"),
         ("\xff", "must be YAML"),
+        (
+            "model: " + "[" * 100_000 + "]" * 100_000,
+            r"'a\.yaml' must be YAML: .* at most 200 levels deep, got more: take",
+        ),
     ):
         (tmp_path / "a.yaml").write_text(text, encoding="latin-1")
         with pytest.raises(ValueError, match=sentence):

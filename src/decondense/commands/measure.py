@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from ..files import first_process, write_csv, write_text
+from ..files import first_process, from_yaml, write_csv, write_text
 from ..words import from_where, several, span
 from . import options as o
 from .compare import run_comparison
@@ -87,7 +87,7 @@ def _same(folder: Path, config: dict[str, Any]) -> bool:
     if not file.exists():
         return False
     try:
-        there = yaml.safe_load(file.read_text(encoding="utf-8"))
+        there = from_yaml(file.read_text(encoding="utf-8"))
     except (ValueError, yaml.YAMLError):
         return False
     return isinstance(there, dict) and all(there.get(k) == v for k, v in config.items() if k not in ELSEWHERE)

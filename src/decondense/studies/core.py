@@ -26,7 +26,7 @@ from typing import Any
 import yaml
 
 from .. import records
-from ..files import safe_name, versions, write_csv, write_text
+from ..files import from_yaml, safe_name, versions, write_csv, write_text
 from ..records import Training, find
 from ..stats.verdicts import UNDECIDED
 from ..words import duration, perhaps, round_to, several
@@ -245,8 +245,8 @@ def check_folder(folder: Path) -> None:
 def _config(folder: Path) -> Settings | None:
     file = folder / "config.yaml"
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
-    except (yaml.YAMLError, UnicodeDecodeError):
+        content = from_yaml(file.read_text(encoding="utf-8")) if file.is_file() else None
+    except (yaml.YAMLError, ValueError):
         raise ValueError(f"{str(file)!r} must be YAML: remove it to go on with the settings of the scale.") from None
     return content if isinstance(content, dict) and content.get("command") == "study" else None
 
