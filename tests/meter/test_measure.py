@@ -200,11 +200,25 @@ def test_what_two_processes_began_one_may_go_on_with_and_stop_again(stories, pro
         with pytest.raises(Interrupted):
             measure(stories, progress=stop_after(1), **options)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["partial-0.npz", "partial-1.npz"]
-    monkeypatch.undo()
-    for windows in (3, 4):
+    for world, windows in ((2, 2), (2, 3), (1, 4)):
+        monkeypatch.setattr("decondense.meter.processes.join_group", lambda world=world: (0, world))
         with pytest.raises(Interrupted) as caught:
             measure(stories, resume=True, progress=stop_after(windows), **options)
-        assert caught.value.result.record.windows_done == windows
+        assert caught.value.result.record.windows_done == windows, "those of the other process are known too"
+        rows = [np.load(tmp_path / f"partial-{rank}.npz")["windows"].size for rank in (0, 1)]
+        assert rows == [windows - 1, 1], "and stay in its file"
+    monkeypatch.undo()
+    first = (tmp_path / "partial-0.npz").read_bytes()
+    for name, sentence in (
+        ("partial-old.npz", r"partial-old\.npz is no partial measurement: delete it and start again\.$"),
+        ("partial-0 (1).npz", r"partial-0 \(1\)\.npz is no partial measurement: delete it"),
+        ("partial-00.npz", r"partial-00\.npz is no partial measurement: delete it"),
+        ("partial-3.npz", r"but 0 is in partial-0\.npz and in partial-3\.npz: delete one of them, and resume\.$"),
+    ):
+        (tmp_path / name).write_bytes(first)
+        with pytest.raises(ValueError, match=sentence):
+            measure(stories, resume=True, progress=lambda *_: pytest.fail("too late"), **options)
+        (tmp_path / name).unlink()
     resumed = measure(stories, resume=True, **options)
     assert resumed.mean_cosine == pytest.approx(whole.mean_cosine, abs=1e-6)
     assert resumed.record.histogram == whole.record.histogram

@@ -60,6 +60,9 @@ def test_saving_and_opening(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["partial-0.npz"]
     with pytest.raises(ValueError, match="belongs to another measurement"):
         Tally.open(tmp_path / "partial-0.npz", "other")
-    (tmp_path / "partial-0.npz").write_bytes(b"nonsense")
-    with pytest.raises(ValueError, match="is no partial measurement"):
-        Tally.open(tmp_path / "partial-0.npz", "key")
+    half = (tmp_path / "partial-0.npz").read_bytes()[:500]
+    np.savez(tmp_path / "other.npz", a=1)
+    for damaged in (b"nonsense", b"", half, (tmp_path / "other.npz").read_bytes()):
+        (tmp_path / "partial-0.npz").write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"partial-0\.npz is no partial measurement: delete it and start again\.$"):
+            Tally.open(tmp_path / "partial-0.npz", "key")

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -178,7 +179,8 @@ def measure(
         except KeyboardInterrupt:
             if store is not None and tally.rows:
                 tally.save(store, key)
-            known = functools.reduce(Tally.merge, left, tally)
+            others = [part for number, part in parts.items() if number != rank]  # as they were: they may run on
+            known = functools.reduce(Tally.merge, others, tally)
             raise Interrupted(finish(known) if known.rows else None) from None
         stage("computing the intervals")
         return finish(
@@ -292,5 +294,16 @@ def _resume(folder: AnyPath | None, key: str) -> dict[int, Tally]:
     """Number of a process → what it had found."""
     if folder is None:
         raise ValueError("resume must know where the partial measurement lies: give its output folder.")
-    files = {int(path.stem.removeprefix("partial-")): path for path in Path(folder).glob("partial-*.npz")}
-    return {number: Tally.open(files[number], key) for number in sorted(files)}
+    parts: dict[int, Tally] = {}
+    held: dict[int, str] = {}
+    for path in sorted(Path(folder).glob("partial-*.npz")):
+        if not (named := re.fullmatch(r"partial-(0|[1-9][0-9]*)\.npz", path.name)):
+            raise ValueError(f"{path} is no partial measurement: delete it and start again.")
+        parts[int(named[1])] = part = Tally.open(path, key)
+        if twice := held.keys() & part.rows.keys():
+            raise ValueError(
+                f"a window may be in one partial measurement, but {min(twice)} is in {held[min(twice)]} and in "
+                f"{path.name}: delete one of them, and resume."
+            )
+        held |= dict.fromkeys(part.rows, path.name)
+    return parts

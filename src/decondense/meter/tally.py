@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -72,9 +73,10 @@ class Tally:
         try:
             with np.load(path, allow_pickle=False) as stored:
                 arrays = dict(stored)
-        except (OSError, ValueError, EOFError) as error:
+            belongs = str(arrays["key"])
+        except (OSError, ValueError, EOFError, KeyError, BadZipFile) as error:
             raise ValueError(f"{path} is no partial measurement: delete it and start again.") from error
-        if str(arrays["key"]) != key:
+        if belongs != key:
             raise ValueError(
                 f"{path} belongs to another measurement (model, text, windows, tokens, seed or views differ): "
                 "repeat the first command, or choose another output folder."
