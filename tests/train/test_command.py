@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from functools import partial
 from pathlib import Path
 
@@ -265,10 +266,14 @@ def test_a_dry_run_refuses_the_folder_that_the_run_refuses(recipe):
 def test_a_dry_run_refuses_a_folder_that_is_closed(recipe, monkeypatch):
     closed = recipe.parent / "closed"
     closed.mkdir()
-    monkeypatch.setattr("decondense.train.folder.os.access", lambda path, mode: Path(path) != closed)  # binds root too
-    code, _, told = run(recipe, "--out", "closed/x/y", "--dry-run")
-    assert (code, "'closed/x/y' must be writable: permission denied; choose" in told) == (2, True)
-    assert not any(closed.iterdir())
+    for lacks in (os.W_OK, os.X_OK):  # a stand-in, which binds root too
+        monkeypatch.setattr(
+            "decondense.train.folder.os.access",
+            lambda path, mode, lacks=lacks: Path(path) != closed or not mode & lacks,
+        )
+        code, _, told = run(recipe, "--out", "closed/x/y", "--dry-run")
+        assert (code, "'closed/x/y' must be writable: permission denied; choose" in told) == (2, True)
+        assert not any(closed.iterdir())
 
 
 def test_a_dry_run_says_what_would_go_on(recipe, monkeypatch):

@@ -113,7 +113,7 @@ def would_go_on(folder: Path, recipe: Recipe, *, resume: bool) -> str | None:
         if not there.is_dir():
             reason = errno.EEXIST if there == folder else errno.ENOTDIR
             raise OSError(reason, os.strerror(reason))
-        if not os.access(there, os.W_OK):
+        if not os.access(there, os.W_OK | os.X_OK):
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))
     if finished(folder) is not None and resume:
         check_recipe(folder, recipe, resume=True)
