@@ -17,8 +17,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 		{ echo "Python 3.11 or newer is needed, got $$($(PYTHON) --version): set PYTHON=python3.11"; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv --without-pip $(VENV)
 	@echo "downloading and installing into $(VENV), pinned by constraints.txt …"
-	@$(PYTHON) -m pip --python $(BIN)/python install $(PIN) --quiet --no-compile pip uv 2>/dev/null || \
-		$(BIN)/python -m ensurepip
+	@said=$$($(PYTHON) -m pip --python $(BIN)/python install $(PIN) --quiet --no-compile pip uv 2>&1) || \
+		$(BIN)/python -m ensurepip || { echo "$$said"; \
+		echo "$(PYTHON) needs pip or ensurepip: install one of them, on Debian python3-pip or python3-venv"; exit 2; }
 	@{ test -x $(BIN)/uv || $(PIP) --quiet uv; } && $(UV) --editable ".[dev]" && $(UV) --quiet --no-deps $(TORCHTITAN) || \
 		{ echo "uv could not do it, pip will" && $(PIP) torch && $(PIP) --editable ".[dev]" && \
 		$(PIP) --quiet --no-deps $(TORCHTITAN); }
