@@ -102,30 +102,18 @@ class Comparison:
         Trends of models of different depth are not compared (see ``notes``)."""
         rows = {"size": ("size", "sizes"), "checkpoint": ("checkpoint order", "checkpoints")}
         what, of = rows.get(self.axis, ("", "results"))
-        models = self._models
+        models, mean = self._models, lambda some: float(np.mean(some))
         places = [own[0].record.model.parameters if what == "size" else i for i, own in enumerate(models)]
         if self.paired or not what or len(set(places)) < 3:
             models, places, of = [[r] for r in self.results], [], "results"
-        values = [("mean cosine", 3, [np.mean([records.in_short(r.record).blocks for r in own]) for own in models])]
+        values = [("mean cosine", 3, [mean([records.in_short(r.record).blocks for r in own]) for own in models])]
         if len({r.layers for r in self.results}) == 1:
-            values.append(("Spearman over depth", 2, [np.mean([r.spearman for r in own]) for own in models]))
+            values.append(("Spearman over depth", 2, [mean([r.spearman for r in own]) for own in models]))
         if self.paired:
             higher = [f"the higher {name} in {int(np.sum(np.diff(v)[::2] > 0))}" for name, _, v in values]
             higher[0] += f" of {len(models) // 2} pairs"
             return f"the second of the pair has {', '.join(higher)}"
-        said = []
-        for name, digits, found in values:
-            known = [i for i, value in enumerate(found) if math.isfinite(value)]
-            each = [float(found[i]) for i in known]
-            if not each:
-                said.append(f"{name} undefined")
-                continue
-            said.append(f"{name} from {span(min(each), digits=digits)} to {span(max(each), digits=digits)}")
-            said[-1] += f" (undefined in {len(found) - len(known)})" if len(known) < len(found) else ""
-            if places:
-                rho = rank_correlation([places[i] for i in known], np.round(each, 12))
-                changes = f"which does not change with {what}" if len({*np.round(each, 12)}) == 1 else ""
-                said[-1] += f", {changes or f'rank correlation with {what} {span(rho)}'}"
+        said = [_range(name, each, digits) + _change(places, each, what) for name, digits, each in values]
         averaged = ", each the mean of its results" if any(len(own) > 1 for own in models) else ""
         return f"over {len(set(places)) or len(models)} {of}{averaged}: {'; '.join(said)}"
 
@@ -247,6 +235,22 @@ def _saved(item: Any) -> Condensation | None:
     if isinstance(record, records.Training) and path.is_dir():
         return None  # its model is measured
     raise ValueError(f"{str(item)!r} is a result of the kind {record.kind}: compare takes measurements and models.")
+
+
+def _range(name: str, values: Sequence[float], digits: int) -> str:
+    known = [value for value in values if math.isfinite(value)]
+    if not known:
+        return f"{name} undefined"
+    some = f" (undefined in {len(values) - len(known)})" if len(known) < len(values) else ""
+    return f"{name} from {span(min(known), digits=digits)} to {span(max(known), digits=digits)}{some}"
+
+
+def _change(places: Sequence[float], values: Sequence[float], what: str) -> str:
+    """How those that are defined change along their places; nothing where there are none."""
+    known = [(place, round(value, 12)) for place, value in zip(places, values) if math.isfinite(value)]
+    if len({value for _, value in known}) == 1:
+        return f", which does not change with {what}"
+    return f", rank correlation with {what} {span(rank_correlation(*zip(*known)))}" if known else ""
 
 
 def _axis(results: list[Condensation], paired: bool) -> str:

@@ -17,6 +17,9 @@ from .outcomes import paired_outcomes
 from .runs import MATTERS_NATS, MATTERS_POINTS, MATTERS_SHARE, Runs, cosine
 
 UNIT = "training seed"
+NONE = "cross-entropy"  # the arm without a loss, of models that are trained from nothing
+SMALLEST = 0.005  # nats per token: the smallest effect that matters for those
+BETWEEN = " · "  # the parts of an arm's name
 Pairs = list[tuple[np.ndarray, np.ndarray]]
 KINDS = {"correct": (100.0, MATTERS_POINTS), "log_share": (1.0, MATTERS_SHARE)}  # in points, in nats per item
 

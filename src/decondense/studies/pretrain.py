@@ -24,14 +24,11 @@ from ..stats.crossed import crossed_macro
 from ..stats.significance import holm
 from ..stats.verdicts import Decision, from_interval, interval, resolves
 from ..words import amount, signed, slug
-from .contrasts import below_everywhere, by_texts, over_items
+from .contrasts import BETWEEN, NONE, SMALLEST, below_everywhere, by_texts, over_items
 from .runs import MATTERS_POINTS, MATTERS_SHARE, Conclusion, Runs, Settings, by_document, cosine, quantisation
 from .settings import joined
 from .why import in_words, why
 
-NONE = "cross-entropy"
-SMALLEST = 0.005  # nats per token: the smallest effect that matters
-BETWEEN = " · "
 # what is told of the tasks: column, kind of outcome, one task or all, digits and words
 AVERAGE = f"Average over tasks minus cross-entropy's, points (matters from {MATTERS_POINTS:g})"
 LIKELIHOOD = f"Log-likelihood of what is right, nats per item (matters from {MATTERS_SHARE:g})"

@@ -18,15 +18,11 @@ from typing import Any
 from ..figures.studies import curves, effects
 from ..stats.verdicts import Decision
 from ..words import list_of
-from .contrasts import below_everywhere, over_documents
+from .contrasts import BETWEEN, NONE, SMALLEST, below_everywhere, over_documents
 from .runs import Conclusion, Runs, Settings, by_document, cosine
 from .settings import joined
 
-NONE = "cross-entropy"
-SMALLEST = 0.005  # nats per token, as in `pretrain`
-BETWEEN = " · "
 METRICS = (by_document, cosine)
-
 Place = tuple[str, str]  # loss, model
 
 
@@ -41,6 +37,16 @@ def arms(named: Settings) -> Settings:
     }
 
 
+def levels_of(runs: Runs, seed: int) -> dict[Place, dict[float, float]]:
+    """(loss, model) → rate → held-out loss with this seed."""
+    levels: dict[Place, dict[float, float]] = {}
+    for arm, seeds in runs.table.items():
+        loss, model, rate = arm.split(BETWEEN)
+        if seed in seeds:
+            levels.setdefault((loss, model), {})[float(rate)] = by_document(seeds[seed])
+    return levels
+
+
 def choices(runs: Runs, arms: Iterable[str], seed: int) -> dict[Place, tuple[str, bool]]:
     """(loss, model) → the arm with the lowest held-out loss in this seed, and whether its rate is an end of the list;
     where its neighbours in the list were run with the seed as well."""
@@ -49,16 +55,14 @@ def choices(runs: Runs, arms: Iterable[str], seed: int) -> dict[Place, tuple[str
         loss, model, rate = arm.split(BETWEEN)
         listed.setdefault((loss, model), []).append(float(rate))
     chosen: dict[Place, tuple[str, bool]] = {}
-    for place, rates in listed.items():
-        rates.sort()
-        names = {rate: BETWEEN.join((*place, f"{rate:g}")) for rate in rates}
-        levels = {r: by_document(runs.table[n][seed]) for r, n in names.items() if seed in runs.table.get(n, {})}
+    for place, levels in levels_of(runs, seed).items():
+        rates = sorted(listed[place])
         finite = {rate: level for rate, level in levels.items() if math.isfinite(level)}
         if finite:
             best = min(finite, key=finite.__getitem__)
             at = rates.index(best)
             if all(rate in levels for rate in rates[max(0, at - 1) : at + 2]):
-                chosen[place] = (names[best], best in (rates[0], rates[-1]))
+                chosen[place] = (BETWEEN.join((*place, f"{best:g}")), best in (rates[0], rates[-1]))
     return chosen
 
 
@@ -92,7 +96,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         margin=SMALLEST, colours=[losses.index(loss) for loss, _ in found], level=level,
         note=f"dots: seeds; bars: {100 * level:.3g} % intervals over them; shaded: too small to matter",
     )  # fmt: skip
-    panels = _panels(runs, losses, models, first)
+    panels = _panels(levels_of(runs, first), losses, models)
     note = f"seed {first} alone, which chooses the rates; all axes of loss have the same span"
     draw = partial(curves, panels, note=note) if panels else None
     table = _table(runs, fresh, first, [arm for arm, _ in chosen.values()], decisions)
@@ -127,16 +131,15 @@ def _table(
     return columns, rows
 
 
-def _panels(runs: Runs, losses: Sequence[str], models: Sequence[str], seed: int) -> list[Settings]:
+def _panels(
+    known: Mapping[Place, Mapping[float, float]], losses: Sequence[str], models: Sequence[str]
+) -> list[Settings]:
     """For every model held-out loss over the rates, with the seed that was run at all of them."""
     panels: list[Settings] = []
     for model in models:
-        series: dict[str, tuple[list[float], list[list[float]]]] = {}
-        for loss in losses:
-            mine = [arm for arm in runs.arms if arm.split(BETWEEN)[:2] == [loss, model] and seed in runs.table[arm]]
-            points = sorted((float(_rate(arm)), by_document(runs.table[arm][seed])) for arm in mine)
-            series |= {loss: ([rate for rate, _ in points], [[level] for _, level in points])} if points else {}
-        ticks = sorted({rate for rates, _ in series.values() for rate in rates})
+        of = {loss: known[loss, model] for loss in losses if (loss, model) in known}
+        series = {loss: (sorted(each), [[each[rate]] for rate in sorted(each)]) for loss, each in of.items()}
+        ticks = sorted({rate for each in of.values() for rate in each})
         axes = {"x": "learning rate", "scale": "log", "ticks": ticks, "y": "held-out loss, nats per token"}
         panels += [{"title": model, "series": series, "names": losses} | axes] if series else []
     levels = [[level for _, points in panel["series"].values() for (level,) in points] for panel in panels]

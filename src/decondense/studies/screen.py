@@ -18,10 +18,10 @@ from typing import Any
 from ..figures.studies import curves
 from ..stats.verdicts import UNDECIDED
 from ..words import list_of, signed
+from .contrasts import NONE
 from .runs import Conclusion, Runs, Settings, by_document, cosine, quantisation
 from .settings import joined, loss_of
 
-NONE = "cross-entropy"
 TUNED = re.compile(r"( warm-up \d+ %)? @ .*")  # the end of a name: what every arm may choose for itself
 
 
