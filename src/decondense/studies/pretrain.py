@@ -208,8 +208,7 @@ def _why(
 
 
 def _verdict(decisions: Mapping[Cell, Decision], tokens: Mapping[Cell, int]) -> str:
-    """At the largest budget of each model; see the criterion."""
-    largest = {cell[1]: cell[2] for cell in sorted(tokens, key=tokens.__getitem__)}
-    losses = {loss for loss, *_ in tokens if loss != NONE}
-    ends = [[decisions.get((loss, *place)) for place in largest.items()] for loss in losses]
-    return below_everywhere(ends, SMALLEST)
+    """For each loss and model at the largest budget that both have; see the criterion."""
+    ends = {cell[:2]: decisions[cell] for cell in sorted(decisions, key=tokens.__getitem__)}
+    models, losses = {model for _, model, _ in tokens}, {loss for loss, *_ in tokens if loss != NONE}
+    return below_everywhere([[ends.get((loss, model)) for model in models] for loss in losses], SMALLEST)
