@@ -178,7 +178,7 @@ def test_what_changes_is_told_seed_by_seed_and_by_hand(tmp_path):
         )
         runs.append(training(arm, seed, {"one": [3.0, 3.1 + added]}, held_out_by=by, history=history))
     end = study.conclude(Runs(runs, list(settings["arms"])), settings)
-    panels = end.more["why-llama.png"].args[0]
+    panels = end.more["why-llama-1-02k.png"].args[0]
     (name,) = panels[0]["series"]
     assert panels[0]["series"][name] == ([256], [pytest.approx([-0.1, -0.2])])
     places, values = panels[2]["series"][name]
@@ -187,8 +187,13 @@ def test_what_changes_is_told_seed_by_seed_and_by_hand(tmp_path):
     assert list(panels[1]["series"]) == [name, "cross-entropy"]
     assert all(panel["names"] == [name, "cross-entropy"] for panel in panels)  # the same colour in all
     assert [panel["legend"] for panel in panels] == [False, True, False, False]  # where all arms are
-    assert end.more["why-llama.png"].keywords["note"].startswith("llama, 1.02k tokens, 2 seeds: ")
-    assert end.more["why-llama.png"](tmp_path / "why-llama.png").stat().st_size > 1000
+    assert end.more["why-llama-1-02k.png"].keywords["note"].startswith("llama, 1.02k tokens, 2 seeds: ")
+    assert end.more["why-llama-1-02k.png"](tmp_path / "why-llama-1-02k.png").stat().st_size > 1000
+    assert list(end.more) == ["why-llama-1-02k.png"]  # whose losses are those of the smaller budget
+    less = Runs(
+        [run for run in runs if run.record.arm != "decorrelation last 1 · llama · 1.02k"], list(settings["arms"])
+    )
+    assert list(study.conclude(less, settings).more) == ["why-llama-512.png"]
     assert confirmed({"512": 0.0, "1.02k": 0.0}).more == {}  # runs that keep no such thing
 
 
@@ -205,7 +210,7 @@ def test_what_only_some_runs_keep_is_shown_where_all_have_it():
             for i, noise in enumerate(noises)
         ]
         runs.append(training(arm, seed, {"one": [3.0]}, held_out_by=by, probes=probes))
-    panels = study.conclude(Runs(runs, list(settings["arms"])), settings).more["why-llama.png"].args[0]
+    panels = study.conclude(Runs(runs, list(settings["arms"])), settings).more["why-llama-1-02k.png"].args[0]
     by_title = {panel["title"]: panel["series"] for panel in panels}
     assert by_title["Gradient"]["cross-entropy"] == ([0], [[1.0, 2.0]])
     assert by_title["Last state: frequency"]["cross-entropy"] == ([0, 256], [[0.1, 0.1]] * 2)

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from ..figures.studies import curves
+from ..records import Training
 from ..stats.crossed import crossed_macro
 from ..stats.significance import holm
 from ..stats.verdicts import Decision, from_interval, interval, resolves
@@ -186,25 +187,32 @@ def _beside(cells: Mapping[int, list[float]], place: int, of: int) -> tuple[list
 def _why(
     runs: Runs, tokens: Mapping[Cell, int], settings: Settings, names: Sequence[str]
 ) -> dict[str, Callable[[Path], object]]:
-    """A figure of what changes for every model: its largest budget at which a loss has three seeds, or as many as any
-    has."""
-    best: dict[str, tuple[int, int]] = {}
+    """What changes, a figure for each model: at the largest budget at which a loss has three seeds, or as many as any
+    has, and at smaller ones for losses that none of those has."""
+    places = sorted({cell[1:]: None for cell in tokens}, key=lambda place: -tokens[(NONE, *place)])
+    kept = {place: _paired(runs, {c[0]: BETWEEN.join(c) for c in tokens if c[1:] == place}) for place in places}
+    drawn: set[tuple[str, str]] = set()
     figures: dict[str, Callable[[Path], object]] = {}
-    for place in {cell[1:]: None for cell in tokens}:
-        arms = {cell[0]: runs.table.get(BETWEEN.join(cell), {}) for cell in tokens if cell[1:] == place}
-        whole = {loss: {s: r for s, r in arm.items() if r.held_out_by and r.snapshots} for loss, arm in arms.items()}
-        base = whole.pop(NONE, {})
-        paired = {loss: {s: run for s, run in arm.items() if s in base} for loss, arm in whole.items()}
-        losses = {loss: arm for loss, arm in paired.items() if arm}
-        seeds = [len(arm) for arm in losses.values()]
-        count = (min(max(seeds, default=0), 3), tokens[(NONE, *place)])
-        if losses and count > best.get(place[0], (0, 0)):
-            best[place[0]] = count
+    for place, (base, losses) in kept.items():
+        seeds = [len(arm) for other, (_, arms) in kept.items() if other[0] == place[0] for arm in arms.values()]
+        enough = {(place[0], loss) for loss, arm in losses.items() if len(arm) >= min(max(seeds), 3)}
+        if not enough <= drawn:
             recipe = joined(settings["base"], settings["arms"][BETWEEN.join((NONE, *place))])
-            figures[f"why-{slug(place[0])}.png"] = partial(
-                curves, why(base, losses, recipe, names), note=in_words(", ".join(place), seeds), columns=2
-            )
+            said = in_words(", ".join(place), [len(arm) for arm in losses.values()])
+            figures[f"why-{slug(*place)}.png"] = partial(curves, why(base, losses, recipe, names), note=said, columns=2)
+        drawn |= enough
     return figures
+
+
+def _paired(runs: Runs, arms: Mapping[str, str]) -> tuple[dict[int, Training], dict[str, dict[int, Training]]]:
+    """Cross-entropy's runs that kept what is drawn, and those of the losses with the same seeds: by loss and seed."""
+    whole = {
+        loss: {seed: run for seed, run in runs.table.get(arm, {}).items() if run.held_out_by and run.snapshots}
+        for loss, arm in arms.items()
+    }
+    base = whole.pop(NONE, {})
+    paired = {loss: {seed: run for seed, run in arm.items() if seed in base} for loss, arm in whole.items()}
+    return base, {loss: arm for loss, arm in paired.items() if arm}
 
 
 def _verdict(decisions: Mapping[Cell, Decision], tokens: Mapping[Cell, int]) -> str:
