@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from test_quoted_results import PLAIN, RESULTS, STUDIES, estimate, runs, table
+from test_quoted_results import PLAIN, README, RESULTS, STUDIES, estimate, runs, table
 
 from decondense.records import Training, read
 from decondense.stats.crossed import crossed_macro
@@ -72,7 +72,7 @@ def test_twice_the_tokens():
     )
     assert ahead in prose
     assert [gap[0] for gap in gaps.values()] == ["−", "−", "+", "−"]
-    row = next(row for row in table("pretrain") if row["tokens"] == 16e7)
+    row = next(row for row in table("pretrain") if (row["model"], row["tokens"]) == ("gpt2 at 0.005", 16e7))
     cell = estimate("pretrain")["cells"][f"uniformity last 0.1 · {place}"]
     ends = [signed(x, 3) for x in (row["difference"], row["low"], row["high"], cell["low"], cell["high"])]
     assert "in one: {} [{}, {}], at the corrected level [{}, {}].".format(*ends) in prose
@@ -147,6 +147,106 @@ def test_twice_the_tokens():
     assert told.format(fallen, low, high, "{:.2f} to {:.2f}".format(*plainly)) in prose
 
 
+def test_the_llama_with_twice_the_tokens():
+    prose, kept, place = " ".join(RESULTS.split()), runs("pretrain"), "llama · 160M"
+    base, uniform, dispersed = (kept[f"{arm} · {place}"] for arm in (PLAIN, *LOSSES))
+    assert list(base) == list(uniform) == list(dispersed) == [11, 12, 13, 14]
+    rows = [next(r for r in table("pretrain") if (r["loss"], r["model"]) == (loss, "llama")) for loss in LOSSES]
+    assert [row["tokens"] for row in rows] == [16e7, 16e7]
+    cells = [estimate("pretrain")["cells"][f"{loss} · {place}"] for loss in LOSSES]
+    ends = [f"[{signed(cell['low'], 3)}, {signed(cell['high'], 3)}]" for cell in cells]
+    assert "Both last, uniformity's with {} and dispersion's with {}.".format(*ends) in prose
+    assert min(cell["low"] for cell in cells) > 0
+    for arm in (uniform, dispersed):  # "harms in every seed and every text"
+        for seed, run in arm.items():
+            assert all((treated - plain).mean() > 0 for plain, treated in by_texts([base[seed]], [run]))
+    assert {round(160 / (1 - row["tokens_saved"])) for row in rows} == {143}  # "143M tokens without a loss would do"
+    assert "143M tokens without a loss would have done as well as 160M with either" in prose
+
+    steps = [h.step for h in base[11].history]
+    gaps = [
+        {st: [logged(arm[s], st) - logged(base[s], st) for s in base] for st in steps} for arm in (uniform, dispersed)
+    ]
+    best = [min((np.mean(seeds), step) for step, seeds in gap.items()) for gap in gaps]
+    (led, at), (less, sooner) = ((-gap, step * 32768 / 1e6) for gap, step in best)
+    words = "leads by up to {:.3f} nats (after {:.0f}M tokens), dispersion by up to {:.3f} (after {:.0f}M)."
+    assert words.format(led, at, less, sooner) in prose
+    since = [max(st for st in steps if min(gap[st]) <= 0) for gap in gaps]  # the last step at which a seed is ahead
+    behind = [steps[steps.index(step) + 1] * 32768 / 1e6 for step in since]
+    assert "behind in every seed from {:.0f}M on, dispersion from {:.0f}M.".format(*behind) in prose
+
+    def over(gap: dict[int, list[float]], low: float, high: float) -> float:
+        return float(np.mean([seeds for step, seeds in gap.items() if low <= step * 32768 / 1e6 < high]))
+
+    early, late = ([over(gap, *ends) for gap in gaps] for ends in ((64, 80), (140, 161)))
+    words = "{:.3f} nats until 80M and {:.3f} over the last 20M with uniformity, {:.3f} and {:.3f} with dispersion."
+    assert words.format(early[0], late[0], early[1], late[1]) in prose
+
+    shots = [[run.snapshots[-1] for run in arm.values()] for arm in (base, uniform, dispersed)]
+    blocks = [np.mean([shot.blocks for shot in arm]) for arm in shots]
+    assert f"mean cosine of the blocks from {blocks[0]:.3f} to {blocks[2]:.3f}, and the loss rises" in prose
+    assert f"from a mean cosine of {blocks[0]:.3f} to {blocks[2]:.3f}" in " ".join(README.split())
+    trend = [signed(np.mean([shot.spearman for shot in arm]), 2) for arm in shots]
+    words = "Spearman is {} with dispersion, {} with cross-entropy and {} with uniformity."
+    assert words.format(trend[2], trend[0], trend[1]) in prose
+    depth = [np.mean([shot.mean_cosine for shot in arm], 0) for arm in shots]
+    words = "grows from {:.2f} after the first block to {:.2f} after the last; with cross-entropy it falls from {:.2f}"
+    assert words.format(depth[2][1], depth[2][-1], depth[0][2]) in prose
+    assert f"after the second to {depth[0][-1]:.2f}." in prose
+    assert np.argmax(depth[0]) == 2
+    assert f"takes the last state's from {depth[0][-1]:.3f} to {depth[1][-1]:.3f} and" in prose
+
+    def apart(kind: str, arm: dict[int, Training]) -> np.ndarray:
+        pairs = [(arm[s].held_out_by[kind], base[s].held_out_by[kind]) for s in base]
+        return np.array([[a["loss"] - b["loss"] for a, b in zip(*pair)] for pair in pairs]).mean(0)
+
+    rare = [[signed(apart("frequency", arm)[i], 3) for i in (0, 9)] for arm in (uniform, dispersed)]
+    words = (
+        "uniformity from {} nats in the most frequent tenth of the text to {} in the rarest, dispersion from {} to {}."
+    )
+    assert words.format(*rare[0], *rare[1]) in prose
+    assert all((apart("frequency", arm) > 0).all() for arm in (uniform, dispersed))
+    assert all(np.ptp(apart("position", arm)) < 0.006 for arm in (uniform, dispersed))
+
+    def told(column: str, digits: int) -> list[str]:
+        ends = [[signed(row[f"{column}_{end}"], digits) for end in ("difference", "low", "high")] for row in rows]
+        return [f"{middle} [{low}, {high}]" for middle, low, high in ends]
+
+    word = rows[1]
+    lost = "{:.2f} nats [{:.2f}, {:.2f}]".format(
+        *(-word[f"lambada_nats_{end}"] for end in ("difference", "high", "low"))
+    )
+    assert f"LAMBADA's last words falls by {lost}, and" in prose
+    listed = lost.replace(" nats [", " nats of log-likelihood, 98.8 % interval [")
+    assert f"LAMBADA's last words lose {listed};" in RESULTS
+    assert f"and costs {lost.partition(' [')[0]} on LAMBADA's last words" in " ".join(README.split())
+    assert f"With uniformity it is {told('lambada_nats', 2)[0]}, though" in prose
+    points, nats = told("points", 2), told("nats", 3)
+    assert f"by {points[0].replace(' [', ' points [')} with uniformity and {points[1]} with dispersion, the" in prose
+    assert f"right answers by {nats[0].replace(' [', ' nats per item [')} and {nats[1]}: what" in prose
+    guessed = [
+        [
+            read(STUDIES / f"pretrain/runs/{arm}-llama-160M-seed-{seed}/outcomes.json").scores["lambada_openai"]
+            for seed in base
+        ]
+        for arm in FOLDERS
+    ]
+    shares = [100 * np.mean(arm) for arm in guessed]
+    assert f"{shares[2]:.1f} % of them are guessed instead of {shares[0]:.1f} %, fewer in every seed." in prose
+    assert all(d < b for b, d in zip(guessed[0], guessed[2]))
+
+    four, eight = told("int4", 4), told("int8-int8", 4)
+    costs = [rows[0][f"{scheme}_cross_entropy"] for scheme in ("int4", "int8-int8")]
+    words = "int4 weights cost {:.4f} nats, which uniformity changes by {} and dispersion by {}, less in every seed."
+    assert words.format(costs[0], *four) in prose
+    assert "int8 weights and activations cost {:.4f}, which they change by {} and {}.".format(costs[1], *eight) in prose
+    assert all(quantisation("int4")(run) < quantisation("int4")(base[s]) for s, run in dispersed.items())
+    saved = -rows[1]["int4_difference"]
+    assert round(costs[0] / saved) == round(rows[1]["difference"] / saved) == 9  # "a ninth", of both
+    words = "Llama, 160M: dispersion {} of {:.4f}, where held-out loss is {:.3f} higher;"
+    assert words.format(four[1].replace(" [", " nats ["), costs[0], rows[1]["difference"]) in RESULTS
+
+
 def test_twice_the_width():
     """The GPT2 of width 768: losses, course, rounding."""
     prose, kept, place = " ".join(RESULTS.split()), runs("pretrain"), "gpt2 768 · 40M"
@@ -218,7 +318,7 @@ def test_tasks_at_twice_the_width():
     assert f"the average is {first} with uniformity and {points[1]} with dispersion where" in prose
     assert f"right answers {nats[0].replace(' [', ' nats per item [')} and {nats[1]} where" in prose
     assert f"their log-likelihood changes by {words[0].replace(' [', ' nats [')} and {words[1]}." in prose
-    assert all(d["level"] == 0.975 for cell in estimate("pretrain")["tasks"].values() for d in cell.values())
+    assert all(d["level"] == 0.9875 for cell in estimate("pretrain")["tasks"].values() for d in cell.values())
     scored = [
         [read(file.parent / "outcomes.json") for file in sorted(STUDIES.glob(f"pretrain/runs/{arm}-gpt2-768-*/*.json"))]
         for arm in FOLDERS
