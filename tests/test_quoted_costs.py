@@ -27,7 +27,7 @@ def test_losses_in_a_step():
     assert [name for name, ratio in last.items() if ratio > 1.003] == ["+ decorrelation, last"]
     assert f"decorrelation has {last['+ decorrelation, last']:.4f}, the others less" in KERNELS
     assert f"differ by up to {max(float(row['spread']) for row in rows('train_step_losses')):.4f}" in KERNELS
-    assert f"Measured again since: {ratios['+ first_order']:.3f} for first order on GPT2" in README
+    assert f"Other measurements of this version: {ratios['+ first_order']:.3f} for first order on GPT2" in README
 
 
 def of_turns(place: str, stream: str = "") -> tuple[list[float], list[float]]:
