@@ -90,7 +90,7 @@ def compare(options: Any, pair: Any, name: str) -> harness.Row:
     def ours(benchmark: Any) -> Any:
         with quiet():
             scorer = Scorer(*pair)
-        return own._run(benchmark, scorer, options.limit, None)
+        return own._run(benchmark, scorer, options.limit, lambda what, done, of: None)
 
     def theirs(benchmark: Any, size: int) -> Any:
         with quiet():

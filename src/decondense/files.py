@@ -216,6 +216,33 @@ def os_sentence(what: str, remedy: str) -> Iterator[None]:
         raise OSError(f"{what}: {os_reason(error)}; {remedy}.") from error
 
 
+def writable(path: Path, kind: str = "output folder") -> contextlib.AbstractContextManager[None]:
+    return os_sentence(f"the {kind} {str(path)!r} must be writable", "choose another with --out")
+
+
+@contextlib.contextmanager
+def output_folder(path: Path, kind: str = "output folder") -> Iterator[Path]:
+    """Make the folder and see that it can be written *before* minutes of work; leave no empty one behind."""
+    fresh = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        with writable(path, kind):
+            path.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=path, prefix=".writable-"):
+                pass
+        yield path
+    finally:
+        if first_process():
+            with contextlib.suppress(OSError):  # the first that is not empty ends it
+                for folder in fresh:
+                    folder.rmdir()
+
+
+def sole_writer(path: Path, kind: str = "folder") -> contextlib.AbstractContextManager[None]:
+    """Nobody else works in the folder meanwhile."""
+    busy = f"the {kind} {str(path)!r} is in use by another process: wait for it, or choose another with --out."
+    return locked(path / ".lock", busy=busy)
+
+
 def file_in(path: AnyPath, name: str) -> Path:
     """`path`, or `path`/`name` if it is a folder (it exists, or has no ending); folders are made."""
     target = Path(path)

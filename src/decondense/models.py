@@ -119,7 +119,7 @@ def load(
     target = None if spread else pick_device(device)
     precision = _dtype(dtype, "cpu" if target is None else target.type)
     with _one_sentence(source):
-        config = _configuration(source, trust_remote_code)
+        config = configuration(source, trust_remote_code)
         if config_changes:
             if not init:
                 raise ValueError("config_changes need init=True: trained weights do not fit another architecture.")
@@ -149,10 +149,10 @@ def check(name: AnyPath, *, revision: str | None = None, dtype: Any = None, trus
     _dtype(dtype, "cpu")
     source = resolve(name, revision=revision)
     with _one_sentence(source):
-        _configuration(source, trust_remote_code)
+        configuration(source, trust_remote_code)
 
 
-def _configuration(source: Source, trust_remote_code: bool) -> Any:
+def configuration(source: Source, trust_remote_code: bool) -> Any:
     from transformers import AutoConfig
 
     return AutoConfig.from_pretrained(source.location, **_hub_options(source, trust_remote_code))

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
+from ..files import output_folder
 from ..words import several
-from .terminal import err, out, output_folder, progress_bar, writing
+from .terminal import err, out, progress_bar, writing
 
 LARGE = 15_000_000
 

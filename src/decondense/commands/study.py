@@ -9,9 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
+from ..files import output_folder
 from ..words import cell, several
 from . import options as o
-from .terminal import err, out, output_folder, progress_bar, table, writing
+from .terminal import err, out, progress_bar, table, writing
 
 
 def study(

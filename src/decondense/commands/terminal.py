@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import json
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..files import first_process, locked, os_sentence, safe_name
+from ..files import first_process, os_sentence, output_folder, safe_name, sole_writer
 from ..words import duration
 
 # Names of models, texts and folders are no markup, and the ":train:" in them is no picture.
@@ -25,24 +24,6 @@ out = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
 err = Console(soft_wrap=True, highlight=False, markup=False, emoji=False, stderr=True)
 WORD = 16  # letters of a word that are kept together in a narrow table
 EVERY = 10.0  # seconds between lines of progress that go into a file or a pipe
-
-
-@contextlib.contextmanager
-def output_folder(path: Path) -> Iterator[Path]:
-    """Make the folder and see that it can be written *before* minutes of work; leave no empty one behind."""
-    fresh = [folder for folder in (path, *path.parents) if not folder.exists()]
-    with os_sentence(f"the output folder {str(path)!r} must be writable", "choose another with --out"):
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path, prefix=".writable-"):
-            pass
-    try:
-        yield path
-    except BaseException:
-        if first_process():
-            with contextlib.suppress(OSError):  # the first that is not empty ends it
-                for folder in fresh:
-                    folder.rmdir()
-        raise
 
 
 def default_folder(kind: str, model: str) -> Path:
@@ -66,11 +47,7 @@ def fresh_folder(path: Path, kind: str, *, force: bool = False) -> Iterator[Path
         raise ValueError(
             f"{str(path)!r} already holds a result: choose another folder with --out, or replace it with --force."
         )
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(output_folder(path))
-        if first_process():
-            busy = f"the folder {str(path)!r} is in use by another process: wait for it, or choose another with --out."
-            stack.enter_context(locked(path / ".lock", busy=busy))
+    with output_folder(path), sole_writer(path) if first_process() else contextlib.nullcontext():
         yield path
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,9 @@ from ..records import Evaluation
 from ..text import TEXTS, available, open_text
 from .items import Item, item_hash, summarise
 from .task_names import names_of
-from .tasks import Benchmark, bench_folder, build, data_files
+from .tasks import Benchmark, Progress, bench_folder, build, data_files
 from .unfinished import Parts
 
-Progress = Callable[[str, int, int], None]
 SELECTIONS = ("final", "held-out-loss")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "spiece.model", "vocab.txt")
 
@@ -69,8 +69,8 @@ def evaluate(
     names, texts = check(**locals())
     folder = bench_folder(data) if names or data else None
     opened = _open_texts(texts, folder)
-    started = None if progress is None else (lambda name: progress(f"reading {name}", 0, 1))
-    benchmarks = build(names, data=folder or "hub", shots=shots, seed=seed, started=started)
+    progress = progress or (lambda what, done, of: None)
+    benchmarks = build(names, data=folder or "hub", shots=shots, seed=seed, progress=progress)
     how = {"dtype": dtype, "device": device, "init": init, "seed": seed, "trust_remote_code": trust_remote_code}
     weights, tokenizer, about = _load(model, revision, how)
     from .perplexity import score_text
@@ -108,7 +108,9 @@ def evaluate(
         notes += _beyond(known, positions, tasks=bool(benchmarks), window=window if opened else None)
     prose: dict[str, Any] = {}
     for source in opened:
-        rows, prose[source.name] = score_text(source, scorer, tokens=window, progress=progress)
+        progress(f"reading {source.name}", 0, 1)
+        scorer.progress = functools.partial(progress, source.name)
+        rows, prose[source.name] = score_text(source, scorer, tokens=window)
         items += rows
     step, steps = about.get("step"), about.get("steps")
     checkpoint = {"selected_by": selected_by, "step": step, "steps": steps, "training_seed": training_seed}
@@ -169,8 +171,7 @@ def _load(model: Any, revision: str | None, how: dict[str, Any]) -> tuple[Any, A
         if len(model) != 2:
             raise TypeError(f"a model in memory must be a pair (model, tokenizer), got {len(model)} things.")
         weights, tokenizer = model
-        about: dict[str, Any] = {"name": "in memory", "description": type(weights).__name__, "kind": "memory"}
-        about["revision"] = None
+        source = models.Source("in memory", "memory", "", type(weights).__name__)
     else:
         source = models.resolve(model, revision=revision)
         if source.kind == "folder" and not any((Path(source.location) / name).exists() for name in TOKENIZERS):
@@ -179,8 +180,6 @@ def _load(model: Any, revision: str | None, how: dict[str, Any]) -> tuple[Any, A
                 "tokenizer.save_pretrained."
             )
         weights, tokenizer = models.load(source, **how)
-        about = {key: getattr(source, key) for key in ("name", "description", "kind", "revision")}
-        about |= _training_run(Path(source.location)) if source.kind == "folder" else {}
     if tokenizer is None:
         raise ValueError("the model has no tokenizer, and benchmarks are text: give (model, tokenizer).")
     if not getattr(weights, "get_output_embeddings", lambda: None)():
@@ -188,6 +187,8 @@ def _load(model: Any, revision: str | None, how: dict[str, Any]) -> tuple[Any, A
             f"the model must be a language model with an output head, got {type(weights).__name__}: benchmarks are "
             "scored by the likelihood of text."
         )
+    about: dict[str, Any] = {key: getattr(source, key) for key in ("name", "description", "kind", "revision")}
+    about |= _training_run(Path(source.location)) if source.kind == "folder" else {}
     about |= {
         "init": bool(how["init"]),
         "architecture": type(weights).__name__,
@@ -235,12 +236,11 @@ def _training_run(folder: Path) -> dict[str, Any]:
 
 
 @inside.templates_compiled_once()
-def _run(benchmark: Benchmark, scorer: Any, limit: int | None, progress: Progress | None) -> list[Item]:
+def _run(benchmark: Benchmark, scorer: Any, limit: int | None, progress: Progress) -> list[Item]:
     from lm_eval.evaluator import evaluate as lm_evaluate
 
-    if progress is not None:
-        progress(f"preparing {benchmark.name}", 0, 1)
-        scorer.progress = lambda done, total: progress(benchmark.name, done, total)
+    progress(f"preparing {benchmark.name}", 0, 1)
+    scorer.progress = functools.partial(progress, benchmark.name)
     with inside.quiet():
         wanted = {"tasks": benchmark.tasks, "groups": {}}
         results = lm_evaluate(lm=scorer, task_dict=wanted, limit=limit, bootstrap_iters=0, log_samples=True)

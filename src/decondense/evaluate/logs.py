@@ -139,19 +139,23 @@ def unknown_field(name: str, known: Iterable[Any], path: Path) -> ValueError:
     )
 
 
-def one_run(path: Path, files: Sequence[Path], by_task: dict[str, list[Path]]) -> None:
+def one_run(path: Path, files: Sequence[Path], task_of: Callable[[Path], str]) -> dict[str, Path]:
+    """Task → its file; the files of several runs are refused."""
     folders = sorted({str(file.parent) for file in files})
     if len(folders) > 1:
         raise ValueError(
             f"{str(path)!r} must hold the log of one run, got {len(folders)} folders with logs "
             f"{named(folders, 2)}: name one of them."
         )
-    for task, copies in by_task.items():
-        if len(copies) > 1:
+    by_task: dict[str, Path] = {}
+    for file in files:
+        other = by_task.setdefault(task := task_of(file), file)
+        if other is not file:
             raise ValueError(
-                f"{str(path)!r} must hold a task once, got {task!r} in {copies[0].name} and {copies[1].name}: name the "
-                "files to compare, or move one away."
+                f"{str(path)!r} must hold a task once, got {task!r} in {other.name} and {file.name}: name the files to "
+                "compare, or move one away."
             )
+    return by_task
 
 
 LETTERS = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0, "yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}

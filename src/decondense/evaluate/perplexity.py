@@ -5,15 +5,12 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable
 from typing import Any
 
 from .items import TEXT, Item
 
 
-def score_text(
-    text: Any, scorer: Any, *, tokens: int | None = None, progress: Callable[[str, int, int], None] | None = None
-) -> tuple[list[Item], dict[str, Any]]:
+def score_text(text: Any, scorer: Any, *, tokens: int) -> tuple[list[Item], dict[str, Any]]:
     """Score every token of a text once, in disjoint windows as lm-eval cuts them.
 
     With ℓ the sum of log-likelihoods over all windows:
@@ -26,20 +23,16 @@ def score_text(
 
     Args:
         text: a ``decondense.text.Text``; its documents are joined.
-        tokens: length of a window; default the model's context.
+        tokens: length of a window.
 
     Returns:
         (items, figures)
     """
     whole = text.joined
     name = f"{TEXT}{text.name}"
-    length = scorer.max_length if tokens is None else tokens
-    if not 2 <= length <= scorer.max_length:
+    if not 2 <= tokens <= scorer.max_length:
         raise ValueError(f"text_tokens must be between 2 and the model's context of {scorer.max_length}, got {tokens}.")
-    if progress is not None:
-        progress(f"reading {text.name}", 0, 1)
-        scorer.progress = lambda done, total: progress(text.name, done, total)
-    windows = scorer.rolling_windows(whole, length)
+    windows = scorer.rolling_windows(whole, tokens)
     answers = scorer._loglikelihood_tokens([(None, context, scored) for context, scored in windows])
     total = sum(value for value, _ in answers)
     count = sum(len(scored) for _, scored in windows)
@@ -54,7 +47,7 @@ def score_text(
         for number, (window, (value, _)) in enumerate(zip(windows, answers))
     ]  # fmt: skip
     figures: dict[str, Any] = {"source": text.source, "sha256": text.sha256}
-    figures |= {"window_tokens": length, "windows": len(windows)}
+    figures |= {"window_tokens": tokens, "windows": len(windows)}
     figures |= {"tokens": count, "words": words, "bytes": size, "loglikelihood": total}
     figures |= {
         "token_perplexity": math.exp(-total / count),

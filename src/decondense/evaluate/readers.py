@@ -23,8 +23,6 @@ from .items import EvaluatedRun, item_hash, load_run, right_share
 from .logs import Log, Scores, Wanted, chance_of, field_of, hashed, lower_is_better, number_of, one_run, others, pick
 from .samples import first_line, read_samples
 
-EMPTY = "must hold items, got none: give a log that was finished."
-
 
 def read_logs(path: str | Path | EvaluatedRun | Log, wanted: Wanted | None = None) -> list[Log]:
     """The runs in a folder or file, of whatever tool; several where a table has several seeds."""
@@ -69,14 +67,12 @@ def _inspect(path: Path, files: Sequence[Path], wanted: Wanted) -> Log:
     """A log per task. Summaries have every score; a question too long for them is read from its sample. An item that
     was asked in several epochs has their mean."""
     tasks: dict[str, Scores] = {}
-    names: dict[str, list[Path]] = {}
     models: dict[str, None] = {}
     notes, raw = [], []
-    for file in files:
-        content = _eval_file(file)
-        header, samples = content["header"], content["samples"]
-        task = str(header["eval"]["task"])
-        names.setdefault(task, []).append(file)
+    contents = {file: _eval_file(file) for file in files}
+    by_task = one_run(path, files, lambda file: str(contents[file]["header"]["eval"]["task"]))
+    for task, file in by_task.items():
+        header, samples = contents[file]["header"], contents[file]["samples"]
         if header.get("status") != "success":
             raise ValueError(
                 f"the log {str(file)!r} must be finished, but its status is {header.get('status')!r}: repeat it with "
@@ -86,7 +82,6 @@ def _inspect(path: Path, files: Sequence[Path], wanted: Wanted) -> Log:
         tasks[task], more = _inspected(task, samples, wanted, file)
         notes += more
         raw.append(file.read_bytes())
-    one_run(path, files, names)
     if len(models) > 1:
         raise ValueError(f"{str(path)!r} must hold the logs of one model, got {', '.join(models)}: name files of one.")
     return Log(str(path), "inspect_ai", tasks, hashed(*raw), next(iter(models)), notes=notes)
@@ -114,23 +109,22 @@ def _inspected(task: str, samples: list[dict[str, Any]], wanted: Wanted, path: P
     if len(listed) > 1 and not wanted.metrics:
         notes.append(f"{task}: the scorer is {metric}; the log also has {others(listed, metric or '')}.")
     lower = lower_is_better(metric or "")
-    asked = [[s.get(key) for key in ("input", "choices", "target")] for s in firsts.values()]
+    asked = [([_said(s.get("input")), s.get("choices")], s.get("target")) for s in firsts.values()]
     scores = Scores(
-        list(values), -score if lower else score, None, {"inspect_ai": partial(_contents, asked)},
+        list(values), -score if lower else score, None, {"inspect_ai": partial(_item_hashes, asked)},
         field_of(list(firsts.values()), lambda s: s.get("metadata") or {}, wanted.cluster, path), metric or "", lower,
         chance_of([len(s.get("choices") or ()) for s in firsts.values()]),
     )  # fmt: skip
     return scores, notes
 
 
-def _contents(asked: list[list[Any]]) -> list[str]:
+def _said(question: Any) -> Any:
     """Of a conversation, who says what: the names of messages are drawn anew in every run."""
-    hashes = []
-    for question, choices, target in asked:
-        if isinstance(question, list):
-            question = [[message.get("role"), message.get("content")] for message in question]
-        hashes.append(item_hash([question, choices], target))
-    return hashes
+    return [[m.get("role"), m.get("content")] for m in question] if isinstance(question, list) else question
+
+
+def _item_hashes(asked: list[tuple[Any, Any]]) -> list[str]:
+    return [item_hash(question, target) for question, target in asked]
 
 
 def _flat_scores(scores: dict[str, Any]) -> dict[str, Any]:
@@ -186,12 +180,12 @@ SHOTS = re.compile(r"\|\d+$")  # lighteval's names end in the number of examples
 def _lighteval(path: Path, files: Sequence[Path], wanted: Wanted) -> Log:
     """``details_TASK_DATE.parquet``, a file per task: the document, the model's response, the metrics."""
     tables = {file: _parquet(file) for file in files}
-    names: dict[str, list[Path]] = {}
-    for file, rows in tables.items():
-        name = str(rows[0]["doc"]["task_name"]) if rows else file.stem
-        names.setdefault(SHOTS.sub("", name), []).append(file)
-    one_run(path, files, names)
-    tasks = {task: _details(task, tables[file], wanted, file) for task, (file,) in names.items()}
+
+    def task_of(file: Path) -> str:
+        return SHOTS.sub("", str(tables[file][0]["doc"]["task_name"]) if tables[file] else file.stem)
+
+    by_task = one_run(path, files, task_of)
+    tasks = {task: _details(task, tables[file], wanted, file) for task, file in by_task.items()}
     return Log(str(path), "lighteval", tasks, hashed(*(file.read_bytes() for file in files)), path.name)
 
 
@@ -205,17 +199,13 @@ def _details(task: str, rows: list[dict[str, Any]], wanted: Wanted, path: Path) 
     golds = [doc["gold_index"] if isinstance(doc["gold_index"], list) else [doc["gold_index"]] for doc in docs]
     logs = [row["model_response"].get("logprobs") or [] for row in rows]
     known = all(len(v) == len(doc["choices"]) > 0 and gold for v, doc, gold in zip(logs, docs, golds))
-    asked = [[doc["query"], doc["choices"], row["model_response"].get("input")] for doc, row in zip(docs, rows)]
+    given = [[doc["query"], doc["choices"], row["model_response"].get("input")] for doc, row in zip(docs, rows)]
     return Scores(
         [str(doc["id"]) for doc in docs], -values if lower else values, right_share(logs, golds) if known else None,
-        {"lighteval": partial(_asked_hashes, asked, golds)},
+        {"lighteval": partial(_item_hashes, list(zip(given, golds)))},
         field_of(docs, lambda doc: doc | (doc.get("specific") or {}), wanted.cluster, path), metric or "", lower,
         chance_of([len(v) for v in logs]),
     )  # fmt: skip
-
-
-def _asked_hashes(asked: list[Any], golds: list[Any]) -> list[str]:
-    return [item_hash(one, gold) for one, gold in zip(asked, golds)]
 
 
 @contextlib.contextmanager
@@ -262,8 +252,6 @@ def _tables(path: Path, wanted: Wanted) -> list[Log]:
             f"score, but it lacks {' and '.join(missing)}: it has {', '.join(table) or 'no columns'}."
         )
     size = len(table["item"])
-    if not size:
-        raise ValueError(f"{str(path)!r} {EMPTY}")
     cluster = wanted.cluster or ("cluster" if "cluster" in table else None)
     if cluster is not None and cluster not in table:
         raise columns.unknown_field(cluster, table, path)
@@ -273,7 +261,7 @@ def _tables(path: Path, wanted: Wanted) -> list[Log]:
         parts.setdefault(seed, {}).setdefault(task, {}).setdefault(metric, []).append(row)
     content = hashed(path.read_bytes())
     logs = []
-    for seed, tasks in parts.items():
+    for seed, tasks in (parts or {"": {}}).items():  # a log without items says so itself
         name = f"{path} seed {seed}" if len(parts) > 1 else str(path)
         log = Log(name, "table", {}, f"{content} {seed}", path.stem, seed or None)
         for task, metrics in tasks.items():
@@ -307,7 +295,7 @@ def _columns(path: Path) -> dict[str, list[Any]]:
             f"table ({', '.join(TABLES)}): give one of these."
         )
     if path.stat().st_size == 0:
-        raise ValueError(f"{str(path)!r} {EMPTY}")
+        return {"item": [], "score": []}
     with _read_as("a table", path):
         if path.suffix == ".csv":
             text = dict.fromkeys(TEXT_COLUMNS, pyarrow.string())

@@ -46,11 +46,7 @@ class Sample(NamedTuple):
 def read_samples(path: Path, files: Sequence[Path], wanted: Wanted) -> Log:
     """``samples_TASK_DATE.jsonl`` of --log_samples, with ``results_DATE.json`` beside them where it is: it says which
     tasks are a group, and which metrics are better when lower."""
-    names: dict[str, list[Path]] = {}
-    for file in files:
-        match = SAMPLES.fullmatch(file.name)
-        names.setdefault(match["task"] if match else file.stem, []).append(file)
-    logs.one_run(path, files, names)
+    by_name = logs.one_run(path, files, lambda f: match["task"] if (match := SAMPLES.fullmatch(f.name)) else f.stem)
     group: dict[str, str] = {}
     lower: dict[str, dict[str, bool]] = {}
     model = ""
@@ -62,7 +58,7 @@ def read_samples(path: Path, files: Sequence[Path], wanted: Wanted) -> Log:
         lower |= content.get("higher_is_better") or {}
     tasks: dict[str, list[Sample]] = {}
     notes, content_of = [], hashlib.sha256()
-    for subtask, (file,) in sorted(names.items()):
+    for subtask, file in sorted(by_name.items()):
         by_filter = _by_filter(subtask, file, wanted, content_of)
         filters = list(by_filter)
         chosen = next((name for name in filters if name == wanted.filter), filters[0] if filters else "none")
@@ -75,7 +71,6 @@ def read_samples(path: Path, files: Sequence[Path], wanted: Wanted) -> Log:
         while top in group:
             top = group[top]
         tasks.setdefault(top, []).extend(by_filter.get(chosen, ()))
-    by_name = {subtask: file for subtask, (file,) in names.items()}
     known = {task: _samples(task, rows, lower, wanted, path, by_name) for task, rows in tasks.items()}
     fingerprint = content_of.hexdigest()[:16]
     return Log(str(path), "lm-eval", known, fingerprint, model or files[0].parent.name, notes=notes)

@@ -64,7 +64,7 @@ class Scorer(HFLM):
         threads = torch.get_num_threads() if self.device.type == "cpu" else 0
         self.batch_tokens = batch_tokens or 256 * threads or 65_536
         self.scored_tokens = 128 * threads or 16_384
-        self.progress: Callable[[int, int], None] | None = None
+        self.progress: Callable[[int, int], None] = lambda done, of: None
         self.journal = journal
         self.cut: dict[tuple[str, int], int] = {}
         accepted = inspect.signature(getattr(model, "forward", model.__call__)).parameters
@@ -175,8 +175,7 @@ class Scorer(HFLM):
             for index, answer in zip(members, known):
                 answers[index] = answer
             finished += len(members)
-            if self.progress is not None:
-                self.progress(finished, len(requests))
+            self.progress(finished, len(requests))
         return answers  # type: ignore[return-value]
 
     def _rows(self, requests: Sequence[Request]) -> list[_Row]:

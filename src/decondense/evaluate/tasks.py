@@ -29,6 +29,7 @@ FEWSHOT = ("arc_easy", "arc_challenge", "medmcqa", "mmlu")
 PRESETS = {"gpt2": 1, "qwen3": 5, "zero": 0}
 ENDINGS = (".jsonl", ".json", ".parquet")
 SUBSET_COLUMNS = ("subject", "subset", "config")
+Progress = Callable[[str, int, int], None]
 
 
 @dataclass
@@ -59,19 +60,18 @@ def shots_for(name: str, shots: str | int) -> int | None:
 
 def build(
     names: Sequence[str], *, data: str | Path | None = None, shots: str | int = "gpt2", seed: int = 1234,
-    started: Callable[[str], None] | None = None,
+    progress: Progress = lambda what, done, of: None,
 ) -> list[Benchmark]:  # fmt: skip
     """Build every benchmark, or say in one sentence which cannot be built and why. ``data`` is a folder with
     ``NAME/SPLIT.jsonl`` (also .json, .parquet, .gz, .xz) in the hub's field names, or "hub" (see ``bench_folder``);
-    ``shots`` and ``seed`` are those of ``evaluate``; ``started`` is called with each name before it is built."""
+    ``shots``, ``seed`` and ``progress`` are those of ``evaluate``."""
     folder = bench_folder(data)
     wanted = {name: shots_for(name, shots) for name in names}
     with inside.quiet():
         index = index_of(names)
         benchmarks = []
         for name in names:
-            if started is not None:
-                started(name)
+            progress(f"reading {name}", 0, 1)
             leaves = leaves_of(name, index)
             tasks = {leaf: _task(name, leaf, index, folder) for leaf in leaves}
             number = max(_set_shots(task, wanted[name], seed) for task in tasks.values())

@@ -23,7 +23,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from ..files import first_process, flat, locked, os_sentence, write_text
+from ..files import first_process, flat, output_folder, sole_writer, writable, write_text
 from ..records import check_folder, read
 from .recipe import Recipe, read_yaml, recipe_from
 
@@ -32,6 +32,7 @@ FREE = ("micro_batch", "device", "report_to", "on_nan", "keep", "compile", "fuse
 
 LITTLE = 1 << 20  # bytes: a disk with less than this left is full
 MARKER = "complete.json"
+RUN_FOLDER = "run folder"
 
 
 def process_count() -> int:
@@ -45,30 +46,17 @@ def sharded() -> bool:
 
 @contextlib.contextmanager
 def owned(folder: Path) -> Iterator[None]:
-    """Nobody else works in the folder meanwhile. Folders that were made for this and stayed empty are removed again."""
+    """Nobody else works in the folder meanwhile."""
     if not first_process():
         yield
         return
-    made = [p for p in (folder, *folder.parents) if not p.exists()]
-    with contextlib.ExitStack() as undo:
-        for path in reversed((folder / "checkpoints", folder / "snapshots", *made)):
-            undo.callback(_remove_if_empty, path)
-        busy = (
-            f"the run folder {str(folder)!r} is in use by another process: wait for it, or choose another with --out."
-        )
-        with _writable(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            undo.enter_context(locked(folder / ".lock", busy=busy))
-        yield
-
-
-def _writable(folder: Path) -> contextlib.AbstractContextManager[None]:
-    return os_sentence(f"the run folder {str(folder)!r} must be writable", "choose another with --out")
-
-
-def _remove_if_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        folder.rmdir()
+    with output_folder(folder, RUN_FOLDER), sole_writer(folder, RUN_FOLDER):
+        try:
+            yield
+        finally:
+            for name in ("checkpoints", "snapshots"):
+                with contextlib.suppress(OSError):
+                    (folder / name).rmdir()
 
 
 def finished(folder: Path) -> dict[str, Any] | None:
@@ -109,7 +97,7 @@ def would_go_on(folder: Path, recipe: Recipe, *, resume: bool) -> str | None:
     """What a run would do with the run that is there, in words; None where it would begin one. A folder that it would
     refuse is refused with the same sentence, and nothing is written."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    with _writable(folder):
+    with writable(folder, RUN_FOLDER):
         if not there.is_dir():
             reason = errno.EEXIST if there == folder else errno.ENOTDIR
             raise OSError(reason, os.strerror(reason))

@@ -196,8 +196,7 @@ def _model(recipe: Recipe, device: torch.device, cache: Path) -> tuple[Any, Any,
         assert wanted.name is not None
         resolved = models.resolve(wanted.name, revision=wanted.revision)
         if dropout is not None:
-            remote = {"revision": wanted.revision, "trust_remote_code": wanted.trust_remote_code}
-            config = transformers.AutoConfig.from_pretrained(resolved.location, **remote)
+            config = models.configuration(resolved, wanted.trust_remote_code)
             changes |= dict.fromkeys(dropout_keys(config), dropout)
         model, tokenizer = models.load(
             resolved, dtype="float32", device="meta" if empty else "cpu", init=wanted.init, seed=seed,
