@@ -185,6 +185,7 @@ def test_one_clock_of_progress_from_the_first_look_at_the_model(monkeypatch):
     monkeypatch.setattr("decondense.commands.evaluate.progress_bar", bar)
     monkeypatch.setattr("decondense.evaluate.harness.check", check)
     monkeypatch.setattr("decondense.commands.evaluate.fresh_folder", lambda *a, **k: contextlib.nullcontext())
-    monkeypatch.setattr("decondense.commands.evaluate._evaluate_into", lambda *a, **k: seen.append("evaluated"))
+    monkeypatch.setattr("decondense.commands.evaluate._evaluate_into", lambda *a, **k: (seen.append("evaluated"), ""))
+    monkeypatch.setattr("decondense.commands.evaluate.show", lambda record: seen.append("shown"))
     assert cli("evaluate", "a-model", "--tasks", "piqa").returncode == 0
-    assert seen == ["begun", "checked", "evaluated", "ended"]
+    assert seen == ["begun", "checked", "evaluated", "ended", "shown"]

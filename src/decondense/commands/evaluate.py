@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import time
 from pathlib import Path
@@ -59,20 +58,23 @@ def evaluate(
     options = o.given(locals(), "fresh") | {"tasks": "" if tasks == "none" else tasks, "text": o.names_of(text)}
     if not options["tasks"] and not options["text"]:
         raise ValueError("--tasks none leaves nothing to do: name tasks, or a text with --text.")
-    with contextlib.ExitStack() as shown:
-        move = shown.enter_context(progress_bar("loading", quiet=as_json))
+    with progress_bar("loading", quiet=as_json) as move:
         from ..evaluate.harness import check
 
         check(model, **options)  # GGUF weights are converted here, once
         with fresh_folder(out_dir or default_folder("evaluation", model), "evaluation", force=force) as folder:
-            _evaluate_into(folder, model, options, shown, move, fresh=fresh, as_json=as_json)
+            record, written = _evaluate_into(folder, model, options, move, fresh=fresh)
+    if as_json:
+        print(record.to_json(), end="")
+        return
+    show(record)
+    out.print(f"written: {folder}/items.parquet, result.json ({written})")
 
 
 def _evaluate_into(
-    folder: Path, model: str, options: dict[str, Any], shown: contextlib.ExitStack, move: Any, *, fresh: bool,
-    as_json: bool,
-) -> None:  # fmt: skip
-    """`shown`: what ends the progress, `move`, before the result is printed."""
+    folder: Path, model: str, options: dict[str, Any], move: Any, *, fresh: bool
+) -> tuple[Evaluation, str]:
+    """The result, and how much it is in words."""
     import yaml
 
     from ..evaluate.harness import evaluate as run
@@ -83,14 +85,9 @@ def _evaluate_into(
     if fresh and partial.exists():
         shutil.rmtree(partial)
     begun = time.monotonic()
+    progress = None if move is None else lambda what, done, total: move(done, total, what)
     try:
-        with shown:
-            record, items = run(
-                model,
-                **options,
-                partial=partial,
-                progress=None if move is None else lambda what, done, total: move(done, total, what),
-            )
+        record, items = run(model, **options, partial=partial, progress=progress)
     except BaseException as error:
         if partial.is_dir() and {p.name for p in partial.iterdir()} <= {"settings.json"}:
             shutil.rmtree(partial, ignore_errors=True)  # an end before the first batch leaves no folder behind
@@ -108,12 +105,8 @@ def _evaluate_into(
             write_text(place / "config.yaml", yaml.safe_dump(config, sort_keys=False))
             write_text(place / "run.json", run_record(seconds, options["device"]))
         shutil.rmtree(partial, ignore_errors=True)
-    if as_json:
-        print(record.to_json(), end="")
-        return
-    show(record)
     count = f"{len(items):,} items" if len(items) != 1 else "1 item"
-    out.print(f"written: {folder}/items.parquet, result.json ({count}, {seconds:.0f} s)")
+    return record, f"{count}, {seconds:.0f} s"
 
 
 def show(record: Evaluation) -> None:

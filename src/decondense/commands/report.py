@@ -98,19 +98,16 @@ def _write_table(folders: list[Path], readme: Path | None, *, show: bool, as_jso
     if as_json:
         rows, skipped = results_rows(folders)
         print(json.dumps(rows, indent=1, ensure_ascii=False))
-        _tell(skipped)
     elif show:
         text, skipped = results_table(folders)
         print(text, end="")
-        _tell(skipped)
     if readme is not None:
         known = [(study.name, study.claim, study.question) for study in STUDIES.values()]
         text, skipped = insert_table(readme, folders, known=known)
         with writing(readme.parent):
             write_text(readme, text)
-        if not show and not as_json:
-            _tell(skipped)
         err.print(f"written: {readme}")
+    _tell(skipped)
 
 
 def _tell(skipped: Sequence[Any]) -> None:
