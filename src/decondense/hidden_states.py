@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -83,23 +83,6 @@ class Hook:
 
 def _nothing(*args: Any) -> None:
     """What is left of a hook in a model that was loaded from a file."""
-
-
-class Reader(Protocol):
-    """Delivers a `Capture` for every training call.
-
-    first  the index of the first layer that "all" means
-    name   what hidden state i is called
-    parts  modules that such a call calls inside of the model's `forward`, and so of the autocast that accelerate puts
-           around that; hooks of the model itself, which may be all that is read, are outside of it
-    """
-
-    first: int
-    parts: list[nn.Module]
-
-    def name(self, i: int) -> str: ...
-
-    def attach(self, before: Callable[[], bool], after: Callable[[Capture], None]) -> list[Any]: ...
 
 
 class StackReader:
@@ -262,6 +245,12 @@ class ModuleReader:
                     "use use_reentrant=False; a frozen layer has none, leave it out."
                 )
         return [outputs[name] for name in self.names]
+
+
+Reader = StackReader | ModuleReader
+"""Delivers a `Capture` for every training call. `first` is the index of the first layer that "all" means; `parts` are
+modules that such a call calls inside of the model's `forward`, and so of the autocast that accelerate puts around that;
+hooks of the model itself, which may be all that is read, are outside of it."""
 
 
 def naming(model: nn.Module | None = None) -> str:

@@ -24,6 +24,7 @@ from .insides.transformers import without_gguf_bar
 from .needs import need
 
 MARK = "converted.json"
+CONVERSION = "3"  # the version of it
 
 
 @dataclass(frozen=True)
@@ -103,12 +104,6 @@ def _join(parts: Sequence[Path], whole: Path, sha256: str | None) -> Path:
     return whole
 
 
-def _content(paths: Sequence[Path]) -> str:
-    """The sha256 of all that the files hold, and of the version of the conversion."""
-    hashes = [remembered_sha256(path, cache_dir() / "hashes") for path in paths]
-    return hashlib.sha256("".join(["3", *hashes]).encode()).hexdigest()
-
-
 def _converted(stem: str, content: str) -> tuple[Path, bool]:
     """The folder of the converted weights, and whether it is there and whole and was made of this very content."""
     folder = cache_dir() / "models" / f"{stem}-{content[:16]}"
@@ -129,7 +124,8 @@ def convert_gguf(parts: Sequence[Path], stem: str, *, sha256: str | None = None)
             raise ValueError(
                 f"{parts[0]} must be a GGUF file, but does not begin with GGUF: it is damaged or another format."
             )
-    content = _content(parts)
+    hashes = [remembered_sha256(part, cache_dir() / "hashes") for part in parts]
+    content = hashlib.sha256("".join([CONVERSION, *hashes]).encode()).hexdigest()
     target, ready = _converted(stem, content)
     if ready:
         return target

@@ -78,7 +78,7 @@ def test_a_result_is_never_replaced_without_force(stories, bench, tmp_path, monk
     assert "path does not exist" in cli("evaluate", "./c", *words, 3, "--out", first).stderr
     full = OSError(errno.ENOSPC, "full")
     with monkeypatch.context() as patch:
-        patch.setattr("decondense.commands.evaluate.run_record", lambda *_: (_ for _ in ()).throw(full))
+        patch.setattr("decondense.commands.evaluate.write_origin", lambda *_: (_ for _ in ()).throw(full))
         done = cli("evaluate", "runs/a/model", *words, 3, "--force")
     assert done.returncode == 2
     assert "the disk is full" in done.stderr

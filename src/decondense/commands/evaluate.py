@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ..words import several
 from . import options as o
-from .terminal import default_folder, fresh_folder, out, progress_bar, run_record, table, writing
+from .terminal import default_folder, fresh_folder, out, progress_bar, table, write_origin, writing
 
 if TYPE_CHECKING:
     from ..records import Evaluation
@@ -75,11 +75,9 @@ def _evaluate_into(
     folder: Path, model: str, options: dict[str, Any], move: Any, *, fresh: bool
 ) -> tuple[Evaluation, str]:
     """The result, and how much it is in words."""
-    import yaml
-
     from ..evaluate.harness import evaluate as run
     from ..evaluate.items import write_items
-    from ..files import replaced, write_text
+    from ..files import replaced
 
     partial = folder / "partial"
     if fresh and partial.exists():
@@ -101,9 +99,7 @@ def _evaluate_into(
         with replaced(folder) as place:
             write_items(place / "items.parquet", items)
             record.save(place)
-            config = {"command": "evaluate", "model": model, **options}
-            write_text(place / "config.yaml", yaml.safe_dump(config, sort_keys=False))
-            write_text(place / "run.json", run_record(seconds, options["device"]))
+            write_origin(place, {"command": "evaluate", "model": model, **options}, seconds)
         shutil.rmtree(partial, ignore_errors=True)
     count = f"{len(items):,} items" if len(items) != 1 else "1 item"
     return record, f"{count}, {seconds:.0f} s"

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from ..files import first_process, from_yaml, write_csv, write_text
+from ..files import first_process, from_yaml, write_csv
 from ..words import from_where, several, span
 from . import options as o
 from .compare import run_comparison
-from .terminal import bar, default_folder, fresh_folder, out, progress_bar, run_record, table, with_stages, writing
+from .terminal import bar, default_folder, fresh_folder, out, progress_bar, table, with_stages, write_origin, writing
 
 if TYPE_CHECKING:
     from ..meter.result import Condensation
@@ -83,12 +83,9 @@ def _same(folder: Path, config: dict[str, Any]) -> bool:
     """Whether the folder holds this very measurement, which may be made again."""
     import yaml
 
-    file = folder / "config.yaml"
-    if not file.exists():
-        return False
     try:
-        there = from_yaml(file.read_text(encoding="utf-8"))
-    except (ValueError, yaml.YAMLError):
+        there = from_yaml((folder / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
         return False
     return isinstance(there, dict) and all(there.get(k) == v for k, v in config.items() if k not in ELSEWHERE)
 
@@ -186,12 +183,9 @@ def _state_table(result: Condensation) -> Any:
 
 def write_files(folder: Path, config: dict[str, Any], result: Condensation, seconds: float) -> None:
     """``result.json``, ``config.yaml``, ``run.json``, ``states.csv`` and the heatmap."""
-    import yaml
-
     with writing(folder):
         result.save(folder / "result.json")
-        write_text(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
-        write_text(folder / "run.json", run_record(seconds, config["device"]))
+        write_origin(folder, config, seconds)
         write_csv(folder / "states.csv", [state.row() for state in result.record.states])
         result.plot(folder / "heatmap.png")
         if result.record.released_histogram is not None:

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..files import first_process, os_sentence, output_folder, safe_name, sole_writer
+from ..files import first_process, os_sentence, output_folder, safe_name, sole_writer, write_text
 from ..words import duration
 
 # Names of models, texts and folders are no markup, and the ":train:" in them is no picture.
@@ -57,12 +57,15 @@ def writing(folder: Path) -> contextlib.AbstractContextManager[None]:
     return os_sentence(what, "free some space or choose another folder with --out")
 
 
-def run_record(seconds: float, device: str | None) -> str:
-    """The content of run.json: what may differ when the same result is made again."""
+def write_origin(folder: Path, config: dict[str, Any], seconds: float) -> None:
+    """config.yaml, the command that made a result, and run.json, what may differ when it is made again."""
+    import yaml
+
     from ..models import hardware, pick_device
 
-    where = hardware(pick_device(None if device == "auto" else device))
-    return json.dumps({"seconds": round(seconds, 2), "hardware": where}) + "\n"
+    where = hardware(pick_device(None if config["device"] == "auto" else config["device"]))
+    write_text(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
+    write_text(folder / "run.json", json.dumps({"seconds": round(seconds, 2), "hardware": where}) + "\n")
 
 
 @contextlib.contextmanager

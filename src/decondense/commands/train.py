@@ -141,12 +141,9 @@ def _part() -> None:
 
 
 def _build(path: Path | None, flags: dict[str, Any], settings: list[str]) -> Any:
-    import yaml
-
     from ..train import load_recipe, recipe_from, with_settings
 
-    said = {key: yaml.safe_dump(value, default_flow_style=True) for key, value in flags.items() if value is not None}
-    given = [f"{key}=" + text.removesuffix("\n").removesuffix("\n...") for key, text in said.items()]
+    given = [(key, value) for key, value in flags.items() if value is not None]
     if path is not None:
         return load_recipe(path, [*given, *settings])
     if flags["model.name"] is None:

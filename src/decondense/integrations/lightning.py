@@ -171,10 +171,6 @@ class MonitorCallback(Callback):
         loggers = trainer.loggers if trainer.is_global_zero else []
         pictured = [logger.experiment for logger in loggers if hasattr(logger.experiment, "add_image")]
 
-        def prepare(reading: Reading) -> None:
-            if pictured:
-                _ = reading.picture
-
         def report(reading: Reading) -> None:
             if self.log_reading is not None:
                 self.log_reading(reading)
@@ -184,7 +180,7 @@ class MonitorCallback(Callback):
                 writer.add_image(PICTURE, reading.picture, reading.step, dataformats="HWC")
 
         model, step = model_of(pl_module, self.name), lambda: int(trainer.global_step)
-        self.monitor = Monitor(model, step=step, log=report, prepare=prepare, **self.options)
+        self.monitor = Monitor(model, step=step, log=report, pictured=lambda: bool(pictured), **self.options)
 
     def on_train_batch_start(self, *args: Any, **kwargs: Any) -> None:
         self.monitor.look()

@@ -22,6 +22,7 @@ from ..files import AnyPath, flat, from_yaml, neighbours, to_yaml
 from ..words import list_of, near, nearest, perhaps
 from .sections import Baselines, Data, Loss, Model, Part, Snapshots, Train
 
+Settings = Sequence[str | tuple[str, Any]]
 CONTRACTS = {
     "greater_than": "above {gt:g}",
     "greater_than_equal": "at least {ge:g}",
@@ -133,8 +134,8 @@ def read_yaml(file: Path) -> dict[str, Any]:
     return content
 
 
-def load_recipe(path: AnyPath, settings: Sequence[str] = ()) -> Recipe:
-    """Read a recipe; `settings` are "key.key=value" strings that override it."""
+def load_recipe(path: AnyPath, settings: Settings = ()) -> Recipe:
+    """Read a recipe; `settings` are "key.key=value" strings that override it, or pairs of key and value."""
     file = Path(path)
     if not file.is_file():
         close = "." if file.exists() else perhaps(file.name, neighbours(file), cutoff=0.7)
@@ -142,14 +143,14 @@ def load_recipe(path: AnyPath, settings: Sequence[str] = ()) -> Recipe:
     return recipe_from(with_settings({"name": file.stem} | read_yaml(file), settings), file.name)
 
 
-def with_settings(content: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
-    """`content` with every "a.b=value" put in; the value is read as YAML.
+def with_settings(content: dict[str, Any], settings: Settings) -> dict[str, Any]:
+    """`content` with every "a.b=value" put in, whose value is read as YAML, and every pair ("a.b", value).
 
     Another loss has other options: with a new `loss.name` those of the old one go, so that `loss.name=none` is enough,
     for a list of losses too. A setting for a loss that is not named is an error.
     """
     content = copy.deepcopy(content)
-    pairs = [_setting(setting) for setting in settings]
+    pairs = [_setting(setting) if isinstance(setting, str) else setting for setting in settings]
     loss = content.get("loss")
     if isinstance(loss, dict) and any(key == "loss.name" and value != loss.get("name") for key, value in pairs):
         gone = ("options", "preset", "check_every")

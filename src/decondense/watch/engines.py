@@ -111,13 +111,12 @@ def _of_trainer(trainer: Any, log: Log | None, options: dict[str, Any]) -> Monit
             watch.look()
             watch.settle()
 
-    def prepare(reading: Reading) -> None:
-        if trainer.is_world_process_zero() and any(map(_takes_pictures, trainer.callback_handler.callbacks)):
-            _ = reading.picture
+    def pictured() -> bool:
+        return trainer.is_world_process_zero() and any(map(_takes_pictures, trainer.callback_handler.callbacks))
 
     watch = Monitor(
         trainer.model, step=lambda: int(trainer.state.global_step), epoch=lambda: trainer.state.epoch, log=report,
-        prepare=prepare, **options,
+        pictured=pictured, **options,
     )  # fmt: skip
     callback = Watch()
     trainer.add_callback(callback)

@@ -51,7 +51,7 @@ class Monitor:
         modules: str | Sequence[str] | None = None,
         collapse: float = 0.95,
         log: Log | None = None,
-        prepare: Log | None = None,
+        pictured: Callable[[], bool] = lambda: False,
     ) -> None:
         metrics = [metrics] if isinstance(metrics, str) else metrics
         unknown = next((name for name in metrics if name not in METRICS), None)
@@ -66,7 +66,7 @@ class Monitor:
         self.reader, _ = hs.reader_of(model, modules)
         if isinstance(self.reader, hs.ModuleReader):
             self.reader.differentiated = False
-        self.modules, self.step, self.epoch, self._log, self._prepare = modules, step, epoch, log, prepare
+        self.modules, self.step, self.epoch, self._log, self._pictured = modules, step, epoch, log, pictured
         self._readings: list[Reading] = []
         self._waiting: Future[Reading] | None = None  # a reading whose eigenvalues are being computed
         self.undo = ExitStack()
@@ -127,8 +127,8 @@ class Monitor:
         trend = float(curve_statistics(blocks)[0]) if len(blocks) > 2 else math.nan
         names = tuple(f"{i:02d}" if self.modules is None else self.reader.name(i) for i in range(len(rows)))
         reading = Reading(step, names, table, trend, density, epoch)
-        if self._prepare is not None:
-            self._prepare(reading)
+        if self._pictured():
+            _ = reading.picture  # here, where it may keep nobody waiting
         return reading
 
     def settle(self, *, wait: bool = True) -> None:
