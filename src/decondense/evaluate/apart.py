@@ -11,6 +11,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from .items import EvaluatedRun
@@ -22,56 +23,49 @@ LARGE = 50_000_000
 CHILD = "from decondense.evaluate.apart import serve; serve()"
 
 Run = str | Path | EvaluatedRun | Log
+Read = list[Log] | Exception
 
 
 def read_all(runs: Sequence[Run], wanted: Wanted) -> list[list[Log]]:
     """``read_logs`` of every run, in their order. The first run that cannot be read is told, whoever has read it."""
     sizes = {i: _size(Path(run)) for i, run in enumerate(runs) if isinstance(run, (str, Path))}
-    there = list(sizes)
-    workers = min(len(there), _cores())
-    if workers < 2 or sum(sizes.values()) < LARGE:
-        return [read_logs(run, wanted) for run in runs]
-    shares = [there[n::workers] for n in range(1, workers)]
-    children = [_start([runs[i] for i in share], wanted) for share in shares]
-    away = {i for share in shares for i in share}
-    found = {i: _read(run, wanted) for i, run in enumerate(runs) if i not in away}
-    for share, child in zip(shares, children):
-        content, _ = child.communicate()
-        found |= dict(zip(share, pickle.loads(content) if child.returncode == 0 else ()))
+    workers = min(len(sizes), _cores())
+    found: dict[int, Read] = {}
+    if workers > 1 and sum(sizes.values()) >= LARGE:
+        shares = [list(sizes)[n::workers] for n in range(workers)]
+        with ThreadPoolExecutor(workers) as pool:
+            for share, read in zip(shares, pool.map(lambda share: _apart([runs[i] for i in share], wanted), shares)):
+                found |= dict(zip(share, read))
     logs = []
     for i, run in enumerate(runs):
-        one = found[i] if i in found else _read(run, wanted)  # whose process did not come to its end
+        one = found[i] if i in found else read_logs(run, wanted)  # also where a process did not come to its end
         if isinstance(one, Exception):
             raise one
         logs.append(one)
     return logs
 
 
-def _read(run: Run, wanted: Wanted) -> list[Log] | Exception:
-    try:
-        return read_logs(run, wanted)
-    except (ValueError, OSError) as error:
-        return error
-
-
-def _start(runs: Sequence[Run], wanted: Wanted) -> subprocess.Popen[bytes]:
+def _apart(runs: Sequence[Run], wanted: Wanted) -> list[Read]:
+    """What `serve` says of them in a process of its own; nothing where that did not come to its end."""
     places = os.pathsep.join(path for path in sys.path if path)
-    child = subprocess.Popen(
-        [sys.executable or "python", "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": places},
+    done = subprocess.run(
+        [sys.executable or "python", "-c", CHILD], input=pickle.dumps((runs, wanted)), stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": places}, check=False,
     )  # fmt: skip
-    assert child.stdin is not None
-    with child.stdin as asked:
-        pickle.dump((list(runs), wanted), asked)
-    child.stdin = None  # for ``communicate``, which would close it again
-    return child
+    return pickle.loads(done.stdout) if done.returncode == 0 else []
 
 
 def serve() -> None:
     """What such a process does: runs from its input, their logs (or what is wrong with them) to its output."""
+
+    def read(run: Run) -> Read:
+        try:
+            return read_logs(run, wanted)
+        except (ValueError, OSError) as error:
+            return error
+
     runs, wanted = pickle.load(sys.stdin.buffer)
-    found = [_read(run, wanted) for run in runs]
-    pickle.dump(found, sys.stdout.buffer, protocol=pickle.HIGHEST_PROTOCOL)
+    pickle.dump([read(run) for run in runs], sys.stdout.buffer, protocol=pickle.HIGHEST_PROTOCOL)
 
 
 def _size(path: Path) -> int:

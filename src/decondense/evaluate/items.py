@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
@@ -69,22 +70,30 @@ def write_items(path: Path, items: Sequence[Item]) -> None:
         parquet.write_table(table, temporary, compression="zstd", row_group_size=1 << 16, write_page_checksum=True)
 
 
-def read_items(path: Path) -> list[Item]:
+@contextlib.contextmanager
+def read_as(kind: str, path: Path) -> Iterator[None]:
+    """What cannot be read inside is damaged, in one sentence."""
     import pyarrow
-    import pyarrow.parquet
 
     try:
-        table = pyarrow.parquet.read_table(path, page_checksum_verification=True)
+        yield
+    except Damaged:
+        raise
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise Damaged(f"{str(path)!r} could not be read as {kind}: {str(error).splitlines()[0]}.") from error
+
+
+def read_items(path: Path) -> list[Item]:
+    from pyarrow import parquet
+
+    if not path.exists():
+        raise FileNotFoundError(f"no items at {str(path)!r}: give a folder that `decondense evaluate` wrote.")
+    with read_as("items", path):
+        table = parquet.read_table(path, page_checksum_verification=True)
         missing = [name for name in Item.__annotations__ if name not in table.column_names]
         if missing:
             raise Damaged(f"{str(path)!r} must have the columns of an evaluation, but lacks {', '.join(missing)}.")
         return table.select(list(Item.__annotations__)).cast(_schema(strict=True)).to_pylist()
-    except FileNotFoundError:
-        raise FileNotFoundError(f"no items at {str(path)!r}: give a folder that `decondense evaluate` wrote.") from None
-    except Damaged:
-        raise
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise Damaged(f"{str(path)!r} could not be read as items: {str(error).splitlines()[0]}.") from error
 
 
 # -- a run ---------------------------------------------------------------------------------------------------

@@ -4,13 +4,12 @@ inspect_ai 0.3.285 and lighteval 0.13.0."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import re
 import struct
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import numpy as np
 
 from ..records import Damaged
 from . import logs as columns
-from .items import EvaluatedRun, item_hash, load_run, right_share
+from .items import EvaluatedRun, item_hash, load_run, read_as, right_share
 from .logs import Log, Scores, Wanted, chance_of, field_of, hashed, lower_is_better, number_of, one_run, others, pick
 from .samples import first_line, read_samples
 
@@ -208,20 +207,10 @@ def _details(task: str, rows: list[dict[str, Any]], wanted: Wanted, path: Path) 
     )  # fmt: skip
 
 
-@contextlib.contextmanager
-def _read_as(kind: str, path: Path) -> Iterator[None]:
-    import pyarrow
-
-    try:
-        yield
-    except (pyarrow.ArrowException, OSError) as error:
-        raise Damaged(f"{str(path)!r} could not be read as {kind}: {str(error).splitlines()[0]}.") from error
-
-
 def _schema(path: Path) -> list[str]:
     from pyarrow import parquet
 
-    with _read_as("parquet", path):
+    with read_as("parquet", path):
         return list(parquet.read_schema(path).names)
 
 
@@ -231,7 +220,7 @@ def _parquet(path: Path) -> list[dict[str, Any]]:
     missing = {"doc", "metric", "model_response"} - set(_schema(path))
     if missing:
         raise Damaged(f"{str(path)!r} must hold details of lighteval, but lacks {', '.join(sorted(missing))}.")
-    with _read_as("details", path):
+    with read_as("details", path):
         return list(parquet.read_table(path, columns=["doc", "metric", "model_response"]).to_pylist())
 
 
@@ -296,7 +285,7 @@ def _columns(path: Path) -> dict[str, list[Any]]:
         )
     if path.stat().st_size == 0:
         return {"item": [], "score": []}
-    with _read_as("a table", path):
+    with read_as("a table", path):
         if path.suffix == ".csv":
             text = dict.fromkeys(TEXT_COLUMNS, pyarrow.string())
             table = csv.read_csv(path, convert_options=csv.ConvertOptions(column_types=text))

@@ -48,7 +48,7 @@ class Trainer(transformers.Trainer, TrainerCallback):
         self.attachment: Any = None
         self.skipped: list[int] = []
         self._begun, self._seconds_before = time.monotonic(), 0.0
-        self._bad: Tensor | None = None
+        self._bad: Tensor | bool = False  # whether a loss of this step is not finite
         self._norm: Any = None
         self._before_step: tuple[Tensor, dict[str, Tensor], dict[str, Tensor]] | None = None
         self._sums: dict[str, Tensor] = {}  # of the terms on the logits, since the last line of the log
@@ -185,8 +185,7 @@ class Trainer(transformers.Trainer, TrainerCallback):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         loss = super().training_step(*args, **kwargs)
-        bad = ~torch.isfinite(loss.detach())
-        self._bad = bad if self._bad is None else self._bad | bad
+        self._bad = self._bad | ~torch.isfinite(loss.detach())
         return loss
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -197,15 +196,12 @@ class Trainer(transformers.Trainer, TrainerCallback):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Is everything finite? The answer is the same on every process."""
-        bad, self._bad = self._bad, None
+        bad, self._bad = self._bad, False
         norm, self._norm = self._norm, None
         if norm is not None:
             norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-            wrong = ~torch.isfinite(torch.as_tensor(norm, device=self.args.device))
-            bad = wrong if bad is None else bad | wrong
-        if bad is None:
-            return
-        flag = bad.to(torch.float32).reshape(1)
+            bad = bad | ~torch.isfinite(torch.as_tensor(norm, device=self.args.device))
+        flag = torch.as_tensor(bad, dtype=torch.float32, device=self.args.device).reshape(1)
         if self.accelerator.num_processes > 1:
             flag = self.accelerator.reduce(flag, "sum")
         if not bool(flag.any()):
