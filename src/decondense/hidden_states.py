@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .inputs import argument, arguments, stating
+from .inputs import argument, stating
 from .insides.transformers import is_encoder_decoder
 from .losses.options import check_choice
 from .split import refuse_pipeline
@@ -90,8 +90,9 @@ class StackReader:
 
     first = 1  # the embedding layer is not one of "all"
 
-    def __init__(self, stack: nn.Module) -> None:
-        self.stack, self.parts = stack, list(stack.children())
+    def __init__(self, model: Any) -> None:
+        self.model, self.stack = model, stack_of(model)
+        self.parts = list(self.stack.children())
         self._wanted: Any = None
         self._given: dict[str, Any] | None = None  # of a call that is read: its arguments of the names in `GIVEN`
 
@@ -133,6 +134,14 @@ class StackReader:
             # Of two readers, a loss and a monitor, the one that asked first takes the states out: it must be the last.
             self.stack.register_forward_hook(Hook(take), with_kwargs=True, prepend=True),
         ]
+
+    def once(self, inputs: dict[str, Any]) -> Capture:
+        """The states of one call, here and now; `inputs` are the arguments of the model's body."""
+        body = body_of(self.model, inputs)
+        out = body(**inputs, output_hidden_states=True, return_dict=True)
+        side = "decoder_" if is_encoder_decoder(self.model) else ""
+        states = in_order(body, out[f"{side}hidden_states"], inputs)
+        return Capture(states, inputs.get(f"{side}attention_mask"), inputs.get("position_ids"))
 
 
 class ModuleReader:
@@ -188,10 +197,9 @@ class ModuleReader:
             outputs, self._outputs = self._outputs, None
             if outputs is None:
                 return
-            states = self._states(outputs)
             names = ("attention_mask", "decoder_attention_mask", "position_ids")
             given = {name: argument(module.forward, args, kwargs, name) for name in names}
-            after(self._capture(states, given))
+            after(self._capture(outputs, given))
 
         handles: list[Any] = [self.model.register_forward_pre_hook(Hook(start), with_kwargs=True)]
         for name, part in zip(self.names, self.parts):
@@ -212,16 +220,16 @@ class ModuleReader:
                 hooks.callback(part.register_forward_hook(partial(self._record, name)).remove)
             self.model(**inputs)
         outputs, self._outputs = self._outputs, None
-        return self._capture(self._states(outputs), inputs)
+        return self._capture(outputs, inputs)
 
     def mask(self, given: dict[str, Any], state: int = 0) -> Tensor | None:
         """The mask of a layer that is read, among the arguments of a call."""
         return given.get("decoder_attention_mask" if self.sides[state] == "decoder" else "attention_mask")
 
-    def _capture(self, states: list[Tensor], given: dict[str, Any]) -> Capture:
+    def _capture(self, outputs: dict[str, Tensor], given: dict[str, Any]) -> Capture:
         several = len(set(self.sides)) > 1
-        masks = [self.mask(given, i) for i in range(len(states))] if several else None
-        return Capture(states, self.mask(given), given.get("position_ids"), masks)
+        masks = [self.mask(given, i) for i in range(len(self.names))] if several else None
+        return Capture(self._states(outputs), self.mask(given), given.get("position_ids"), masks)
 
     def _states(self, outputs: dict[str, Tensor]) -> list[Tensor]:
         """The outputs in the order of the names, or the error that says which of them are no hidden states."""
@@ -319,22 +327,7 @@ def reader_of(model: nn.Module, modules: str | Sequence[str] | None) -> tuple[Re
     if not is_encoder_decoder(inner):
         names = [*(names if getattr(config, "is_decoder", False) else []), "num_hidden_layers"]
     blocks = next((number for name in names if (number := getattr(config, name, None))), None)
-    return StackReader(stack_of(inner)), None if blocks is None else blocks + 1
-
-
-@torch.no_grad()
-def states_of(model: nn.Module, inputs: dict[str, Any], *, modules: str | Sequence[str] | None) -> Capture:
-    """The hidden states of one call that is no training call; `inputs` are the model's arguments."""
-    reader, _ = reader_of(model, modules)
-    inner: Any = unwrap_peft(model)
-    given = arguments(inner, inputs)
-    if isinstance(reader, ModuleReader):
-        return reader.once(given)
-    body = body_of(inner, given)
-    out = body(**given, output_hidden_states=True, return_dict=True)
-    side = "decoder_" if is_encoder_decoder(inner) else ""
-    states = in_order(body, out[f"{side}hidden_states"], given)
-    return Capture(states, given.get(f"{side}attention_mask"), given.get("position_ids"))
+    return StackReader(inner), None if blocks is None else blocks + 1
 
 
 def in_order(stack: Any, states: Sequence[Tensor], given: dict[str, Any]) -> Sequence[Tensor]:

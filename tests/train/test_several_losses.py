@@ -76,8 +76,6 @@ def test_the_handle_says_what_it_reads_and_adds():
         assert len(handle.reads) == 3  # states 0 and 1, and the last
         assert "decorrelation" in repr(handle)
         assert " + 0.5 · Loss('dispersion'" in repr(handle)
-    with pytest.raises(ValueError, match="check_every is about one loss"):
-        Terms([term_of("dispersion", check_every=2), term_of("koleo")], clock=lambda: 0)
 
 
 def test_a_recipe_with_two_losses(tmp_path, cache):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(help="hub id, folder, GGUF file or bundled name (smollm2-135m)")],
+    model: o.Model,
     tasks: Annotated[
         str, typer.Option(help="paper (the ten benchmarks), or lm-eval task names a,b,c, or none")
     ] = "paper",

@@ -83,10 +83,7 @@ def _divide(runs: list[str]) -> tuple[list[str], list[str]]:
     if DIVIDER not in runs and len(runs) != 2:
         raise ValueError(f"put -- between base and treated runs: BASE… -- TREATED…; got {len(runs)} runs without it.")
     at = runs.index(DIVIDER) if DIVIDER in runs else 1
-    base, treated = runs[:at], [run for run in runs[at:] if run != DIVIDER]
-    if not base or not treated:
-        raise ValueError("significance needs at least one base and one treated run: BASE… -- TREATED….")
-    return base, treated
+    return runs[:at], [run for run in runs[at:] if run != DIVIDER]
 
 
 def _show(record: Significance) -> None:

@@ -89,7 +89,7 @@ class Gathered:
 
 def measure_batches(
     source: Source, network: nn.Module, inputs: Any, *, modules: str | Sequence[str] | None, mask: Mask | None,
-    stack: str, init: bool, settings: dict[str, Any], progress: Callable[[int, int], None] | None,
+    stack: str, init: bool, settings: dict[str, Any], progress: Callable[[int, int], None],
 ) -> Condensation:  # fmt: skip
     """``settings["windows"]`` is the most sequences that are read; under a launcher every process goes over the same
     batches and reads its share of them."""
@@ -114,8 +114,7 @@ def measure_batches(
         if number % world == rank:
             _read(mine, reader, batch, (number, size, taken), mask, spectral=settings["spectral"])
         seen += taken
-        if progress is not None:
-            progress(seen, settings["windows"])
+        progress(seen, settings["windows"])
     everyone = processes.gather(mine, world)
     found = {key: row for part in everyone for key, row in part.rows.items()}
     rows = {key: found[key] for key in sorted(found)}

@@ -109,6 +109,7 @@ def measure(
     returns the whole result.
     """
     check(**locals())
+    progress = progress or (lambda done, total: None)
     loading = {"dtype": dtype, "device": device, "init": init, "seed": seed, "trust_remote_code": trust_remote_code}
     if inputs is not None:
         other = not isinstance(text, str) or text != TEXT
@@ -166,7 +167,6 @@ def measure(
         done, total = len(seen), len(seen) + sum(map(len, mine))
         store = None if partial is None else Path(partial) / f"partial-{rank}.npz"
         interval, saved = float(os.environ.get("DECONDENSE_CHECKPOINT_SECONDS", "20")), time.monotonic()
-        progress = progress or (lambda done, total: None)
         try:
             progress(done, total)
             for group, found in _tallies(reader, torch.from_numpy(drawn.ids), mine, settings, stage):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import hidden_states as hs
-from ..inputs import batches_of, main_input
+from ..inputs import arguments, batches_of, main_input
 from ..meter.batches import checked
 from ..meter.result import BINS
 from ..meter.statistics import trimmed
@@ -101,8 +101,9 @@ class Monitor:
         """What an engine calls between two steps: read `inputs` if a reading is due, and report one that is ready."""
         if not self._due() or self.batches is None:
             return
+        inner = hs.unwrap_peft(self.model)
         with unnoticed(self.model), torch.no_grad():
-            self._note([hs.states_of(self.model, batch, modules=self.modules) for batch in self.batches])
+            self._note([self.reader.once(arguments(inner, batch)) for batch in self.batches])
 
     @torch.no_grad()
     def _note(self, captures: list[hs.Capture]) -> None:
