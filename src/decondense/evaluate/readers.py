@@ -67,23 +67,26 @@ def _inspect(path: Path, files: Sequence[Path], wanted: Wanted) -> Log:
     was asked in several epochs has their mean."""
     tasks: dict[str, Scores] = {}
     models: dict[str, None] = {}
-    notes, raw = [], []
-    contents = {file: _eval_file(file) for file in files}
-    by_task = one_run(path, files, lambda file: str(contents[file]["header"]["eval"]["task"]))
-    for task, file in by_task.items():
-        header, samples = contents[file]["header"], contents[file]["samples"]
+    notes: list[str] = []
+
+    def read(file: Path) -> str:
+        content = _eval_file(file)
+        header, task = content["header"], str(content["header"]["eval"]["task"])
         if header.get("status") != "success":
             raise ValueError(
                 f"the log {str(file)!r} must be finished, but its status is {header.get('status')!r}: repeat it with "
                 "`inspect eval-retry`."
             )
         models[str(header["eval"].get("model"))] = None
-        tasks[task], more = _inspected(task, samples, wanted, file)
-        notes += more
-        raw.append(file.read_bytes())
+        tasks[task], more = _inspected(task, content["samples"], wanted, file)
+        notes.extend(more)
+        return task
+
+    one_run(path, files, read)
     if len(models) > 1:
         raise ValueError(f"{str(path)!r} must hold the logs of one model, got {', '.join(models)}: name files of one.")
-    return Log(str(path), "inspect_ai", tasks, hashed(*raw), next(iter(models)), notes=notes)
+    content = hashed(*(file.read_bytes() for file in files))
+    return Log(str(path), "inspect_ai", tasks, content, next(iter(models)), notes=notes)
 
 
 def _inspected(task: str, samples: list[dict[str, Any]], wanted: Wanted, path: Path) -> tuple[Scores, list[str]]:
