@@ -39,6 +39,7 @@ STUDIES = {
     "hyper": Shown(("strongest_rival",), "held-out loss, strongest rival − paper's choice", PICTURE),
     "placebo": Shown(("dispersion_minus_placebo", "dispersion λ +1"), "held-out loss, dispersion − placebo", PICTURE),
     "pretrain": Shown(("cells",), "held-out loss, treated − cross-entropy", PICTURE),
+    "rates": Shown(("own_rate",), "held-out loss, treated − cross-entropy, each at its own rate", PICTURE),
     "release": Shown(("deciding",), "held-out loss, released − cross-entropy", PICTURE),
     "screen": Shown((), "held-out loss", PICTURE),
     "theory": Shown((), "", PICTURE),
