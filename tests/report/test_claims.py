@@ -69,3 +69,9 @@ def test_long_words_are_behind_more():
     assert brief("short; and so on") == ("short; and so on", "")
     assert brief("a first clause here; " + "b" * 100) == ("a first clause here.", "b" * 100)
     assert brief("c" * 200) == ("c" * 200, "")
+
+
+def test_a_study_begins_with_its_headline_and_has_the_sentence_behind_more(tmp_path):
+    write_study(tmp_path / "a", headline="+0.5 [+0.4, +0.6]", sentence="reproduced: all of it; and more.")
+    (section,) = collect([tmp_path]).sections
+    assert section.lines == ("+0.5 [+0.4, +0.6]", ["all of it; and more."])

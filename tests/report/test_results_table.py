@@ -8,7 +8,7 @@ import pytest
 from by_hand import cli
 from page_results import write_measurement, write_study
 
-from decondense.report.results_table import insert_table, results_table
+from decondense.report.results_table import insert_table, results_rows, results_table
 from decondense.stats.verdicts import NOT, REPRODUCED, trend_and_level
 
 
@@ -22,18 +22,44 @@ def test_table_and_readme(tmp_path):
     done = cli("report", tmp_path / "results", "--table", "--readme", readme)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0] == "| study | claim | verdict | sentence | hardware | folder |"
-    assert [line.split(" | ")[1] for line in lines[2:]] == ["C2", "C3"]
+    assert lines[0] == "| study | claim | verdict | what decided it |"
+    assert [line.split(" | ")[1] for line in lines[2:4]] == ["C2", "C3"]
     assert "| a \\| b &lt;i&gt;c&lt;/i&gt; |" in lines[3]
     assert done.stderr.count("skipped: ") == 1
     text = readme.read_text()
     assert text.startswith("# head\n\n<!-- results -->\n| study")
-    assert text.endswith("|\n<!-- end results -->\n\ntail\n")
-    assert "[results/width](results/width)" in text
+    assert text.endswith("|\n\n*Hardware: NVIDIA H200.*\n<!-- end results -->\n\ntail\n")
+    assert "\n| [width](results/width) | C3 |" in text
     assert "\nold\n" not in text
     again, _ = insert_table(readme, [tmp_path / "results"])
     assert again == text
     assert not (tmp_path / "report.html").exists()
+
+
+def test_a_cell_has_the_headline_and_of_older_results_the_first_clause(tmp_path):
+    long = "reproduced: with 64 it is 0.78; " + "and so on, " * 40
+    write_study(tmp_path / "new", study="new", claim="C1", headline="+0.5 [+0.4, +0.6]", sentence=long)
+    write_study(tmp_path / "older", study="older", claim="C2", sentence=long)
+    write_study(tmp_path / "endless", study="endless", claim="C3", sentence="word " * 200)
+    new, older, endless = (line.split(" | ")[-1] for line in results_table([tmp_path])[0].splitlines()[2:5])
+    assert new == "+0.5 [+0.4, +0.6] |"
+    assert older == "with 64 it is 0.78. |"
+    assert endless.endswith("word … |")
+    assert 200 < len(endless) <= 222
+    estimate = {"slope": {"verdict": "reproduced", "estimate": 1.5, "low": 1, "high": 2, "n": 3, "unit": "seed"}}
+    write_study(tmp_path / "older", study="older", claim="C2", sentence=long, estimate=estimate)
+    assert results_table([tmp_path])[0].splitlines()[3].endswith(" | slope: +1.50 [+1.00, +2.00] |")
+    (row, *_), _ = results_rows([tmp_path])
+    assert (row["headline"], row["sentence"]) == ("+0.5 [+0.4, +0.6]", long.removeprefix("reproduced: ").strip())
+
+
+def test_hardware_and_folders_are_told_where_they_differ(tmp_path):
+    for name, hardware in (("a", "an H200"), ("b", "an H200"), ("c", "a CPU; a GPU")):
+        write_study(tmp_path / name, study="width" if name == "a" else "text", hardware=hardware)
+    lines = results_table([tmp_path], base=tmp_path)[0].splitlines()
+    root = tmp_path.name
+    assert [line.split(" | ")[0] for line in lines[2:5]] == [f"| [{root}/b](b)", f"| [{root}/c](c)", "| [width](a)"]
+    assert lines[5:] == ["", f"*Hardware: an H200. {root}/c: a CPU; a GPU.*"]
 
 
 @pytest.mark.parametrize("readme", [False, True])

@@ -13,6 +13,7 @@ from decondense.stats.intervals import resolved
 from decondense.stats.verdicts import (
     combine,
     decide,
+    deciding,
     equivalent,
     from_interval,
     interval,
@@ -199,6 +200,20 @@ def test_words():
     assert "90 % interval" in equivalent([0.0, 0.1, 0.2], margin=1).words()
     assert decide([2.0]).words(1) == "+2.0 (1 of at least 3 training seeds)"
     assert decide([]).words() == "unknown (0 of at least 3 training seeds)"
+    assert decide([1.0, 2.0, 4.0]).short(1) == "+2.3 [−1.5, +6.1]"
+    assert decide([1.0, 2.0, 4.0], level=0.9).short(1) == "+2.3 [−0.2, +4.9] (90 %)"
+    assert decide([2.0]).short(1) == "+2.0 (1 training seed, no interval)"
+    assert decide([1.0, 1.0, 1.0], bound=1.0).short(1) == "+1.0 in 3 of 3 training seeds"
+    assert decide([]).short() == decide([]).words()
+
+
+def test_the_parts_that_decide_are_told():
+    yes, no, perhaps = decide([1, 1.1, 0.9]), decide([-1, -1.1, -0.9]), decide([1, -1, 0])
+    assert deciding({"a": yes, "b": perhaps, "c": no}, 0) == "c −1 [−1, −1]"
+    assert deciding({"a": yes, "b": perhaps}, 1) == "b 0.0 [−2.5, +2.5]"
+    assert deciding({"a": yes, "b": yes}, 1) == "a +1.0 [+0.8, +1.2], b +1.0 [+0.8, +1.2]"
+    assert deciding(dict.fromkeys("abcde", no), 0).endswith("c −1 [−1, −1] and 2 more")
+    assert deciding({}, 0) == "unknown"
 
 
 @pytest.mark.parametrize(("level", "df"), [(0.95, 2), (0.9, 2), (0.95, 9), (0.95, 40)])

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from study_runs import concluded, of_seeds, run
 
+from decondense.stats.verdicts import from_interval, signed
 from decondense.studies import find, settings_of
+from decondense.studies.contrasts import below_everywhere
 from decondense.studies.rates import choices
 from decondense.studies.runs import Runs, by_document
 
@@ -62,6 +64,9 @@ def test_each_is_compared_at_its_own_rate_without_the_seed_that_chose():
     assert (decision["n"], decision["level"]) == (4, 0.95)
     assert 0 < decision["low"] < decision["estimate"] < decision["high"]
     assert f"{LOSS} at 0.001, llama (cross-entropy at 0.002): +0.0" in end.sentence
+    told = f"{signed(treated - plain)} [{signed(decision['low'])}, {signed(decision['high'])}] in llama"
+    none = "each at its own rate, no loss gains 0.005 nats of held-out loss in every model"
+    assert end.headline == f"{none}; nearest to it {LOSS}: {told}"
     assert f"The best rate is an end of the list for {LOSS}, llama (0.001)." in end.sentence
     (panel,) = end.draw.args[0]
     assert panel["series"][LOSS][0] == [0.001, 0.002, 0.004]
@@ -81,6 +86,36 @@ def test_a_gain_counts_from_the_smallest_that_matters(gain, verdict):
     _, end = trained(at(plain, [(a - gain, b - gain) for a, b in plain]))
     assert end.verdict == verdict
     assert "an end of the list" not in end.sentence
+    words = {"reproduced": f"{LOSS} gains", "not reproduced": "no loss gains", "undecided": "no loss is shown to gain"}
+    assert end.headline.startswith(f"each at its own rate, {words[verdict]} 0.005 nats of held-out loss in every model")
+
+
+def test_of_several_losses_the_one_nearest_to_a_gain_is_told_at_its_worst():
+    def decision(low, high, n=3):
+        return from_interval((low + high) / 2, low, high, n=n, claim="less", smallest=0.005)
+
+    wide, fine = decision(-0.5, 0.4), decision(-0.03, -0.02)
+    harm, less = decision(0.03, 0.05), decision(0.01, 0.02)
+    unknown = decision(-0.1, -0.1, n=1)
+    cases = [
+        (
+            {"a": {"m": harm, "n": fine}, "b": {"m": fine, "n": less}},
+            "not reproduced",
+            "b: +0.015 [+0.010, +0.020] in n",
+        ),
+        ({"a": {"m": harm, "n": fine}, "b": {"m": fine, "n": wide}}, "undecided", "b: −0.025 [−0.030, −0.020] in m"),
+        (
+            {"a": {"m": wide}, "b": {"m": fine}},
+            "reproduced",
+            "b gains 0.005 nats of held-out loss in every model; least",
+        ),
+        ({"a": {"m": harm}, "b": {"m": None, "n": unknown}}, "undecided", "a: +0.040 [+0.030, +0.050] in m"),
+        ({"a": {"m": None}}, "undecided", "not known, with too few seeds or none"),
+    ]
+    for losses, verdict, told in cases:
+        found, headline = below_everywhere(losses, 0.005)
+        assert found == verdict
+        assert told in headline
 
 
 def test_a_rate_needs_its_neighbours_and_a_run_that_broke_is_not_the_best():

@@ -88,6 +88,8 @@ def test_run_writes_a_whole_folder(tmp_path, trained):
     assert record == records.read(tmp_path / "o")
     assert (record.schema_, record.verdict) == ("decondense.study/2", "reproduced")
     assert record.sentence.startswith("reproduced: ")
+    assert record.headline.startswith("mean cosine, dispersion minus cross-entropy: −")
+    assert record.headline.endswith(record.sentence[-50:])  # which say that this is smoke scale
     assert record.runs == names(tmp_path / "o") == sorted(trained)
     assert trained[:2] == ["cross-entropy-seed-1", "dispersion-seed-1"]  # whole seeds first
     assert record.command == "decondense study counteract --scale smoke"
@@ -155,6 +157,7 @@ def test_what_fails_at_once_leaves_nothing(refusal, tmp_path, monkeypatch, argum
 def test_nothing_run_is_undecided_not_run(tmp_path):
     record = studies.conclude(COUNTERACT, "gpu", tmp_path)
     assert (record.verdict, record.sentence) == ("undecided", "undecided: not run.")
+    assert record.headline == "not run"
 
 
 def test_packages_for_the_tasks_are_missed_before_the_training(tmp_path, monkeypatch):

@@ -78,7 +78,8 @@ def test_theory(command, tmp_path):
     fails = record["estimate"]["fails"]
     assert fails["published"] > 0
     assert (fails["lower"], fails["simple"], fails["sharp"]) == (0, 0, 0)
-    assert "not reproduced" in out
+    rest = record["sentence"].removeprefix("not reproduced: ")
+    assert f"not reproduced: {record['headline']} {rest}" in " ".join(out.split())
 
 
 def test_counteract(command, tmp_path):

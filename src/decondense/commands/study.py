@@ -174,5 +174,6 @@ def _show(record: Any, folder: Path, as_json: bool) -> None:
     if len(rows) > 40:
         out.print(f"… {len(rows) - 40} more rows in table.csv", style="dim")
     out.print(f"criterion: {record.criterion}", style="dim")
-    out.print(record.sentence, style="bold")
+    out.print(f"{record.verdict}: {record.headline}", style="bold")
+    out.print(record.sentence.removeprefix(f"{record.verdict}: "))
     out.print(f"written: {folder}/result.json, table.csv" + ", figure.png" * bool(record.figures))

@@ -21,7 +21,8 @@ class Table(Part):
 
 
 class Study(Record, reads=("decondense.study/2",)):
-    """`runs` are the folders below runs/ that the result rests on."""
+    """`runs` are the folders below runs/ that the result rests on; `headline` is what decided the verdict,
+    in short, which older results do not have."""
 
     study: Words
     claim: Words
@@ -29,6 +30,7 @@ class Study(Record, reads=("decondense.study/2",)):
     criterion: str
     scale: str
     verdict: Words
+    headline: Words | None = None
     sentence: Words
     command: str
     hardware: str

@@ -1,6 +1,6 @@
 """The Markdown tables of studies, and their places in a README.
 
-<!-- results -->    one line per study that was run, with the whole sentence
+<!-- results -->    one line per study that was run, with what decided its verdict, and below them the hardware
 <!-- verdicts -->   one line per study there is, with its question and verdict; "undecided: not run" where there is none
 """
 
@@ -9,15 +9,20 @@ from __future__ import annotations
 import html
 import os
 import re
+import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..files import AnyPath
 from ..records import Study
-from .section import Places, Skipped, Source, nothing, read_sources
+from .claims import claim_of
+from .section import Places, Skipped, Source, brief, nothing, read_sources
 from .studies import sentence_of
 
-COLUMNS = ("study", "claim", "verdict", "sentence", "hardware", "folder")
+COLUMNS = ("study", "claim", "verdict", "what decided it")
+MOST = 220
+"""Characters of a sentence in a cell; more, nobody reads there."""
 Known = Sequence[tuple[str, str, str]]
 """Name, claim and question of every study there is."""
 
@@ -31,12 +36,18 @@ def results_table(places: Places, *, base: AnyPath | None = None) -> tuple[str, 
     """
     studies, skipped = _studies(places)
     root = Path(base if base is not None else ".").resolve()
+    counted = Counter(source.record.study for source in studies)
     rows = []
+    hardware: dict[str, list[str]] = {}
     for source in studies:
         record = source.record
-        words = (record.study, record.claim, record.verdict, sentence_of(record), record.hardware or "–")
-        rows.append([*(_cell(word) for word in words), _link(source, root, source.folder)])
-    return _markdown(COLUMNS, rows), skipped
+        name = record.study if counted[record.study] == 1 else source.folder
+        words = (record.claim, record.verdict, headline_of(record))
+        rows.append([_link(source, root, name, far=source.folder), *(_cell(word) for word in words)])
+        hardware.setdefault(record.hardware or "not known", []).append(name)
+    usual, *others = sorted(hardware, key=lambda one: -len(hardware[one]))
+    told = "".join(f" {', '.join(hardware[one])}: {one}." for one in others)
+    return f"{_markdown(COLUMNS, rows)}\n*Hardware: {_cell(usual + '.' + told)}*\n", skipped
 
 
 def results_rows(places: Places) -> tuple[list[dict[str, str | None]], list[Skipped]]:
@@ -45,7 +56,7 @@ def results_rows(places: Places) -> tuple[list[dict[str, str | None]], list[Skip
     names = ("study", "claim", "question", "verdict", "hardware")
     rows = [
         {name: getattr(source.record, name) for name in names}
-        | {"sentence": sentence_of(source.record), "folder": source.folder}
+        | {"headline": headline_of(source.record), "sentence": sentence_of(source.record), "folder": source.folder}
         for source in studies
     ]
     return rows, skipped
@@ -65,6 +76,16 @@ def verdicts_table(places: Places, *, known: Known, base: AnyPath | None = None)
         if not here:
             rows.append([name, _cell(claim), _cell(question), "undecided: not run"])
     return _markdown(("study", "claim", "question", "verdict"), rows), skipped
+
+
+def headline_of(record: Study) -> str:
+    """What decided the verdict. Older results have no headline: the number that the page shows them by, or else the
+    first clause of the sentence."""
+    if record.headline:
+        return record.headline
+    effect = claim_of(record).effect
+    told = brief(sentence_of(record))[0] if effect is None else f"{effect.words}: {effect.text}"
+    return textwrap.shorten(told, MOST, placeholder=" …")
 
 
 def parted(sentence: str) -> str:
@@ -92,12 +113,12 @@ def _cell(value: object) -> str:
     return html.escape(" ".join(str(value).split()), quote=False).replace("|", "\\|")
 
 
-def _link(source: Source[Study], root: Path, words: str) -> str:
-    """A link to the folder where it lies in `root` or beside it."""
+def _link(source: Source[Study], root: Path, words: str, *, far: str | None = None) -> str:
+    """A link to the folder where it lies in `root` or beside it; elsewhere there is none, and the words are `far`."""
     folder = source.path.resolve().parent
     place = Path(os.path.relpath(folder, root)).as_posix()
     if place.count("..") > 1:
-        return f"`{_cell(words)}`"
+        return f"`{_cell(far or words)}`"
     return f"[{_cell(words)}]({place.replace(' ', '%20').replace('(', '%28').replace(')', '%29')})"
 
 

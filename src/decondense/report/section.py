@@ -174,6 +174,7 @@ class Section:
     verdict: str
     origins: list[Origin]
     badge: str = ""
+    headline: str = ""
     gloss: str = ""
     notes: list[str] = field(default_factory=list)
     panels: list[Panel] = field(default_factory=list)
@@ -190,12 +191,12 @@ class Section:
 
     @property
     def lines(self) -> tuple[str, list[str]]:
-        """The verdict in one line, and what is behind "more": the other clauses, or a line for each further arm of a
-        training."""
+        """The verdict in one line, and what is behind "more": the whole of it where there is a headline, the other
+        clauses, or a line for each further arm of a training."""
         if self.kind == "training":
             first, *arms = self.verdict.split("; ")
             return first, arms
-        head, rest = brief(self.verdict)
+        head, rest = (self.headline, self.verdict) if self.headline else brief(self.verdict)
         return head, [rest] if rest else []
 
     @property

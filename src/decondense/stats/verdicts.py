@@ -61,6 +61,11 @@ def trend_and_level(trend: Decision | str, level: Decision | str) -> str:
     return f"By the trend over depth {first}, by the level of the mean cosine {second}."
 
 
+def trend_and_level_short(trend: Decision, level: Decision) -> str:
+    """Both numbers, in short."""
+    return f"trend over depth (Spearman) {trend.short(2)}, mean cosine {level.short()}"
+
+
 @dataclass(frozen=True)
 class Decision:
     """A verdict, and the interval it comes from: over `n` units of the kind `unit`. `resolution`: the smallest true
@@ -94,6 +99,15 @@ class Decision:
             f"{signed(self.estimate, digits)} {percent}[{signed(self.low, digits)}, {signed(self.high, digits)}] over "
             f"{several(self.n, self.unit)}{resolves(self.resolution)}"
         )
+
+    def short(self, digits: int = 3) -> str:
+        """+0.123 [+0.045, +0.201], with another level than 95 % behind it, as (90 %)"""
+        if self.estimate is None or (self.low is not None and self.low == self.high):
+            return self.words(digits)
+        if self.low is None or self.high is None:
+            return f"{signed(self.estimate, digits)} ({several(self.n, self.unit)}, no interval)"
+        level = "" if self.level == 0.95 else f" ({100 * self.level:.3g} %)"
+        return f"{signed(self.estimate, digits)} [{signed(self.low, digits)}, {signed(self.high, digits)}]{level}"
 
 
 def resolves(effect: float | None) -> str:
@@ -250,6 +264,15 @@ def combine(decisions: Sequence[Decision]) -> str:
     if NOT in verdicts:
         return NOT
     return REPRODUCED if verdicts and set(verdicts) == {REPRODUCED} else UNDECIDED
+
+
+def deciding(decisions: Mapping[str, Decision], digits: int, most: int = 3) -> str:
+    """In short the parts that `combine` takes its verdict from: all where each is reproduced, else those that are
+    not, or are undecided; at most so many, and how many more there are."""
+    verdict = combine(list(decisions.values()))
+    told = [f"{name} {one.short(digits)}" for name, one in decisions.items() if one.verdict == verdict]
+    more = f" and {len(told) - most} more" if len(told) > most else ""
+    return ", ".join(told[:most]) + more or "unknown"
 
 
 def unjudged(values: Sequence[float], unit: str, level: float, bound: float | None = None) -> Decision | None:

@@ -107,6 +107,11 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         sentence += (
             f" Hardly learned, held-out loss {LEARNS:g} nat or more above the best, and left out: {', '.join(failed)}."
         )
+    lowest = min(((d.estimate, arm) for arm, d in condense.items() if d.estimate is not None), default=None)
+    headline = (
+        f"trend over depth (Spearman) of {len(names)} architectures: {_sure(condense)} above 0, {len(resist)} below 0 "
+        f"after correction{f'; lowest {lowest[1]} {condense[lowest[1]].short(2)}' if lowest else ''}"
+    )
     shown = sorted(runs.arms, key=lambda arm: runs.mean(arm, spearman))
     draw = partial(
         effects,
@@ -117,7 +122,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     )  # fmt: skip
     estimate = {"spearman": condense, "contrasts": contrasts, "mean_cosine": level, "contrasts_mean_cosine": levels}
     more = {"curves.png": _curves(runs)} if runs.arms else {}
-    return Conclusion(verdict, sentence, *runs.rows(spearman_blocks=spearman_blocks), estimate, draw, more)
+    rows = runs.rows(spearman_blocks=spearman_blocks)
+    return Conclusion(verdict, headline, sentence, *rows, estimate, draw, more)
 
 
 def _curves(runs: Runs) -> Callable[[Path], object]:

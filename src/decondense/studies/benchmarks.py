@@ -61,6 +61,10 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         f"Held-out loss {loss.words(5)}: {judged(runs.differences(TREATED, PLAIN, held_out), MATTERS_NATS)} (of "
         f"{MATTERS_NATS:g} nats or more); mean cosine {geometry.words(4)}. {moved}"
     )
+    headline = (
+        f"average of {len(tasks['tasks'])} tasks, {TREATED} minus {PLAIN}, points: {decision.short(2)} (published "
+        f"{signed(PUBLISHED_GAIN, 2)}); the loss moved the mean cosine by {signed(share, 1)} %"
+    )
     columns = ["task", "items", "base", "treated", "difference", "low", "high", "p", "p_holm", "seed_sd"]
     columns += ["smallest_effect", "signal_to_noise", "nats", "nats_low", "nats_high", "nats_p_holm", "nats_resolved"]
     listed = [*tasks["tasks"]] + ([{"task": AVERAGE, **macro}] if macro else [])
@@ -82,7 +86,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     estimate |= {"perplexity": perplexity, "mean_cosine": geometry, "cosine_moved_percent": share}
     estimate |= {"published_gain": PUBLISHED_GAIN, "runs": numbers}
     rows = [[row.get(column) for column in columns] for row in listed]
-    return Conclusion(decision.verdict, sentence, columns, rows, estimate, draw)
+    return Conclusion(decision.verdict, headline, sentence, columns, rows, estimate, draw)
 
 
 def _decided(macro: dict[str, Any] | None, seeds: int) -> tuple[Decision, str]:

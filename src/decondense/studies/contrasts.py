@@ -7,10 +7,11 @@ Seeds and documents (items) are both samples, and crossed (docs/statistics.md); 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 
 import numpy as np
 
-from ..records import Training
+from ..records import Training, known
 from ..stats.crossed import crossed_macro
 from ..stats.verdicts import NOT, REPRODUCED, UNDECIDED, Decision, decide, equivalent, from_interval, unjudged
 from .outcomes import paired_outcomes
@@ -70,12 +71,26 @@ def perplexities(runs: Runs, arm: str, base: str, *, level: float) -> dict[str, 
     return {name: decide(some, claim="less", level=level) for name, some in gaps.items()}
 
 
-def below_everywhere(losses: Sequence[Sequence[Decision | None]], smallest: float) -> str:
-    """For each loss its differences to cross-entropy, model by model: reproduced where one loss has every interval
-    below −`smallest`, not reproduced where every loss has one above it."""
-    below = [all(d and d.high is not None and d.high < -smallest for d in row) for row in losses]
-    above = [any(d and d.low is not None and d.low > -smallest for d in row) for row in losses]
-    return REPRODUCED if any(below) else NOT if above and all(above) else UNDECIDED
+def below_everywhere(losses: Mapping[str, Mapping[str, Decision | None]], smallest: float) -> tuple[str, str]:
+    """Loss → model → its difference to cross-entropy, None where it is not known. The verdict: reproduced where one
+    loss has every interval below −`smallest`, not reproduced where every loss has one above it. And what decides it in
+    short: of every loss the model in which a gain is farthest, and of these the loss for which it is nearest."""
+    below = [loss for loss, row in losses.items() if all(d and known(d.high) < -smallest for d in row.values())]
+    judged = {
+        loss: [(d.low, model, d) for model, d in row.items() if d and d.low is not None] for loss, row in losses.items()
+    }
+    worst = {loss: max(row, key=itemgetter(0)) for loss, row in judged.items() if row}
+    above = [loss for loss, (low, *_) in worst.items() if low > -smallest]
+    verdict = REPRODUCED if below else NOT if losses and len(above) == len(losses) else UNDECIDED
+    if not worst:
+        return verdict, "not known, with too few seeds or none"
+    loss = min(below or worst, key=lambda loss: worst[loss][0])
+    _, model, difference = worst[loss]
+    sought = f"{smallest:g} nats of held-out loss in every model"
+    if below:
+        return verdict, f"{loss} gains {sought}; least in {model}: {difference.short()}"
+    none = f"no loss {'gains' if verdict == NOT else 'is shown to gain'} {sought}"
+    return verdict, f"{none}; nearest to it {loss}: {difference.short()} in {model}"
 
 
 def sides(decisions: Mapping[str, Decision]) -> str:

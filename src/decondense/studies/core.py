@@ -284,14 +284,14 @@ def conclude(
     if taken or not plan:
         end = study.conclude(runs, used)
     else:
-        end = Conclusion(UNDECIDED, "not run" + (f": {reason}" if reason else "."), [], [], {})
+        end = Conclusion(UNDECIDED, "not run", "not run" + (f": {reason}" if reason else "."), [], [], {})
     figures = ({"figure.png": end.draw} if end.draw is not None else {}) | end.more
     toy = TOY if study.toy and scale == "smoke" and taken else ""
     here = [f"{platform.machine()} CPU"] if not plan else ["none"]
     record = records.Study(
         schema=records.Study.reads[0], study=study.name, claim=study.claim, question=study.question,
         criterion=study.criterion if study.criterion_of is None else study.criterion_of(used),
-        scale=scale, verdict=end.verdict, sentence=f"{end.verdict}: {end.sentence}{toy}",
+        scale=scale, verdict=end.verdict, headline=end.headline + toy, sentence=f"{end.verdict}: {end.sentence}{toy}",
         command=command_of(study.name, scale, settings_of(study, scale), used),
         hardware="; ".join(sorted({one.record.hardware for one in taken.values()}) or here),
         table=records.Table(columns=end.columns, rows=round_to(end.rows, whole=False)),

@@ -33,6 +33,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         f"{size} (of {100 * MATTERS_COSINE:g} % or more). Spearman, difference {trend.words(3)}. "
         f"{trend_and_level(trend, change)} Held-out loss {loss.words(5)}: {worth} (of {MATTERS_NATS:g} nats or more)."
     )
+    headline = f"mean cosine, {TREATED} minus {PLAIN}: {change.short(4)}{part}: {size}"
     steps, moved = {}, {}  # of each arm, one dot per seed: the blocks at every snapshot; how far each state has come
     for arm, trained in shown.items():
         at = [shot.step for shot in trained[0].snapshots]
@@ -49,7 +50,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     )
     estimate: dict[str, Any] = {"mean_cosine": change, "spearman": trend, "held_out_loss": loss}
     estimate |= {"cross_entropy_alone": left, "findings": {"mean_cosine": size, "held_out_loss": worth}}
-    return Conclusion(change.verdict, sentence, *runs.rows(), estimate | {"share_removed_percent": share}, draw)
+    estimate |= {"share_removed_percent": share}
+    return Conclusion(change.verdict, headline, sentence, *runs.rows(), estimate, draw)
 
 
 def _loss_in_words(settings: Settings) -> str:

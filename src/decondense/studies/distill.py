@@ -60,10 +60,12 @@ def _students(runs: Runs, settings: Settings) -> Conclusion:
         f"Held-out loss {loss.words(4)}."
     )
     estimate = {"mean_cosine": change, "spearman": trend, "held_out_loss": loss, "margin": MARGIN}
-    verdict = change.verdict
+    verdict, headline = change.verdict, f"mean cosine minus that of the student alone (must stay above −{MARGIN:g}): "
+    headline += f"with a teacher {change.short()}"
     if OTHERWISE in settings["arms"]:
         decided, words, more = _dispersed(runs, str(teacher_of(settings, OTHERWISE)))
         verdict, sentence, estimate = combine([change, decided]), f"{sentence} {words}", estimate | more
+        headline += f", with a dispersed one {decided.short()}"
     levels = [(arm.replace(" with ", "\nwith "), runs.values(arm, cosine)) for arm in runs.arms]
     second = teacher_of(settings, OTHERWISE) if OTHERWISE in settings["arms"] else None
     if second in runs.arms:
@@ -72,7 +74,7 @@ def _students(runs: Runs, settings: Settings) -> Conclusion:
         heat_row, runs.last_snapshots(), points={"mean cosine of the blocks": levels},
         line=runs.mean(ALONE, cosine) - MARGIN, x=f"line: {MARGIN:g} below the student alone, the margin",
     )  # fmt: skip
-    return Conclusion(verdict, sentence, *runs.rows(), estimate, draw)
+    return Conclusion(verdict, headline, sentence, *runs.rows(), estimate, draw)
 
 
 def _dispersed(runs: Runs, teacher: str) -> tuple[Decision, str, dict[str, Any]]:
@@ -115,4 +117,6 @@ def _pairs(runs: Runs, settings: Settings) -> Conclusion:
         f"{trend_and_level(trend, change)}"
     )
     estimate = {"mean_cosine": change, "margin": MARGIN, "spearman": trend}
-    return Conclusion(change.verdict, sentence, columns, rows, estimate, partial(heat_grid, shown) if whole else None)
+    headline = f"mean cosine, distilled minus original (must stay above −{MARGIN:g}): {change.short()}"
+    draw = partial(heat_grid, shown) if whole else None
+    return Conclusion(change.verdict, headline, sentence, columns, rows, estimate, draw)

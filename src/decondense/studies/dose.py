@@ -81,6 +81,10 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         f"{_at(runs, arm_of, spearman, '+.2f')}, slope {trend.words()}. That a higher weight relieves condensation: "
         f"{trend_and_level(trend, level)[0].lower()}{trend_and_level(trend, level)[1:]}"
     )
+    headline = (
+        f"held-out loss, λ = {_plain(dose)} minus 0: {against[dose].short(4)} nats; slope over all λ: "
+        f"{slope.short(4)} nats per unit"
+    )
     means = {
         arm_of[d]: {
             task: float(np.mean(values)) if (values := [one[task] for one in seeds.values() if task in one]) else None
@@ -110,7 +114,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         gains = {d: [100 * (seeds[s][task] - zero[s][task]) for s in seeds if s in zero] for d, seeds in scores.items()}
         panels.append(_panel(f"{task} minus that of λ = 0", "accuracy, points", gains, line=0.0))
     draw = partial(curves, panels, note="dots: training seeds; bars: 95 % intervals over them")
-    return Conclusion(combine([against[dose], slope]), sentence, *runs.rows(tasks), estimate, draw)
+    return Conclusion(combine([against[dose], slope]), headline, sentence, *runs.rows(tasks), estimate, draw)
 
 
 def _panel(title: str, y: str, values: Mapping[float, list[float]], **more: Any) -> dict[str, Any]:

@@ -49,6 +49,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         f"of the exact loss's change of the mean cosine there is left: {keeps}. Mean cosine minus exact: "
         f"{moved or 'unknown'}. Held-out loss minus exact: {words}. Time per token against cross-entropy: {prices}."
     )
+    left = ", ".join(f"{arm} {d.short(1)}" for arm, d in kept.items())
+    headline = f"percent of the exact loss's effect on the mean cosine: {left}"
     shown = [arm for arm in (NONE, *OTHERS) if arm in runs]
     right = [
         f"{signed(geometry[arm][0])} · {'1×' if arm == NONE else f'{cost[arm]:.3f}×' if cost[arm] else '–'}"
@@ -63,7 +65,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     )  # fmt: skip
     estimate = {"held_out_loss": same, "margin": settings["margin"], "cost": cost, "mean_cosine": geometry}
     estimate["kept_percent"] = kept
-    return Conclusion(combine(list(kept.values())), sentence, *runs.rows(), estimate, draw)
+    return Conclusion(combine(list(kept.values())), headline, sentence, *runs.rows(), estimate, draw)
 
 
 def _percent(kept: Decision) -> str:

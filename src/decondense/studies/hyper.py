@@ -47,6 +47,10 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         f"whole 95 % interval; its strongest rival minus the paper's choice, {closest[0]}: {closest[1].words(5)}."
         f"{_plain(plain)}{_likely(likely)}"
     )
+    headline = (
+        f"a gain of {MATTERS_NATS:g} nats over the paper's choice is excluded in {len(good)} of {len(CELLS)} other "
+        f"cells and shown in {len(better)}; nearest to one is {closest[0]}: {closest[1].short(5)}"
+    )
     against = {arm: d for arm in [*GRID, *others] if (d := runs.differences(arm, PLAIN, held_out))}
     beyond = "orange: not in its grid; " if {*others} & against.keys() else ""
     draw = partial(
@@ -64,7 +68,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     if likely:
         estimate |= {"log_likelihood_minus_centre": likely, "points_minus_centre": points}
     verdict = combine(list(beside.values()))
-    return Conclusion(verdict, sentence, *runs.rows(runs.tasks), estimate, draw if against else None)
+    return Conclusion(verdict, headline, sentence, *runs.rows(runs.tasks), estimate, draw if against else None)
 
 
 def _plain(cells: Mapping[str, Decision]) -> str:

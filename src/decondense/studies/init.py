@@ -8,7 +8,7 @@ from typing import Any
 
 from ..figures.studies import heat_row
 from ..records import Snapshot
-from ..stats.verdicts import combine, decide, signed, trend_and_level
+from ..stats.verdicts import combine, decide, signed, trend_and_level, trend_and_level_short
 from .runs import Conclusion, Metric, Runs, Settings, cosine, last, spearman
 
 ARM = "from scratch"
@@ -62,6 +62,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         f"Spearman at step 0 {start.words(2)}; end minus step 0 {fall.words(2)}. Mean cosine of the blocks, end minus "
         f"step 0, {level.words()}; of the last three states {late.words()}. {trend_and_level(fall, level)}"
     )
+    headline = f"Spearman at step 0 {start.short(2)}; end minus step 0: {trend_and_level_short(fall, level)}"
     first = next(iter(rows.values()), [])
     at = {label: [shot for row in rows.values() for other, shot in row if other == label] for label, _ in first}
     points = {
@@ -72,4 +73,4 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     columns = ["run", "checkpoint", "step", "spearman", "kendall", "mean_cosine_last", "mean_cosine"]
     estimate: dict[str, Any] = {"start": start, "change": fall, "mean_cosine": level, "last": late}
     estimate |= {"ends": [signed(spearman(end), 3) for _, end in ends]}
-    return Conclusion(combine([start, fall]), sentence, columns, table, estimate, draw)
+    return Conclusion(combine([start, fall]), headline, sentence, columns, table, estimate, draw)

@@ -80,8 +80,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     moved = {arm: decide(runs.differences(arm, none, cosine), claim="less") for arm in alone}
     trend = {arm: decide(runs.differences(arm, none, spearman), claim="less") for arm in alone}
     up, down = helps[dose], hurts[-dose]
-    halves = [half for half, w in ((up, dose), (down, -dose)) if not {real[w], blind[w]} & {*ruined}]
-    verdict = combine(halves)
+    halves = {w: half for w, half in ((dose, up), (-dose, down)) if not {real[w], blind[w]} & {*ruined}}
+    verdict = combine(list(halves.values()))
     if len(halves) < 2 and verdict == REPRODUCED:  # which takes both
         verdict = UNDECIDED
     sentence = (
@@ -95,6 +95,14 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         f"{_likely(likely[dose], dose)}Norm of the gradient of the weights, median over the run, in units of that "
         f"without a loss: {_listed(norms, [real[dose], blind[dose], real[-dose], blind[-dose]])}."
     )
+    compared = {dose: f"dispersion minus placebo at λ = {dose:g}", -dose: f"placebo minus dispersion at −{dose:g}"}
+    headline = "held-out loss, nats: " + "; ".join(
+        f"{words}: {halves[w].short(4) if w in halves else 'does not count, a model is ruined'}"
+        for w, words in compared.items()
+    )
+    if not met:
+        shares = " and ".join(seen[w].short(1) for w in compared)
+        headline = f"percent of dispersion's effect on the mean cosine in the placebo: {shares}; the gate is {gate}"
     columns, rows = runs.rows(runs.tasks, loss_by_document=by_document, gradient_norm=_median_norm)
     pairs = [those[w] for w in sorted(weights, reverse=True) for those in (real, blind)]
     against = {arm: gaps for arm in pairs if (gaps := runs.differences(arm, none, by_document))}
@@ -109,7 +117,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     estimate |= {"against_no_loss": alone, "mean_cosine": moved, "spearman": trend, "gradient_norm": norms}
     estimate |= {"log_likelihood": _named(likely, real)}
     estimate |= {"log_likelihood_alone": {arm: over_items(runs, arm, none, kind="log_share") for arm in alone}}
-    return Conclusion(verdict if met else UNDECIDED, sentence, columns, rows, estimate, draw if against else None)
+    verdict = verdict if met else UNDECIDED
+    return Conclusion(verdict, headline, sentence, columns, rows, estimate, draw if against else None)
 
 
 def _percent(seen: Decision) -> str:

@@ -154,7 +154,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     note = "below 0: better than cross-entropy; dots are seeds, bars 95 % intervals over them"
     draw = partial(curves, panels, note=note, columns=min(2, len(panels))) if panels else None
     more = _why(runs, tokens, settings, names)
-    return Conclusion(_verdict(decisions, tokens), sentence, columns, rows, estimate, draw, more)
+    verdict, headline = _decided(decisions, tokens)
+    return Conclusion(verdict, headline, sentence, columns, rows, estimate, draw, more)
 
 
 def on_tasks(runs: Runs, cells: Iterable[Cell]) -> dict[Cell, dict[str, Decision]]:
@@ -215,8 +216,11 @@ def _paired(runs: Runs, arms: Mapping[str, str]) -> tuple[dict[int, Training], d
     return base, {loss: arm for loss, arm in paired.items() if arm}
 
 
-def _verdict(decisions: Mapping[Cell, Decision], tokens: Mapping[Cell, int]) -> str:
+def _decided(decisions: Mapping[Cell, Decision], tokens: Mapping[Cell, int]) -> tuple[str, str]:
     """For each loss and model at the largest budget that both have; see the criterion."""
-    ends = {cell[:2]: decisions[cell] for cell in sorted(decisions, key=tokens.__getitem__)}
-    models, losses = {model for _, model, _ in tokens}, {loss for loss, *_ in tokens if loss != NONE}
-    return below_everywhere([[ends.get((loss, model)) for model in models] for loss in losses], SMALLEST)
+    ends = {cell[:2]: cell for cell in sorted(decisions, key=tokens.__getitem__)}
+    losses: dict[str, dict[str, Decision | None]] = {loss: {} for loss, *_ in tokens if loss != NONE}
+    for loss, model in product(losses, dict.fromkeys(model for _, model, _ in tokens)):
+        cell = ends.get((loss, model))
+        losses[loss] |= {model: None} if cell is None else {", ".join(cell[1:]): decisions[cell]}
+    return below_everywhere(losses, SMALLEST)

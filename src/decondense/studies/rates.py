@@ -77,7 +77,9 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
             found |= {(loss, model): both} if fresh.paired(*both) else {}
     level = 1 - 0.05 / max(1, (len(losses) - 1) * len(models))  # of all comparisons that are planned
     decisions = {p: over_documents(fresh, *two, smallest=SMALLEST, level=level) for p, two in found.items()}
-    ends = [[decisions.get((loss, model)) for model in models] for loss in losses if loss != NONE]
+    ends = {loss: {model: decisions.get((loss, model)) for model in models} for loss in losses if loss != NONE}
+    verdict, decided = below_everywhere(ends, SMALLEST)
+    headline = f"each at its own rate, {decided}"
     words = [f"{_label(*place, found[place])}: {decision.words(4)}" for place, decision in decisions.items()]
     edge = [f"{loss}, {model} ({_rate(arm)})" for (loss, model), (arm, end) in chosen.items() if end]
     sentence = (
@@ -100,9 +102,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     note = f"seed {first} alone, which chooses the rates; all axes of loss have the same span"
     draw = partial(curves, panels, note=note) if panels else None
     table = _table(runs, fresh, first, [arm for arm, _ in chosen.values()], decisions)
-    return Conclusion(
-        below_everywhere(ends, SMALLEST), sentence, *table, estimate, draw, {"own-rates.png": forest} if apart else {}
-    )
+    return Conclusion(verdict, headline, sentence, *table, estimate, draw, {"own-rates.png": forest} if apart else {})
 
 
 def _rate(arm: str) -> str:

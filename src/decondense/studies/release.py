@@ -43,6 +43,10 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         f"{losses[OPPOSITE].words(4)}; dispersed minus condensed, both released, {sides.words(4)}. "
         f"{deciding}: {_likely(likelihood[deciding])}Spearman {trend.words(2)}."
     )
+    headline = (
+        f"{deciding}: held-out loss minus cross-entropy's {losses[deciding].short(4)} nats, mean cosine changed by "
+        f"{moved[deciding].short(1)} %{'' if met else f': the gate of −{GATE:g} % is not met'}"
+    )
     columns, rows = runs.rows(runs.tasks, loss_by_document=by_document)
     against = {arm: gaps for arm, gaps in apart.items() if gaps}
     draw = partial(
@@ -57,7 +61,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     estimate |= {"held_out_loss": losses, "released_minus_kept": spared, "released_minus_opposite": sides}
     estimate |= {"log_likelihood": likelihood, "points": scores, "spearman": trend}
     verdict = losses[met[0]].verdict if met else UNDECIDED
-    return Conclusion(verdict, sentence, columns, rows, estimate, draw if against else None, {"course.png": course})
+    shown = draw if against else None
+    return Conclusion(verdict, headline, sentence, columns, rows, estimate, shown, {"course.png": course})
 
 
 def _of_dose(arm: str, moved: Decision, loss: Decision, apart: list[float], met: bool) -> str:

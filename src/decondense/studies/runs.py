@@ -303,7 +303,8 @@ class Conclusion:
     """`estimate` may have decisions and intervals in it, however deep, which become sections."""
 
     verdict: str
-    sentence: str  # without the verdict in front
+    headline: str  # what decided it and nothing else, for a cell of a table: 160 characters are good, 220 the most
+    sentence: str  # all there is to say; both without the verdict in front
     columns: list[str]
     rows: list[list[Any]]
     estimate: dict[str, Any]

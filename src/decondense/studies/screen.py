@@ -63,6 +63,10 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         words.append(f"against {known}, {'ahead so far' if missing else 'go on'}: {named}")
     rates = [arm for arm in missing if TUNED.sub("", arm) in bases]
     waits = f"; nothing is chosen before all are run: {len(missing)} of {len(settings['arms'])} arms are missing"
+    ahead = [f"{TUNED.sub('', arm)} {signed(losses[arm] - bases[c], 4)}" for c in bases for arm in chosen[c]]
+    headline = f"held-out loss minus cross-entropy's, nats, one seed; to be confirmed: {', '.join(ahead) or 'none'}"
+    if missing:
+        headline = f"{len(missing)} of {len(settings['arms'])} arms are missing, and nothing is chosen before"
     sentence = (
         f"one seed; each model at the best rate and warm-up of cross-entropy: {'; '.join(words)}"
         f"{waits if missing else ''}{f', {list_of(rates)} among them' if rates else ''}."
@@ -82,7 +86,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     panels = [p for c, base in bases.items() if math.isfinite(base) for p in _panels(c, losses, settings)]
     draw = partial(curves, panels, note=note) if panels else None
     estimate = {"cross_entropy": bases, "chosen": {} if missing else chosen}
-    return Conclusion(UNDECIDED, sentence, columns, rows, estimate, draw)
+    return Conclusion(UNDECIDED, headline, sentence, columns, rows, estimate, draw)
 
 
 def _panels(control: str, losses: Mapping[str, float], settings: Settings) -> list[Settings]:

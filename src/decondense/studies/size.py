@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ..figures.studies import heat_row
 from ..records import Snapshot
-from ..stats.verdicts import signed, slope, trend_and_level
+from ..stats.verdicts import signed, slope, trend_and_level, trend_and_level_short
 from .runs import Conclusion, Runs, Settings, cosine, spearman, spearman_blocks
 
 SCRATCH = "trained from scratch"
@@ -96,6 +96,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     if alone:
         sentence += f"; shown only: {', '.join(_name(m) for m in models if m.family in alone)}"
     sentence += f". Over the blocks alone Spearman changes by {blocks.words(2)}. {trend_and_level(trend, level)}"
+    headline = f"for tenfold parameters: {trend_and_level_short(trend, level)}"
     ordered = sorted(models, key=lambda m: (families.index(m.family), m.parameters))
     panels = [(_name(m), m.snapshot) for m in ordered]
     compared = [m for m in ordered if m.family not in alone] or ordered
@@ -109,4 +110,4 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     draw = partial(heat_row, panels, points=points, **more) if models else None
     estimate = {"slope": trend, "spearman_blocks": blocks, "mean_cosine": level}
     columns, rows = list(Member._fields[:-1]), [list(m[:-1]) for m in models]
-    return Conclusion(trend.verdict, sentence, columns, rows, estimate, draw)
+    return Conclusion(trend.verdict, headline, sentence, columns, rows, estimate, draw)

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..figures.studies import heat_grid
 from ..records import Snapshot
-from ..stats.verdicts import combine, signed, steady, trend_and_level
+from ..stats.verdicts import combine, deciding, signed, steady, trend_and_level
 from .runs import MATTERS_COSINE, Conclusion, Runs, Settings, cosine, spearman
 from .work import part_of
 
@@ -67,7 +67,10 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     ]
     draw = partial(heat_grid, panels)
     estimate = {"another_text": decisions, "lowest_correlation": agreement, "margin": MARGIN, "mean_cosine": levels}
-    return Conclusion(combine(list(decisions.values())), " ".join(words), columns, rows, estimate, draw)
+    named = {model.split("/")[-1]: decision for model, decision in decisions.items()}
+    headline = f"Spearman to expect on one more text (margin ±{MARGIN:g}): {deciding(named, 2)}"
+    verdict = combine(list(decisions.values()))
+    return Conclusion(verdict, headline, " ".join(words), columns, rows, estimate, draw)
 
 
 def _agreement(curves: list[list[float | None]]) -> float:

@@ -19,7 +19,7 @@ from functools import partial
 import numpy as np
 
 from ..figures.studies import effects
-from ..stats.verdicts import REPRODUCED, Decision, combine, decide, interval
+from ..stats.verdicts import REPRODUCED, Decision, combine, decide, deciding, interval
 from .arms import recipe_of
 from .contrasts import over_items, sides
 from .runs import MATTERS_NATS, MATTERS_POINTS, MATTERS_SHARE, RUINED, Conclusion, Runs, Settings, cosine, held_out
@@ -61,6 +61,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     else:
         sentence += "At matched cost: not known, as no times were kept."
     sentence += _in_words(runs, scored)
+    headline = f"held-out loss of {OURS}, nats, minus that of {deciding(contrasts, 4)}"
     columns, rows = runs.rows(runs.tasks)
     columns += ["cost", "loss_at_matched_cost"]
     for row in rows:
@@ -83,7 +84,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     )  # fmt: skip
     estimate = {"contrasts": contrasts, "contrasts_at_matched_cost": charged, "at_matched_cost": gains}
     estimate |= {"points": scored["correct"], "log_likelihood": scored["log_share"]}
-    return Conclusion(combine(list(contrasts.values())), sentence, columns, rows, estimate, draw)
+    return Conclusion(combine(list(contrasts.values())), headline, sentence, columns, rows, estimate, draw)
 
 
 def _scored(runs: Runs, compared: Sequence[str], kind: str) -> dict[str, Decision]:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from ..figures.studies import heat_row
-from ..stats.verdicts import NOT, REPRODUCED, interval, signed, trend_and_level
+from ..stats.verdicts import NOT, REPRODUCED, interval, signed, trend_and_level, trend_and_level_short
 from .runs import Conclusion, Runs, Settings, cosine, held_out, last, spearman
 
 
@@ -52,4 +52,5 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     draw = partial(heat_row, runs.last_snapshots(), points=points, x="MLP width")
     per_arm = {arm: interval(runs.values(arm, spearman)) for arm in runs.arms}
     estimate = {"difference": difference, "mean_cosine": level, "spearman": per_arm}
-    return Conclusion(difference.verdict, sentence, *runs.rows(), estimate, draw)
+    headline = f"{narrow} minus {wide}: {trend_and_level_short(difference, level)}"
+    return Conclusion(difference.verdict, headline, sentence, *runs.rows(), estimate, draw)
