@@ -46,7 +46,7 @@ def test_stages():
     percent = [100 * arm["mean_cosine"]["estimate"] / after for arm in (small, large)]
     assert f"lower than without, {-percent[1]:.1f} %." in prose
     assert max(-x for x in percent) < 10  # "neither reaches the 10 % that would matter"
-    assert f"At 0.1 the cosine ends {-percent[0]:.1f} % lower, and no other difference is resolved;" in prose
+    assert f"At 0.1 the cosine ends {-percent[0]:.1f} % lower, and no other difference is resolved:" in prose
     assert small["log_share"]["low"] < -0.01  # "one that matters is not excluded"
     assert small["text_loss"]["low"] < -0.002 < 0.002 < small["text_loss"]["high"]
     trends = [mean(stage, "spearman") for stage in ("before", "DPO")]
@@ -59,10 +59,9 @@ def test_stages():
     assert all(small[key]["low"] < 0 < small[key]["high"] for key in ("text_loss", "log_share", "right", "spearman"))
     assert max(map(abs, (large["log_share"]["low"], large["log_share"]["high"]))) < 0.01  # "nothing that matters"
     texts = [told(arm["text_loss"], digits) for arm, digits in ((small, 4), (large, 3))]
-    listed = [told(small["log_share"], 3).replace(" [", " nats per item ["), told(large["log_share"], 4)]
-    assert "right answers {} with 0.1, {} with 1; loss on other text".format(*listed) in RESULTS
-    assert "loss on other text {} and **{}**".format(texts[0].replace(" [", " nats ["), texts[1]) in RESULTS
-    assert "; mean cosine {} % and {} %; three seeds".format(*(signed(x, 1) for x in percent)) in RESULTS
+    assert "| other text: {} with 0.1, **{}** with 1 |".format(*texts) in RESULTS
+    assert f"change by {told(large['log_share'], 4).replace(' [', ' nats per item [')}, which does not" in prose
+    assert f"right answers {told(small['log_share'], 3)}, text {texts[0]}, where ones that matter" in prose
     changes = " ".join((ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split())
     assert "the trend over depth from {:.2f} to {:.2f};".format(*trends) in changes
     assert f"at 1 it costs other text {large['text_loss']['estimate']:.3f} nats." in changes
