@@ -107,6 +107,9 @@ def effects(
     shown = [v for _, values in rows for v in values if math.isfinite(v)] or [0.0]
     low, high = min(0.0, *shown, -(margin or 0)), max(0.0, *shown, margin or 0)
     room = 0.6 * (high - low or 1.0)
+    bars = [student(values, level) for _, values in rows if len(values) > 1]
+    cut = any(mean - half < low - room or mean + half > high + room for mean, half in bars)
+    note += "\nlonger bars are cut at the edge" * cut
     ticks = [(place, label) for place, (label, _) in zip(places, rows)]
     y = Axis(range=(0.4, len(rows) + 0.6), ticks=ticks, grid=False)
     chart = Chart(
