@@ -21,7 +21,6 @@ apart_k                        mean of c_ij over pairs with 2^k ≤ j − i < 2^
 from __future__ import annotations
 
 import functools
-import threading
 from typing import NamedTuple
 
 import torch
@@ -101,10 +100,10 @@ def on_device(z: torch.Tensor, matrix: torch.Tensor | None = None, *, states: in
     if z.dtype not in (torch.float32, torch.float64):
         z = z.float()
     n = z.shape[1]
-    squared = torch.mul(z, z, out=_scratch("squares", z))
+    squared = z * z
     norms = squared.sum(2).sqrt()
     inverses = inverse(norms)
-    u = torch.mul(z, inverses[..., None], out=_scratch("unit vectors", z))
+    u = z * inverses[..., None]
     plain, total = _sums(z, torch.ones_like(norms), inverses)
     squares = (norms > 0).sum(1)  # Σ‖u_i‖², free of rounding
     by_dimension = total.double().square()
@@ -112,8 +111,7 @@ def on_device(z: torch.Tensor, matrix: torch.Tensor | None = None, *, states: in
     rest = total - u[:, 0]
     without_first = (rest.double().square().sum(1) - squares + (norms[:, 0] > 0)) / max(1, (n - 1) * (n - 2))
 
-    centred = torch.sub(z, plain[:, None] / n, out=_scratch("centred", z)).square_()
-    variance = _sum_tokens(centred)
+    variance = _sum_tokens((z - plain[:, None] / n).square_())
     k = min(3, z.shape[2])
     by_variance = torch.topk(variance, k)
     by_cosine = torch.topk(by_dimension, k)
@@ -168,8 +166,7 @@ def _sums(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
     product is several times faster than a sum over rows; elsewhere it might be one of lower precision."""
     if x.device.type != "cpu":
         return tuple((x * w[..., None]).sum(1) for w in weights)
-    stacked = torch.stack(weights, dim=1)
-    return (torch.mm(stacked[0], x[0])[None] if len(x) == 1 else stacked @ x).unbind(1)
+    return (torch.stack(weights, dim=1) @ x).unbind(1)
 
 
 def _mean_cosines_without(z: torch.Tensor, squared: torch.Tensor, *sets: torch.Tensor) -> list[torch.Tensor]:
@@ -188,21 +185,6 @@ def _mean_cosines_without(z: torch.Tensor, squared: torch.Tensor, *sets: torch.T
         (total.double().scatter_(1, d, 0.0).square().sum(1) - (scale > 0).sum(1)) / (n * (n - 1))
         for total, scale, d in zip(totals, inverses, sets)
     ]
-
-
-_memory = threading.local()
-
-
-def _scratch(name: str, like: torch.Tensor) -> torch.Tensor:
-    """Memory of the shape and type of ``like`` whose contents nobody needs any more once this thread asks again by the
-    same name. Fresh pages for every window would cost a CPU a tenth of the whole; accelerators reuse theirs anyway."""
-    if like.device.type != "cpu":
-        return torch.empty_like(like)
-    kept = _memory.__dict__.get(name)
-    if kept is None or kept.shape != like.shape or kept.dtype != like.dtype:
-        with torch.inference_mode(False):  # such a tensor may be written in and out of inference mode
-            kept = _memory.__dict__[name] = torch.empty_like(like, memory_format=torch.contiguous_format)
-    return kept
 
 
 def _pairs_of_states(
@@ -230,7 +212,7 @@ def _pairs(u: torch.Tensor, matrix: torch.Tensor | None) -> tuple[torch.Tensor, 
     counts = torch.zeros(FINE_BINS, dtype=torch.int64, device=u.device)
     squares = torch.zeros(windows, dtype=torch.float64, device=u.device)
     by_distance = torch.zeros(windows, n, dtype=torch.float64, device=u.device)
-    reused = _scratch("tiles", u.new_empty(1).expand(windows * (block * n + block)))
+    reused = u.new_empty(windows * (block * n + block))
     for a in range(0, n, block):
         r, m = min(block, n - a), n - a
         memory = reused[: windows * (r * m + r)].view(windows, r * m + r)
@@ -238,13 +220,8 @@ def _pairs(u: torch.Tensor, matrix: torch.Tensor | None) -> tuple[torch.Tensor, 
         flat = memory[:, : r * m]
         tile = flat.unflatten(1, (r, m))
         shifted = memory.as_strided((windows, r, m), (r * m + r, m + 1, 1))
-        if windows == 1:
-            torch.mm(u[0, a : a + r], u[0, a:].T, out=tile[0])
-            tile.triu_(1)
-            squares += torch.dot(flat[0], flat[0])
-        else:
-            tile.copy_(torch.bmm(u[:, a : a + r], u[:, a:].mT).triu_(1))
-            squares += flat.square().sum(1)
+        tile.copy_(torch.bmm(u[:, a : a + r], u[:, a:].mT).triu_(1))
+        squares += flat.square().sum(1)
         by_distance[:, :m] += _sum_tokens(shifted)
         if matrix is not None:
             matrix[a : a + r, a:] += tile.sum(0).to(matrix.device)
