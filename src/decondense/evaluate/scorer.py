@@ -244,14 +244,8 @@ class Scorer(HFLM):
         where = torch.tensor(index, device=logits.device)
         wanted = torch.tensor(targets, device=logits.device)
         owner = torch.tensor(owners, device=logits.device)
-        # a few rows at a time on a CPU: the vocabulary is long, and what fits a cache is not fetched again
-        step = max(1, (1 << 22) // logits.shape[-1]) if logits.device.type == "cpu" else len(logits)
-        values = torch.empty(len(where), dtype=torch.float32, device=logits.device)
-        for start in range(0, len(logits), step):
-            # log_softmax and not a subtraction of logsumexp: to the last digits what lm-eval computes
-            scores = torch.log_softmax(logits[start : start + step], dim=-1, dtype=torch.float32)
-            here = torch.nonzero((where >= start) & (where < start + step)).flatten()
-            values[here] = scores[where[here] - start, wanted[here]]
+        # log_softmax and not a subtraction of logsumexp: to the last digits what lm-eval computes
+        values = torch.log_softmax(logits, dim=-1, dtype=torch.float32)[where, wanted]
         right = logits.argmax(-1)[where] == wanted
         # float64 and one member after the other in order: the sum does not depend on the neighbours in the batch
         total = torch.zeros(members, dtype=torch.float64).index_add_(0, owner.cpu(), values.double().cpu())
