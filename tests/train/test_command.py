@@ -119,7 +119,7 @@ def test_flags_without_a_recipe(recipe, tmp_path):
     model = saved(tmp_path / "small-model")
     text = tmp_path / "text.txt"
     text.write_text("Some words, and then some more of them.\n" * 60)
-    flags = ["--model", model, "--text", f"{text},pydoc", "--held-out", text, "--tokens", "0.5K", "--context", "32",
+    flags = ["--model", model, "--text", f"{text}, pydoc", "--held-out", text, "--tokens", "0.5K", "--context", "32",
              "--loss", "decorrelation", "--weight", "0.2", "--layers", "last", "--noisy-embedding", "1",
              "--active-forgetting", "2", "--learning-rate", "1e-3", "--seed", "3", "--device", "cpu", "--on-nan",
              "skip", "--set", "data.held_out_tokens=64", "--set", "snapshots.count=0", "--set",

@@ -115,7 +115,7 @@ def train(
 
 
 def _several(names: str | None) -> str | list[str] | None:
-    return names.split(",") if names is not None and "," in names else names
+    return (o.names_of(names) or names) if names is not None and "," in names else names
 
 
 def _layers(layers: str | None) -> str | list[int] | None:
