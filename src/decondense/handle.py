@@ -46,7 +46,8 @@ class Engine(Protocol):
 class Handle:
     """A loss attached to an engine. Also a context manager; `remove()` takes everything off again.
 
-    `save_pretrained` and `state_dict` are those of the model alone while it is attached; what is loaded has no loss.
+    `save_pretrained` and `state_dict` are those of the model alone while it is attached; what is loaded, and a copy by
+    `copy.deepcopy`, has no loss.
     """
 
     __slots__ = ("__weakref__", "_attachment")  # so that a misspelt name cannot be assigned to
@@ -175,8 +176,7 @@ class Attachment:
         _attached.discard(self.model)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Attachment:
-        # A copy of the model (an average of its weights, say) has copies of the hooks: they stay this one's.
-        return self
+        return self  # a copy of a handle is one on the same
 
     def read(self, wanted: Callable[[], bool]) -> None:
         """Collect the hidden states of the training calls for which wanted() is true, in `captures`."""
@@ -187,7 +187,7 @@ class Attachment:
             self._autocast = self.known = None
             if stack is not None and torch.compiler.is_compiling():
                 prepare()
-            if not (self.attached and wanted()):  # a copy of the model keeps its hooks when the loss has been removed
+            if not wanted():
                 return False
             self.known = []
             return True
@@ -202,7 +202,7 @@ class Attachment:
             if isinstance(out, Tensor) and autocast_dtype(out) is not None:
                 self._autocast = autocast_dtype(out)
 
-        hooks = [part.register_forward_hook(hs.Hook(note)) for part in self.reader.parts]
+        hooks = [hs.Hook.hang(part.register_forward_hook, note) for part in self.reader.parts]
         for hook in hooks + self.reader.attach(begin, keep):
             self.undo.callback(hook.remove)
 

@@ -8,8 +8,10 @@ have neither problem. Other modules are read through hooks on the layers that th
 
 from __future__ import annotations
 
+import copy
 import fnmatch
 import re
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from .inputs import argument, stating
 from .insides.transformers import is_encoder_decoder
@@ -62,27 +65,33 @@ class Capture:
                     self.masks[i] = kept
 
 
-class Hook:
-    """A hook that a pickle leaves behind: what `torch.save` writes is the model without the loss.
+class Hook(partial):
+    """A hook that copies and pickles of a model leave behind: they are the model without the loss.
 
-    A deep copy (an average of the weights, say) keeps it, and answers to the same handle.
+    It has no `__call__` in Python: torch.compile counts compilations by code object, and all hooks would share one.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
+    handle: RemovableHandle | None = None
 
-    def __call__(self, *args: Any) -> Any:
-        return self.function(*args)
+    @classmethod
+    def hang(cls, register: Callable[..., RemovableHandle], function: Callable[..., Any], **options: Any) -> Any:
+        """`register(hook of function, …)`, and what it returns."""
+        hook = cls(function)
+        hook.handle = register(hook, **options)
+        return hook.handle
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
-        return self
+    def __deepcopy__(self, memo: dict[Any, Any]) -> Hook:
+        # A hook cannot take itself out of a copy that is being made. `memo` goes when it is done, and with it the set.
+        if self.handle is not None:
+            weakref.finalize(memo.setdefault("decondense", set()), copy.deepcopy(self.handle, memo).remove)
+        return Hook(_nothing)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Hook, (_nothing,)
 
 
 def _nothing(*args: Any) -> None:
-    """What is left of a hook in a model that was loaded from a file."""
+    """What is left of a hook in a model that was loaded from a file, or is being copied."""
 
 
 class StackReader:
@@ -130,9 +139,9 @@ class StackReader:
             return type(out)(**rest)
 
         return [
-            self.stack.register_forward_pre_hook(Hook(ask), with_kwargs=True),
+            Hook.hang(self.stack.register_forward_pre_hook, ask, with_kwargs=True),
             # Of two readers, a loss and a monitor, the one that asked first takes the states out: it must be the last.
-            self.stack.register_forward_hook(Hook(take), with_kwargs=True, prepend=True),
+            Hook.hang(self.stack.register_forward_hook, take, with_kwargs=True, prepend=True),
         ]
 
     def once(self, inputs: dict[str, Any]) -> Capture:
@@ -201,10 +210,10 @@ class ModuleReader:
             given = {name: argument(module.forward, args, kwargs, name) for name in names}
             after(self._capture(outputs, given))
 
-        handles: list[Any] = [self.model.register_forward_pre_hook(Hook(start), with_kwargs=True)]
+        handles = [Hook.hang(self.model.register_forward_pre_hook, start, with_kwargs=True)]
         for name, part in zip(self.names, self.parts):
-            handles.append(part.register_forward_hook(Hook(partial(self._record, name))))
-        handles.append(self.model.register_forward_hook(Hook(end), with_kwargs=True))
+            handles.append(Hook.hang(part.register_forward_hook, partial(self._record, name)))
+        handles.append(Hook.hang(self.model.register_forward_hook, end, with_kwargs=True))
         return handles
 
     def _record(self, name: str, module: nn.Module, args: Any, out: Any) -> None:

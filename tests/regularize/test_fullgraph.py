@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from contextlib import nullcontext
+
 import pytest
 import torch
+from torch import nn
 
 import decondense as dc
 from decondense.losses.registry import registered
-from regularize.models import assert_same, attachment, gpt2, gradients, llama, padded, tokens
+from regularize.models import VOCABULARY, assert_same, attachment, gpt2, gradients, llama, padded, tokens
 
 
 @pytest.fixture(autouse=True)
@@ -125,3 +129,47 @@ def test_packed_rows_are_a_graph_break():
         torch.compiler.reset()
         with pytest.raises(torch._dynamo.exc.Unsupported):
             whole(model)(**given)
+
+
+class Blocks(nn.Module):
+    """A network of no library, which differs between training and evaluation as most do."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, 8)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.1)) for _ in range(4))
+
+    def forward(self, x):
+        x = self.embed(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return {"loss": x.square().mean()}
+
+
+def compilations(attach):
+    """How often torch.compile has compiled each function: steps and evaluations, of several lengths."""
+    torch.compiler.reset()
+    torch._dynamo.utils.clear_compilation_metrics()
+    model = Blocks()
+    optimiser = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with attach(model):
+        call = module(model, "eager")
+        for length in (6, 9, 12):
+            call.train()
+            for _ in range(2):
+                call(tokens(3, length))["loss"].backward()
+                optimiser.step()
+            call.eval()
+            call(tokens(3, length))
+            with torch.no_grad():
+                call(tokens(3, length))
+    return Counter((m.co_filename, m.co_firstlineno) for m in torch._dynamo.utils.get_compilation_metrics())
+
+
+def test_evaluations_and_lengths_take_no_function_more_compilations_than_without_the_loss():
+    """torch.compile counts them by function, and with fullgraph more than 8 are an error."""
+    plain = compilations(nullcontext)
+    attached = compilations(lambda model: dc.regularize(model, weight=0.5, modules="blocks.*"))
+    assert set(plain.values()) == {6}, "training, evaluation, without gradients; one length, any length"
+    assert max(attached.values()) == 6
+    assert len(attached) == 1 + 4, "what is before and after the model's own function"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import pytest
@@ -128,6 +129,24 @@ def test_a_penalty_that_overwhelms_the_task_is_told(kind, monkeypatch):
     assert [step for step, _, _ in told] == [1, 2, 4]
     last = [line for _, line in logger.lines if "task_loss" in line][-1]
     assert told[-1][1:] == pytest.approx((last["task_loss"], 1000 * last["penalty"]), rel=1e-5)
+
+
+def test_a_copy_of_the_module_trains_without_the_loss():
+    """An average of the weights that a callback keeps."""
+    module, callback, copies = Module("labels"), RegularizeCallback(weight=3.0), []
+
+    class Copies(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, *args, **kwargs):
+            twin = copy.deepcopy(pl_module)
+            copies.append((twin, twin.training_step(tokens(2), 0), callback.handle.last))
+
+    fit(module, callback, Copies(), parts=1, steps=1)
+    (twin, loss, last), ids = copies[0], tokens(2)
+    assert loss.item() == twin.model(input_ids=ids, labels=ids, use_cache=False).loss.item()
+    assert twin.training_step.__self__ is twin
+    assert twin.training_step.__func__ is Module.training_step
+    assert callback.handle.last is last
+    assert "training_step" not in vars(module)
 
 
 def test_without_lines_of_a_log():

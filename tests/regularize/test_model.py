@@ -212,16 +212,40 @@ def test_remove_restores_the_model():
     dc.regularize(model).remove()
 
 
-def test_copies_of_the_model():
-    """Weight averaging copies a model with its hooks; the copy answers to the same handle, until it is removed."""
+def hooks_of(model):
+    """How many hooks every module has, pre-hooks and those with keyword arguments too."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
+    return {name: [len(getattr(m, kind)) for kind in kinds] for name, m in model.named_modules()}
+
+
+@pytest.mark.parametrize("modules", [None, "model.layers.*"])
+@pytest.mark.parametrize("attach", [dc.regularize, dc.monitor])
+def test_a_copy_of_the_model_is_without_what_is_attached(attach, modules):
+    """An average of the weights, a quantised copy, one that evaluates; what is attached to the model goes on."""
     model, ids = llama().train(), tokens()
-    plain = model(input_ids=ids, labels=ids).loss
-    handle = dc.regularize(model, weight=0.5)
-    twin = copy.deepcopy(model)
-    torch.testing.assert_close(twin(input_ids=ids, labels=ids).loss, plain + 0.5 * handle.last["penalty"])
-    model(input_ids=ids, labels=ids).loss.backward()
-    handle.remove()
-    assert torch.equal(twin(input_ids=ids, labels=ids).loss, plain)
+    seen = []
+    model.model.register_forward_hook(lambda *_: seen.append(1))  # of a user, and copied as ever
+    plain, hooks = model(input_ids=ids, labels=ids, output_hidden_states=True).loss, hooks_of(model)
+    given = attach(model, modules=modules)
+    attached = hooks_of(model)
+    average = torch.optim.swa_utils.AveragedModel(model)
+    inside = copy.deepcopy(nn.ModuleDict({"student": model, "teacher": model}))
+    for twin in (average.module, inside["student"]):
+        assert hooks_of(twin) == hooks
+        seen.clear()
+        assert torch.equal(twin.train()(input_ids=ids, labels=ids).loss, plain)
+        assert seen == [1]
+        dc.regularize(twin).remove()
+    if attach is dc.regularize:
+        assert not given.last, "of a call of the copies"
+        assert not torch.equal(model(input_ids=ids, labels=ids).loss, plain)
+    else:
+        assert not given.readings
+        model(input_ids=ids)
+        assert len(given.readings) == 1
+    assert hooks_of(model) == attached
+    given.remove()
+    assert hooks_of(model) == hooks
 
 
 def test_replicas_of_data_parallel_are_refused():

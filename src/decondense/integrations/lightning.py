@@ -9,6 +9,7 @@ divides by `accumulate_grad_batches` afterwards, penalty and all; with manual op
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
 from collections.abc import Mapping, Sequence
@@ -109,7 +110,7 @@ class RegularizeCallback(Callback):
         for name, wrap in (("training_step", self._around_step), ("manual_backward", self._around_backward)):
             own = getattr(self._module, name)
             # Lightning reads the signature to know what to pass: functools.wraps keeps it.
-            wrapped = functools.wraps(own)(functools.partial(wrap, attachment, own))
+            wrapped = functools.wraps(own)(Around(wrap, attachment, own))
             attachment.undo.enter_context(replaced(self._module, name, wrapped))
 
     def _around_step(self, attachment: Attachment, own: Any, *args: Any, **kwargs: Any) -> Any:
@@ -153,6 +154,13 @@ class RegularizeCallback(Callback):
             told["mean_cosine"] = last["mean_cosine"].mean()
         self._module.log_dict(told, batch_size=len(capture.states[0]))
         return loss + weight * penalty.to(loss.device)
+
+
+class Around(functools.partial):
+    """What stands in the place of a method of the module; a copy of the module has its own."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self.args[-1], memo)
 
 
 class MonitorCallback(Callback):

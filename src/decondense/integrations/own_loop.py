@@ -39,10 +39,11 @@ class OwnLoop:
         self._shifts = getattr(inner, "loss_type", None) is not None and shifts_labels(inner)
         self._begun = any(p.grad is not None for p in self.model.parameters())  # a step that began without the loss
         # The model's own pre-hook comes first and its own forward hook last, whatever the reader hangs between.
-        enter = self.model.register_forward_pre_hook(hs.Hook(self._enter), with_kwargs=True)
+        enter = hs.Hook.hang(self.model.register_forward_pre_hook, self._enter, with_kwargs=True)
         attachment.undo.callback(enter.remove)
         attachment.read(self._wanted)
-        attachment.undo.callback(self.model.register_forward_hook(hs.Hook(self._leave), with_kwargs=True).remove)
+        leave = hs.Hook.hang(self.model.register_forward_hook, self._leave, with_kwargs=True)
+        attachment.undo.callback(leave.remove)
         me = weakref.ref(self)  # the hook is global and must not keep the model alive
 
         def stepped(optimiser: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

@@ -85,7 +85,7 @@ def _of_model(model: nn.Module, log: Log | None, options: dict[str, Any]) -> Mon
             )
 
     watch = Monitor(model, step=lambda: count, log=log, **options)
-    watch.undo.callback(model.register_forward_pre_hook(hs.Hook(calls)).remove)
+    watch.undo.callback(hs.Hook.hang(model.register_forward_pre_hook, calls).remove)
     watch.undo.callback(register_optimizer_step_post_hook(stepped).remove)
     watch.look()
     return watch
