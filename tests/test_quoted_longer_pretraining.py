@@ -1,4 +1,4 @@
-"""The later runs of `pretrain` in the prose of docs/results.md: what sets them apart, and the GPT2 with 160M tokens."""
+"""The later runs of `pretrain` in docs/pretraining.md: what sets them apart, and the GPT2 with 160M tokens."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ def test_the_llama_with_twice_the_tokens():
     assert crossed[1].interval(wide)[1] > 0
     rest = [crossed_macro([pair for task, pair in some.items() if task != "anli_r2"], paired=False) for some in words]
     changes = [signed(x, 3) for one in rest for x in (one.difference, *one.interval(narrow))]
-    assert "as above, the last two are {} [{}, {}] and {} [{}, {}].".format(*changes) in prose
+    assert "as [below](#twice-the-width), the last two are {} [{}, {}] and {} [{}, {}].".format(*changes) in prose
     perplexity = [np.mean([one.scores["lambada_openai perplexity"] for one in scored[i]]) for i in (0, 2)]
     assert "perplexity rises from {:.0f} to {:.0f}, and".format(*perplexity) in prose
     points, nats = told("points", 2), told("nats", 3)

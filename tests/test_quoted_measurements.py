@@ -1,19 +1,17 @@
-"""The numbers in the prose of docs/results.md that come from measurements of published models."""
+"""The numbers in the prose of docs/condensing.md that come from measurements of published models."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
+from test_quoted_results import RESULTS, ROOT
 
 from decondense.records import Measurement, read
 from decondense.stats.verdicts import interval, signed
 from decondense.words import amount
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = " ".join((ROOT / "docs" / "results.md").read_text(encoding="utf-8").split())
 FAMILIES = ROOT / "results" / "families"
 QWEN = {
     "qwen2.5-coder-0.5b": "Qwen2.5-Coder-Instruct 0.5B, mostly Q5_0",

@@ -1,4 +1,4 @@
-"""The numbers of `rates` in the prose of README.md and docs/results.md."""
+"""The numbers of `rates` in the prose of README.md and docs/pretraining.md."""
 
 from __future__ import annotations
 

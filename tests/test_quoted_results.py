@@ -1,4 +1,4 @@
-"""The numbers in the prose of README.md and docs/results.md are those of the committed study folders."""
+"""Numbers in the prose of README.md, docs/results.md and the pages behind it are those of the committed studies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def words_of(name: str) -> str:
     return " ".join((ROOT / name).read_text(encoding="utf-8").split())
 
 
-RESULTS, README = words_of("docs/results.md"), words_of("README.md")
+PAGES = ("results", "pretraining", "midtraining", "condensing", "runs")
+RESULTS, README = " ".join(words_of(f"docs/{page}.md") for page in PAGES), words_of("README.md")
 
 
 def estimate(study: str) -> dict:

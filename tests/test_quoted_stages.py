@@ -1,4 +1,4 @@
-"""The numbers of SFT and DPO (results/stages) in the prose of README.md and docs/results.md."""
+"""The numbers of SFT and DPO (results/stages) in the prose of README.md and docs/midtraining.md."""
 
 from __future__ import annotations
 

@@ -151,3 +151,20 @@ def test_a_cut_colour_scale_says_so(peak, label):
     result = fake()
     result.record.histogram.counts[1][70] *= peak
     assert heatmap(result).axes[-1].get_ylabel() == label
+
+
+@pytest.mark.parametrize(("values", "cut"), [([0.01, 0.02, 0.03], False), ([0.019, 0.021], False), ([0.0, 0.1], True)])
+def test_effects_end_where_the_bars_do_and_tell_of_a_cut(values, cut, tmp_path, monkeypatch):
+    from decondense.figures import studies
+    from decondense.stats.verdicts import student
+
+    drawn = []
+    monkeypatch.setattr(studies, "draw", lambda strips, path: drawn.append(strips[0].rows[0][0]))
+    studies.effects([("a loss", values)], tmp_path / "figure.png", x="nats", margin=0.005)
+    (chart,), (mean, half) = drawn, map(float, student(values))
+    low, high = map(float, chart.x.range)
+    assert low < -0.005
+    assert high > max(values)
+    assert (high < mean + half) is cut is ("cut" in chart.x.title)
+    if not cut:
+        assert high - (mean + half) < 0.06 * (high - low)

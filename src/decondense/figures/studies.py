@@ -107,13 +107,16 @@ def effects(
     shown = [v for _, values in rows for v in values if math.isfinite(v)] or [0.0]
     low, high = min(0.0, *shown, -(margin or 0)), max(0.0, *shown, margin or 0)
     room = 0.6 * (high - low or 1.0)
-    bars = [student(values, level) for _, values in rows if len(values) > 1]
-    cut = any(mean - half < low - room or mean + half > high + room for mean, half in bars)
-    note += "\nlonger bars are cut at the edge" * cut
+    bars = [bar for bar in (student(values, level) for _, values in rows if len(values) > 1) if math.isfinite(bar[1])]
+    least = min([low, *(mean - half for mean, half in bars)])
+    most = max([high, *(mean + half for mean, half in bars)])
+    cut = least < low - room or most > high + room
+    limits = max(least - 0.1 * room, low - room), min(most + 0.1 * room, high + room)
+    note += "\nlonger bars are cut at the edge" if cut else ""
     ticks = [(place, label) for place, (label, _) in zip(places, rows)]
     y = Axis(range=(0.4, len(rows) + 0.6), ticks=ticks, grid=False)
     chart = Chart(
-        "", Axis(x + _below(note), (low - room, high + room)), y, [Frame(marks)], [Rule(0)],
+        "", Axis(x + _below(note), limits), y, [Frame(marks)], [Rule(0)],
         right_title=right_title, right=list(zip(places, right or ())),
     )  # fmt: skip
     if margin is not None:

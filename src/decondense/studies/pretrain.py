@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ..figures.studies import curves
+from ..figures.studies import curves, effects
 from ..records import Training
 from ..stats.crossed import crossed_macro
 from ..stats.significance import holm
@@ -93,8 +93,6 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     columns += [f"{s}_{what}" for s in runs.schemes for what in ("cross_entropy", "difference", "low", "high")]
     columns += [f"{name}_{what}" for name, *_ in ON_TASKS for what in ("difference", "low", "high") if tasks]
     rows: list[list[Any]] = []
-    # model → loss → tokens → a difference for each seed
-    series: dict[str, dict[str, dict[int, list[float]]]] = {model: {} for _, model, _ in tokens}
     for cell, (crossed, level, apart) in table.items():
         (loss, model, _), difference, strict = cell, crossed.difference, 1 - 0.05 / len(table)
         decisions[cell] = from_interval(
@@ -115,8 +113,6 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
             told = tasks.get(cell, {}).get(name)
             row += [None] * 3 if told is None else [told.estimate, told.low, told.high]
         rows.append(row)
-        if len(apart) > 2:  # an interval over two would be all that one sees
-            series[model].setdefault(loss, {})[tokens[cell]] = apart
     words = "; ".join(
         f"{loss}, {model}, {amount(count)}: {signed(difference, 4)} [{signed(low, 4)}, {signed(high, 4)}]"
         f"{resolves(least)}"
@@ -127,32 +123,18 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     estimate = {"cells": {BETWEEN.join(cell): d for cell, d in decisions.items()}, "smallest": SMALLEST}
     if tasks:
         estimate["tasks"] = {BETWEEN.join(cell): told for cell, told in tasks.items()}
-    ticks = sorted({row[2] for row in rows})
-    axes: dict[str, Any] = {
-        "x": "training tokens",
-        "scale": "log",
-        "ticks": ticks,
-        "labels": [amount(tick) for tick in ticks],
-    }
-    axes |= {"y": "held-out loss minus cross-entropy's, nats", "line": 0.0, "legend": True}
-    dots = [seeds for lines in series.values() for cells in lines.values() for seeds in cells.values()]
-    ends = [0.0, *(end for seeds in dots for end in (*interval(seeds)[1:], *seeds))]
-    axes["limits"] = (1.1 * min(ends), 1.1 * max(ends))  # the same for all panels
-    axes["span"] = (0.85 * min(ticks, default=1), 1.3 * max(ticks, default=1))
     names = [*dict.fromkeys(loss for loss, *_ in tokens if loss != NONE), NONE]
-    shown = [loss for loss in names if any(loss in lines for lines in series.values())]
-    panels = [
-        {
-            "title": model.replace(" at ", ", rate "),
-            "series": {loss: _beside(lines[loss], shown.index(loss), len(shown)) for loss in shown if loss in lines},
-            "names": names,
-        }
-        | axes
-        for model, lines in series.items()
-        if lines
-    ]
-    note = "below 0: better than cross-entropy; dots are seeds, bars 95 % intervals over them"
-    draw = partial(curves, panels, note=note, columns=min(2, len(panels))) if panels else None
+    models = list(dict.fromkeys(model for _, model, _ in tokens))
+    # an interval over two seeds would be all that one sees
+    drawn = [cell for cell, (*_, apart) in table.items() if len(apart) > 2]
+    drawn.sort(key=lambda cell: (models.index(cell[1]), tokens[cell], names.index(cell[0])))
+    draw = partial(
+        effects, [(f"{', '.join(cell[1:])}: {cell[0]}", table[cell][2]) for cell in drawn],
+        x="held-out loss minus cross-entropy's, nats (right of 0: worse)", margin=SMALLEST,
+        colours=[names.index(cell[0]) for cell in drawn],
+        right=[f"{corrected[cell]:.3f}" for cell in drawn], right_title="p, corrected",
+        note="dots: seeds; bars: 95 % intervals over them; shaded: too small to matter",
+    ) if drawn else None  # fmt: skip
     more = _why(runs, tokens, settings, names)
     verdict, headline = _decided(decisions, tokens)
     return Conclusion(verdict, headline, sentence, columns, rows, estimate, draw, more)
@@ -178,11 +160,6 @@ def _told(tasks: Mapping[Cell, Mapping[str, Decision]]) -> str:
         cells = [f"{', '.join(cell)}: {told[name].words(digits)}" for cell, told in tasks.items() if name in told]
         said += f" {words}: {'; '.join(cells)}." if cells else ""
     return said
-
-
-def _beside(cells: Mapping[int, list[float]], place: int, of: int) -> tuple[list[float], list[list[float]]]:
-    """The points of a loss, moved on the logarithmic axis so that those of several do not hide one another."""
-    return [count * 1.05 ** (place - (of - 1) / 2) for count in cells], list(cells.values())
 
 
 def _why(
