@@ -4,10 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
-from page_results import write_everything, write_measurement, write_run, write_runs, write_study
+from page_results import report, write_everything, write_measurement, write_run, write_runs, write_study
 
 from decondense.files import locked
-from decondense.report.page import report
 
 
 @pytest.fixture(scope="session")

@@ -19,11 +19,18 @@ from decondense.evaluate.items import EvaluatedRun, summarise
 from decondense.meter.compare import Comparison
 from decondense.meter.result import Condensation
 from decondense.records import Evaluation, in_short
-from decondense.report.page import collect
+from decondense.report.page import Report, collect, render
 from decondense.report.plotly import traces
 from decondense.stats.significance import significance
 
 HOSTILE = "<script>alert(1)</script></script><img src=x onerror=alert(2)>\"'&amp;%{x}"
+
+
+def report(places: list[Path], target: Path, *, title: str | None = None) -> Report:
+    """The page as a file, and what it says."""
+    content = collect(places)
+    target.write_text(render(content, title=title), encoding="utf-8")
+    return content
 
 
 def write_json(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
@@ -171,6 +178,7 @@ def write_study(folder: Path, *, study="width", claim="C3", verdict="reproduced"
         "question": "Does a narrower MLP condense more, all else equal?",
         "scale": "gpu",
         "verdict": verdict,
+        "headline": "narrow minus wide: −1.14 [−1.30, −0.98]",
         "sentence": f"{verdict}: Spearman falls from 0.78 to −0.36 as the MLP grows from 64 to 1024 (3 seeds each).",
         "command": f"decondense study {study} --scale gpu",
         "hardware": "NVIDIA H200",

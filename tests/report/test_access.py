@@ -9,9 +9,15 @@ from pathlib import Path
 
 import pytest
 from browsing import shown, table, until
-from page_results import write_evaluation, write_measurement, write_run, write_runs, write_significance, write_study
-
-from decondense.report.page import report
+from page_results import (
+    report,
+    write_evaluation,
+    write_measurement,
+    write_run,
+    write_runs,
+    write_significance,
+    write_study,
+)
 
 
 def test_any_two_are_compared_layer_by_layer(visit, tmp_path):

@@ -13,9 +13,7 @@ import re
 
 import pytest
 from browsing import download, drawn, figure_of, heat, open_page, shown, table, unfold, until
-from page_results import HOSTILE, write_measurement, write_run, write_runs, write_significance, write_study
-
-from decondense.report.page import report
+from page_results import HOSTILE, report, write_measurement, write_run, write_runs, write_significance, write_study
 
 
 @pytest.fixture(scope="module")

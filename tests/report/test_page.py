@@ -241,7 +241,7 @@ def test_every_section_has_verdict_command_configuration_and_downloads(page, eve
         body = re.search(rf'<section id="{section.id}".*?</section>', page, re.DOTALL)[0]
         said = [section.lines[0], *section.lines[1], *(origin.command for origin in section.origins)]
         assert all(escaped(words) in body for words in said)
-        letters = re.sub(r"\W", "", section.verdict)
+        letters = re.sub(r"\W", "", section.headline + section.verdict)
         assert re.sub(r"\W", "", section.lines[0] + "".join(section.lines[1])) == letters, "nothing is left out"
         assert body.count("Full configuration") == len(section.origins)
         assert f'data-download="section" data-id="{section.id}"' in body

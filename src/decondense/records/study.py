@@ -21,8 +21,7 @@ class Table(Part):
 
 
 class Study(Record, reads=("decondense.study/2",)):
-    """`runs` are the folders below runs/ that the result rests on; `headline` is what decided the verdict,
-    in short, which older results do not have."""
+    """`runs` are the folders below runs/ that the result rests on; `headline` is what decided the verdict, in short."""
 
     study: Words
     claim: Words
@@ -30,7 +29,7 @@ class Study(Record, reads=("decondense.study/2",)):
     criterion: str
     scale: str
     verdict: Words
-    headline: Words | None = None
+    headline: Words
     sentence: Words
     command: str
     hardware: str

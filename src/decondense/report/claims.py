@@ -93,7 +93,6 @@ class Claim:
     verdict: str
     effect: Effect | None
     evidence: str
-    section: str = ""
 
 
 def claim_of(record: Study) -> Claim:

@@ -21,7 +21,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from ..figures.chart import Chart
-from ..files import AnyPath, finite, to_yaml, write_text
+from ..files import finite, to_yaml
 from ..records import Comparison, Measurement, Study, Training
 from ..words import list_of, slug
 from . import plotly
@@ -56,13 +56,6 @@ class Report:
     def hardware(self) -> list[str]:
         known = [part for s in self.sections for o in s.origins for part in (o.hardware or "").split("; ") if part]
         return list(dict.fromkeys(known))
-
-
-def report(places: Places, target: AnyPath, *, title: str | None = None) -> Report:
-    """Write the page for every result in and below `places` to `target`; see `collect` and `render`."""
-    content = collect(places)
-    write_text(Path(target), render(content, title=title))
-    return content
 
 
 def collect(places: Places, *, running: bool = False, progress: Progress | None = None) -> Report:
@@ -242,7 +235,7 @@ def _template() -> Template:
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters |= {"yaml": _yaml, "brief": brief}
+    environment.filters |= {"yaml": lambda value: to_yaml(json.loads(to_json(value)), width=100), "brief": brief}
     return environment.get_template("page.html")
 
 
@@ -267,7 +260,3 @@ def _hardware(content: Report) -> str:
     if not content.hardware:
         return "Hardware was not recorded." if content.sections else ""
     return f"Hardware: {'; '.join(content.hardware)}" + (f"; not recorded for {unknown} results." if unknown else ".")
-
-
-def _yaml(value: Any) -> str:
-    return to_yaml(json.loads(to_json(value)), width=100)

@@ -9,20 +9,16 @@ from __future__ import annotations
 import html
 import os
 import re
-import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..files import AnyPath
 from ..records import Study
-from .claims import claim_of
-from .section import Places, Skipped, Source, brief, nothing, read_sources
+from .section import Places, Skipped, Source, nothing, read_sources
 from .studies import sentence_of
 
 COLUMNS = ("study", "claim", "verdict", "what decided it")
-MOST = 220
-"""Characters of a sentence in a cell; more, nobody reads there."""
 Known = Sequence[tuple[str, str, str]]
 """Name, claim and question of every study there is."""
 
@@ -42,7 +38,7 @@ def results_table(places: Places, *, base: AnyPath | None = None) -> tuple[str, 
     for source in studies:
         record = source.record
         name = record.study if counted[record.study] == 1 else source.folder
-        words = (record.claim, record.verdict, headline_of(record))
+        words = (record.claim, record.verdict, record.headline)
         rows.append([_link(source, root, name, far=source.folder), *(_cell(word) for word in words)])
         hardware.setdefault(record.hardware or "not known", []).append(name)
     usual, *others = sorted(hardware, key=lambda one: -len(hardware[one]))
@@ -53,10 +49,10 @@ def results_table(places: Places, *, base: AnyPath | None = None) -> tuple[str, 
 def results_rows(places: Places) -> tuple[list[dict[str, str | None]], list[Skipped]]:
     """The same lines as a list of dictionaries, for programs."""
     studies, skipped = _studies(places)
-    names = ("study", "claim", "question", "verdict", "hardware")
+    names = ("study", "claim", "question", "verdict", "hardware", "headline")
     rows = [
         {name: getattr(source.record, name) for name in names}
-        | {"headline": headline_of(source.record), "sentence": sentence_of(source.record), "folder": source.folder}
+        | {"sentence": sentence_of(source.record), "folder": source.folder}
         for source in studies
     ]
     return rows, skipped
@@ -76,16 +72,6 @@ def verdicts_table(places: Places, *, known: Known, base: AnyPath | None = None)
         if not here:
             rows.append([name, _cell(claim), _cell(question), "undecided: not run"])
     return _markdown(("study", "claim", "question", "verdict"), rows), skipped
-
-
-def headline_of(record: Study) -> str:
-    """What decided the verdict. Older results have no headline: the number that the page shows them by, or else the
-    first clause of the sentence."""
-    if record.headline:
-        return record.headline
-    effect = claim_of(record).effect
-    told = brief(sentence_of(record))[0] if effect is None else f"{effect.words}: {effect.text}"
-    return textwrap.shorten(told, MOST, placeholder=" …")
 
 
 def parted(sentence: str) -> str:

@@ -57,7 +57,7 @@ def study(source: Source[Study]) -> Section:
     wanted = figure_of(record.study)
     return Section(
         "study", title, sentence_of(record), [origin_of(source, config, record.command, facts)], badge=record.verdict,
-        headline=record.headline or "", gloss=record.question, notes=notes, panels=panels, tables=tables,
+        headline=record.headline, gloss=record.question, notes=notes, panels=panels, tables=tables,
         pictures=pictures, claim=claim_of(record), first=wanted,
         picture_first=bool(pictures) and (wanted == PICTURE or not panels), depths=depths_of(lines),
     )  # fmt: skip
