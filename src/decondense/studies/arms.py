@@ -20,11 +20,12 @@ TEACHER = "teacher"
 def recipe_of(settings: Settings, arm: str, seed: int) -> Recipe:
     """The whole recipe of an arm and a seed. A teacher that is an arm has the fingerprint of its recipe in its name, so
     that students of different teachers are different trainings."""
-    recipe = _recipe(settings, arm, seed)
+    content = joined(joined(settings["base"], settings["arms"][arm]), {"name": arm, "train": {"seed": seed}})
+    recipe = recipe_from(content, f"arm {arm!r}")
     teacher, distillation = teacher_of(settings, arm), recipe.baselines.distillation
     if teacher is not None and distillation is not None:
-        content = essence(recipe_of(settings, teacher, seed).model_dump(mode="json"))
-        fingerprint = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+        learnt = essence(recipe_of(settings, teacher, seed).model_dump(mode="json"))
+        fingerprint = hashlib.sha256(json.dumps(learnt, sort_keys=True).encode()).hexdigest()[:16]
         distillation.teacher = f"{TEACHER} {fingerprint}"
     return recipe
 
@@ -49,16 +50,9 @@ def teachers_first(settings: Settings) -> list[str]:
 def _teacher(settings: Settings, arm: str) -> str | None:
     """As the settings say it: every plan and every training of a study asks for the teachers of all arms, and to make
     the recipes of all would take as long as a small training."""
-    parts = (settings["base"], settings["arms"][arm])
-    told: Any = joined(*({key: part[key] for key in ("baselines",) if key in part} for part in parts))
-    for key in ("baselines", "distillation", "teacher"):
-        told = told.get(key) if isinstance(told, Mapping) else None
-    return told if isinstance(told, str) else None
-
-
-def _recipe(settings: Settings, arm: str, seed: int) -> Recipe:
-    content = joined(joined(settings["base"], settings["arms"][arm]), {"name": arm, "train": {"seed": seed}})
-    return recipe_from(content, f"arm {arm!r}")
+    base, own = ({"baselines": part.get("baselines", {})} for part in (settings["base"], settings["arms"][arm]))
+    teacher = flat(joined(base, own)).get("baselines.distillation.teacher")
+    return teacher if isinstance(teacher, str) else None
 
 
 def essence(recipe: Mapping[str, Any]) -> dict[str, Any]:

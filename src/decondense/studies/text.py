@@ -21,7 +21,7 @@ from .runs import MATTERS_COSINE, Conclusion, Runs, Settings, cosine, spearman
 from .work import part_of
 
 MARGIN, IN_A_ROW = 0.2, 5
-(TRAINED,) = needed = ("trained first",)
+needed = ("trained first",)
 
 
 def measurements(settings: Settings) -> list[dict[str, Any]]:
