@@ -155,6 +155,17 @@ def to_yaml(value: Any, *, width: int = 80) -> str:
     return yaml.safe_dump(value, **options)
 
 
+def mapping_in(path: Path) -> dict[str, Any]:
+    """The content of a YAML or JSON file beside a result, which helps where it is there; else, or damaged, nothing."""
+    import yaml
+
+    try:
+        content = from_yaml(path.read_text(encoding="utf-8")) if path.suffix == ".yaml" else read_json(path)
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
 def finite(value: Any) -> Any:
     """The same content with None for every number that is not finite, which JSON cannot say."""
     if isinstance(value, float):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import hub
-from .files import AnyPath, flat, from_yaml, neighbours, own_trace, read_json
+from .files import AnyPath, flat, mapping_in, neighbours, own_trace, read_json
 from .needs import MissingExtra, need
 from .weights_cache import BUNDLED, bundled_folder, convert_gguf, quiet_loading, whole_model
 from .words import near, perhaps, quoted, several
@@ -193,18 +193,13 @@ def trained_context(folder: Path) -> int | None:
     """The tokens of a block that a run of `decondense train` with fresh weights was trained on, by the recipe beside
     its model/ or above its checkpoints/: it knows no longer texts, whatever positions its architecture has. Weights
     that were only trained further may: None, as where nothing is known."""
-    import yaml
-
     whole = folder.resolve()
     if whole.name != "model" and not whole.name.startswith("checkpoint-"):
         return None
     run = whole.parent.parent if whole.parent.name == "checkpoints" else whole.parent
-    try:
-        told = from_yaml((run / "recipe.yaml").read_text(encoding="utf-8"))
-        fresh = told["model"].get("architecture") or told["model"].get("init")
-        return int(told["data"]["context"]) if fresh else None
-    except (OSError, KeyError, TypeError, AttributeError, ValueError, yaml.YAMLError):
-        return None
+    told = flat(mapping_in(run / "recipe.yaml"))
+    context = told.get("data.context") if told.get("model.architecture") or told.get("model.init") else None
+    return context if isinstance(context, int) else None
 
 
 def load_image_processor(source: Source, *, trust_remote_code: bool) -> Any:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from ..files import first_process, from_yaml, write_csv
+from ..files import first_process, mapping_in, write_csv
 from ..words import from_where, several, span
 from . import options as o
 from .compare import run_comparison
@@ -81,13 +81,8 @@ def measure(
 
 def _same(folder: Path, config: dict[str, Any]) -> bool:
     """Whether the folder holds this very measurement, which may be made again."""
-    import yaml
-
-    try:
-        there = from_yaml((folder / "config.yaml").read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return False
-    return isinstance(there, dict) and all(there.get(k) == v for k, v in config.items() if k not in ELSEWHERE)
+    there = mapping_in(folder / "config.yaml")
+    return all(there.get(key) == value for key, value in config.items() if key not in ELSEWHERE)
 
 
 def _measure_into(

@@ -8,9 +8,9 @@ from typing import Any
 from ..records import Evaluation, Measurement, Significance
 
 
-def measure_command(record: Measurement, config: dict[str, Any] | None) -> str:
+def measure_command(record: Measurement, config: dict[str, Any]) -> str:
     """From config.yaml where it is, else from the settings inside the result."""
-    if config is not None and config.get("command") == "measure" and "model" in config:
+    if config.get("command") == "measure" and "model" in config:
         return _line("measure", config["model"], _options(config))
     model = record.model
     if "inputs" in record.settings:
@@ -19,8 +19,8 @@ def measure_command(record: Measurement, config: dict[str, Any] | None) -> str:
     return _line("measure", model.name, named | {"dtype": model.dtype})
 
 
-def evaluate_command(record: Evaluation, config: dict[str, Any] | None) -> str:
-    if config is not None and config.get("command") == "evaluate" and "model" in config:
+def evaluate_command(record: Evaluation, config: dict[str, Any]) -> str:
+    if config.get("command") == "evaluate" and "model" in config:
         options = _options(config)
         options["tasks"] = options.get("tasks") or "none"
         return _line("evaluate", config["model"], options)

@@ -10,10 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import yaml
-
 from ..figures.chart import Chart
-from ..files import AnyPath, from_yaml, read_json
+from ..files import AnyPath, mapping_in
 from ..records import Damaged, Record, find, read
 from ..words import cell, round_to
 from .claims import Claim
@@ -31,8 +29,8 @@ class Source(Generic[R]):
     folder: str
     path: Path
     record: R
-    config: dict[str, Any] | None = None
-    run: dict[str, Any] | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+    run: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -50,8 +48,8 @@ def read_sources(places: Places) -> tuple[list[Source[Any]], list[Skipped]]:
         except (Damaged, OSError) as error:
             skipped.append(Skipped(folder, reason(error, path.parent)))
             continue
-        config, run = _beside(path.parent / "config.yaml"), _beside(path.parent / "run.json")
-        sources.append(Source(folder, path, record, config, run))
+        beside = (mapping_in(path.parent / name) for name in ("config.yaml", "run.json"))
+        sources.append(Source(folder, path, record, *beside))
     return sources, skipped
 
 
@@ -66,15 +64,6 @@ def inside(folder: Path, name: str, folder_of: str) -> Path:
     if not path.is_relative_to(folder.resolve()):
         raise Damaged(f"it lies outside the {folder_of} folder.")
     return path
-
-
-def _beside(path: Path) -> dict[str, Any] | None:
-    """What lies beside a result helps, but a result stands without it."""
-    try:
-        value = from_yaml(path.read_text(encoding="utf-8")) if path.suffix == ".yaml" else read_json(path)
-    except (OSError, ValueError, yaml.YAMLError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def brief(words: str, most: int = 110) -> tuple[str, str]:

@@ -265,7 +265,7 @@ def origin_of(
     source: Source[Any], config: dict[str, Any], command: str | None, facts: Sequence[tuple[str, str]] = (), *,
     seconds: float | None = None,
 ) -> Origin:  # fmt: skip
-    record, run = source.record, source.run or {}
+    record, run = source.record, source.run
     hardware = getattr(record, "hardware", None) or run.get("hardware")
     hardware = None if hardware == "none" else hardware  # a study that was not run
     known = list(facts)

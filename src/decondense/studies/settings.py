@@ -18,11 +18,10 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Annotated, Any, Literal, NamedTuple
 
-import yaml
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, conlist
 
 from ..files import from_yaml
-from ..train.recipe import put
+from ..train.recipe import put, value_of
 from ..words import nearest
 
 SCALES = ("smoke", "gpu", "paper")
@@ -118,12 +117,7 @@ def _value(text: str, change: str) -> Any:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        try:
-            value = from_yaml(text)
-        except (yaml.YAMLError, ValueError):
-            raise ValueError(
-                f"the value of setting {change!r} must be YAML: quote it, and give every key once."
-            ) from None
+        value = value_of(text, change)
     try:
         return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError):

@@ -190,8 +190,13 @@ def _setting(setting: str) -> tuple[str, Any]:
     key, separator, value = setting.partition("=")
     if not separator or not key.strip():
         raise ValueError(f"a setting must be key=value, e.g. train.seed=2, got {setting!r}.")
+    return key.strip(), value_of(value, setting)
+
+
+def value_of(text: str, setting: str) -> Any:
+    """The value in a setting, read as YAML."""
     try:
-        return key.strip(), from_yaml(value)
+        return from_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError):
         raise ValueError(f"the value of setting {setting!r} must be YAML: quote it, and give every key once.") from None
 
