@@ -182,6 +182,8 @@ class Attachment:
         """Collect the hidden states of the training calls for which wanted() is true, in `captures`."""
         stack = getattr(self.reader, "stack", None)
         prepare = torch.compiler.assume_constant_result(lambda: collect_hidden_states(stack))  # run while it traces
+        if isinstance(self.reader, hs.ModuleReader):
+            torch.compiler.assume_constant_result(self.reader.tell)
 
         def begin() -> bool:
             self._autocast = self.known = None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import fnmatch
 import re
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -20,9 +21,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.backends import mha
 from torch.utils.hooks import RemovableHandle
 
-from .inputs import argument, stating
+from .inputs import called_with, stating, token_mask, unread_mask
 from .insides.transformers import is_encoder_decoder
 from .losses.options import check_choice
 from .split import refuse_pipeline
@@ -32,7 +34,7 @@ from .words import near
 LAYER_NAMES = ("all", "last", "early_half", "late_half")
 # They return what every block puts out and the last one's once more after the norm, nothing of the embedding layer.
 LATE = ("mamba", "mamba2", "falcon_mamba", "rwkv")
-GIVEN = ("attention_mask", "position_ids", "input_ids", "inputs_embeds")
+GIVEN = ("position_ids", "input_ids", "inputs_embeds")
 Layers = str | Sequence[int] | Callable[[int], Sequence[int]]
 Known = tuple[Tensor, Tensor, Tensor | None]  # a state, the loss of it and its mean cosines, (1, batch) each
 
@@ -103,7 +105,7 @@ class StackReader:
         self.model, self.stack = model, stack_of(model)
         self.parts = list(self.stack.children())
         self._wanted: Any = None
-        self._given: dict[str, Any] | None = None  # of a call that is read: its arguments of the names in `GIVEN`
+        self._given: dict[str, Any] | None = None  # of a call that is read: its mask, and arguments in `GIVEN`
 
     def name(self, i: int) -> str:
         return f"hidden state {i} of {type(self.stack).__name__}"
@@ -113,10 +115,11 @@ class StackReader:
             self._given = None
             if not (module.training and torch.is_grad_enabled() and before()):
                 return None
-            self._wanted = argument(module.forward, args, kwargs, "output_hidden_states")
+            given = called_with(module.forward, args, kwargs)
+            self._wanted = given.get("output_hidden_states")
             if self._wanted is None:
                 self._wanted = getattr(getattr(module, "config", None), "output_hidden_states", False)
-            self._given = {name: argument(module.forward, args, kwargs, name) for name in GIVEN}
+            self._given = {"mask": token_mask(given), **{name: given.get(name) for name in GIVEN}}
             return stating(module.forward, args, kwargs, "output_hidden_states", True)
 
         def take(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
@@ -129,7 +132,7 @@ class StackReader:
                     f"{type(module).__name__} must return a ModelOutput with hidden_states, got "
                     f"{type(out).__name__} without them: drop return_dict=False, or {naming()}."
                 )
-            after(Capture(in_order(module, states, given), given["attention_mask"], given["position_ids"]))
+            after(Capture(in_order(module, states, given), given["mask"], given["position_ids"]))
             if self._wanted is True:
                 return None
             rest = {key: value for key, value in out.items() if key != "hidden_states"}
@@ -150,7 +153,7 @@ class StackReader:
         out = body(**inputs, output_hidden_states=True, return_dict=True)
         side = "decoder_" if is_encoder_decoder(self.model) else ""
         states = in_order(body, out[f"{side}hidden_states"], inputs)
-        return Capture(states, inputs.get(f"{side}attention_mask"), inputs.get("position_ids"))
+        return Capture(states, token_mask(inputs, side), inputs.get("position_ids"))
 
 
 class ModuleReader:
@@ -193,6 +196,14 @@ class ModuleReader:
         self.sides = _sides(self.parts, unwrap_peft(model))
         self.differentiated = True  # whether a loss is taken of the states, so that they must carry a gradient
         self._outputs: dict[str, Tensor] | None = None
+        told = set()
+
+        def tell(words: str) -> None:
+            if words not in told:
+                told.add(words)
+                warnings.warn(words, stacklevel=2)
+
+        self.tell = tell
 
     def name(self, i: int) -> str:
         return self.names[i]
@@ -206,9 +217,7 @@ class ModuleReader:
             outputs, self._outputs = self._outputs, None
             if outputs is None:
                 return
-            names = ("attention_mask", "decoder_attention_mask", "position_ids")
-            given = {name: argument(module.forward, args, kwargs, name) for name in names}
-            after(self._capture(outputs, given))
+            after(self._capture(outputs, called_with(module.forward, args, kwargs)))
 
         handles = [Hook.hang(self.model.register_forward_pre_hook, start, with_kwargs=True)]
         for name, part in zip(self.names, self.parts):
@@ -218,27 +227,44 @@ class ModuleReader:
 
     def _record(self, name: str, module: nn.Module, args: Any, out: Any) -> None:
         # Only during the call itself: a checkpoint's recomputation passes here again, in the backward.
-        if self._outputs is not None:
-            self._outputs[name] = out[0] if isinstance(out, tuple) else out
+        if self._outputs is None:
+            return
+        if name in self._outputs:
+            self.tell(
+                f"{name} was called more than once in a call of {type(self.model).__name__}, and its last output alone "
+                "is read: to read each, let what it returns pass through an nn.Identity of its own each time, and name "
+                "those."
+            )
+        self._outputs[name] = out[0] if isinstance(out, tuple) else out
 
     def once(self, inputs: dict[str, Any]) -> Capture:
         """The states of one call, here and now."""
         self._outputs = {}
-        with ExitStack() as hooks:
+        with ExitStack() as undo:
+            # Where nothing is differentiated, torch's encoder makes nested tensors of padded batches.
+            undo.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
+            mha.set_fastpath_enabled(False)
             for name, part in zip(self.names, self.parts):
-                hooks.callback(part.register_forward_hook(partial(self._record, name)).remove)
+                undo.callback(part.register_forward_hook(partial(self._record, name)).remove)
             self.model(**inputs)
         outputs, self._outputs = self._outputs, None
         return self._capture(outputs, inputs)
 
     def mask(self, given: dict[str, Any], state: int = 0) -> Tensor | None:
         """The mask of a layer that is read, among the arguments of a call."""
-        return given.get("decoder_attention_mask" if self.sides[state] == "decoder" else "attention_mask")
+        return token_mask(given, "decoder_" if self.sides[state] == "decoder" else "")
 
     def _capture(self, outputs: dict[str, Tensor], given: dict[str, Any]) -> Capture:
         several = len(set(self.sides)) > 1
         masks = [self.mask(given, i) for i in range(len(self.names))] if several else None
-        return Capture(self._states(outputs), self.mask(given), given.get("position_ids"), masks)
+        states = self._states(outputs)
+        if (unread := unread_mask(given, states[0].shape[:2])) is not None:
+            self.tell(
+                "padding is what attention_mask (1: a token) or key_padding_mask (True: padding) says, got "
+                f"{unread}, which is not read, so that every token counts: where it marks padding, let forward call it "
+                "by one of those names."
+            )
+        return Capture(states, self.mask(given), given.get("position_ids"), masks)
 
     def _states(self, outputs: dict[str, Tensor]) -> list[Tensor]:
         """The outputs in the order of the names, or the error that says which of them are no hidden states."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from .insides.transformers import is_encoder_decoder
 
 TARGETS = ("labels", "return_loss")  # a loss is none of our business
+PADDING = ("src_key_padding_mask", "key_padding_mask")  # as torch's own modules call it: true where there is padding
 
 
 @dataclass
@@ -33,11 +34,27 @@ def main_input(model: nn.Module) -> str:
     return named if isinstance(named, str) else next(iter(inspect.signature(model.forward).parameters), "input")
 
 
-def argument(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
-    """The value that a call gives to the parameter `name`, by keyword or by position; None if it gives none."""
-    if name in kwargs:
-        return kwargs[name]
-    return dict(zip(inspect.signature(function).parameters, args)).get(name)
+def called_with(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by their names, whether they were given by keyword or by position."""
+    return {**dict(zip(inspect.signature(function).parameters, args)), **kwargs}
+
+
+def token_mask(given: dict[str, Any], side: str = "") -> Tensor | None:
+    """Which tokens, (batch, tokens), are no padding, as the arguments of a call say; `side` is "decoder_" for those of
+    an encoder–decoder's decoder. None where nothing says so."""
+    mask = given.get(f"{side}attention_mask")
+    padding = next((given[name] for name in PADDING if given.get(name) is not None), None)
+    if mask is not None or padding is None:
+        return mask
+    return padding >= 0 if padding.is_floating_point() else ~padding.bool()  # a float is added to attention's logits
+
+
+def unread_mask(given: dict[str, Any], shape: torch.Size) -> str | None:
+    """The name of an argument that may be a mask of tokens where no other was given that `token_mask` reads."""
+    if any(given.get(name) is not None for name in ("attention_mask", "decoder_attention_mask", *PADDING)):
+        return None
+    masks = [name for name, value in given.items() if "mask" in name and isinstance(value, Tensor)]
+    return next((name for name in masks if given[name].shape == shape), None)
 
 
 def stating(

@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .. import hidden_states as hs
 from ..handle import Attachment
-from ..inputs import argument
+from ..inputs import called_with
 from ..insides.torch import is_replica
 from ..insides.transformers import shifts_labels
 
@@ -65,7 +65,7 @@ class OwnLoop:
                 self._evaluated = True
         labels = kwargs.get("shift_labels")
         if labels is None:
-            labels = argument(module.forward, args, kwargs, "labels")
+            labels = called_with(module.forward, args, kwargs).get("labels")
             if labels is not None and self._shifts:
                 labels = hs.shifted(labels)
         self._call = (labels, kwargs.get("num_items_in_batch"))

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from ..hidden_states import body_of, in_order
-from ..inputs import arguments
+from ..inputs import arguments, token_mask
 from ..insides.transformers import is_encoder_decoder
 from ..losses.options import check_choice
 from ..stack import repeated_blocks
@@ -76,7 +76,7 @@ class StateReader:
 
     def mask(self, batch: Batch) -> torch.Tensor | None:
         """(batch, tokens): which tokens of a batch are no padding; None where all are."""
-        return self._inputs(batch).get("decoder_attention_mask" if self.stack == "decoder" else "attention_mask")
+        return token_mask(self._inputs(batch), "decoder_" if self.stack == "decoder" else "")
 
     def _inputs(self, batch: Batch) -> Batch:
         inputs = arguments(self.whole, batch, stack=self.stack)

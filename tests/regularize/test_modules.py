@@ -1,0 +1,147 @@
+"""`modules=` on networks of no library, by the loss, the monitor and the meter: masks of any name, shared modules."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import reference
+import torch
+from torch import nn
+
+import decondense as dc
+from regularize.models import VOCABULARY, padded
+
+BLOCKS = "encoder.layers.*"
+
+
+class Encoder(nn.Module):
+    """torch's own modules, under an argument that is called as here."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.embed = nn.Embedding(VOCABULARY, 8)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 3)
+
+    def states(self, ids, padding):
+        z, found = self.embed(ids), []
+        for layer in self.encoder.layers:
+            z = layer(z, src_key_padding_mask=padding)
+            found.append(z)
+        return found
+
+
+class Torchs(Encoder):
+    def forward(self, ids, src_key_padding_mask=None):
+        return self.encoder(self.embed(ids), src_key_padding_mask=src_key_padding_mask)
+
+
+class Attentions(Encoder):
+    def forward(self, ids, *, key_padding_mask=None):
+        return self.encoder(self.embed(ids), src_key_padding_mask=key_padding_mask)
+
+
+class Other(Encoder):
+    def forward(self, ids, pad_mask=None, causal_mask=None, attention_mask=None):
+        return self.encoder(self.embed(ids), src_key_padding_mask=pad_mask)
+
+
+def watched(model, *args, **kwargs):
+    """The mean cosines of a training call, as the monitor has them."""
+    with dc.monitor(model, modules=BLOCKS) as watch:
+        model.train()(*args, **kwargs)
+        return watch.readings[0].table["mean_cosine"]
+
+
+def measured(model, **batch):
+    return dc.measure(model, inputs=batch, modules=BLOCKS, bootstrap=5).mean_cosine
+
+
+@pytest.mark.parametrize("kind", ["bool", "float"])
+@pytest.mark.parametrize(("build", "name"), [(Torchs, "src_key_padding_mask"), (Attentions, "key_padding_mask")])
+def test_masks_of_torch_mark_padding(build, name, kind):
+    """True, or −∞ as attention adds it, is padding."""
+    model, (ids, mask, _) = build().train(), padded()
+    padding = mask == 0
+    if kind == "float":
+        padding = torch.zeros(mask.shape).masked_fill(padding, -torch.inf)
+    with torch.no_grad():
+        states = model.states(ids, padding)
+    expected = torch.stack([reference.over_batch(reference.first_order, z.double(), mask.bool()) for z in states])
+    with dc.regularize(model, modules=BLOCKS) as handle:
+        model(ids, **{name: padding})
+        handle.penalty()
+        torch.testing.assert_close(handle.last["per_layer"].double(), expected, rtol=1e-5, atol=1e-5)
+    rows = [[reference.mean_cosine(z[b, m.bool()].double(), eps=0.0) for b, m in enumerate(mask)] for z in states]
+    cosines = torch.tensor(rows).mean(1).tolist()
+    assert watched(model, ids, **{name: padding}) == pytest.approx(cosines, abs=1e-5)
+    assert measured(model, ids=ids, **{name: padding}) == pytest.approx(cosines, abs=1e-5)
+
+
+def test_a_mask_that_is_not_read_is_named_once():
+    model, (ids, mask, _) = Other().train(), padded()
+    square = torch.zeros(12, 12)
+    words = (
+        r"^padding is what attention_mask \(1: a token\) or key_padding_mask \(True: padding\) says, got pad_mask, "
+        "which is not read, so that every token counts: where it marks padding, let forward call it by one of those"
+    )
+    for call in (lambda: watched(model, ids, mask == 0), lambda: measured(model, ids=ids, pad_mask=mask == 0)):
+        with pytest.warns(UserWarning, match=words):
+            call()
+    for compiled in (False, True):
+        torch.compiler.reset()
+        with dc.regularize(model, modules=BLOCKS) as handle, warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            whole = torch.compile(model, fullgraph=True, backend="eager") if compiled else model
+            for _ in range(3):
+                whole(ids, causal_mask=square, attention_mask=mask)  # what is padding has been said
+                handle.penalty()
+                whole(ids, causal_mask=square)  # no mask of tokens
+                handle.penalty()
+            assert not [one for one in seen if "which is not read" in str(one.message)]
+            for _ in range(2):
+                whole(ids, pad_mask=mask == 0)
+                handle.penalty()
+        assert len([one for one in seen if "got pad_mask, which is not read" in str(one.message)]) == 1
+
+
+class Recurrent(nn.Module):
+    """One block, gone through three times; with a mark for each time."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.embed, self.block = nn.Embedding(VOCABULARY, 8), nn.Linear(8, 8)
+        self.marks = nn.ModuleList(nn.Identity() for _ in range(3))
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for mark in self.marks:
+            x = mark(x + torch.tanh(self.block(x)))
+        return x
+
+
+def test_a_module_that_is_called_several_times_is_told_once():
+    """And the remedy reads every time."""
+    model, (ids, _, _) = Recurrent().train(), padded()
+    words = "block was called more than once in a call of Recurrent, and its last output alone is read: to read each"
+    for compiled in (False, True):
+        torch.compiler.reset()
+        with dc.regularize(model, modules="block") as handle, warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            whole = torch.compile(model, fullgraph=True, backend="eager") if compiled else model
+            for _ in range(2):
+                whole(ids)
+                handle.penalty()
+        assert [words in str(one.message) for one in seen if "more than once" in str(one.message)] == [True]
+    with dc.monitor(model, modules="block"), pytest.warns(UserWarning, match=words):
+        model(ids)
+    with pytest.warns(UserWarning, match=words):
+        dc.measure(model, inputs={"ids": ids}, modules=["embed", "block"], bootstrap=5)
+    with dc.regularize(model, modules="marks.*") as handle, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(ids)
+        handle.penalty()
+        assert len(handle.last["per_layer"]) == 3
