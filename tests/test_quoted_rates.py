@@ -71,6 +71,7 @@ def test_each_at_its_own_rate():
     assert f"The GPT2's gain from uniformity is not resolved ({gpt2}), nor is" in short
     assert f"nor is what dispersion does there ({own(DISPERSED, 'gpt2')[0]}); from" in short
     assert f"best at 0.006, harms by {dispersed}." in short
+    assert f"dispersion, 80M, each at its own rate: {level} |" in short
     assert min(gaps) > 0  # "behind cross-entropy at 0.003 in each of the four seeds"
     gaps = own(UNIFORM, "gpt2")[1]
     assert max(gaps) < 0

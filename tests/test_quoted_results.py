@@ -104,6 +104,12 @@ def test_the_same_runs_in_geometry_and_loss():
     assert f"({signed(found['spearman']['estimate'], 3)} {bounds(found['spearman'], 3)})" in RESULTS
     loss = found["held_out_loss"]
     assert f"by {loss['estimate']:.5f} nats {bounds(loss, 5)}" in RESULTS
+    macro = estimate("benchmarks")["macro"]
+    both = (
+        f"{signed(loss['estimate'], 5)} {bounds(loss, 5)}; ten benchmarks {signed(100 * macro['difference'], 2)} points"
+    )
+    assert f"| {both} {bounds(macro, 2, 100)} |" in README
+    assert f"| {both} {bounds(macro, 2, 100)} |" in RESULTS
     scores = estimate("benchmarks")["runs"]
     seeds = ("1", "2", "3")
     ppl = [
