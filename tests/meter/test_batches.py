@@ -47,6 +47,17 @@ def test_sequences_of_different_lengths():
     assert c.final_norm is True
 
 
+def test_a_model_that_has_collapsed_has_no_trend():
+    """Every token is the same, so that layers differ by rounding alone."""
+    model = build("llama")
+    with torch.no_grad():
+        model.get_input_embeddings().weight[:] = model.get_input_embeddings().weight[0].clone()
+    c = measure(model, inputs=torch.randint(3, 97, (12, 300), generator=torch.Generator().manual_seed(0)))
+    assert c.mean_cosine == pytest.approx(1, abs=1e-5)
+    assert len(set(c.mean_cosine)) > 2
+    assert c.verdict == "constant over depth: Spearman undefined"
+
+
 def test_the_same_sequences_in_any_wrapping_and_the_first_so_many():
     model, ids = build("gpt2"), torch.randint(3, 97, (6, 8))
     whole = measure(model, inputs=ids)

@@ -133,6 +133,7 @@ def test_what_is_undefined_is_left_out_and_told(results):
         "Spearman over depth from 0.10 to 0.70 (undefined in 1), rank correlation with size 1.00"
     }
     assert of(nan, nan, nan) == {"Spearman over depth undefined"}
+    assert of(0.3, 0.3 + 1e-8, 0.3 + 2e-8) == of(0.3, 0.3, 0.3)
     assert of(0.3, 0.3, 0.3) == {"Spearman over depth from 0.30 to 0.30, which does not change with size"}
 
 

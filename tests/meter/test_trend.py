@@ -52,6 +52,28 @@ def test_a_constant_curve_has_no_rank_correlation():
         assert trend["last"]["value"] == pytest.approx(0.3)
 
 
+@pytest.mark.parametrize(("level", "rounding"), [(1, 5e-6), (0.6, 4e-7)])
+def test_rounding_is_no_order(level, rounding):
+    """All layers of a model that has collapsed have a mean cosine of 1; those of one with two directions, say, 0.6."""
+    falling = level - np.linspace(0, rounding, 7) + np.random.default_rng(4).normal(scale=1e-9, size=(5, 7))
+    assert np.isnan(curve_statistics(falling.mean(0))[:2]).all()
+    trend = bootstrap_trend(falling)
+    assert trend["spearman"] == trend["kendall"] == {"value": None, "low": None, "high": None}
+    assert verdict({"all": trend, "blocks": trend}) == "constant over depth: Spearman undefined"
+    above = np.concatenate([np.full((5, 1), 0.2), falling], axis=1)  # the embedding layer is no cone
+    tied = np.concatenate([[0.2], np.ones(7)])
+    assert curve_statistics(above.mean(0))[:2].tolist() == curve_statistics(tied)[:2].tolist()
+    assert curve_statistics(level - 20 * np.linspace(0, rounding, 7))[:2].tolist() == [-1, -1]  # more than rounding
+
+
+def test_resamplings_of_ties_alone_count_as_no_trend():
+    """Of two windows one has a trend and the other none: resampled without the first there is nothing to rank."""
+    table = np.stack([np.linspace(0.1, 0.9, 5), np.full(5, 0.3)])
+    assert bootstrap_trend(table)["spearman"] == {"value": 1, "low": 0, "high": 1}
+    trends = {"all": bootstrap_trend(table), "blocks": bootstrap_trend(table)}
+    assert verdict(trends) == "no clear trend: Spearman 1.00 [0.00, 1.00]"
+
+
 def test_bootstrap_is_the_loop_it_says_it_is():
     table = np.random.default_rng(1).normal(size=(7, 5))
     found = bootstrap_trend(table, samples=200, seed=9, last=2)

@@ -247,10 +247,11 @@ def _range(name: str, values: Sequence[float], digits: int) -> str:
 
 def _change(places: Sequence[float], values: Sequence[float], what: str) -> str:
     """How those that are defined change along their places; nothing where there are none."""
-    known = [(place, round(value, 12)) for place, value in zip(places, values) if math.isfinite(value)]
-    if len({value for _, value in known}) == 1:
-        return f", which does not change with {what}"
-    return f", rank correlation with {what} {span(rank_correlation(*zip(*known)))}" if known else ""
+    known = [(place, value) for place, value in zip(places, values) if math.isfinite(value)]
+    if not known:
+        return ""
+    rho = rank_correlation(*zip(*known))
+    return f", which does not change with {what}" if math.isnan(rho) else f", rank correlation with {what} {span(rho)}"
 
 
 def _axis(results: list[Condensation], paired: bool) -> str:

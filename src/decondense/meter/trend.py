@@ -7,6 +7,11 @@ A curve is y_l, l = 0 … n−1, one value per hidden state.
 * slope:    least-squares slope of y against l/(n−1): the change of mean cosine over the whole depth;
 * last:     mean of y over the last ``last`` states.
 
+Ranks take what may be rounding for a tie. Mean cosines come from unit vectors in float32, a few roundings of 2⁻²⁴ ≈
+6e-8 each. Where tokens differ these average out: against float64 the mean is off by at most 3e-7, so values within
+``TIED`` of each other are equal. Tokens that are equal but for rounding all round alike, and with thousands of them the
+mean is off by up to 6e-6: whatever lies within ``COLLAPSED`` of 1 is 1.
+
 Spearman and Kendall do not care whether the diagonal is counted: μ_all = 1/N + (1 − 1/N) μ_off is increasing.
 """
 
@@ -22,17 +27,18 @@ from ..records import STATISTICS
 from ..words import span
 
 Estimate = dict[str, float | None]  # value, low and high; None where there is none
+TIED, COLLAPSED = 5e-7, 1e-5
 
 
 def curve_statistics(curves: np.ndarray, *, last: int = 3) -> np.ndarray:
-    """curves (…, n) → (…, 4) in the order of ``STATISTICS``. A constant curve has no rank correlation, and
-    one state no trend: NaN."""
+    """curves (…, n) → (…, 4) in the order of ``STATISTICS``. A curve that is constant but for rounding has no rank
+    correlation, and one state no trend: NaN."""
     curves = np.asarray(curves, dtype=np.float64)
     n = curves.shape[-1]
     depth = np.arange(n) - (n - 1) / 2
     spread = (depth**2).sum()
     later, earlier = np.tril_indices(n, -1)
-    sign = np.sign(curves[..., later] - curves[..., earlier])
+    sign = _order(curves[..., later], curves[..., earlier])
     # The rank of y_l minus the mean rank is Σ_m sign(y_l − y_m) / 2, ties and all. (scipy.stats has ranks too, but its
     # import takes a second.)
     ranks = sign @ (np.eye(n)[later] - np.eye(n)[earlier]) / 2
@@ -47,26 +53,34 @@ def curve_statistics(curves: np.ndarray, *, last: int = 3) -> np.ndarray:
     return np.stack([spearman, kendall, slope, tail], axis=-1)
 
 
+def _order(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The sign of a − b; 0 for a tie."""
+    one, other = (np.where(np.abs(1 - v) <= COLLAPSED, 1.0, v) for v in (a, b))
+    return np.where(np.abs(one - other) <= TIED, 0.0, np.sign(one - other))
+
+
 def rank_correlation(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> float:
     """Spearman's ρ of two rows of numbers, of which either may have ties (they share their mean rank); NaN where one
     of them is constant."""
-    a, b = (np.sign(np.subtract.outer(v, v)).sum(1) for v in (np.asarray(x, np.float64), np.asarray(y, np.float64)))
+    rows = (np.asarray(x, np.float64), np.asarray(y, np.float64))
+    a, b = (_order(row[:, None], row).sum(1) for row in rows)
     both = np.sqrt((a @ a) * (b @ b))  # a, b: twice the rank minus the mean rank, as above
     return float(a @ b / both) if both > 0 else math.nan
 
 
 def bootstrap_trend(table: np.ndarray, *, samples: int = 2000, seed: int = 0, last: int = 3) -> dict[str, Estimate]:
     """table (windows, states) of mean cosines → for each statistic its value on the mean curve and a 95 % percentile
-    interval over ``samples`` resamplings of the windows. One window has no interval (``None``)."""
+    interval over ``samples`` resamplings of the windows, in which a curve of ties alone counts as 0. One window has no
+    interval (``None``), nor has a statistic without a value."""
     table = np.asarray(table, dtype=np.float64)
     value = curve_statistics(table.mean(0), last=last)
     low = high = np.full(len(STATISTICS), np.nan)
     windows = len(table)
     if windows > 1:
         weights = np.random.default_rng(seed).multinomial(windows, np.full(windows, 1 / windows), size=samples)
-        resampled = curve_statistics(weights @ table / windows, last=last)
+        resampled = np.nan_to_num(curve_statistics(weights @ table / windows, last=last))
         tail = (1 - 0.95) / 2
-        low, high = np.quantile(resampled, [tail, 1 - tail], axis=0)
+        low, high = np.where(np.isnan(value), np.nan, np.quantile(resampled, [tail, 1 - tail], axis=0))
     rows = finite(np.stack([value, low, high], axis=1).tolist())
     return {name: dict(zip(("value", "low", "high"), row)) for name, row in zip(STATISTICS, rows)}
 
