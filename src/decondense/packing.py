@@ -21,6 +21,11 @@ class Documents:
     def first(self, number: int) -> Documents:
         return Documents(self.index[:number], self.mask[:number])
 
+    def place(self, number: int, tokens: int) -> dict[str, int]:
+        """The row in which a document lies, and its first token there; rows have so many tokens."""
+        row, start = divmod(int(self.index[number, 0]), tokens)
+        return {"row": row, "start": start}
+
 
 def documents(position_ids: Tensor, mask: Tensor | None) -> Documents | None:
     """Where each document of packed rows lies; None when every row is one document.
@@ -43,3 +48,11 @@ def documents(position_ids: Tensor, mask: Tensor | None) -> Documents | None:
     if mask is not None:
         inside = inside & mask.bool().flatten()[index]
     return Documents(index, inside)
+
+
+def unmasked_documents(position_ids: object, mask: object, rows: int) -> Documents | None:
+    """The documents of a call without a mask, whose position ids (rows, tokens), or one row for all, may restart. A mask
+    says that a row is one sequence, and its padding may have any positions."""
+    if mask is not None or not isinstance(position_ids, Tensor) or position_ids.ndim != 2:
+        return None
+    return documents(position_ids.expand(rows, -1), None)

@@ -47,6 +47,32 @@ def test_sequences_of_different_lengths():
     assert c.final_norm is True
 
 
+def test_packed_rows_are_cut_into_documents_as_the_loss_and_the_monitor_cut_them():
+    """No mask, and positions that restart; with a mask a row is a sequence."""
+    model, ids = llama(), tokens(2, 12)
+    batch = {"input_ids": ids, "position_ids": torch.cat([torch.arange(5), torch.arange(7)]).repeat(2, 1)}
+    c = measure(model, inputs=batch)
+    alone = {"use_cache": False}  # with a cache transformers lets documents attend to each other
+    z = model(**batch, **alone, output_hidden_states=True).hidden_states[1].detach().double().numpy()
+    rows = [scalars(part) for row in z for part in (row[:5], row[5:])]
+    assert c.mean_cosine[1] == pytest.approx(np.mean([row["mean_cosine"] for row in rows]), abs=1e-6)
+    assert np.array(c.record.per_window.mean_cosine)[:, 1] == pytest.approx([r["mean_cosine"] for r in rows], abs=1e-6)
+    assert [(w["row"], w["start"], w["tokens"]) for w in c.record.windows] == [(0, 0, 5), (0, 5, 7), (1, 0, 5), (1, 5, 7)]
+    assert "packed rows are cut into documents where position ids restart: each is a sequence." in c.notes
+    assert measure(model, inputs=batch, windows=3).record.windows_done == 3
+    named = measure(model, inputs=batch, modules="model.layers.*")
+    assert named.mean_cosine[0] == pytest.approx(c.mean_cosine[1], abs=1e-6)
+    late = measure(model, inputs=batch, mask=lambda batch: batch["position_ids"] > 0)
+    assert [w["tokens"] for w in late.record.windows] == [4, 6, 4, 6]
+    with dc.monitor(model, inputs=batch) as watch:
+        assert watch.readings[0].table["mean_cosine"] == pytest.approx(c.mean_cosine, abs=1e-6)
+    with dc.regularize(model.train(), eps=0.0) as handle:
+        model(**batch, **alone, labels=ids)
+        assert handle.last["mean_cosine"] == pytest.approx(c.mean_cosine[1:].tolist(), abs=1e-5)
+    whole = measure(model, inputs=batch | {"attention_mask": torch.ones_like(ids)})
+    assert [(w["row"], w["tokens"]) for w in whole.record.windows] == [(0, 12), (1, 12)]
+
+
 def test_a_model_that_has_collapsed_has_no_trend():
     """Every token is the same, so that layers differ by rounding alone."""
     model = build("llama")

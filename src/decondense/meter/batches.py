@@ -1,7 +1,8 @@
 """``measure`` of batches: pixel values, features, padded token ids, whatever a model is called with.
 
 A sequence of a batch takes the place of a window: its tokens are those its mask keeps, and it gets a row of statistics
-of its own. Sequences may differ in length: docs/measuring.md says how each counts.
+of its own. A packed row, whose position ids restart, is cut into documents, each a sequence. Sequences may differ in
+length: docs/measuring.md says how each counts.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from ..files import versions
 from ..hidden_states import ModuleReader, reader_of, unwrap_peft
 from ..inputs import Named, arguments, batches_of, main_input
 from ..models import Source
+from ..packing import Documents, unmasked_documents
 from ..words import several
 from . import processes
 from .result import Condensation, build
@@ -63,8 +65,10 @@ class NamedStates:
 
 @dataclass
 class Row:
-    """A sequence: its tokens that count, and of every state read the statistics of ``columns(tokens)``."""
+    """A sequence: where it lies in its batch, its tokens that count, and of every state read the statistics of
+    ``columns(tokens)``."""
 
+    place: dict[str, int]
     tokens: int = 0
     statistics: dict[int, np.ndarray] = field(default_factory=dict)
 
@@ -80,7 +84,7 @@ class Row:
 
 @dataclass
 class Gathered:
-    """What a process has read: counts (states, fine bins), and a row for each (batch, row of it)."""
+    """What a process has read: counts (states, fine bins), and a row for each (batch, sequence of it)."""
 
     counts: np.ndarray
     rows: dict[tuple[int, int], Row] = field(default_factory=dict)
@@ -103,40 +107,42 @@ def measure_batches(
     reader_of(network, modules)  # refuses what returns no hidden states, and has no layers of these names
     reader: Any = StateReader(network, stack=stack, probe=first) if modules is None else NamedStates(network, modules)
     mine = Gathered(np.zeros((reader.states, FINE_BINS), dtype=np.int64))
-    digest, seen, more = hashlib.sha256(), 0, False
+    digest, seen, more, packed = hashlib.sha256(), 0, False, False
     for number, batch in enumerate(chain([first], batches)):
-        size = _size(batch, main)
+        rows = _size(batch, main)
+        cut = _documents(reader, batch, rows)
+        packed, size = packed or cut is not None, rows if cut is None else len(cut.index)
         more = seen + size > settings["windows"] or seen == settings["windows"]
         if seen == settings["windows"]:
             break
         taken = min(size, settings["windows"] - seen)
         _digest(digest, batch)
         if number % world == rank:
-            _read(mine, reader, batch, (number, size, taken), mask, spectral=settings["spectral"])
+            _read(mine, reader, batch, (number, rows, taken), mask, cut, spectral=settings["spectral"])
         seen += taken
         progress(seen, settings["windows"])
     everyone = processes.gather(mine, world)
     found = {key: row for part in everyone for key, row in part.rows.items()}
-    rows = {key: found[key] for key in sorted(found)}
-    if not rows:
+    sequences = {key: found[key] for key in sorted(found)}
+    if not sequences:
         raise ValueError(f"inputs must hold sequences of at least 2 tokens that count, got none among {seen}.")
-    lengths = [row.tokens for row in rows.values()]
+    lengths = [one.tokens for one in sequences.values()]
     spectral = SPECTRAL if settings["spectral"] else ()
     names = columns(max(lengths)) + spectral
-    tables = {i: row.table(reader.states, len(names), len(spectral)) for i, row in enumerate(rows.values())}
-    name, about = "inputs", f"{several(len(rows), 'sequence')} of {', '.join(sorted(first))}"
+    tables = {i: one.table(reader.states, len(names), len(spectral)) for i, one in enumerate(sequences.values())}
+    name, about = "inputs", f"{several(len(lengths), 'sequence')} of {', '.join(sorted(first))}"
     if isinstance(inputs, Named):
         name, about = inputs.name, inputs.source
     return build(
         Tally(names, sum((part.counts for part in everyone[1:]), everyone[0].counts), tables),
         model=identity(source, network, reader, init=init, width=max(part.width for part in everyone)),
-        text={"name": name, "source": about, "documents": len(rows), "sha256": digest.hexdigest()},
-        settings=settings | {"windows": len(rows), "tokens": max(lengths), "inputs": sorted(first)},
-        origins=[{"batch": batch, "row": row, "tokens": n} for (batch, row), n in zip(rows, lengths)],
+        text={"name": name, "source": about, "documents": len(lengths), "sha256": digest.hexdigest()},
+        settings=settings | {"windows": len(lengths), "tokens": max(lengths), "inputs": sorted(first)},
+        origins=[{"batch": batch, **one.place, "tokens": one.tokens} for (batch, _), one in sequences.items()],
         final_norm=reader.final_norm,
         versions=versions("decondense", "torch", "transformers", "numpy"),
         names=getattr(reader, "names", None),
-        notes=_notes(network, first, lengths, seen, more=more),
+        notes=_notes(network, first, lengths, seen, more=more, packed=packed),
     )
 
 
@@ -159,6 +165,12 @@ def _size(batch: Batch, name: str) -> int:
     if not tensors:
         raise ValueError(f"a batch must hold tensors (sequences, …), got {', '.join(batch) or 'nothing'}.")
     return len(tensors[0])
+
+
+def _documents(reader: Any, batch: Batch, rows: int) -> Documents | None:
+    """Where the documents of packed rows lie, cut as the loss and the monitor cut them."""
+    positions = batch.get("position_ids")
+    return None if positions is None else unmasked_documents(positions, reader.mask(batch), rows)
 
 
 def _positions(network: nn.Module, *, given: bool) -> float:
@@ -212,39 +224,52 @@ def _digest(digest: Any, batch: Batch) -> None:
 
 
 def _read(
-    into: Gathered, reader: Any, batch: Batch, place: tuple[int, int, int], mask: Mask | None, *, spectral: bool
-) -> None:
-    """The states of a batch; ``place``: its number, its sequences, and how many of them are taken."""
-    number, size, taken = place
+    into: Gathered, reader: Any, batch: Batch, taken: tuple[int, int, int], mask: Mask | None, cut: Documents | None,
+    *, spectral: bool,
+) -> None:  # fmt: skip
+    """The states of a batch; ``taken``: its number, its rows, and how many of its sequences are read."""
+    number, rows, most = taken
     kept = reader.mask(batch)
     if mask is not None:
         chosen = torch.as_tensor(mask(batch)).bool()
         kept = chosen if kept is None else chosen.to(kept.device) & kept.bool()
 
     def visit(at: int, z: Tensor) -> None:
-        if len(z) != size or (kept is not None and kept.shape != z.shape[:2]):
+        if len(z) != rows or (kept is not None and kept.shape != z.shape[:2]):
             came = f"{tuple(z.shape)}" + ("" if kept is None else f" and a mask of {tuple(kept.shape)}")
             raise ValueError(
-                f"state {at} of a batch of {several(size, 'sequence')} must be (sequences, tokens, width) and its mask "
+                f"state {at} of a batch of {several(rows, 'sequence')} must be (sequences, tokens, width) and its mask "
                 f"(sequences, tokens), got {came}."
             )
         into.width = max(into.width, z.shape[2])
-        for which, part in trimmed(z[:taken], None if kept is None else kept[:taken]):
+        for which, part in _sequences(z, kept, cut, most):
             if part.shape[1] < 2:
                 continue  # no pair
             where = f"hidden state {min(at, reader.layers)} of batch {number}"
             values, counts = state_statistics(part, where, spectral=spectral)
             into.counts[at] += counts.numpy()
             for i, row in zip(which, values.numpy()):
-                entry = into.rows.setdefault((number, i), Row())
+                place = {"row": i} if cut is None else cut.place(i, z.shape[1])
+                entry = into.rows.setdefault((number, i), Row(place))
                 entry.tokens = max(entry.tokens, part.shape[1])
                 entry.statistics[at] = row
 
     reader.read(batch, visit)
 
 
-def _notes(network: nn.Module, batch: Batch, lengths: list[int], seen: int, *, more: bool) -> list[str]:
+def _sequences(z: Tensor, kept: Tensor | None, cut: Documents | None, most: int) -> list[tuple[range, Tensor]]:
+    """The first so many of the rows of a state, or of the documents in them, as ``trimmed`` has them."""
+    if cut is None:
+        return trimmed(z[:most], None if kept is None else kept[:most])
+    inside = cut.mask if kept is None else cut.mask & cut.gather(kept.to(cut.mask.device)).bool()
+    tokens = z.flatten(0, 1)  # documents are taken out of it one by one: padded to the longest they may be many rows
+    return [(which, tokens[index.to(z.device)]) for which, index in trimmed(cut.index[:most], inside[:most])]
+
+
+def _notes(network: nn.Module, batch: Batch, lengths: list[int], seen: int, *, more: bool, packed: bool) -> list[str]:
     notes, low, high = [], min(lengths), max(lengths)
+    if packed:
+        notes.append("packed rows are cut into documents where position ids restart: each is a sequence.")
     if more:
         notes.append(f"these are the first {several(seen, 'sequence')} of the inputs: windows=… says how many.")
     if seen > len(lengths):

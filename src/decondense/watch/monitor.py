@@ -21,7 +21,7 @@ from ..meter.result import BINS
 from ..meter.statistics import trimmed
 from ..meter.trend import curve_statistics
 from ..needs import need
-from ..packing import Documents, documents
+from ..packing import Documents, unmasked_documents
 from ..split import refuse_split
 from ..stack import unnoticed
 from ..words import perhaps, several
@@ -226,8 +226,7 @@ class Monitor:
 
 
 def _documents(capture: hs.Capture) -> Documents | None:
-    """Where the documents of packed rows lie, as the loss cuts them: no mask came, and position ids that restart."""
-    positions = capture.position_ids
-    if capture.masks is not None or capture.attention_mask is not None or positions is None or positions.ndim != 2:
+    """Where the documents of packed rows lie, as the loss cuts them; states of two stacks have masks of their own."""
+    if capture.masks is not None:
         return None
-    return documents(positions.expand(len(capture.states[0]), -1), None)
+    return unmasked_documents(capture.position_ids, capture.attention_mask, len(capture.states[0]))
