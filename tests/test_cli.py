@@ -218,6 +218,21 @@ def test_version_and_help():
     assert run("measure", "x", "--windows", "many")[0] == run("nonsense")[0] == 2
 
 
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("words", ["study list", "study list --json", "--help", "--version", "report nowhere"])
+def test_a_reader_that_has_gone_is_no_error(words, both):
+    """As in `decondense study list | head -1`, and `2>&1 |`: no trace, and the exit code of tools that SIGPIPE ends."""
+    listened, said = os.pipe()
+    os.close(listened)
+    streams = {"stdout": said, "stderr": said if both else subprocess.PIPE}
+    done = subprocess.run([sys.executable, "-m", "decondense", *words.split()], **streams)
+    os.close(said)
+    if words == "report nowhere" and not both:
+        assert (done.returncode, done.stderr.count(b"\n")) == (2, 1)
+    else:
+        assert (done.returncode, done.stderr or b"") == (141, b"")
+
+
 def test_progress_into_a_pipe_is_a_line_now_and_then_with_the_time_left(capsys, monkeypatch):
     clock = iter((0.0, 1.0, 11.0, 12.0, 22.0, 40.0, 50.0, 60.0, 72.0))
     monkeypatch.setattr(terminal.time, "monotonic", lambda: next(clock))

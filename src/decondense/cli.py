@@ -1,7 +1,8 @@
 """The ``decondense`` command. Every file in ``commands`` that has a function of its own name is a command of it.
 
 What the package refuses on purpose becomes one sentence on stderr and exit code 2 (with DECONDENSE_TRACEBACK=1 the
-whole trace); an error that nobody raised on purpose is a bug, keeps its trace and ends in exit code 1.
+whole trace); an error that nobody raised on purpose is a bug, keeps its trace and ends in exit code 1. A reader that
+has gone, as in `decondense study list | head -1`, ends it in silence with exit code 141, as SIGPIPE ends other tools.
 """
 
 from __future__ import annotations
@@ -99,9 +100,24 @@ _register()
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command and leave with 0, 1 (a bug), 2 (a sentence on stderr) or 130 (interrupted)."""
+    """Run the command and leave with 0, 1 (a bug), 2 (a sentence on stderr), 130 (interrupted) or 141 (closed pipe)."""
     try:
-        app(arguments, prog_name="decondense")
+        _run(arguments)
+    except BrokenPipeError:
+        _unheard()
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # of which typer and rich make exit code 1
+            _unheard()
+        raise
+
+
+def _run(arguments: list[str] | None) -> None:
+    try:
+        try:
+            app(arguments, prog_name="decondense")
+        finally:
+            if sys.stdout is not None:  # here, and not when Python ends, which would complain of a pipe that is closed
+                sys.stdout.flush()
     except KeyboardInterrupt as stop:
         _interrupted(stop)
     except (ValueError, TypeError, OSError, MissingExtra) as error:
@@ -116,6 +132,17 @@ def _interrupted(stop: KeyboardInterrupt) -> NoReturn:
     if first_process():
         print(*getattr(stop, "__notes__", ["interrupted."]), sep="\n", file=sys.stderr)
     sys.exit(130)
+
+
+def _unheard() -> NoReturn:
+    """What is still in the buffers goes nowhere, so that Python does not try again and complain."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in filter(None, (sys.__stdout__, sys.__stderr__)):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(nowhere, stream.fileno())
+    sys.exit(141)
 
 
 def _on_purpose(error: BaseException) -> bool:

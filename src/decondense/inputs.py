@@ -97,10 +97,10 @@ def _strange(came: Any) -> TypeError:
 
 
 def arguments(model: Any, batch: dict[str, Any], *, stack: str = "decoder") -> dict[str, Any]:
-    """A batch as the model's body is called with it, on its device: without targets and without a cache, in whose presence
-    transformers lets the documents of a packed row attend to each other, and, for the decoder of an
-    encoder–decoder, with what it reads: `decoder_input_ids`, else the labels shifted right by one, else the same
-    passage so shifted (teacher forcing)."""
+    """A batch as the model's body is called with it, on its device: without targets and without a cache (with one
+    transformers lets the documents of a packed row attend to each other), and, for the decoder of an encoder–decoder,
+    with what it reads: `decoder_input_ids`, else the labels shifted right by one, else the same passage so shifted
+    (teacher forcing)."""
     device = next(model.parameters()).device
     given = {key: value.to(device) if isinstance(value, Tensor) else value for key, value in batch.items()}
     labels = given.get("labels")

@@ -51,8 +51,8 @@ def documents(position_ids: Tensor, mask: Tensor | None) -> Documents | None:
 
 
 def unmasked_documents(position_ids: object, mask: object, rows: int) -> Documents | None:
-    """The documents of a call without a mask, whose position ids (rows, tokens), or one row for all, may restart. A mask
-    says that a row is one sequence, and its padding may have any positions."""
+    """The documents of a call without a mask, whose position ids (rows, tokens), or one row for all, may restart. With
+    a mask a row is one sequence, and its padding may have any positions."""
     if mask is not None or not isinstance(position_ids, Tensor) or position_ids.ndim != 2:
         return None
     return documents(position_ids.expand(rows, -1), None)

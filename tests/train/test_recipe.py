@@ -151,6 +151,11 @@ def test_budget_in_tokens_is_made_of_whole_steps():
         ),
         ("data.text={novels: 1, pydoc: false}", "recipe: data.text.pydoc must be a number, got False: correct it."),
         ("train.micro_batch=true", "recipe: train.micro_batch: it must be a number, got true."),
+        ("data.tokens=true", "recipe: data.tokens: it must be a number, got true."),
+        (
+            "data.held_out_document_tokens=true",
+            "recipe: data.held_out_document_tokens: it must be a number, got true.",
+        ),
         ("train.keep=1", "recipe: train.keep must be at least 2, got 1: correct it, or leave it out for 2."),
         ("train.warmup=1.5", "recipe: train.warmup must be below 1, got 1.5: correct it, or leave it out for 0.2."),
         ("train.log_every=often", "train.log_every must be a whole number, got 'often': correct it, or leave it out"),

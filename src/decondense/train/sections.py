@@ -39,7 +39,7 @@ class Part(BaseModel):
     def _no_truth_value(cls, value: Any, info: ValidationInfo) -> Any:
         """`weight: true` is a slip of the pen, which pydantic would read as 1."""
         kind = cls.model_fields[str(info.field_name)].annotation
-        kinds = {kind, *get_args(kind)}
+        kinds = {get_args(one)[0] if hasattr(one, "__metadata__") else one for one in (kind, *get_args(kind))}
         if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
             raise ValueError(f"it must be a number, got {str(value).lower()}")
         return value
