@@ -109,7 +109,7 @@ LINE |= {"difference": 0.1, "high": 0.3, "p": 0.4, "p_holm": 0.5, "test": "exact
 TESTED = {"tasks": [LINE | {"task": "piqa"}, LINE | {"task": "arc"}], "macro": LINE | {"tasks": 2}}
 EXAMPLES = {
     "measurement": "smollm2-135m-wikitext2", "training": "studies/dose/runs/lambda-0-seed-3", "study": "studies/theory",
-    "training of version 1": "midtrain-smollm2-135m/exact-seed1", "evaluation": "smollm2-135m-benchmarks",
+    "training with whole snapshots": "midtrain-smollm2-135m/exact-seed1", "evaluation": "smollm2-135m-benchmarks",
     "outcomes": "studies/dose/runs/lambda-0-seed-3/outcomes.json", "measured": "studies/text/runs/smollm2-135m-squad",
     "study of benchmarks": "studies/benchmarks", "comparison": None,
     "significance": TESTED | {
@@ -126,7 +126,8 @@ def test_records(kind, tmp_path):
     rng, base, folder = random.Random(kind), EXAMPLES[kind], tmp_path / "r"
     folder.mkdir()
     if kind == "comparison":
-        pair = [dc.load(RESULTS / EXAMPLES["training of version 1"] / f"step-000{step}.json") for step in ("000", 153)]
+        run = RESULTS / EXAMPLES["training with whole snapshots"]
+        pair = [dc.load(run / f"step-000{step}.json") for step in ("000", 153)]
         base = json.loads(Comparison(pair, "order").to_json())
     elif isinstance(base, str):
         path = RESULTS / base

@@ -85,7 +85,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_shown(tmp_path):
         "stranger": '{"schema": "other/1"}',
         "nameless": '{"a": 1}',
         "empty": '{"schema": "decondense.condensation/1"}',
-        "halftrain": '{"schema": "decondense.train/1", "history": []}',
+        "halftrain": '{"schema": "decondense.train/2", "history": []}',
         "halfstudy": '{"schema": "decondense.study/2", "study": "x"}',
         "binary": "\x00\x01",
     }

@@ -10,8 +10,8 @@
     study         decondense.study/2          a claim: verdict, table, and the runs it rests on
 
 `read` takes a file or the folder that holds its result.json and returns the record as its class. A file that does not
-fit is a `Damaged` with the path and the field. Measurements and trainings of version 1 are read too. Numbers that are
-not finite are null.
+fit is a `Damaged` with the path and the field. Measurements of version 1 are read too. Numbers that are not finite are
+null.
 """
 
 from __future__ import annotations

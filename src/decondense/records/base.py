@@ -53,11 +53,6 @@ class Record(Part):
         cls.kind, cls.reads = cls.__name__.lower(), reads
         Record.by_schema |= dict.fromkeys(reads, cls)
 
-    @classmethod
-    def upgraded(cls, content: Section, folder: Path) -> Section:
-        """Content of an older version as the newest has it; `folder` is where other files that it refers to lie."""
-        return content
-
     def __repr__(self) -> str:
         """In short: words and numbers in full, of lists and sections the length; those of pydantic fill screens."""
         said = []
@@ -93,18 +88,15 @@ class Record(Part):
         return target
 
 
-def parse(content: Any, name: str = "result.json", folder: Path | None = None) -> Record:
-    """Content of a JSON file as its record. `name` is what the sentence calls the file, `folder` where it lies."""
+def parse(content: Any, name: str = "result.json") -> Record:
+    """Content of a JSON file as its record. `name` is what the sentence calls the file."""
     schema = content.get("schema") if isinstance(content, dict) else None
     if not isinstance(schema, str):
         raise Damaged(f"{name} names no schema: it is not a result of decondense.")
     if schema not in Record.by_schema:
         raise Damaged(f"{name} has the schema {schema[:80]!r}, which this version does not read.")
-    kind = Record.by_schema[schema]
-    if schema != kind.reads[0]:
-        content = kind.upgraded(content, folder or Path())
     try:
-        return kind.model_validate(content)
+        return Record.by_schema[schema].model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "content"
@@ -125,7 +117,7 @@ def read(path: AnyPath) -> Record:
         raise FileNotFoundError(f"no result at {str(path)!r}: give result.json or the folder that holds it.") from None
     except ValueError as error:
         raise Damaged(str(error)) from error
-    return parse(content, str(target), target.parent)
+    return parse(content, str(target))
 
 
 def check_folder(folder: Path, kind: str) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from pydantic import Field
 
-from .base import Count, Damaged, Number, Open, Part, Record, Section, known, read
-from .measurement import Measurement, Snapshot, in_short
+from .base import Count, Number, Open, Part, Record, Section, known
+from .measurement import Snapshot
 
 
 class Step(Open):
@@ -63,7 +61,7 @@ class TrainedText(Part):
     sha256: str | None = None
 
 
-class Training(Record, reads=("decondense.train/2", "decondense.train/1")):
+class Training(Record, reads=("decondense.train/2",)):
     finished: bool
     command: str | None = None
     recipe: Section
@@ -116,23 +114,3 @@ class Training(Record, reads=("decondense.train/2", "decondense.train/1")):
     def skipped(self) -> int:
         """How many steps were left out because their loss was not finite; a study keeps the number alone."""
         return self.skipped_steps if isinstance(self.skipped_steps, int) else len(self.skipped_steps)
-
-    @classmethod
-    def upgraded(cls, content: Section, folder: Path) -> Section:
-        """Version 1 named the files of its snapshots and had none of their numbers."""
-        root = folder.resolve()
-        entries, snapshots = content.get("snapshots"), []
-        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-            return content  # the schema says what is wrong
-        for entry in entries:
-            path = (root / str(entry.get("file")).replace("\0", "")).resolve()
-            if not path.is_relative_to(root) or path == root / "result.json":
-                raise Damaged(f"the snapshot {entry.get('file')!r} is the run itself or lies outside the run folder.")
-            whole = read(path)
-            if not isinstance(whole, Measurement):
-                raise Damaged(
-                    f"the snapshot {path.name} is a {whole.kind} and no measurement: put the right file there."
-                )
-            snapshots.append(in_short(whole, histogram=True).model_dump() | entry)
-        text = content.get("text", [])
-        return content | {"snapshots": snapshots, "text": [text] if isinstance(text, dict) else text}
