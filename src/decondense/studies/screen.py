@@ -84,7 +84,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         rows.append([*row, *(runs.mean(arm, quantisation(scheme)) for scheme in runs.schemes)])
     note = "one seed each: this chooses what is confirmed, and decides nothing"
     panels = [p for c, base in bases.items() if math.isfinite(base) for p in _panels(c, losses, settings)]
-    draw = partial(curves, panels, note=note) if panels else None
+    names = list(dict.fromkeys(name for panel in panels for name in panel["series"]))  # one colour in every panel
+    draw = partial(curves, [panel | {"names": names} for panel in panels], note=note) if panels else None
     estimate = {"cross_entropy": bases, "chosen": {} if missing else chosen}
     return Conclusion(UNDECIDED, headline, sentence, columns, rows, estimate, draw)
 
