@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import decondense as dc
-from regularize.models import assert_same, gradients, llama, tokens
+from regularize.models import VOCABULARY, assert_same, gradients, llama, tokens
 
 pytest.importorskip("pytorch_lightning")
 import pytorch_lightning as pl
@@ -174,6 +174,47 @@ def test_what_is_read_must_be_called_and_named():
         for target in (module, pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)):
             with pytest.raises(TypeError, match=rf"Trainer\(callbacks=\[{name}"):
                 attach(target)
+
+
+class Network(pl.LightningModule):
+    """A module that is the network itself."""
+
+    def __init__(self, embedded=True) -> None:
+        super().__init__()
+        if embedded:
+            self.embed = nn.Embedding(VOCABULARY, 8)
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, ids):
+        x = self.embed(ids) if hasattr(self, "embed") else nn.functional.one_hot(ids % 8, 8).float()
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+    def training_step(self, batch, batch_idx):
+        return self(batch).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("embedded", [True, False])
+def test_a_module_that_is_the_network_itself(embedded):
+    """Also where a list of blocks is all that it has."""
+    for name in (None, ""):
+        callback, watch = (kind(model=name, modules="blocks.*") for kind in (RegularizeCallback, MonitorCallback))
+        fit(Network(embedded), callback, watch, parts=1, steps=1)
+        assert len(callback.handle.last["per_layer"]) == len(watch.monitor.readings[0].layers) == 3
+    words = "say which, model='…', or where it is the network itself, its layers, modules='…'"
+    with pytest.raises(ValueError, match=rf"whose hidden states are read, got (embed, )?blocks: {words}"):
+        fit(Network(embedded), RegularizeCallback())
+
+    class Wrapped(Network):
+        def training_step(self, batch, batch_idx):
+            return self.forward(batch).square().mean()
+
+    with pytest.raises(RuntimeError, match=r"must call Wrapped, .* none came: .*call self\(…\), not self\.forward"):
+        fit(Wrapped(), RegularizeCallback(modules="blocks.*"))
 
 
 @pytest.mark.parametrize("inputs", [None, tokens(2)])

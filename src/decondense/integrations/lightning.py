@@ -41,7 +41,8 @@ class RegularizeCallback(Callback):
 
     loss, options  as in `regularize`: weight, layers, schedule, tau, …
     model          which attribute of the module is the model whose states are read, as in "student" or "net.encoder";
-                   without a name, the one transformers model in it, or the one submodule that has parameters
+                   without a name, the one transformers model in it, or the one submodule that has parameters; with
+                   `modules` and several of those, or "", the module itself
     modules        patterns of the model's submodules to read; as in `regularize`
     accumulate     with manual optimisation: how many `manual_backward` make a step. The penalty is divided by it, as
                    your loss is by you.
@@ -78,7 +79,7 @@ class RegularizeCallback(Callback):
     # ---- what Lightning calls ----
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        self.model = model_of(pl_module, self.name)
+        self.model = model_of(pl_module, self.name, self.modules)
         self._module, self._trainer = pl_module, trainer
         self._attachment = Attachment(self, self.term, self.modules)
 
@@ -124,7 +125,8 @@ class RegularizeCallback(Callback):
         if automatic and out is not None and not attachment.captures:
             raise RuntimeError(
                 f"training_step must call {type(self.model).__name__}, whose hidden states are read, but none came: "
-                "say which attribute of the module it is, RegularizeCallback(model='…')."
+                "say which attribute of the module it is, RegularizeCallback(model='…'), and where it is the module "
+                "itself, call self(…), not self.forward(…)."
             )
         if not automatic and attachment.captures:
             raise RuntimeError(
@@ -187,8 +189,10 @@ class MonitorCallback(Callback):
             for writer in pictured:
                 writer.add_image(PICTURE, reading.picture, reading.step, dataformats="HWC")
 
-        model, step = model_of(pl_module, self.name), lambda: int(trainer.global_step)
-        self.monitor = Monitor(model, step=step, log=report, pictured=lambda: bool(pictured), **self.options)
+        self.monitor = Monitor(
+            model_of(pl_module, self.name, self.options.get("modules")), step=lambda: int(trainer.global_step),
+            log=report, pictured=lambda: bool(pictured), **self.options,
+        )  # fmt: skip
 
     def on_train_batch_start(self, *args: Any, **kwargs: Any) -> None:
         self.monitor.look()
@@ -202,15 +206,20 @@ class MonitorCallback(Callback):
             self.monitor.remove()
 
 
-def model_of(module: nn.Module, name: str | None) -> nn.Module:
-    """The submodule of that name; without one, the only transformers model, or the only one with parameters."""
+def model_of(module: nn.Module, name: str | None, modules: str | Sequence[str] | None) -> nn.Module:
+    """The submodule of that name; without one, the only transformers model, or the only one with parameters. Where
+    layers are named and there are several parts, or a list of them, the module is the network itself."""
     if name is not None:
         return module.get_submodule(name)
     children = {key: child for key, child in module.named_children() if any(True for _ in child.parameters())}
-    models = {key: child for key, child in children.items() if hasattr(child, "config")} or children
-    if len(models) != 1:
-        raise ValueError(
-            f"{type(module).__name__} must have one model whose hidden states are read, got "
-            f"{', '.join(models) or 'none'}: say which, model='…'."
-        )
-    return next(iter(models.values()))
+    known = {key: child for key, child in children.items() if hasattr(child, "config")}
+    models = known or children
+    if len(models) == 1 and not isinstance(only := next(iter(models.values())), nn.ModuleList | nn.ModuleDict):
+        return only
+    if modules is not None and not known:
+        return module
+    raise ValueError(
+        f"{type(module).__name__} must have one model whose hidden states are read, got "
+        f"{', '.join(models) or 'none'}: say which, model='…', or where it is the network itself, its layers, "
+        "modules='…'."
+    )
