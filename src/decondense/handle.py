@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from .insides.transformers import collect_hidden_states, is_encoder_decoder
 from .kernels import autocast_dtype
 from .term import Term, or_one
 
+MANY = 64  # training calls: more than most accumulate for a step
 OVERWHELMS = 10  # times the task loss: then it is the penalty that the model learns
 _attached: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
@@ -75,7 +77,8 @@ class Handle:
 
     @property
     def step(self) -> int:
-        """The optimiser steps done so far, which drive the schedule; set it when a loop of your own is resumed."""
+        """The optimiser steps done so far, which drive the schedule; set it when a loop of your own is resumed, and
+        after each step of an optimiser that is not one of torch's: handle.step += 1."""
         return self._attachment.step
 
     @step.setter
@@ -147,6 +150,7 @@ class Attachment:
         chosen = [] if states is None else term.chosen(states, self.reader.first)
         self.reads = [self.reader.name(i) for i in chosen]
         self.given, self.reached, self._used, self._warned = 0, False, False, False
+        self._stood: tuple[int, float] = (0, 0)  # the step, and how many calls there had been when it began
         self._still: list[int] = []  # of the layers that the last call read: below which nothing learns,
         self._moved: list[int] = []  # and the others
         self._told = False
@@ -256,13 +260,27 @@ class Attachment:
         if term.requires_grad:
             self.given += 1
             term.register_hook(self._reach)
+            self._await_step()
         return term
 
     def weigh(self) -> float:
         """The Python of `take` and `give`, in every call of a compiled model."""
         self.term.refuse_parts()
         self.calls, self.given = self.calls + 1, self.given + 1
+        self._await_step()
         return self.weight
+
+    def _await_step(self) -> None:
+        """Once: only the steps of torch's optimisers are seen, and a schedule waits for them."""
+        if self.step != self._stood[0]:
+            self._stood = (self.step, self.calls)
+        elif self.term.schedule != "constant" and self.calls - self._stood[1] > MANY:
+            self._stood = (self.step, math.inf)
+            warnings.warn(
+                f"a schedule moves by the steps of torch optimisers, got none in {MANY} training calls: after each "
+                "step of another optimiser, handle.step += 1; where so many calls are accumulated, all is well.",
+                stacklevel=2,
+            )
 
     def reach(self, gradient: Tensor) -> None:
         """A backward pass has come by, in a compiled model. Its graph is differentiated as a whole, with zeros for what

@@ -169,10 +169,9 @@ class ModuleReader:
         given = patterns
         patterns = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else []
         if not isinstance(given, Iterable) or not all(isinstance(one, str) for one in patterns):
-            came = repr(given) if isinstance(given, (int, list)) else type(given).__name__
             raise TypeError(
-                f"modules must be a name of submodules or a list of names, such as 'model.layers.*', got {came}: give "
-                "names as named_modules() has them."
+                "modules must be a name of submodules or a list of names, such as 'model.layers.*', got "
+                f"{_came(given)}: give names as named_modules() has them."
             )
         modules = {name: module for name, module in model.named_modules() if name}
         self.names = [name for name in modules if any(_matches(name, pattern) for pattern in patterns)]
@@ -319,6 +318,15 @@ def _matches(name: str, pattern: str) -> bool:
     return len(levels) == len(wanted) and all(map(fnmatch.fnmatchcase, levels, wanted))
 
 
+def _came(value: Any) -> str:
+    """A wrong argument in a few words; that of a module would be a page."""
+    each = value if isinstance(value, (list, tuple)) else [value]
+    if all(isinstance(one, (int, float, str)) for one in each):
+        return repr(value)
+    kinds = ", ".join(dict.fromkeys(type(one).__name__ for one in each))
+    return kinds if each is not value else f"a list of {kinds}"
+
+
 def shifted(labels: Tensor) -> Tensor:
     """Labels as a causal loss counts them: that of position i is label i + 1, the last position has none."""
     return nn.functional.pad(labels[..., 1:], (0, 1), value=-100)
@@ -405,7 +413,7 @@ def check_layers(layers: Layers) -> None:
     elif not callable(layers) and not (isinstance(layers, Iterable) and all(type(i) is int for i in layers)):
         raise TypeError(
             f"layers must be one of {', '.join(map(repr, LAYER_NAMES))}, a list of indices or a callable, "
-            f"got {layers!r}: hidden state 0 is the embedding layer, −1 the last."
+            f"got {_came(layers)}: hidden state 0 is the embedding layer, −1 the last."
         )
 
 

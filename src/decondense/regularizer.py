@@ -51,10 +51,12 @@ def regularize(
                  returned. Dispersion is estimated to first order unless told otherwise: docs/estimators.md.
     weight       λ, what the penalty is multiplied by.
     layers       "all" (every block, not the embedding layer), "last", "early_half", "late_half", a list of
-                 indices into the hidden states (0 is the embedding layer), or a callable of their number.
+                 indices into the hidden states (0 is the embedding layer), or a callable of their number. Together
+                 with `modules`, into what these name, in the model's order: 0 is the first of them.
     schedule     "constant"; "linear" or "cosine": the weight rises from 0 over `ramp_steps` optimiser steps;
                  "release": it stays until step `release_at` and falls linearly to 0 over `ramp_steps`; or a callable
-                 from the optimiser step to a factor of the weight.
+                 from the optimiser step to a factor of the weight. Steps of torch optimisers are counted; after
+                 each of another, say handle.step += 1.
     segments     "position_ids": a packed row is cut into documents where its position ids restart; "auto": so
                  where no attention mask came; None: a row is a sequence.
     modules      a pattern, or several, of submodule names whose outputs (batch, tokens, width) are read instead,

@@ -91,7 +91,13 @@ class Term:
     def weight_at(self, step: int) -> float:
         """The weight at an optimiser step: 0 at step 0 of a rise, the full weight from `ramp_steps` on."""
         if callable(self.schedule):
-            return self.weight * float(self.schedule(step))
+            factor = self.schedule(step)
+            if not hasattr(factor, "__float__") or not math.isfinite(factor):
+                raise ValueError(
+                    f"schedule must return a finite number, by which the weight is multiplied, got {factor!r} for step "
+                    f"{step}: return 1 where nothing is to change."
+                )
+            return self.weight * float(factor)
         if self.schedule == "constant":
             return self.weight
         done = min(1.0, max(0, step - (self.release_at or 0)) / (self.ramp_steps or 1))

@@ -191,6 +191,10 @@ def test_any_module_by_the_names_of_its_layers():
         TypeError, match=r"modules must be a name of submodules .*, got Linear: give names as named_mod"
     ):
         dc.regularize(model, modules=nn.Linear(2, 2))
+    for given in (list(model.blocks), model.blocks, ["embed", model.blocks[0]]):
+        with pytest.raises(TypeError, match=r"modules must be a name .*, got [\w, ]+: give names as") as no:
+            dc.regularize(model, modules=given)
+        assert len(str(no.value)) < 160
     with pytest.raises(ValueError, match=r"Did you mean 'blocks\.\*'\?$"):
         dc.regularize(model, modules=["block.*"])
     with pytest.raises(ValueError, match=r"got 7: this model has 3 hidden states\.$"):  # and no embedding layer
@@ -383,6 +387,58 @@ def test_a_step_is_one_of_the_model():
                     optimiser.step()
             assert handle.step == 3
             assert handle.weight == pytest.approx(0.075)
+
+
+class Descent:
+    """An optimiser that is not one of torch's."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def step(self):
+        for p in self.model.parameters():
+            p.data.add_(p.grad if p.grad is not None else 0, alpha=-1e-3)
+        self.model.zero_grad()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("how", ["forgotten", "counted", "constant", "torch's"])
+def test_a_schedule_that_no_optimiser_moves_is_told_once(how, compiled, monkeypatch):
+    monkeypatch.setattr("decondense.handle.MANY", 3)  # training calls: the first step may be of that many
+    torch.compiler.reset()
+    model, ids = Plain().train(), tokens()
+    call = torch.compile(model, backend="eager") if compiled else model
+    optimiser = torch.optim.SGD(model.parameters(), lr=1e-3) if how == "torch's" else Descent(model)
+    schedule = {} if how == "constant" else {"schedule": "linear", "ramp_steps": 20}
+    with dc.regularize(model, modules="blocks.*", **schedule) as handle, warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(4):
+            for _ in range(3):
+                (call(ids).square().mean() + handle.penalty()).backward()
+            optimiser.step()
+            if how == "counted":
+                handle.step += 1
+    told = [str(one.message) for one in seen if "schedule" in str(one.message)]
+    assert len(told) == (how == "forgotten")
+    if told:
+        assert "got none in 3 training calls: after each step of another optimiser, handle.step += 1;" in told[0]
+
+
+def test_gradients_by_torch_func_are_refused_by_torch():
+    """And by torch.autograd they are those of the sum."""
+    model, ids = llama(layers=1).train(), tokens()
+    weights = dict(model.named_parameters())
+
+    def loss(given):
+        inputs = {"input_ids": ids, "labels": ids, "use_cache": False}
+        return torch.func.functional_call(model, given, (), inputs).loss
+
+    with dc.regularize(model, weight=2.0):
+        with pytest.raises(RuntimeError, match="functorch transforms"):
+            torch.func.grad(loss)(weights)
+        found = torch.autograd.grad(loss(weights), list(weights.values()))
+        loss(weights).backward()
+        assert_same(dict(zip(weights, found)), gradients(model))
 
 
 def test_schedule_counts_optimiser_steps():

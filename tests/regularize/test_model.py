@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import gc
+import re
 import weakref
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -338,6 +340,7 @@ def test_check_every_reports_the_agreement_with_exact():
         (lambda m: dc.regularize(m, layers="every"), ValueError, "layers must be one of"),
         (lambda m: dc.regularize(m, layers=[1.5]), TypeError, "list of indices"),
         (lambda m: dc.regularize(m, layers=3), TypeError, "list of indices.*got 3"),
+        (lambda m: dc.regularize(m, layers=[m.lm_head] * 2), TypeError, "or a callable, got a list of Linear: hidden"),
         (lambda m: dc.regularize(llama(layers=1), layers="early_half"), ValueError, "at least one"),
         (lambda m: dc.regularize(m, tau="1"), ValueError, "tau must be a positive number, got '1'"),
         (
@@ -408,6 +411,17 @@ def test_bad_input(call, error, words):
     with pytest.raises(error, match=words):
         call(model)
     dc.regularize(model).remove()  # nothing half-attached
+
+
+@pytest.mark.parametrize("factor", [None, float("nan"), float("inf"), "1", [1.0]])
+def test_a_schedule_must_return_a_number(factor):
+    model, ids = llama(layers=1).train(), tokens()
+    words = f"finite number, by which the weight is multiplied, got {factor!r} for step 0: return 1 where"
+    with dc.regularize(model, schedule=lambda step: factor), pytest.raises(ValueError, match=re.escape(words)):
+        model(input_ids=ids, labels=ids)
+    for one in (0.5, torch.tensor(0.5), np.float32(0.5)):
+        with dc.regularize(model, schedule=lambda step, one=one: one) as handle:
+            assert handle.weight == 0.05
 
 
 def test_a_mask_of_another_shape():

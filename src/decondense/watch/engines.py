@@ -40,7 +40,7 @@ def monitor(
 ) -> Monitor:
     """Watch the geometry of a model, or of a transformers or TRL trainer's model, while it trains.
 
-    target     a model, whose steps are those of the optimiser that holds its parameters; or a trainer, which logs the
+    target     a model, whose steps are those of the torch optimiser with its parameters; or a trainer, which logs the
                readings too: `log_history`, and whatever it reports to (TensorBoard, wandb, trackio, mlflow), one
                number per metric and layer, and where pictures are taken a heatmap.
     every      steps between two readings; the first is at step 0
