@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -113,8 +114,9 @@ def read_lines(source: Source[Study]) -> tuple[list[Line], list[str]]:
     lines += _measured(measured)
     if missing and lines:
         notes.append(f"{missing} of {len(source.record.runs)} runs are not there: the charts are without them.")
-    order = {name: number for number, name in reversed(list(enumerate(_strings(source.record.config))))}
-    lines.sort(key=lambda entry: (order.get(entry[0], len(order)), entry[1]))
+    settings = json.dumps(source.record.config, ensure_ascii=False)
+    places = {name: settings.find(json.dumps(name, ensure_ascii=False)) for name, _, _ in lines}
+    lines.sort(key=lambda entry: (places[entry[0]] < 0, places[entry[0]], entry[1]))
     return [line for _, _, line in lines], notes
 
 
@@ -140,19 +142,6 @@ def _measured(records: Sequence[Measured]) -> list[tuple[str, int, Line]]:
     for _, _, line in lines.values():
         line.shots.sort(key=lambda shot: shot.step or 0)
     return list(lines.values())
-
-
-def _strings(value: Any) -> Iterator[str]:
-    """Every name in the settings, in order."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            yield str(key)
-            yield from _strings(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _strings(inner)
 
 
 # ---- charts ----
