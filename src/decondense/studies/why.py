@@ -40,6 +40,12 @@ def why(base: Runs, losses: Mapping[str, Runs], settings: Settings, names: Seque
     ]
     series = [_apart(_training_loss, losses, base), by_frequency, by_position]
     way, *ends_of = ({**panel, "series": one, "line": 0.0} for panel, one in zip(apart, series))
+    for panel in over_time[:1]:  # which has the legend, on the right above its curves
+        points = [(x, max(some), min(some)) for xs, values in panel["series"].values() for x, some in zip(xs, values)]
+        low, high = min(point[2] for point in points), max(point[1] for point in points)
+        right = max((most for x, most, _ in points if x > 0.4 * total), default=high)
+        tenth = 0.1 * (high - low)
+        panel["limits"] = (low - tenth / 2, max(high + tenth / 2, right + (len(every) + 1) * tenth))
     panels = [way, *over_time, *ends_of]
     return [{**panel, "names": names, "band": True, "legend": panel is panels[1]} for panel in panels]
 
