@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
@@ -143,7 +144,11 @@ def test_missing_data(tmp_path):
             "could not be read as rows",
         ),
         ("validation.jsonl", b"[1, 2]\n", "must hold one object per item"),
-        ("validation.jsonl", b'{"goal": "x", "label": 0}\n', "task 'piqa' could not be built"),
+        (
+            "validation.jsonl",
+            b'{"goal": "x", "label": 0}\n',
+            "row 1 of '.*validation.jsonl' does not fit task 'piqa': sol1 and sol2 must be there and are missing",
+        ),
     ],
 )
 def test_damaged_files(name, content, words, tmp_path):
@@ -154,6 +159,89 @@ def test_damaged_files(name, content, words, tmp_path):
 
 
 ROWS = [{"goal": f"g{i}", "sol1": "a", "sol2": "b", "label": 0} for i in range(3)]
+
+
+GOOD: dict[str, dict] = {
+    "piqa": ROWS[0],
+    "anli_r2": {"premise": "p", "hypothesis": "h", "label": 0},
+    "arc_easy": {"question": "q", "choices": {"text": ["a", "b"], "label": ["A", "B"]}, "answerKey": "A"},
+    "openbookqa": {"question_stem": "q", "choices": {"text": ["a", "b"], "label": ["A", "B"]}, "answerKey": "A"},
+    "winogrande": {"sentence": "a _ b", "option1": "x", "option2": "y", "answer": "1"},
+    "medmcqa": {"question": "q", "opa": "a", "opb": "b", "opc": "c", "opd": "d", "cop": 0, "exp": None},
+    "truthfulqa_mc2": {"question": "q", "mc2_targets": {"choices": ["a", "b"], "labels": [1, 0]}},
+    "lambada_openai": {"text": "the last word"},
+    "hellaswag": {"ctx_a": "a", "ctx_b": "b", "activity_label": "c", "endings": ["x", "y"], "label": "0"},
+}
+
+
+def with_row(task: str, folder: Path, bad: dict, at: int = 1) -> Path:
+    """A folder whose row `at` (from 0) of `task` is changed; a field that is ... is left out."""
+    rows = [GOOD[task] | {"id": number} for number in range(3)]
+    rows[at] = {key: value for key, value in (rows[at] | bad).items() if value is not ...}
+    split = {"piqa": "validation", "winogrande": "validation", "medmcqa": "validation", "anli_r2": "test_r2",
+             "truthfulqa_mc2": "validation", "hellaswag": "validation"}.get(task, "test")  # fmt: skip
+    (folder / task).mkdir()
+    (folder / task / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return folder
+
+
+@pytest.mark.parametrize("at", [0, 1])
+@pytest.mark.parametrize(
+    ("task", "bad", "why"),
+    [
+        ("piqa", {"sol2": ...}, "sol2 must be there and is missing"),
+        ("piqa", {"sol2": None}, "sol2 must not be null"),
+        ("piqa", {"label": 7}, "label 7 must name one of 2 choices"),
+        ("piqa", {"label": -1}, "label -1 must name one of 2 choices"),
+        ("anli_r2", {"label": 3}, "label 3 cannot be read, UndefinedError, .*"),
+        ("anli_r2", {"label": -1}, "label -1 must name one of 3 choices"),
+        ("arc_easy", {"answerKey": "E"}, "answerKey 'E' and choices cannot be read, ValueError, .*"),
+        ("openbookqa", {"question_stem": ...}, "question_stem must be there and is missing"),
+        ("winogrande", {"option2": ...}, "option2 must be there and is missing"),
+        ("winogrande", {"answer": "3"}, "answer '3' cannot be read, KeyError, '3'"),
+        ("winogrande", {"sentence": "no gap"}, "sentence 'no gap' cannot be read, ValueError, substring not found"),
+        ("medmcqa", {"opd": ...}, "opd must be there and is missing"),
+        ("medmcqa", {"cop": 4}, "cop 4 must name one of 4 choices"),
+        (
+            "truthfulqa_mc2",
+            {"mc2_targets": {"choices": ["a", "b"], "labels": [1]}},
+            "mc2_targets must name one of 2.*",
+        ),
+        (
+            "truthfulqa_mc2",
+            {"mc2_targets": {"choices": ["a"], "labels": [0]}},
+            "mc2_targets must name one of 1 choices",
+        ),
+        ("lambada_openai", {"text": None}, "text must not be null"),
+        ("hellaswag", {"ctx_b": None}, "AttributeError, .*"),
+        ("hellaswag", {"label": "5"}, "label '5' must name one of 2 choices"),
+    ],
+)
+def test_a_row_that_does_not_fit_is_named_with_file_number_and_field(task, bad, why, at, tmp_path):
+    folder = with_row(task, tmp_path, bad, at)
+    said = rf"row {at + 1} of '{tmp_path}/{task}/\w+.jsonl' does not fit task '{task}': {why}: correct the row, or take"
+    with pytest.raises(ValueError, match=f"^{said}"):
+        tasks.build([task], data=folder)
+
+
+@pytest.mark.parametrize("task", GOOD)
+def test_rows_that_fit_are_taken(task, tmp_path):
+    """A field that the task does not read may be missing."""
+    whole = tasks.build([task], data=with_row(task, tmp_path, {"id": ...} if task == "piqa" else {}, 1))
+    assert len(next(iter(whole[0].tasks.values())).eval_docs) == 3
+
+
+def test_a_value_of_another_kind_and_a_subject_that_is_not_there(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"row 3 of .* label must be of the kind that it is in the rows before, got 'x'"
+    ):
+        tasks.build(["piqa"], data=with_row("piqa", tmp_path, {"label": "x"}, 2))
+    row = {"question": "q", "choices": list("abcd"), "answer": 1, "subject": "anatomy"}
+    (tmp_path / "mmlu").mkdir()
+    for split in ("dev", "test"):
+        (tmp_path / "mmlu" / f"{split}.jsonl").write_text(json.dumps(row))
+    with pytest.raises(ValueError, match=r"must hold rows with subject '\w+' for task 'mmlu_\w+': it has none[.]$"):
+        tasks.build(["mmlu"], data=tmp_path)
 
 
 def test_more_shots_than_examples(tmp_path):

@@ -17,6 +17,7 @@ from ..needs import need
 from ..records import Evaluation
 from ..text import TEXTS, available, open_text
 from .items import Item, item_hash, summarise
+from .rows import right_of
 from .task_names import names_of
 from .tasks import Benchmark, Progress, bench_folder, build, data_files
 from .unfinished import Parts
@@ -70,7 +71,7 @@ def evaluate(
     folder = bench_folder(data) if names or data else None
     opened = _open_texts(texts, folder)
     progress = progress or (lambda what, done, of: None)
-    benchmarks = build(names, data=folder or "hub", shots=shots, seed=seed, progress=progress)
+    benchmarks = build(names, data=folder or "hub", shots=shots, seed=seed, limit=limit, progress=progress)
     how = {"dtype": dtype, "device": device, "init": init, "seed": seed, "trust_remote_code": trust_remote_code}
     weights, tokenizer, about = _load(model, revision, how)
     from .perplexity import score_text
@@ -293,15 +294,8 @@ def _score(task: Any, sample: dict[str, Any]) -> float:
 
 
 def _gold(task: Any, sample: dict[str, Any]) -> list[int]:
-    document = sample["doc"]
-    if callable(task.config.process_results) and "mc2_targets" in document:
-        return [i for i, label in enumerate(document["mc2_targets"]["labels"]) if label == 1]
-    gold = task.doc_to_text(document) if task.multiple_input else task.doc_to_target(document)
-    if isinstance(gold, str):
-        choices = task.doc_to_choice(document)
-        gold = choices.index(gold) if gold in choices else -1
-    several = gold if isinstance(gold, list) else [gold]
-    return [int(g) for g in several if isinstance(g, int) and 0 <= g < len(sample["filtered_resps"])]
+    answer = (task.doc_to_text if task.multiple_input else task.doc_to_target)(sample["doc"])
+    return right_of(task, sample["doc"], answer, len(sample["filtered_resps"]))
 
 
 def _notes(benchmark: Benchmark, scores: dict[str, Any], context: int) -> list[str]:

@@ -22,6 +22,7 @@ from typing import Any
 from ..hub import first_line, hub_reachable
 from ..insides import lm_eval as inside
 from ..text_files import ending_of, unpacked
+from .rows import Rows
 from .task_names import PAPER, index_of, leaves_of
 
 FEWSHOT = ("arc_easy", "arc_challenge", "medmcqa", "mmlu")
@@ -60,20 +61,20 @@ def shots_for(name: str, shots: str | int) -> int | None:
 
 def build(
     names: Sequence[str], *, data: str | Path | None = None, shots: str | int = "gpt2", seed: int = 1234,
-    progress: Progress = lambda what, done, of: None,
+    limit: int | None = None, progress: Progress = lambda what, done, of: None,
 ) -> list[Benchmark]:  # fmt: skip
     """Build every benchmark, or say in one sentence which cannot be built and why. ``data`` is a folder with
     ``NAME/SPLIT.jsonl`` (also .json, .parquet, .gz, .xz) in the hub's field names, or "hub" (see ``bench_folder``);
-    ``shots``, ``seed`` and ``progress`` are those of ``evaluate``."""
+    ``shots``, ``seed``, ``limit`` and ``progress`` are those of ``evaluate``."""
     folder = bench_folder(data)
     wanted = {name: shots_for(name, shots) for name in names}
-    with inside.quiet():
+    with inside.quiet(), inside.templates_compiled_once():
         index = index_of(names)
         benchmarks = []
         for name in names:
             progress(f"reading {name}", 0, 1)
             leaves = leaves_of(name, index)
-            tasks = {leaf: _task(name, leaf, index, folder) for leaf in leaves}
+            tasks = {leaf: _task(name, leaf, index, folder, limit) for leaf in leaves}
             number = max(_set_shots(task, wanted[name], seed) for task in tasks.values())
             sources = {_fewshot_source(task) for task in tasks.values()} if number else {"none"}
             benchmarks.append(Benchmark(name, tasks, number, ", ".join(sorted(sources)), folder is not None))
@@ -83,7 +84,7 @@ def build(
 # -- one task ------------------------------------------------------------------------------------------------
 
 
-def _task(name: str, leaf: str, index: dict[str, Any], folder: Path | None) -> Any:
+def _task(name: str, leaf: str, index: dict[str, Any], folder: Path | None, limit: int | None) -> Any:
     from lm_eval.api.task import ConfigurableTask
 
     entry = index[leaf]
@@ -96,8 +97,10 @@ def _task(name: str, leaf: str, index: dict[str, Any], folder: Path | None) -> A
         raise ValueError(f"task {leaf!r} is a text without questions: score it as a text, with --text NAME or FILE.")
     for key in ("tag", "group", "task_list"):
         config.pop(key, None)
+    rows = data = None
     if folder is not None:
-        config |= _local(name, leaf, config, folder)
+        changes, rows, data = _local(name, leaf, config, folder)
+        config |= changes
     elif not hub_reachable():
         raise OSError(
             f"the data of task {leaf!r} ({config.get('dataset_path')}) is on the datasets hub, which cannot be "
@@ -105,10 +108,14 @@ def _task(name: str, leaf: str, index: dict[str, Any], folder: Path | None) -> A
         )
     try:
         task = ConfigurableTask(config=config)
-    except Exception as error:  # rows without the fields of a template, or one of a dozen errors of the hub client
+    except Exception as error:  # a row that does not fit, or one of a dozen errors of the hub client
+        if rows is not None:
+            rows.check_items(inside.bare_task(config), data, limit)
         first = first_line(error).rstrip(".")
         where = f"the rows in {str(folder)!r}" if folder is not None else "the datasets hub"
         raise ValueError(f"task {leaf!r} could not be built from {where}: {type(error).__name__}, {first}.") from error
+    if rows is not None:
+        rows.check_items(task, data, limit)
     if inside.few_shot_split(task) == _evaluated(task):
         inside.leave_item_out(task, _evaluated(task))
     return task
@@ -169,8 +176,8 @@ def data_files(benchmark: Benchmark) -> list[tuple[str, int, int]]:
     return [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
 
 
-def _local(name: str, leaf: str, config: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """What to change in a task's definition so that its rows come from ``folder``."""
+def _local(name: str, leaf: str, config: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Rows, Any]:
+    """What to change in a task's definition so that its rows come from ``folder``; and those that are evaluated."""
     places = [folder / leaf, folder / name]
     place = next((p for p in places if p.is_dir()), None)
     if place is None:
@@ -181,19 +188,21 @@ def _local(name: str, leaf: str, config: dict[str, Any], folder: Path) -> dict[s
     keys = ("training_split", "validation_split", "test_split", "fewshot_split")
     splits = {key: config.get(key) for key in keys}
     files = {split: _split_file(place, leaf, split) for split in set(splits.values()) if split}
-    evaluated = splits["test_split"] or splits["validation_split"]
+    evaluated = str(splits["test_split"] or splits["validation_split"])
     if files.get(evaluated) is None:
         raise FileNotFoundError(
             f"task {leaf!r} is scored on the split {evaluated!r}, but {str(place)!r} holds no {evaluated}.jsonl "
             "(or .json, .parquet; also .gz, .xz)."
         )
     present = {key: (split if split and files[split] is not None else None) for key, split in splits.items()}
-    subset = config.get("dataset_name")
-
-    def rows(**_: Any) -> Any:
-        return _dataset({split: file for split, file in files.items() if file is not None}, subset, name != leaf)
-
-    return present | {"custom_dataset": rows, "dataset_path": str(place), "dataset_kwargs": None}
+    subset = config.get("dataset_name") if name != leaf else None
+    read = {split: _read(leaf, file, subset) for split, file in files.items() if file is not None}
+    for rows in read.values():
+        rows.check_fields(config)
+    # mmlu is one file for 57 tasks, told apart by what stands in a column of it
+    splits = {split: rows.dataset(_fingerprint(rows.file, subset)) for split, rows in read.items()}
+    changes = {"custom_dataset": lambda **_: splits, "dataset_path": str(place), "dataset_kwargs": None}
+    return present | changes, read[evaluated], splits[evaluated]
 
 
 def _split_file(place: Path, leaf: str, split: str) -> Path | None:
@@ -204,28 +213,29 @@ def _split_file(place: Path, leaf: str, split: str) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-@functools.lru_cache(maxsize=2)  # mmlu is one file for 57 tasks: read it once
+@functools.lru_cache(maxsize=2)  # that of mmlu is read once
 def _rows(file: Path, size: int, changed: int) -> list[dict[str, Any]]:
     return read_rows(file)
 
 
-def _dataset(files: dict[str, Path], subset: str | None, is_member: bool) -> dict[str, Any]:
-    import pyarrow
-    from datasets import Dataset
+def _state(file: Path) -> tuple[Path, int, int]:
+    return file, file.stat().st_size, file.stat().st_mtime_ns
 
-    splits = {}
-    for split, file in files.items():
-        state = (file, file.stat().st_size, file.stat().st_mtime_ns)
-        rows = _rows(*state)
-        column = next((c for c in SUBSET_COLUMNS if rows and c in rows[0]), None)
-        if is_member and subset is not None and column is not None:
-            rows = [row for row in rows if row[column] == subset]
-            if not rows:
-                raise ValueError(f"{file.name} must hold rows with {column} = {subset!r}: it has none")
-        # from_list would look at every value to name the data, which takes longer than all the rest
-        name = hashlib.sha256(repr((*state, subset)).encode()).hexdigest()[:16]
-        splits[split] = Dataset(pyarrow.Table.from_pylist(rows), fingerprint=name)
-    return splits
+
+def _fingerprint(file: Path, subset: str | None) -> str:
+    return hashlib.sha256(repr((*_state(file), subset)).encode()).hexdigest()[:16]
+
+
+def _read(leaf: str, file: Path, subset: str | None) -> Rows:
+    """The rows of a file, or those of a subset where it has a column for them."""
+    rows = _rows(*_state(file))
+    numbers: Sequence[int] = range(1, len(rows) + 1)
+    column = next((c for c in SUBSET_COLUMNS if c in rows[0]), None)
+    if subset is not None and column is not None:
+        numbers = [number for number, row in enumerate(rows, 1) if row.get(column) == subset]
+        if not numbers:
+            raise ValueError(f"{str(file)!r} must hold rows with {column} {subset!r} for task {leaf!r}: it has none.")
+    return Rows(leaf, file, numbers, [rows[number - 1] for number in numbers])
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:

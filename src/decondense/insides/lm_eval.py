@@ -138,6 +138,16 @@ def check_model_class(model_class: Any) -> None:
         attribute(model_class, name, library="lm_eval", why="the scorer puts its own in this place")
 
 
+def bare_task(config: dict[str, Any]) -> Any:
+    """A task of this definition that reads rows and has no data: where a task cannot be built from its rows, this one
+    tells which of them is to blame."""
+    why = "a row that does not fit is named"
+    task = object.__new__(member("lm_eval.api.task", "ConfigurableTask", library="lm_eval", why=why))
+    task._config = member("lm_eval.api.task", "TaskConfig", library="lm_eval", why=why)(**config)
+    task.prompt, task.OUTPUT_TYPE = None, task.config.output_type
+    return task
+
+
 # -- while a call runs ---------------------------------------------------------------------------------------
 
 _LOCK = threading.RLock()
