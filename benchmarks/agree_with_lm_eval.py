@@ -1,6 +1,6 @@
 """lm-eval's own command line on the paper's ten tasks, and its outcomes beside those of `decondense evaluate`.
 
-    decondense evaluate MODEL --tasks paper --data bench --out OURS
+    decondense evaluate MODEL --tasks paper --bench bench --out OURS
     python benchmarks/agree_with_lm_eval.py OURS --model FOLDER --data bench --out OURS/lm_eval.csv
 
 lm-eval gets its own YAML files, included whole; only the data source and the splits that exist are named anew, and the

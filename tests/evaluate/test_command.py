@@ -27,7 +27,7 @@ def test_an_answer_longer_than_the_context(stories, bench, tmp_path, monkeypatch
     (data / "piqa").mkdir()
     rows = [{"goal": "boil water", "sol1": "heat it", "sol2": end, "label": 0} for end in ("cool it", "word " * 600)]
     (data / "piqa" / "validation.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    arguments = ("evaluate", stories, "--limit", 4, "--data", data, "--device", "cpu", "--out", out, "--tasks")
+    arguments = ("evaluate", stories, "--limit", 4, "--bench", data, "--device", "cpu", "--out", out, "--tasks")
     done = cli(*arguments, "winogrande,piqa")
     assert done.returncode == 2
     assert re.fullmatch(
@@ -44,11 +44,13 @@ def test_an_answer_longer_than_the_context(stories, bench, tmp_path, monkeypatch
 
 def test_command(whole, stories, bench, tmp_path):
     out = tmp_path / "run"
-    arguments = ("evaluate", stories, "--tasks", "piqa,winogrande", "--limit", 8, "--data", bench, "--out", out)
+    arguments = ("evaluate", stories, "--tasks", "piqa,winogrande", "--limit", 8, "--bench", bench, "--out", out)
     done = cli(*arguments, "--device", "cpu")
     assert done.returncode == 0, done.stderr
     assert "average over 2 tasks" in done.stdout
     assert sorted(p.name for p in out.iterdir()) == ["config.yaml", "items.parquet", "result.json", "run.json"]
+    assert f"bench: {bench}\n" in (out / "config.yaml").read_text()
+    assert "--data" not in cli("evaluate", "--help").stdout  # its name of old
     run = load_run(out)
     assert run.record == whole[0]
     assert [i for rows in run.items.values() for i in rows] == whole[1]
@@ -92,7 +94,7 @@ def test_a_result_is_never_replaced_without_force(stories, bench, tmp_path, monk
 
 def test_interrupted_before_any_work_and_beside_an_older_result(stories, bench, tmp_path, monkeypatch):
     out, plain = tmp_path / "out", Scorer._score_together
-    words = ("evaluate", stories, "--data", bench, "--device", "cpu", "--batch-tokens", 64, "--out", out, "--tasks")
+    words = ("evaluate", stories, "--bench", bench, "--device", "cpu", "--batch-tokens", 64, "--out", out, "--tasks")
 
     def interrupted(after, *arguments):
         left = iter(range(after))
@@ -140,7 +142,7 @@ def test_names_are_printed_as_they_are(stories, bench, tmp_path):
     model, text, out = tmp_path / "[bold]m", tmp_path / "[red]story.txt", tmp_path / "o[" / "x]"
     shutil.copytree(stories, model)
     text.write_text("Once upon a time, there was a little fox.\n" * 12)
-    arguments = ("--tasks", "piqa", "--limit", 2, "--data", bench, "--text", text, "--out", out, "--device", "cpu")
+    arguments = ("--tasks", "piqa", "--limit", 2, "--bench", bench, "--text", text, "--out", out, "--device", "cpu")
     done = cli("evaluate", model, *arguments)
     assert done.returncode == 0, done.stderr
     described, *_, average, prose, written = done.stdout.splitlines()

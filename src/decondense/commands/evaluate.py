@@ -23,9 +23,8 @@ def evaluate(
     tasks: Annotated[
         str, typer.Option(help="paper (the ten benchmarks), or lm-eval task names a,b,c, or none")
     ] = "paper",
-    data: Annotated[
-        str | None, typer.Option(help="folder with NAME/SPLIT.jsonl, or hub; default $DECONDENSE_BENCH, else the hub")
-    ] = None,
+    bench: o.Bench = None,
+    data: Annotated[str | None, typer.Option(hidden=True)] = None,  # what --bench was called
     shots: Annotated[
         str, typer.Option(help="gpt2 (1 for four tasks), qwen3 (5 for them), zero, or a number for all")
     ] = "gpt2",
@@ -55,7 +54,8 @@ def evaluate(
     as_json: o.Json = False,
 ) -> None:
     """Score a model on the paper's ten benchmarks, or any of lm-eval's, and keep every item's outcome."""
-    options = o.given(locals(), "fresh") | {"tasks": "" if tasks == "none" else tasks, "text": o.names_of(text)}
+    options = o.given(locals(), "fresh", "bench") | {"data": bench or data}
+    options |= {"tasks": "" if tasks == "none" else tasks, "text": o.names_of(text)}
     if not options["tasks"] and not options["text"]:
         raise ValueError("--tasks none leaves nothing to do: name tasks, or a text with --text.")
     with progress_bar("loading", quiet=as_json) as move:
@@ -99,7 +99,8 @@ def _evaluate_into(
         with replaced(folder) as place:
             write_items(place / "items.parquet", items)
             record.save(place)
-            write_origin(place, {"command": "evaluate", "model": model, **options}, seconds)
+            said = {"bench" if name == "data" else name: value for name, value in options.items()}
+            write_origin(place, {"command": "evaluate", "model": model, **said}, seconds)
         shutil.rmtree(partial, ignore_errors=True)
     count = f"{len(items):,} items" if len(items) != 1 else "1 item"
     return record, f"{count}, {seconds:.0f} s"

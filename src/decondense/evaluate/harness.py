@@ -154,7 +154,7 @@ def check(
 
 
 def _open_texts(texts: Sequence[str], folder: Path | None) -> list[Any]:
-    """--data names the folder of the benchmarks; named texts may lie in it or beside it."""
+    """--bench names the folder of the benchmarks; named texts may lie in it or beside it."""
     opened = []
     for name in texts:
         title = name.partition(":")[0]

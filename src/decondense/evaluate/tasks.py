@@ -104,7 +104,7 @@ def _task(name: str, leaf: str, index: dict[str, Any], folder: Path | None, limi
     elif not hub_reachable():
         raise OSError(
             f"the data of task {leaf!r} ({config.get('dataset_path')}) is on the datasets hub, which cannot be "
-            "reached from here: give a folder with --data."
+            "reached from here: give a folder with --bench."
         )
     try:
         task = ConfigurableTask(config=config)
