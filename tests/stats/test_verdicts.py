@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -175,6 +176,16 @@ def test_steady_interval_covers_the_next_text():
         found = steady(four, margin=1.0)
         inside += found.low <= fifth <= found.high
     assert 0.935 < inside / 2000 < 0.965
+
+
+def test_steady_ends_where_no_value_can_be():
+    """Nine correlations just below 1, one of which is not; the verdict and the other end stay."""
+    values = [0.75, 0.96, 1.0, 0.96, 0.96, 0.93, 0.75, 0.68, 0.93, 0.93]
+    free, bound = steady(values, margin=0.2), steady(values, margin=0.2, most=1.0)
+    assert free.high > 1.1
+    assert bound == replace(free, high=1.0)
+    down = steady([-value for value in values], margin=0.2, most=1.0)
+    assert (down.low, down.high) == (-1.0, -free.low)
 
 
 def test_steady_says_yes_no_and_perhaps():

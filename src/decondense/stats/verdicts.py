@@ -230,12 +230,14 @@ def slope(x: Sequence[float], y: Sequence[float], groups: Sequence[object], *, c
     )  # fmt: skip
 
 
-def steady(values: Sequence[float], *, margin: float) -> Decision:
+def steady(values: Sequence[float], *, margin: float, most: float = math.inf) -> Decision:
     """Would another text give about the same number? The 95 % interval for one more value,
 
         mean ± t_(n−1) · s √(1 + 1/n),
 
-    lies within ±`margin` of the mean and does not contain 0: the same sign on any other text.
+    lies within ±`margin` of the mean and does not contain 0: the same sign on any other text. Where no value can lie
+    beyond ±`most`, as of a correlation beyond ±1, the interval ends there: that changes nothing about how often it
+    holds the next value, nor about the verdict.
     """
     missing = _missing(values, "text", 0.95)
     if missing is not None:
@@ -254,7 +256,7 @@ def steady(values: Sequence[float], *, margin: float) -> Decision:
     else:
         sign = ", or in sign" if low <= 0 <= high else ""
         verdict, reason = UNDECIDED, f"another text could differ by more than ±{margin:g}{sign}"
-    return Decision(verdict, mean, low, high, n, "text", 0.95, reason)
+    return Decision(verdict, mean, max(low, -most), min(high, most), n, "text", 0.95, reason)
 
 
 def combine(decisions: Sequence[Decision]) -> str:

@@ -42,8 +42,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     for model, shots in table.items():
         values = [spearman(shot) for shot in shots.values()]
         cosines = [cosine(shot) for shot in shots.values()]
-        decisions[model] = steady(values, margin=MARGIN)
-        level = steady(cosines, margin=round(MATTERS_COSINE * abs(float(np.mean(cosines))), 4))
+        decisions[model] = steady(values, margin=MARGIN, most=1.0)
+        level = steady(cosines, margin=round(MATTERS_COSINE * abs(float(np.mean(cosines))), 4), most=1.0)
         levels[model] = level
         agreement[model] = _agreement([shot.mean_cosine for shot in shots.values()])
         listed = ", ".join(f"{t} {signed(v, 2)}" for t, v in zip(shots, values))
