@@ -215,6 +215,22 @@ def test_a_run_of_train_counts_whatever_its_folder_is_called(tmp_path, trained):
         studies.conclude(COUNTERACT, "smoke", tmp_path / "dropped")
 
 
+def test_merge_names_the_runs_that_are_missing(command, tmp_path):
+    mine = written("dose", tmp_path, "smoke", seeds=[1, 2, 3])
+    assert "missing" not in command("study", "dose", "--merge", "--out", tmp_path)[2]
+    for one in mine[:2]:
+        shutil.rmtree(tmp_path / "runs" / one.name)
+    (tmp_path / "runs" / mine[2].name).rename(tmp_path / "runs" / "another name")  # belongs by its recipe
+    said = f"2 of {len(mine)} runs are missing, to be made without --merge: {mine[0].name}, {mine[1].name}\n"
+    assert said in command("study", "dose", "--merge", "--out", tmp_path)[2]
+    for one in mine[3:7]:
+        shutil.rmtree(tmp_path / "runs" / one.name)
+    said = command("study", "dose", "--merge", "--out", tmp_path)[2]
+    assert f"6 of {len(mine)} runs are missing" in said
+    assert said.endswith(f"{mine[5].name} and 1 more\n")
+    assert "missing" not in command("study", "dose", "--merge", "--out", tmp_path, "--json")[2]
+
+
 def test_conclude_gets_whole_records(tmp_path):
     """Losses by document, as the next study needs them, are there after merging."""
     documents = [{"text": "t", "document": 3, "tokens": 7, "loss": 2.5}]

@@ -41,9 +41,7 @@ def study(
         bool, typer.Option("--shared-device", help="other runs are made on this device at the same time: keep no times")
     ] = False,
     data: o.Data = None,
-    bench: Annotated[
-        Path | None, typer.Option(help="folder of benchmark files; default $DECONDENSE_BENCH, else the hub")
-    ] = None,
+    bench: o.Bench = None,
     device: o.BestDevice = None,
     plan: Annotated[bool, typer.Option("--plan", help="print question, runs and cost, and stop")] = False,
     as_json: o.Json = False,
@@ -91,7 +89,7 @@ def study(
             if sources:
                 studies.collect(wanted, scale, folder, sources, say=say)
             with writing(folder):
-                record = studies.conclude(wanted, scale, folder)
+                record = studies.conclude(wanted, scale, folder, say=say)
         else:
             try:
                 with progress_bar("preparing", quiet=as_json) as move:
@@ -106,7 +104,7 @@ def study(
     _show(record, folder, as_json)
 
 
-def _bench(settings: dict[str, Any], given: Path | None, data: Path | None) -> str | None:
+def _bench(settings: dict[str, Any], given: str | None, data: Path | None) -> str | None:
     """Asked for only where the study evaluates anything."""
     if not settings.get("tasks"):
         return None

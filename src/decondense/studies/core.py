@@ -39,6 +39,7 @@ HOOKS = ("conclude", "refuse", "measurements", "arms", "criterion_of", "needed")
 TOY = " (Smoke scale: it checks the code, not the claim.)"
 
 Say = Callable[[str], None]
+NAMED = 5  # so many runs that are missing are named
 
 
 @dataclass(frozen=True)
@@ -271,13 +272,18 @@ def _write_config(study: Study, scale: str, folder: Path, settings: Mapping[str,
 
 
 def conclude(
-    study: Study, scale: str, folder: Path, *, settings: Settings | None = None, reason: str = ""
-) -> records.Study:
-    """Compute the result from the runs in `folder`, write it and return it. Runs nothing."""
+    study: Study, scale: str, folder: Path, *, settings: Settings | None = None, reason: str = "",
+    say: Say = lambda sentence: None,
+) -> records.Study:  # fmt: skip
+    """Compute the result from the runs in `folder`, write it and return it, and say which are missing. Runs nothing."""
     settings = settings or read_config(study, scale, folder) or settings_of(study, scale)
     plan = study.plan(settings)
     members = Members(plan, settings)
     taken = _runs(folder, members)
+    there = {one.name for one in taken.values()}
+    if missing := [planned.name for planned in plan if planned.name not in there]:
+        first = ", ".join(missing[:NAMED]) + (f" and {len(missing) - NAMED} more" if len(missing) > NAMED else "")
+        say(f"{len(missing)} of {several(len(plan), 'run')} are missing, to be made without --merge: {first}")
     named = [one._replace(name=name) for name, one in taken.items()]
     runs = Runs(named, list(settings.get("arms", ())), members.configs)
     used = settings | ({"seeds": runs.seeds} if runs.seeds else {})
