@@ -323,6 +323,17 @@ def test_measurements_of_every_sort(tmp_path, options):
 # -- the command ---------------------------------------------------------------------------------------------
 
 
+def test_the_verdict_of_a_section_is_a_word_in_json(everything, tmp_path):
+    """As in the record of a study, and the sentence stands beside it; what has no such word has none."""
+    sections = json.loads(cli("report", everything, "--out", tmp_path, "--json").stdout)["sections"]
+    assert {s["verdict"] for s in sections if s["kind"] == "study"} <= {"reproduced", "not reproduced", "undecided"}
+    assert all(len(s["sentence"]) > len(s["verdict"] or "") for s in sections)
+    assert {s["kind"] for s in sections if s["verdict"] is None} == {s["kind"] for s in sections} - {
+        "study",
+        "measurement",
+    }
+
+
 def test_command(everything, tmp_path):
     done = cli("report", everything, "--out", tmp_path, "--title", "Tuesday <1>")
     assert done.returncode == 0, done.stderr
@@ -334,4 +345,6 @@ def test_command(everything, tmp_path):
     done = cli("report", everything / "measured", "--out", tmp_path / "one.html", "--json")
     summary = json.loads(done.stdout)
     assert summary["results"] == {"measurement": 1}
+    (section,) = summary["sections"]
+    assert section["sentence"].startswith(f"{section['verdict']}: Spearman ")
     assert summary["bytes"] == (tmp_path / "one.html").stat().st_size

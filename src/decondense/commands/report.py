@@ -76,7 +76,9 @@ def _write_page(folders: list[Path], target: Path, *, title: str | None, as_json
             "page": str(target),
             "bytes": size,
             "results": content.counts,
-            "sections": [{"kind": s.kind, "title": s.title, "verdict": s.verdict} for s in content.sections],
+            "sections": [
+                {"kind": s.kind, "title": s.title, "verdict": s.word, "sentence": s.verdict} for s in content.sections
+            ],
             "skipped": [{"folder": s.folder, "reason": s.reason} for s in content.skipped],
         }
         print(json.dumps(summary, indent=1, ensure_ascii=False))

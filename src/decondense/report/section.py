@@ -179,6 +179,11 @@ class Section:
     depths: list[Depth] = field(default_factory=list)
 
     @property
+    def word(self) -> str | None:
+        """The verdict in a word, where there is one: of a study, and of a measurement what its numbers follow."""
+        return self.badge or (self.verdict.partition(":")[0] if self.kind == "measurement" else None)
+
+    @property
     def lines(self) -> tuple[str, list[str]]:
         """The verdict in one line, and what is behind "more": the whole of it where there is a headline, the other
         clauses, or a line for each further arm of a training."""
