@@ -127,7 +127,7 @@ def effects(
 def curves(panels: Sequence[Mapping[str, Any]], path: Path, *, note: str = "", columns: int | None = None) -> Path:
     """Panels side by side, or so many in a row. Each has `title`, `x`, `y` (labels), `series`: name → (x values, one
     list of values per x); and optionally `scale` ("log", "symlog"), `line` (a level to draw), `ticks` and their
-    `labels`, `limits` of y, `span` of x, `legend`, `band`: many points, drawn as their mean and their range; `names`:
+    `labels`, `limits` of y, `legend`, `band`: many points, drawn as their mean and their range; `names`:
     all names of a figure, so that each has its colour in every panel."""
     columns = columns or len(panels)
     rows = [[_panel(panel) for panel in panels[i : i + columns]] for i in range(0, len(panels), columns)]
@@ -152,7 +152,7 @@ def _panel(panel: Mapping[str, Any], *, joined: bool = True) -> Chart:
     places = panel.get("ticks") or ()
     labels = panel.get("labels") or [f"{place:g}".replace("-", "−") for place in places]
     scale = panel.get("scale") or "linear"
-    axis = Axis(panel["x"], panel.get("span"), scale=scale, ticks=list(zip(places, labels)) or None, grid=False)
+    axis = Axis(panel["x"], scale=scale, ticks=list(zip(places, labels)) or None, grid=False)
     rules = [Rule(panel["line"], "y")] if panel.get("line") is not None else []
     y = Axis(panel["y"], range=panel.get("limits"))
     several = len(panel["series"]) > 1 or bool(panel.get("limit"))
