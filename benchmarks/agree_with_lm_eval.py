@@ -51,7 +51,7 @@ def write_definitions(names: list[str], data: Path, shots: str, folder: Path) ->
     for name in names:
         for leaf in task_names.leaves_of(name, index):
             config = dict(load_yaml(index[leaf].yaml_path, resolve_func=True))
-            changes = tasks._local(name, leaf, config, data)
+            changes, *_ = tasks._local(name, leaf, config, data)
             files = {}
             for split in {changes[key] for key in SPLITS if changes[key]}:
                 rows = changes["custom_dataset"]()[split]
