@@ -224,6 +224,19 @@ def test_a_row_that_does_not_fit_is_named_with_file_number_and_field(task, bad, 
         tasks.build([task], data=folder)
 
 
+def test_a_row_that_may_become_an_example_must_fit_too(tmp_path):
+    folder = with_row("piqa", tmp_path, {})
+    (folder / "piqa" / "train.jsonl").write_text("\n".join(map(json.dumps, [ROWS[0], ROWS[1] | {"label": 7}])))
+    with pytest.raises(ValueError, match=r"^row 2 of '.*train.jsonl' .* 'piqa': label 7 must name one of 2 choices: "):
+        tasks.build(["piqa"], data=folder, shots=1)
+    assert tasks.build(["piqa"], data=folder, shots=0)[0].shots == 0  # not read
+    (folder / "piqa" / "train.jsonl").unlink()
+    (folder / "piqa" / "validation.jsonl").write_text("\n".join(map(json.dumps, [*ROWS, ROWS[1] | {"label": 7}])))
+    assert tasks.build(["piqa"], data=folder, shots=0, limit=2)[0].shots == 0
+    with pytest.raises(ValueError, match=r"^row 4 of '.*validation.jsonl' .*: label 7 must name one of 2 choices: "):
+        tasks.build(["piqa"], data=folder, shots=1, limit=2)
+
+
 @pytest.mark.parametrize("task", GOOD)
 def test_rows_that_fit_are_taken(task, tmp_path):
     """A field that the task does not read may be missing."""

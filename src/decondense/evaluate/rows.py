@@ -3,10 +3,11 @@ and an answer that is none of the choices it counts as wrong."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,7 +29,7 @@ class Rows:
     rows: Sequence[dict[str, Any]]
 
     def refuse(self, at: int, why: str) -> NoReturn:
-        number = f"row {self.numbers[at]}" if at < len(self.numbers) else f"item {at}"
+        number = f"row {self.numbers[at]}" if at < len(self.numbers) else f"item {at - len(self.numbers)}"
         raise ValueError(
             f"{number} of {str(self.file)!r} does not fit task {self.task!r}: {why}: correct the row, or take it out."
         )
@@ -48,7 +49,9 @@ class Rows:
             if empty := sorted(f for f in named if row[f] is None):
                 self.refuse(at, f"{list_of(empty)} must not be null")
 
-    def dataset(self, fingerprint: str) -> Any:
+    @cached_property
+    def data(self) -> Any:
+        """As lm-eval reads them."""
         import pyarrow
         from datasets import Dataset
 
@@ -62,18 +65,19 @@ class Rows:
                     self.refuse(at, f"{field} must be of the kind that it is in the rows before, got {values[at]!r}")
             raise
         # Dataset.from_list would look at every value to name the data, which takes longer than all the rest
-        return Dataset(table, fingerprint=fingerprint)
+        state = self.file, self.file.stat().st_size, self.file.stat().st_mtime_ns, self.numbers
+        return Dataset(table, fingerprint=hashlib.sha256(repr(state).encode()).hexdigest()[:16])
 
-    def check_items(self, task: Any, data: Any, limit: int | None) -> None:
+    def check_items(self, task: Any, limit: int | None) -> None:
         """Prompt, choices and answer of every row can be made, up to the limit, and the answer is one of the choices.
-        The task need not be a whole one, that has made its items of the data."""
+        The task need not be a whole one, that has made its items of these rows."""
         process, items = task.config.process_docs, getattr(task, "task_docs", None)
         if items is None:
             try:
-                items = data if process is None else process(data)
+                items = self.data if process is None else process(self.data)
             except Exception as error:
-                at = _first(lambda number: _raises(partial(process, data.select(range(number)))), len(data))
-                self.refuse(at, _words(error))
+                first = _first(lambda n: _raises(partial(process, self.data.select(range(n)))), len(self.rows))
+                self.refuse(first, _words(error))
             task.features = list(items.features)
         if process is None:  # the same, and there already: reading the data takes as long as all checks
             items = [{field: row.get(field) for field in self.rows[0]} for row in self.rows]

@@ -7,7 +7,6 @@ is changed. docs/evaluation.md says where few-shot examples come from, ``Benchma
 from __future__ import annotations
 
 import functools
-import hashlib
 import io
 import json
 import lzma
@@ -74,7 +73,7 @@ def build(
         for name in names:
             progress(f"reading {name}", 0, 1)
             leaves = leaves_of(name, index)
-            tasks = {leaf: _task(name, leaf, index, folder, limit) for leaf in leaves}
+            tasks = {leaf: _task(name, leaf, index, folder, limit, wanted[name]) for leaf in leaves}
             number = max(_set_shots(task, wanted[name], seed) for task in tasks.values())
             sources = {_fewshot_source(task) for task in tasks.values()} if number else {"none"}
             benchmarks.append(Benchmark(name, tasks, number, ", ".join(sorted(sources)), folder is not None))
@@ -84,7 +83,9 @@ def build(
 # -- one task ------------------------------------------------------------------------------------------------
 
 
-def _task(name: str, leaf: str, index: dict[str, Any], folder: Path | None, limit: int | None) -> Any:
+def _task(
+    name: str, leaf: str, index: dict[str, Any], folder: Path | None, limit: int | None, shots: int | None
+) -> Any:
     from lm_eval.api.task import ConfigurableTask
 
     entry = index[leaf]
@@ -97,9 +98,9 @@ def _task(name: str, leaf: str, index: dict[str, Any], folder: Path | None, limi
         raise ValueError(f"task {leaf!r} is a text without questions: score it as a text, with --text NAME or FILE.")
     for key in ("tag", "group", "task_list"):
         config.pop(key, None)
-    rows = data = None
+    read: dict[str, Rows] = {}
     if folder is not None:
-        changes, rows, data = _local(name, leaf, config, folder)
+        changes, read = _local(name, leaf, config, folder)
         config |= changes
     elif not hub_reachable():
         raise OSError(
@@ -109,14 +110,18 @@ def _task(name: str, leaf: str, index: dict[str, Any], folder: Path | None, limi
     try:
         task = ConfigurableTask(config=config)
     except Exception as error:  # a row that does not fit, or one of a dozen errors of the hub client
-        if rows is not None:
-            rows.check_items(inside.bare_task(config), data, limit)
+        evaluated = config.get("test_split") or config.get("validation_split")
+        if evaluated in read:
+            read[evaluated].check_items(inside.bare_task(config), limit)
         first = first_line(error).rstrip(".")
         where = f"the rows in {str(folder)!r}" if folder is not None else "the datasets hub"
         raise ValueError(f"task {leaf!r} could not be built from {where}: {type(error).__name__}, {first}.") from error
-    if rows is not None:
-        rows.check_items(task, data, limit)
-    if inside.few_shot_split(task) == _evaluated(task):
+    pool = inside.few_shot_split(task)
+    if read:  # any row of the pool may become an example
+        read[_evaluated(task)].check_items(task, None if shots != 0 and pool == _evaluated(task) else limit)
+    if shots != 0 and pool in read and pool != _evaluated(task):
+        read[pool].check_items(inside.bare_task(config), None)
+    if pool == _evaluated(task):
         inside.leave_item_out(task, _evaluated(task))
     return task
 
@@ -176,8 +181,8 @@ def data_files(benchmark: Benchmark) -> list[tuple[str, int, int]]:
     return [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
 
 
-def _local(name: str, leaf: str, config: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Rows, Any]:
-    """What to change in a task's definition so that its rows come from ``folder``; and those that are evaluated."""
+def _local(name: str, leaf: str, config: dict[str, Any], folder: Path) -> tuple[dict[str, Any], dict[str, Rows]]:
+    """What to change in a task's definition so that its rows come from ``folder``; and those, by split."""
     places = [folder / leaf, folder / name]
     place = next((p for p in places if p.is_dir()), None)
     if place is None:
@@ -200,9 +205,8 @@ def _local(name: str, leaf: str, config: dict[str, Any], folder: Path) -> tuple[
     for rows in read.values():
         rows.check_fields(config)
     # mmlu is one file for 57 tasks, told apart by what stands in a column of it
-    splits = {split: rows.dataset(_fingerprint(rows.file, subset)) for split, rows in read.items()}
-    changes = {"custom_dataset": lambda **_: splits, "dataset_path": str(place), "dataset_kwargs": None}
-    return present | changes, read[evaluated], splits[evaluated]
+    data = {split: rows.data for split, rows in read.items()}
+    return present | {"custom_dataset": lambda **_: data, "dataset_path": str(place), "dataset_kwargs": None}, read
 
 
 def _split_file(place: Path, leaf: str, split: str) -> Path | None:
@@ -218,17 +222,9 @@ def _rows(file: Path, size: int, changed: int) -> list[dict[str, Any]]:
     return read_rows(file)
 
 
-def _state(file: Path) -> tuple[Path, int, int]:
-    return file, file.stat().st_size, file.stat().st_mtime_ns
-
-
-def _fingerprint(file: Path, subset: str | None) -> str:
-    return hashlib.sha256(repr((*_state(file), subset)).encode()).hexdigest()[:16]
-
-
 def _read(leaf: str, file: Path, subset: str | None) -> Rows:
     """The rows of a file, or those of a subset where it has a column for them."""
-    rows = _rows(*_state(file))
+    rows = _rows(file, file.stat().st_size, file.stat().st_mtime_ns)
     numbers: Sequence[int] = range(1, len(rows) + 1)
     column = next((c for c in SUBSET_COLUMNS if c in rows[0]), None)
     if subset is not None and column is not None:
