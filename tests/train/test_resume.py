@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 from concurrent.futures import Future
@@ -13,8 +14,8 @@ import pytest
 import torch
 
 from decondense.train import train
-from decondense.train.folder import last_complete_checkpoint, mark
-from train.runs import child, content, result, tiny, weights
+from decondense.train.folder import last_complete_checkpoint, mark, marked, would_go_on
+from train.runs import child, content, fail_in_step_five, result, tiny, weights
 
 # Everything that has a state of its own: dropout, the sampler's draws, noise on the embeddings, the clock of active
 # forgetting (steps 2, 4, 6, 8), a weight that rises, the check of the estimator.
@@ -142,6 +143,54 @@ def test_resume_with_another_recipe_is_refused(tmp_path, cache):
     assert shorter != file.read_text()
     file.write_text(shorter)
     train(tiny("train.micro_batch=2", "train.keep=3"), folder, cache=cache, resume=True)
+    assert result(folder)["finished"]
+
+
+@pytest.mark.parametrize("changed", ["text", "held_out"])
+def test_resume_with_another_text_is_refused(changed, tmp_path, cache, monkeypatch):
+    """A file of the same name may hold other words: the checkpoint knows what it was trained on and judged by."""
+    files = {key: tmp_path / f"{key}.txt" for key in ("text", "held_out")}
+    before = {key: f"The {key} has lines.\n" * 300 for key in files}
+    for key, file in files.items():
+        file.write_text(before[key])
+    recipe = tiny(*(f"data.{key}={file}" for key, file in files.items()), "train.checkpoints=2")
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        fail_in_step_five(patch, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe, folder, cache=cache)
+    files[changed].write_text("Quite other words.\n" * 500)
+    sentence = (
+        f"a run must be resumed with the texts it was started with, but the content of {str(files[changed])!r} is not "
+        "that of checkpoint-4: put the old one back, or start in another folder."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        train(recipe, folder, cache=cache, resume=True)
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        would_go_on(folder, recipe, resume=True, cache=cache)
+    files[changed].unlink()
+    with pytest.raises(FileNotFoundError, match=f"^no text at {re.escape(repr(str(files[changed])))}"):
+        train(recipe, folder, cache=cache, resume=True)
+    files[changed].write_text(before[changed])
+    assert would_go_on(folder, recipe, resume=True, cache=cache) is not None
+    train(recipe, folder, cache=cache, resume=True)
+    assert result(folder)["finished"]
+
+
+def test_a_checkpoint_that_does_not_know_its_texts_goes_on(tmp_path, cache, monkeypatch):
+    file, folder = tmp_path / "text.txt", tmp_path / "run"
+    file.write_text("A line of the text.\n" * 300)
+    recipe = tiny(f"data.text={file}", "train.checkpoints=2")
+    with monkeypatch.context() as patch:
+        fail_in_step_five(patch, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe, folder, cache=cache)
+    checkpoint = folder / "checkpoints" / "checkpoint-4"
+    older = marked(checkpoint) or {}
+    assert older.pop("texts").keys() == {str(file)}
+    mark(checkpoint, **older)
+    file.write_text("Another line of it.\n" * 300)
+    train(recipe, folder, cache=cache, resume=True)
     assert result(folder)["finished"]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +18,7 @@ from ..hub import hub_reachable
 from .blocks import Blocks, join
 from .recipe import Recipe
 from .sections import Data, shares_of
-from .token_files import is_prepared, prepare
+from .token_files import fingerprint, is_prepared, prepare
 
 # A local text of a mixture is tokenised beyond what a run needs, so that longer ones find the file: as far as one eight
 # times as long could need it, and up to so many tokens.
@@ -55,6 +57,16 @@ def blocks_of(recipe: Recipe, tokenizer: Any, cache: Path, progress: Any) -> tup
     ends = [len(part) - portion for part, portion in zip(parts, portions)]
     training = [_cut(part, 0, end) for part, end in zip(parts, ends)]
     return join(training), join([_cut(part, end, len(part)) for part, end in zip(parts, ends)]), []
+
+
+def contents(recipe: Recipe, cache: Path) -> dict[str, str]:
+    """Every text of a run, held-out ones too, with what tells its content from another. One that is not there, or that
+    comes over the network, is left out: nothing is known of it."""
+    data = recipe.data
+    names = [*_training_shares(data), *([] if data.held_out is None else shares_of(data.held_out))]
+    prints = {name: fingerprint([name], cache, data.folder) for name in names}
+    known = {name: made for name, made in prints.items() if made not in ([[]], [[name, None]])}
+    return {name: hashlib.sha256(json.dumps(made).encode()).hexdigest() for name, made in known.items()}
 
 
 def check_texts(recipe: Recipe, tokenizer: Any, cache: Path) -> None:

@@ -20,7 +20,7 @@ from ..hidden_states import reader_of, select
 from ..insides.transformers import name_loss
 from ..models import pick_device
 from ..needs import need
-from ..weights_cache import cache_dir, quiet_loading
+from ..weights_cache import quiet_loading
 from ..windows import draw_windows
 from ..words import perhaps, quoted
 from .blocks import Blocks
@@ -28,15 +28,17 @@ from .controls import Centre, dropout_keys, logit_terms
 from .distillation import check_teacher, same_tokens
 from .folder import process_count, sharded
 from .held_out import Document, documents_in
-from .mixture import blocks_of, check_texts
+from .mixture import blocks_of, check_texts, contents
 from .recipe import Recipe
 from .sections import TrainedTokenizer
+from .token_files import token_folder
 from .tokenizer import open_tokenizer
 
 
 @dataclass
 class Prepared:
-    """What a run works with. `window_text` is the held-out text, as the meter reads it; `speed` says what was done."""
+    """What a run works with. `window_text` is the held-out text, as the meter reads it; `speed` says what was done,
+    `contents` what the texts were when they were read."""
 
     recipe: Recipe
     folder: Path
@@ -53,6 +55,7 @@ class Prepared:
     bf16: bool
     micro_batch: int
     speed: dict[str, bool]
+    contents: dict[str, str]
     begin: int | None = None  # the token that every block begins with
 
 
@@ -61,7 +64,7 @@ def check(recipe: Recipe) -> dict[str, Any]:
     the configuration of the model and the names of the texts tell: no weights are read, and nothing is tokenised."""
     _check_reports(recipe.train.report_to)
     _device(recipe)
-    where, nowhere = cache_dir() / "tokens", torch.device("meta")
+    where, nowhere = token_folder(None), torch.device("meta")
     with quiet_loading():
         model, tokenizer, source = _model(recipe, nowhere, where)
         _check_context(recipe, model)
@@ -82,7 +85,8 @@ def prepare(recipe: Recipe, folder: Path, cache: AnyPath | None, preparing: Any 
     if recipe.train.quantised and sharded():
         raise ValueError("train.quantised rounds whole weights, which FSDP splits: leave it out.")
     device, bf16 = _device(recipe)
-    where = Path(cache) if cache is not None else cache_dir() / "tokens"
+    where = token_folder(cache)
+    read = contents(recipe, where)  # before anything else, since a file may change on the way
     with quiet_loading():
         model, tokenizer, source = _model(recipe, device, where)
     _check_context(recipe, model)
@@ -98,7 +102,7 @@ def prepare(recipe: Recipe, folder: Path, cache: AnyPath | None, preparing: Any 
     documents = documents_in(texts, recipe.data, begin)
     return Prepared(
         recipe, folder, model, tokenizer, source, blocks, held_out, documents, window_text, teacher, centre, device,
-        bf16, micro, speed, begin,
+        bf16, micro, speed, read, begin,
     )  # fmt: skip
 
 

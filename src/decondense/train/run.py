@@ -34,6 +34,7 @@ from .quantised import quantised_losses
 from .recipe import Recipe
 from .result import record_of, save_model, write_result
 from .sections import Loss
+from .token_files import token_folder
 
 Show = Callable[[int, dict[str, float]], None]
 
@@ -95,6 +96,7 @@ def train(
         checkpoint = None
         if resume:
             checkpoint = run_folder.last_complete_checkpoint(target, remove_others=first_process())
+            run_folder.check_contents(checkpoint, recipe, token_folder(cache))
             start = "there is no complete checkpoint" if begun else f"there is no run in {str(target)!r} yet"
             say(f"resuming from {checkpoint.name}" if checkpoint else f"{start}: starting from step 0")
         stage = stage or (lambda words: None)
@@ -175,6 +177,7 @@ def _trainer(
     trainer = Trainer(
         recipe=recipe,
         teacher=prepared.teacher,
+        contents=prepared.contents,
         clock=clock,
         model=prepared.model,
         args=_arguments(prepared, start=start),

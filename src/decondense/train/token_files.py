@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 
 from .. import text
-from ..files import locked, os_sentence, remembered_sha256
+from ..files import AnyPath, locked, os_sentence, remembered_sha256
+from ..weights_cache import cache_dir
 from .blocks import Blocks
 
 VERSION = 3  # of the files' content
@@ -36,6 +37,11 @@ HEADING = re.compile(r" = [^=\s].* = \s*")
 Progress = Callable[[int, int | None], None]
 Opened = tuple[np.ndarray, np.ndarray, list[dict[str, Any]]]  # tokens, starts, about the texts
 Tokenised = tuple[int, list[int], str, str]  # number of the text, token ids with the separator, document, source
+
+
+def token_folder(cache: AnyPath | None) -> Path:
+    """Where tokenised texts lie."""
+    return Path(cache) if cache is not None else cache_dir() / "tokens"
 
 
 def prepare(

@@ -41,8 +41,11 @@ class Trainer(transformers.Trainer, TrainerCallback):
 
     `attachment`: the loss on the hidden states, if there is one. `skipped`: the steps left out, from 1."""
 
-    def __init__(self, *, recipe: Recipe, clock: Any, teacher: nn.Module | None = None, **options: Any) -> None:
+    def __init__(
+        self, *, recipe: Recipe, clock: Any, contents: dict[str, str], teacher: nn.Module | None = None, **options: Any
+    ) -> None:
         super().__init__(**options)
+        self.contents = contents
         self.recipe, self.teacher, self.clock = recipe, teacher, clock
         self.folder = Path(str(self.args.output_dir))
         self.attachment: Any = None
@@ -91,6 +94,7 @@ class Trainer(transformers.Trainer, TrainerCallback):
             step=state.global_step,
             seconds=round(self.seconds, 2),
             skipped_steps=self.skipped,
+            texts=self.contents,
             agreement=None if agreement is None else agreement.tolist(),
         )
 
