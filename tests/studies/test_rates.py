@@ -113,9 +113,11 @@ def test_of_several_losses_the_one_nearest_to_a_gain_is_told_at_its_worst():
         ({"a": {"m": None}}, "undecided", "not known, with too few seeds or none"),
     ]
     for losses, verdict, told in cases:
-        found, headline = below_everywhere(losses, 0.005)
+        found, headline, deciding = below_everywhere(losses, 0.005)
         assert found == verdict
         assert told in headline
+        assert all(name.split(" in ")[0] in headline and one.short() in headline for name, one in deciding.items())
+        assert bool(deciding) == ("not known" not in headline)
 
 
 def test_a_rate_needs_its_neighbours_and_a_run_that_broke_is_not_the_best():

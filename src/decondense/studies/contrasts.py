@@ -71,10 +71,13 @@ def perplexities(runs: Runs, arm: str, base: str, *, level: float) -> dict[str, 
     return {name: decide(some, claim="less", level=level) for name, some in gaps.items()}
 
 
-def below_everywhere(losses: Mapping[str, Mapping[str, Decision | None]], smallest: float) -> tuple[str, str]:
+def below_everywhere(
+    losses: Mapping[str, Mapping[str, Decision | None]], smallest: float
+) -> tuple[str, str, dict[str, Decision]]:
     """Loss → model → its difference to cross-entropy, None where it is not known. The verdict: reproduced where one
     loss has every interval below −`smallest`, not reproduced where every loss has one above it. And what decides it in
-    short: of every loss the model in which a gain is farthest, and of these the loss for which it is nearest."""
+    short, and by name: of every loss the model in which a gain is farthest, and of these the loss for which it is
+    nearest."""
     below = [loss for loss, row in losses.items() if all(d and known(d.high) < -smallest for d in row.values())]
     judged = {
         loss: [(d.low, model, d) for model, d in row.items() if d and d.low is not None] for loss, row in losses.items()
@@ -83,14 +86,16 @@ def below_everywhere(losses: Mapping[str, Mapping[str, Decision | None]], smalle
     above = [loss for loss, (low, *_) in worst.items() if low > -smallest]
     verdict = REPRODUCED if below else NOT if losses and len(above) == len(losses) else UNDECIDED
     if not worst:
-        return verdict, "not known, with too few seeds or none"
+        return verdict, "not known, with too few seeds or none", {}
     loss = min(below or worst, key=lambda loss: worst[loss][0])
     _, model, difference = worst[loss]
     sought = f"{smallest:g} nats of held-out loss in every model"
     if below:
-        return verdict, f"{loss} gains {sought}; least in {model}: {difference.short()}"
-    none = f"no loss {'gains' if verdict == NOT else 'is shown to gain'} {sought}"
-    return verdict, f"{none}; nearest to it {loss}: {difference.short()} in {model}"
+        headline = f"{loss} gains {sought}; least in {model}: {difference.short()}"
+    else:
+        none = f"no loss {'gains' if verdict == NOT else 'is shown to gain'} {sought}"
+        headline = f"{none}; nearest to it {loss}: {difference.short()} in {model}"
+    return verdict, headline, {f"{loss} in {model}": difference}
 
 
 def sides(decisions: Mapping[str, Decision]) -> str:

@@ -120,7 +120,9 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     )
     sentence = f"held-out loss minus cross-entropy's, nats per token over seeds and documents: {words or 'not run'}."
     sentence += _told(tasks)
-    estimate = {"cells": {BETWEEN.join(cell): d for cell, d in decisions.items()}, "smallest": SMALLEST}
+    verdict, headline, deciding = _decided(decisions, tokens)
+    cells = {BETWEEN.join(cell): d for cell, d in decisions.items()}
+    estimate = {"deciding": deciding, "cells": cells, "smallest": SMALLEST}
     if tasks:
         estimate["tasks"] = {BETWEEN.join(cell): told for cell, told in tasks.items()}
     names = [*dict.fromkeys(loss for loss, *_ in tokens if loss != NONE), NONE]
@@ -136,7 +138,6 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         note="dots: seeds; bars: 95 % intervals over them; shaded: too small to matter",
     ) if drawn else None  # fmt: skip
     more = _why(runs, tokens, settings, names)
-    verdict, headline = _decided(decisions, tokens)
     return Conclusion(verdict, headline, sentence, columns, rows, estimate, draw, more)
 
 
@@ -193,7 +194,7 @@ def _paired(runs: Runs, arms: Mapping[str, str]) -> tuple[dict[int, Training], d
     return base, {loss: arm for loss, arm in paired.items() if arm}
 
 
-def _decided(decisions: Mapping[Cell, Decision], tokens: Mapping[Cell, int]) -> tuple[str, str]:
+def _decided(decisions: Mapping[Cell, Decision], tokens: Mapping[Cell, int]) -> tuple[str, str, dict[str, Decision]]:
     """For each loss and model at the largest budget that both have; see the criterion."""
     ends = {cell[:2]: cell for cell in sorted(decisions, key=tokens.__getitem__)}
     losses: dict[str, dict[str, Decision | None]] = {loss: {} for loss, *_ in tokens if loss != NONE}

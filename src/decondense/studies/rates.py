@@ -78,7 +78,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     level = 1 - 0.05 / max(1, (len(losses) - 1) * len(models))  # of all comparisons that are planned
     decisions = {p: over_documents(fresh, *two, smallest=SMALLEST, level=level) for p, two in found.items()}
     ends = {loss: {model: decisions.get((loss, model)) for model in models} for loss in losses if loss != NONE}
-    verdict, decided = below_everywhere(ends, SMALLEST)
+    verdict, decided, deciding = below_everywhere(ends, SMALLEST)
     headline = f"each at its own rate, {decided}"
     words = [f"{_label(*place, found[place])}: {decision.words(4)}" for place, decision in decisions.items()]
     edge = [f"{loss}, {model} ({_rate(arm)})" for (loss, model), (arm, end) in chosen.items() if end]
@@ -88,6 +88,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         + (f" The best rate is an end of the list for {list_of(edge)}." if edge else "")
     )
     estimate = {
+        "deciding": deciding,
         "own_rate": {BETWEEN.join(place): decision for place, decision in decisions.items()},
         "chosen": {BETWEEN.join(place): float(_rate(arm)) for place, (arm, _) in chosen.items()},
         "smallest": SMALLEST,
