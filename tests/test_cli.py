@@ -51,6 +51,7 @@ def test_measure_writes_a_folder_and_says_what_it_found(model, tmp_path):
     code, stdout, _ = run("measure", model, *QUICK, "--out", out, "--spectral", "--released")
     assert code == 0
     assert "ondensing: Spearman" in stdout or "no clear trend: Spearman" in stdout
+    assert re.search(r"mean\s+cosine\s+of\s+the\s+blocks\s+0\.\d\d\s+\[0\.\d\d,\s+0\.\d\d\]", stdout)
     assert "embedding" in stdout
     assert "after the final norm" in stdout
     assert all(len(line) <= 80 for line in stdout.splitlines() if "█" in line)

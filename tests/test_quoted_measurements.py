@@ -43,6 +43,9 @@ def test_text():
     without = min(state.mean_cosine_without_variance3, state.mean_cosine_without_cosine3)
     assert f"three of its {cone.model.width} dimensions explain it" in RESULTS
     assert f"state 10 on WikiText-2 is {without:.2f} instead of {state.mean_cosine:.2f}" in RESULTS
+    measuring = " ".join((ROOT / "docs" / "measuring.md").read_text(encoding="utf-8").split())
+    first, second = cone.states[0].mean_cosine, cone.states[2].mean_cosine
+    assert f"from {first:.2f} in the embedding to {second:.2f} in its second block" in measuring
     low, high, ends, _ = told("stories15M")
     assert f"(100 windows, seven states) has a trend from {ends}, and a level" in RESULTS
     assert f"{low} to {high}: texts differ by more than 10 %" in RESULTS

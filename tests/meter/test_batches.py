@@ -63,6 +63,9 @@ def test_packed_rows_are_cut_into_documents_as_the_loss_and_the_monitor_cut_them
     assert measure(model, inputs=batch, windows=3).record.windows_done == 3
     named = measure(model, inputs=batch, modules="model.layers.*")
     assert named.mean_cosine[0] == pytest.approx(c.mean_cosine[1], abs=1e-6)
+    assert named.trend("mean_cosine", states="blocks") == pytest.approx(named.mean_cosine.mean()), (
+        "none is an embedding"
+    )
     late = measure(model, inputs=batch, mask=lambda batch: batch["position_ids"] > 0)
     assert [w["tokens"] for w in late.record.windows] == [4, 6, 4, 6]
     with dc.monitor(model, inputs=batch) as watch:
@@ -82,7 +85,7 @@ def test_a_model_that_has_collapsed_has_no_trend():
     c = measure(model, inputs=torch.randint(3, 97, (12, 300), generator=torch.Generator().manual_seed(0)))
     assert c.mean_cosine == pytest.approx(1, abs=1e-5)
     assert len(set(c.mean_cosine)) > 2
-    assert c.verdict == "constant over depth: Spearman undefined"
+    assert c.verdict == "constant over depth: Spearman undefined, mean cosine of the blocks 1.00 [1.00, 1.00]"
 
 
 def test_the_same_sequences_in_any_wrapping_and_the_first_so_many():

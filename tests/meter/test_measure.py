@@ -294,6 +294,32 @@ def test_windows_cross_documents_and_say_where_in_the_joined_text_they_lie(stori
         assert "\n\n" in joined[window["start"] : window["end"]], "a window of these crosses documents"
 
 
+def test_the_level_has_an_interval_from_the_windows(whole):
+    """Of the blocks by hand, as the trends are resampled; of every curve that has trends."""
+    settings, blocks = whole.record.settings, whole.per_window[:, 1:].mean(1)
+    chosen = np.random.default_rng(settings["seed"])
+    weights = chosen.multinomial(len(blocks), [1 / len(blocks)] * len(blocks), size=settings["bootstrap"])
+    ends = np.quantile([np.repeat(blocks, row).mean() for row in weights], [0.025, 0.975])
+    assert whole.interval("mean_cosine", states="blocks") == pytest.approx(ends)
+    assert whole.trend("mean_cosine", states="blocks") == pytest.approx(whole.mean_cosine[1:].mean())
+    assert whole.trend("mean_cosine") == pytest.approx(whole.mean_cosine.mean())
+    low, high = ends
+    assert f"mean cosine of the blocks {blocks.mean():.2f} [{low:.2f}, {high:.2f}]" in whole.verdict
+    for states in whole.record.trend:
+        low, high = whole.interval("mean_cosine", states=states)
+        assert low < whole.trend("mean_cosine", states=states) < high
+    with pytest.raises(ValueError, match="did you mean 'mean_cosine'"):
+        whole.interval("mean_cosin")
+
+
+def test_a_record_of_older_words_reads_as_one_of_today():
+    """Of Gemma 3 270M the embedding has a mean cosine of 0.24 and the blocks 0.87: not called dispersing."""
+    found = load(Path(__file__).parents[2] / "results" / "gemma-3-270m-wikitext2")
+    found.record.verdict = "dispersing: Spearman −0.04 [−0.07, −0.04]"
+    assert found.verdict.startswith("no clear trend: Spearman −0.04 [−0.07, −0.04], mean cosine of the blocks 0.87 [")
+    assert found.verdict in repr(found)
+
+
 def test_too_little_is_said(stories, prose):
     notes = measure(stories, text=prose, **(SMALL | {"windows": 2, "tokens": 2})).notes
     assert "an interval from 2 windows is too narrow: measure at least 10." in notes
@@ -305,6 +331,7 @@ def test_too_little_is_said(stories, prose):
     assert not any("last is" in n for n in measure(stories, text=prose, last=states, **SMALL).notes)
     one = measure(stories, text=prose, **(SMALL | {"windows": 1}))
     assert np.isnan(one.interval("spearman")).all()
+    assert np.isnan(one.interval("mean_cosine")).all()
     assert "one window has no interval" in one.verdict
 
 

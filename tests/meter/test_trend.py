@@ -4,9 +4,18 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from decondense.figures.measured import verdict
 from decondense.meter.result import histogram_quantiles
-from decondense.meter.trend import bootstrap_trend, curve_statistics, rank_correlation, verdict
-from decondense.records import STATISTICS
+from decondense.meter.trend import bootstrap_trend, curve_statistics, rank_correlation
+from decondense.records import STATISTICS, Interval
+
+LEVEL, SAID = Interval(value=0.4, low=0.38, high=0.421), ", mean cosine of the blocks 0.40 [0.38, 0.42]"
+
+
+def said(every, blocks) -> str:
+    """The verdict of two curves, as `bootstrap_trend` gives them."""
+    trend = {"all": every, "blocks": blocks}
+    return verdict({c: {n: Interval(**entry) for n, entry in row.items()} for c, row in trend.items()}, LEVEL)
 
 
 def test_statistics_agree_with_scipy_and_with_ties():
@@ -59,7 +68,7 @@ def test_rounding_is_no_order(level, rounding):
     assert np.isnan(curve_statistics(falling.mean(0))[:2]).all()
     trend = bootstrap_trend(falling)
     assert trend["spearman"] == trend["kendall"] == {"value": None, "low": None, "high": None}
-    assert verdict({"all": trend, "blocks": trend}) == "constant over depth: Spearman undefined"
+    assert said(trend, trend) == f"constant over depth: Spearman undefined{SAID}"
     above = np.concatenate([np.full((5, 1), 0.2), falling], axis=1)  # the embedding layer is no cone
     tied = np.concatenate([[0.2], np.ones(7)])
     assert curve_statistics(above.mean(0))[:2].tolist() == curve_statistics(tied)[:2].tolist()
@@ -70,8 +79,8 @@ def test_resamplings_of_ties_alone_count_as_no_trend():
     """Of two windows one has a trend and the other none: resampled without the first there is nothing to rank."""
     table = np.stack([np.linspace(0.1, 0.9, 5), np.full(5, 0.3)])
     assert bootstrap_trend(table)["spearman"] == {"value": 1, "low": 0, "high": 1}
-    trends = {"all": bootstrap_trend(table), "blocks": bootstrap_trend(table)}
-    assert verdict(trends) == "no clear trend: Spearman 1.00 [0.00, 1.00]"
+    trend = bootstrap_trend(table)
+    assert said(trend, trend) == f"no clear trend: Spearman 1.00 [0.00, 1.00]{SAID}"
 
 
 def test_bootstrap_is_the_loop_it_says_it_is():
@@ -102,26 +111,35 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says():
     assert 0.88 <= hits / 200 <= 0.99
 
 
-def test_verdict_words():
-    def entry(value, low, high):
-        return {"spearman": {"value": value, "low": low, "high": high}, "slope": {"value": 0.1}}
+def entry(value, low, high):
+    return {"spearman": {"value": value, "low": low, "high": high}, "slope": {"value": 0.1, "low": None, "high": None}}
 
+
+def test_verdict_words():
     up, flat, down = entry(0.81, 0.74, 0.86), entry(0.1, -0.2, 0.4), entry(-0.5, -0.6, -0.4)
-    assert verdict({"all": up, "blocks": up}) == "condensing: Spearman 0.81 [0.74, 0.86]"
-    assert verdict({"all": down, "blocks": down}).startswith("dispersing: Spearman −0.50")
-    assert "without the embedding layer no clear trend, 0.10 [−0.20, 0.40]" in verdict({"all": up, "blocks": flat})
+    assert said(up, up) == f"condensing: Spearman 0.81 [0.74, 0.86]{SAID}"
+    assert said(down, down) == f"dispersing: Spearman −0.50 [−0.60, −0.40]{SAID}"
+    assert said(up, flat).endswith(f"{SAID}; without the embedding layer no clear trend, 0.10 [−0.20, 0.40]")
     one = entry(0.9, None, None)
-    assert verdict({"all": one, "blocks": one}) == "undecided (one window has no interval): Spearman 0.90"
+    assert said(one, one) == f"undecided (one window has no interval): Spearman 0.90{SAID}"
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_small_trend_is_none_however_short_its_interval(sign):
+    """A rank correlation moves in steps, and its interval may be one step wide."""
+    small, enough = (entry(sign * size, sign * size, sign * size) for size in (0.19, 0.2))
+    assert said(small, small).startswith("no clear trend: Spearman ")
+    assert said(enough, enough).startswith("condensing" if sign > 0 else "dispersing")
 
 
 def test_a_single_state_has_no_trend_and_is_not_called_constant():
     """A model of one block: two states with the embedding layer, one without it."""
     table = np.array([[0.1, 0.2], [0.2, 0.4]])
-    trends = {"all": bootstrap_trend(table), "blocks": bootstrap_trend(table[:, 1:])}
     end = "; without the embedding layer no trend in a single state, undefined"
-    assert verdict(trends) == f"condensing: Spearman 1.00 [1.00, 1.00]{end}"
+    found = said(bootstrap_trend(table), bootstrap_trend(table[:, 1:]))
+    assert found == f"condensing: Spearman 1.00 [1.00, 1.00]{SAID}{end}"
     level = bootstrap_trend(np.full((2, 3), 0.5))
-    assert verdict({"all": level, "blocks": level}) == "constant over depth: Spearman undefined"
+    assert said(level, level) == f"constant over depth: Spearman undefined{SAID}"
 
 
 def test_quantiles_are_within_one_bin_of_the_truth():

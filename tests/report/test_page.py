@@ -31,6 +31,7 @@ from page_results import (
 from decondense.figures.chart import Axis, Chart, Frame, Series
 from decondense.report.page import KINDS, collect, page_data, render
 from decondense.report.plotly import layout
+from decondense.report.sections import GLOSS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -62,6 +63,15 @@ def test_results_of_one_name_are_told_apart_by_their_folders(tmp_path):
     sections = collect([tmp_path]).sections
     assert len({section.title for section in sections}) == 2
     assert [depth.name for section in sections for depth in section.depths] == [section.title for section in sections]
+
+
+def test_a_measurement_is_listed_with_its_trend_by_rank_and_its_level():
+    """Gemma's tokens are far more alike in the blocks than in the embedding, whatever the order of the blocks."""
+    (section,) = collect([ROOT / "results" / "gemma-3-270m-wikitext2"]).sections
+    assert section.word == "no clear trend"
+    assert re.search(r"Spearman −0\.04 \[.*\], mean cosine of the blocks 0\.87 \[0\.8\d, 0\.8\d\]", section.lines[0])
+    assert section.gloss.startswith("By rank, the mean cosine neither rises nor falls clearly with depth")
+    assert all(words.startswith("By rank, ") for words in GLOSS.values())
 
 
 def test_a_long_label_below_a_chart_is_broken_into_lines():

@@ -126,7 +126,7 @@ def _of_images(model: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def show(result: Condensation, folder: Path) -> None:
-    from ..records import STATISTICS, in_short
+    from ..records import STATISTICS
 
     record = result.record
     much = several(record.windows_done, "sequence" if "inputs" in record.settings else "window")
@@ -147,9 +147,7 @@ def show(result: Condensation, folder: Path) -> None:
         style="dim",
     )
     out.print(result.verdict, style="bold")
-    # A trend says nothing of the level: a model can be a narrow cone from its first block to its last.
-    level = in_short(record).blocks
-    out.print(f"mean cosine of the blocks: {level:.2f} (1: all tokens point the same way, 0: unrelated)", style="bold")
+    out.print("mean cosine: 1 where all tokens point the same way, 0 where they are unrelated", style="dim")
     for note in result.notes:
         out.print(f"note: {note}")
     out.print(f"written: {folder}/result.json, states.csv, heatmap.png")

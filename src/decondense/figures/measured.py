@@ -1,15 +1,20 @@
-"""The arrays of a measurement, as figures, the page and the meter read them. numpy only."""
+"""The arrays of a measurement and its verdict, as figures, the page and the meter read them. numpy only."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from ..files import finite
 from ..records import Interval, Measurement, Snapshot, State, known
-from ..words import nearest, perhaps
+from ..stats.intervals import bootstrap
+from ..words import nearest, perhaps, span
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+SMALLEST = 0.2
+"""Of Spearman over depth, to be called a trend: the margin within which study `text` takes two for the same. The order
+of the layers is the same in nearly all windows, so that an interval beside 0 can be one step wide and mean nothing."""
 
 
 class Geometry:
@@ -70,25 +75,84 @@ class Geometry:
         table = self.record.trend
         if states not in table:
             raise ValueError(f"states must be one of {', '.join(table)}, got {states!r}{perhaps(states, table)}")
+        if name == "mean_cosine":
+            return self._level(states)
         if name not in table[states]:
-            raise ValueError(
-                f"name must be one of {', '.join(table[states])}, got {name!r}{perhaps(name, table[states])}"
-            )
+            names = [*table[states], "mean_cosine"]
+            raise ValueError(f"name must be one of {', '.join(names)}, got {name!r}{perhaps(name, names)}")
         return table[states][name]
 
+    def _level(self, states: str) -> Interval:
+        """The mean over the states of a curve, from the windows, which every record has, resampled as for trends."""
+        rows = self.record.per_window.mean_cosine
+        width = min(self.layers + 2, *map(len, rows))
+        table = np.array([row[:width] for row in rows], dtype=np.float64)
+        curve = curves(table, self.layers, first=self._first)[states]
+        drawn = {"samples": self.record.settings.get("bootstrap", 2000), "seed": self.record.settings.get("seed", 0)}
+        found = finite(bootstrap(curve, lambda rows: rows.mean(-1), **drawn).tolist())
+        return Interval(**dict(zip(("value", "low", "high"), found)))
+
+    @property
+    def _first(self) -> int:
+        """Of the states the first block; named modules are blocks all of them."""
+        return 0 if self.record.model.stack.startswith("modules ") else 1
+
+    @property
+    def verdict(self) -> str:
+        """The trend in a word and the level, with their intervals, in a line: from the numbers, so that a record
+        written when the words were others reads as one of today."""
+        return verdict(self.record.trend, self._level("blocks"))
+
     def trend(self, name: str, *, states: str = "all") -> float:
-        """`name`: spearman, kendall, slope or last; `states`: "all" (L+1), "blocks" (L), or either with
-        "_before_norm"."""
+        """`name`: spearman, kendall, slope or last, or mean_cosine, its mean over the states; `states`: "all" (L+1),
+        "blocks" (L), or either with "_before_norm"."""
         return known(self._trend(name, states).value)
 
     def interval(self, name: str, *, states: str = "all") -> tuple[float, float]:
-        """The 95 % interval of a trend statistic, from a bootstrap over windows; NaN where there is none."""
+        """The 95 % interval of the same, from a bootstrap over windows; NaN where there is none."""
         entry = self._trend(name, states)
         return known(entry.low), known(entry.high)
 
     @property
     def spearman(self) -> float:
         return self.trend("spearman")
+
+
+def curves(table: np.ndarray, layers: int, *, first: int) -> dict[str, np.ndarray]:
+    """table (windows, states) of mean cosines, the state before the final norm last where it is known → the curves over
+    depth; the blocks are the states from `first` on."""
+    found = {"all": table[:, : layers + 1], "blocks": table[:, first : layers + 1]}
+    if table.shape[1] == layers + 2:
+        before = np.delete(table, layers, axis=1)
+        found |= {"all_before_norm": before, "blocks_before_norm": before[:, 1:]}
+    return found
+
+
+def verdict(trend: Mapping[str, Mapping[str, Interval]], level: Interval) -> str:
+    """One line: "condensing: Spearman 0.81 [0.74, 0.86], mean cosine of the blocks 0.41 [0.39, 0.42]"."""
+    every, blocks = trend["all"], trend.get("blocks", trend["all"])
+    cosine = f"mean cosine of the blocks {span(level.value, level.low, level.high)}"
+    line = f"{_word(every)}: Spearman {_interval(every)}, {cosine}"
+    if _word(blocks) != _word(every):
+        line += f"; without the embedding layer {_word(blocks)}, {_interval(blocks)}"
+    return line
+
+
+def _word(curve: Mapping[str, Interval]) -> str:
+    """By rank, and no more: a trend is one whose interval lies beside 0 and that is at least `SMALLEST` in size."""
+    rank = curve["spearman"]
+    if rank.value is None:
+        return "no trend in a single state" if curve["slope"].value is None else "constant over depth"
+    if rank.low is None or rank.high is None:
+        return "undecided (one window has no interval)"
+    if abs(rank.value) < SMALLEST or rank.low <= 0 <= rank.high:
+        return "no clear trend"
+    return "condensing" if rank.value > 0 else "dispersing"
+
+
+def _interval(curve: Mapping[str, Interval]) -> str:
+    rank = curve["spearman"]
+    return "undefined" if rank.value is None else span(rank.value, rank.low, rank.high)
 
 
 Short = Snapshot | Geometry

@@ -108,7 +108,7 @@ def heatmap(result: Geometry, path: Where = None, *, view: str = "pooled", **whe
     """Density of cosines (colour) against depth, with the mean and the 5–95 % band. `view`: pooled, released."""
     drawn = [density_of(result, view)]
     frame = heat_frame(result, top=top_of(drawn), view=view, relative=True)
-    title = f"{result.label} on {result.text}\n{result.record.verdict}"
+    title = f"{result.label} on {result.text}\n{result.verdict}".replace("; ", ";\n")  # as wide as the figure at most
     words = "cosine similarity of two tokens of a window"
     chart = heat_chart(title, [frame], [result], floor=floor_of(drawn), y=words, relative=True)
     chart.legend = "lower right"

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from ..figures.measured import Geometry, histogram_quantiles
+from ..figures.measured import Geometry, curves, histogram_quantiles
 from ..files import AnyPath
 from ..records import Measurement, Record, parse, read
 from ..words import several
 from .tally import Tally
-from .trend import bootstrap_trend, verdict
+from .trend import bootstrap_trend
 
 BINS = 128
 FEW = 10  # windows: an interval from fewer is too narrow
@@ -50,10 +50,6 @@ class Condensation(Geometry):
     @property
     def complete(self) -> bool:
         return self.record.complete
-
-    @property
-    def verdict(self) -> str:
-        return self.record.verdict
 
     @property
     def notes(self) -> list[str]:
@@ -114,7 +110,7 @@ def build(
         "complete": len(done) == settings["windows"],
         "windows_done": len(done),
         "final_norm": final_norm,
-        "verdict": verdict(trend),
+        "verdict": "",
         "notes": [*notes, *_notes(means, model, final_norm), *_cautions(len(done), settings, layers + 1)],
         "trend": trend,
         "states": [_state(i, layers, final_norm, means, tally.counts[i], names) for i in range(known)],
@@ -125,7 +121,9 @@ def build(
     if tally.matrices is not None:
         released = [_released_counts(total / len(done)) for total in tally.matrices[:known]]
         record["released_histogram"] = _histogram(np.stack(released))
-    return Condensation(record)
+    made = Condensation(record)
+    made.record.verdict = made.verdict
+    return made
 
 
 def _mean(table: np.ndarray) -> np.ndarray:
@@ -135,14 +133,8 @@ def _mean(table: np.ndarray) -> np.ndarray:
 
 
 def _trends(table: np.ndarray, layers: int, settings: dict[str, Any], *, first: int) -> dict[str, Any]:
-    """table (windows, states) of mean cosines, the state before the final norm last where it is known; the blocks are
-    the states from ``first`` on."""
-    curves = {"all": table[:, : layers + 1], "blocks": table[:, first : layers + 1]}
-    if table.shape[1] == layers + 2:
-        before = np.delete(table, layers, axis=1)
-        curves |= {"all_before_norm": before, "blocks_before_norm": before[:, 1:]}
     options = {"samples": settings["bootstrap"], "seed": settings["seed"], "last": settings["last"]}
-    return {name: bootstrap_trend(curve, **options) for name, curve in curves.items()}
+    return {name: bootstrap_trend(curve, **options) for name, curve in curves(table, layers, first=first).items()}
 
 
 def _state(

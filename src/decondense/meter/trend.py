@@ -24,7 +24,7 @@ import numpy as np
 
 from ..files import finite
 from ..records import STATISTICS
-from ..words import span
+from ..stats.intervals import bootstrap
 
 Estimate = dict[str, float | None]  # value, low and high; None where there is none
 TIED, COLLAPSED = 5e-7, 1e-5
@@ -73,36 +73,6 @@ def bootstrap_trend(table: np.ndarray, *, samples: int = 2000, seed: int = 0, la
     interval over ``samples`` resamplings of the windows, in which a curve of ties alone counts as 0. One window has no
     interval (``None``), nor has a statistic without a value."""
     table = np.asarray(table, dtype=np.float64)
-    value = curve_statistics(table.mean(0), last=last)
-    low = high = np.full(len(STATISTICS), np.nan)
-    windows = len(table)
-    if windows > 1:
-        weights = np.random.default_rng(seed).multinomial(windows, np.full(windows, 1 / windows), size=samples)
-        resampled = np.nan_to_num(curve_statistics(weights @ table / windows, last=last))
-        tail = (1 - 0.95) / 2
-        low, high = np.where(np.isnan(value), np.nan, np.quantile(resampled, [tail, 1 - tail], axis=0))
-    rows = finite(np.stack([value, low, high], axis=1).tolist())
+    found = bootstrap(table, lambda curves: curve_statistics(curves, last=last), samples=samples, seed=seed)
+    rows = finite(found.T.tolist())
     return {name: dict(zip(("value", "low", "high"), row)) for name, row in zip(STATISTICS, rows)}
-
-
-def verdict(trend: dict[str, dict[str, Estimate]]) -> str:
-    """One line from the intervals of Spearman's ρ: "condensing: Spearman 0.81 [0.74, 0.86]"."""
-    every, blocks = trend["all"], trend["blocks"]
-    line = f"{_word(every)}: Spearman {_interval(every)}"
-    if _word(blocks) != _word(every):
-        line += f"; without the embedding layer {_word(blocks)}, {_interval(blocks)}"
-    return line
-
-
-def _word(curve: dict[str, Estimate]) -> str:
-    value, low, high = (curve["spearman"][key] for key in ("value", "low", "high"))
-    if value is None:
-        return "no trend in a single state" if curve["slope"]["value"] is None else "constant over depth"
-    if low is None or high is None:
-        return "undecided (one window has no interval)"
-    return "condensing" if low > 0 else "dispersing" if high < 0 else "no clear trend"
-
-
-def _interval(curve: dict[str, Estimate]) -> str:
-    entry = curve["spearman"]
-    return "undefined" if entry["value"] is None else span(entry["value"], entry["low"], entry["high"])

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..figures.chart import FAINT, PALETTE, Axis, Band, Chart, Frame, Series
 from ..figures.forest import forest_chart
-from ..figures.measured import Geometry
+from ..figures.measured import SMALLEST, Geometry
 from ..figures.measurements import trend_charts
 from ..figures.scores import score_chart, score_rows
 from ..records import STATISTICS, Comparison, Evaluation, Measurement, Significance, differences
@@ -23,10 +23,12 @@ from .panels import Line, Shot, depths_of, heat_panel
 from .reproduce import evaluate_command, measure_command, significance_command
 from .section import Origin, Panel, Section, Source, Table
 
+ALIKE = "How alike the directions of the tokens of one text are, the mean cosine itself says."
 GLOSS = {
-    "condensing": "The deeper the layer, the more alike the directions of the tokens of one text.",
-    "dispersing": "The deeper the layer, the further apart the directions of the tokens of one text.",
-    "no clear trend": "The interval includes zero: the directions neither gather nor spread with depth for certain.",
+    "condensing": f"By rank, deeper layers mostly have the higher mean cosine. {ALIKE}",
+    "dispersing": f"By rank, deeper layers mostly have the lower mean cosine. {ALIKE}",
+    "no clear trend": "By rank, the mean cosine neither rises nor falls clearly with depth: Spearman is below "
+    f"{SMALLEST:g} in size, or its interval includes zero. {ALIKE}",
 }
 TREND_NOTE = (
     "Spearman and Kendall: rank correlation of mean cosine with depth, +1 when every layer is more condensed than the "
@@ -66,9 +68,9 @@ def measurement(source: Source[Measurement]) -> Section:
     states = Table.of("Every hidden state", curve.rows or [])
     label = f"{result.label} on {result.text}"
     return Section(
-        "measurement", label, record.verdict,
+        "measurement", label, result.verdict,
         [origin_of(source, _configuration(source, *parts), command, facts)],
-        gloss=GLOSS.get(record.verdict.split(":")[0], ""), notes=notes, panels=[panel, Panel([curve])],
+        gloss=GLOSS.get(result.verdict.split(":")[0], ""), notes=notes, panels=[panel, Panel([curve])],
         tables=[_trend_table(record), states], shown=2, depths=depths_of([Line(label, label, shots=[Shot(result)])]),
     )  # fmt: skip
 
@@ -142,14 +144,16 @@ def comparison(source: Source[Comparison], below: Sequence[Source[Measurement]] 
     charts = trend_charts(rows, axis=record.axis, paired=record.paired)
     for chart in charts:
         chart.rows = rows
-    panels = [Panel(charts, note="Lines: 95 % intervals. Above zero: condensing with depth; below: dispersing.")]
+    panels = [
+        Panel(charts, note="Lines: 95 % intervals. Spearman above zero: the cosine rises with depth; below: it falls.")
+    ]
     command = None
     if below:
         results = [Geometry(one.record) for one in below]
         heat = heat_panel([(f"{r.label} on {r.text}", [Shot(r)]) for r in results], "Side by side, on one scale")
         for chart, result in zip(heat.charts, results):
             for frame in chart.frames:
-                frame.caption = result.record.verdict
+                frame.caption = result.verdict
         panels.append(heat)
         flag = " --paired" if record.paired else ""
         folders = " ".join(shlex.quote(one.folder) for one in below)

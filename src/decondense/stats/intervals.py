@@ -1,8 +1,9 @@
-"""Student's interval of a mean, m ± t · s/√n, and what it resolves: the one place that computes them. numpy and
-scipy.special only."""
+"""Student's interval of a mean, m ± t · s/√n, and what it resolves, and the bootstrap over windows: the one place that
+computes them. numpy and scipy.special only."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -25,6 +26,20 @@ def student(values: ArrayLike, level: float = 0.95) -> tuple[Any, Any]:
     if len(a) < 2:
         return a.mean(0), np.full(a.shape[1:], np.nan)[()]
     return a.mean(0), t_quantile(level, len(a) - 1) * a.std(0, ddof=1) / np.sqrt(len(a))
+
+
+def bootstrap(
+    table: np.ndarray, of: Callable[[np.ndarray], np.ndarray], *, samples: int = 2000, seed: int = 0
+) -> np.ndarray:
+    """(3, …): `of` the mean row of `table` (rows, …), and the ends of its 95 % percentile interval over `samples`
+    resamplings of the rows, in which NaN counts as 0. Of one row the ends are NaN, and where there is no value."""
+    rows, value = len(table), np.asarray(of(table.mean(0)))
+    if rows < 2:
+        return np.stack([value, *np.full((2, *value.shape), np.nan)])
+    weights = np.random.default_rng(seed).multinomial(rows, np.full(rows, 1 / rows), size=samples)
+    resampled = np.nan_to_num(of(weights @ table / rows))
+    tail = (1 - 0.95) / 2
+    return np.stack([value, *np.where(np.isnan(value), np.nan, np.quantile(resampled, [tail, 1 - tail], axis=0))])
 
 
 def resolved(half: float, level: float, df: float) -> float:
