@@ -249,21 +249,21 @@ class ModuleReader:
         outputs, self._outputs = self._outputs, None
         return self._capture(outputs, inputs)
 
-    def mask(self, given: dict[str, Any], state: int = 0) -> Tensor | None:
-        """The mask of a layer that is read, among the arguments of a call."""
-        return token_mask(given, "decoder_" if self.sides[state] == "decoder" else "")
+    def mask(self, given: dict[str, Any], state: int = 0, shape: torch.Size | None = None) -> Tensor | None:
+        """The mask of a layer that is read, among the arguments of a call; `shape` is that of its tokens."""
+        return token_mask(given, "decoder_" if self.sides[state] == "decoder" else "", shape)
 
     def _capture(self, outputs: dict[str, Tensor], given: dict[str, Any]) -> Capture:
-        several = len(set(self.sides)) > 1
-        masks = [self.mask(given, i) for i in range(len(self.names))] if several else None
         states = self._states(outputs)
+        several = len(set(self.sides)) > 1
+        masks = [self.mask(given, i, z.shape[:2]) for i, z in enumerate(states)] if several else None
         if (unread := unread_mask(given, states[0].shape[:2])) is not None:
             self.tell(
                 "padding is what attention_mask (1: a token) or key_padding_mask (True: padding) says, got "
                 f"{unread}, which is not read, so that every token counts: where it marks padding, let forward call it "
                 "by one of those names."
             )
-        return Capture(states, self.mask(given), given.get("position_ids"), masks)
+        return Capture(states, self.mask(given, 0, states[0].shape[:2]), given.get("position_ids"), masks)
 
     def _states(self, outputs: dict[str, Tensor]) -> list[Tensor]:
         """The outputs in the order of the names, or the error that says which of them are no hidden states."""

@@ -39,22 +39,39 @@ def called_with(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
     return {**dict(zip(inspect.signature(function).parameters, args)), **kwargs}
 
 
-def token_mask(given: dict[str, Any], side: str = "") -> Tensor | None:
+def token_mask(given: dict[str, Any], side: str = "", shape: torch.Size | None = None) -> Tensor | None:
     """Which tokens, (batch, tokens), are no padding, as the arguments of a call say; `side` is "decoder_" for those of
-    an encoder–decoder's decoder. None where nothing says so."""
-    mask = given.get(f"{side}attention_mask")
-    padding = next((given[name] for name in PADDING if given.get(name) is not None), None)
-    if mask is not None or padding is None:
+    an encoder–decoder's decoder. None where nothing says so. A mask of torch's must have the `shape` of the states."""
+    mask, name = given.get(f"{side}attention_mask"), _padding(given)
+    if mask is not None or name is None:
         return mask
+    padding = given[name]
+    if not isinstance(padding, Tensor) or (shape is not None and padding.shape != shape):
+        came = tuple(padding.shape) if isinstance(padding, Tensor) else type(padding).__name__
+        raise ValueError(
+            f"{name} must be a tensor (batch, tokens){'' if shape is None else f' = {tuple(shape)}'}, got {came}: give "
+            "it for every token; states must be (batch, tokens, width): batch_first=True."
+        )
     return padding >= 0 if padding.is_floating_point() else ~padding.bool()  # a float is added to attention's logits
+
+
+def _padding(given: dict[str, Any]) -> str | None:
+    """Which argument is torch's mask of padding. That of a source says nothing of layers that may read a target."""
+    two = any(name.startswith("tgt") and value is not None for name, value in given.items())
+    return next((name for name in PADDING[two:] if given.get(name) is not None), None)
 
 
 def unread_mask(given: dict[str, Any], shape: torch.Size) -> str | None:
     """The name of an argument that may be a mask of tokens where no other was given that `token_mask` reads."""
-    if any(given.get(name) is not None for name in ("attention_mask", "decoder_attention_mask", *PADDING)):
+    if any(given.get(f"{side}attention_mask") is not None for side in ("", "decoder_")) or _padding(given) is not None:
         return None
-    masks = [name for name, value in given.items() if "mask" in name and isinstance(value, Tensor)]
-    return next((name for name in masks if given[name].shape == shape), None)
+    masks = {name: value for name, value in given.items() if "mask" in name and isinstance(value, Tensor)}
+    for name, value in masks.items():
+        # What attention adds, or is square, is more often for pairs of tokens, unless its name says otherwise.
+        pairs = value.is_floating_point() or shape[0] == shape[1]
+        if value.shape == shape and ("pad" in name or not pairs):
+            return name
+    return None
 
 
 def stating(

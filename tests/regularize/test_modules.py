@@ -48,6 +48,19 @@ class Other(Encoder):
         return self.encoder(self.embed(ids), src_key_padding_mask=pad_mask)
 
 
+class Unmasked(Encoder):
+    """Makes no use of its masks, which may be anything."""
+
+    def forward(self, ids, src_key_padding_mask=None, key_padding_mask=None):
+        return self.encoder(self.embed(ids))
+
+
+def loss_of(model, *args, **kwargs):
+    with dc.regularize(model, modules=BLOCKS) as handle:
+        model.train()(*args, **kwargs)
+        return handle.penalty()
+
+
 def watched(model, *args, **kwargs):
     """The mean cosines of a training call, as the monitor has them."""
     with dc.monitor(model, modules=BLOCKS) as watch:
@@ -80,9 +93,81 @@ def test_masks_of_torch_mark_padding(build, name, kind):
     assert measured(model, ids=ids, **{name: padding}) == pytest.approx(cosines, abs=1e-5)
 
 
+class Both(nn.Module):
+    """torch's encoder–decoder, whose two stacks read other tokens."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.both = nn.Transformer(8, 2, 2, 2, 16, dropout=0.0, batch_first=True)
+
+    def forward(self, src, tgt, src_key_padding_mask=None, tgt_key_padding_mask=None):
+        masks = {"src_key_padding_mask": src_key_padding_mask, "tgt_key_padding_mask": tgt_key_padding_mask}
+        return self.both(src, tgt, **masks, memory_key_padding_mask=src_key_padding_mask)
+
+
+@pytest.mark.parametrize("length", [12, 9])
+@pytest.mark.parametrize("stack", ["encoder", "decoder"])
+def test_padding_of_a_source_is_not_taken_for_that_of_a_target(stack, length):
+    """Every token counts, and where the mask would fit a warning says so."""
+    model, (_, mask, _) = Both().train(), padded()
+    source, target = torch.randn(4, 12, 8), torch.randn(4, length, 8)
+    found = []
+    hooks = [
+        layer.register_forward_hook(lambda *call: found.append(call[-1])) for layer in getattr(model.both, stack).layers
+    ]
+    model(source, target, mask == 0)
+    for hook in hooks:
+        hook.remove()
+    expected = torch.stack([reference.over_batch(reference.first_order, z.detach().double()) for z in found])
+    with (
+        dc.regularize(model, modules=f"both.{stack}.layers.*") as handle,
+        warnings.catch_warnings(record=True) as seen,
+    ):
+        warnings.simplefilter("always")
+        model(source, target, src_key_padding_mask=mask == 0)
+        handle.penalty()
+    torch.testing.assert_close(handle.last["per_layer"].double(), expected, rtol=1e-5, atol=1e-5)
+    named = [one for one in seen if "got src_key_padding_mask, which is not read" in str(one.message)]
+    assert len(named) == (stack == "encoder" or length == 12)
+
+
+@pytest.mark.parametrize("name", ["src_key_padding_mask", "key_padding_mask"])
+def test_a_mask_of_torch_that_does_not_fit_is_refused_by_its_name(name):
+    layer = nn.TransformerEncoderLayer(8, 2, 16)  # (tokens, batch, width)
+    model = {"src_key_padding_mask": Torchs, "key_padding_mask": Attentions}[name]().train()
+    model.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    ids, mask, _ = padded()
+    remedy = r": give it for every token; states must be \(batch, tokens, width\): batch_first=True\.$"
+    words = rf"^{name} must be a tensor \(batch, tokens\) = \(12, 4\), got \(4, 12\)" + remedy
+    for call in (loss_of, watched, measured):
+        with pytest.raises(ValueError, match=words):
+            call(model, ids=ids.T, **{name: mask == 0})
+    plain, words = Unmasked(), rf"^{name} must be a tensor \(batch, tokens\)( = \(4, 12\))?, got "
+    for wrong, came in ((mask[0], r"\(12,\)"), (mask[:, None], r"\(4, 1, 12\)"), (mask.tolist(), "list")):
+        for call in (loss_of, watched, measured):
+            with pytest.raises(ValueError, match=words + came + remedy):
+                call(plain, ids=ids, **{name: wrong})
+
+
+def test_masks_of_pairs_of_tokens_are_not_taken_for_padding():
+    """A square batch, whose causal mask has the shape of a mask of tokens; one that is called padding is named."""
+    model, ids = Other(), padded(12)[0]
+    causal = torch.ones(12, 12).triu(1).bool()
+    for mask in (causal, torch.zeros(12, 12).masked_fill(causal, -torch.inf)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            watched(model, ids, causal_mask=mask)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        watched(model, ids[:4], causal_mask=torch.zeros(4, 12))
+    with pytest.warns(UserWarning, match="got pad_mask, which is not read"):
+        watched(model, ids, causal_mask=causal, pad_mask=ids == 0)
+
+
 def test_a_mask_that_is_not_read_is_named_once():
-    model, (ids, mask, _) = Other().train(), padded()
-    square = torch.zeros(12, 12)
+    model, (ids, mask, _) = Other().train(), padded(12)
+    square = torch.ones(12, 12).triu(1).bool()  # as many sequences as tokens
     words = (
         r"^padding is what attention_mask \(1: a token\) or key_padding_mask \(True: padding\) says, got pad_mask, "
         "which is not read, so that every token counts: where it marks padding, let forward call it by one of those"
