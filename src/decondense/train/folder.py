@@ -25,9 +25,7 @@ from safetensors import SafetensorError
 
 from ..files import AnyPath, first_process, flat, output_folder, sole_writer, writable, write_text
 from ..records import check_folder, read
-from .mixture import contents
 from .recipe import Recipe, read_yaml, recipe_from
-from .token_files import token_folder
 
 # A resumed run may change these: they say how fast and where, or how much is told, not what is computed.
 FREE = ("micro_batch", "device", "report_to", "on_nan", "keep", "compile", "fused_loss", "checkpointing", "quantised")
@@ -95,12 +93,17 @@ def check_recipe(folder: Path, recipe: Recipe, *, resume: bool) -> bool:
     return True
 
 
-def check_contents(checkpoint: Path | None, recipe: Recipe, cache: Path) -> None:
+def check_contents(checkpoint: Path | None, recipe: Recipe, cache: AnyPath | None) -> None:
     """Refuse to go on with a text whose content is not what it was: paths are all that the recipe knows. A checkpoint
     of an older version does not know either."""
     before = {} if checkpoint is None else (marked(checkpoint) or {}).get("texts", {})
-    for name, content in contents(recipe, cache).items() if before else ():
-        if checkpoint is not None and before.get(name, content) != content:
+    if checkpoint is None or not before:
+        return
+    from .mixture import contents  # and with it torch, for which a list of studies need not wait
+    from .token_files import token_folder
+
+    for name, content in contents(recipe, token_folder(cache)).items():
+        if before.get(name, content) != content:
             raise ValueError(
                 f"a run must be resumed with the texts it was started with, but the content of {name!r} is not that of "
                 f"{checkpoint.name}: put the old one back, or start in another folder."
@@ -121,7 +124,7 @@ def would_go_on(folder: Path, recipe: Recipe, *, resume: bool, cache: AnyPath | 
         check_recipe(folder, recipe, resume=True)
         return f"{folder} is finished already"
     begun = check_recipe(folder, recipe, resume=resume)
-    check_contents(last_complete_checkpoint(folder) if begun else None, recipe, token_folder(cache))
+    check_contents(last_complete_checkpoint(folder) if begun else None, recipe, cache)
     return f"it would go on in {folder} (--resume {where_it_goes_on(folder)})" if begun else None
 
 

@@ -34,7 +34,6 @@ from .quantised import quantised_losses
 from .recipe import Recipe
 from .result import record_of, save_model, write_result
 from .sections import Loss
-from .token_files import token_folder
 
 Show = Callable[[int, dict[str, float]], None]
 
@@ -96,7 +95,7 @@ def train(
         checkpoint = None
         if resume:
             checkpoint = run_folder.last_complete_checkpoint(target, remove_others=first_process())
-            run_folder.check_contents(checkpoint, recipe, token_folder(cache))
+            run_folder.check_contents(checkpoint, recipe, cache)
             start = "there is no complete checkpoint" if begun else f"there is no run in {str(target)!r} yet"
             say(f"resuming from {checkpoint.name}" if checkpoint else f"{start}: starting from step 0")
         stage = stage or (lambda words: None)
