@@ -208,6 +208,7 @@ def test_plan_lists_runs(command, refusal):
         (["width", "--set", "base.data={tokens: 5, tokens: 6}"], "must be YAML: quote it, and give every key once."),
         (["width", "--set", "base.data.text=" + "[" * 9999 + "]" * 9999], "must be YAML"),
         (["width", "--set", "base.data.tokns=5"], "'data.tokns' is no key of a recipe: did you mean 'tokens'?"),
+        (["width", "--set", "base.train.lr=1"], "'train.lr' is no key of a recipe: did you mean 'learning_rate'?"),
         (["width", "--from", "x"], "goes with --merge"),
         (["width", "--merge", "--piece", "1"], "leave them out"),
         (["width", "--merge", "--piece", ""], "leave them out"),

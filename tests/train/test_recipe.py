@@ -83,6 +83,13 @@ def test_budget_in_tokens_is_made_of_whole_steps():
         ("learn=1", "recipe: 'learn' is no key of a recipe: did you mean 'train.learning_rate'?"),
         ("data.seed=1", "recipe: 'data.seed' is no key of a recipe: did you mean 'train.seed'?"),
         ("trian.seed=1", "recipe: 'trian' is no key of a recipe: did you mean 'train'?"),
+        ("train.lr=1e-3", "recipe: 'train.lr' is no key of a recipe: did you mean 'learning_rate'?"),
+        ("data.lr=1e-3", "recipe: 'data.lr' is no key of a recipe: did you mean 'train.learning_rate'?"),
+        ("lr=1e-3", "recipe: 'lr' is no key of a recipe: did you mean 'train.learning_rate'?"),
+        ("train.epochs=3", "recipe: 'train.epochs' is no key of a recipe: did you mean 'data.tokens'?"),
+        ("train.batch_size=3", "recipe: 'train.batch_size' is no key of a recipe: did you mean 'batch_tokens'?"),
+        ("loss={name: koleo, lambda: 1}", "recipe: 'loss.lambda' is no key of a recipe: did you mean 'weight'?"),
+        ("train.workers=1", "recipe: 'train.workers' is no key of a recipe: known here: seed, batch_tokens, "),
         ("model.lora.rank=4", "recipe: 'model.lora.rank' is no key of a recipe: did you mean 'r'?"),
         (
             "snapshots.xyz=4",
@@ -116,7 +123,7 @@ def test_budget_in_tokens_is_made_of_whole_steps():
         ("model={name: gpt2, init: true, lora: {}}", "lora adapts trained weights"),
         ("model={name: gpt2, lora: {}}; baselines.active_forgetting={}", "which lora freezes"),
         ("train.fused_loss=true; baselines.distillation.teacher=gpt2", "neither distillation nor lora"),
-        ("model={name: gpt2}; baselines.dropout=0.1", "it goes with fresh weights only"),
+        ("model={name: gpt2}; baselines.dropout=0.1", "recipe: baselines.dropout is part of an architecture: it goes"),
         ("train.batch_tokens=16", "must hold at least one block of data.context = 32 tokens, got 16"),
         ("snapshots={count: 1, tokens: 64}", "snapshots.tokens must be at most data.context = 32, got 64"),
         ("train.on_nan=ignore", "must be one of stop, skip, got 'ignore': correct it, or leave it out for \"stop\"."),
@@ -197,6 +204,7 @@ def test_what_is_wrong_is_one_sentence(setting, sentence):
     said = str(caught.value)
     assert sentence in said
     assert said.startswith("recipe: ")
+    assert not said.startswith("recipe: recipe")
     assert "\n" not in said
     assert said.endswith((".", "?"))
 

@@ -8,6 +8,7 @@ contradict each other. `--set train.seed=2` on the command line overrides one ke
 from __future__ import annotations
 
 import copy
+import difflib
 import json
 import math
 import re
@@ -37,6 +38,20 @@ CONTRACTS = {
     **dict.fromkeys(("dict_type", "model_type"), "a section of keys"),
 }
 """What a value must be, by the name that pydantic has for its being something else."""
+
+ELSEWHERE = {
+    "lr": "train.learning_rate",
+    "wd": "train.weight_decay",
+    "batch_size": "train.batch_tokens",
+    "max_grad_norm": "train.clip",
+    **dict.fromkeys(("dtype", "bf16", "fp16"), "train.precision"),
+    **dict.fromkeys(("epochs", "num_epochs", "num_train_epochs", "steps", "max_steps"), "data.tokens"),
+    **dict.fromkeys(("dataset", "datasets"), "data.text"),
+    **dict.fromkeys(("block_size", "seq_len", "max_length"), "data.context"),
+    **dict.fromkeys(("lambda", "lam", "coef"), "loss.weight"),
+    "rank": "model.lora.r",
+}
+"""What other trainers call a key, or say in its place."""
 
 
 class Recipe(Part):
@@ -220,10 +235,8 @@ def _sentence(error: ValidationError, name: str) -> str:
     place = _place(first)
     where = ".".join(map(str, place))
     if first["type"] == "extra_forbidden":
-        known = list(_keys(_part_at(place[:-1])))
-        elsewhere = {name: f"{section}.{name}" for section, part in _keys(Recipe).items() for name in _keys(part)}
-        close = near(place[-1], known) or [elsewhere[k] for k in near(place[-1], elsewhere)]
-        close = close or near(place[-1], known, cutoff=0.4)
+        known, section = list(_keys(_part_at(place[:-1]))), ".".join(map(str, place[:-1]))
+        close = near(place[-1], known) or _in_other_words(str(place[-1]), section)
         hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}."
         return f"{name}: {where!r} is no key of a recipe: {hint}"
     if first["type"] == "missing":
@@ -242,7 +255,19 @@ def _sentence(error: ValidationError, name: str) -> str:
         return f"{name}: {where} must be {must}, got {came}: {nearest(got, choices, f'{_remedy(place)}.')}"
     message = first["msg"].removeprefix("Value error, ").rstrip(".")
     shown = f", got {got!r}" if isinstance(got, (str, int, float, bool)) and "got" not in message else ""
-    return f"{name}: {where or 'recipe'}: {message}{shown}" + ("" if message.endswith("?") and not shown else ".")
+    return f"{name}: {where}{': ' if where else ''}{message}{shown}" + (
+        "" if message.endswith("?") and not shown else "."
+    )
+
+
+def _in_other_words(key: str, section: str) -> list[str]:
+    """What a key that is not near any of its section may stand for: what others call so, or a key of another section.
+    In a section the name must be nearly that key's, since most names are like some key of some section."""
+    if key in ELSEWHERE:
+        return [ELSEWHERE[key].removeprefix(f"{section}.")]
+    keys = {name: f"{part}.{name}" for part, inner in _keys(Recipe).items() for name in _keys(inner)}
+    close = difflib.get_close_matches(key, keys, 1, 0.8) if section else near(key, keys)
+    return [keys[name] for name in close]
 
 
 def _place(error: Any) -> list[int | str]:
