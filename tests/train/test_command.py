@@ -115,6 +115,49 @@ def test_a_budget_below_one_step_is_said(recipe):
         assert out.endswith(f"written: run{tokens}/model, result.json, training.png\n")
 
 
+def test_what_would_do_little_in_so_few_steps_is_said(recipe):
+    """The recipe has two steps, at the second of which a rise over eight has come an eighth of its way."""
+
+    def said(*settings: str) -> list[str]:
+        given = [part for setting in settings for part in ("--set", setting)]
+        code, _, err = run(recipe, "--dry-run", *given)
+        assert code == 0
+        return [line for line in err.splitlines() if line.startswith("note: ")]
+
+    ramp = "loss={{name: koleo, weight: 0.4, schedule: linear, ramp_steps: {}}}".format
+    rises = "note: loss.ramp_steps, 8, is more than the 2 steps of this run: the weight of koleo ends at 0.05 of 0.4."
+    assert said(ramp(8)) == [rises]
+    assert said(ramp(2)) == []
+    forgets = (
+        "note: baselines.active_forgetting.every, 2, is not less than the 2 steps of this run: nothing is forgotten."
+    )
+    assert said("baselines.active_forgetting.every=2") == [forgets]
+    assert said("baselines.active_forgetting.every=1") == []
+    assert rises in run(recipe, "--set", ramp(8), "--out", "rising")[2].splitlines()
+
+
+def test_a_run_without_a_recipe_is_named_by_what_is_done(recipe, tmp_path):
+    """Else a baseline would lie where plain cross-entropy does."""
+    model, teacher = saved(tmp_path / "small"), saved(tmp_path / "teacher")
+    names = {
+        (): "small-cross-entropy",
+        ("--loss", "none"): "small-cross-entropy",
+        ("--loss", "koleo"): "small-koleo",
+        ("--set", "loss=[{name: koleo}, {name: dispersion}]"): "small-koleo-dispersion",
+        ("--teacher", teacher): "small-distillation",
+        ("--loss", "koleo", "--teacher", teacher): "small-koleo-distillation",
+        ("--noisy-embedding", "1"): "small-noisy-embedding",
+        ("--active-forgetting", "2"): "small-active-forgetting",
+        ("--set", "model.lora={}"): "small-lora",
+        ("--set", "model.init=true", "--set", "baselines.dropout=0.0"): "small-fresh-no-dropout",
+        ("--noisy-embedding", "1", "--set", "name=mine"): "mine",
+    }
+    for flags, name in names.items():
+        assert run("--model", model, "--text", "pydoc", "--context", "32", *flags, "--dry-run")[1].startswith(
+            f"name: {name}\n"
+        )
+
+
 def test_flags_without_a_recipe(recipe, tmp_path):
     model = saved(tmp_path / "small-model")
     text = tmp_path / "text.txt"
@@ -128,13 +171,13 @@ def test_flags_without_a_recipe(recipe, tmp_path):
     assert code == 0
     assert not (recipe.parent / "runs").exists()
     printed = recipe_from(yaml.safe_load(shown))
-    assert (printed.name, printed.steps) == ("small-model-decorrelation", 2)
+    assert (printed.name, printed.steps) == ("small-model-decorrelation-noisy-embedding-active-forgetting", 2)
     assert printed.data.text == [str(text), "pydoc"]
     assert printed.baselines.active_forgetting.every == 2
     code, out, _ = run(*flags, "--json")
     assert code == 0
     record = json.loads(out)
-    folder = recipe.parent / "runs" / "small-model-decorrelation"
+    folder = recipe.parent / "runs" / printed.name
     assert record == result(folder)
     assert load_recipe(folder / "recipe.yaml") == printed
     assert recipe_from(record["recipe"]) == printed
@@ -221,9 +264,12 @@ def test_a_dry_run_says_all_that_the_loss_is_made_of(recipe, tmp_path):
         "active_forgetting",
         rising: "cross-entropy + 0.1 · koleo on layers all, linear rise over 2,000 steps",
         released: "cross-entropy + 0.1 · koleo on layers all, released from 0.25 to 1 of the run",
+        "baselines.dropout=0.0": "cross-entropy; beside it no dropout",
+        "baselines.dropout=0.5": "cross-entropy; beside it dropout",
     }
     for given, said in settings.items():
-        assert run(recipe, "--dry-run", "--set", given)[2].splitlines()[1] == f"loss: {said}"
+        (line,) = (line for line in run(recipe, "--dry-run", "--set", given)[2].splitlines() if line.startswith("loss"))
+        assert line == f"loss: {said}"
 
 
 def test_a_dry_run_says_adapters_unequal_shares_many_steps_and_a_minus(recipe, tmp_path):

@@ -148,9 +148,25 @@ def _build(path: Path | None, flags: dict[str, Any], settings: list[str]) -> Any
         return load_recipe(path, [*given, *settings])
     if flags["model.name"] is None:
         raise ValueError("train needs a recipe, or --model: see recipes/ for complete examples.")
-    loss = str(flags["loss.name"] or "cross-entropy").replace("none", "cross-entropy")
-    name = f"{Path(str(flags['model.name'])).name}-{loss}"
-    return recipe_from(with_settings({"name": name}, [*given, *settings]), "recipe")
+    content = with_settings({}, [*given, *settings])
+    recipe = recipe_from(content, "recipe")
+    return recipe if "name" in content else recipe.model_copy(update={"name": _name(recipe)})
+
+
+def _name(recipe: Any) -> str:
+    """A model and what is done with it, so that a baseline has another folder than plain cross-entropy."""
+    taught, ways = recipe.baselines.distillation, {"fresh": recipe.model.fresh, "lora": recipe.model.lora}
+    done = [loss.name for loss in recipe.losses] + [way for way, used in ways.items() if used]
+    done += (["distillation"] if taught else []) + [*recipe.baselines.on_logits, *_beside(recipe)]
+    words = [name.replace("_", "-").replace(" ", "-") for name in done]
+    return "-".join([Path(str(recipe.model.name)).name, *(words or ["cross-entropy"])])
+
+
+def _beside(recipe: Any) -> list[str]:
+    """Baselines that act otherwise than by a term of the loss."""
+    baselines = recipe.baselines
+    others = baselines.model_dump(exclude={"distillation", *baselines.on_logits}, exclude_defaults=True)
+    return ["no dropout" if name == "dropout" and not value else name for name, value in others.items()]
 
 
 def _run(recipe: Any, folder: Path, *, resume: bool, quiet: bool) -> Any:
@@ -216,15 +232,28 @@ def _loss(recipe: Any) -> str:
             "release": f", released from {loss.release_at:g} to {loss.release_end:g} of the run",
         }.get(loss.schedule, f", {loss.schedule} rise over {cell(loss.ramp_steps)} steps")
         said += f" {'−' if loss.weight < 0 else '+'} {abs(loss.weight):g} · {loss.name} on {read}{over_time}"
-    others = baselines.model_dump(exclude={"distillation", *baselines.on_logits}, exclude_defaults=True)
+    others = _beside(recipe)
     return said + (f"; beside it {list_of(others)}" if others else "")
 
 
 def _notes(recipe: Any) -> Iterator[str]:
     """What a recipe asks for that may not have been meant."""
+    from ..regularizer import term_of
+
+    run = f"the {several(recipe.steps, 'step')} of this run"
     for loss in recipe.losses:
         if loss.weight < 0:
             yield f"the weight of {loss.name}, {loss.weight:g}, is negative: this run condenses on purpose."
+        if loss.ramp_steps is not None and loss.ramp_steps > recipe.steps:
+            last = term_of(loss.name, **loss.of_the_term() | loss.options).weight_at(recipe.steps - 1)
+            yield (
+                f"loss.ramp_steps, {loss.ramp_steps:,}, is more than {run}: the weight of {loss.name} ends at "
+                f"{last:.3g} of {loss.weight:g}."
+            )
+    forgetting = recipe.baselines.active_forgetting
+    if forgetting is not None and forgetting.every >= recipe.steps:
+        key = f"baselines.active_forgetting.every, {forgetting.every:,}"
+        yield f"{key}, is not less than {run}: nothing is forgotten."
     if recipe.data.tokens < recipe.step_tokens:
         yield (
             f"the budget of {recipe.data.tokens:,} tokens is less than one step, which has {recipe.step_tokens:,}: so "
