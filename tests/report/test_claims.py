@@ -11,6 +11,7 @@ from decondense.records import read
 from decondense.report.claims import Effect, claim_of
 from decondense.report.page import collect, render
 from decondense.report.section import brief
+from decondense.stats.verdicts import NOT, REPRODUCED, trend_and_level
 
 
 def decision(estimate, low=None, high=None, verdict="reproduced", **more):
@@ -50,7 +51,25 @@ def test_places_in_the_bar():
     effect = Effect("", 1.0, -0.5, 2.0)
     assert [effect.place(x) for x in (0, 1.0, -0.5, 2.0)] == [50, pytest.approx(72.7), pytest.approx(38.6), 95.5]
     assert Effect("", 0.0, 0.0, 0.0).place(0.0) == 50
-    assert Effect("", 0.02, -0.0004, 0.05).text == "+0.020 [0.000, +0.050]"
+
+
+def test_an_end_that_is_not_zero_does_not_read_as_zero():
+    """It would hide on which side of 0 the interval ends."""
+    assert Effect("", -0.0004, -0.00076, -0.00004).text == "−0.00040 [−0.00076, −0.00004]"
+    assert Effect("", 0.02, -0.0004, 0.05).text == "+0.0200 [−0.0004, +0.0500]"
+    assert Effect("", 0.02, 0.0, 0.05).text == "+0.020 [0.000, +0.050]"
+    assert Effect("", 0.0004, -0.02, 0.02).text == "0.000 [−0.020, +0.020]"
+
+
+def test_the_table_says_where_trend_and_level_part(tmp_path):
+    """As the short table of a README does."""
+    for name, level in (("width", NOT), ("init", REPRODUCED)):
+        sentence = f"reproduced: far. {trend_and_level(REPRODUCED, level)}"
+        write_study(tmp_path / name, study=name, claim=name, sentence=sentence)
+    rows = re.findall(r"<td>([^<]*<span class=.badge.*?)</td>", render(collect([tmp_path])), re.DOTALL)
+    first, wide = (" ".join(re.sub("<.*?>", " ", row).split()) for row in rows)
+    assert first == "✓ reproduced"
+    assert wide == "✓ reproduced (by the trend over depth reproduced, by the level not reproduced)"
 
 
 def test_the_table_names_every_study_and_theory_comes_last(tmp_path):

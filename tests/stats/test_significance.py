@@ -192,6 +192,13 @@ def test_the_verdict_mentions_likelihoods_that_differ(make_run):
         "No difference shown in the scores, but after Holm's correction in the log-likelihoods of "
         f"{named} and 2 more: treated − base is 0.00 points on the average over 5 tasks"
     )
+    judged = compared([make_run("e", items(0))], [make_run("f", items(0.5))], matters=5)
+    gaps = [row["difference"] for row in judged["likelihood"]["tasks"]]
+    named = ", ".join(f"{task} (+{gap:.4f} nats)" for task, gap in zip("tuv", gaps))
+    assert judged["verdict"].startswith(
+        f"{judged['macro']['finding'].capitalize()} (5 points or more would matter), but after Holm's correction the "
+        f"log-likelihoods of {named} and 2 more differ: treated − base is 0.00 points on the average over 5 tasks"
+    )
     same = compared([make_run("c", items(0))], [make_run("d", items(0))])
     assert same["verdict"].startswith("No difference shown: treated − base is")
 

@@ -80,6 +80,7 @@ class Effect:
         ends = [] if self.low is None or self.high is None else [self.low, self.high]
         most = max(abs(x) for x in (self.value, *ends))
         digits = 2 if most >= 0.1 else 3 if most >= 0.01 else 4
+        digits += any(x and not round(x, digits) for x in ends)  # else the side of 0 on which it ends is hidden
         value, *ends_said = (signed(x, digits) for x in (self.value, *ends))
         return value + (f" [{', '.join(ends_said)}]" if ends else "")
 
@@ -93,6 +94,8 @@ class Claim:
     verdict: str
     effect: Effect | None
     evidence: str
+    parts: str = ""
+    """The verdicts by trend and by level, where they differ."""
 
 
 def claim_of(record: Study) -> Claim:
@@ -104,7 +107,13 @@ def claim_of(record: Study) -> Claim:
         evidence = several(one.n, one.unit)
     if record.scale == "smoke" and record.runs:  # a calculation is the same at every scale
         evidence += " at smoke scale, which checks the code, not the claim"
-    return Claim(record.claim, record.question, record.verdict, effect, evidence)
+    return Claim(record.claim, record.question, record.verdict, effect, evidence, parted(record.sentence))
+
+
+def parted(sentence: str) -> str:
+    """What `stats.verdicts.trend_and_level` wrote into a sentence, in short, where the two differ; else nothing."""
+    found = re.search("By the trend over depth ([a-z ]+), by the level of the mean cosine ([a-z ]+)", sentence)
+    return f"by the trend over depth {found[1]}, by the level {found[2]}" if found and found[1] != found[2] else ""
 
 
 def _decision(record: Study) -> list[tuple[str, _Decision]]:

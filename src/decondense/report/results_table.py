@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import html
 import os
-import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..files import AnyPath
 from ..records import Study
+from .claims import parted
 from .section import Places, Skipped, Source, nothing, read_sources
 from .studies import sentence_of
 
@@ -72,12 +72,6 @@ def verdicts_table(places: Places, *, known: Known, base: AnyPath | None = None)
         if not here:
             rows.append([name, _cell(claim), _cell(question), "undecided: not run"])
     return _markdown(("study", "claim", "question", "verdict"), rows), skipped
-
-
-def parted(sentence: str) -> str:
-    """What `stats.verdicts.trend_and_level` wrote into a sentence, in short, where the two differ; else nothing."""
-    found = re.search("By the trend over depth ([a-z ]+), by the level of the mean cosine ([a-z ]+)", sentence)
-    return f"by the trend over depth {found[1]}, by the level {found[2]}" if found and found[1] != found[2] else ""
 
 
 def _studies(places: Places) -> tuple[list[Source[Study]], list[Skipped]]:

@@ -120,9 +120,10 @@ def _task(task: str, arms: list[list[Log]], common: bool, notes: list[str]) -> M
         elif not why:
             what += f" {_of(union, set(shared))}"
         if not common or not kept:
+            shared_ones = f", or compare the {len(kept)} shared items with --common" if kept else ""
             raise ValueError(
                 f"the runs must have the same items, but {what}{why}: evaluate with the same data, shots, seed and "
-                f"limit, or compare the {len(kept)} shared items with --common."
+                f"limit{shared_ones}."
             )
         notes.append(f"{task}: {missing} of {len(union)} items are not in all runs and are left out{why}.")
         order = [[place[name] for name in kept] for place in places]

@@ -26,25 +26,23 @@ def verdict(record: Significance) -> str:
     log-likelihoods differ, it says so."""
     if record.macro is not None:
         differ = "" if record.macro.significant else _likelihoods(record)
-        return _sentence(record, record, "points", points, no_difference=f"No difference shown{differ}")
+        return _sentence(record, record, "points", points, beside=differ)
     if record.likelihood is not None:
         return _sentence(record, record.likelihood, "nats", nats, what="log-likelihood, ")
     return "There is nothing to compare."
 
 
 def _likelihoods(record: Significance) -> str:
+    """The tasks whose log-likelihoods differ."""
     rows = record.likelihood.tasks if record.likelihood else []
     differing = [f"{r.task} ({nats(r.difference, sign=True)} nats)" for r in rows if r.significant]
-    if not differing:
-        return ""
     more = f" and {len(differing) - NAMED} more" if len(differing) > NAMED else ""
-    return f" in the scores, but after Holm's correction in the log-likelihoods of {', '.join(differing[:NAMED])}{more}"
+    return ", ".join(differing[:NAMED]) + more
 
 
 def _sentence(
-    record: Significance, part: Compared, unit: str, say: Callable[..., str], *, what: str = "",
-    no_difference: str = "No difference shown",
-) -> str:  # fmt: skip
+    record: Significance, part: Compared, unit: str, say: Callable[..., str], *, what: str = "", beside: str = ""
+) -> str:
     macro, tasks = part.macro, part.tasks
     assert macro is not None
     one = record.claim == "checkpoints"
@@ -52,7 +50,9 @@ def _sentence(
     reach = "no interval can be stated"
     if macro.low is not None and macro.high is not None:
         reach = f"95 % interval {say(macro.low, sign=True)} to {say(macro.high, sign=True)}"
-    head = no_difference
+    head = "No difference shown"
+    if beside:
+        head += f" in the scores, but after Holm's correction in the log-likelihoods of {beside}"
     who = "the treated checkpoint scores" if one else "the treated runs score"
     direction = f"{who} {'better' if macro.difference > 0 else 'worse'}"
     if macro.significant:
@@ -61,6 +61,7 @@ def _sentence(
     if judged is not None:
         stated = f"{record.settings['matters']:g} {unit} or more would matter"
         head = f"{judged[0].upper()}{judged[1:]} ({stated}){f', {direction}' if macro.significant else ''}"
+        head += f", but after Holm's correction the log-likelihoods of {beside} differ" if beside else ""
     head += (
         f": {what}treated − base is {say(macro.difference, sign=True)} {unit} on {over} ({reach}, {p_words(macro.p)})"
     )
