@@ -14,25 +14,38 @@ class Documents:
 
     index: Tensor  # (documents, longest) into the flattened rows
     mask: Tensor  # (documents, longest)
+    shape: tuple[int, int]  # of the rows: how many, and their tokens
+
+    def flat(self, x: Tensor) -> Tensor:
+        """The tokens of all rows, one after the other, as `index` counts them."""
+        if x.shape[:2] != self.shape:
+            raise ValueError(
+                "position_ids that restart, as in packed rows, must have the rows and tokens of the states, "
+                f"{tuple(x.shape[:2])}, or one row for all, got {self.shape}: name layers that return a state for "
+                "every position, or leave position_ids out."
+            )
+        return x.flatten(0, 1)
 
     def gather(self, x: Tensor) -> Tensor:
-        return x.flatten(0, 1)[self.index]
+        return self.flat(x)[self.index]
 
     def first(self, number: int) -> Documents:
-        return Documents(self.index[:number], self.mask[:number])
+        return Documents(self.index[:number], self.mask[:number], self.shape)
 
-    def place(self, number: int, tokens: int) -> dict[str, int]:
-        """The row in which a document lies, and its first token there; rows have so many tokens."""
-        row, start = divmod(int(self.index[number, 0]), tokens)
+    def place(self, number: int) -> dict[str, int]:
+        """The row in which a document lies, and its first token there."""
+        row, start = divmod(int(self.index[number, 0]), self.shape[1])
         return {"row": row, "start": start}
 
 
-def documents(position_ids: Tensor, mask: Tensor | None) -> Documents | None:
-    """Where each document of packed rows lies; None when every row is one document.
+def documents(position_ids: Tensor, mask: Tensor | None, rows: int) -> Documents | None:
+    """Where each document of packed rows lies; None when every row is one document. Position ids may have one row for
+    all of so many.
 
     A document starts where a position is not its predecessor plus one. Its length decides the shape of the
     result, so this waits once per step for a GPU that holds the position ids.
     """
+    position_ids = position_ids.expand(rows, -1) if len(position_ids) == 1 else position_ids
     batch, tokens = position_ids.shape
     if tokens < 2:
         return None
@@ -45,9 +58,10 @@ def documents(position_ids: Tensor, mask: Tensor | None) -> Documents | None:
     offset = torch.arange(int((last - first).max()), device=first.device)
     inside = offset < (last - first).unsqueeze(1)
     index = torch.where(inside, first.unsqueeze(1) + offset, first.unsqueeze(1))
+    found = Documents(index, inside, (batch, tokens))
     if mask is not None:
-        inside = inside & mask.bool().flatten()[index]
-    return Documents(index, inside)
+        found.mask = inside & found.gather(mask.bool())
+    return found
 
 
 def unmasked_documents(position_ids: object, mask: object, rows: int) -> Documents | None:
@@ -55,4 +69,4 @@ def unmasked_documents(position_ids: object, mask: object, rows: int) -> Documen
     a mask a row is one sequence, and its padding may have any positions."""
     if mask is not None or not isinstance(position_ids, Tensor) or position_ids.ndim != 2:
         return None
-    return documents(position_ids.expand(rows, -1), None)
+    return documents(position_ids, None, rows)

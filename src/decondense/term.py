@@ -212,7 +212,7 @@ class Term:
         positions = capture.position_ids
         if positions is None or not self._packed(capture):
             return states, mask, labels
-        cut = documents(positions.expand(states[0].shape[0], -1), mask)
+        cut = documents(positions, mask, len(states[0]))
         if cut is None:
             return states, mask, labels
         labels = None if labels is None else torch.where(cut.mask, cut.gather(labels), -100)

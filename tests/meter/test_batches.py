@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from meter_oracle import scalars
 from regularize.models import bert, gpt2, llama, tokens
 from tiny_models import build
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from transformers import DebertaV2Config, DebertaV2Model, RobertaConfig, RobertaModel, ViTConfig, ViTModel
 
@@ -75,6 +77,51 @@ def test_packed_rows_are_cut_into_documents_as_the_loss_and_the_monitor_cut_them
         assert handle.last["mean_cosine"] == pytest.approx(c.mean_cosine[1:].tolist(), abs=1e-5)
     whole = measure(model, inputs=batch | {"attention_mask": torch.ones_like(ids)})
     assert [(w["row"], w["tokens"]) for w in whole.record.windows] == [(0, 12), (1, 12)]
+
+
+class Fronted(nn.Module):
+    """A token in front of the others, as [CLS] is, from block b on; block d reads half of them."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.embed = nn.Embedding(97, 8)
+        self.a, self.b, self.c, self.d, self.e = (nn.Linear(8, 8) for _ in range(5))
+
+    def forward(self, input_ids, position_ids=None):
+        x = self.a(self.embed(input_ids))
+        x = self.c(self.b(torch.cat([torch.ones_like(x[:, :1]), x], 1)))
+        return self.e(self.d(x[:, ::2]))
+
+
+def test_packed_rows_are_cut_only_where_their_positions_are_those_of_the_states():
+    model, ids = Fronted().train(), tokens(4, 12)
+    packed = torch.cat([torch.arange(5), torch.arange(7)]).repeat(4, 1)
+
+    def loss(model, inputs, modules):
+        with dc.regularize(model, modules=modules) as handle:
+            model(**inputs)
+            handle.penalty()
+
+    def watch(model, inputs, modules):
+        with dc.monitor(model, inputs=inputs, modules=modules) as found:
+            assert found.readings
+
+    for call in (measure, loss, watch):
+        for layers, positions, shape in (
+            (["b", "c"], packed, (4, 13)),
+            (["d", "e"], packed, (4, 7)),
+            (["embed", "a"], packed[:2], (4, 12)),
+        ):
+            words = (
+                "position_ids that restart, as in packed rows, must have the rows and tokens of the states, "
+                f"{shape}, or one row for all, got {tuple(positions.shape)}: name layers that return a state for every "
+                "position, or leave position_ids out."
+            )
+            with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
+                call(model, inputs={"input_ids": ids, "position_ids": positions}, modules=layers)
+        call(model, inputs={"input_ids": ids, "position_ids": packed[:1]}, modules=["embed", "a"])
+        call(model, inputs={"input_ids": ids, "position_ids": torch.arange(12)[None]}, modules=["b", "c"])  # not packed
 
 
 def test_a_model_that_has_collapsed_has_no_trend():

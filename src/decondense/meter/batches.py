@@ -249,7 +249,7 @@ def _read(
             values, counts = state_statistics(part, where, spectral=spectral)
             into.counts[at] += counts.numpy()
             for i, row in zip(which, values.numpy()):
-                place = {"row": i} if cut is None else cut.place(i, z.shape[1])
+                place = {"row": i} if cut is None else cut.place(i)
                 entry = into.rows.setdefault((number, i), Row(place))
                 entry.tokens = max(entry.tokens, part.shape[1])
                 entry.statistics[at] = row
@@ -262,7 +262,7 @@ def _sequences(z: Tensor, kept: Tensor | None, cut: Documents | None, most: int)
     if cut is None:
         return trimmed(z[:most], None if kept is None else kept[:most])
     inside = cut.mask if kept is None else cut.mask & cut.gather(kept.to(cut.mask.device)).bool()
-    tokens = z.flatten(0, 1)  # documents are taken out of it one by one: padded to the longest they may be many rows
+    tokens = cut.flat(z)  # documents are taken out of it one by one: padded to the longest they may be many rows
     return [(which, tokens[index.to(z.device)]) for which, index in trimmed(cut.index[:most], inside[:most])]
 
 
