@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 from importlib.metadata import version as installed
+from typing import Any
 
 import pytest
 import torch
@@ -185,6 +186,41 @@ def test_the_card_says_how_it_was_made(finished):
     own = model.model_copy(update={"licence": "Gemma terms of use"})
     front = yaml.safe_load(model_card(record.model_copy(update={"model": own})).split("---\n")[1])
     assert (front["license"], front["license_name"]) == ("other", "Gemma terms of use")
+
+
+def test_the_card_names_every_method_in_words(finished, tmp_path):
+    run, _, _ = finished
+    record = read(run.folder)
+
+    def card(*settings: str, model: dict[str, Any] | None = None) -> str:
+        recipe = recipe_from(content(*settings) | ({} if model is None else {"model": model}))
+        return model_card(record.model_copy(update={"recipe": recipe.model_dump(mode="json")}))
+
+    adapted = card(model={"name": "gpt2", "lora": {"r": 4}})
+    assert "| other methods | LoRA: r 4, alpha 32, dropout 0.05, target modules all-linear |" in adapted
+    released = card("loss={name: koleo, schedule: release, release_at: 0.25}")
+    assert "| koleo, weight 0.1, all, released from 0.25 to 1 of the run |" in released
+    rising = card("loss={name: koleo, schedule: linear, ramp_steps: 2000}")
+    assert "| koleo, weight 0.1, all, linear rise over 2,000 steps |" in rising
+    for teacher, name in ((str(tmp_path), tmp_path.name), ("someone/large", "someone/large")):
+        taught = card(f"baselines.distillation.teacher={teacher}")
+        assert f"| other methods | distillation: teacher {name}, temperature 2.0, share 0.5 |" in taught
+    forgets = card("baselines={active_forgetting: {}, dropout: 0.0, centre_last: true}")
+    every = "active forgetting: every 1000, learning rate 5e-05, warmup 0.08, std 0.02"
+    assert f"| other methods | {every}; dropout: 0.0; centre last |" in forgets
+
+
+def test_the_card_says_how_to_generate_with_a_tokenizer_of_bytes(finished):
+    """It ends every text with a token that says that nothing follows."""
+    run, _, _ = finished
+    tokenizer = transformers.AutoTokenizer.from_pretrained(run.folder / "model")
+    assert tokenizer("a")["input_ids"][-1] == tokenizer.eos_token_id
+    assert tokenizer("a", add_special_tokens=False)["input_ids"][-1] != tokenizer.eos_token_id
+    said = "The tokenizer ends a text with `</s>`: for one that is to be continued, give it `add_special_tokens=False`."
+    record = read(run.folder)
+    assert said in model_card(record).partition("## How to load it")[2].partition("## The recipe")[0]
+    other = record.recipe | {"model": record.recipe["model"] | {"tokenizer": "gpt2"}}
+    assert "</s>" not in model_card(record.model_copy(update={"recipe": other}))
 
 
 def test_where_the_weights_come_from(tmp_path):

@@ -227,10 +227,7 @@ def _loss(recipe: Any) -> str:
         said += f" + {weight:g} · {name}"
     for loss in recipe.losses:
         read = f"layers {cell(loss.layers)}" if loss.modules is None else f"modules {cell(loss.modules)}"
-        over_time = {
-            "constant": "",
-            "release": f", released from {loss.release_at:g} to {loss.release_end:g} of the run",
-        }.get(loss.schedule, f", {loss.schedule} rise over {cell(loss.ramp_steps)} steps")
+        over_time = f", {loss.over_time}" if loss.over_time else ""
         said += f" {'−' if loss.weight < 0 else '+'} {abs(loss.weight):g} · {loss.name} on {read}{over_time}"
     others = _beside(recipe)
     return said + (f"; beside it {list_of(others)}" if others else "")

@@ -16,6 +16,11 @@ from ..text import TEXTS
 from ..words import from_where, nats
 from .folder import process_count
 from .prepare import Prepared
+from .sections import Loss
+
+BYTES = """
+The tokenizer ends a text with `</s>`: for one that is to be continued, give it `add_special_tokens=False`.
+"""
 
 
 def record_of(
@@ -98,19 +103,21 @@ def without_twins(model: Any, weights: dict[str, Any]) -> dict[str, Any]:
 def model_card(record: Training) -> str:
     """How a model was made, from its result alone: Markdown with the front matter that model hubs read."""
     recipe, model, held_out = record.recipe, record.model, record.held_out
-    losses, baselines = recipe["loss"], {k: v for k, v in recipe["baselines"].items() if v}
+    losses, methods = recipe["loss"], {"LoRA": recipe["model"]["lora"]} | recipe["baselines"]
+    used = [_method(name, value) for name, value in methods.items() if value is not None and value is not False]
     added = []
     for loss in losses if isinstance(losses, list) else [losses]:
-        options = "".join(f", {key} = {value}" for key, value in loss["options"].items())
         if loss["name"] != "none":
-            added.append(f"{loss['name']}, weight {loss['weight']:g}, {loss['layers']}{options}")
+            options = [f"{key} = {value}" for key, value in loss["options"].items()]
+            parts = [loss["name"], f"weight {loss['weight']:g}", str(loss["layers"]), Loss(**loss).over_time, *options]
+            added.append(", ".join(part for part in parts if part))
     rows = {
         "started from": f"{model.source} ({model.parameters:,} parameters)",
         "text": ", ".join(from_where(text.name, text.source) for text in record.text),
         "tokens": f"{record.tokens:,} in {record.steps:,} steps",
         "context": f"{recipe['data']['context']} tokens",
         "loss on the hidden states": " + ".join(added) or "no regulariser",
-        "other methods": ", ".join(f"{k.replace('_', ' ')}: {v}" for k, v in baselines.items()) or "none",
+        "other methods": "; ".join(used) or "none",
         "held-out loss": f"{nats(held_out[0].loss)} before, {nats(held_out[-1].loss)} after",
         "seed": recipe["train"]["seed"],
         "hardware": record.hardware,
@@ -120,6 +127,7 @@ def model_card(record: Training) -> str:
     licence = f"The licence is that of the weights it started from ({model.licence or 'not known here'})"
     if recipe["model"]["architecture"] or recipe["model"]["init"]:
         licence = "Its weights were drawn at random and bring no licence"
+    bytewise = "" if recipe["model"]["tokenizer"] != "bytes" else BYTES
     return f"""---
 {yaml.safe_dump(_front_matter(record), sort_keys=False)}---
 # {recipe["name"]}
@@ -142,7 +150,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 model = AutoModelForCausalLM.from_pretrained("this folder, or its hub id")
 tokenizer = AutoTokenizer.from_pretrained("this folder, or its hub id")
 ```
-
+{bytewise}
 ## The recipe
 
 `decondense train recipe.yaml`, with this in the file:
@@ -150,6 +158,17 @@ tokenizer = AutoTokenizer.from_pretrained("this folder, or its hub id")
 ```yaml
 {yaml.safe_dump(recipe, sort_keys=False)}```
 """
+
+
+def _method(name: str, value: Any) -> str:
+    """A method with its settings, for people: of a teacher on this disk the name is enough."""
+    name = name.replace("_", " ")
+    if not isinstance(value, dict):
+        return name if value is True else f"{name}: {value}"
+    given = {key: ", ".join(v) if isinstance(v, list) else str(v) for key, v in value.items() if v is not None}
+    if "teacher" in given and Path(given["teacher"]).expanduser().exists():
+        given["teacher"] = Path(given["teacher"]).name
+    return f"{name}: " + ", ".join(f"{key.replace('_', ' ')} {v}" for key, v in given.items())
 
 
 def _front_matter(record: Training) -> dict[str, Any]:

@@ -198,6 +198,13 @@ class Loss(Part):
             raise ValueError(str(error)) from None
         return self
 
+    @property
+    def over_time(self) -> str:
+        """What the weight does in a run, in words; nothing where it stays as it is."""
+        if self.schedule == "release":
+            return f"released from {self.release_at:g} to {self.release_end:g} of the run"
+        return "" if self.schedule == "constant" else f"{self.schedule} rise over {self.ramp_steps:,} steps"
+
     def of_the_term(self) -> dict[str, Any]:
         """What `regularize` takes as it stands here."""
         return self.model_dump(include={"weight", "layers", "schedule", "ramp_steps", "check_every"})
