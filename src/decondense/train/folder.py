@@ -94,9 +94,9 @@ def check_recipe(folder: Path, recipe: Recipe, *, resume: bool) -> bool:
 
 
 def check_contents(checkpoint: Path | None, recipe: Recipe, cache: AnyPath | None) -> None:
-    """Refuse to go on with a text whose content is not what it was: paths are all that the recipe knows. A checkpoint
-    of an older version does not know either."""
-    before = {} if checkpoint is None else (marked(checkpoint) or {}).get("texts", {})
+    """Refuse to go on from a whole checkpoint with a text whose content is not what it was: paths are all that the
+    recipe knows. A checkpoint of an older version does not know either."""
+    before = {} if checkpoint is None else json.loads((checkpoint / MARKER).read_text(encoding="utf-8")).get("texts")
     if checkpoint is None or not before:
         return
     from .mixture import contents  # and with it torch, for which a list of studies need not wait
