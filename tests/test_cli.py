@@ -234,6 +234,14 @@ def test_a_reader_that_has_gone_is_no_error(words, both):
         assert (done.returncode, done.stderr or b"") == (141, b"")
 
 
+def test_another_pipe_that_breaks_is_a_bug_with_its_trace():
+    worker = "def broken(*_, **__): raise BrokenPipeError(32, 'of a worker')"
+    code = f"from decondense import cli, studies\n{worker}\nstudies.find = broken\ncli.main(['study', 'dose'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.endswith("BrokenPipeError: [Errno 32] of a worker\n")
+
+
 def test_progress_into_a_pipe_is_a_line_now_and_then_with_the_time_left(capsys, monkeypatch):
     clock = iter((0.0, 1.0, 11.0, 12.0, 22.0, 40.0, 50.0, 60.0, 72.0))
     monkeypatch.setattr(terminal.time, "monotonic", lambda: next(clock))

@@ -66,7 +66,7 @@ def made_small(words: list[str]) -> list[str]:
     if name in ("measure", "compare"):
         return [*words, "--windows", "2", "--tokens", "64"]
     if name == "evaluate":
-        data = [] if "--data" in given else ["--data", "DIR"]
+        data = [] if "--bench" in given else ["--bench", "DIR"]
         return [*words, "--limit", "2", "--batch-tokens", "8192", *data]
     return words
 

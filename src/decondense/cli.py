@@ -11,6 +11,7 @@ import dis
 import errno
 import os
 import pkgutil
+import select
 import sys
 from importlib import import_module
 from typing import Annotated, Any, NoReturn
@@ -103,12 +104,13 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command and leave with 0, 1 (a bug), 2 (a sentence on stderr), 130 (interrupted) or 141 (closed pipe)."""
     try:
         _run(arguments)
-    except BrokenPipeError:
-        _unheard()
-    except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):  # of which typer and rich make exit code 1
-            _unheard()
-        raise
+    except (BrokenPipeError, SystemExit) as end:
+        error = end.__context__ if isinstance(end, SystemExit) else end  # typer and rich exit with 1 because of it
+        if not isinstance(error, BrokenPipeError):
+            raise
+        if _unheard():
+            sys.exit(141)
+        raise error from None
 
 
 def _run(arguments: list[str] | None) -> None:
@@ -134,15 +136,23 @@ def _interrupted(stop: KeyboardInterrupt) -> NoReturn:
     sys.exit(130)
 
 
-def _unheard() -> NoReturn:
-    """What is still in the buffers goes nowhere, so that Python does not try again and complain."""
+def _unheard() -> bool:
+    """Whether nobody reads what we say any more, or it is another pipe that broke. What is still in the buffers then
+    goes nowhere, so that Python does not try again and complain."""
+    gone = [stream for stream in (sys.__stdout__, sys.__stderr__) if stream is not None and _closed(stream.fileno())]
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in filter(None, (sys.__stdout__, sys.__stderr__)):
-        try:
-            stream.flush()
-        except BrokenPipeError:
-            os.dup2(nowhere, stream.fileno())
-    sys.exit(141)
+    for stream in gone:
+        os.dup2(nowhere, stream.fileno())
+    return bool(gone)
+
+
+def _closed(pipe: int) -> bool:
+    """Whether its other end is; where rich has put nothing in its place, or the system cannot be asked, yes."""
+    if not hasattr(select, "poll") or os.path.samestat(os.fstat(pipe), os.stat(os.devnull)):
+        return True
+    asked = select.poll()
+    asked.register(pipe, 0)
+    return any(event & select.POLLERR for _, event in asked.poll(0))
 
 
 def _on_purpose(error: BaseException) -> bool:

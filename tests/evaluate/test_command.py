@@ -50,7 +50,6 @@ def test_command(whole, stories, bench, tmp_path):
     assert "average over 2 tasks" in done.stdout
     assert sorted(p.name for p in out.iterdir()) == ["config.yaml", "items.parquet", "result.json", "run.json"]
     assert f"bench: {bench}\n" in (out / "config.yaml").read_text()
-    assert "--data" not in cli("evaluate", "--help").stdout  # its name of old
     run = load_run(out)
     assert run.record == whole[0]
     assert [i for rows in run.items.values() for i in rows] == whole[1]
@@ -131,7 +130,7 @@ def test_one_process_at_a_time(stories, bench, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     with locked(out / ".lock"):
-        done = cli("evaluate", stories, "--tasks", "piqa", "--data", bench, "--limit", 1, "--out", out)
+        done = cli("evaluate", stories, "--tasks", "piqa", "--bench", bench, "--limit", 1, "--out", out)
     assert done.returncode == 2
     assert f"the folder {str(out)!r} is in use by another process: wait for it, or choose another" in done.stderr
     assert not (out / "result.json").exists()

@@ -179,7 +179,7 @@ def test_steady_interval_covers_the_next_text():
 
 
 def test_steady_ends_where_no_value_can_be():
-    """Nine correlations just below 1, one of which is not; the verdict and the other end stay."""
+    """Ten correlations, most of them near 1; the verdict and the other end stay."""
     values = [0.75, 0.96, 1.0, 0.96, 0.96, 0.93, 0.75, 0.68, 0.93, 0.93]
     free, bound = steady(values, margin=0.2), steady(values, margin=0.2, most=1.0)
     assert free.high > 1.1

@@ -9,7 +9,6 @@ import pytest
 from study_runs import concluded, of_seeds, packed, run, scored
 
 from decondense import studies
-from decondense.figures.studies import effects
 from decondense.studies import hyper, settings_of, variants
 from decondense.studies.contrasts import over_items
 from decondense.studies.outcomes import unpack
@@ -85,15 +84,6 @@ def test_a_ruined_arm_does_not_flatten_the_others(tmp_path, monkeypatch):
     assert -0.02 < low < 0 < 0.01 < high < 0.03
     assert "green" in chart.x.title
     assert "orange" not in chart.x.title
-
-
-@pytest.mark.parametrize(("values", "cut"), [((0.0, 0.01), True), ((0.0, 0.01, 0.02, 0.01), False), ((0.01,), False)])
-def test_a_bar_that_is_cut_is_told(tmp_path, monkeypatch, values, cut):
-    """Of two seeds it is 12.7 times their distance; the axis has their span and 0.6 of it on either side."""
-    drawn = []
-    monkeypatch.setattr("decondense.figures.studies.draw", lambda strips, path: drawn.extend(strips))
-    effects([("one", values)], tmp_path / "figure.png", x="nats", note="dots")
-    assert ("longer bars are cut" in drawn[0].rows[0][0].x.title) == cut
 
 
 def test_table_2_without_three_seeds_says_nothing_of_the_answers():

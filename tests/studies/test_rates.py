@@ -103,7 +103,7 @@ def test_of_several_losses_the_one_nearest_to_a_gain_is_told_at_its_worst():
             "not reproduced",
             "b: +0.015 [+0.010, +0.020] in n",
         ),
-        ({"a": {"m": harm, "n": fine}, "b": {"m": fine, "n": wide}}, "undecided", "b: −0.025 [−0.030, −0.020] in m"),
+        ({"a": {"m": harm, "n": fine}, "b": {"m": fine, "n": wide}}, "undecided", "b: −0.050 [−0.500, +0.400] in n"),
         (
             {"a": {"m": wide}, "b": {"m": fine}},
             "reproduced",

@@ -24,7 +24,6 @@ def evaluate(
         str, typer.Option(help="paper (the ten benchmarks), or lm-eval task names a,b,c, or none")
     ] = "paper",
     bench: o.Bench = None,
-    data: Annotated[str | None, typer.Option(hidden=True)] = None,  # what --bench was called
     shots: Annotated[
         str, typer.Option(help="gpt2 (1 for four tasks), qwen3 (5 for them), zero, or a number for all")
     ] = "gpt2",
@@ -54,7 +53,7 @@ def evaluate(
     as_json: o.Json = False,
 ) -> None:
     """Score a model on the paper's ten benchmarks, or any of lm-eval's, and keep every item's outcome."""
-    options = o.given(locals(), "fresh", "bench") | {"data": bench or data}
+    options = o.given(locals(), "fresh", "bench") | {"data": bench}
     options |= {"tasks": "" if tasks == "none" else tasks, "text": o.names_of(text)}
     if not options["tasks"] and not options["text"]:
         raise ValueError("--tasks none leaves nothing to do: name tasks, or a text with --text.")

@@ -35,16 +35,13 @@ class Rows:
         )
 
     def check_fields(self, config: dict[str, Any]) -> None:
-        """The fields that the templates name are there and not null; where functions read the rows, which do not say
-        what they read, every row has the fields of the others."""
+        """The fields that the templates name are there and not null. What a function reads shows when it does."""
         templates = [config.get(key) for key in TEMPLATES]
         named = {field for one in templates if not OPTIONAL.search(str(one)) for field in fields_of(one)}
-        known = {field for row in self.rows for field in row}
-        processed = config.get("process_docs") is not None  # which adds fields of its own
-        everywhere = known if processed or any(map(callable, templates)) else set()
-        named = named & known if processed else named
+        if config.get("process_docs") is not None:  # which adds fields of its own
+            named &= {field for row in self.rows for field in row}
         for at, row in enumerate(self.rows):
-            if missing := sorted(f for f in named | everywhere if f not in row):
+            if missing := sorted(f for f in named if f not in row):
                 self.refuse(at, f"{list_of(missing)} must be there and {'is' if len(missing) == 1 else 'are'} missing")
             if empty := sorted(f for f in named if row[f] is None):
                 self.refuse(at, f"{list_of(empty)} must not be null")
@@ -80,7 +77,7 @@ class Rows:
                 self.refuse(first, _words(error))
             task.features = list(items.features)
         if process is None:  # the same, and there already: reading the data takes as long as all checks
-            items = [{field: row.get(field) for field in self.rows[0]} for row in self.rows]
+            items = self.rows
         chosen = task.OUTPUT_TYPE == "multiple_choice"
         for number, item in enumerate(islice(items, limit)):
             at = number if len(items) == len(self.numbers) else len(self.numbers) + number  # some were left out
@@ -89,6 +86,8 @@ class Rows:
                 try:
                     made[key] = getattr(task, key)(item)
                 except Exception as error:
+                    if isinstance(error, KeyError) and item.last not in item:
+                        self.refuse(at, f"{item.last} must be there and is missing")
                     fields = _shown(sorted(fields_of(getattr(task.config, key))) or [item.last], item)
                     self.refuse(at, f"{fields} cannot be read, {_words(error)}")
             if chosen:
@@ -129,9 +128,10 @@ def fields_of(template: Any) -> set[str]:
 
 @cache
 def _variables(template: str) -> set[str]:
-    from jinja2 import Environment, meta
+    from jinja2 import meta
+    from lm_eval.utils import env
 
-    return {template} if template.isidentifier() else meta.find_undeclared_variables(Environment().parse(template))
+    return {template} if template.isidentifier() else meta.find_undeclared_variables(env.parse(template))
 
 
 class _Watched(dict):

@@ -7,7 +7,6 @@ Seeds and documents (items) are both samples, and crossed (docs/statistics.md); 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
 
 import numpy as np
 
@@ -76,19 +75,19 @@ def below_everywhere(
 ) -> tuple[str, str, dict[str, Decision]]:
     """Loss → model → its difference to cross-entropy, None where it is not known. The verdict: reproduced where one
     loss has every interval below −`smallest`, not reproduced where every loss has one above it. And what decides it in
-    short, and by name: of every loss the model in which a gain is farthest, and of these the loss for which it is
-    nearest."""
+    short, and by name: of every loss that is not excluded, or of all, the model in which a gain is farthest, and of
+    these the loss for which it is nearest."""
     below = [loss for loss, row in losses.items() if all(d and known(d.high) < -smallest for d in row.values())]
-    judged = {
-        loss: [(d.low, model, d) for model, d in row.items() if d and d.low is not None] for loss, row in losses.items()
-    }
-    worst = {loss: max(row, key=itemgetter(0)) for loss, row in judged.items() if row}
-    above = [loss for loss, (low, *_) in worst.items() if low > -smallest]
+    judged = {loss: {model: d for model, d in row.items() if d and d.low is not None} for loss, row in losses.items()}
+    above = [loss for loss, row in judged.items() if any(known(d.low) > -smallest for d in row.values())]
     verdict = REPRODUCED if below else NOT if losses and len(above) == len(losses) else UNDECIDED
+    end = (lambda d: known(d.low)) if verdict == NOT else (lambda d: known(d.high))
+    worst = {loss: max(row.items(), key=lambda entry: end(entry[1])) for loss, row in judged.items() if row}
     if not worst:
         return verdict, "not known, with too few seeds or none", {}
-    loss = min(below or worst, key=lambda loss: worst[loss][0])
-    _, model, difference = worst[loss]
+    open_ = [loss for loss in worst if loss not in above]
+    loss = min(below or open_ or worst, key=lambda loss: end(worst[loss][1]))
+    model, difference = worst[loss]
     sought = f"{smallest:g} nats of held-out loss in every model"
     if below:
         headline = f"{loss} gains {sought}; least in {model}: {difference.short()}"
