@@ -92,12 +92,16 @@ class Term:
         """The weight at an optimiser step: 0 at step 0 of a rise, the full weight from `ramp_steps` on."""
         if callable(self.schedule):
             factor = self.schedule(step)
-            if not hasattr(factor, "__float__") or not math.isfinite(factor):
+            try:
+                number = float(factor) if hasattr(factor, "__float__") else math.nan  # not that of a text
+            except (TypeError, ValueError, RuntimeError, OverflowError):  # several numbers, or more than a float can be
+                number = math.nan
+            if not math.isfinite(number):
                 raise ValueError(
                     f"schedule must return a finite number, by which the weight is multiplied, got {factor!r} for step "
                     f"{step}: return 1 where nothing is to change."
                 )
-            return self.weight * float(factor)
+            return self.weight * number
         if self.schedule == "constant":
             return self.weight
         done = min(1.0, max(0, step - (self.release_at or 0)) / (self.ramp_steps or 1))

@@ -413,7 +413,10 @@ def test_bad_input(call, error, words):
     dc.regularize(model).remove()  # nothing half-attached
 
 
-@pytest.mark.parametrize("factor", [None, float("nan"), float("inf"), "1", [1.0]])
+@pytest.mark.parametrize(
+    "factor",
+    [None, float("nan"), float("inf"), "1", [1.0], torch.ones(2), np.ones(2), pytest.param(10**400, id="huge")],
+)
 def test_a_schedule_must_return_a_number(factor):
     model, ids = llama(layers=1).train(), tokens()
     words = f"finite number, by which the weight is multiplied, got {factor!r} for step 0: return 1 where"
