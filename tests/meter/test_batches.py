@@ -227,3 +227,22 @@ def test_inputs_that_a_model_cannot_read_are_refused_before_the_first_pass(look)
     rotary = llama()
     rotary.config.max_position_embeddings = 16
     look(rotary, inputs=tokens(2, 20))  # it has no table of them, and reads more
+
+
+class Stretch(nn.Module):
+    def __init__(self, by: float) -> None:
+        super().__init__()
+        self.by = nn.Parameter(torch.tensor(by))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.by
+
+
+def test_blocks_that_change_no_direction_have_no_trend():
+    """Few directions in few dimensions: thousands of tokens round alike, and the means of the blocks differ by 2e-6."""
+    torch.manual_seed(4)
+    directions = (torch.randn(2, 64) + 1)[torch.arange(50) % 2]
+    blocks = [Stretch(float(by)) for by in torch.rand(8) + 0.7]
+    model = nn.Sequential(nn.Embedding.from_pretrained(directions, freeze=False), *blocks)
+    c = measure(model, inputs={"input": torch.randint(0, 50, (8, 512))}, modules=[str(i) for i in range(1, 9)])
+    assert c.verdict.startswith("constant over depth: Spearman undefined")

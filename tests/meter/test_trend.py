@@ -61,7 +61,7 @@ def test_a_constant_curve_has_no_rank_correlation():
         assert trend["last"]["value"] == pytest.approx(0.3)
 
 
-@pytest.mark.parametrize(("level", "rounding"), [(1, 5e-6), (0.6, 4e-7)])
+@pytest.mark.parametrize(("level", "rounding"), [(1, 5e-6), (0.6, 4e-6)])
 def test_rounding_is_no_order(level, rounding):
     """All layers of a model that has collapsed have a mean cosine of 1; those of one with two directions, say, 0.6."""
     falling = level - np.linspace(0, rounding, 7) + np.random.default_rng(4).normal(scale=1e-9, size=(5, 7))

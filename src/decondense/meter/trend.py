@@ -8,9 +8,10 @@ A curve is y_l, l = 0 … n−1, one value per hidden state.
 * last:     mean of y over the last ``last`` states.
 
 Ranks take what may be rounding for a tie. Mean cosines come from unit vectors in float32, a few roundings of 2⁻²⁴ ≈
-6e-8 each. Where tokens differ these average out: against float64 the mean is off by at most 3e-7, so values within
-``TIED`` of each other are equal. Tokens that are equal but for rounding all round alike, and with thousands of them the
-mean is off by up to 6e-6: whatever lies within ``COLLAPSED`` of 1 is 1.
+6e-8 each. Where tokens differ these average out: against float64 the mean is off by at most 3e-7. Tokens of the same
+few directions round alike, and thousands of them are off together: by up to 3e-6 with two directions in 16 dimensions,
+so values within ``TIED`` of each other are equal, and by up to 6e-6 with one: whatever lies within ``COLLAPSED`` of 1
+is 1.
 
 Spearman and Kendall do not care whether the diagonal is counted: μ_all = 1/N + (1 − 1/N) μ_off is increasing.
 """
@@ -27,7 +28,7 @@ from ..records import STATISTICS
 from ..stats.intervals import bootstrap
 
 Estimate = dict[str, float | None]  # value, low and high; None where there is none
-TIED, COLLAPSED = 5e-7, 1e-5
+TIED, COLLAPSED = 5e-6, 1e-5
 
 
 def curve_statistics(curves: np.ndarray, *, last: int = 3) -> np.ndarray:
