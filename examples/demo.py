@@ -209,10 +209,10 @@ def main() -> None:
         for arm, made in runs.items()
     }
     drawn = picture(real, runs, losses)
-    from decondense.report.page import report
+    from decondense.report.page import collect, render
 
     page = OUT / "report.html"
-    report([OUT], page, title="decondense: what the demo saw")
+    page.write_text(render(collect([OUT]), title="decondense: what the demo saw"), encoding="utf-8")
     out.print()
     for sentence in summary(real, runs, losses):
         out.print(sentence)

@@ -122,10 +122,10 @@ def arguments(model: Any, batch: dict[str, Any], *, stack: str = "decoder") -> d
     given = {key: value.to(device) if isinstance(value, Tensor) else value for key, value in batch.items()}
     labels = given.get("labels")
     given = {key: value for key, value in given.items() if key not in TARGETS}
-    if stack != "encoder" and "use_cache" in inspect.signature(model.forward).parameters:
-        given["use_cache"] = False
+    cached = stack != "encoder" and "use_cache" in inspect.signature(model.forward).parameters
+    alone = {"use_cache": False} if cached else {}
     if not is_encoder_decoder(model):
-        return given
+        return given | alone
     if stack == "encoder":
         return {key: value for key, value in given.items() if not key.startswith("decoder_")}
     if "decoder_input_ids" not in given and "decoder_inputs_embeds" not in given:
@@ -144,4 +144,4 @@ def arguments(model: Any, batch: dict[str, Any], *, stack: str = "decoder") -> d
             given["decoder_attention_mask"] = (labels >= 0).long()
         elif labels is None and "decoder_attention_mask" not in given and "attention_mask" in given:
             given["decoder_attention_mask"] = given["attention_mask"]
-    return given
+    return given | alone

@@ -102,4 +102,5 @@ def test_a_recipe_with_two_losses(tmp_path, cache):
         assert -1 <= line["mean_cosine"] <= 1
     assert [loss["name"] for loss in record["recipe"]["loss"]] == ["decorrelation", "dispersion"]
     card = (tmp_path / "both" / "model" / "README.md").read_text()
-    assert "| decorrelation, weight 0.3, last + dispersion, weight 0.5, [0, 1] |" in card
+    second = "dispersion, weight 0.5, [0, 1], released from 0.5 to 1 of the run"
+    assert f"| decorrelation, weight 0.3, last + {second} |" in card

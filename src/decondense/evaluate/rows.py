@@ -7,7 +7,7 @@ import hashlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
@@ -55,11 +55,11 @@ class Rows:
         try:
             table = pyarrow.Table.from_pylist(list(self.rows))
         except (pyarrow.ArrowException, OverflowError):
-            for field in self.rows[0]:
-                values = [row.get(field) for row in self.rows]
-                if _raises(partial(pyarrow.array, values)):
-                    at = _first(lambda number: _raises(partial(pyarrow.array, values[:number])), len(values))  # noqa: B023
-                    self.refuse(at, f"{field} must be of the kind that it is in the rows before, got {values[at]!r}")
+            kinds: dict[str, type] = {}
+            for at, row in enumerate(self.rows):
+                for field, value in row.items():
+                    if value is not None and kinds.setdefault(field, type(value)) is not type(value):
+                        self.refuse(at, f"{field} must be of the kind that it is in the rows before, got {value!r}")
             raise
         # Dataset.from_list would look at every value to name the data, which takes longer than all the rest
         state = self.file, self.file.stat().st_size, self.file.stat().st_mtime_ns, self.numbers
@@ -73,8 +73,10 @@ class Rows:
             try:
                 items = self.data if process is None else process(self.data)
             except Exception as error:
-                first = _first(lambda n: _raises(partial(process, self.data.select(range(n)))), len(self.rows))
-                self.refuse(first, _words(error))
+                for at in range(len(self.rows)):
+                    if _raises(process, self.data.select([at])):
+                        self.refuse(at, _words(error))
+                return
             task.features = list(items.features)
         if process is None:  # the same, and there already: reading the data takes as long as all checks
             items = self.rows
@@ -154,18 +156,9 @@ def _words(error: Exception) -> str:
     return f"{type(error).__name__}, {first_line(error).rstrip('.')}"
 
 
-def _raises(job: Callable[[], Any]) -> bool:
+def _raises(job: Callable[..., Any], *args: Any) -> bool:
     try:
-        job()
+        job(*args)
     except Exception:
         return True
     return False
-
-
-def _first(bad: Callable[[int], bool], size: int) -> int:
-    """The first of so many rows with which those before it are bad, as all of them are; by halves."""
-    good, known = 0, size
-    while known - good > 1:
-        middle = (good + known) // 2
-        good, known = (good, middle) if bad(middle) else (middle, known)
-    return known - 1
