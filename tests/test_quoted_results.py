@@ -331,3 +331,18 @@ def test_estimators():
 def test_three_seeds_where_three_are_said(name):
     seeds = {row["seed"] if "seed" in row else row["run"] for row in table(name)}
     assert len(seeds) == 3
+
+
+def test_commits_of_the_runs():
+    page = (ROOT / "docs" / "runs.md").read_text(encoding="utf-8")
+    told = re.findall(r"^\| `(\w+)` \| (\d+) \| [^|]+ \| (\w{7}) \| ([\d to]+) \|$", page, re.MULTILINE)
+    made: dict[tuple[str, str], list[int]] = {}
+    for study in {row[0] for row in told}:
+        for run in (run for arm in runs(study).values() for run in arm.values()):
+            commit = (run.versions.get("decondense") or "").partition("+g")[2]
+            if commit:
+                made.setdefault((study, commit), []).append(run.recipe["train"]["micro_batch"])
+    ends = {
+        key: (len(sizes), " to ".join(dict.fromkeys(map(str, (min(sizes), max(sizes)))))) for key, sizes in made.items()
+    }
+    assert {(study, commit): (int(count), at) for study, count, commit, at in told} == ends
