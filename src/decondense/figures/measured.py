@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -97,7 +98,7 @@ class Geometry:
         """Of the states the first block; named modules are blocks all of them."""
         return 0 if self.record.model.stack.startswith("modules ") else 1
 
-    @property
+    @cached_property
     def verdict(self) -> str:
         """The trend in a word and the level, with their intervals, in a line: from the numbers, so that a record
         written when the words were others reads as one of today."""
