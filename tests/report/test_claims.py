@@ -11,7 +11,7 @@ from decondense.records import read
 from decondense.report.claims import Effect, claim_of
 from decondense.report.page import collect, render
 from decondense.report.section import brief
-from decondense.stats.verdicts import NOT, REPRODUCED, trend_and_level
+from decondense.stats.verdicts import NOT, REPRODUCED
 
 
 def decision(estimate, low=None, high=None, verdict="reproduced", **more):
@@ -64,8 +64,8 @@ def test_an_end_that_is_not_zero_does_not_read_as_zero():
 def test_the_table_says_where_trend_and_level_part(tmp_path):
     """As the short table of a README does."""
     for name, level in (("width", NOT), ("init", REPRODUCED)):
-        sentence = f"reproduced: far. {trend_and_level(REPRODUCED, level)}"
-        write_study(tmp_path / name, study=name, claim=name, sentence=sentence)
+        estimate = {"verdicts": {"trend": REPRODUCED, "level": level}}
+        write_study(tmp_path / name, study=name, claim=name, estimate=estimate)
     rows = re.findall(r"<td>([^<]*<span class=.badge.*?)</td>", render(collect([tmp_path])), re.DOTALL)
     first, wide = (" ".join(re.sub("<.*?>", " ", row).split()) for row in rows)
     assert first == "✓ reproduced"

@@ -9,7 +9,7 @@ from by_hand import cli
 from page_results import write_measurement, write_study
 
 from decondense.report.results_table import insert_table, results_rows, results_table
-from decondense.stats.verdicts import NOT, REPRODUCED, trend_and_level
+from decondense.stats.verdicts import NOT, REPRODUCED
 
 
 def test_table_and_readme(tmp_path):
@@ -95,9 +95,8 @@ def test_the_short_table_names_every_study(tmp_path):
 
 
 def test_the_short_table_says_where_trend_and_level_part(tmp_path):
-    parts, agree = (f"reproduced: far. {trend_and_level(REPRODUCED, level)}" for level in (NOT, REPRODUCED))
-    for name, sentence in (("width", parts), ("init", agree)):
-        write_study(tmp_path / name, study=name, sentence=sentence)
+    for name, level in (("width", NOT), ("init", REPRODUCED)):
+        write_study(tmp_path / name, study=name, estimate={"verdicts": {"trend": REPRODUCED, "level": level}})
     (tmp_path / "README.md").write_text("<!-- verdicts -->\n<!-- end verdicts -->\n")
     known = [("width", "C3", "Do they?"), ("init", "C4", "Is it?")]
     text, _ = insert_table(tmp_path / "README.md", [tmp_path], known=known)

@@ -34,6 +34,7 @@ def layers(arm: str) -> int:
 
 
 NARROW, WIDE = "MLP width 8", "MLP width 256"
+PLAIN = "cross-entropy"
 ALONE, TAUGHT, DISPERSED = "student alone", "student with a teacher", "dispersed teacher"
 CE, DISP = "cross-entropy", "dispersion"
 CASES = [
@@ -245,6 +246,20 @@ def test_text_takes_the_text_as_the_unit(values, verdict):
     assert len(settings["texts"]) == 10
     level = "undecided" if len(values) < 3 else "reproduced"  # of which all have the same
     assert f"By the trend over depth {verdict}, by the level of the mean cosine {level}." in end.sentence
+    assert end.estimate["verdicts"] == {"trend": verdict, "level": level}
+
+
+def test_text_takes_the_level_of_all_models():
+    """The first that is told is steady, another is not."""
+    study, settings = settled("text", "gpu")
+    jumps = {text: 0.3 + 0.5 * (i % 2) for i, text in enumerate(settings["texts"])}
+
+    def numbers(config):
+        last = config["model"] == max(settings["models"])
+        return snapshot(None, cosine=jumps[config["text"]] if last else 0.5, spearman=0.8)
+
+    end = concluded(study, settings, measured(study, settings, numbers))
+    assert end.estimate["verdicts"] == {"trend": "reproduced", "level": "not reproduced"}
 
 
 def test_size_takes_the_model_as_the_unit_and_families_have_levels():
@@ -279,6 +294,9 @@ SIDES = {
     "dose": lambda arm, sign: {"spearman": 0.5 - dose(arm) / 10, "cosine": 0.5 - sign * dose(arm) / 10},
     "arch": lambda arm, sign: {"spearman": 0.9, "cosine": 0.5, "start": (0.5 - sign / 10, 0.9)},
     "distill": lambda arm, sign: {"spearman": 0.5, "cosine": 0.5 + sign * (arm == TAUGHT) / 5},
+    "width": lambda arm, sign: {"spearman": 0.9 * (arm == NARROW), "cosine": 0.5 + sign * (arm == NARROW) / 5},
+    "init": lambda arm, sign: {"spearman": 0.5, "cosine": 0.5, "start": (0.5 + sign / 10, 1.0)},
+    "counteract": lambda arm, sign: {"spearman": 0.5 * (arm == PLAIN), "cosine": 0.5 + sign * (arm == PLAIN) / 5},
 }  # fmt: skip
 
 
@@ -291,7 +309,10 @@ def test_trend_and_level_stand_side_by_side(name):
             numbers = SIDES[name](arm, sign)
             return run(**numbers | {k: numbers[k] + noise(arm + k, seed) for k in ("spearman", "cosine")})
 
-        sentence = of(name, make).sentence.replace("by the trend", "By the trend")
+        end = of(name, make)
+        sentence = end.sentence.replace("by the trend", "By the trend")
+        if name != "dose":  # whose verdict is about held-out loss
+            assert end.estimate["verdicts"] == {"trend": "reproduced", "level": level}
         assert f"By the trend over depth reproduced, by the level of the mean cosine {level}." in sentence
 
 

@@ -107,13 +107,15 @@ def claim_of(record: Study) -> Claim:
         evidence = several(one.n, one.unit)
     if record.scale == "smoke" and record.runs:  # a calculation is the same at every scale
         evidence += " at smoke scale, which checks the code, not the claim"
-    return Claim(record.claim, record.question, record.verdict, effect, evidence, parted(record.sentence))
+    return Claim(record.claim, record.question, record.verdict, effect, evidence, parted(record))
 
 
-def parted(sentence: str) -> str:
-    """What `stats.verdicts.trend_and_level` wrote into a sentence, in short, where the two differ; else nothing."""
-    found = re.search("By the trend over depth ([a-z ]+), by the level of the mean cosine ([a-z ]+)", sentence)
-    return f"by the trend over depth {found[1]}, by the level {found[2]}" if found and found[1] != found[2] else ""
+def parted(record: Study) -> str:
+    """The verdicts by the trend and by the level, where a study has both and they differ; else nothing."""
+    match record.estimate.get("verdicts"):
+        case {"trend": trend, "level": level} if trend != level:
+            return f"by the trend over depth {trend}, by the level {level}"
+    return ""
 
 
 def _decision(record: Study) -> list[tuple[str, _Decision]]:

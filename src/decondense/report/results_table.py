@@ -66,7 +66,7 @@ def verdicts_table(places: Places, *, known: Known, base: AnyPath | None = None)
     for name, claim, question in known:
         here = [source for source in studies if source.record.study == name]
         for source in here:
-            both = parted(source.record.sentence)
+            both = parted(source.record)
             verdict = f"{source.record.verdict} ({both})" if both else source.record.verdict
             rows.append([_link(source, root, name), _cell(claim), _cell(question), _cell(verdict)])
         if not here:

@@ -55,10 +55,9 @@ def judged(values: Sequence[float], smallest: float) -> str:
     return finding({"low": low, "high": high}, (inner[0], inner[1]), smallest)
 
 
-def trend_and_level(trend: Decision | str, level: Decision | str) -> str:
+def trend_and_level(trend: str, level: str) -> str:
     """Both verdicts on a claim about condensation, side by side: a trend can flatten while the level rises."""
-    first, second = (one.verdict if isinstance(one, Decision) else one for one in (trend, level))
-    return f"By the trend over depth {first}, by the level of the mean cosine {second}."
+    return f"By the trend over depth {trend}, by the level of the mean cosine {level}."
 
 
 def trend_and_level_short(trend: Decision, level: Decision) -> str:

@@ -97,11 +97,12 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     seeds = [len(runs.of(arm)) for arm in runs.arms]
     missing = f"{len(seeds)} of {of_all} architectures are run, {min(seeds, default=0)} of at least 3 training seeds; "
     whole = len(seeds) == of_all and min(seeds) >= 3
+    verdicts = {"trend": verdict, "level": by_level}
     sentence = missing * (not whole) + (
         f"Spearman of {len(names)} architectures: {_sides(condense, resist)}; pairs that differ in it: "
         f"{_moved(contrasts, 2) or 'none'}. Mean cosine of the blocks, end minus step 0: {_sides(level, lowered)}"
         f"{f'; since the first snapshot after that: {_sides(later, fallen)}' if later else ''}; pairs that "
-        f"differ in it at the end: {_moved(levels, 3) or 'none'}. {trend_and_level(verdict, by_level)}"
+        f"differ in it at the end: {_moved(levels, 3) or 'none'}. {trend_and_level(**verdicts)}"
     )
     if failed:
         sentence += (
@@ -120,7 +121,10 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         right=[f"{runs.mean(arm, cosine):.3f}" for arm in shown], right_title="mean cosine",
         note="above 0: condensing; dots: training seeds; bars, where there are several: 95 % intervals",
     )  # fmt: skip
-    estimate = {"spearman": condense, "contrasts": contrasts, "mean_cosine": level, "contrasts_mean_cosine": levels}
+    estimate = {
+        "spearman": condense, "contrasts": contrasts, "mean_cosine": level, "contrasts_mean_cosine": levels,
+        "verdicts": verdicts,
+    }  # fmt: skip
     more = {"curves.png": _curves(runs)} if runs.arms else {}
     rows = runs.rows(spearman_blocks=spearman_blocks)
     return Conclusion(verdict, headline, sentence, *rows, estimate, draw, more)

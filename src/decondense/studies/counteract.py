@@ -27,11 +27,12 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     part = "" if math.isnan(share) else f", which is {share:.1f} % of it"
     size = judged(runs.differences(TREATED, PLAIN, cosine), MATTERS_COSINE * runs.mean(PLAIN, cosine))
     worth = judged(runs.differences(TREATED, PLAIN, held_out), MATTERS_NATS)
+    verdicts = {"trend": trend.verdict, "level": change.verdict}
     sentence = (
         f"mean cosine {start:.3f} before, {runs.said(PLAIN, cosine)} after cross-entropy, "
         f"{runs.said(TREATED, cosine)} with dispersion; difference {change.words(4)}{part}{change.why}: "
         f"{size} (of {100 * MATTERS_COSINE:g} % or more). Spearman, difference {trend.words(3)}. "
-        f"{trend_and_level(trend, change)} Held-out loss {loss.words(5)}: {worth} (of {MATTERS_NATS:g} nats or more)."
+        f"{trend_and_level(**verdicts)} Held-out loss {loss.words(5)}: {worth} (of {MATTERS_NATS:g} nats or more)."
     )
     headline = f"mean cosine, {TREATED} minus {PLAIN}: {change.short(4)}{part}: {size}"
     steps, moved = {}, {}  # of each arm, one dot per seed: the blocks at every snapshot; how far each state has come
@@ -50,7 +51,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     )
     estimate: dict[str, Any] = {"mean_cosine": change, "spearman": trend, "held_out_loss": loss}
     estimate |= {"cross_entropy_alone": left, "findings": {"mean_cosine": size, "held_out_loss": worth}}
-    estimate |= {"share_removed_percent": share}
+    estimate |= {"share_removed_percent": share, "verdicts": verdicts}
     return Conclusion(change.verdict, headline, sentence, *runs.rows(), estimate, draw)
 
 

@@ -53,13 +53,14 @@ def _students(runs: Runs, settings: Settings) -> Conclusion:
     change = not_below(runs.differences(TAUGHT, ALONE, cosine), margin=MARGIN)
     trend = not_below(runs.differences(TAUGHT, ALONE, spearman), margin=TREND_MARGIN)
     loss = runs.contrast(TAUGHT, ALONE, held_out)
+    verdicts = {"trend": trend.verdict, "level": change.verdict}
     sentence = (
         f"mean cosine with a teacher minus alone {change.words()}{change.why}; it is {runs.said(ALONE, cosine)} alone, "
         f"{runs.said(TAUGHT, cosine)} with a teacher. Spearman {trend.words(2)}{trend.why}. "
-        f"{trend_and_level(trend, change)} "
+        f"{trend_and_level(**verdicts)} "
         f"Held-out loss {loss.words(4)}."
     )
-    estimate = {"mean_cosine": change, "spearman": trend, "held_out_loss": loss, "margin": MARGIN}
+    estimate = {"mean_cosine": change, "spearman": trend, "held_out_loss": loss, "margin": MARGIN, "verdicts": verdicts}
     verdict, headline = change.verdict, f"mean cosine minus that of the student alone (must stay above −{MARGIN:g}): "
     headline += f"with a teacher {change.short()}"
     if OTHERWISE in settings["arms"]:
@@ -112,11 +113,12 @@ def _pairs(runs: Runs, settings: Settings) -> Conclusion:
     ]
     moved = [float(models[i, True].spearman or 0) - float(models[i, False].spearman or 0) for i in whole]
     trend = not_below(moved, margin=TREND_MARGIN, unit="pair")
+    verdicts = {"trend": trend.verdict, "level": change.verdict}
     sentence = (
         f"mean cosine, distilled minus original, {change.words()}{change.why}. Spearman {trend.words(2)}{trend.why}. "
-        f"{trend_and_level(trend, change)}"
+        f"{trend_and_level(**verdicts)}"
     )
-    estimate = {"mean_cosine": change, "margin": MARGIN, "spearman": trend}
+    estimate = {"mean_cosine": change, "margin": MARGIN, "spearman": trend, "verdicts": verdicts}
     headline = f"mean cosine, distilled minus original (must stay above −{MARGIN:g}): {change.short()}"
     draw = partial(heat_grid, shown) if whole else None
     return Conclusion(change.verdict, headline, sentence, columns, rows, estimate, draw)

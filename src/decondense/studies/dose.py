@@ -73,13 +73,14 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     scores = {d: scored for d, arm in arm_of.items() if (scored := runs.scores(arm))}
     tasks = list(dict.fromkeys(task for seeds in scores.values() for one in seeds.values() for task in one))
     best = min(here, key=lambda d: runs.mean(here[d], held_out), default=0.0)
+    by = trend_and_level(trend.verdict, level.verdict)
     sentence = (
         f"held-out loss at λ = {_plain(dose)} minus at 0 {against[dose].words(4)}; slope over doses, nats per unit of "
         f"λ, {slope.words(4)} (below 0: condensing hurts more than dispersing); lowest mean loss at λ = {_plain(best)}"
         f". {_at_most(most, at, len(towards))}"
         f"Mean cosine {_at(runs, arm_of, cosine, '.3f')}, slope {level.words()}; Spearman "
         f"{_at(runs, arm_of, spearman, '+.2f')}, slope {trend.words()}. That a higher weight relieves condensation: "
-        f"{trend_and_level(trend, level)[0].lower()}{trend_and_level(trend, level)[1:]}"
+        f"{by[0].lower()}{by[1:]}"
     )
     headline = (
         f"held-out loss, λ = {_plain(dose)} minus 0: {against[dose].short(4)} nats; slope over all λ: "

@@ -58,9 +58,10 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         for run, row in rows.items()
         for label, shot in row
     ]
+    verdicts = {"trend": fall.verdict, "level": level.verdict}
     sentence = (
         f"Spearman at step 0 {start.words(2)}; end minus step 0 {fall.words(2)}. Mean cosine of the blocks, end minus "
-        f"step 0, {level.words()}; of the last three states {late.words()}. {trend_and_level(fall, level)}"
+        f"step 0, {level.words()}; of the last three states {late.words()}. {trend_and_level(**verdicts)}"
     )
     headline = f"Spearman at step 0 {start.short(2)}; end minus step 0: {trend_and_level_short(fall, level)}"
     first = next(iter(rows.values()), [])
@@ -72,5 +73,5 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     draw = partial(heat_row, first, points=points, x="optimiser step (heatmaps: the first run)") if rows else None
     columns = ["run", "checkpoint", "step", "spearman", "kendall", "mean_cosine_last", "mean_cosine"]
     estimate: dict[str, Any] = {"start": start, "change": fall, "mean_cosine": level, "last": late}
-    estimate |= {"ends": [signed(spearman(end), 3) for _, end in ends]}
+    estimate |= {"ends": [signed(spearman(end), 3) for _, end in ends], "verdicts": verdicts}
     return Conclusion(combine([start, fall]), headline, sentence, columns, table, estimate, draw)

@@ -95,7 +95,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         sentence += f"; {family}: {signed(ends[0].spearman, 2)} smallest, {signed(ends[-1].spearman, 2)} largest"
     if alone:
         sentence += f"; shown only: {', '.join(_name(m) for m in models if m.family in alone)}"
-    sentence += f". Over the blocks alone Spearman changes by {blocks.words(2)}. {trend_and_level(trend, level)}"
+    verdicts = {"trend": trend.verdict, "level": level.verdict}
+    sentence += f". Over the blocks alone Spearman changes by {blocks.words(2)}. {trend_and_level(**verdicts)}"
     headline = f"for tenfold parameters: {trend_and_level_short(trend, level)}"
     ordered = sorted(models, key=lambda m: (families.index(m.family), m.parameters))
     panels = [(_name(m), m.snapshot) for m in ordered]
@@ -108,6 +109,6 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     limits = {"Spearman": least} if len({m.family for m in compared}) == 1 else {}  # families differ in depth
     more: dict[str, Any] = {"x": "parameters", "numbers": True, "limits": limits}
     draw = partial(heat_row, panels, points=points, **more) if models else None
-    estimate = {"slope": trend, "spearman_blocks": blocks, "mean_cosine": level}
+    estimate = {"slope": trend, "spearman_blocks": blocks, "mean_cosine": level, "verdicts": verdicts}
     columns, rows = list(Member._fields[:-1]), [list(m[:-1]) for m in models]
     return Conclusion(trend.verdict, headline, sentence, columns, rows, estimate, draw)

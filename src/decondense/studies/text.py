@@ -51,7 +51,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
             f"{model}: Spearman {listed}; for one more text {decisions[model].words(2)}, {decisions[model].reason}; "
             f"lowest correlation of the curves of two texts {signed(agreement[model], 3)}. Mean cosine "
             f"{min(cosines):.3f} to {max(cosines):.3f}, for one more text {level.words()}, {level.reason}. "
-            f"{trend_and_level(decisions[model], level)}"
+            f"{trend_and_level(decisions[model].verdict, level.verdict)}"
         )
     columns = ["model", "text", "spearman", "spearman_low", "spearman_high", "kendall", "mean_cosine"]
     columns += ["mean_cosine_last", "windows"]
@@ -69,8 +69,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     estimate = {"another_text": decisions, "lowest_correlation": agreement, "margin": MARGIN, "mean_cosine": levels}
     named = {model.split("/")[-1]: decision for model, decision in decisions.items()}
     headline = f"Spearman to expect on one more text (margin ±{MARGIN:g}): {deciding(named, 2)}"
-    verdict = combine(list(decisions.values()))
-    return Conclusion(verdict, headline, " ".join(words), columns, rows, estimate, draw)
+    both = {"trend": combine(list(decisions.values())), "level": combine(list(levels.values()))}
+    return Conclusion(both["trend"], headline, " ".join(words), columns, rows, estimate | {"verdicts": both}, draw)
 
 
 def _agreement(curves: list[list[float | None]]) -> float:

@@ -36,13 +36,14 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     otherwise = ""
     if (difference.verdict, level.verdict) == (REPRODUCED, NOT):
         otherwise = ": by the mean over all blocks it is the wider that are condensed"
+    verdicts = {"trend": difference.verdict, "level": level.verdict}
     sentence = (
         f"Spearman {signed(runs.mean(narrow, spearman), 2)} at {narrow}, {signed(runs.mean(wide, spearman), 2)} at "
         f"{wide}; difference {difference.words(2)}{difference.why}. Mean cosine of the blocks at the end "
         f"{runs.said(narrow, cosine)} and {runs.said(wide, cosine)}, difference {level.words()}{otherwise}; of "
         f"the last three states {runs.said(narrow, last)} and {runs.said(wide, last)}. Held-out loss "
         f"{runs.said(narrow, held_out, 2)} and {runs.said(wide, held_out, 2)}: equal tokens, not equal loss. "
-        f"{trend_and_level(difference, level)}"
+        f"{trend_and_level(**verdicts)}"
     )
     shown = {"Spearman": spearman, "mean cosine, all blocks": cosine, "mean cosine, last 3 states": last}
     points = {
@@ -51,6 +52,6 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     }
     draw = partial(heat_row, runs.last_snapshots(), points=points, x="MLP width")
     per_arm = {arm: interval(runs.values(arm, spearman)) for arm in runs.arms}
-    estimate = {"difference": difference, "mean_cosine": level, "spearman": per_arm}
+    estimate = {"difference": difference, "mean_cosine": level, "spearman": per_arm, "verdicts": verdicts}
     headline = f"{narrow} minus {wide}: {trend_and_level_short(difference, level)}"
     return Conclusion(difference.verdict, headline, sentence, *runs.rows(), estimate, draw)
