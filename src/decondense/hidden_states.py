@@ -13,7 +13,7 @@ import fnmatch
 import re
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from torch.backends import mha
 from torch.utils.hooks import RemovableHandle
 
-from .inputs import called_with, stating, token_mask, unread_mask
+from .inputs import called_with, stating, token_mask, tokens_of, unread_mask
 from .insides.transformers import is_encoder_decoder
 from .losses.options import check_choice
 from .split import refuse_pipeline
-from .stack import repeated_blocks, stack_of
+from .stack import padded_by, repeated_blocks, stack_of
 from .words import near
 
 LAYER_NAMES = ("all", "last", "early_half", "late_half")
@@ -192,9 +192,15 @@ class ModuleReader:
                     f"name what is in it, '{name}.*'."
                 )
         self.parts = [modules[name] for name in self.names]
-        self.sides = _sides(self.parts, unwrap_peft(model))
+        # Of each layer the stack of torch's own around it; where all are of one kind, what lies outside has its tokens.
+        found = [padded_by(model, name) for name in self.names]
+        around = [one for one in found if one is not None]
+        alone = around[0] if len({argument for _, argument in around}) == 1 else ("", "")
+        self.padded = [one or alone for one in found]
+        self.sides = _sides(self.parts, unwrap_peft(model), self.padded)
         self.differentiated = True  # whether a loss is taken of the states, so that they must carry a gradient
         self._outputs: dict[str, Tensor] | None = None
+        self._paddings: dict[str, Any] = {}  # what torch's own stacks and layers were called with, by their names
         told = set()
 
         def tell(words: str) -> None:  # no method: a compiler that traces calls it then and there (`Attachment.read`)
@@ -210,7 +216,7 @@ class ModuleReader:
     def attach(self, before: Callable[[], bool], after: Callable[[Capture], None]) -> list[Any]:
         def start(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             active = module.training and torch.is_grad_enabled() and before()
-            self._outputs = {} if active else None
+            self._outputs, self._paddings = {} if active else None, {}
 
         def end(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
             outputs, self._outputs = self._outputs, None
@@ -219,10 +225,21 @@ class ModuleReader:
             after(self._capture(outputs, called_with(module.forward, args, kwargs)))
 
         handles = [Hook.hang(self.model.register_forward_pre_hook, start, with_kwargs=True)]
-        for name, part in zip(self.names, self.parts):
-            handles.append(Hook.hang(part.register_forward_hook, partial(self._record, name)))
+        handles += [Hook.hang(register, hook, **options) for register, hook, options in self._hooks()]
         handles.append(Hook.hang(self.model.register_forward_hook, end, with_kwargs=True))
         return handles
+
+    def _hooks(self) -> Iterator[tuple[Callable[..., RemovableHandle], Callable[..., None], dict[str, Any]]]:
+        for name, part in zip(self.names, self.parts):
+            yield part.register_forward_hook, partial(self._record, name), {}
+        for name, argument in dict.fromkeys(self.padded):
+            if argument:
+                part = self.model.get_submodule(name)
+                yield part.register_forward_pre_hook, partial(self._note_padding, name, argument), {"with_kwargs": True}
+
+    def _note_padding(self, name: str, argument: str, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if self._outputs is not None:
+            self._paddings[name] = called_with(module.forward, args, kwargs).get(argument)
 
     def _record(self, name: str, module: nn.Module, args: Any, out: Any) -> None:
         # Only during the call itself: a checkpoint's recomputation passes here again, in the backward.
@@ -238,32 +255,41 @@ class ModuleReader:
 
     def once(self, inputs: dict[str, Any]) -> Capture:
         """The states of one call, here and now."""
-        self._outputs = {}
+        self._outputs, self._paddings = {}, {}
         with ExitStack() as undo:
             # Where nothing is differentiated, torch's encoder makes nested tensors of padded batches.
             undo.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
             mha.set_fastpath_enabled(False)
-            for name, part in zip(self.names, self.parts):
-                undo.callback(part.register_forward_hook(partial(self._record, name)).remove)
+            for register, hook, options in self._hooks():
+                undo.callback(register(hook, **options).remove)
             self.model(**inputs)
         outputs, self._outputs = self._outputs, None
         return self._capture(outputs, inputs)
 
-    def mask(self, given: dict[str, Any], state: int = 0, shape: torch.Size | None = None) -> Tensor | None:
-        """The mask of a layer that is read, among the arguments of a call; `shape` is that of its tokens."""
-        return token_mask(given, "decoder_" if self.sides[state] == "decoder" else "", shape)
-
     def _capture(self, outputs: dict[str, Tensor], given: dict[str, Any]) -> Capture:
         states = self._states(outputs)
-        several = len(set(self.sides)) > 1
-        masks = [self.mask(given, i, z.shape[:2]) for i, z in enumerate(states)] if several else None
-        if (unread := unread_mask(given, states[0].shape[:2])) is not None:
+        paddings = [self._paddings.get(around) for around, _ in self.padded]
+        one = len(set(self.sides)) == 1 and all(padding is paddings[0] for padding in paddings)
+        each = list(zip(states, paddings))[: 1 if one else None]
+        masks = [self._mask(self._own(given, i), i, z.shape[:2], padding) for i, (z, padding) in enumerate(each)]
+        if masks[0] is None and (unread := unread_mask(self._own(given, 0), states[0].shape[:2])) is not None:
             self.tell(
                 "padding is what attention_mask (1: a token) or key_padding_mask (True: padding) says, got "
                 f"{unread}, which is not read, so that every token counts: where it marks padding, let forward call it "
                 "by one of those names."
             )
-        return Capture(states, self.mask(given, 0, states[0].shape[:2]), given.get("position_ids"), masks)
+        return Capture(states, masks[0], given.get("position_ids"), None if one else masks)
+
+    def _own(self, given: dict[str, Any], state: int) -> dict[str, Any]:
+        """Of the model's arguments those that may tell of a layer's tokens: a target's are not those of its source."""
+        others = ("src", "memory") if self.padded[state][1].startswith("tgt") else ()
+        return {name: value for name, value in given.items() if not name.startswith(others)}
+
+    def _mask(self, given: dict[str, Any], state: int, shape: torch.Size, padding: Any) -> Tensor | None:
+        """The tokens that count: without the `padding` with which torch's own stack was called, or as `given` says."""
+        if padding is not None:
+            return tokens_of(padding, self.padded[state][1], shape)
+        return token_mask(given, "decoder_" if self.sides[state] == "decoder" else "", shape)
 
     def _states(self, outputs: dict[str, Tensor]) -> list[Tensor]:
         """The outputs in the order of the names, or the error that says which of them are no hidden states."""
@@ -305,10 +331,11 @@ def naming(model: nn.Module | None = None) -> str:
     return f"name {which}, with modules={pattern}, in a recipe loss.modules{norm}"
 
 
-def _sides(layers: list[nn.Module], model: Any) -> list[str]:
-    """Of which stack of an encoder–decoder each layer is, which decides about its mask; any other model has one."""
+def _sides(layers: list[nn.Module], model: Any, padded: list[tuple[str, str]]) -> list[str]:
+    """Of which stack of an encoder–decoder each layer is, which decides about its mask; torch's own are called by what
+    they call it."""
     if not is_encoder_decoder(model):
-        return ["only"] * len(layers)
+        return [argument or "only" for _, argument in padded]
     inside = {id(module) for module in model.get_decoder().modules()}
     return ["decoder" if id(layer) in inside else "encoder" for layer in layers]
 

@@ -45,7 +45,11 @@ def token_mask(given: dict[str, Any], side: str = "", shape: torch.Size | None =
     mask, name = given.get(f"{side}attention_mask"), _padding(given)
     if mask is not None or name is None:
         return mask
-    padding = given[name]
+    return tokens_of(given[name], name, shape)
+
+
+def tokens_of(padding: Any, name: str, shape: torch.Size | None = None) -> Tensor:
+    """Which tokens are none, of a mask of padding as torch's modules take it in the argument `name`."""
     if not isinstance(padding, Tensor) or (shape is not None and padding.shape != shape):
         came = tuple(padding.shape) if isinstance(padding, Tensor) else type(padding).__name__
         raise ValueError(

@@ -25,6 +25,20 @@ def stack_of(model: Any) -> Any:
     return decoder if wraps else body
 
 
+def padded_by(model: nn.Module, name: str) -> tuple[str, str] | None:
+    """Of torch's own stacks and layers the innermost around a module: its name, and what its argument is called that
+    says what is padding."""
+    sources = (nn.TransformerEncoder, nn.TransformerEncoderLayer)
+    targets = (nn.TransformerDecoder, nn.TransformerDecoderLayer)
+    levels = name.split(".")
+    for level in range(len(levels), -1, -1):
+        outer = ".".join(levels[:level])
+        module = model.get_submodule(outer)
+        if isinstance(module, (*sources, *targets)):
+            return outer, "src_key_padding_mask" if isinstance(module, sources) else "tgt_key_padding_mask"
+    return None
+
+
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     """The blocks of the stack: of all lists of modules in the model the one with the most parameters, and of two that
     hold the same ones the outer. The longest would not do: a layer may hold more experts than there are layers."""

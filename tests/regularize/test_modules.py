@@ -44,8 +44,10 @@ class Attentions(Encoder):
 
 
 class Other(Encoder):
+    """Does not hand on what it is told of padding."""
+
     def forward(self, ids, pad_mask=None, causal_mask=None, attention_mask=None):
-        return self.encoder(self.embed(ids), src_key_padding_mask=pad_mask)
+        return self.encoder(self.embed(ids))
 
 
 class Unmasked(Encoder):
@@ -106,30 +108,102 @@ class Both(nn.Module):
         return self.both(src, tgt, **masks, memory_key_padding_mask=src_key_padding_mask)
 
 
-@pytest.mark.parametrize("length", [12, 9])
-@pytest.mark.parametrize("stack", ["encoder", "decoder"])
-def test_padding_of_a_source_is_not_taken_for_that_of_a_target(stack, length):
-    """Every token counts, and where the mask would fit a warning says so."""
-    model, (_, mask, _) = Both().train(), padded()
-    source, target = torch.randn(4, 12, 8), torch.randn(4, length, 8)
+class Inside(Both):
+    """Says in no argument what is padding, and calls the stacks itself."""
+
+    def forward(self, first, second):
+        paddings = [z.isnan().any(-1) for z in (first, second)]
+        memory = self.both.encoder(first.nan_to_num(), None, paddings[0])
+        return self.both.decoder(second.nan_to_num(), memory, tgt_key_padding_mask=paddings[1])
+
+
+class Layers(Both):
+    """Goes through the layers itself; the one mask has a name of its own."""
+
+    def forward(self, src, tgt, pads):
+        for layer in self.both.encoder.layers:
+            src = layer(src, src_key_padding_mask=pads[0])
+        for layer in self.both.decoder.layers:
+            tgt = layer(tgt, src, tgt_key_padding_mask=pads[1])
+        return tgt
+
+
+def outputs(model, patterns, *args):
+    """What the layers of the stacks put out in a call."""
     found = []
+    with dc.regularize(model, modules=patterns) as handle:
+        names = handle.reads
     hooks = [
-        layer.register_forward_hook(lambda *call: found.append(call[-1])) for layer in getattr(model.both, stack).layers
+        model.get_submodule(name).register_forward_hook(lambda *call: found.append(call[-1].detach())) for name in names
     ]
-    model(source, target, mask == 0)
+    model(*args)
     for hook in hooks:
         hook.remove()
-    expected = torch.stack([reference.over_batch(reference.first_order, z.detach().double()) for z in found])
-    with (
-        dc.regularize(model, modules=f"both.{stack}.layers.*") as handle,
-        warnings.catch_warnings(record=True) as seen,
-    ):
-        warnings.simplefilter("always")
-        model(source, target, src_key_padding_mask=mask == 0)
+    return found
+
+
+@pytest.mark.parametrize("length", [12, 9])
+@pytest.mark.parametrize("stacks", [["encoder"], ["decoder"], ["encoder", "decoder"]])
+@pytest.mark.parametrize("build", [Both, Inside, Layers])
+def test_each_stack_of_torch_has_its_own_padding(build, stacks, length):
+    model, masks = build().train(), {"encoder": padded()[1].bool(), "decoder": padded(4, length)[1].bool().flip(0)}
+    source, target = torch.randn(4, 12, 8), torch.randn(4, length, 8)
+    if build is Inside:
+        source[~masks["encoder"]], target[~masks["decoder"]] = torch.nan, torch.nan
+        call = {"first": source, "second": target}
+    else:
+        padding = [~mask for mask in masks.values()]
+        named = {"src_key_padding_mask": padding[0], "tgt_key_padding_mask": padding[1]}
+        call = {"src": source, "tgt": target} | (named if build is Both else {"pads": padding})
+    patterns = [f"both.{stack}.layers.*" for stack in stacks]
+    states = outputs(model, patterns, *call.values())
+    each = [masks[stack] for stack in stacks for _ in range(2)]
+    losses = [reference.over_batch(reference.first_order, z.double(), m) for z, m in zip(states, each)]
+    rows = [[reference.mean_cosine(z[b, m[b]].double(), eps=0.0) for b in range(4)] for z, m in zip(states, each)]
+    cosines = torch.tensor(rows).mean(1).tolist()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with dc.regularize(model, modules=patterns) as handle:
+            model(**call)
+            handle.penalty()
+        torch.testing.assert_close(handle.last["per_layer"].double(), torch.stack(losses), rtol=1e-5, atol=1e-5)
+        with dc.monitor(model, modules=patterns) as watch:
+            model(**call)
+        assert watch.readings[0].table["mean_cosine"] == pytest.approx(cosines, abs=1e-5)
+        if len(stacks) == 1:
+            found = dc.measure(model, inputs=call, modules=patterns, bootstrap=5)
+            assert found.mean_cosine == pytest.approx(cosines, abs=1e-5)
+            return
+        with pytest.raises(
+            ValueError, match=r"^modules must name layers of one stack of .*, got both: measure them one"
+        ):
+            dc.measure(model, inputs=call, modules=patterns, bootstrap=5)
+
+
+def test_a_compiled_stack_of_torch_has_its_own_padding():
+    torch.compiler.reset()
+    model, mask = Both().train(), padded(4, 9)[1]
+    call = (torch.randn(4, 12, 8), torch.randn(4, 9, 8), padded()[1] == 0, mask == 0)
+    penalties = []
+    for whole in (model, torch.compile(model, fullgraph=True, backend="eager")):
+        with dc.regularize(model, modules=["both.encoder.layers.*", "both.decoder.layers.*"]) as handle:
+            whole(*call)
+            penalties.append(handle.penalty().item())
+    assert penalties[1] == pytest.approx(penalties[0], abs=1e-6)
+
+
+@pytest.mark.parametrize("length", [12, 9])
+def test_padding_of_a_source_is_not_taken_for_that_of_a_target(length):
+    """A target that is called without a mask has no padding."""
+    model, mask = Both().train(), padded()[1]
+    call = (torch.randn(4, 12, 8), torch.randn(4, length, 8), mask == 0)
+    states = outputs(model, "both.decoder.layers.*", *call)
+    expected = torch.stack([reference.over_batch(reference.first_order, z.double()) for z in states])
+    with dc.regularize(model, modules="both.decoder.layers.*") as handle, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(*call)
         handle.penalty()
     torch.testing.assert_close(handle.last["per_layer"].double(), expected, rtol=1e-5, atol=1e-5)
-    named = [one for one in seen if "got src_key_padding_mask, which is not read" in str(one.message)]
-    assert len(named) == (stack == "encoder" or length == 12)
 
 
 @pytest.mark.parametrize("name", ["src_key_padding_mask", "key_padding_mask"])
@@ -139,7 +213,7 @@ def test_a_mask_of_torch_that_does_not_fit_is_refused_by_its_name(name):
     model.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
     ids, mask, _ = padded()
     remedy = r": give it for every token; states must be \(batch, tokens, width\): batch_first=True\.$"
-    words = rf"^{name} must be a tensor \(batch, tokens\) = \(12, 4\), got \(4, 12\)" + remedy
+    words = r"^src_key_padding_mask must be a tensor \(batch, tokens\) = \(12, 4\), got \(4, 12\)" + remedy
     for call in (loss_of, watched, measured):
         with pytest.raises(ValueError, match=words):
             call(model, ids=ids.T, **{name: mask == 0})

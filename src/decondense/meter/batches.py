@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ..files import versions
-from ..hidden_states import ModuleReader, reader_of, unwrap_peft
+from ..hidden_states import Capture, ModuleReader, reader_of, unwrap_peft
 from ..inputs import Named, arguments, batches_of, main_input
 from ..models import Source
 from ..packing import Documents, unmasked_documents
@@ -52,15 +52,24 @@ class NamedStates:
         if len(self.names) < 2:
             raise ValueError(f"modules must name at least 2 layers, a curve over depth, got {self.names[0]!r} alone.")
         self.layers, self.states = len(self.names) - 1, len(self.names)
+        self._seen: tuple[Batch, Capture] | None = None
         self.stack = "modules " + (patterns if isinstance(patterns, str) else ", ".join(patterns))
 
     def mask(self, batch: Batch) -> Tensor | None:
-        return self.reader.mask(arguments(self.model, batch))
+        return self._once(batch).attention_mask
 
     def read(self, batch: Batch, visit: Visit) -> None:
         with torch.inference_mode():
-            for number, z in enumerate(self.reader.once(arguments(self.model, batch)).states):
+            for number, z in enumerate(self._once(batch).states):
                 visit(number, z)
+
+    def _once(self, batch: Batch) -> Capture:
+        """A batch is read once: what its padding is, torch's own stacks may be told first inside of the model."""
+        if self._seen is None or self._seen[0] is not batch:
+            self._seen = None
+            with torch.inference_mode():
+                self._seen = (batch, self.reader.once(arguments(self.model, batch)))
+        return self._seen[1]
 
 
 @dataclass
