@@ -43,9 +43,27 @@ def token_mask(given: dict[str, Any], side: str = "", shape: torch.Size | None =
     """Which tokens, (batch, tokens), are no padding, as the arguments of a call say; `side` is "decoder_" for those of
     an encoder–decoder's decoder. None where nothing says so. A mask of torch's must have the `shape` of the states."""
     mask, name = given.get(f"{side}attention_mask"), _padding(given)
+    if isinstance(mask, dict):
+        mask = _of_tokens(mask, f"{side}attention_mask")
     if mask is not None or name is None:
         return mask
     return tokens_of(given[name], name, shape)
+
+
+def _of_tokens(masks: dict[str, Any], name: str) -> Tensor | None:
+    """The mask of tokens among those for each kind of attention, a mapping that some models of transformers take."""
+    came = {kind: mask for kind, mask in masks.items() if mask is not None}
+    shapes = {
+        kind: tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__ for kind, mask in came.items()
+    }
+    found = next((mask for mask in came.values() if isinstance(mask, Tensor) and mask.ndim == 2), None)
+    if found is None and came:
+        raise ValueError(
+            f"{name} must be (batch, tokens) to tell padding from tokens, got a mapping of "
+            f"{', '.join(f'{kind} {shape}' for kind, shape in shapes.items())}: pass the two-dimensional mask, from "
+            "which the model makes these."
+        )
+    return found
 
 
 def tokens_of(padding: Any, name: str, shape: torch.Size | None = None) -> Tensor:

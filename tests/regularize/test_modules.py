@@ -206,6 +206,25 @@ def test_padding_of_a_source_is_not_taken_for_that_of_a_target(length):
     torch.testing.assert_close(handle.last["per_layer"].double(), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_a_mapping_of_masks_is_read_where_one_is_of_tokens():
+    """As transformers makes it for flash attention; the others are of pairs of tokens, from which no padding is read."""
+    model, (ids, mask, _) = Other().train(), padded()
+    pairs, flex = torch.ones(4, 1, 12, 12, dtype=torch.bool).tril(), object()
+    for call in (loss_of, watched, lambda model, ids, **masks: measured(model, ids=ids, **masks)):
+        plain = torch.as_tensor(call(model, ids, attention_mask=mask))
+        for masks in ({"full_attention": mask, "sliding_attention": mask}, {"full_attention": None, "linear": mask}):
+            torch.testing.assert_close(torch.as_tensor(call(model, ids, attention_mask=masks)), plain)
+        every = torch.as_tensor(call(model, ids))
+        torch.testing.assert_close(torch.as_tensor(call(model, ids, attention_mask={"full_attention": None})), every)
+        words = (
+            r"^attention_mask must be \(batch, tokens\) to tell padding from tokens, got a mapping of full_attention "
+            r"\(4, 1, 12, 12\), sliding_attention object: pass the two-dimensional mask, from which the model makes "
+            r"these\.$"
+        )
+        with pytest.raises(ValueError, match=words):
+            call(model, ids, attention_mask={"full_attention": pairs, "sliding_attention": flex})
+
+
 @pytest.mark.parametrize("name", ["src_key_padding_mask", "key_padding_mask"])
 def test_a_mask_of_torch_that_does_not_fit_is_refused_by_its_name(name):
     layer = nn.TransformerEncoderLayer(8, 2, 16)  # (tokens, batch, width)
