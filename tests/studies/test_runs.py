@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import pytest
+import yaml
 from study_runs import of_seeds, packed, run, scored, write
 
 from decondense import records, studies
@@ -229,6 +230,16 @@ def test_merge_names_the_runs_that_are_missing(command, tmp_path):
     assert f"6 of {len(mine)} runs are missing" in said
     assert said.endswith(f"{mine[5].name} and 1 more\n")
     assert "missing" not in command("study", "dose", "--merge", "--out", tmp_path, "--json")[2]
+
+
+def test_a_seed_of_which_nothing_is_there_is_missing_in_every_merge(command, tmp_path):
+    """The scale has 3, and 4 is one more."""
+    written("dose", tmp_path, "smoke", seeds=[1, 2, 4])
+    for planned in (9, 12):
+        said = command("study", "dose", "--merge", "--out", tmp_path)[2]
+        assert said.startswith(f"3 of {planned} runs are missing, to be made without --merge: lambda--1-seed-3, ")
+        assert records.read(tmp_path).config["seeds"] == [1, 2, 4]  # what the result rests on
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["seeds"] == [1, 2, 3, 4]
 
 
 def test_conclude_gets_whole_records(tmp_path):

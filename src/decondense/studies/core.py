@@ -309,7 +309,9 @@ def conclude(
     for name, draw in figures.items():
         draw(folder / name)
     write_csv(folder / "table.csv", [dict(zip(end.columns, row)) for row in record.table.rows])
-    _write_config(study, scale, folder, used)
+    # the seeds that were asked for stay, or the next merge would not miss one of which nothing is there
+    asked = list(dict.fromkeys([*settings.get("seeds", ()), *runs.seeds]))
+    _write_config(study, scale, folder, settings | ({"seeds": asked} if asked else {}))
     record.save(folder / "result.json")
     return record
 
