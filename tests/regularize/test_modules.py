@@ -207,7 +207,7 @@ def test_padding_of_a_source_is_not_taken_for_that_of_a_target(length):
 
 
 def test_a_mapping_of_masks_is_read_where_one_is_of_tokens():
-    """As transformers makes it for flash attention; the others are of pairs of tokens, from which no padding is read."""
+    """As transformers makes it for flash attention; the others are of pairs of tokens, which tell no padding."""
     model, (ids, mask, _) = Other().train(), padded()
     pairs, flex = torch.ones(4, 1, 12, 12, dtype=torch.bool).tril(), object()
     for call in (loss_of, watched, lambda model, ids, **masks: measured(model, ids=ids, **masks)):
