@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -22,6 +21,7 @@ from .host import mark, sent
 from .insides.transformers import collect_hidden_states, is_encoder_decoder
 from .kernels import autocast_dtype
 from .term import Term, or_one
+from .words import warn
 
 MANY = 64  # training calls: more than most accumulate for a step
 OVERWHELMS = 10  # times the task loss: then it is the penalty that the model learns
@@ -276,10 +276,9 @@ class Attachment:
             self._stood = (self.step, self.calls)
         elif self.term.schedule != "constant" and self.calls - self._stood[1] > MANY:
             self._stood = (self.step, math.inf)
-            warnings.warn(
+            warn(
                 f"a schedule moves by the steps of torch optimisers, got none in {MANY} training calls: after each "
-                "step of another optimiser, handle.step += 1; where so many calls are accumulated, all is well.",
-                stacklevel=2,
+                "step of another optimiser, handle.step += 1; where so many calls are accumulated, all is well."
             )
 
     def reach(self, gradient: Tensor) -> None:
@@ -311,10 +310,9 @@ class Attachment:
         """Once: losses without a bound (ℓ2-repel) and weights of another scale destroy a model without a word."""
         if not self._warned and abs(added) > OVERWHELMS * max(1.0, abs(task_loss)):  # a policy's loss is about 0
             self._warned = True
-            warnings.warn(
+            warn(
                 f"weight · penalty should be small beside the task loss, got {added:.3g} beside {task_loss:.3g} at "
-                f"step {step}: lower the weight, or the model learns the penalty and not the text.",
-                stacklevel=2,
+                f"step {step}: lower the weight, or the model learns the penalty and not the text."
             )
 
     def refuse_frozen(self) -> None:
@@ -330,10 +328,9 @@ class Attachment:
             )
         if self._still and not self._told:
             self._told = True
-            warnings.warn(
+            warn(
                 f"the loss cannot move all that it reads, since nothing that learns lies below layers {self._still}: "
-                f"leave them out, layers={self._moved}, or they share its weight for nothing.",
-                stacklevel=2,
+                f"leave them out, layers={self._moved}, or they share its weight for nothing."
             )
 
     def task_loss(self, loss: Tensor) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import fnmatch
 import re
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -29,7 +28,7 @@ from .insides.transformers import is_encoder_decoder
 from .losses.options import check_choice
 from .split import refuse_pipeline
 from .stack import padded_by, repeated_blocks, stack_of
-from .words import near
+from .words import near, warn
 
 LAYER_NAMES = ("all", "last", "early_half", "late_half")
 # They return what every block puts out and the last one's once more after the norm, nothing of the embedding layer.
@@ -206,7 +205,7 @@ class ModuleReader:
         def tell(words: str) -> None:  # no method: a compiler that traces calls it then and there (`Attachment.read`)
             if words not in told:
                 told.add(words)
-                warnings.warn(words, stacklevel=2)
+                warn(words)
 
         self.tell = tell
 

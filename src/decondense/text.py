@@ -18,7 +18,6 @@ import importlib.metadata
 import itertools
 import os
 import sys
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,7 +29,7 @@ import numpy as np
 from . import hub
 from .files import AnyPath, neighbours, packaged_file
 from .text_files import TABLES, complete, ending_of, files_of, read_documents, row_documents
-from .words import near, nearest, quoted
+from .words import near, nearest, quoted, warn
 
 D = TypeVar("D", str, str | None)
 
@@ -272,7 +271,7 @@ def iterate_documents(text: str, *, data: AnyPath | None) -> tuple[str, Iterator
             return source, _hub_rows(name, split or entry.split)
     opened = open_text(text, data=data)
     for note in opened.notes:
-        warnings.warn(note, stacklevel=2)
+        warn(note)
     return opened.source, iter(opened.documents)
 
 

@@ -5,8 +5,21 @@ from __future__ import annotations
 import difflib
 import math
 import re
+import sys
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
+
+CALLERS = ("decondense", "torch", "transformers", "accelerate", "peft", "trl", "lightning", "pytorch_lightning")
+
+
+def warn(words: str, kind: type[Warning] = UserWarning) -> None:
+    """A warning at the caller's line: the first that is neither ours nor of a library that calls our hooks. (Python
+    3.12 has `skip_file_prefixes` for it.)"""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in CALLERS:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(words, kind, stacklevel=level)
 
 
 def signed(value: float | None, digits: int = 3) -> str:

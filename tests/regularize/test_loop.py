@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import linecache
 import pickle
 import warnings
 
 import pytest
 import torch
 from torch import nn
+from transformers import Trainer, TrainingArguments
 
 import decondense as dc
 from decondense.handle import Attachment
-from regularize.models import VOCABULARY, assert_same, gradients, llama, tokens
+from regularize.models import PLAIN, VOCABULARY, assert_same, gradients, llama, tokens
 
 
 class Block(nn.Module):
@@ -422,6 +424,37 @@ def test_a_schedule_that_no_optimiser_moves_is_told_once(how, compiled, monkeypa
     assert len(told) == (how == "forgotten")
     if told:
         assert "got none in 3 training calls: after each step of another optimiser, handle.step += 1;" in told[0]
+
+
+@pytest.mark.parametrize(("engine", "told"), [
+    ("plain", {"small beside": "optimiser.step()", "nothing that learns": "call(", "nearly parallel": "call("}),
+    ("compiled", {"small beside": "optimiser.step()", "nothing that learns": "optimiser.", "nearly parallel": "call("}),
+    ("trainer", dict.fromkeys(("small beside", "nothing that learns", "nearly parallel"), "trainer.train()")),
+])  # fmt: skip
+def test_warnings_name_the_line_of_the_caller(engine, told, tmp_path):
+    """Not one of ours, nor of the library that calls our hooks."""
+    torch.compiler.reset()
+    model, ids = llama().train(), tokens()
+    model.model.embed_tokens.requires_grad_(False)
+    model.model.layers[:2].requires_grad_(False)
+    rows = [{"input_ids": row, "labels": row} for row in ids]
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        if engine == "trainer":
+            options = TrainingArguments(tmp_path, max_steps=1, logging_steps=1, report_to=[], **PLAIN)
+            trainer = Trainer(model, options, train_dataset=rows)
+            dc.regularize(trainer, weight=1000.0), dc.monitor(trainer, collapse=-1.0)
+            trainer.train()
+        else:
+            call = torch.compile(model, backend="eager") if engine == "compiled" else model
+            optimiser = torch.optim.SGD(model.parameters(), lr=1e-9)
+            with dc.regularize(model, weight=1000.0), dc.monitor(model, collapse=-1.0):
+                call(input_ids=ids, labels=ids).loss.backward()
+                optimiser.step()
+    for words, line in told.items():
+        (one,) = [one for one in seen if words in str(one.message)]
+        assert one.filename == __file__
+        assert linecache.getline(one.filename, one.lineno).strip().startswith(line)
 
 
 def test_gradients_by_torch_func_are_refused_by_torch():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -24,7 +23,7 @@ from ..needs import need
 from ..packing import Documents, unmasked_documents
 from ..split import refuse_split
 from ..stack import unnoticed
-from ..words import perhaps, several
+from ..words import perhaps, several, warn
 from . import background
 from .reading import METRICS, Reading, begun
 
@@ -170,7 +169,7 @@ class Monitor:
             words = "" if rank is None else f" and an effective rank of {rank[worst]:.1f}"
             which = f"layer {reading.layers[worst]}" + (f" and {len(new) - 1} more" if len(new) > 1 else "")
             parallel = f"the tokens of {which} are nearly parallel, with a mean cosine of {cosine:.2f}{words}"
-            warnings.warn(f"step {reading.step}: {parallel}.", Collapse, stacklevel=2)
+            warn(f"step {reading.step}: {parallel}.", Collapse)
 
     # ---- what comes out ----
 
