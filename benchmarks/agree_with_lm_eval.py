@@ -1,7 +1,7 @@
 """lm-eval's own command line on the paper's ten tasks, and its outcomes beside those of `decondense evaluate`.
 
     decondense evaluate MODEL --tasks paper --bench bench --out OURS
-    python benchmarks/agree_with_lm_eval.py OURS --model FOLDER --data bench --out OURS/lm_eval.csv
+    python benchmarks/agree_with_lm_eval.py OURS --model FOLDER --bench bench --out OURS/lm_eval.csv
 
 lm-eval gets its own YAML files, included whole; only the data source and the splits that exist are named anew, and the
 rows go through its own JSON loader. So prompts, few-shot examples, tokenisation, scoring and metrics are all its own.
@@ -44,14 +44,14 @@ cli_evaluate()
 """
 
 
-def write_definitions(names: list[str], data: Path, shots: str, folder: Path) -> dict[str, str]:
+def write_definitions(names: list[str], bench: Path, shots: str, folder: Path) -> dict[str, str]:
     """One YAML and its rows per task into `folder`; returns lm-eval's name → the task it belongs to."""
     index = task_names.index_of(names)
     found = {}
     for name in names:
         for leaf in task_names.leaves_of(name, index):
             config = dict(load_yaml(index[leaf].yaml_path, resolve_func=True))
-            changes, *_ = tasks._local(name, leaf, config, data)
+            changes, *_ = tasks._local(name, leaf, config, bench)
             files = {}
             for split in {changes[key] for key in SPLITS if changes[key]}:
                 rows = changes["custom_dataset"]()[split]
@@ -128,7 +128,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("ours", type=Path, help="a folder of `decondense evaluate`")
     parser.add_argument("--model", required=True, help="the folder of the same weights")
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--bench", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--batch-size", type=int, default=64)
@@ -140,7 +140,7 @@ def main() -> None:
         mine.setdefault(item["subtask"], []).append(item)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        found = write_definitions(record["settings"]["tasks"], options.data, str(record["settings"]["shots"]), folder)
+        found = write_definitions(record["settings"]["tasks"], options.bench, str(record["settings"]["shots"]), folder)
         seconds = run_lm_eval(list(found), folder, options)
         samples = read_samples(folder)
     rows: list[dict[str, Any]] = []

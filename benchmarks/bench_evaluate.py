@@ -5,8 +5,8 @@ tokenising, scoring and collecting, without loading the model: wall seconds on a
 process on a CPU, where the machine may have other work. lm-eval runs once for every batch size, and the fastest of
 them for each task is the baseline. One item of the first task goes through both before the clock starts.
 
-    python benchmarks/bench_evaluate.py --model smollm2-135m --data DIR --limit 25              # a CPU, minutes
-    python benchmarks/bench_evaluate.py --model smollm2-135m --data DIR --batch-sizes 64,256   # a GPU, all items
+    python benchmarks/bench_evaluate.py --model smollm2-135m --bench DIR --limit 25              # a CPU, minutes
+    python benchmarks/bench_evaluate.py --model smollm2-135m --bench DIR --batch-sizes 64,256   # a GPU, all items
 
 A machine without lm-eval, datasets or gguf and without a network: `--wheels FOLDER` unpacks the wheels in it and puts
 them behind what is installed; `--model FOLDER/x.gguf` may also lie there in parts x.gguf.part0, x.gguf.part1, ….
@@ -85,7 +85,7 @@ def compare(options: Any, pair: Any, name: str) -> harness.Row:
     from decondense.insides.lm_eval import quiet
 
     def build() -> Any:
-        return catalogue.build([name], data=options.data, shots=options.shots)[0]
+        return catalogue.build([name], bench=options.bench, shots=options.shots)[0]
 
     def ours(benchmark: Any) -> Any:
         with quiet():
@@ -139,7 +139,7 @@ def warm_up(options: Any, pair: Any, name: str) -> None:
 def main() -> None:
     parser = harness.arguments(__doc__)
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--data", required=True, help="folder of benchmark files")
+    parser.add_argument("--bench", required=True, help="folder of benchmark files")
     parser.add_argument("--tasks", default="paper")
     parser.add_argument("--shots", default="gpt2")
     parser.add_argument("--limit", type=int, help="items per task; default all")
@@ -163,7 +163,7 @@ def main() -> None:
         evaluate(
             model,
             tasks=options.tasks,
-            data=options.data,
+            bench=options.bench,
             shots=options.shots,
             limit=options.limit,
             out_dir=options.run,

@@ -282,7 +282,7 @@ def test_unfinished_evaluations(tmp_path):
     (tmp_path / "piqa").mkdir()
     (tmp_path / "piqa" / "validation.jsonl").write_text("\n".join(map(json.dumps, rows)))
     model, partial = models.load(tiny_gguf.write(tmp_path / "m.gguf")), tmp_path / "partial"
-    options = {"tasks": "piqa", "data": tmp_path, "batch_tokens": 40, "partial": partial}
+    options = {"tasks": "piqa", "bench": tmp_path, "batch_tokens": 40, "partial": partial}
     whole = evaluate(model, **options)
     shutil.copytree(partial, tmp_path / "kept")
     rng = random.Random(0)

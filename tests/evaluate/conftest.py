@@ -39,4 +39,4 @@ def whole(stories, bench):
     """Eight items of two tasks: (record, items)."""
     from decondense.evaluate.harness import evaluate
 
-    return evaluate(stories, data=bench, tasks="piqa,winogrande", limit=8, device="cpu")
+    return evaluate(stories, bench=bench, tasks="piqa,winogrande", limit=8, device="cpu")

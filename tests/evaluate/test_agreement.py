@@ -40,7 +40,7 @@ def command_line(bench, stories, tmp_path_factory):
 
 def test_three_tasks_equal_lm_evals_command_line(command_line, bench, stories):
     assert set(command_line) == {"piqa", "arc_easy", "lambada_openai"}
-    record, items = evaluate(stories, tasks=list(command_line), data=bench, limit=LIMIT, device="cpu")
+    record, items = evaluate(stories, tasks=list(command_line), bench=bench, limit=LIMIT, device="cpu")
     for name, theirs in command_line.items():
         mine = [item for item in items if item["task"] == name]
         assert len(mine) == len(theirs) == LIMIT
@@ -58,7 +58,7 @@ def test_three_tasks_equal_lm_evals_command_line(command_line, bench, stories):
 def test_all_ten_equal_lm_evals_command_line(bench, stories, tmp_path):
     """Two items of each, and of each of mmlu's 57 subjects."""
     agree = script(SCRIPT)
-    record, items = evaluate(stories, tasks="paper", data=bench, limit=2, device="cpu")
+    record, items = evaluate(stories, tasks="paper", bench=bench, limit=2, device="cpu")
     found = agree.write_definitions(list(tasks.PAPER), bench, "gpt2", tmp_path)
     agree.run_lm_eval(list(found), tmp_path, argparse.Namespace(model=stories, device="cpu", batch_size=8, limit=2))
     samples = agree.read_samples(tmp_path)
@@ -80,10 +80,10 @@ def test_the_others_equal_lm_evals_evaluator(names, limit, bench, pair):
     from lm_eval.evaluator import evaluate as lm_evaluate
     from lm_eval.models.huggingface import HFLM
 
-    _, items = evaluate(pair, tasks=names, data=bench, limit=limit)
+    _, items = evaluate(pair, tasks=names, bench=bench, limit=limit)
     with quiet():
         lm = HFLM(pretrained=pair[0], tokenizer=pair[1], batch_size=8)
-        for benchmark in tasks.build(names, data=bench, shots="gpt2"):
+        for benchmark in tasks.build(names, bench=bench, shots="gpt2"):
             theirs = lm_evaluate(lm=lm, task_dict={"tasks": benchmark.tasks}, limit=limit, bootstrap_iters=0)
             mine = [item for item in items if item["task"] == benchmark.name]
             rows = theirs["samples"][benchmark.name]

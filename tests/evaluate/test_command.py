@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import inspect
 import json
 import re
 import shutil
@@ -13,11 +14,19 @@ import sys
 import pytest
 from by_hand import cli
 
+from decondense import commands
 from decondense.commands.evaluate import perplexity
+from decondense.evaluate import harness
 from decondense.evaluate.items import load_run
 from decondense.evaluate.scorer import Scorer
 
 resource = pytest.importorskip("resource", reason="a child's clock is read in the manner of POSIX")
+
+
+def test_options_are_called_as_in_python():
+    """But for those that a command has for its folder and its output."""
+    ours = set(inspect.signature(commands.evaluate.evaluate).parameters) - {"out_dir", "force", "fresh", "as_json"}
+    assert ours == set(inspect.signature(harness.evaluate).parameters) - {"partial", "progress"}
 
 
 def test_an_answer_longer_than_the_context(stories, bench, tmp_path, monkeypatch):

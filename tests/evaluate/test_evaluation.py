@@ -37,7 +37,7 @@ def test_items(whole):
 
 def test_the_same_model_and_seed_give_the_same_file(whole, stories, bench, tmp_path):
     write_items(tmp_path / "a", whole[1])
-    record, items = evaluate(stories, data=bench, **OPTIONS)
+    record, items = evaluate(stories, bench=bench, **OPTIONS)
     write_items(tmp_path / "b", items)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     assert record == whole[0]
@@ -49,7 +49,7 @@ def test_a_killed_evaluation_resumes_with_the_same_result(pair, bench, tmp_path,
     class Killed(BaseException):
         pass
 
-    options = OPTIONS | {"data": bench, "batch_tokens": 150, "partial": tmp_path / "partial"}
+    options = OPTIONS | {"bench": bench, "batch_tokens": 150, "partial": tmp_path / "partial"}
     plain, count, uninterrupted, again = Scorer._score_together, [], [], []
 
     def counted(batches):
@@ -81,7 +81,7 @@ def test_unfinished_work_of_other_data_or_settings_is_not_used(pair, tmp_path, m
     place = tmp_path / "bench" / "piqa"
     place.mkdir(parents=True)
     row = {"goal": "boil water", "sol1": "heat it", "sol2": "freeze it", "label": 0}
-    options = {"data": tmp_path / "bench", "tasks": "piqa", "partial": tmp_path / "partial"}
+    options = {"bench": tmp_path / "bench", "tasks": "piqa", "partial": tmp_path / "partial"}
 
     def targets(**changes):
         (place / "validation.jsonl").write_text(json.dumps(row | changes))
@@ -107,7 +107,7 @@ def test_unfinished_work_of_other_data_or_settings_is_not_used(pair, tmp_path, m
 
 
 def test_graded_and_likelihood_tasks(pair, bench):
-    record, items = evaluate(pair, tasks="truthfulqa_mc2,lambada_openai", data=bench, limit=2)
+    record, items = evaluate(pair, tasks="truthfulqa_mc2,lambada_openai", bench=bench, limit=2)
     assert record.tasks["truthfulqa_mc2"].graded
     for item in items[:2]:
         shares = np.exp(item["loglikelihoods"]) / np.exp(item["loglikelihoods"]).sum()
@@ -118,7 +118,7 @@ def test_graded_and_likelihood_tasks(pair, bench):
 
 
 def test_cut_prompts_and_borrowed_examples_are_reported(pair, bench):
-    record, items = evaluate(pair, tasks="arc_challenge", shots=12, data=bench, limit=2)
+    record, items = evaluate(pair, tasks="arc_challenge", shots=12, bench=bench, limit=2)
     assert record.tasks["arc_challenge"].cut["items"] == sum(i["cut"] > 0 for i in items) == 2
     words = " ".join(record.notes)
     assert "2 of 2 prompts were longer than the context of 512 tokens and lost their beginning, up to" in words
@@ -132,7 +132,7 @@ def test_any_lm_eval_task(pair, tmp_path):
     row = {"question": "What is wet?", "support": "Water is wet.", "correct_answer": "water"}
     row |= {"distractor1": "fire", "distractor2": "air", "distractor3": "sand"}
     (place / "test.jsonl").write_text(json.dumps(row) + "\n" + json.dumps(row | {"question": "Which?"}) + "\n")
-    record, items = evaluate(pair, tasks="sciq", data=tmp_path)
+    record, items = evaluate(pair, tasks="sciq", bench=tmp_path)
     assert len(items) == 2
     assert len(items[0]["loglikelihoods"]) == 4
     assert record.tasks["sciq"].shots == 0
@@ -180,7 +180,7 @@ def test_perplexity_against_a_loop(pair, tmp_path):
 )
 def test_bad_options(pair, bench, options, words):
     with pytest.raises((ValueError, OSError), match=words):
-        evaluate(pair, **{"data": bench, "tasks": "piqa", "limit": 2} | options)
+        evaluate(pair, **{"bench": bench, "tasks": "piqa", "limit": 2} | options)
 
 
 def test_models_that_cannot_be_scored(stories, bench, tmp_path, pair):
@@ -190,13 +190,13 @@ def test_models_that_cannot_be_scored(stories, bench, tmp_path, pair):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (bare / name).unlink()
     with pytest.raises(ValueError, match="has no tokenizer, and benchmarks are text: save one"):
-        evaluate(bare, tasks="piqa", data=bench, limit=1)
+        evaluate(bare, tasks="piqa", bench=bench, limit=1)
     with pytest.raises(ValueError, match="has no tokenizer"):
-        evaluate((pair[0], None), tasks="piqa", data=bench, limit=1)
+        evaluate((pair[0], None), tasks="piqa", bench=bench, limit=1)
     with pytest.raises(ValueError, match="must be a language model with an output head, got LlamaModel"):
-        evaluate((pair[0].model, pair[1]), tasks="piqa", data=bench, limit=1)
+        evaluate((pair[0].model, pair[1]), tasks="piqa", bench=bench, limit=1)
     with pytest.raises(TypeError, match=r"must be a pair \(model, tokenizer\), got 1"):
-        evaluate((pair[0],), tasks="piqa", data=bench, limit=1)
+        evaluate((pair[0],), tasks="piqa", bench=bench, limit=1)
 
 
 @pytest.mark.parametrize("fresh", [{"architecture": "llama"}, {"name": "x", "init": True}, {"name": "x"}])
@@ -207,7 +207,7 @@ def test_texts_are_scored_in_windows_as_long_as_fresh_weights_were_trained_on(st
     os.chmod(place, 0o755)
     file.write_text("Once upon a time, there was a little fox.\n" * 20)
     (place.parent / "recipe.yaml").write_text(json.dumps({"model": fresh, "data": {"context": 64}}))
-    record, _ = evaluate(place, tasks="winogrande", data=bench, limit=1, text=str(file))
+    record, _ = evaluate(place, tasks="winogrande", bench=bench, limit=1, text=str(file))
     longer, _ = evaluate(place, tasks="", text=str(file), text_tokens=128)
     trained = "the model was trained on blocks of 64 tokens and has positions for 512"
     notes = [
@@ -227,7 +227,7 @@ def test_a_checkpoint_is_of_the_run_that_its_model_is_of(stories, bench, tmp_pat
     for place in folders:
         shutil.copytree(stories, place)
     (tmp_path / "run" / "recipe.yaml").write_text("model: {name: x}")
-    told = [evaluate(place, tasks="winogrande", data=bench, limit=1)[0].checkpoint for place in folders]
+    told = [evaluate(place, tasks="winogrande", bench=bench, limit=1)[0].checkpoint for place in folders]
     assert [(one.run, one.folder) for one in told] == [("run", "model"), ("run", "checkpoint-50")]
     assert told[0].place == told[1].place
 
@@ -237,10 +237,10 @@ def test_checkpoints_in_the_middle_are_recorded(stories, bench, tmp_path):
     shutil.copytree(stories, place)
     os.chmod(place, 0o755)
     (place / "trainer_state.json").write_text(json.dumps({"global_step": 50, "max_steps": 100}))
-    record, _ = evaluate(place, tasks="winogrande", data=bench, limit=1, training_seed=7)
-    again, _ = evaluate(place.parent / ".." / "run" / "checkpoint-50", tasks="winogrande", data=bench, limit=1)
+    record, _ = evaluate(place, tasks="winogrande", bench=bench, limit=1, training_seed=7)
+    again, _ = evaluate(place.parent / ".." / "run" / "checkpoint-50", tasks="winogrande", bench=bench, limit=1)
     shutil.move(place, place.parent / "model")
-    final, _ = evaluate(place.parent / "model", tasks="winogrande", data=bench, limit=1)
+    final, _ = evaluate(place.parent / "model", tasks="winogrande", bench=bench, limit=1)
     where = record.checkpoint.place
     assert re.fullmatch("[0-9a-f]{16}", where)
     assert again.checkpoint.place == final.checkpoint.place == where

@@ -61,9 +61,10 @@ def test_one_item_goes_through_both_before_the_clock_starts(script, stories, ben
         return row
 
     monkeypatch.setattr(module, "compare", spy)
-    words = f"x --model {stories} --data {bench} --tasks piqa,winogrande --limit 3 --batch-sizes 2 --repeats 2"
-    monkeypatch.setattr(sys, "argv", [*words.split(), "--out", str(tmp_path)])
+    words = f"x --model {stories} --bench {bench} --tasks piqa,winogrande --limit 3 --batch-sizes 2 --repeats 2"
+    monkeypatch.setattr(sys, "argv", [*words.split(), "--out", str(tmp_path), "--run", str(tmp_path / "run")])
     module.main()
+    assert (tmp_path / "run" / "items.parquet").exists()
     assert seen == [("piqa", 1, True), ("piqa", 3, True), ("winogrande", 3, True)]
     with (tmp_path / "evaluate.csv").open() as file:
         assert [(row["task"], row["items"]) for row in csv.DictReader(file)] == [

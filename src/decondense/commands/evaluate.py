@@ -53,7 +53,7 @@ def evaluate(
     as_json: o.Json = False,
 ) -> None:
     """Score a model on the paper's ten benchmarks, or any of lm-eval's, and keep every item's outcome."""
-    options = o.given(locals(), "fresh", "bench") | {"data": bench}
+    options = o.given(locals(), "fresh")
     options |= {"tasks": "" if tasks == "none" else tasks, "text": o.names_of(text)}
     if not options["tasks"] and not options["text"]:
         raise ValueError("--tasks none leaves nothing to do: name tasks, or a text with --text.")
@@ -98,8 +98,7 @@ def _evaluate_into(
         with replaced(folder) as place:
             write_items(place / "items.parquet", items)
             record.save(place)
-            said = {"bench" if name == "data" else name: value for name, value in options.items()}
-            write_origin(place, {"command": "evaluate", "model": model, **said}, seconds)
+            write_origin(place, {"command": "evaluate", "model": model, **options}, seconds)
         shutil.rmtree(partial, ignore_errors=True)
     count = f"{len(items):,} items" if len(items) != 1 else "1 item"
     return record, f"{count}, {seconds:.0f} s"

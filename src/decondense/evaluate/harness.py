@@ -30,7 +30,7 @@ def evaluate(
     model: Any,
     *,
     tasks: str | Sequence[str] = "paper",
-    data: str | Path | None = None,
+    bench: str | Path | None = None,
     shots: str | int = "gpt2",
     limit: int | None = None,
     text: str | Sequence[str] | None = None,
@@ -52,7 +52,7 @@ def evaluate(
     Args:
         model: anything ``decondense.models.load`` takes, or a pair (model, tokenizer) in memory.
         tasks: "paper" (the ten), or names of lm-eval tasks, as a list or with commas; "" for none.
-        data: folder with local files (see ``tasks.build``), or "hub"; default $DECONDENSE_BENCH, else the hub.
+        bench: folder with local files (see ``tasks.build``), or "hub"; default $DECONDENSE_BENCH, else the hub.
         shots: "gpt2", "qwen3", "zero" or a number.
         limit: the first N items of every task only (of every subtask for mmlu, as in lm-eval). For trying out.
         text: names or files of texts for perplexity and bits per byte.
@@ -68,10 +68,10 @@ def evaluate(
         (record, items): the content of ``result.json`` and the rows of ``items.parquet``.
     """
     names, texts = check(**locals())
-    folder = bench_folder(data) if names or data else None
+    folder = bench_folder(bench) if names or bench else None
     opened = _open_texts(texts, folder)
     progress = progress or (lambda what, done, of: None)
-    benchmarks = build(names, data=folder or "hub", shots=shots, seed=seed, limit=limit, progress=progress)
+    benchmarks = build(names, bench=folder or "hub", shots=shots, seed=seed, limit=limit, progress=progress)
     how = {"dtype": dtype, "device": device, "init": init, "seed": seed, "trust_remote_code": trust_remote_code}
     weights, tokenizer, about = _load(model, revision, how)
     from .perplexity import score_text

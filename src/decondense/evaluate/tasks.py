@@ -59,13 +59,13 @@ def shots_for(name: str, shots: str | int) -> int | None:
 
 
 def build(
-    names: Sequence[str], *, data: str | Path | None = None, shots: str | int = "gpt2", seed: int = 1234,
+    names: Sequence[str], *, bench: str | Path | None = None, shots: str | int = "gpt2", seed: int = 1234,
     limit: int | None = None, progress: Progress = lambda what, done, of: None,
 ) -> list[Benchmark]:  # fmt: skip
-    """Build every benchmark, or say in one sentence which cannot be built and why. ``data`` is a folder with
+    """Build every benchmark, or say in one sentence which cannot be built and why. ``bench`` is a folder with
     ``NAME/SPLIT.jsonl`` (also .json, .parquet, .gz, .xz) in the hub's field names, or "hub" (see ``bench_folder``);
     ``shots``, ``seed``, ``limit`` and ``progress`` are those of ``evaluate``."""
-    folder = bench_folder(data)
+    folder = bench_folder(bench)
     wanted = {name: shots_for(name, shots) for name in names}
     with inside.quiet(), inside.templates_compiled_once():
         index = index_of(names)
@@ -160,17 +160,17 @@ def _fewshot_source(task: Any) -> str:
 # -- local files ---------------------------------------------------------------------------------------------
 
 
-def bench_folder(data: str | Path | None, *, texts: str | Path | None = None) -> Path | None:
+def bench_folder(bench: str | Path | None, *, texts: str | Path | None = None) -> Path | None:
     """The folder of benchmark files: what was given, else $DECONDENSE_BENCH, else the folder ``bench`` in that of
     ``texts``; ``None`` for the hub, which "hub" asks for by name."""
-    data = data or os.environ.get("DECONDENSE_BENCH")
-    if not data and texts and (Path(texts) / "bench").is_dir():
+    bench = bench or os.environ.get("DECONDENSE_BENCH")
+    if not bench and texts and (Path(texts) / "bench").is_dir():
         return Path(texts) / "bench"
-    if not data or str(data) == "hub":
+    if not bench or str(bench) == "hub":
         return None
-    folder = Path(data).expanduser()
+    folder = Path(bench).expanduser()
     if not folder.is_dir():
-        raise FileNotFoundError(f"the benchmark folder {str(data)!r} does not exist: give 'hub' or a folder.")
+        raise FileNotFoundError(f"the benchmark folder {str(bench)!r} does not exist: give 'hub' or a folder.")
     return folder
 
 

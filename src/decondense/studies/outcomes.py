@@ -31,7 +31,7 @@ def evaluate_folder(
     half = pick_device(device).type == "cuda"  # a CPU without bfloat16 takes minutes for a sentence
     dtype, shots = settings.get("dtype") if half else None, settings.get("shots", "gpt2")
     record, items = evaluate(
-        str(model), tasks=settings["tasks"], data=bench, shots=shots, limit=settings.get("limit"), dtype=dtype,
+        str(model), tasks=settings["tasks"], bench=bench, shots=shots, limit=settings.get("limit"), dtype=dtype,
         device=device, training_seed=seed, progress=progress,
     )  # fmt: skip
     scores = {task: round(entry.acc, 6) for task, entry in record.tasks.items()}
