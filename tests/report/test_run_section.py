@@ -95,6 +95,28 @@ def test_a_repetition_is_no_other_seed(tmp_path, seeds, words):
     assert f" runs. same settings{words} ({len(seeds)} runs, means): " in " ".join(done.stdout.split())
 
 
+def test_runs_of_a_study_are_called_by_their_arms(tmp_path):
+    """Not by "teacher large, temperature 2.0, share 0.5"; but where arms of two studies have one name, by those."""
+    for arm, teacher in (("student alone", None), ("student with a teacher", "large"), ("with another", "a" * 50)):
+        for seed in (1, 2):
+            folder = tmp_path / f"{arm}-{seed}"
+            record = write_run(folder, layers=3, steps=20, snapshots=(0, 20), seed=seed, weight=0) | {"arm": arm}
+            if teacher is not None:
+                record["recipe"]["baselines"] = {"distillation": {"teacher": teacher, "temperature": 2.0, "share": 0.5}}
+            (folder / "result.json").write_text(json.dumps(record))
+
+    def names():
+        (curves,) = (panel for panel in section_of(tmp_path).panels if panel.title == "Curves")
+        return list(dict.fromkeys(trace["name"] for trace in lines_of(curves.charts[0])))
+
+    assert names() == ["student alone", "student with a teacher", "with another"]
+    for seed in (1, 2):
+        file = tmp_path / f"student alone-{seed}" / "result.json"
+        file.write_text(file.read_text().replace('"arm": "student alone"', '"arm": "with another"'))
+    others = "and others of its settings, 2 seeds"  # as they have no settings of their own, or too many
+    assert names() == [f"student alone-1 {others}", "student with a teacher", f"with another-1 {others}"]
+
+
 def test_the_first_line_of_runs_is_with_the_loss_minus_without(tmp_path):
     """Paired by seed, with m ± t s/√n; a seed that only one arm has, and a run that is not finished, do not count."""
     changes = {1: (-0.31, -0.02), 2: (-0.25, -0.05), 3: (-0.4, -0.03)}  # by seed: of held-out loss, of mean cosine

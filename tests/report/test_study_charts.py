@@ -90,6 +90,17 @@ def test_what_all_arms_begin_with_is_drawn_once(tmp_path, runs):
     assert names == ["before, all arms", *(f"{arm}, after" for arm in ARMS)]
 
 
+def test_what_some_arms_begin_with_is_drawn_once(tmp_path):
+    """Students begin alike, their teacher elsewhere."""
+    write_study(tmp_path / "s", config={"arms": {"alone": {}, "teacher": {}, "taught": {}}})
+    runs = write_runs(tmp_path / "s", ("alone", "teacher", "taught"), (1,))
+    first, _, last = runs
+    runs[last]["snapshots"][0] = runs[first]["snapshots"][0]
+    write_json(tmp_path / "s" / "runs" / last, runs[last])
+    names = [trace["name"] for trace in lines_of(charts_of(section_of(tmp_path))["Mean cosine over depth"])[::2]]
+    assert names == ["alone and 1 more, before", "alone, after", "teacher, before", "teacher, after", "taught, after"]
+
+
 def test_curves_over_steps(tmp_path, runs):
     section = section_of(tmp_path)
     charts = charts_of(section)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -84,9 +84,12 @@ class Line(Curve):
         return [shot for shot in self.shots if shot.result.histogram is not None]
 
 
-def numbered(lines: Sequence[Line]) -> dict[str, list[Line]]:
+L = TypeVar("L", bound=Line)
+
+
+def numbered(lines: Sequence[L]) -> dict[str, list[L]]:
     """The lines by arm, each with the number of its arm."""
-    arms: dict[str, list[Line]] = {}
+    arms: dict[str, list[L]] = {}
     for line in lines:
         arms.setdefault(line.arm, []).append(line)
     for number, members in enumerate(arms.values()):
@@ -176,12 +179,18 @@ def depth_panel(lines: Sequence[Line]) -> Panel | None:
     relative = len({len(line.shots[-1].mean_cosine) for line in every}) > 1
     axis = Axis("depth: layer / number of layers" if relative else "layer (0 = embedding)")
     starts = {arm: _mean([line.shots[0] for line in members]) for arm, members in trained.items() if members}
-    common = len(starts) > 1 and len({mean.round(4).tobytes() for mean in starts.values()}) == 1
+    alike: dict[bytes, list[str]] = {}  # arms that begin with the same model: it is drawn with the first of them
+    for arm, mean in starts.items():
+        alike.setdefault(mean.round(4).tobytes(), []).append(arm)
+    begun = {same[0]: same for same in alike.values()}
     marks: list[Any] = []
     for arm, members in arms.items():
         style: dict[str, Any] = {"of": members[0], "relative": relative, "hover": "mean cosine {y:.3f}"}
-        if arm in starts and (not common or not marks):
-            words, shade = ("before, all arms", INK) if common else (f"{arm}, before", "")
+        if arm in begun:
+            more = len(begun[arm]) - 1
+            common = more > 0 and len(begun) == 1
+            words = "before, all arms" if common else f"{arm}{f' and {more} more' if more else ''}, before"
+            shade = INK if common else ""
             marks += _over_depth(starts[arm], words, **style, dash="dot", width=1.4, shade=shade)
         words = f"{arm}, after" if trained[arm] else arm
         marks += _over_depth(_mean([line.shots[-1] for line in members]), words, **style)
@@ -194,7 +203,7 @@ def depth_panel(lines: Sequence[Line]) -> Panel | None:
         for layer, value in enumerate(shot.mean_cosine)
     ]
     if any(len(members) > 1 for members in arms.values()):
-        chart.note = "Means over the seeds of an arm."
+        chart.note = "Before and after an arm's own training, means over its seeds."
     change = _change([line for members in trained.values() for line in members], axis, height, relative)
     note = "The single marker at the right is the last state, after the final norm."
     normed = any(line.normed for line in every)

@@ -179,7 +179,8 @@ def training(runs: Sequence[Run]) -> Section:
 
 
 def _name_runs(runs: Sequence[Run]) -> list[str]:
-    """Label runs by folder, arms by the settings in which they differ; return the names of those settings."""
+    """Label runs by folder, arms as the study does that made them or else by the settings in which they differ; return
+    the names of those settings."""
     recipes = [{k: v for k, v in flat(run.training.recipe).items() if v != {}} for run in runs]
     keys = list(dict.fromkeys(key for recipe in recipes for key in recipe))
     differing = [k for k in keys if _is_setting(k) and len({str(recipe.get(k)) for recipe in recipes}) > 1]
@@ -198,11 +199,15 @@ def _name_runs(runs: Sequence[Run]) -> list[str]:
         run.arm = ", ".join(said) if differing else run.label if len(runs) == 1 else f"same settings{_seeds(runs)}"
         if said and len(run.arm) <= LONG:
             run.named = f"{label} ({run.arm})"
-    # an arm without a name is called after its first run
-    for arm in {run.arm for run in runs if differing and (len(run.arm) > LONG or not run.arm)}:
-        members = [run for run in runs if run.arm == arm]
+    arms = numbered(runs)
+    of_study = [{run.training.arm for run in members} for members in arms.values()]
+    for (arm, members), called in zip(arms.items(), of_study):
+        if len(called) == 1 == of_study.count(called) and (given := members[0].training.arm):
+            arm = given
+        elif differing and (len(arm) > LONG or not arm):  # one without a name is called after its first run
+            arm = members[0].label + (f" and others of its settings{_seeds(members)}" if len(members) > 1 else "")
         for run in members:
-            run.arm = members[0].label + (f" and others of its settings{_seeds(members)}" if len(members) > 1 else "")
+            run.arm = arm
     return differing
 
 
@@ -220,7 +225,7 @@ def _is_setting(key: str) -> bool:
 # ---- words and tables ----
 
 
-def _differences(arms: dict[str, list[Any]]) -> list[str]:
+def _differences(arms: dict[str, list[Run]]) -> list[str]:
     """What a reader came for, in front: with the loss minus without it at the end, where two arms differ in nothing
     else and have finished runs of the same seeds; means over those pairs, with Student's interval from three on."""
     bare = {_but_loss(members[0]): members for members in arms.values() if _loss(members[0]) == "none"}
@@ -268,7 +273,7 @@ def _pairs(base: Sequence[Run], treated: Sequence[Run]) -> list[tuple[Run, Run]]
     return [(first[seed], second[seed]) for seed in first if seed is not None and seed in second]
 
 
-def _each(arms: dict[str, list[Any]]) -> list[str]:
+def _each(arms: dict[str, list[Run]]) -> list[str]:
     """One clause per arm: held-out loss, mean cosine and Spearman, before and after, means over seeds."""
     clauses = []
     for arm, members in arms.items():
