@@ -213,7 +213,12 @@ def with_row(task: str, folder: Path, bad: dict, at: int = 1) -> Path:
             "mc2_targets must name one of 1 choices",
         ),
         ("lambada_openai", {"text": None}, "text must not be null"),
-        ("hellaswag", {"ctx_b": None}, "AttributeError, .*"),
+        ("medmcqa", {"opc": None}, "opc must not be null"),
+        ("medmcqa", {"question": None, "opa": None}, "opa and question must not be null"),
+        ("winogrande", {"sentence": None}, "sentence must not be null"),
+        ("hellaswag", {"ctx_b": None, "id": None}, "ctx_b must not be null"),
+        ("hellaswag", {"label": None}, "label must not be null"),
+        ("hellaswag", {"activity_label": ...}, "KeyError, 'activity_label'"),
         ("hellaswag", {"label": "5"}, "label '5' must name one of 2 choices"),
     ],
 )

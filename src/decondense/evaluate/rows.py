@@ -4,8 +4,9 @@ and an answer that is none of the choices it counts as wrong."""
 from __future__ import annotations
 
 import hashlib
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import islice
@@ -17,6 +18,7 @@ from ..words import list_of
 
 TEMPLATES = ("doc_to_text", "doc_to_choice", "doc_to_target")
 OPTIONAL = re.compile(r"\b(if|default|defined)\b")  # a template that may do without a field
+GRADED = "mc2_targets"
 
 
 @dataclass(frozen=True)
@@ -33,18 +35,6 @@ class Rows:
         raise ValueError(
             f"{number} of {str(self.file)!r} does not fit task {self.task!r}: {why}: correct the row, or take it out."
         )
-
-    def check_fields(self, config: dict[str, Any]) -> None:
-        """The fields that the templates name are there and not null. What a function reads shows when it does."""
-        templates = [config.get(key) for key in TEMPLATES]
-        named = {field for one in templates if not OPTIONAL.search(str(one)) for field in fields_of(one)}
-        if config.get("process_docs") is not None:  # which adds fields of its own
-            named &= {field for row in self.rows for field in row}
-        for at, row in enumerate(self.rows):
-            if missing := sorted(f for f in named if f not in row):
-                self.refuse(at, f"{list_of(missing)} must be there and {'is' if len(missing) == 1 else 'are'} missing")
-            if empty := sorted(f for f in named if row[f] is None):
-                self.refuse(at, f"{list_of(empty)} must not be null")
 
     @cached_property
     def data(self) -> Any:
@@ -65,35 +55,56 @@ class Rows:
         state = self.file, self.file.stat().st_size, self.file.stat().st_mtime_ns, self.numbers
         return Dataset(table, fingerprint=hashlib.sha256(repr(state).encode()).hexdigest()[:16])
 
-    def check_items(self, task: Any, limit: int | None) -> None:
+    def check(self, task: Any, limit: int | None) -> None:
         """Prompt, choices and answer of every row can be made, up to the limit, and the answer is one of the choices.
         The task need not be a whole one, that has made its items of these rows."""
-        process, items = task.config.process_docs, getattr(task, "task_docs", None)
-        if items is None:
-            try:
-                items = self.data if process is None else process(self.data)
-            except Exception as error:
-                for at in range(len(self.rows)):
-                    if _raises(process, self.data.select([at])):
-                        self.refuse(at, _words(error))
-                return
-            task.features = list(items.features)
-        if process is None:  # the same, and there already: reading the data takes as long as all checks
-            items = self.rows
         chosen = task.OUTPUT_TYPE == "multiple_choice"
+        templates = {key: getattr(task.config, key) for key in (TEMPLATES if chosen else (TEMPLATES[0], TEMPLATES[2]))}
+        needed = {key: () if OPTIONAL.search(str(one)) else fields_of(one) for key, one in templates.items()}
+        items = self._items(task)
         for number, item in enumerate(islice(items, limit)):
-            at = number if len(items) == len(self.numbers) else len(self.numbers) + number  # some were left out
-            item, made = _Watched(item), {}
-            for key in TEMPLATES if chosen else ("doc_to_text", "doc_to_target"):
+            whole = len(items) == len(self.numbers)  # else some were left out
+            at, made = number if whole else len(self.numbers) + number, {}
+            given = self.rows[number] if whole else item
+            row = _Watched((f, v) for f, v in item.items() if v is not None or f in given)  # a table fills in null
+            for key, template in templates.items():
+                row.read = []
                 try:
-                    made[key] = getattr(task, key)(item)
+                    made[key] = getattr(task, key)(row)
                 except Exception as error:
-                    if isinstance(error, KeyError) and item.last not in item:
-                        self.refuse(at, f"{item.last} must be there and is missing")
-                    fields = _shown(sorted(fields_of(getattr(task.config, key))) or [item.last], item)
-                    self.refuse(at, f"{fields} cannot be read, {_words(error)}")
+                    self._refuse_unfit(at, row, needed[key] or row.read)
+                    shown = _shown(sorted(fields_of(template)) or row.read[-1:], item)
+                    self.refuse(at, f"{shown} cannot be read, {_words(error)}")
+                # of null a function makes "None", unless it looks for it
+                self._refuse_unfit(at, row, needed[key] or (row.read if "None" in str(made[key]) else ()))
             if chosen:
-                self._check_answer(at, task, item, made)
+                self._check_answer(at, task, row, made)
+
+    def _items(self, task: Any) -> Sequence[dict[str, Any]]:
+        """What the task makes of the rows. A null that its own function reads is refused here, as it is gone after."""
+        process, built = task.config.process_docs, getattr(task, "task_docs", None)
+        if process is None:  # the rows: reading the data takes as long as all checks
+            task.features = list((self.data if built is None else built).features)
+            return self.rows
+        try:
+            items = process(self.data) if built is None else built
+            task.features = list(items.features)
+        except Exception:
+            items = None
+        for at, row in enumerate(self.rows):
+            nulls = [field for field, value in row.items() if value is None]
+            if items is None or (nulls and len(items) == len(self.rows) and "None" in json.dumps(items[at])):
+                read = [f for f in nulls if _made(process, row | {f: ""}, f) != _made(process, row, f)]
+                self._refuse_unfit(at, row, read)
+                if isinstance(error := _made(process, row), str):
+                    self.refuse(at, error)
+        return items or []
+
+    def _refuse_unfit(self, at: int, row: dict[str, Any], fields: Collection[str]) -> None:
+        if missing := sorted(f for f in fields if f not in row):
+            self.refuse(at, f"{list_of(missing)} must be there and {'is' if len(missing) == 1 else 'are'} missing")
+        if empty := sorted({f for f in fields if row.get(f) is None}):
+            self.refuse(at, f"{list_of(empty)} must not be null")
 
     def _check_answer(self, at: int, task: Any, item: Any, made: dict[str, Any]) -> None:
         choices = made["doc_to_choice"]
@@ -102,13 +113,10 @@ class Rows:
         if callable(task.config.process_results) and GRADED not in item:
             return  # which says what is right
         key = "doc_to_text" if isinstance(made["doc_to_text"], int) else "doc_to_target"  # prompts of several inputs
-        fields = [GRADED] if GRADED in item else sorted(fields_of(getattr(task.config, key))) or [item.last]
+        fields = [GRADED] if GRADED in item else sorted(fields_of(getattr(task.config, key))) or item.read[-1:]
         negative = any(isinstance(item.get(field), int) and item[field] < 0 for field in fields)
         if negative or not right_of(task, item, made[key], len(choices)):
             self.refuse(at, f"{_shown(fields, item)} must name one of {len(choices)} choices")
-
-
-GRADED = "mc2_targets"
 
 
 def right_of(task: Any, item: Any, answer: Any, choices: int) -> list[int]:
@@ -137,13 +145,23 @@ def _variables(template: str) -> set[str]:
 
 
 class _Watched(dict):
-    """A row that knows which field was read last, as a function does not say what it reads."""
+    """A row that knows which fields were read, as a function does not say what it reads."""
 
-    last = ""
+    read: list[str]
 
     def __getitem__(self, key: Any) -> Any:
-        self.last = key
+        self.read.append(key)
         return super().__getitem__(key)
+
+
+def _made(process: Callable[..., Any], row: dict[str, Any], apart: str = "") -> Any:
+    """What a task's function makes of a row, but for the field `apart`, or its error in words."""
+    from datasets import Dataset
+
+    try:
+        return [{key: one[key] for key in one if key != apart} for one in process(Dataset.from_list([row]))]
+    except Exception as error:
+        return _words(error)
 
 
 def _shown(fields: Sequence[str], item: Any) -> str:
@@ -154,11 +172,3 @@ def _shown(fields: Sequence[str], item: Any) -> str:
 
 def _words(error: Exception) -> str:
     return f"{type(error).__name__}, {first_line(error).rstrip('.')}"
-
-
-def _raises(job: Callable[..., Any], *args: Any) -> bool:
-    try:
-        job(*args)
-    except Exception:
-        return True
-    return False

@@ -112,15 +112,15 @@ def _task(
     except Exception as error:  # a row that does not fit, or one of a dozen errors of the hub client
         evaluated = config.get("test_split") or config.get("validation_split")
         if evaluated in read:
-            read[evaluated].check_items(inside.bare_task(config), limit)
+            read[evaluated].check(inside.bare_task(config), limit)
         first = first_line(error).rstrip(".")
         where = f"the rows in {str(folder)!r}" if folder is not None else "the datasets hub"
         raise ValueError(f"task {leaf!r} could not be built from {where}: {type(error).__name__}, {first}.") from error
     pool = inside.few_shot_split(task)
     if read:  # any row of the pool may become an example
-        read[_evaluated(task)].check_items(task, None if shots != 0 and pool == _evaluated(task) else limit)
+        read[_evaluated(task)].check(task, None if shots != 0 and pool == _evaluated(task) else limit)
     if shots != 0 and pool in read and pool != _evaluated(task):
-        read[pool].check_items(inside.bare_task(config), None)
+        read[pool].check(inside.bare_task(config), None)
     if pool == _evaluated(task):
         inside.leave_item_out(task, _evaluated(task))
     return task
@@ -202,8 +202,6 @@ def _local(name: str, leaf: str, config: dict[str, Any], folder: Path) -> tuple[
     present = {key: (split if split and files[split] is not None else None) for key, split in splits.items()}
     subset = config.get("dataset_name") if name != leaf else None
     read = {split: _read(leaf, file, subset) for split, file in files.items() if file is not None}
-    for rows in read.values():
-        rows.check_fields(config)
     # mmlu is one file for 57 tasks, told apart by what stands in a column of it
     data = {split: rows.data for split, rows in read.items()}
     return present | {"custom_dataset": lambda **_: data, "dataset_path": str(place), "dataset_kwargs": None}, read
