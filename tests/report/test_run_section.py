@@ -159,6 +159,16 @@ def test_two_seeds_have_no_interval_and_arms_that_differ_otherwise_no_difference
     assert first.startswith("no added loss"), "another learning rate: the loss is not all that differs"
 
 
+def test_a_seed_that_is_no_number_is_not_known(tmp_path):
+    for number, weight in enumerate((0, 0.1)):
+        record = write_run(tmp_path / f"{number}", layers=3, steps=20, snapshots=(0, 20), weight=weight)
+        record["recipe"]["train"]["seed"] = [1]
+        (tmp_path / f"{number}" / "result.json").write_text(json.dumps(record))
+    section = section_of(tmp_path)
+    assert section.lines[0].startswith("no added loss: held-out loss"), "no pair of a seed"
+    assert [row[section.tables[0].heads.index("seed")] for row in section.tables[0].shown] == ["–", "–"]
+
+
 def test_runs_of_other_models_or_texts_stand_apart(tmp_path):
     write_run(tmp_path / "a", layers=3, steps=20, snapshots=(0, 20))
     write_run(tmp_path / "b", layers=3, steps=20, snapshots=(0, 20), name="other")

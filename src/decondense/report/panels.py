@@ -12,6 +12,7 @@ from ..figures.chart import INK, Axis, Chart, Frame, Rule, Series, look, with_in
 from ..figures.measured import Geometry, Short
 from ..figures.measurements import density_of, floor_of, heat_chart, heat_frame, top_of
 from ..figures.training import Curve, curve_charts
+from ..files import flat
 from ..records import known
 from ..words import amount, round_to, span
 from .section import Depth, Panel
@@ -73,6 +74,12 @@ class Line(Curve):
     arm."""
 
     shots: list[Shot] = field(default_factory=list)
+
+    @property
+    def seed(self) -> int | None:
+        """Of a training; none where its recipe, which may hold anything, has no number there."""
+        seed = flat(self.record.recipe).get("train.seed") if self.record is not None else None
+        return seed if isinstance(seed, int) else None
 
     @property
     def normed(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -39,6 +40,11 @@ class Run(Line):
     @property
     def training(self) -> Training:
         return self.source.record
+
+    @cached_property
+    def recipe(self) -> dict[str, Any]:
+        """Its settings, "loss.weight" and the like; a section that is empty is none."""
+        return {key: value for key, value in flat(self.training.recipe).items() if value != {}}
 
     def last(self, name: str) -> Any:
         """The last value of a column of the history."""
@@ -136,7 +142,7 @@ def _whole(folder: Path, file: str) -> Measurement:
 
 def training(runs: Sequence[Run]) -> Section:
     """The section of runs that share model and text; those without a loss come first, as what is compared with."""
-    runs = sorted(runs, key=lambda run: flat(run.training.recipe).get("loss.name") != "none")
+    runs = sorted(runs, key=lambda run: run.recipe.get("loss.name") != "none")
     differing = _name_runs(runs)
     arms = numbered(runs)
     many = len(runs) > 1
@@ -181,12 +187,11 @@ def training(runs: Sequence[Run]) -> Section:
 def _name_runs(runs: Sequence[Run]) -> list[str]:
     """Label runs by folder, arms as the study does that made them or else by the settings in which they differ; return
     the names of those settings."""
-    recipes = [{k: v for k, v in flat(run.training.recipe).items() if v != {}} for run in runs]
-    keys = list(dict.fromkeys(key for recipe in recipes for key in recipe))
-    differing = [k for k in keys if _is_setting(k) and len({str(recipe.get(k)) for recipe in recipes}) > 1]
-    # "loss.name dispersion" is said as "loss dispersion", "loss.weight 0.1" as "weight 0.1"
-    names = [key.removesuffix(".name").rsplit(".", 1)[-1] for key in differing]
-    for run, recipe, label in zip(runs, recipes, told_apart([run.source.folder for run in runs])):
+    keys = dict.fromkeys(key for run in runs for key in run.recipe)
+    differing = [k for k in keys if _is_setting(k) and len({str(run.recipe.get(k)) for run in runs}) > 1]
+    names = [_last(key) for key in differing]
+    for run, label in zip(runs, told_apart([run.source.folder for run in runs])):
+        recipe = run.recipe
         run.label = run.named = label
         bare = recipe.get("loss.name") == "none"  # then the weight of the loss says nothing
         said = [
@@ -213,8 +218,13 @@ def _name_runs(runs: Sequence[Run]) -> list[str]:
 
 def _seeds(runs: Sequence[Run]) -> str:
     """After "settings", as runs of one arm may also be repetitions."""
-    seeds = {str(flat(run.training.recipe).get("train.seed")) for run in runs}
+    seeds = {run.seed for run in runs}
     return " and seed" if len(seeds) == 1 else f", {len(seeds)} seeds"
+
+
+def _last(key: str) -> str:
+    """ "loss.name dispersion" is said as "loss dispersion", "loss.weight 0.1" as "weight 0.1"."""
+    return key.removesuffix(".name").rsplit(".", 1)[-1]
 
 
 def _is_setting(key: str) -> bool:
@@ -228,9 +238,10 @@ def _is_setting(key: str) -> bool:
 def _differences(arms: dict[str, list[Run]]) -> list[str]:
     """What a reader came for, in front: with the loss minus without it at the end, where two arms differ in nothing
     else and have finished runs of the same seeds; means over those pairs, with Student's interval from three on."""
-    bare = {_but_loss(members[0]): members for members in arms.values() if _loss(members[0]) == "none"}
-    treated = {arm: members for arm, members in arms.items() if _loss(members[0]) != "none"}
-    names = [_loss(members[0]) for members in treated.values()]
+    losses = {arm: members[0].recipe.get("loss.name") for arm, members in arms.items()}
+    bare = {_but_loss(members[0]): members for arm, members in arms.items() if losses[arm] == "none"}
+    treated = {arm: members for arm, members in arms.items() if losses[arm] != "none"}
+    names = [losses[arm] for arm in treated]
     said = []
     for (arm, members), name in zip(treated.items(), names):
         pairs = _pairs(bare.get(_but_loss(members[0]), []), members)
@@ -254,22 +265,15 @@ def _first_line(said: Sequence[str]) -> list[str]:
     return [". ".join([*said[:COMPARED], *more]), *said[COMPARED:]] if said else []
 
 
-def _loss(run: Run) -> Any:
-    return flat(run.training.recipe).get("loss.name")
-
-
 def _but_loss(run: Run) -> str:
     """The settings of an arm other than those of the loss, as text."""
-    rest = {k: v for k, v in flat(run.training.recipe).items() if _is_setting(k) and not k.startswith("loss.")}
-    return str(sorted((k, str(v)) for k, v in rest.items() if v not in ({}, None)))
+    rest = {k: v for k, v in run.recipe.items() if _is_setting(k) and not k.startswith("loss.")}
+    return str(sorted((k, str(v)) for k, v in rest.items() if v is not None))
 
 
 def _pairs(base: Sequence[Run], treated: Sequence[Run]) -> list[tuple[Run, Run]]:
     """Finished runs of the same seed; the first where one was run twice."""
-    first, second = (
-        {flat(run.training.recipe).get("train.seed"): run for run in reversed(runs) if run.training.finished}
-        for runs in (base, treated)
-    )
+    first, second = ({run.seed: run for run in reversed(runs) if run.training.finished} for runs in (base, treated))
     return [(first[seed], second[seed]) for seed in first if seed is not None and seed in second]
 
 
@@ -293,16 +297,15 @@ def _moved(name: str, ends: Sequence[Any]) -> str:
 
 
 def _run_table(runs: Sequence[Run], differing: Sequence[str]) -> Table:
-    names = [key.removesuffix(".name").rsplit(".", 1)[-1].replace("_", " ") for key in differing]
+    names = [_last(key).replace("_", " ") for key in differing]
     heads = [
         "run", *names, "seed", "steps", "tokens", "task loss, last", "penalty, last", HELD_OUT, "Spearman",
         "mean cosine", "tokens/s", "hardware", "finished",
     ]  # fmt: skip
     rows, shown = [], []
     for run in runs:
-        record, recipe = run.training, flat(run.training.recipe)
-        seed = next((recipe[k] for k in recipe if k.rsplit(".", 1)[-1] == "seed"), None)
-        settings = {key: recipe.get(key) for key in differing}
+        record, seed = run.training, run.seed
+        settings = {key: run.recipe.get(key) for key in differing}
         steps, tokens, task, penalty = (run.last(name) for name in ("step", "tokens", "task_loss", "penalty"))
         row = {"run": run.label, **settings, "seed": seed, "steps": steps, "tokens": tokens}
         row |= {"task_loss": task, "penalty": penalty}

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, Field, ValidationError
 
 from ..figures.forest import forest_chart
-from ..files import flat
 from ..records import Damaged, Measured, Study, Training, read
 from ..records.evaluation import TaskDifference
 from .claims import PICTURE, claim_of, figure_of
@@ -96,13 +95,11 @@ def read_lines(source: Source[Study]) -> tuple[list[Line], list[str]]:
         try:
             run = read(inside(root, f"{name}/result.json", "result"))
             if isinstance(run, Training):
-                seed = flat(run.recipe).get("train.seed")
-                seed = seed if isinstance(seed, int) else None
                 arm = run.arm or name
-                label = arm if seed is None else f"{arm}, seed {seed}"
                 shots = [Shot(s, s.step, s.tokens) for s in run.snapshots if s.step is not None]
-                shots.sort(key=lambda shot: shot.step or 0)
-                lines.append((arm, seed or 0, Line(arm, label, shots=shots, record=run)))
+                line = Line(arm, arm, record=run, shots=sorted(shots, key=lambda shot: shot.step or 0))
+                line.label += "" if line.seed is None else f", seed {line.seed}"
+                lines.append((arm, line.seed or 0, line))
             elif isinstance(run, Measured):
                 measured.append(run)
             else:
