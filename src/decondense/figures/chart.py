@@ -1,9 +1,8 @@
 """What a chart shows, said once: `draw` makes a file of it with matplotlib, the page shows the same with plotly.
 
 Colours are Okabe and Ito's, told apart without red-green vision on white and on dark, and two more; every series has a
-dash and a symbol of its own too, so that nothing is said by hue alone. INK, FAINT and PAPER are the colours of the
-text, of faint lines and of the ground, whatever these are where the chart is drawn. Sizes and widths are in pixels of
-the page.
+dash and a symbol of its own too, so that nothing is said by hue alone. INK and FAINT are the colours of the text
+and of faint lines, whatever these are where the chart is drawn. Sizes and widths are in pixels of the page.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from ..words import span
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999933", "#888888")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross")
-INK, FAINT, PAPER = "ink", "faint", "paper"
+INK, FAINT = "ink", "faint"
 Values = Sequence[Any] | np.ndarray
 
 

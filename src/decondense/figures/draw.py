@@ -13,10 +13,10 @@ import numpy as np
 
 from ..files import AnyPath, atomic, file_in, write_csv
 from ..words import amount, several
-from .chart import DASHES, FAINT, INK, PAPER, SYMBOLS, Axis, Band, Chart, Heat, Series
+from .chart import DASHES, FAINT, INK, SYMBOLS, Axis, Band, Chart, Heat, Series
 
 MAP = "viridis"
-COLOURS = {INK: "black", FAINT: "#777777", PAPER: "white"}
+COLOURS = {INK: "black", FAINT: "#777777"}
 DASH = dict(zip(DASHES, ("-", "--", ":", "-.", (0, (8, 3)), (0, (8, 2, 1, 2)))))
 SYMBOL = dict(zip(SYMBOLS, "osD^xP"))
 Where = AnyPath | None

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from ..figures.chart import FAINT, INK, PAPER, Axis, Band, Chart, Frame, Heat, Series, Values
+from ..figures.chart import FAINT, INK, Axis, Band, Chart, Frame, Heat, Series, Values
 from ..words import round_to
 
-COLOURS = {INK: "#010101", FAINT: "#808081", PAPER: "#fefefe"}
+COLOURS = {INK: "#010101", FAINT: "#808081"}
+PAPER = "#fefefe"
 VIRIDIS_ZERO = "#440154"
 FIELDS = {"label": "meta", "of": "customdata"}
 QUIET = {"hoverinfo": "skip"}
@@ -155,7 +156,7 @@ def _series(series: Series) -> dict[str, Any]:
     if series.symbol is not None:
         width = 2 if series.hollow else 1.5 if series.halo else 0
         edge = {"color": "#ffffff" if series.halo else colour, "width": width}
-        fill = COLOURS[PAPER] if series.hollow else colour
+        fill = PAPER if series.hollow else colour
         trace["marker"] = {"color": fill, "size": series.size, "symbol": series.symbol, "opacity": 1, "line": edge}
     if series.label:
         trace["meta"] = series.label

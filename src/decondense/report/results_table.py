@@ -23,7 +23,7 @@ Known = Sequence[tuple[str, str, str]]
 """Name, claim and question of every study there is."""
 
 
-def results_table(places: Places, *, base: AnyPath | None = None) -> tuple[str, list[Skipped]]:
+def results_table(places: Places, *, base: AnyPath = ".") -> tuple[str, list[Skipped]]:
     """One line per study in and below `places`, in the order of claim and name; folders near `base` (default the
     current folder) are links.
 
@@ -31,7 +31,7 @@ def results_table(places: Places, *, base: AnyPath | None = None) -> tuple[str, 
         the table, and what was left out with the reason.
     """
     studies, skipped = _studies(places)
-    root = Path(base if base is not None else ".").resolve()
+    root = Path(base).resolve()
     counted = Counter(source.record.study for source in studies)
     rows = []
     hardware: dict[str, list[str]] = {}
@@ -58,10 +58,10 @@ def results_rows(places: Places) -> tuple[list[dict[str, str | None]], list[Skip
     return rows, skipped
 
 
-def verdicts_table(places: Places, *, known: Known, base: AnyPath | None = None) -> tuple[str, list[Skipped]]:
+def verdicts_table(places: Places, *, known: Known, base: AnyPath) -> tuple[str, list[Skipped]]:
     """One line per study that is known: its question, and the verdict of each result in `places`."""
     studies, skipped = _studies(places)
-    root = Path(base if base is not None else ".").resolve()
+    root = Path(base).resolve()
     rows = []
     for name, claim, question in known:
         here = [source for source in studies if source.record.study == name]

@@ -170,11 +170,8 @@ class Section:
     tables: list[Table] = field(default_factory=list)
     pictures: list[Picture] = field(default_factory=list)
     id: str = ""
-    shown: int = 1
-    """So many panels stand open, the others are folded; where one has the title `first`, that one."""
-    first: str | None = None
-    picture_first: bool = False
-    """Whether the picture is what matters: then it stands open and all panels are folded."""
+    opened: Sequence[int] = (0,)
+    """The panels that stand open, the others are folded; none where the picture is what matters, which then is open."""
     claim: Claim | None = None
     depths: list[Depth] = field(default_factory=list)
 
@@ -196,12 +193,8 @@ class Section:
     @property
     def open_panels(self) -> list[tuple[int, Panel]]:
         """With their numbers."""
-        if self.picture_first:
-            return []
-        every = list(enumerate(self.panels))
-        return [one for one in every if one[1].title == self.first] or every[: self.shown]
+        return [one for one in enumerate(self.panels) if one[0] in self.opened]
 
     @property
     def folded_panels(self) -> list[tuple[int, Panel]]:
-        there = {number for number, _ in self.open_panels}
-        return [(number, panel) for number, panel in enumerate(self.panels) if number not in there]
+        return [one for one in enumerate(self.panels) if one[0] not in self.opened]

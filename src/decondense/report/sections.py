@@ -70,8 +70,8 @@ def measurement(source: Source[Measurement]) -> Section:
     return Section(
         "measurement", label, result.verdict,
         [origin_of(source, _configuration(source, *parts), command, facts)],
-        gloss=GLOSS.get(result.verdict.split(":")[0], ""), notes=notes, panels=[panel, Panel([curve])],
-        tables=[_trend_table(record), states], shown=2, depths=depths_of([Line(label, label, shots=[Shot(result)])]),
+        gloss=GLOSS.get(result.verdict.split(":")[0], ""), notes=notes, panels=[panel, Panel([curve])], opened=(0, 1),
+        tables=[_trend_table(record), states], depths=depths_of([Line(label, label, shots=[Shot(result)])]),
     )  # fmt: skip
 
 

@@ -55,11 +55,13 @@ def study(source: Source[Study]) -> Section:
     config |= {key: value for key in ("estimate", "versions", "runs") if (value := getattr(record, key))}
     title = f"{record.claim} · {record.study} ({record.scale} scale)"
     wanted = figure_of(record.study)
+    opened = [number for number, panel in enumerate(panels) if panel.title == wanted] or [0]
+    if pictures and (wanted == PICTURE or not panels):
+        opened = []
     return Section(
         "study", title, sentence_of(record), [origin_of(source, config, record.command, facts)], badge=record.verdict,
         headline=record.headline, gloss=record.question, notes=notes, panels=panels, tables=tables,
-        pictures=pictures, claim=claim_of(record), first=wanted,
-        picture_first=bool(pictures) and (wanted == PICTURE or not panels), depths=depths_of(lines),
+        pictures=pictures, claim=claim_of(record), opened=opened, depths=depths_of(lines),
     )  # fmt: skip
 
 
