@@ -33,7 +33,7 @@ from .words import near, warn
 LAYER_NAMES = ("all", "last", "early_half", "late_half")
 # They return what every block puts out and the last one's once more after the norm, nothing of the embedding layer.
 LATE = ("mamba", "mamba2", "falcon_mamba", "rwkv")
-GIVEN = ("position_ids", "input_ids", "inputs_embeds")
+GIVEN = ("position_ids", "input_ids", "inputs_embeds", "past_key_values")
 Layers = str | Sequence[int] | Callable[[int], Sequence[int]]
 Known = tuple[Tensor, Tensor, Tensor | None]  # a state, the loss of it and its mean cosines, (1, batch) each
 
@@ -131,7 +131,10 @@ class StackReader:
                     f"{type(module).__name__} must return a ModelOutput with hidden_states, got "
                     f"{type(out).__name__} without them: drop return_dict=False, or {naming()}."
                 )
-            after(Capture(in_order(module, states, given), given["mask"], given["position_ids"]))
+            mask = given["mask"]
+            if given["past_key_values"] is not None and isinstance(mask, Tensor) and mask.ndim == 2:
+                mask = mask[:, -states[0].shape[1] :]  # the others are of the cache, which prefix tuning fills
+            after(Capture(in_order(module, states, given), mask, given["position_ids"]))
             if self._wanted is True:
                 return None
             rest = {key: value for key, value in out.items() if key != "hidden_states"}

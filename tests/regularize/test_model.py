@@ -126,6 +126,22 @@ def test_every_loss(name):
     assert penalties[-1] < penalties[0]
 
 
+def test_a_mask_that_covers_a_cache_is_cut_to_the_tokens():
+    """As prefix tuning calls the model: of virtual tokens there are keys and values, and no states."""
+    peft = pytest.importorskip("peft")
+    prefix = peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=5)
+    model, (ids, mask, labels) = peft.get_peft_model(llama(), prefix).train(), padded()
+    z = states(model, input_ids=ids, attention_mask=mask)
+    expected = torch.stack([losses.dispersion(x, mask, estimator="first_order") for x in z[1:]])
+    with dc.regularize(model) as handle:
+        model(input_ids=ids, attention_mask=mask, labels=labels).loss.backward()
+        torch.testing.assert_close(handle.last["per_layer"], expected.detach())
+    with dc.monitor(model) as watch:
+        model(input_ids=ids, attention_mask=mask, labels=labels)
+    cosines = [losses.mean_cosine(x, mask.bool(), eps=0.0).mean().item() for x in z]
+    assert watch.readings[0].table["mean_cosine"] == pytest.approx(cosines, abs=1e-5)
+
+
 def test_packed_rows_are_their_documents():
     model = llama().train()
     a, b, c, d = tokens(1, 5, 1), tokens(1, 9, 2), tokens(1, 1, 3), tokens(1, 1, 4)

@@ -93,7 +93,9 @@ class Rows:
             items = None
         for at, row in enumerate(self.rows):
             nulls = [field for field, value in row.items() if value is None]
-            if items is None or (nulls and len(items) == len(self.rows) and "None" in json.dumps(items[at])):
+            if items is None or (
+                nulls and len(items) == len(self.rows) and "None" in json.dumps(items[at], default=str)
+            ):
                 read = [f for f in nulls if _made(process, row | {f: ""}, f) != _made(process, row, f)]
                 self._refuse_unfit(at, row, read)
                 if isinstance(error := _made(process, row), str):

@@ -28,6 +28,7 @@ class OwnLoop:
         self.step = 0
         self._call: tuple[Tensor | None, Tensor | int | None] = (None, None)
         self._inside = False
+        self._collects = False  # whether the present call's states are collected: those of one before may still wait
         # Modes of the calls with gradients since the last step. A call writes and never reads them: what it reads is a
         # condition under which torch.compile's graph holds.
         self._trained = self._evaluated = False
@@ -57,7 +58,7 @@ class OwnLoop:
             raise RuntimeError("nn.DataParallel runs its replicas side by side, which a handle cannot: use DDP.")
         if self._inside:  # the last call raised an error: its states belong to no loss
             self._attachment.captures.clear()
-        self._inside = True
+        self._inside, self._collects = True, False
         if torch.is_grad_enabled():
             if module.training:
                 self._trained = True
@@ -77,12 +78,13 @@ class OwnLoop:
                 "or add handle.penalty() to your own loss before the next call, or attach to the trainer with "
                 "regularize(trainer, …)."
             )
+        self._collects = True
         return True
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
         attachment, self._inside = self._attachment, False
         (labels, items), self._call = self._call, (None, None)
-        if not attachment.captures:
+        if not self._collects or not attachment.captures:
             return None
         task = _loss_of(out, labels is not None)
         if task is None:
