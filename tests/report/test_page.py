@@ -358,3 +358,9 @@ def test_command(everything, tmp_path):
     (section,) = summary["sections"]
     assert section["sentence"].startswith(f"{section['verdict']}: Spearman ")
     assert summary["bytes"] == (tmp_path / "one.html").stat().st_size
+
+
+def test_one_result_without_hardware_is_one(tmp_path):
+    write_run(tmp_path / "a", layers=3, steps=20, snapshots=(0, 20))
+    write_measurement(tmp_path / "b", layers=2)
+    assert "Hardware: NVIDIA H200; not recorded for 1 result." in render(collect([tmp_path]))

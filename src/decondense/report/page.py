@@ -23,7 +23,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from ..figures.chart import Chart
 from ..files import finite, to_yaml
 from ..records import Comparison, Measurement, Study, Training
-from ..words import list_of, slug
+from ..words import list_of, several, slug
 from . import plotly
 from .claims import place_of
 from .runs import Run, group_of, read_run, read_running, training
@@ -259,4 +259,5 @@ def _hardware(content: Report) -> str:
     unknown = sum(1 for s in content.sections for o in s.origins if not o.hardware)
     if not content.hardware:
         return "Hardware was not recorded." if content.sections else ""
-    return f"Hardware: {'; '.join(content.hardware)}" + (f"; not recorded for {unknown} results." if unknown else ".")
+    gap = f"; not recorded for {several(unknown, 'result')}" if unknown else ""
+    return f"Hardware: {'; '.join(content.hardware)}{gap}."
