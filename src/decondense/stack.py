@@ -26,10 +26,12 @@ def stack_of(model: Any) -> Any:
 
 
 def padded_by(model: nn.Module, name: str) -> tuple[str, str] | None:
-    """Of torch's own stacks and layers the innermost around a module: its name, and what its argument is called that
-    says what is padding."""
+    """Of torch's own stacks and layers the innermost around a module, or the one that it wraps, as a checkpoint does:
+    its name, and what its argument is called that says what is padding."""
     sources = (nn.TransformerEncoder, nn.TransformerEncoderLayer)
     targets = (nn.TransformerDecoder, nn.TransformerDecoderLayer)
+    while len(inside := list(model.get_submodule(name).named_children())) == 1:
+        name = f"{name}.{inside[0][0]}"
     levels = name.split(".")
     for level in range(len(levels), -1, -1):
         outer = ".".join(levels[:level])

@@ -8,6 +8,7 @@ import pytest
 import reference
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as wrapper
 
 import decondense as dc
 from regularize.models import VOCABULARY, padded
@@ -178,6 +179,30 @@ def test_each_stack_of_torch_has_its_own_padding(build, stacks, length):
             ValueError, match=r"^modules must name layers of one stack of .*, got both: measure them one"
         ):
             dc.measure(model, inputs=call, modules=patterns, bootstrap=5)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_checkpointed_layers_of_torch_have_their_own_padding(when):
+    """In torch's wrapper, whether it is put around them before or after the loss is attached."""
+
+    def wrap(model):
+        wrapper.apply_activation_checkpointing(
+            model, check_fn=lambda module: isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer)
+        )
+
+    call = (torch.randn(4, 12, 8), torch.randn(4, 9, 8), [padded()[1] == 0, padded(4, 9)[1] == 0])
+    found = []
+    for how in ("never", when):
+        model = Layers().train()
+        if how == "before":
+            wrap(model)
+        with dc.regularize(model, modules=["both.encoder.layers.*", "both.decoder.layers.*"]) as handle:
+            if how == "after":
+                wrap(model)
+            model(*call)
+            handle.penalty().backward()
+        found.append((handle.last["per_layer"], [p.grad for p in model.parameters()]))
+    torch.testing.assert_close(*found)
 
 
 def test_a_compiled_stack_of_torch_has_its_own_padding():

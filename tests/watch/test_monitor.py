@@ -194,6 +194,37 @@ def test_two_optimisers_over_one_model_make_one_step():
     assert [r.step for r in watches[0].readings] == [0, 1, 2]
 
 
+def test_an_optimiser_of_parameters_that_came_later_is_counted():
+    """As FSDP2 replaces those of a model, and LoRA adds some."""
+    model, ids = llama().train(), tokens()
+    with dc.monitor(model, every=1) as watch:
+        model.lm_head = nn.Linear(32, 64)
+        optimiser = torch.optim.SGD(model.lm_head.parameters(), lr=1e-3)
+        for _ in range(3):
+            model(input_ids=ids, labels=ids).loss.backward()
+            optimiser.step()
+    assert [one.step for one in watch.readings] == [0, 1, 2]
+
+
+def test_a_mask_that_tells_no_padding_is_named_once():
+    """Watching is no reason to end a training: every token counts."""
+    model, ids = llama().train(), tokens()
+    pairs = torch.ones(4, 1, 12, 12, dtype=torch.bool).tril()
+    with dc.monitor(model, every=1) as watch, warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.0)
+        for mask in (pairs, pairs, None):
+            model(input_ids=ids, attention_mask=mask, labels=ids).loss.backward()
+            optimiser.step()
+    (told,) = [one for one in seen if "to tell padding from tokens" in str(one.message)]
+    assert str(told.message) == (
+        "attention_mask must be (batch, tokens) = (4, 12) to tell padding from tokens, got (4, 1, 12, 12): every token "
+        "counts; pass the two-dimensional mask where there is padding."
+    )
+    tables = [one.table["mean_cosine"] for one in watch.readings]
+    assert tables[0] == pytest.approx(tables[2])
+
+
 def test_the_numbers_are_those_of_the_states_that_passed():
     torch.manual_seed(0)
     model = gpt2().train()

@@ -65,7 +65,6 @@ def _of_model(model: nn.Module, log: Log | None, options: dict[str, Any]) -> Mon
     """Steps are counted by the optimisers: one after a training call counts, whichever it is, and only one."""
     count = 0
     called = False
-    own = {id(p) for p in model.parameters()}
 
     def calls(module: nn.Module, args: Any) -> None:
         nonlocal called
@@ -73,6 +72,7 @@ def _of_model(model: nn.Module, log: Log | None, options: dict[str, Any]) -> Mon
 
     def stepped(optimiser: Any, args: Any, kwargs: Any) -> None:
         nonlocal count, called
+        own = {id(p) for p in model.parameters()}  # asked each time: FSDP2 replaces them, LoRA adds some
         if not any(id(p) in own for group in optimiser.param_groups for p in group["params"]):
             return
         if called:

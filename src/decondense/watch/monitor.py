@@ -70,6 +70,7 @@ class Monitor:
         self._waiting: Future[Reading] | None = None  # a reading whose eigenvalues are being computed
         self.undo = ExitStack()
         self._warned: set[str] = set()
+        self._told = False
         self._seen: int | None = None  # the step of the last reading
         given = () if inputs is None else batches_of(inputs, main_input(hs.unwrap_peft(model)))
         self.batches = None if inputs is None else [checked(batch, model) for batch in given]
@@ -151,12 +152,23 @@ class Monitor:
             z, mask = capture.states[state], capture.mask_of(state)
             if cut is not None:
                 z, mask = cut.first(room).gather(z), cut.mask
-            mask = mask[:room] if mask is not None and mask.ndim == 2 else None
-            parts += [part for _, part in trimmed(z[:room], mask)]
+            elif mask is not None and mask.shape != z.shape[:2]:
+                self._tell_mask(mask, z.shape[:2])
+                mask = None
+            parts += [part for _, part in trimmed(z[:room], None if mask is None else mask[:room])]
             room -= len(z)
             if room <= 0:
                 break
         return parts
+
+    def _tell_mask(self, mask: Tensor, shape: torch.Size) -> None:
+        """Once: the loss refuses such a mask, but watching is no reason to end a training."""
+        if not self._told:
+            self._told = True
+            warn(
+                f"attention_mask must be (batch, tokens) = {tuple(shape)} to tell padding from tokens, got "
+                f"{tuple(mask.shape)}: every token counts; pass the two-dimensional mask where there is padding."
+            )
 
     def _warn(self, reading: Reading) -> None:
         fallen = [i for i, c in enumerate(reading.table["mean_cosine"]) if c > self.collapse]
