@@ -366,6 +366,16 @@ def unwrap_peft(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
+def refuse_prompts(model: Any) -> None:
+    """Prefix and prompt tuning act in the call of the PEFT model, not in the modules of the one inside of it."""
+    config: Any = getattr(model, "active_peft_config", None)
+    if getattr(config, "is_prompt_learning", False):
+        raise ValueError(
+            f"an adapter must be in the model's own modules for its hidden states to be asked for, got "
+            f"{config.peft_type.value}, in front of them: {naming(model)}; no mask where tokens are added."
+        )
+
+
 def refuse_lightning(target: Any, callback: str) -> None:
     """Lightning calls `training_step`, past the hooks of its module, and hands the loss to nobody but itself."""
     kinds = {kind.__name__ for kind in type(target).__mro__ if "lightning" in kind.__module__}
@@ -423,6 +433,7 @@ def in_order(stack: Any, states: Sequence[Tensor], given: dict[str, Any]) -> Seq
 def body_of(model: Any, inputs: dict[str, Any], stack: str = "decoder") -> Any:
     """The part of a transformers model that is called for its hidden states: without the head, of an encoder–decoder
     the encoder alone or all of it, and of two towers (CLIP, SigLIP) the one that reads `inputs`."""
+    refuse_prompts(model)
     body = getattr(unwrap_peft(model), "base_model", model)
     if is_encoder_decoder(model) and stack == "encoder":
         return body.get_encoder()

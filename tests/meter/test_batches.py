@@ -246,3 +246,19 @@ def test_blocks_that_change_no_direction_have_no_trend():
     model = nn.Sequential(nn.Embedding.from_pretrained(directions, freeze=False), *blocks)
     c = measure(model, inputs={"input": torch.randint(0, 50, (8, 512))}, modules=[str(i) for i in range(1, 9)])
     assert c.verdict.startswith("constant over depth: Spearman undefined")
+
+
+@pytest.mark.parametrize("kind", ["PrefixTuningConfig", "PromptTuningConfig"])
+def test_an_adapter_in_front_of_the_model_is_not_left_out(kind):
+    """Prefix and prompt tuning are no part of the model inside: it is not measured alone, and its layers are."""
+    peft = pytest.importorskip("peft")
+    config = getattr(peft, kind)(task_type="CAUSAL_LM", num_virtual_tokens=5)
+    model, batch = peft.get_peft_model(llama(), config).eval(), {"input_ids": tokens(2, 12)}
+    nn.init.normal_(model.prompt_encoder["default"].embedding.weight, std=2)
+    for attempt in (measure, dc.monitor):
+        with pytest.raises(ValueError, match=r"_TUNING, in front of them: .*modules='base_model.model.layers"):
+            attempt(model, inputs=batch)
+    c = measure(model, inputs=batch, modules="base_model.model.layers.*")
+    z = model(**batch, output_hidden_states=True).hidden_states[1].detach().double().numpy()
+    assert c.mean_cosine[0] == pytest.approx(np.mean([scalars(row)["mean_cosine"] for row in z]), abs=1e-5)
+    assert model(**batch).logits.shape[1] == (12 if "Prefix" in kind else 17)

@@ -72,6 +72,8 @@ class Monitor:
         self._warned: set[str] = set()
         self._told = False
         self._seen: int | None = None  # the step of the last reading
+        if inputs is not None and modules is None:
+            hs.refuse_prompts(model)
         given = () if inputs is None else batches_of(inputs, main_input(hs.unwrap_peft(model)))
         self.batches = None if inputs is None else [checked(batch, model) for batch in given]
         if self.batches is None:
