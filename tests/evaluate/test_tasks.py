@@ -11,6 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from decondense.evaluate import tasks
+from decondense.evaluate.rows import Rows
 from decondense.evaluate.task_names import index_of, leaves_of, names_of
 from decondense.insides import lm_eval as inside
 
@@ -227,6 +228,19 @@ def test_a_row_that_does_not_fit_is_named_with_file_number_and_field(task, bad, 
     said = rf"row {at + 1} of '{tmp_path}/{task}/\w+.jsonl' does not fit task '{task}': {why}: correct the row, or take"
     with pytest.raises(ValueError, match=f"^{said}"):
         tasks.build([task], bench=folder)
+
+
+def test_a_null_that_makes_a_none_is_named_and_one_that_is_not_read_is_taken(tmp_path):
+    """Where a task's function makes items of the rows. A choice may be called None."""
+    rows = [{"goal": f"g{i}", "sol1": "None of it", "hint": None, "note": None if i else "n"} for i in range(3)]
+    config = {"task": "t", "output_type": "generate_until", "doc_to_text": "query", "doc_to_target": "sol1"}
+    config["process_docs"] = lambda data: data.map(lambda row: {"query": f"{row['goal']} {row['hint'] or ''}"})
+    (tmp_path / "a.jsonl").write_text("")
+    task = inside.bare_task(config)
+    Rows("t", tmp_path / "a.jsonl", range(1, 4), rows).check(task, None)
+    rows[2]["goal"] = None
+    with pytest.raises(ValueError, match=r"^row 3 of '.*a.jsonl' does not fit task 't': goal must not be null: "):
+        Rows("t", tmp_path / "a.jsonl", range(1, 4), rows).check(task, None)
 
 
 def test_a_row_that_may_become_an_example_must_fit_too(tmp_path):
