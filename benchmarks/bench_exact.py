@@ -222,7 +222,7 @@ def main() -> None:
             return
         for dtype in (torch.bfloat16, torch.float32):
             for shape in CALLS if options.calls else SHAPES:
-                found = measure(shape, dtype, options.quick or options.calls)
+                found = list(measure(shape, dtype, options.quick or options.calls))
                 torch.cuda.empty_cache()
                 print(harness.table(found, columns), flush=True)
                 yield found
