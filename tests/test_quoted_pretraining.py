@@ -112,7 +112,7 @@ def test_pretrain():
         return words.replace(" [", " nats [")
 
     wider = told("uniformity last 0.1", "gpt2 768", 4e7)
-    assert f"; 160M: {longer} |" in RESULTS
+    assert f"; 160M: {longer}; 320M" in RESULTS
     assert f"; 160M: **{harm}** |" in RESULTS
     assert f"; 160M: **{longest}** |" in RESULTS
     assert f"no gain is seen with 40M tokens (uniformity {wider})" in README
@@ -133,18 +133,18 @@ def test_pretrain():
         assert line in RESULTS
     assert f"uniformity that is gone early, added after 47 runs: {early}, at the corrected level" in prose
     assert f"| 160M tokens: dispersion (the paper's) {longest}, uniformity {harm} |" in README
-    assert f"| uniformity, 160M tokens: {longer}; dispersion, 80M, each at its own rate" in README
+    assert f", 160M {longer}, 320M" in README
     assert {loss for loss, model, tokens in rows if (model, tokens) == ("llama", 16e7)} == {
         "uniformity last 0.1",
         "dispersion all 0.1",
     }
-    assert "after correction for seventeen comparisons, p below 0.05, are five harms." in README
+    assert "after correction for eighteen comparisons, p below 0.05, are five harms." in README
     significant = [row for row in rows.values() if row["p_holm"] < 0.05]
     assert len(significant) == 5
     assert all(row["low"] > 0 for row in significant)
     plainly = rows["uniformity last 0.1", "gpt2", 4e7]["int8-int8_cross_entropy"]
     assert f"at 40 % and 0.003 is {plainly:.4f} with cross-entropy (two seeds)" in RESULTS
-    assert len(rows) == 17
+    assert len(rows) == 18
     gone = "uniformity last 0.1 early"
     harmful = ("uniformity last 0.1", "decorrelation last 0.3", "dispersion all 0.1")
     significant = {cell for cell, row in rows.items() if row["p_holm"] < 0.05}
@@ -182,7 +182,7 @@ def test_pretrain():
     both = max(abs(row["int8-int8_difference"]) for row in largest)
     plain = largest[0]["int8-int8_cross_entropy"]
     assert f"with 80M (five seeds) it is {plain:.4f}, and the losses change it by {both:.4f} or less." in prose
-    assert max(row["int8_cross_entropy"] or 0 for row in rows.values()) < 0.00015  # "0.0001 nats or less"
+    assert max(row["int8_cross_entropy"] or 0 for row in rows.values()) < 0.00025  # "0.0002 nats or less"
 
     kept = runs("pretrain")
     before = {}  # the p-values with four seeds of the Llama with 80M tokens, and what else was known then
@@ -316,9 +316,9 @@ def test_pretrain():
 
     places = ("llama · 40M", "gpt2 · 80M", f"{faster} · 80M", f"{faster} · 160M", "gpt2 · 40M", "llama · 80M")
     assert [together(place) > 0.5 for place in places] == [True, True, False, False, False, False]
-    left = 225 - sum(map(len, kept.values()))
-    assert f"({left} of 225 runs)" in RESULTS
-    assert f"Of the 225 runs planned {left} are not made" in prose
+    left = 250 - sum(map(len, kept.values()))
+    assert f"({left} of 250 runs)" in RESULTS
+    assert f"Of the 250 runs planned {left} are not made" in prose
     slow, fast = (kept[f"{PLAIN} · {m} · 80M"] for m in ("gpt2", faster))
     lower = np.mean([by_document(run) - by_document(fast[seed]) for seed, run in slow.items()])
     assert f"cross-entropy itself is {lower:.3f} lower than at 0.003 with 80M, over the three seeds" in prose
