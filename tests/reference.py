@@ -111,9 +111,7 @@ def perplexity_entropy(z: Tensor, tau=1.0, eps=1e-2) -> Tensor:
 
 
 def over_batch(loss, z: Tensor, mask: Tensor | None = None, **options) -> Tensor:
-    """The mean over the sequences of a batch, each trimmed to its own tokens; 0 for fewer than two of them."""
-    values = []
-    for b in range(len(z)):
-        cloud = z[b] if mask is None else z[b][mask[b]]
-        values.append(loss(cloud, **options) if len(cloud) >= 2 else torch.zeros((), dtype=z.dtype))
-    return torch.stack(values).mean()
+    """The mean over the sequences of a batch that have at least two tokens, each trimmed to its own; 0 without any."""
+    clouds = [z[b] if mask is None else z[b][mask[b]] for b in range(len(z))]
+    values = [loss(cloud, **options) for cloud in clouds if len(cloud) >= 2]
+    return torch.stack(values).mean() if values else torch.zeros((), dtype=z.dtype)

@@ -112,6 +112,13 @@ def enough(n: Tensor, value: Tensor) -> Tensor:
     return torch.where(n >= 2, value, 0)
 
 
+def over_enough(n: Tensor, dtype: torch.dtype) -> Tensor:
+    """What the mean over the sequences, of which those without a pair have the value 0, is multiplied by to be the mean
+    over the others. n is (…, batch). Exactly 1 where all have a pair: then nothing changes, not in the last bit."""
+    having, batch = (n >= 2).sum(-1), n.shape[-1]
+    return torch.where(having == batch, 1, batch / having.clamp_min(1).to(dtype))
+
+
 def limited(c: Tensor, clamp: float, *, hard: bool) -> Tensor:
     """Cosines within ±(1 − clamp). Straight-through, a gradient passes as if nothing had happened; hard, none does.
 

@@ -2,7 +2,7 @@
 
 A term knows nothing of models. How the sequences of a batch are weighted decides if gradient accumulation stays exact:
 where the number of items of the whole optimiser step is known (`num_items_in_batch`, as the transformers Trainer passes
-it), a sequence counts by its share of them, else the sequences have equal weight.
+it), a sequence counts by its share of them, else the sequences that have a pair of tokens have equal weight.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from . import geometry
 from . import hidden_states as hs
-from .losses.context_parallel import mean_cosine_across
+from .losses.context_parallel import mean_cosine_across, tokens_across
 from .losses.options import check_choice
 from .losses.presets import Loss, get
 from .losses.registry import registered
@@ -141,7 +142,8 @@ class Term:
 
         labels (batch, tokens), as counted, and items = their number in the whole optimiser step: a sequence then
         weighs its labels' share of the items, and `penalty` is the call's part of that of the step. `share` is the sum
-        of the weights, `per_layer` a mean over the call alone. Without items the sequences of the batch weigh the same.
+        of the weights, `per_layer` a mean over the call alone. Without items the sequences of the batch weigh the same,
+        as in `mean_cosine`: those with at least two tokens that count, as others have no pair.
 
         Where sequences are split among R processes, each has the value of the whole. Gradients will be averaged over
         them, as DDP and FSDP do, so that of this process's tokens is taken R times; the value is not.
@@ -149,7 +151,8 @@ class Term:
         parts = self._parts(capture)
         states, mask, labels = self.sequences(capture, first, labels)
         values, cosines = self._values(states, mask, capture.known)
-        share, part = values.new_full((values.shape[1],), parts / values.shape[1]), values.new_full((), parts)
+        among = self._among(states, mask, values)
+        share, part = values.new_full((values.shape[1],), parts / values.shape[1]) * among, values.new_full((), parts)
         if items is not None and labels is not None:
             counted = (labels != -100).reshape(len(labels), -1).sum(1)  # one label per token, or per sequence
             counted = everywhere(counted, self.group)
@@ -161,8 +164,16 @@ class Term:
             penalty = penalty - penalty.detach() * (1 - 1 / parts)
         result = {"penalty": penalty, "per_layer": per_layer.detach() / or_one(part), "share": part / parts}
         if cosines is not None:
-            result["mean_cosine"] = cosines.detach().mean(1)
+            result["mean_cosine"] = cosines.detach().mean(1) * among.squeeze(1)
         return result
+
+    def _among(self, states: Sequence[Tensor], mask: Masks, like: Tensor) -> Tensor:
+        """What turns means over the sequences into means over those that have a pair, (layers, 1) or (1, 1)."""
+        if mask is None and self.group is None:
+            return like.new_ones(1, 1)
+        each = mask if isinstance(mask, list) else [mask]
+        n = [tokens_across(z, one, self.group).to(like.device) for z, one in zip(states, each)]
+        return geometry.over_enough(torch.stack(n), like.dtype).unsqueeze(1)
 
     def _values(self, states: Sequence[Tensor], mask: Masks, known: Sequence[hs.Known]) -> tuple[Tensor, Tensor | None]:
         """Of the loss, (layers, batch), and the mean cosines; `known` are those of whole rows, which had no mask."""
@@ -228,8 +239,10 @@ class Term:
         states, mask, _ = self.sequences(capture, first)
         if self.group is not None:
             masks = mask if isinstance(mask, list) else [mask] * len(states)
-            return torch.stack([mean_cosine_across(z, m, self.group).mean() for z, m in zip(states, masks)])
-        return get("cosreg").over_layers(states, mask)[0].mean(1)
+            cosines = torch.stack([mean_cosine_across(z, m, self.group) for z, m in zip(states, masks)])
+        else:
+            cosines = get("cosreg").over_layers(states, mask)[0]
+        return cosines.mean(1) * self._among(states, mask, cosines).squeeze(1)
 
     def agreement(self, capture: hs.Capture, first: int) -> Tensor:
         """Cosine between the estimator's gradient and the exact one, per layer, on the first sequence."""

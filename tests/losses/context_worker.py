@@ -15,7 +15,7 @@ whole = torch.randn(3, 24, 8, generator=g, dtype=torch.float64) + 0.8
 mask = torch.ones(3, 24, dtype=torch.bool)
 mask[0, 20:] = False
 mask[1, 13:] = False
-mask[2, 1:] = False  # a sequence of one token: zero
+mask[2, 1:] = False  # a sequence of one token: no part of the mean
 part = slice(rank * 24 // world, (rank + 1) * 24 // world)
 for options in ({"estimator": "exact"}, {"estimator": "first_order"}, {"estimator": "exact", "diagonal": True}):
     for m in (None, mask):

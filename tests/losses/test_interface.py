@@ -133,6 +133,18 @@ def test_masks_of_any_type(dtype):
     assert torch.equal(losses.mean_cosine(Z, mask.to(dtype)), losses.mean_cosine(Z, mask.bool()))
 
 
+def test_a_mask_that_leaves_every_sequence_a_pair_changes_no_bit():
+    """The mean over the sequences that have one is that over all, in the value and in the gradient."""
+    for sequences in (3, 7, 41):
+        z = torch.randn(sequences, 5, 4, requires_grad=True)
+        mask = torch.ones(sequences, 5, dtype=torch.bool)
+        mask[0, 3:] = False
+        each = losses.dispersion(z, mask, reduction="none")
+        mean = losses.dispersion(z, mask)
+        assert torch.equal(mean, each.mean())
+        assert torch.equal(*(torch.autograd.grad(value, z)[0] for value in (mean, each.mean())))
+
+
 def test_many_layers_are_each_layer():
     """Whatever the keywords, also those that only make sense layer by layer."""
     mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]).bool()

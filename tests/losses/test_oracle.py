@@ -108,7 +108,7 @@ def test_mask_is_the_same_as_trimming(name):
     mask = torch.ones(4, 8, dtype=torch.bool)
     mask[0, 5:] = False  # right padding
     mask[1, :3] = False  # left padding
-    mask[2, 1:] = False  # one token: contributes zero
+    mask[2, 1:] = False  # one token: no part of the mean
     mask[3, [0, 4]] = False  # holes
     a, b = ours(z, mask, **options), reference.over_batch(theirs, z, mask, **loops)
     same(a, b, of_value)

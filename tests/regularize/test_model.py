@@ -158,7 +158,7 @@ def test_packed_rows_are_their_documents():
         for document in (a, b):
             model(input_ids=document)
             each.append(handle.penalty())
-        apart = sum(each) / 4  # the two documents of one token contribute zero
+        apart = sum(each) / 2  # the two documents of one token have no pair, and no part in the mean
         apart.backward()
         torch.testing.assert_close(together, apart)
         assert_same(gradients(model), grads)
@@ -177,6 +177,27 @@ def test_packed_rows_with_padding():
         z = states(model, input_ids=ids, attention_mask=mask, position_ids=positions)[-1]
         expected = [losses.dispersion(x) for x in (z[:1, :4], z[:1, 4:], z[1:, :7])]
         torch.testing.assert_close(handle.last["penalty"], sum(expected).detach() / 3)
+
+
+def test_sequences_without_a_pair_have_no_part_in_the_mean():
+    """Rows that are all padding, or all but one token; and padding that position ids of 0 make documents of."""
+    model, (ids, _, _) = llama().train(), padded()
+    mask = torch.ones_like(ids)
+    packed = torch.cat([torch.arange(ids.shape[1]), torch.zeros(20, dtype=torch.long)]).repeat(len(ids), 1)
+    with dc.regularize(model) as handle:
+        model(input_ids=ids, attention_mask=mask, labels=ids)
+        alone = handle.last
+        for extra in (0, 1):
+            more = mask.new_zeros(3, ids.shape[1])
+            more[:, :extra] = 1
+            model(input_ids=ids.repeat(3, 1)[: len(ids) + 3], attention_mask=torch.cat([mask, more]), labels=None)
+            handle.penalty()
+            for key in ("penalty", "per_layer", "mean_cosine"):
+                torch.testing.assert_close(handle.last[key], alone[key], msg=key)
+        model(input_ids=nn.functional.pad(ids, (0, 20)), position_ids=packed, use_cache=False)
+        handle.penalty()
+        for key in ("penalty", "per_layer", "mean_cosine"):
+            torch.testing.assert_close(handle.last[key], alone[key], msg=key)
 
 
 def test_single_tokens_contribute_zero():

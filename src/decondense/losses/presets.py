@@ -38,7 +38,7 @@ class Loss(nn.Module):
 
         mask   one for all layers, or a list with one each.
 
-        A row of single tokens has no pair and counts as 0.
+        A row of single tokens has no pair and the value 0.
         """
         if states[0].shape[1] < 2 and self.keywords.get("process_group") is None:
             return torch.zeros(len(states), states[0].shape[0], device=states[0].device), None

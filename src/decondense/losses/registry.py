@@ -7,7 +7,8 @@ is enough for `losses.my_loss`, `losses.get("my_loss")`, recipes and the command
 table in docs/method.md. Files in this folder are found by themselves; any other module registers when it is imported.
 
 What is written is the value of each sequence, (batch,), for states that have been checked; the registration adds what
-all losses share: the options of `Common`, 0 for a sequence with fewer than two tokens that count, and the mean.
+all losses share: the options of `Common`, 0 for a sequence with fewer than two tokens that count, and the mean over the
+others.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from .. import geometry
 from .beside import beside
+from .context_parallel import tokens_across
 from .kernel import Kernel
 from .options import check_choice
 from .pairs import Routine, apply
@@ -38,7 +40,7 @@ class Common(TypedDict, total=False):
     max_tokens     with more tokens than this a random subset is used (256 for `estimator="sampled"`)
     shared_sample  draw one set of positions for the whole batch
     generator      where the draw comes from
-    reduction      "mean" over the sequences, or "none": (batch,)
+    reduction      "mean" over the sequences with at least two tokens that count, 0 without any; or "none": (batch,)
     """
 
     max_tokens: int | None
@@ -126,7 +128,12 @@ class Entry:
             # a mask may leave a sequence too few tokens, whose value is then made 0 afterwards
             mean = reduction == "mean" and mask is None
             values, _ = self.over_layers([z], [mask], _only, mean, **options)
-            return values.mean() if reduction == "mean" and values.ndim else values
+            if reduction == "none" or not values.ndim:
+                return values
+            group = options.get("process_group")
+            if mask is None and group is None:
+                return values.mean()
+            return values.mean() * geometry.over_enough(tokens_across(z, mask, group), values.dtype)
 
         written, *others = (
             inspect.signature(f, follow_wrapped=False) for f in (self.written, self.over_layers, function)
