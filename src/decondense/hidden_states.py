@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.backends import mha
 from torch.utils.hooks import RemovableHandle
 
-from .inputs import called_with, stating, token_mask, tokens_of, unread_mask
+from .inputs import called_with, stating, token_mask, tokens_of, unpacked, unread_mask
 from .insides.transformers import is_encoder_decoder
 from .losses.options import check_choice
 from .split import refuse_pipeline
@@ -224,7 +224,7 @@ class ModuleReader:
             outputs, self._outputs = self._outputs, None
             if outputs is None:
                 return
-            after(self._capture(outputs, called_with(module.forward, args, kwargs)))
+            after(self._capture(outputs, unpacked(called_with(module.forward, args, kwargs))))
 
         handles = [Hook.hang(self.model.register_forward_pre_hook, start, with_kwargs=True)]
         handles += [Hook.hang(register, hook, **options) for register, hook, options in self._hooks()]
@@ -266,7 +266,7 @@ class ModuleReader:
                 undo.callback(register(hook, **options).remove)
             self.model(**inputs)
         outputs, self._outputs = self._outputs, None
-        return self._capture(outputs, inputs)
+        return self._capture(outputs, unpacked(inputs))
 
     def _capture(self, outputs: dict[str, Tensor], given: dict[str, Any]) -> Capture:
         states = self._states(outputs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,12 @@ def main_input(model: nn.Module) -> str:
 def called_with(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a call by their names, whether they were given by keyword or by position."""
     return {**dict(zip(inspect.signature(function).parameters, args)), **kwargs}
+
+
+def unpacked(given: dict[str, Any]) -> dict[str, Any]:
+    """Arguments, and what a mapping among them holds: a batch that is one argument."""
+    inside = [value for value in given.values() if isinstance(value, Mapping)]
+    return {name: value for one in [*inside, given] for name, value in one.items() if isinstance(name, str)}
 
 
 def token_mask(given: dict[str, Any], side: str = "", shape: torch.Size | None = None) -> Tensor | None:

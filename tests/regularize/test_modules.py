@@ -7,10 +7,12 @@ import warnings
 import pytest
 import reference
 import torch
+import transformers
 from torch import nn
 from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as wrapper
 
 import decondense as dc
+from decondense import losses
 from regularize.models import VOCABULARY, padded
 
 BLOCKS = "encoder.layers.*"
@@ -281,6 +283,34 @@ def test_masks_of_pairs_of_tokens_are_not_taken_for_padding():
         watched(model, ids[:4], causal_mask=torch.zeros(4, 12))
     with pytest.warns(UserWarning, match="got pad_mask, which is not read"):
         watched(model, ids, causal_mask=causal, pad_mask=ids == 0)
+
+
+class Batches(Encoder):
+    """Is given all that it reads as one argument."""
+
+    def forward(self, batch):
+        z = self.embed(batch["ids"])
+        for layer in self.encoder.layers:
+            z = layer(z)
+        return z
+
+
+@pytest.mark.parametrize("kind", [dict, transformers.BatchEncoding])
+def test_the_mask_inside_of_a_batch_that_is_one_argument(kind):
+    model, (ids, mask, _) = Batches().train(), padded()
+    z = model.states(ids, None)
+    expected = torch.stack([reference.over_batch(reference.first_order, one.double(), mask.bool()) for one in z])
+    cosines = [losses.mean_cosine(one, mask.bool(), eps=0.0).mean().item() for one in z]
+    batch = kind({"ids": ids, "attention_mask": mask})
+    for arguments in (((batch,), {}), ((), {"batch": batch})):
+        with dc.regularize(model, modules=BLOCKS, weight=1.0) as handle:
+            model(*arguments[0], **arguments[1])
+            torch.testing.assert_close(handle.penalty().double(), expected.mean(), rtol=1e-5, atol=1e-6)
+        with dc.monitor(model, every=1, modules=BLOCKS) as watch:
+            model(*arguments[0], **arguments[1])
+        assert watch.readings[0].table["mean_cosine"] == pytest.approx(cosines, abs=1e-5)
+    with dc.regularize(model, modules=BLOCKS), pytest.warns(UserWarning, match="got pad_mask, which is not read"):
+        model(kind({"ids": ids, "pad_mask": mask}))
 
 
 def test_a_mask_that_is_not_read_is_named_once():
