@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from processes import launch
+from scipy import stats
 from tiny_models import build
 
 from decondense.meter import Interrupted, load, measure
@@ -299,7 +300,8 @@ def test_the_level_has_an_interval_from_the_windows(whole):
     settings, blocks = whole.record.settings, whole.per_window[:, 1:].mean(1)
     chosen = np.random.default_rng(settings["seed"])
     weights = chosen.multinomial(len(blocks), [1 / len(blocks)] * len(blocks), size=settings["bootstrap"])
-    ends = np.quantile([np.repeat(blocks, row).mean() for row in weights], [0.025, 0.975])
+    tail = stats.norm.cdf(-np.sqrt(5 / 4) * stats.t.ppf(0.975, 4))
+    ends = np.quantile([np.repeat(blocks, row).mean() for row in weights], [tail, 1 - tail])
     assert whole.interval("mean_cosine", states="blocks") == pytest.approx(ends)
     assert whole.trend("mean_cosine", states="blocks") == pytest.approx(whole.mean_cosine[1:].mean())
     assert whole.trend("mean_cosine") == pytest.approx(whole.mean_cosine.mean())

@@ -91,8 +91,9 @@ def test_bootstrap_is_the_loop_it_says_it_is():
     for row in weights:
         resampled = [table[w] for w, times in enumerate(row) for _ in range(times)]
         values.append(curve_statistics(np.mean(resampled, axis=0), last=2))
+    tail = stats.norm.cdf(-np.sqrt(7 / 6) * stats.t.ppf(0.975, 6))
     for i, name in enumerate(STATISTICS):
-        low, high = np.quantile([v[i] for v in values], [0.025, 0.975])
+        low, high = np.quantile([v[i] for v in values], [tail, 1 - tail])
         assert found[name]["low"] == pytest.approx(low)
         assert found[name]["high"] == pytest.approx(high)
         assert found[name]["value"] == pytest.approx(curve_statistics(table.mean(0), last=2)[i])

@@ -70,9 +70,9 @@ def rank_correlation(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.nd
 
 
 def bootstrap_trend(table: np.ndarray, *, samples: int = 2000, seed: int = 0, last: int = 3) -> dict[str, Estimate]:
-    """table (windows, states) of mean cosines → for each statistic its value on the mean curve and a 95 % percentile
-    interval over ``samples`` resamplings of the windows, in which a curve of ties alone counts as 0. One window has no
-    interval (``None``), nor has a statistic without a value."""
+    """table (windows, states) of mean cosines → for each statistic its value on the mean curve and a 95 % interval over
+    ``samples`` resamplings of the windows (``stats.intervals.bootstrap``), in which a curve of ties alone counts as 0.
+    One window has no interval (``None``), nor has a statistic without a value."""
     table = np.asarray(table, dtype=np.float64)
     found = bootstrap(table, lambda curves: curve_statistics(curves, last=last), samples=samples, seed=seed)
     rows = finite(found.T.tolist())
