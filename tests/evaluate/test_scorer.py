@@ -10,9 +10,11 @@ import torch
 from by_hand import brute_force
 from lm_eval.models.huggingface import HFLM
 
+from decondense.evaluate.perplexity import score_text
 from decondense.evaluate.scorer import Scorer
 from decondense.evaluate.unfinished import Journal
 from decondense.insides.lm_eval import quiet
+from decondense.text import Text
 
 PAIRS = [
     ("Once upon a time", " there was a little girl"),
@@ -173,3 +175,16 @@ def test_out_of_memory_halves_the_batch(pair, scorer):
     values = [value for value, _ in ask(scorer, PAIRS[:7])]
     assert [value for value, _ in ask(small, PAIRS[:7])] == pytest.approx(values, abs=1e-5)
     assert max(calls) > 2
+
+
+def test_a_model_that_gives_no_numbers_has_no_score(pair, tmp_path):
+    """NaN in one weight: refused by the requests of tasks and by a text, and nothing of it is kept for a resumption."""
+    model, tokenizer = copy.deepcopy(pair[0]), pair[1]
+    model.model.layers[2].mlp.down_proj.weight.data[0] = torch.nan
+    path, words = tmp_path / "journal", "log-likelihoods must be numbers, but the model gives NaN: look for NaN or"
+    broken = make(model, tokenizer, journal=Journal(path))
+    with pytest.raises(ValueError, match=words):
+        ask(broken, PAIRS)
+    with pytest.raises(ValueError, match=words):
+        score_text(Text("a", "a", ("Once upon a time there was a cat.",)), broken, tokens=16)
+    assert not Journal(path).done

@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -159,7 +160,7 @@ class Scorer(HFLM):
 
     def _loglikelihood_tokens(self, requests: Any, disable_tqdm: bool = False, override_bs: Any = None) -> list[Answer]:
         if self.backend != "causal":
-            return super()._loglikelihood_tokens(requests, disable_tqdm=disable_tqdm, override_bs=override_bs)
+            return _numbers(super()._loglikelihood_tokens(requests, disable_tqdm=disable_tqdm, override_bs=override_bs))
         rows = self._rows(requests)
         batches = self._batches(rows)
         stage = self._stage(rows)
@@ -169,7 +170,7 @@ class Scorer(HFLM):
             members = [index for row in batch for index, _ in row.members]
             known = self.journal.done.get((stage, number)) if self.journal is not None else None
             if known is None or len(known) != len(members):
-                known = self._score(batch)
+                known = _numbers(self._score(batch))
                 if self.journal is not None:
                     self.journal.add(stage, number, known)
             for index, answer in zip(members, known):
@@ -285,3 +286,13 @@ class Scorer(HFLM):
             same = False
         if not same:
             self._head = None
+
+
+def _numbers(answers: list[Answer]) -> list[Answer]:
+    """Refuse NaN, of which the first choice of every item would be the best."""
+    if any(math.isnan(value) for value, _ in answers):
+        raise ValueError(
+            "log-likelihoods must be numbers, but the model gives NaN: look for NaN or infinity in the weights, take "
+            "another checkpoint, or dtype float32 where it is less."
+        )
+    return answers
