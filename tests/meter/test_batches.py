@@ -13,7 +13,16 @@ from regularize.models import bert, gpt2, llama, tokens
 from tiny_models import build
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from transformers import DebertaV2Config, DebertaV2Model, RobertaConfig, RobertaModel, ViTConfig, ViTModel
+from transformers import (
+    DebertaV2Config,
+    DebertaV2Model,
+    RobertaConfig,
+    RobertaModel,
+    SwinConfig,
+    SwinModel,
+    ViTConfig,
+    ViTModel,
+)
 
 import decondense as dc
 
@@ -262,3 +271,25 @@ def test_an_adapter_in_front_of_the_model_is_not_left_out(kind):
     z = model(**batch, output_hidden_states=True).hidden_states[1].detach().double().numpy()
     assert c.mean_cosine[0] == pytest.approx(np.mean([scalars(row)["mean_cosine"] for row in z]), abs=1e-5)
     assert model(**batch).logits.shape[1] == (12 if "Prefix" in kind else 17)
+
+
+@pytest.mark.parametrize("kind", ["swin", "vit", "llama"])
+def test_the_note_on_the_final_norm_is_true_of_what_the_model_returns(kind):
+    """hidden_states[-1] is before the norm in Swin and ViT and after it in a Llama; last_hidden_state is after it."""
+    models = {
+        "swin": SwinModel(
+            SwinConfig(image_size=16, patch_size=2, embed_dim=8, depths=[1, 1], num_heads=[2, 2], window_size=4)
+        ),
+        "vit": ViTModel(
+            ViTConfig(image_size=16, patch_size=2, hidden_size=8, num_attention_heads=2, num_hidden_layers=2)
+        ),
+        "llama": build("llama"),
+    }
+    model = models[kind]
+    batch = {"input_ids": tokens(2, 12)} if kind == "llama" else {"pixel_values": torch.randn(2, 3, 16, 16)}
+    c = measure(model, inputs=batch)
+    last = model.eval().base_model(**batch).last_hidden_state.detach().double().numpy()
+    cosine = np.mean([scalars(row)["mean_cosine"] for row in last])
+    assert c.mean_cosine[-1] == pytest.approx(cosine, abs=1e-5)
+    layers = len(c.mean_cosine) - 1
+    assert f"state {layers} is last_hidden_state, after the final norm; the others are before it." in c.notes

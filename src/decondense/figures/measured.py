@@ -20,7 +20,7 @@ of the layers is the same in nearly all windows, so that an interval beside 0 ca
 
 class Geometry:
     """A measurement with its numbers as arrays: one entry per hidden state, 0 (embedding layer) … L; the last one is
-    after the final norm, as the model returns it. `before_norm` is the same state before it."""
+    after the final norm, last_hidden_state. `before_norm` is the same state before it."""
 
     def __init__(self, record: Measurement) -> None:
         self.record = record

@@ -142,7 +142,7 @@ def _footnote(result: Geometry, view: str) -> str:
     if not record.complete:
         words += f"; INCOMPLETE, {record.settings['windows']} asked"
     if record.final_norm:
-        words += "\nright of the white line: after the final norm, as the model returns it; the others are not"
+        words += "\nright of the white line: after the final norm, last_hidden_state; the others are before it"
     return words
 
 

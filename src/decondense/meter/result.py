@@ -22,7 +22,7 @@ FEW = 10  # windows: an interval from fewer is too narrow
 
 class Condensation(Geometry):
     """How condensed a model is. Arrays have one entry per hidden state, 0 (embedding layer) … L; the last one is
-    after the final norm, as the model returns it. ``before_norm`` has the same numbers for it before the norm.
+    after the final norm, last_hidden_state. ``before_norm`` has the same numbers for it before the norm.
     ``record`` is all of it, as ``result.json`` holds it."""
 
     def __init__(self, record: Measurement | Mapping[str, Any]) -> None:
@@ -163,7 +163,7 @@ def _state(
 def _notes(means: dict[str, np.ndarray], model: dict[str, Any], final_norm: bool | None) -> list[str]:
     notes, layers = [], model["layers"]
     if final_norm:
-        notes.append(f"state {layers} is after the final norm, as the model returns it; the others are not.")
+        notes.append(f"state {layers} is last_hidden_state, after the final norm; the others are before it.")
     elif final_norm is None:
         notes.append("this model's last state before the final norm could not be read.")
     cosine = means["mean_cosine"][: layers + 1]
