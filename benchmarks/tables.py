@@ -295,6 +295,17 @@ def significance_power() -> str:
     return markdown(["truth", "seeds", "difference, points", "stated", "found"], lines, "significance", rows)
 
 
+def coverage_windows() -> str:
+    """How often a 95 % interval holds the truth, plain and as the meter has it, by the number of windows."""
+    rows = read("coverage_windows")
+    found: dict[str, dict[str, str]] = {}
+    for r in rows:
+        cells = found.setdefault(r["windows"], {})
+        cells[f"{r['model'].split(',')[0]}, {r['statistic']}"] = f"{rate(r['plain'])} → {rate(r['expanded'])}"
+    header = ["windows", *next(iter(found.values()))]
+    return markdown(header, [[windows, *cells.values()] for windows, cells in found.items()], "coverage_windows", rows)
+
+
 def rate(value: str) -> str:
     return "" if value in ("", "nan") else f"{float(value):.3f}"
 
@@ -325,6 +336,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "losses_cpu": losses_cpu,
     "significance": significance,
     "significance_power": significance_power,
+    "coverage_windows": coverage_windows,
     **scale_table.TABLES,
 }
 

@@ -7,6 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
+from scipy.special import ndtr, ndtri, stdtrit
+
+from decondense.meter.result import FEW
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNELS, MEASURING, README, CHANGELOG = (
@@ -259,3 +262,23 @@ def test_the_clock_of_the_profile():
     more = [float(of[x, "step by the clock"]["added_ms"]) - float(of[x, "sum"]["added_ms"]) for x in losses]
     assert f"in these five, {min(more):.1f} to {max(more):.1f} ms, is not explained." in KERNELS
     assert f"for first order on GPT2 ({clocks[0]:.3f} by the clock of a profile)" in README
+
+
+def test_how_often_intervals_over_windows_hold_the_truth():
+    """The prose around the table, the changelog, and the number of windows below which the meter says so."""
+    found = {(r["model"], r["statistic"], int(r["windows"])): r for r in rows("coverage_windows")}
+    assert {r["simulations"] for r in found.values()} == {"1000"}
+    level = {key: row for key, row in found.items() if key[1] == "mean cosine of the blocks"}
+    assert all((float(r["expanded"]) >= 0.93) == (n >= FEW) for (_, _, n), r in level.items())
+    assert "From ten on the interval of the mean cosine holds it in at least 93 of 100 draws" in MEASURING
+    assert {round(float(r["plain"]), 1) for (_, _, n), r in level.items() if n == FEW} == {0.9}  # "nine out of ten"
+    ranks = {(m, n): float(r["expanded"]) for (m, s, n), r in found.items() if s == "Spearman"}
+    steps = [value for (m, n), value in ranks.items() if m != "stories260K" and n >= FEW]
+    said = f"in {100 * min(steps):.0f} to {100 * max(steps):.0f} of 100, from ten windows to a hundred"
+    assert said in MEASURING
+    assert {value for (m, _), value in ranks.items() if m == "stories260K"} == {1}  # "in every interval"
+    tails = {n: ndtr(-((n / (n - 1)) ** 0.5) * stdtrit(n - 1, 0.975)) for n in (10, 100)}
+    assert f"with 10 windows a is {100 * tails[10]:.2f} %, with 100 it is {100 * tails[100]:.1f} %" in MEASURING
+    wider = {n: ndtri(tail) / ndtri(0.025) - 1 for n, tail in tails.items()}
+    assert (round(wider[10], 1), round(wider[100], 2)) == (0.2, 0.02)
+    assert "With 10 windows they are a fifth wider, with 100 by 2 %" in CHANGELOG
