@@ -81,6 +81,10 @@ def test_course_and_schedule():
         return list(np.mean(within, 0))
 
     short, long = over("160M"), over("320M")
+    once, again = ({s: (logged(run, 1), run.blocks) for s, run in arms(m)[0].items()} for m in ("160M", "320M"))
+    assert (
+        once == again
+    )  # "the same blocks in the same order": as many blocks and the seed make it, and the first batch
     words = "it is behind by {:.3f} and {:.3f} in two seeds and ahead by {:.3f} in one."
     assert words.format(long[1], long[2], -long[0]) in PROSE
     assert "were ahead there by {:.3f} to {:.3f} in every seed:".format(*sorted(-x for x in short)[::2]) in PROSE
