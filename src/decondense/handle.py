@@ -17,9 +17,11 @@ from torch import Tensor, nn
 
 from . import compiled
 from . import hidden_states as hs
+from .capture import Capture, Hook, Known
 from .host import mark, sent
 from .insides.transformers import collect_hidden_states, is_encoder_decoder
 from .kernels import autocast_dtype
+from .named_layers import ModuleReader
 from .term import Term, or_one
 from .words import warn
 
@@ -142,9 +144,9 @@ class Attachment:
         self.last: dict[str, Any] = {}
         self.calls = 0
         self.agreement: Tensor | None = None
-        self.captures: list[hs.Capture] = []
+        self.captures: list[Capture] = []
         self._autocast: torch.dtype | None = None  # of the present call, as the reader's parts note it
-        self.known: list[hs.Known] | None = None  # a list during a call that is collected
+        self.known: list[Known] | None = None  # a list during a call that is collected
         self.reader, states = hs.reader_of(self.model, modules)
         # An impossible choice of layers is refused here and now.
         chosen = [] if states is None else term.chosen(states, self.reader.first)
@@ -186,7 +188,7 @@ class Attachment:
         """Collect the hidden states of the training calls for which wanted() is true, in `captures`."""
         stack = getattr(self.reader, "stack", None)
         prepare = torch.compiler.assume_constant_result(lambda: collect_hidden_states(stack))  # run while it traces
-        if isinstance(self.reader, hs.ModuleReader):
+        if isinstance(self.reader, ModuleReader):
             torch.compiler.assume_constant_result(self.reader.tell)
 
         def begin() -> bool:
@@ -198,7 +200,7 @@ class Attachment:
             self.known = []
             return True
 
-        def keep(capture: hs.Capture) -> None:  # torch 2.11 does not trace the method itself
+        def keep(capture: Capture) -> None:  # torch 2.11 does not trace the method itself
             capture.autocast, capture.known, self.known = self._autocast, self.known or (), None
             self.captures.append(capture)
 
@@ -208,7 +210,7 @@ class Attachment:
             if isinstance(out, Tensor) and autocast_dtype(out) is not None:
                 self._autocast = autocast_dtype(out)
 
-        hooks = [hs.Hook.hang(part.register_forward_hook, note) for part in self.reader.parts]
+        hooks = [Hook.hang(part.register_forward_hook, note) for part in self.reader.parts]
         for hook in hooks + self.reader.attach(begin, keep):
             self.undo.callback(hook.remove)
 
@@ -338,7 +340,7 @@ class Attachment:
         self.last["task_loss"] = loss.detach() / or_one(self.last["share"]).to(loss.device)
 
 
-def _as_called(capture: hs.Capture) -> AbstractContextManager[Any]:
+def _as_called(capture: Capture) -> AbstractContextManager[Any]:
     """The autocast under which the model was called, which tells the losses in what precision to multiply. That of
     accelerate, and so of every Trainer, is over when the model has returned."""
     states = capture.states[-1]

@@ -13,6 +13,11 @@ from .insides.torch import eager
 from .insides.transformers import is_encoder_decoder
 
 
+def unwrap_peft(model: Any) -> Any:
+    """The transformers model inside a PEFT model; any other model as it is."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
 def stack_of(model: Any) -> Any:
     """The module of a transformers model that every call goes through, from the embedding layer to the last block; of
     an encoder–decoder the decoder. Where the body is nothing but a wrapper of a decoder, it is that: the heads of OPT,

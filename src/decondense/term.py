@@ -18,6 +18,7 @@ from torch import Tensor
 
 from . import geometry
 from . import hidden_states as hs
+from .capture import Capture, Known
 from .losses.context_parallel import mean_cosine_across, tokens_across
 from .losses.options import check_choice
 from .losses.presets import Loss, get
@@ -136,7 +137,7 @@ class Term:
         return replace(self, loss=Loss(self.loss.name, **{**self.loss.keywords, "process_group": group}))
 
     def penalty(
-        self, capture: hs.Capture, first: int, *, labels: Tensor | None = None, items: Tensor | int | None = None
+        self, capture: Capture, first: int, *, labels: Tensor | None = None, items: Tensor | int | None = None
     ) -> dict[str, Tensor]:
         """The penalty of one call: {"penalty", "share": scalars, "per_layer", "mean_cosine": (layers,)}.
 
@@ -175,7 +176,7 @@ class Term:
         n = [tokens_across(z, one, self.group).to(like.device) for z, one in zip(states, each)]
         return geometry.over_enough(torch.stack(n), like.dtype).unsqueeze(1)
 
-    def _values(self, states: Sequence[Tensor], mask: Masks, known: Sequence[hs.Known]) -> tuple[Tensor, Tensor | None]:
+    def _values(self, states: Sequence[Tensor], mask: Masks, known: Sequence[Known]) -> tuple[Tensor, Tensor | None]:
         """Of the loss, (layers, batch), and the mean cosines; `known` are those of whole rows, which had no mask."""
         if mask is not None or not known:
             return self.loss.over_layers(states, mask)
@@ -190,19 +191,19 @@ class Term:
             remedy = "process_group=accelerator.torch_device_mesh['cp'].get_group(), or attach to the trainer"
             refuse_split("the loss", f"name the processes, {remedy}")
 
-    def traceable(self, capture: hs.Capture) -> bool:
+    def traceable(self, capture: Capture) -> bool:
         """Whether torch.compile can see all of `penalty`: no documents of packed rows, whose values decide about
         shapes, no generator and no other process."""
         return not (self.check_every or self.group or self.loss.keywords.get("generator") or self._packed(capture))
 
-    def _packed(self, capture: hs.Capture) -> bool:
+    def _packed(self, capture: Capture) -> bool:
         """Whether the rows may hold several documents each."""
         positions = capture.position_ids
         auto = self.segments == "auto" and capture.attention_mask is None
         cut = self.group is None and (self.segments == "position_ids" or auto)
         return cut and capture.masks is None and positions is not None and positions.ndim == 2
 
-    def _parts(self, capture: hs.Capture) -> int:
+    def _parts(self, capture: Capture) -> int:
         """Among how many processes a sequence is split. A packed row must not be: its documents lie on several."""
         positions, rows = capture.position_ids, len(capture.states[0])
         if self.group is None:
@@ -216,7 +217,7 @@ class Term:
         return dist.get_world_size(self.group)
 
     def sequences(
-        self, capture: hs.Capture, first: int, labels: Tensor | None = None
+        self, capture: Capture, first: int, labels: Tensor | None = None
     ) -> tuple[list[Tensor], Masks, Tensor | None]:
         """The chosen states, each (sequences, tokens, width), their mask and labels; packed rows are cut up."""
         chosen = self.chosen(len(capture.states), first)
@@ -234,7 +235,7 @@ class Term:
         return [cut.gather(z) for z in states], cut.mask, labels
 
     @torch.no_grad()
-    def mean_cosine(self, capture: hs.Capture, first: int) -> Tensor:
+    def mean_cosine(self, capture: Capture, first: int) -> Tensor:
         """Mean cosine per layer: what dispersion gives to first order for nothing, here in one more read."""
         states, mask, _ = self.sequences(capture, first)
         if self.group is not None:
@@ -244,7 +245,7 @@ class Term:
             cosines = get("cosreg").over_layers(states, mask)[0]
         return cosines.mean(1) * self._among(states, mask, cosines).squeeze(1)
 
-    def agreement(self, capture: hs.Capture, first: int) -> Tensor:
+    def agreement(self, capture: Capture, first: int) -> Tensor:
         """Cosine between the estimator's gradient and the exact one, per layer, on the first sequence."""
         exact = Loss(self.loss.name, **{**self.loss.keywords, "estimator": "exact", "max_tokens": None})
         cosines = []
@@ -254,7 +255,7 @@ class Term:
             cosines.append(torch.cosine_similarity(pair[0].flatten(), pair[1].flatten(), dim=0))
         return torch.stack(cosines)
 
-    def mask(self, capture: hs.Capture, state: int = 0) -> Tensor | None:
+    def mask(self, capture: Capture, state: int = 0) -> Tensor | None:
         """The attention mask (batch, tokens) of a state as booleans; None where every token counts."""
         mask, shape = capture.mask_of(state), capture.states[state].shape[:2]
         if mask is None:
@@ -297,11 +298,11 @@ class Terms(Term):
         for term in self.terms:
             term.refuse_parts()
 
-    def traceable(self, capture: hs.Capture) -> bool:
+    def traceable(self, capture: Capture) -> bool:
         return False  # the weights of this step would be constants of the graph
 
     def penalty(
-        self, capture: hs.Capture, first: int, *, labels: Tensor | None = None, items: Tensor | int | None = None
+        self, capture: Capture, first: int, *, labels: Tensor | None = None, items: Tensor | int | None = None
     ) -> dict[str, Tensor]:
         """As that of a term; `per_layer` has the layers of the first loss, then of the second, and so on."""
         parts = [term.penalty(capture, first, labels=labels, items=items) for term in self.terms]

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from .. import hidden_states as hs
+from ..capture import Hook, shifted
 from ..handle import Attachment
 from ..inputs import called_with
 from ..insides.torch import is_replica
 from ..insides.transformers import shifts_labels
+from ..stack import unwrap_peft
 
 
 class OwnLoop:
@@ -36,14 +37,14 @@ class OwnLoop:
 
     def attach(self, attachment: Attachment) -> None:
         self._attachment = attachment
-        inner = hs.unwrap_peft(self.model)  # asked once: torch.compile cannot trace the question
+        inner = unwrap_peft(self.model)  # asked once: torch.compile cannot trace the question
         self._shifts = getattr(inner, "loss_type", None) is not None and shifts_labels(inner)
         self._begun = any(p.grad is not None for p in self.model.parameters())  # a step that began without the loss
         # The model's own pre-hook comes first and its own forward hook last, whatever the reader hangs between.
-        enter = hs.Hook.hang(self.model.register_forward_pre_hook, self._enter, with_kwargs=True)
+        enter = Hook.hang(self.model.register_forward_pre_hook, self._enter, with_kwargs=True)
         attachment.undo.callback(enter.remove)
         attachment.read(self._wanted)
-        leave = hs.Hook.hang(self.model.register_forward_hook, self._leave, with_kwargs=True)
+        leave = Hook.hang(self.model.register_forward_hook, self._leave, with_kwargs=True)
         attachment.undo.callback(leave.remove)
         me = weakref.ref(self)  # the hook is global and must not keep the model alive
 
@@ -68,7 +69,7 @@ class OwnLoop:
         if labels is None:
             labels = called_with(module.forward, args, kwargs).get("labels")
             if labels is not None and self._shifts:
-                labels = hs.shifted(labels)
+                labels = shifted(labels)
         self._call = (labels, kwargs.get("num_items_in_batch"))
 
     def _wanted(self) -> bool:

@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial
 
 from .. import hidden_states as hs
+from ..capture import Capture
 from ..handle import Attachment, Handle
 from ..insides import replaced
 from ..insides.torchtitan import configurations
@@ -197,7 +198,7 @@ class Penalty:
         if items is None:
             items = everywhere((labels != -100).sum(), self._labels_split)
         term = self._attachment.term
-        states, mask, cut = term.sequences(hs.Capture(states, None, positions), first=0, labels=labels)
+        states, mask, cut = term.sequences(Capture(states, None, positions), first=0, labels=labels)
         assert cut is not None
         per_sequence = term.loss.over_layers(states, mask)[0].mean(0)
         counted = (cut != -100).sum(1)

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import hidden_states as hs
+from ..capture import shifted
 from ..handle import Attachment
 from ..insides import replaced
 from ..insides import transformers as inside
+from ..named_layers import naming
 
 
 class TrainerEngine:
@@ -79,7 +80,7 @@ class TrainerEngine:
         if labels is None and inputs.get("labels") is not None:
             labels = inputs["labels"]
             if inside.trainer_shifts_labels(self.trainer):
-                labels = hs.shifted(labels)
+                labels = shifted(labels)
         self._attachment.captures.clear()
         self._collecting = True
         try:
@@ -94,7 +95,7 @@ class TrainerEngine:
                 raise RuntimeError(
                     f"{type(self.trainer).__name__}.compute_loss must call the attached model, but no hidden "
                     "states came from it: attach after the trainer has wrapped or replaced its model, or, where its "
-                    f"head calls the layers by a way of its own, {hs.naming(self.model)}."
+                    f"head calls the layers by a way of its own, {naming(self.model)}."
                 )
             return result
         added = self._terms(labels, num_items_in_batch, loss)

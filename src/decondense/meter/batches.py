@@ -20,11 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..capture import Capture
 from ..files import versions
-from ..hidden_states import Capture, ModuleReader, reader_of, unwrap_peft
+from ..hidden_states import reader_of
 from ..inputs import Named, arguments, batches_of, main_input
 from ..models import Source
+from ..named_layers import ModuleReader
 from ..packing import Documents, unmasked_documents
+from ..stack import unwrap_peft
 from ..words import several
 from . import processes
 from .result import Condensation, build

@@ -26,6 +26,7 @@ from ..handle import Attachment
 from ..insides.torch import call_with, compiled_call, replace_compiled_call
 from ..insides.transformers import collect_hidden_states_alone
 from ..losses.presets import Loss
+from ..named_layers import ModuleReader
 from ..stack import evaluating, repeated_blocks
 from ..term import Terms
 
@@ -68,7 +69,7 @@ def tap_blocks(
     What that saves is in `losses/beside.py`.
     """
     term, blocks = attachment.term, repeated_blocks(model)
-    if checkpointing or not whole_rows or isinstance(attachment.reader, hs.ModuleReader):
+    if checkpointing or not whole_rows or isinstance(attachment.reader, ModuleReader):
         return 0
     if isinstance(term, Terms) or term.group or term.loss.keywords.get("generator"):
         return 0  # what cannot be traced, and weights that change from step to step

@@ -20,6 +20,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .. import hidden_states as hs
+from ..capture import Hook
 from ..insides.torch import unwrapped
 from .monitor import Log, Monitor
 from .reading import METRICS, Reading
@@ -85,7 +86,7 @@ def _of_model(model: nn.Module, log: Log | None, options: dict[str, Any]) -> Mon
             )
 
     watch = Monitor(model, step=lambda: count, log=log, **options)
-    watch.undo.callback(hs.Hook.hang(model.register_forward_pre_hook, calls).remove)
+    watch.undo.callback(Hook.hang(model.register_forward_pre_hook, calls).remove)
     watch.undo.callback(register_optimizer_step_post_hook(stepped).remove)
     watch.look()
     return watch

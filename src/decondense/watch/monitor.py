@@ -14,15 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from .. import hidden_states as hs
+from ..capture import Capture
 from ..inputs import arguments, batches_of, main_input
 from ..meter.batches import checked
 from ..meter.result import BINS
 from ..meter.statistics import trimmed
 from ..meter.trend import curve_statistics
+from ..named_layers import ModuleReader
 from ..needs import need
 from ..packing import Documents, unmasked_documents
 from ..split import refuse_split
-from ..stack import unnoticed
+from ..stack import unnoticed, unwrap_peft
 from ..words import perhaps, several, warn
 from . import background
 from .reading import METRICS, Reading, begun
@@ -63,7 +65,7 @@ class Monitor:
         self.model, self.every, self.sequences, self.collapse = model, every, sequences, collapse
         self.metrics = tuple(dict.fromkeys(("mean_cosine", *metrics)))
         self.reader, _ = hs.reader_of(model, modules)
-        if isinstance(self.reader, hs.ModuleReader):
+        if isinstance(self.reader, ModuleReader):
             self.reader.differentiated = False
         self.modules, self.step, self.epoch, self._log, self._pictured = modules, step, epoch, log, pictured
         self._readings: list[Reading] = []
@@ -74,7 +76,7 @@ class Monitor:
         self._seen: int | None = None  # the step of the last reading
         if inputs is not None and modules is None:
             hs.refuse_prompts(model)
-        given = () if inputs is None else batches_of(inputs, main_input(hs.unwrap_peft(model)))
+        given = () if inputs is None else batches_of(inputs, main_input(unwrap_peft(model)))
         self.batches = None if inputs is None else [checked(batch, model) for batch in given]
         if self.batches is None:
             for hook in self.reader.attach(self._due, lambda capture: self._note([capture])):
@@ -103,12 +105,12 @@ class Monitor:
         """What an engine calls between two steps: read `inputs` if a reading is due, and report one that is ready."""
         if not self._due() or self.batches is None:
             return
-        inner = hs.unwrap_peft(self.model)
+        inner = unwrap_peft(self.model)
         with unnoticed(self.model), torch.no_grad():
             self._note([self.reader.once(arguments(inner, batch)) for batch in self.batches])
 
     @torch.no_grad()
-    def _note(self, captures: list[hs.Capture]) -> None:
+    def _note(self, captures: list[Capture]) -> None:
         refuse_split("the monitor", "watch without context or sequence parallelism")
         self.settle()  # one at a time, so that no more than one reading's matrices are held
         step = self._seen = self.step()
@@ -146,7 +148,7 @@ class Monitor:
         if self._log is not None:
             self._log(reading)
 
-    def _sequences(self, captures: list[hs.Capture], cuts: list[Documents | None], state: int) -> list[Tensor]:
+    def _sequences(self, captures: list[Capture], cuts: list[Documents | None], state: int) -> list[Tensor]:
         """A hidden state of the first so many sequences, or documents of packed rows, without their padding."""
         parts: list[Tensor] = []
         room = self.sequences
@@ -238,7 +240,7 @@ class Monitor:
         self.remove()
 
 
-def _documents(capture: hs.Capture) -> Documents | None:
+def _documents(capture: Capture) -> Documents | None:
     """Where the documents of packed rows lie, as the loss cuts them; states of two stacks have masks of their own."""
     if capture.masks is not None:
         return None

@@ -1,0 +1,213 @@
+"""Hidden states of any `nn.Module`: the outputs of layers that the user names, read through hooks on them."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.backends import mha
+from torch.utils.hooks import RemovableHandle
+
+from .capture import Capture, Hook
+from .inputs import called_with, token_mask, tokens_of, unpacked, unread_mask
+from .insides.transformers import is_encoder_decoder
+from .stack import padded_by, repeated_blocks, unwrap_peft
+from .words import near, warn
+
+
+class ModuleReader:
+    """The outputs of named submodules, for any `nn.Module`.
+
+    A pattern is matched level by level: `h.*` are the modules right below `h`, not what is inside them.
+    """
+
+    first = 0
+
+    def __init__(self, model: nn.Module, patterns: str | Sequence[str]) -> None:
+        self.model = model
+        given = patterns
+        patterns = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else []
+        if not isinstance(given, Iterable) or not all(isinstance(one, str) for one in patterns):
+            raise TypeError(
+                "modules must be a name of submodules or a list of names, such as 'model.layers.*', got "
+                f"{came(given)}: give names as named_modules() has them."
+            )
+        modules = {name: module for name, module in model.named_modules() if name}
+        self.names = [name for name in modules if any(_matches(name, pattern) for pattern in patterns)]
+        if not self.names:
+            deeper = ((name, one) for one in patterns for name in modules if fnmatch.fnmatchcase(name, f"*.{one}"))
+            whole = next((".".join([*name.split(".")[: -1 - one.count(".")], one]) for name, one in deeper), "")
+            blocks = dict.fromkeys(re.sub(r"\b\d+\b", "*", name) for name in modules)
+            whole = whole or next((close for one in patterns for close in near(one, blocks)), "")
+            meant = f" Did you mean {whole!r}?" if whole else ""
+            raise ValueError(
+                f"modules must name layers of {type(model).__name__}, but {patterns} matches none: patterns are "
+                f"matched, level by level, against names such as {', '.join(list(modules)[:8])}.{meant}"
+            )
+        for name in self.names:
+            if isinstance(modules[name], nn.ModuleList | nn.ModuleDict):
+                raise ValueError(
+                    f"modules must name layers that are called, got {name!r}, a {type(modules[name]).__name__}: "
+                    f"name what is in it, '{name}.*'."
+                )
+        self.parts = [modules[name] for name in self.names]
+        # Of each layer the stack of torch's own around it; where all are of one kind, what lies outside has its tokens.
+        found = [padded_by(model, name) for name in self.names]
+        around = [one for one in found if one is not None]
+        alone = around[0] if len({argument for _, argument in around}) == 1 else ("", "")
+        self.padded = [one or alone for one in found]
+        self.sides = _sides(self.parts, unwrap_peft(model), self.padded)
+        self.differentiated = True  # whether a loss is taken of the states, so that they must carry a gradient
+        self._outputs: dict[str, Tensor] | None = None
+        self._paddings: dict[str, Any] = {}  # what torch's own stacks and layers were called with, by their names
+        told = set()
+
+        def tell(words: str) -> None:  # no method: a compiler that traces calls it then and there (`Attachment.read`)
+            if words not in told:
+                told.add(words)
+                warn(words)
+
+        self.tell = tell
+
+    def name(self, i: int) -> str:
+        return self.names[i]
+
+    def attach(self, before: Callable[[], bool], after: Callable[[Capture], None]) -> list[Any]:
+        def start(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            active = module.training and torch.is_grad_enabled() and before()
+            self._outputs, self._paddings = {} if active else None, {}
+
+        def end(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+            outputs, self._outputs = self._outputs, None
+            if outputs is None:
+                return
+            after(self._capture(outputs, unpacked(called_with(module.forward, args, kwargs))))
+
+        handles = [Hook.hang(self.model.register_forward_pre_hook, start, with_kwargs=True)]
+        handles += [Hook.hang(register, hook, **options) for register, hook, options in self._hooks()]
+        handles.append(Hook.hang(self.model.register_forward_hook, end, with_kwargs=True))
+        return handles
+
+    def _hooks(self) -> Iterator[tuple[Callable[..., RemovableHandle], Callable[..., None], dict[str, Any]]]:
+        for name, part in zip(self.names, self.parts):
+            yield part.register_forward_hook, partial(self._record, name), {}
+        for name, argument in dict.fromkeys(self.padded):
+            if argument:
+                part = self.model.get_submodule(name)
+                yield part.register_forward_pre_hook, partial(self._note_padding, name, argument), {"with_kwargs": True}
+
+    def _note_padding(self, name: str, argument: str, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if self._outputs is not None:
+            self._paddings[name] = called_with(module.forward, args, kwargs).get(argument)
+
+    def _record(self, name: str, module: nn.Module, args: Any, out: Any) -> None:
+        # Only during the call itself: a checkpoint's recomputation passes here again, in the backward.
+        if self._outputs is None:
+            return
+        if name in self._outputs:
+            self.tell(
+                f"{name} was called more than once in a call of {type(self.model).__name__}, and its last output alone "
+                "is read: to read each, let what it returns pass through an nn.Identity of its own each time, and name "
+                "those."
+            )
+        self._outputs[name] = out[0] if isinstance(out, tuple) else out
+
+    def once(self, inputs: dict[str, Any]) -> Capture:
+        """The states of one call, here and now."""
+        self._outputs, self._paddings = {}, {}
+        with ExitStack() as undo:
+            # Where nothing is differentiated, torch's encoder makes nested tensors of padded batches.
+            undo.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
+            mha.set_fastpath_enabled(False)
+            for register, hook, options in self._hooks():
+                undo.callback(register(hook, **options).remove)
+            self.model(**inputs)
+        outputs, self._outputs = self._outputs, None
+        return self._capture(outputs, unpacked(inputs))
+
+    def _capture(self, outputs: dict[str, Tensor], given: dict[str, Any]) -> Capture:
+        states = self._states(outputs)
+        paddings = [self._paddings.get(around) for around, _ in self.padded]
+        one = len(set(self.sides)) == 1 and all(padding is paddings[0] for padding in paddings)
+        each = list(zip(states, paddings))[: 1 if one else None]
+        masks = [self._mask(self._own(given, i), i, z.shape[:2], padding) for i, (z, padding) in enumerate(each)]
+        if masks[0] is None and (unread := unread_mask(self._own(given, 0), states[0].shape[:2])) is not None:
+            self.tell(
+                "padding is what attention_mask (1: a token) or key_padding_mask (True: padding) says, got "
+                f"{unread}, which is not read, so that every token counts: where it marks padding, let forward call it "
+                "by one of those names."
+            )
+        return Capture(states, masks[0], given.get("position_ids"), None if one else masks)
+
+    def _own(self, given: dict[str, Any], state: int) -> dict[str, Any]:
+        """Of the model's arguments those that may tell of a layer's tokens: a target's are not those of its source."""
+        others = ("src", "memory") if self.padded[state][1].startswith("tgt") else ()
+        return {name: value for name, value in given.items() if not name.startswith(others)}
+
+    def _mask(self, given: dict[str, Any], state: int, shape: torch.Size, padding: Any) -> Tensor | None:
+        """The tokens that count: without the `padding` with which torch's own stack was called, or as `given` says."""
+        if padding is not None:
+            return tokens_of(padding, self.padded[state][1], shape)
+        return token_mask(given, "decoder_" if self.sides[state] == "decoder" else "", shape)
+
+    def _states(self, outputs: dict[str, Tensor]) -> list[Tensor]:
+        """The outputs in the order of the names, or the error that says which of them are no hidden states."""
+        missing = [name for name in self.names if name not in outputs]
+        if missing:
+            raise RuntimeError(
+                f"modules must name layers that run in every training call, but {', '.join(missing)} did not: "
+                "leave them out; a compiled model that was called before does not notice what is attached to its "
+                "layers, until torch.compiler.reset()."
+            )
+        for name, state in outputs.items():
+            if not isinstance(state, Tensor) or state.ndim != 3:
+                came = tuple(state.shape) if isinstance(state, Tensor) else type(state).__name__
+                raise TypeError(
+                    f"the output of {name} must be (batch, tokens, width), got {came}: "
+                    "name layers that return hidden states."
+                )
+            if self.differentiated and torch.is_grad_enabled() and not state.requires_grad:
+                raise RuntimeError(
+                    f"the output of {name} must carry a gradient, got none: reentrant checkpointing hides it, "
+                    "use use_reentrant=False; a frozen layer has none, leave it out."
+                )
+        return [outputs[name] for name in self.names]
+
+
+def naming(model: nn.Module | None = None) -> str:
+    """The remedy where a model does not say what its hidden states are: the option, with a guess at its blocks."""
+    blocks = [] if model is None else repeated_blocks(model)[:1]
+    names = [name for name, module in model.named_modules() if module in blocks] if model is not None else []
+    pattern = repr(names[0].rpartition(".")[0] + ".*") if names else "[…]"
+    which = "the layers to read, that return (batch, tokens, width)"
+    norm = "; of blocks the last is then read before a final norm" if names else ""
+    return f"name {which}, with modules={pattern}, in a recipe loss.modules{norm}"
+
+
+def _sides(layers: list[nn.Module], model: Any, padded: list[tuple[str, str]]) -> list[str]:
+    """Of which stack of an encoder–decoder each layer is, which decides about its mask; torch's own are called by what
+    they call it."""
+    if not is_encoder_decoder(model):
+        return [argument or "only" for _, argument in padded]
+    inside = {id(module) for module in model.get_decoder().modules()}
+    return ["decoder" if id(layer) in inside else "encoder" for layer in layers]
+
+
+def _matches(name: str, pattern: str) -> bool:
+    levels, wanted = name.split("."), pattern.split(".")
+    return len(levels) == len(wanted) and all(map(fnmatch.fnmatchcase, levels, wanted))
+
+
+def came(value: Any) -> str:
+    """A wrong argument in a few words; that of a module would be a page."""
+    each = value if isinstance(value, (list, tuple)) else [value]
+    if all(isinstance(one, (int, float, str)) for one in each):
+        return repr(value)
+    kinds = ", ".join(dict.fromkeys(type(one).__name__ for one in each))
+    return kinds if each is not value else f"a list of {kinds}"
