@@ -43,8 +43,15 @@ def check_states(z: Tensor, mask: Tensor | None) -> Tensor | None:
 
 
 def check_positive(name: str, value: float) -> None:
-    if isinstance(value, (str, bool)) or not 0 < value <= sys.float_info.max:
+    number = hasattr(value, "__float__") and not isinstance(value, bool)
+    if not number or not 0 < value <= sys.float_info.max:
         raise ValueError(f"{name} must be a positive number, got {value!r}: leave it out for the recommended one.")
+
+
+def check_eps(eps: float) -> None:
+    number = hasattr(eps, "__float__") and not isinstance(eps, bool)
+    if not number or not 0 <= eps <= sys.float_info.max:
+        raise ValueError(f"eps must be a number of at least 0, got {eps!r}: leave it out for the recommended one.")
 
 
 def check_clamp(clamp: float) -> None:

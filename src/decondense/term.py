@@ -28,6 +28,7 @@ from .split import everywhere, refuse_split
 
 Schedule = str | Callable[[int], float]
 Masks = Tensor | list[Tensor | None] | None
+MOST = 1e30  # of a weight: above 1e38 float32 has no numbers
 SCHEDULES = ("constant", "linear", "cosine", "release")
 
 
@@ -57,8 +58,10 @@ class Term:
                 f"loss must be a name, like 'dispersion', or what losses.get returned, got {self.loss!r}: {remedy}."
             )
         number = isinstance(self.weight, (int, float)) and not isinstance(self.weight, bool)
-        if not number or not math.isfinite(self.weight):
-            raise ValueError(f"weight must be a finite number, got {self.weight!r}: the paper uses 0.1.")
+        if not number or not abs(self.weight) <= MOST:
+            raise ValueError(
+                f"weight must be a finite number, got {self.weight!r}: the paper uses 0.1, and {MOST:g} is the most."
+            )
         if not callable(schedule):
             check_choice("schedule", schedule, SCHEDULES)
             if schedule != "constant" and not _whole(ramp_steps, 1):
@@ -261,10 +264,15 @@ class Term:
         if mask is None:
             return None
         if not isinstance(mask, Tensor) or mask.shape != shape:
-            came = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+            came = f"{tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+            remedy = "pass the two-dimensional mask, or none and position_ids that restart"
+            if isinstance(mask, Tensor) and mask.ndim == 2 and len(mask) == shape[0]:  # the samples of audio
+                came += ", of what it shortens first" if mask.shape[1] > shape[1] else ""
+                remedy = "attach to a part that is called with the mask of its states, regularize(model.encoder, "
+                remedy += "modules='layers.*'), and add handle.penalty(), or leave the mask out"
             raise ValueError(
-                f"attention_mask must be (batch, tokens) = {tuple(shape)} to tell padding from tokens, "
-                f"got {came}: pass the two-dimensional mask, or none and position_ids that restart."
+                f"attention_mask must be (batch, tokens) = {tuple(shape)} to tell padding from tokens, got {came}: "
+                f"{remedy}."
             )
         return mask.bool()
 

@@ -140,6 +140,8 @@ def test_a_file_that_does_not_fit_is_named_with_the_field(whole, tmp_path, chang
     (tmp_path / "result.json").write_text(json.dumps(content))
     with pytest.raises(Damaged, match=rf"{tmp_path.name}/result\.json .*{field}"):
         load(tmp_path)
+    with pytest.raises(TypeError, match="path must be that of a result, got 3: give"):
+        load(3)
     with pytest.raises(FileNotFoundError, match="no result at"):
         load(tmp_path / "none.json")
 
@@ -387,6 +389,8 @@ def test_half_precision(shared, prose, whole):
     [
         ({"tokens": 4096}, "tokens must be at most 512"),
         ({"windows": 0}, "windows must be an integer of at least 1"),
+        ({"windows": 10**20}, "windows must be an integer of at least 1 and at most 1000000000, got 1000"),
+        ({"seed": 2**64}, "seed must be an integer of at least 0 and at most 9223372036854775807, got 1844"),
         ({"tokens": 1}, "tokens must be an integer of at least 2"),
         ({"tokens": "32"}, "tokens must be an integer of at least 2, got '32'"),
         ({"batch": 0}, "batch must be an integer of at least 1"),

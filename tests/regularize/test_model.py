@@ -440,6 +440,15 @@ def test_check_every_reports_the_agreement_with_exact():
         (lambda m: dc.regularize(m, "l2_repel", check_every=5), ValueError, "check_every"),
         (lambda m: dc.regularize(m, losses.get("dispersion"), tau=2.0), TypeError, "losses.get"),
         (lambda m: dc.regularize("gpt2"), TypeError, "model or a trainer, got 'gpt2'"),
+        (
+            lambda m: dc.regularize(m, weight=1e300),
+            ValueError,
+            r"weight must be a finite number, got 1e\+300: .*1e\+30 ",
+        ),
+        (lambda m: dc.regularize(m, tau=None), ValueError, "tau must be a positive number, got None: leave it out"),
+        (lambda m: dc.regularize(m, eps=-1), ValueError, "eps must be a number of at least 0, got -1: leave it out"),
+        (lambda m: dc.monitor(m, collapse=2), ValueError, "collapse must be a cosine, from -1 to 1, got 2: "),
+        (lambda m: dc.measure(m, inputs=tokens()[:0]), ValueError, r"at least 1 sequence, got input_ids of \(0, 12\)"),
         (lambda m: dc.regularize(nn.Linear(2, 2)), TypeError, "modules="),
     ],
 )
@@ -462,6 +471,32 @@ def test_a_schedule_must_return_a_number(factor):
     for one in (0.5, torch.tensor(0.5), np.float32(0.5)):
         with dc.regularize(model, schedule=lambda step, one=one: one) as handle:
             assert handle.weight == 0.05
+
+
+def test_a_mask_of_what_the_model_shortens():
+    """That of audio is as long as its samples: an encoder inside is called with that of its states."""
+    config = transformers.Wav2Vec2Config(
+        hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8, conv_dim=(4, 4), layerdrop=0.0,
+        conv_stride=(5, 2), conv_kernel=(10, 3), num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2,
+        mask_time_prob=0.0,
+    )  # fmt: skip
+    model = transformers.Wav2Vec2Model(config).train()
+    given = {"input_values": torch.randn(2, 400), "attention_mask": torch.ones(2, 400, dtype=torch.long)}
+    given["attention_mask"][1, 200:] = 0
+    words = r"= \(2, 39\) .* got \(2, 400\), of what it shortens first: attach to .*'layers.*'\)"
+    for modules in (None, "encoder.layers.*"):
+        with dc.regularize(model, modules=modules) as handle:
+            model(**given)
+            with pytest.raises(ValueError, match=words):
+                handle.penalty()
+    with pytest.raises(ValueError, match=r"a mask of \(2, 400\): leave it out"):
+        dc.measure(model, inputs=given)
+    with dc.regularize(model.encoder, modules="layers.*") as handle:
+        z = model(**given, output_hidden_states=True).hidden_states[1]
+        handle.penalty()
+        mask = model._get_feature_vector_attention_mask(39, given["attention_mask"])
+        expected = losses.dispersion(z, mask, estimator="first_order").detach()
+        torch.testing.assert_close(handle.last["per_layer"][0], expected)
 
 
 def test_a_mask_of_another_shape():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pandas
 import pytest
 from by_hand import compared, make_item
+
+from decondense.stats.significance import significance
 
 
 def test_items_that_do_not_match(make_run):
@@ -92,3 +95,33 @@ def test_notes_about_few_seeds(six):
     assert "single seed" in compared(base[:1], treated, bootstrap=0)["notes"][0]
     assert "only 2 seeds" in compared(base[:2], treated, bootstrap=0)["notes"][0]
     assert compared(base, treated, bootstrap=0)["notes"] == []
+
+
+def test_tables_of_unlike_items_need_the_words_of_each(tmp_path):
+    """The sentence names the columns that make it possible, and with one of them it is."""
+
+    def table(name, items, **more):
+        rows = [",".join(["item", "score", *more])]
+        rows += [
+            ",".join([str(i), str(ord(name[0]) % 2 * i % 2), *(f"{word} {i}" for word in more.values())]) for i in items
+        ]
+        (tmp_path / name).write_text("\n".join(rows))
+        return tmp_path / name
+
+    bare = table("a.csv", range(9)), table("b.csv", range(5))
+    words = r"4 of 9 items .*: give logs of one tool, or tables with a column hash or prompt\.$"
+    with pytest.raises(ValueError, match=words):
+        significance(*bare, common=True)
+    full = table("c.csv", range(9), prompt="what is"), table("d.csv", range(5), prompt="what is")
+    assert significance(*full, common=True).tasks[0].items == 5
+
+
+def test_what_is_no_run_is_named(tmp_path):
+    frame = pandas.DataFrame({"item": range(3), "score": [0, 1, 1]})
+    for base in (frame, [frame]):
+        with pytest.raises(TypeError, match=r"runs must be paths of logs or tables, got DataFrame: .*to_csv"):
+            significance(base, base)
+    path = tmp_path / "huge.csv"
+    frame.assign(score=1e300).to_csv(path, index=False)
+    with pytest.raises(ValueError, match=r"3 of 3 of .* are missing or not finite \(0, 1, 2\), or beyond 1e100"):
+        significance(path, path)

@@ -150,6 +150,11 @@ def test_budget_in_tokens_is_made_of_whole_steps():
         ("train.weight_decay=inf", "recipe: train.weight_decay must be a finite number, got inf: correct it, or leave"),
         ("baselines.z_loss=.inf", "recipe: baselines.z_loss must be a finite number, got inf: correct it, or leave it"),
         ("model.config.rope_theta=.nan", "recipe: model.config.rope_theta must be a finite number, got nan: correct"),
+        ("data.tokens=1e30", "recipe: data.tokens: a number of tokens must be at most 10**15, got '1e30'."),
+        (
+            "loss={name: dispersion, options: {tau: null}}",
+            "tau must be a positive number, got None: leave it out for the recommended one.",
+        ),
         ("data.tokens=lots", "recipe: data.tokens: a number of tokens must be like 2000000, 2M or 1.5B, got 'lots'."),
         ("loss={name: dispersion, weight: true}", "recipe: loss.weight: it must be a number, got true."),
         (

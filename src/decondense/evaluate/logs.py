@@ -77,12 +77,13 @@ def check(log: Log) -> None:
                 f"{named(repeated)} occur more often: leave the copies out."
             )
         for values in (scores.score, scores.likelihood):
-            wrong = [] if values is None else np.flatnonzero(~np.isfinite(values)).tolist()
+            # of larger ones the squares are infinite
+            wrong = [] if values is None else np.flatnonzero(~(np.abs(values) <= 1e100)).tolist()
             if wrong:
                 raise ValueError(
                     f"scores must be numbers, but {len(wrong)} of {len(scores.ids)} of {task!r} in {log.path!r} are "
-                    f"missing or not finite {named([scores.ids[i] for i in wrong])}: score these items, or leave them "
-                    "out of all runs."
+                    f"missing or not finite {named([scores.ids[i] for i in wrong])}, or beyond 1e100: score these "
+                    "items, or leave them out of all runs."
                 )
 
 

@@ -165,6 +165,7 @@ class Entry:
         """
         if max_tokens is None and options.get("estimator") == "sampled":
             max_tokens = RELEASED_SAMPLE["max_tokens"]
+        geometry.check_eps(options.get("eps", 0))
         split = options.get("process_group") is not None
         if split and max_tokens is not None:
             raise ValueError(

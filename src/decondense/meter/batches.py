@@ -176,6 +176,11 @@ def _size(batch: Batch, name: str) -> int:
     tensors = [v for v in (batch.get(name), *batch.values()) if isinstance(v, Tensor) and v.ndim]
     if not tensors:
         raise ValueError(f"a batch must hold tensors (sequences, …), got {', '.join(batch) or 'nothing'}.")
+    if not len(tensors[0]):
+        which = next(key for key, value in batch.items() if value is tensors[0])
+        raise ValueError(
+            f"a batch must hold at least 1 sequence, got {which} of {tuple(tensors[0].shape)}: leave empty ones out."
+        )
     return len(tensors[0])
 
 
@@ -249,9 +254,14 @@ def _read(
     def visit(at: int, z: Tensor) -> None:
         if len(z) != rows or (kept is not None and kept.shape != z.shape[:2]):
             came = f"{tuple(z.shape)}" + ("" if kept is None else f" and a mask of {tuple(kept.shape)}")
+            remedy = (
+                ""
+                if kept is None
+                else ": leave it out, and give sequences of one length, where the model shortens them"
+            )
             raise ValueError(
                 f"state {at} of a batch of {several(rows, 'sequence')} must be (sequences, tokens, width) and its mask "
-                f"(sequences, tokens), got {came}."
+                f"(sequences, tokens), got {came}{remedy}."
             )
         into.width = max(into.width, z.shape[2])
         for which, part in _sequences(z, kept, cut, most):

@@ -192,8 +192,10 @@ def check(model: Any, *, inputs: Any = None, **options: Any) -> None:
     """Refuse options of ``measure``, and a name that is no model's, before a text is read or a folder made."""
     for name, least in {"windows": 1, "tokens": 2, "batch": 1, "last": 1, "bootstrap": 1, "seed": 0}.items():
         value = options.get(name, least)
-        if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
-            raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
+        most = 2**63 - 1 if name == "seed" else 10**9
+        if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or not least <= value <= most:
+            limit = f" and at most {most}" if isinstance(value, int) and value > most else ""
+            raise ValueError(f"{name} must be an integer of at least {least}{limit}, got {value!r}.")
     check_choice("stack", options.get("stack", STACKS[0]), STACKS)
     if inputs is None and isinstance(model, (str, os.PathLike)):
         models.check(model, **{k: options[k] for k in ("revision", "dtype", "trust_remote_code") if k in options})

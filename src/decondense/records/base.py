@@ -108,6 +108,8 @@ def parse(content: Any, name: str = "result.json") -> Record:
 
 def read(path: AnyPath) -> Record:
     """The record in a file, or in the result.json of a folder."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"path must be that of a result, got {path!r}: give result.json or the folder that holds it.")
     target = Path(path)
     if os.path.isdir(target):  # which Path.is_dir does not answer for a name that is too long
         target = target / "result.json"

@@ -103,7 +103,7 @@ def _task(task: str, arms: list[list[Log]], common: bool, notes: list[str]) -> M
             raise ValueError(
                 f"items whose wording cannot be compared must have the same ids in all runs, but "
                 f"{len(union) - len(shared)} of {len(union)} items of {task!r} are not in all "
-                f"{_of(union, set(shared))}: give logs of one tool."
+                f"{_of(union, set(shared))}: give logs of one tool, or tables with a column hash or prompt."
             )
         notes.append(f"{task}: items are matched by id alone; the logs do not tell whether their words are the same.")
     else:

@@ -144,7 +144,14 @@ def significance(
 
 
 def _several(runs: Runs | Sequence[Runs]) -> Iterable[Runs]:
-    return [runs] if isinstance(runs, Runs) else runs
+    several: list[Any] = [runs] if isinstance(runs, Runs) or hasattr(runs, "columns") else list(runs)
+    for run in several:
+        if not isinstance(run, Runs):
+            raise TypeError(
+                f"runs must be paths of logs or tables, got {type(run).__name__}: write a frame with the columns item "
+                "and score to a file, frame.to_csv(path, index=False)."
+            )
+    return several
 
 
 def _describe(run: Log) -> dict[str, Any]:

@@ -25,6 +25,8 @@ def count(value: Any) -> int:
             raise ValueError(f"a number of tokens must be like 2000000, 2M or 1.5B, got {value!r}") from None
     if number < 1:
         raise ValueError(f"a number of tokens must be at least 1, got {value!r}")
+    if number > 10**15:
+        raise ValueError(f"a number of tokens must be at most 10**15, got {value!r}")
     return number
 
 

@@ -62,6 +62,8 @@ class Monitor:
         for name, value in (("every", every), ("sequences", sequences)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
+        if not -1 <= collapse <= 1:
+            raise ValueError(f"collapse must be a cosine, from -1 to 1, got {collapse!r}: 1 for no warning.")
         self.model, self.every, self.sequences, self.collapse = model, every, sequences, collapse
         self.metrics = tuple(dict.fromkeys(("mean_cosine", *metrics)))
         self.reader, _ = hs.reader_of(model, modules)
