@@ -267,7 +267,7 @@ def test_the_llama_with_twice_the_tokens():
     crossed = [crossed_macro([words[1]["lambada_openai"]], paired=paired) for paired in (False, True)]
     wide, narrow = 1 - 0.05 / 15, 1 - 0.05 / 5
     assert "it is still resolved, [{1:.2f}, {0:.2f}];".format(*(-x for x in crossed[0].interval(wide))) in prose
-    high, low = (signed(-x, 3) for x in crossed[1].interval(narrow))
+    high, low = (signed(-x, 4) for x in crossed[1].interval(narrow))
     assert f"it would just not be, [{low}, {high}] at the first level." in prose
     assert crossed[1].interval(narrow)[1] > 0
     rest = [crossed_macro([pair for task, pair in some.items() if task != "anli_r2"], paired=False) for some in words]

@@ -212,7 +212,7 @@ def test_what_only_some_runs_keep_is_shown_where_all_have_it():
         runs.append(training(arm, seed, {"one": [3.0]}, held_out_by=by, probes=probes))
     panels = study.conclude(Runs(runs, list(settings["arms"])), settings).more["why-llama-1-02k.png"].args[0]
     by_title = {panel["title"]: panel["series"] for panel in panels}
-    assert by_title["Gradient"]["cross-entropy"] == ([0], [[1.0, 2.0]])
+    assert by_title["Gradient"]["cross-entropy"] == ([0, 256], [[1.0, 2.0], [0.007]])  # of the seed that has one
     assert by_title["Last state: frequency"]["cross-entropy"] == ([0, 256], [[0.1, 0.1]] * 2)
     assert "Last state: rank" not in by_title
 

@@ -60,15 +60,15 @@ def in_words(which: str, seeds: Sequence[int]) -> str:
 
 
 def _apart(of: Values, arms: Mapping[str, Runs], base: Runs | None) -> dict[str, tuple[list[float], list[list[float]]]]:
-    """Arm → (places that all seeds have, their values there), minus those of the same seed in `base`."""
+    """Arm → (places, the values there of the seeds that have one), minus those of the same seed in `base`."""
     series = {}
     for name, runs in arms.items():
         rows = [of(run) for run in runs.values()]
         if base is not None:
             plain = [of(base[seed]) for seed in runs]
             rows = [{x: y - other[x] for x, y in row.items() if x in other} for row, other in zip(rows, plain)]
-        places = sorted(set.intersection(*map(set, rows)))
-        series[name] = (places, [[row[x] for row in rows] for x in places])
+        places = sorted(set().union(*rows))
+        series[name] = (places, [[row[x] for row in rows if x in row] for x in places])
     return series
 
 
