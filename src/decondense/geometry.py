@@ -12,6 +12,8 @@ import sys
 import torch
 from torch import Tensor
 
+NO_NUMBER = (str, bool, list, tuple, dict, type(None))  # named, since torch.compile cannot ask what a value can do
+
 
 def check_states(z: Tensor, mask: Tensor | None) -> Tensor | None:
     """Refuse what no loss can work on, and return the mask as booleans.
@@ -43,14 +45,12 @@ def check_states(z: Tensor, mask: Tensor | None) -> Tensor | None:
 
 
 def check_positive(name: str, value: float) -> None:
-    number = hasattr(value, "__float__") and not isinstance(value, bool)
-    if not number or not 0 < value <= sys.float_info.max:
+    if isinstance(value, NO_NUMBER) or not 0 < value <= sys.float_info.max:
         raise ValueError(f"{name} must be a positive number, got {value!r}: leave it out for the recommended one.")
 
 
 def check_eps(eps: float) -> None:
-    number = hasattr(eps, "__float__") and not isinstance(eps, bool)
-    if not number or not 0 <= eps <= sys.float_info.max:
+    if isinstance(eps, NO_NUMBER) or not 0 <= eps <= sys.float_info.max:
         raise ValueError(f"eps must be a number of at least 0, got {eps!r}: leave it out for the recommended one.")
 
 

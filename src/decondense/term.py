@@ -155,7 +155,7 @@ class Term:
         parts = self._parts(capture)
         states, mask, labels = self.sequences(capture, first, labels)
         values, cosines = self._values(states, mask, capture.known)
-        among = self._among(states, mask, values)
+        among = self._among(mask, values)
         share, part = values.new_full((values.shape[1],), parts / values.shape[1]) * among, values.new_full((), parts)
         if items is not None and labels is not None:
             counted = (labels != -100).reshape(len(labels), -1).sum(1)  # one label per token, or per sequence
@@ -171,13 +171,14 @@ class Term:
             result["mean_cosine"] = cosines.detach().mean(1) * among.squeeze(1)
         return result
 
-    def _among(self, states: Sequence[Tensor], mask: Masks, like: Tensor) -> Tensor:
+    def _among(self, mask: Masks, like: Tensor) -> Tensor:
         """What turns means over the sequences into means over those that have a pair, (layers, 1) or (1, 1)."""
-        if mask is None and self.group is None:
-            return like.new_ones(1, 1)
-        each = mask if isinstance(mask, list) else [mask]
-        n = [tokens_across(z, one, self.group).to(like.device) for z, one in zip(states, each)]
-        return geometry.over_enough(torch.stack(n), like.dtype).unsqueeze(1)
+        ones = like.new_ones(1)
+        each = [
+            ones if one is None else geometry.over_enough(tokens_across(one, self.group), like.dtype).to(ones).view(1)
+            for one in (mask if isinstance(mask, list) else [mask])
+        ]
+        return torch.stack(each)
 
     def _values(self, states: Sequence[Tensor], mask: Masks, known: Sequence[Known]) -> tuple[Tensor, Tensor | None]:
         """Of the loss, (layers, batch), and the mean cosines; `known` are those of whole rows, which had no mask."""
@@ -246,7 +247,7 @@ class Term:
             cosines = torch.stack([mean_cosine_across(z, m, self.group) for z, m in zip(states, masks)])
         else:
             cosines = get("cosreg").over_layers(states, mask)[0]
-        return cosines.mean(1) * self._among(states, mask, cosines).squeeze(1)
+        return cosines.mean(1) * self._among(mask, cosines).squeeze(1)
 
     def agreement(self, capture: Capture, first: int) -> Tensor:
         """Cosine between the estimator's gradient and the exact one, per layer, on the first sequence."""

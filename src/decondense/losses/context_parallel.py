@@ -46,9 +46,9 @@ def mean_cosine_across(z: Tensor, mask: Tensor | None, group: Any) -> Tensor:
     return apply(SharedMeanCosine(0.0, group), z, mask)[0]
 
 
-def tokens_across(z: Tensor, mask: Tensor | None, group: Any) -> Tensor:
-    """The number of tokens (batch,) of each sequence that count; z may hold this rank's part of them, None: all."""
-    n = torch.full(z.shape[:1], z.shape[1], device=z.device) if mask is None else mask.bool().sum(1)
+def tokens_across(mask: Tensor, group: Any) -> Tensor:
+    """The number of tokens (batch,) of each sequence that count; with a group the mask is this rank's part of it."""
+    n = mask.bool().sum(1)
     if group is not None:
         dist.all_reduce(n, group=group)
     return n

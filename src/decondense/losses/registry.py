@@ -130,10 +130,10 @@ class Entry:
             values, _ = self.over_layers([z], [mask], _only, mean, **options)
             if reduction == "none" or not values.ndim:
                 return values
-            group = options.get("process_group")
-            if mask is None and group is None:
+            if mask is None:
                 return values.mean()
-            return values.mean() * geometry.over_enough(tokens_across(z, mask, group), values.dtype)
+            n = tokens_across(mask, options.get("process_group"))
+            return values.mean() * geometry.over_enough(n, values.dtype)
 
         written, *others = (
             inspect.signature(f, follow_wrapped=False) for f in (self.written, self.over_layers, function)
