@@ -58,16 +58,13 @@ def token_mask(given: dict[str, Any], side: str = "", shape: torch.Size | None =
 
 def _of_tokens(masks: dict[str, Any], name: str) -> Tensor | None:
     """The mask of tokens among those for each kind of attention, a mapping that some models of transformers take."""
-    came = {kind: mask for kind, mask in masks.items() if mask is not None}
-    shapes = {
-        kind: tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__ for kind, mask in came.items()
-    }
-    found = next((mask for mask in came.values() if isinstance(mask, Tensor) and mask.ndim == 2), None)
-    if found is None and came:
+    given = {kind: mask for kind, mask in masks.items() if mask is not None}
+    found = next((mask for mask in given.values() if isinstance(mask, Tensor) and mask.ndim == 2), None)
+    if found is None and given:
+        came = [f"{kind} {tuple(m.shape) if isinstance(m, Tensor) else type(m).__name__}" for kind, m in given.items()]
         raise ValueError(
-            f"{name} must be (batch, tokens) to tell padding from tokens, got a mapping of "
-            f"{', '.join(f'{kind} {shape}' for kind, shape in shapes.items())}: pass the two-dimensional mask, from "
-            "which the model makes these."
+            f"{name} must be (batch, tokens) to tell padding from tokens, got a mapping of {', '.join(came)}: pass the "
+            "two-dimensional mask, from which the model makes these."
         )
     return found
 

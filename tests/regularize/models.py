@@ -73,3 +73,31 @@ def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], toleranc
     assert a.keys() == b.keys()
     for name in a:
         torch.testing.assert_close(a[name], b[name], rtol=tolerance, atol=tolerance, msg=name)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return (x + torch.tanh(self.linear(x)), "something else")
+
+
+class Plain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, 8)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.flat = nn.Linear(8, 8)
+        self.checkpoint: bool | None = None
+
+    def forward(self, x, attention_mask=None):
+        x = self.embed(x)
+        for block in self.blocks:
+            if self.checkpoint is None:
+                x, _ = block(x)
+            else:
+                x, _ = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=self.checkpoint)
+        self.flat(x[:, 0])
+        return x
