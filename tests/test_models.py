@@ -100,6 +100,18 @@ def test_gguf_is_converted_without_a_word(tmp_path, cache, capfd):
     assert module.tqdm is bar
 
 
+def test_gguf_whose_words_are_spelt_out_is_refused(tmp_path, cache, monkeypatch):
+    """transformers 5.17 reads Gemma's file so, in silence. A small vocabulary may have no words."""
+    path = tiny_gguf.write(tmp_path / "tiny.gguf")
+    monkeypatch.setattr(weights_cache, "LARGE", 200)
+    with pytest.raises(ValueError, match=r"261 tokens, must read common words whole, .* makes 82 tokens of 84"):
+        resolve(path)
+    assert not list(cache.glob("models/*"))
+    monkeypatch.undo()
+    monkeypatch.setenv("DECONDENSE_CACHE", str(cache))
+    resolve(path)
+
+
 def test_gguf_that_asks_for_a_first_token_gets_it(tmp_path, cache):
     for wanted in (True, False):
         path = tiny_gguf.write(tmp_path / f"bos{wanted}.gguf", add_bos=wanted)

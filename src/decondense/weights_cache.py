@@ -24,7 +24,8 @@ from .insides.transformers import without_gguf_bar
 from .needs import need
 
 MARK = "converted.json"
-CONVERSION = "3"  # the version of it
+CONVERSION = "4"  # the version of it
+WORDS, LARGE = "The people of this country have been there for many years, and some would come back.", 10_000
 
 
 @dataclass(frozen=True)
@@ -178,6 +179,22 @@ def _dequantise(path: Path, folder: Path) -> None:
     with quiet_loading():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        _check_words(folder, file)
+
+
+def _check_words(folder: Path, file: str) -> None:
+    """Refuse a large vocabulary that spells out what anyone writes. A file may hold scores from which the rules must be
+    made; transformers 5.17 makes wrong ones of Gemma's, and whatever reads a text is then wrong in silence."""
+    import transformers
+
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
+    tokens = len(tokenizer(WORDS, add_special_tokens=False)["input_ids"])
+    if len(tokenizer) >= LARGE and 2 * tokens > len(WORDS):
+        raise ValueError(
+            f"the tokenizer of {file}, with {len(tokenizer):,} tokens, must read common words whole, transformers "
+            f"{transformers.__version__} makes {tokens} tokens of {len(WORDS)} letters: install another (5.22 reads "
+            "Gemma's)."
+        )
 
 
 def _wants_bos(path: str) -> bool:

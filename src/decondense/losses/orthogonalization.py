@@ -64,7 +64,7 @@ def orthogonalization(
     return pairs.apply(routine, z, mask)
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen, see `dispersion.Logit`
 class Hinge:
     """f = max(0, margin − D)²,  f' = 2 max(0, margin − D) · (−dD/dc)."""
 
