@@ -219,6 +219,31 @@ def test_variants():
     assert f"({mean('variants', 'active forgetting', 'held_out_loss'):.1f} nats, one seed)" in RESULTS
 
 
+def test_variants_of_gemma():
+    losses = {
+        arm: values("variants-gemma", arm, "held_out_loss") for arm in ("original", PLAIN, TREATED, "decorrelation")
+    }
+    assert f"{sum(map(len, losses.values()))} of its 28 runs" in RESULTS
+    before, plain = losses["original"][0], losses[PLAIN]
+    assert f"from {before:.3f} to {plain.mean():.3f} nats" in RESULTS
+    treated = interval(list(losses[TREATED] - plain))
+    told = f"{signed(treated.mean, 4)} {bounds(treated._asdict(), 4)}"
+    assert f"minus cross-entropy it is {told}:" in RESULTS
+    assert f"| {told}; decorrelation" in RESULTS
+    assert -0.002 < treated.low < treated.high < 0.002  # "excluded both ways"
+    others = [signed(x, 4) for x in losses["decorrelation"] - plain[:2]]
+    assert "with decorrelation {} and {} in two seeds".format(*others) in RESULTS
+    assert "decorrelation {} and {} in two seeds |".format(*others) in RESULTS
+    table = runs("variants-gemma")
+    for arm, seeds in ((TREATED, (1, 2, 3)), ("decorrelation", (1, 2))):
+        both = by_texts(*([table[name][seed] for seed in seeds] for name in (PLAIN, arm)))
+        crossed = crossed_macro(both, paired=True)
+        found = f"{signed(crossed.difference, 4)} {bounds(dict(zip(('low', 'high'), crossed.interval())), 4)}"
+        assert found in RESULTS
+    assert not any(run.snapshots for arm in table.values() for run in arm.values())  # "thrown away"
+    assert not list((STUDIES / "variants-gemma").rglob("outcomes.json"))
+
+
 def test_dose():
     found = estimate("dose")
     against = found["against_zero"]
@@ -335,11 +360,11 @@ def test_three_seeds_where_three_are_said(name):
 
 def test_commits_of_the_runs():
     page = (ROOT / "docs" / "runs.md").read_text(encoding="utf-8")
-    told = re.findall(r"^\| `(\w+)` \| (\d+) \| [^|]+ \| (\w{7}) \| ([\d to]+) \|$", page, re.MULTILINE)
+    told = re.findall(r"^\| `([\w-]+)` \| (\d+) \| [^|]+ \| (\w{7}) \| ([\d to]+) \|$", page, re.MULTILINE)
     made: dict[tuple[str, str], list[int]] = {}
     for study in {row[0] for row in told}:
         for run in (run for arm in runs(study).values() for run in arm.values()):
-            commit = (run.versions.get("decondense") or "").partition("+g")[2]
+            commit = (run.versions.get("decondense") or "").partition("+g")[2][:7]
             if commit:
                 made.setdefault((study, commit), []).append(run.recipe["train"]["micro_batch"])
     ends = {

@@ -15,7 +15,7 @@ from decondense.studies.outcomes import unpack
 from decondense.studies.runs import Runs, trained_name
 
 
-def of(name, losses, rates, seeds=(1, 2, 3)):
+def of(name, losses, rates, seeds=(1, 2, 3), **more):
     """The conclusion at gpu scale: arm → held-out loss, and arm → how often its answers are right."""
     study, rng = studies.STUDIES[name], np.random.default_rng(0)
     settings = settings_of(study, "gpu")
@@ -24,7 +24,7 @@ def of(name, losses, rates, seeds=(1, 2, 3)):
         noise = 0.0003 * math.sin(7 * seed + 13 * sum(map(ord, arm)))
         tasks = {task: packed(rng, rates.get(arm, 0.5), 400) for task in ("piqa", "arc_easy")}
         outcomes = scored(tasks, f"{arm}-{seed}", settings, piqa=rates.get(arm, 0.5), arc_easy=0.5)
-        return run(held_out=losses.get(arm, 3.0) + 0.1 * seed + noise, outcomes=outcomes)
+        return run(held_out=losses.get(arm, 3.0) + 0.1 * seed + noise, outcomes=outcomes, **more)
 
     planned = {p.name for p in study.plan(settings)}
     runs = [one for one in of_seeds(settings, make, list(seeds)) if one.name in planned]
@@ -84,6 +84,19 @@ def test_a_ruined_arm_does_not_flatten_the_others(tmp_path, monkeypatch):
     assert -0.02 < low < 0 < 0.01 < high < 0.03
     assert "green" in chart.x.title
     assert "orange" not in chart.x.title
+
+
+def test_runs_without_a_snapshot_are_compared_in_loss_alone(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("decondense.figures.studies.draw", lambda strips, path: drawn.extend(strips))
+    for snapshots in ([], None):
+        end = of("variants", {variants.OURS: 2.99}, {}, **({} if snapshots is None else {"snapshots": snapshots}))
+        assert end.verdict == "reproduced"
+        assert math.isnan(end.rows[0][end.columns.index("mean_cosine")]) is (snapshots == [])
+        end.draw(tmp_path / "figure.png")
+    bare, full = (strips.rows[0][0] for strips in drawn)
+    assert (bare.right_title, bare.right) == ("", [])
+    assert (full.right_title, len(full.right)) == ("mean cosine · cost (cross-entropy 0.500)", 8)
 
 
 def test_table_2_without_three_seeds_says_nothing_of_the_answers():

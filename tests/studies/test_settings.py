@@ -276,6 +276,7 @@ def test_errors_are_one_sentence_and_leave_nothing(refusal, tmp_path, monkeypatc
         ("hyper", "arms={cross-entropy: {}}", "the settings lack 'λ 0.1, τ 1'"),
         ("variants", "base.data.tokens=2048", "must train for more steps than 'cross-entropy', got 3 and 8"),
         ("variants", "once=[orignal]", "once must name arms, got 'orignal'"),
+        ("dose", "base.snapshots.count=0", "snapshots.count must be at least 1, got 0 in"),
         ("size", "arms={}", "must name at least one arm"),
         ("size", "families.mine=org/model", "must be a section of lists of different names"),
         ("text", "sizes.trained first=4", "must be a section with windows, tokens or both for each model, got"),

@@ -117,7 +117,7 @@ def effects(
     y = Axis(range=(0.4, len(rows) + 0.6), ticks=ticks, grid=False)
     chart = Chart(
         "", Axis(x + _below(note), limits), y, [Frame(marks)], [Rule(0)],
-        right_title=right_title, right=list(zip(places, right or ())),
+        right_title=right_title if right else "", right=list(zip(places, right or ())),
     )  # fmt: skip
     if margin is not None:
         chart.boxes = [Box((-margin, margin), colour=PALETTE[2], opacity=0.12)]

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import html
 import os
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..files import AnyPath
+from ..files import AnyPath, told_apart
 from ..records import Study
 from .claims import parted
 from .section import Places, Skipped, Source, nothing, read_sources
@@ -32,12 +31,11 @@ def results_table(places: Places, *, base: AnyPath = ".") -> tuple[str, list[Ski
     """
     studies, skipped = _studies(places)
     root = Path(base).resolve()
-    counted = Counter(source.record.study for source in studies)
+    names = _names(studies)
     rows = []
     hardware: dict[str, list[str]] = {}
     for source in studies:
-        record = source.record
-        name = record.study if counted[record.study] == 1 else source.folder
+        record, name = source.record, names[source.folder]
         words = (record.claim, record.verdict, record.headline)
         rows.append([_link(source, root, name, far=source.folder), *(_cell(word) for word in words)])
         hardware.setdefault(record.hardware or "not known", []).append(name)
@@ -61,14 +59,14 @@ def results_rows(places: Places) -> tuple[list[dict[str, str | None]], list[Skip
 def verdicts_table(places: Places, *, known: Known, base: AnyPath) -> tuple[str, list[Skipped]]:
     """One line per study that is known: its question, and the verdict of each result in `places`."""
     studies, skipped = _studies(places)
-    root = Path(base).resolve()
+    root, names = Path(base).resolve(), _names(studies)
     rows = []
     for name, claim, question in known:
         here = [source for source in studies if source.record.study == name]
         for source in here:
             both = parted(source.record)
             verdict = f"{source.record.verdict} ({both})" if both else source.record.verdict
-            rows.append([_link(source, root, name), _cell(claim), _cell(question), _cell(verdict)])
+            rows.append([_link(source, root, names[source.folder]), _cell(claim), _cell(question), _cell(verdict)])
         if not here:
             rows.append([name, _cell(claim), _cell(question), "undecided: not run"])
     return _markdown(("study", "claim", "question", "verdict"), rows), skipped
@@ -81,6 +79,18 @@ def _studies(places: Places) -> tuple[list[Source[Study]], list[Skipped]]:
         raise nothing("study", places, "that `decondense study` wrote", skipped)
     studies.sort(key=lambda source: (source.record.claim, source.record.study, source.folder))
     return studies, skipped
+
+
+def _names(studies: Sequence[Source[Study]]) -> dict[str, str]:
+    """What each folder is called: its study, or where one has several the ends of the paths that tell them apart."""
+    folders: dict[str, list[str]] = {}
+    for source in studies:
+        folders.setdefault(source.record.study, []).append(source.folder)
+    return {
+        folder: own if len(several) > 1 else study
+        for study, several in folders.items()
+        for folder, own in zip(several, told_apart(several))
+    }
 
 
 def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -84,9 +84,13 @@ class Study:
         strange = [arm for arm in settings.get("once", ()) if arm not in arms]
         if strange:
             raise ValueError(f"once must name arms, got {', '.join(map(repr, strange))}: leave it at the default.")
-        for arm in arms:
-            recipe_of(settings, arm, 0)
+        bare = [arm for arm in arms if not recipe_of(settings, arm, 0).snapshots.count]
         models = [what["model"] for what in self.measurements(settings)]
+        if strange := [arm for arm in bare if arm not in models]:
+            raise ValueError(
+                "a study tells the geometry of every arm, so its snapshots.count must be at least 1, got 0 in "
+                f"{strange[0]!r}: leave it at the default."
+            )
         strange = [model for model in settings.get("sizes", ()) if model not in models]
         if strange:
             raise ValueError(

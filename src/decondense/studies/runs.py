@@ -132,8 +132,10 @@ def seed_of(record: Training) -> int:
 Metric = Callable[[Any], float]
 
 
-def _shot(run: Training | Snapshot, at: int) -> Snapshot:
-    return run if isinstance(run, Snapshot) else run.snapshots[at]
+def _shot(run: Training | Snapshot, at: int, what: str) -> float:
+    """What a snapshot says; NaN of a run that has none (`snapshots.count` 0)."""
+    shot = run if isinstance(run, Snapshot) else run.snapshots[at] if run.snapshots else None
+    return math.nan if shot is None else known(getattr(shot, what))
 
 
 MATTERS_NATS, MATTERS_COSINE, MATTERS_POINTS, MATTERS_SHARE = 0.002, 0.1, 0.3, 0.01
@@ -159,22 +161,22 @@ def by_document(run: Training) -> float:
 
 def cosine(run: Training | Snapshot, at: int = -1) -> float:
     """Mean cosine of the block outputs, which are what the losses act on, at a snapshot; default the last."""
-    return _shot(run, at).blocks
+    return _shot(run, at, "blocks")
 
 
 def spearman(run: Training | Snapshot, at: int = -1) -> float:
     """Spearman of mean cosine with depth, over all states, at a snapshot; NaN where it is not defined."""
-    return known(_shot(run, at).spearman)
+    return _shot(run, at, "spearman")
 
 
 def spearman_blocks(run: Training | Snapshot, at: int = -1) -> float:
     """The same over the states after the embedding, as the paper writes it."""
-    return known(_shot(run, at).spearman_blocks)
+    return _shot(run, at, "spearman_blocks")
 
 
 def last(run: Training | Snapshot) -> float:
     """Mean cosine of the last three states, at the end."""
-    return known(_shot(run, -1).last)
+    return _shot(run, -1, "last")
 
 
 def quantisation(scheme: str) -> Metric:

@@ -78,8 +78,9 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     kinds = [words for number, words in KINDS.items() if number in colours]
     draw = partial(
         effects, [(arm.replace("_", " "), gaps) for arm, gaps in against.items()], margin=MATTERS_NATS, far=RUINED,
-        x="held-out loss minus cross-entropy's on the same tokens, nats per token", colours=colours, right=right,
-        right_title=f"mean cosine{' · cost' * timed} (cross-entropy {runs.mean(PLAIN, cosine):.3f})",
+        x="held-out loss minus cross-entropy's on the same tokens, nats per token", colours=colours,
+        right=right if math.isfinite(level := runs.mean(PLAIN, cosine)) else None,  # else none was measured
+        right_title=f"mean cosine{' · cost' * timed} (cross-entropy {level:.3f})",
         note="; ".join([*kinds, "shaded: too little to matter"]),
     )  # fmt: skip
     estimate = {"contrasts": contrasts, "contrasts_at_matched_cost": charged, "at_matched_cost": gains}
