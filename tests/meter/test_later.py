@@ -86,6 +86,14 @@ def test_a_state_that_is_not_finite_is_named(waiting, stories, prose, spectral):
         measure((model, tokenizer), text=prose, spectral=spectral, **SMALL)
 
 
+@pytest.mark.parametrize(("scale", "way"), [(1e30, "at most"), (1e-30, "at least")])
+def test_a_state_that_cannot_be_squared_is_named(waiting, stories, prose, scale, way):
+    model, tokenizer = copy.deepcopy(stories[0]), stories[1]
+    model.layers[2].register_forward_hook(lambda module, args, out: out * scale, prepend=True)
+    with pytest.raises(ValueError, match=f"hidden state 3 of windows 0–1 must have a largest entry of {way}"):
+        measure((model, tokenizer), text=prose, **SMALL)
+
+
 def test_the_next_batch_is_launched_before_this_one_is_waited_for(waiting, stories, prose, monkeypatch):
     order: list[str] = []
     plain, results = run._batch, Later.results

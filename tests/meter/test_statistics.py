@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decondense.meter.spectrum import SPECTRAL, spectral_statistics
-from decondense.meter.statistics import FINE_BINS, columns, not_finite, window_statistics
+from decondense.meter.statistics import FINE_BINS, columns, not_finite, state_statistics, window_statistics
 
 
 def by_name(z: torch.Tensor) -> dict[str, float]:
@@ -151,3 +151,24 @@ def test_wrong_shapes(shape):
 def test_the_remedy_for_a_state_that_is_not_finite_is_another_dtype_only_where_one_could_help(dtype):
     wider = "measure with dtype float32" in str(not_finite("state 1", dtype))
     assert wider == (dtype != torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("power", [-37, -30, -25, -20, -15, -9, 9, 14, 17, 20, 30, 37])
+def test_a_state_too_large_or_too_small_to_be_squared_is_refused_and_never_measured_wrong(power, dtype):
+    """Cosines do not change with the scale; where squares overflow or vanish they would come out as 0 or −1/(N−1)."""
+    z = (drawn(16, 40) + 1).to(dtype)
+    scaled = z * 2.0 ** round(power * math.log2(10))
+    if dtype != torch.float64 and not -15 <= power <= 14:
+        way = "at most 2.59e[+]15" if power > 0 else "at least 3.87e-16"
+        with pytest.raises(ValueError, match=f"state 1 must have a largest entry of {way} .* float64"):
+            state_statistics(scaled[None], "state 1", spectral=True)
+        return
+    wanted, found = (state_statistics(part[None], "", spectral=True) for part in (z, scaled))
+    same = [i for i, name in enumerate(columns(16) + SPECTRAL) if name != "token_norm"]
+    torch.testing.assert_close(found.scalars[:, same], wanted.scalars[:, same], rtol=1e-6, atol=1e-6)
+    assert torch.equal(found.counts, wanted.counts)
+
+
+def test_a_state_of_zeros_has_cosine_0():
+    assert state_statistics(torch.zeros(1, 5, 4), "", spectral=False).scalars[0, 0] == 0

@@ -50,4 +50,10 @@ def test_one_sequence_has_nothing_across_and_one_token_nothing_at_all():
     values = dict(zip(METRICS, begun([torch.randn(1, 5, 4)], METRICS)()[0].tolist()))
     assert math.isnan(values["mean_cosine_across"])
     assert math.isfinite(values["mean_cosine"])
-    assert begun([torch.randn(2, 1, 4)], METRICS)()[0].isnan().all()
+    for nothing in (
+        torch.randn(2, 1, 4),
+        torch.randn(0, 5, 4),
+        torch.randn(2, 5, 4) * 1e30,
+        torch.randn(2, 5, 4) * 1e-30,
+    ):
+        assert begun([nothing], METRICS)()[0].isnan().all()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..host import mark, sent
 from .spectrum import of_moments, second_moments
-from .statistics import WindowStatistics, has_kernel, not_finite, on_device
+from .statistics import WindowStatistics, has_kernel, measurable, on_device, peaks, refusal
 
 # States side by side take at most this much, and this share of a GPU's free memory: what is computed of them takes
 # about fifteen times as much.
@@ -29,12 +29,12 @@ def can_wait(z: Tensor) -> bool:
 
 
 class Sent(NamedTuple):
-    """On its way to the host, of several states: rows of all their windows and counts of each; whether each is finite;
+    """On its way to the host, of several states: rows of all their windows and counts of each; the ``peaks`` of all;
     their spectra, if wanted (states, windows, 8); and the mark behind which all has come."""
 
     states: list[tuple[int, str, torch.dtype]]
     statistics: WindowStatistics
-    finite: Tensor
+    peaks: Tensor
     spectra: Tensor | None
     come: torch.cuda.Event | None
 
@@ -66,23 +66,24 @@ class Later:
             return
         z, states = self.beside[: len(self.states)], self.states
         self.beside, self.states = None, []
-        finite = torch.isfinite(z).flatten(1).all(1)
+        highest = peaks(z)
         statistics = WindowStatistics(*map(sent, on_device(z.flatten(0, 1), states=len(z))))
         spectra = None
         if self.spectral:
-            z.masked_fill_(~finite[:, None, None, None], 0)  # torch would refuse it here; `results` names the state
+            bad = ~highest.isfinite()  # torch would refuse it here; `results` names the state
+            z.masked_fill_(bad[:, None, None, None], 0)
             spectra = sent(of_moments(second_moments(z)))
-        finite = sent(finite)
-        self.sent.append(Sent(states, statistics, finite, spectra, mark(z.device)))
+        highest = sent(highest)
+        self.sent.append(Sent(states, statistics, highest, spectra, mark(z.device)))
 
     def results(self) -> Iterator[tuple[list[int], WindowStatistics]]:
         """(numbers, statistics) of several states each: scalars (states, windows, columns), counts (states, bins)."""
         for part in self.sent:
             if part.come is not None:
                 part.come.synchronize()
-            for (_, where, dtype), good in zip(part.states, part.finite.tolist()):
-                if not good:
-                    raise not_finite(where, dtype)
+            for (_, where, dtype), peak in zip(part.states, part.peaks.tolist()):
+                if not measurable(peak, dtype):
+                    raise refusal(where, peak, dtype)
             scalars = part.statistics.scalars.unflatten(0, (len(part.states), -1))
             if part.spectra is not None:
                 scalars = torch.cat([scalars, part.spectra], 2)

@@ -32,7 +32,7 @@ from .states import STACKS, StateReader, token_embedding
 from .statistics import FINE_BINS, WindowStatistics, columns, state_statistics
 from .tally import Tally
 
-TEXT = "wikitext-2"
+TEXT, TOKENS = "wikitext-2", 512
 Stage = Callable[[str], None]
 
 
@@ -52,7 +52,7 @@ def measure(
     modules: str | Sequence[str] | None = None,
     mask: Mask | None = None,
     windows: int = 100,
-    tokens: int = 512,
+    tokens: int = TOKENS,
     seed: int = 0,
     spectral: bool = False,
     released: bool = False,
@@ -86,8 +86,8 @@ def measure(
             the model's hidden states, for any ``nn.Module``; as in ``regularize``.
         mask: with ``inputs``: which tokens count beside the attention mask, a function of a batch that returns
             (batch, tokens): ``lambda batch: batch["input_ids"] == image_token``.
-        windows, tokens, seed: how many windows (of inputs: at most), their exact length, and the seed of their places.
-            The seed also drives the bootstrap and, with ``init``, the fresh weights.
+        windows, tokens, seed: how many windows (of inputs: at most), their exact length (not of inputs), and the seed
+            of their places. The seed also drives the bootstrap and, with ``init``, the fresh weights.
         spectral: also effective rank, share of the top singular value, distance to rank one, HFC/LFC ratio,
             participation ratio and IsoScore.
         released: also the histogram of the matrices averaged over windows, as the published figures were made;
@@ -113,8 +113,9 @@ def measure(
     loading = {"dtype": dtype, "device": device, "init": init, "seed": seed, "trust_remote_code": trust_remote_code}
     if inputs is not None:
         other = not isinstance(text, str) or text != TEXT
-        for name, given in (("text", other), ("released", released), ("partial", partial is not None)):
-            if given:
+        given = {"text": other, "tokens": tokens != TOKENS, "released": released, "partial": partial is not None}
+        for name in given:
+            if given[name]:
                 raise ValueError(
                     f"{name} has no meaning beside inputs, which take the place of a text: leave one of them out."
                 )

@@ -21,6 +21,7 @@ apart_k                        mean of c_ij over pairs with 2^k ≤ j − i < 2^
 from __future__ import annotations
 
 import functools
+import math
 from typing import NamedTuple
 
 import torch
@@ -58,9 +59,11 @@ def columns(tokens: int) -> tuple[str, ...]:
 def state_statistics(
     z: torch.Tensor, where: str, *, spectral: bool, matrix: torch.Tensor | None = None
 ) -> WindowStatistics:
-    """``window_statistics`` of a state that must be finite, ``where`` in words; ``spectral``: with those statistics."""
-    if not finite(z):
-        raise not_finite(where, z.dtype)
+    """``window_statistics`` of a state that must be ``measurable``, ``where`` in words; ``spectral``: with those
+    statistics."""
+    peak = float(peaks(z[None]))
+    if not measurable(peak, z.dtype):
+        raise refusal(where, peak, z.dtype)
     # All windows go through each operation together: dozens of small ones per window, or one thread per window,
     # cost a CPU half as much again.
     scalars, counts = window_statistics(z, matrix=matrix)
@@ -69,9 +72,31 @@ def state_statistics(
     return WindowStatistics(scalars, counts)
 
 
-def finite(z: torch.Tensor) -> bool:
-    """No NaN and no infinity. The sum tells it with one pass, unless it overflows."""
-    return bool(torch.isfinite(z.sum())) or bool(torch.isfinite(z).all())
+def peaks(z: torch.Tensor) -> torch.Tensor:
+    """The largest absolute entry of each of z (states, …), in one pass; NaN where there is one."""
+    low, high = z.flatten(1).aminmax(dim=1)
+    return torch.maximum(-low, high)
+
+
+def measurable(peak: float, dtype: torch.dtype) -> bool:
+    """No NaN, no infinity, and nothing whose squares, or sums of them, overflow or vanish: cosines would come out as 0
+    or −1/(N−1), plausible numbers, and wrong."""
+    return peak == 0 or 1 / _limit(dtype) <= peak <= _limit(dtype)
+
+
+def _limit(dtype: torch.dtype) -> float:
+    return torch.finfo(torch.promote_types(dtype, torch.float32)).max ** 0.4
+
+
+def refusal(where: str, peak: float, dtype: torch.dtype) -> ValueError:
+    if not math.isfinite(peak):
+        return not_finite(where, dtype)
+    limit = _limit(dtype)
+    way = f"at most {limit:.3g}" if peak > 1 else f"at least {1 / limit:.3g}"
+    return ValueError(
+        f"{where} must have a largest entry of {way} for its squares to be numbers, got {peak:.3g}: look at the "
+        "weights, or measure with dtype float64."
+    )
 
 
 def not_finite(where: str, dtype: torch.dtype) -> ValueError:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..geometry import inverse
 from ..meter.spectrum import SPECTRAL, of_moments, second_moments
-from ..meter.statistics import FINE_BINS, SCALARS, finite, window_statistics
+from ..meter.statistics import FINE_BINS, SCALARS, measurable, peaks, window_statistics
 
 METRICS = (
     "mean_cosine", "mean_cosine_across", "mean_cosine_without_first", "effective_rank", "matrix_entropy",
@@ -74,12 +74,12 @@ class Reading:
 @torch.no_grad()
 def begun(parts: Sequence[Tensor], metrics: Sequence[str]) -> Callable[[], tuple[Tensor, Tensor]]:
     """Sequences without padding, each of `parts` (sequences, tokens, width) → the metrics, each a mean over sequences,
-    float64; and the counts of cosines within sequences in fine bins. NaN where a state is not finite.
+    float64; and the counts of cosines within sequences in fine bins. NaN where a state is not `measurable`.
 
     What is returned finds the eigenvalues, for which a GPU would need several steps' time, on the CPU and in any
     thread, once the GPU's stream has come so far; the states may change meanwhile."""
-    parts = [part.detach() for part in parts if part.shape[1] > 1]
-    if not parts or not all(map(finite, parts)):
+    parts = [part.detach() for part in parts if part.shape[1] > 1 and len(part)]
+    if not parts or not all(measurable(float(peaks(part[None])), part.dtype) for part in parts):
         nothing = torch.full((len(metrics),), math.nan, dtype=torch.float64), torch.zeros(FINE_BINS, dtype=torch.int64)
         return lambda: nothing
     spectral = any(name in metrics for name in SPECTRAL)
