@@ -256,7 +256,7 @@ def test_the_llama_with_twice_the_tokens():
         *(-word[f"lambada_nats_{end}"] for end in ("difference", "high", "low"))
     )
     assert f"LAMBADA's last words falls by {lost}, perplexity" in prose
-    listed = lost.replace(" nats [", " nats (99 % interval [")
+    listed = lost.replace(" nats [", f" nats ({100 * word['tasks_level']:.0f} % interval [")
     assert f"LAMBADA's last words become less likely too, by {listed})." in " ".join(README.split())
     assert f"With uniformity it is {told('lambada_nats', 2)[0]}. The average" in prose
     scored = [

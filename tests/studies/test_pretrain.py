@@ -140,7 +140,7 @@ def test_tasks_are_told_where_both_arms_were_scored():
         runs.append(one)
     end = study.conclude(Runs(runs, list(settings["arms"])), settings)
     rows = {(row[0], amount(row[2])): dict(zip(end.columns, row)) for row in end.rows}
-    assert rows["vicreg", "1.02k"]["points_difference"] is None
+    assert [rows["vicreg", "1.02k"][name] for name in ("points_difference", "tasks_level")] == [None, None]
     for column, scale, kind, tasks, words, digits in (
         ("points", 100, "correct", ["lambada_openai", "piqa"], "Average over tasks minus cross-entropy's, points", 2),
         ("nats", 1, "log_share", ["lambada_openai", "piqa"], "Log-likelihood of what is right, nats per item", 4),
@@ -155,11 +155,12 @@ def test_tasks_are_told_where_both_arms_were_scored():
             assert row[f"{column}_difference"] == pytest.approx(scale * (level - plain)) == told["estimate"]
             assert row[f"{column}_low"] < row[f"{column}_difference"] < row[f"{column}_high"]
             assert (told["level"], told["low"], told["high"]) == (0.975, row[f"{column}_low"], row[f"{column}_high"])
+            assert (row["level"], row["tasks_level"]) == (0.95, told["level"])
             number = f"{treated}, llama, {budget}: {signed(told['estimate'], digits)} 97.5 % interval"
             assert re.search(rf"{re.escape(words)}[^:]*: [^.]*.*{re.escape(number)}", end.sentence)
     bare = confirmed({"512": 0.0, "1.02k": 0.0})
     assert "tasks" not in bare.estimate
-    assert not any("points" in column for column in bare.columns)
+    assert not any("points" in column or "tasks" in column for column in bare.columns)
 
 
 def test_what_changes_is_told_seed_by_seed_and_by_hand(tmp_path):

@@ -88,10 +88,11 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     corrected = dict(zip(table, holm([crossed.p for crossed, *_ in table.values()])))
     decisions: dict[Cell, Decision] = {}
     tasks = on_tasks(runs, table)
-    columns = ["loss", "model", "tokens", "seeds", "cross_entropy", "difference", "low", "high", "p", "p_holm"]
+    columns = ["loss", "model", "tokens", "seeds", "cross_entropy", "difference", "low", "high", "level", "p", "p_holm"]
     columns += ["smallest_effect", "tokens_saved", "mean_cosine_change"]
     columns += [f"{s}_{what}" for s in runs.schemes for what in ("cross_entropy", "difference", "low", "high")]
     columns += [f"{name}_{what}" for name, *_ in ON_TASKS for what in ("difference", "low", "high") if tasks]
+    columns += ["tasks_level"] if tasks else []  # of the intervals on tasks; all others are of `level`
     rows: list[list[Any]] = []
     for cell, (crossed, level, apart) in table.items():
         (loss, model, _), difference, strict = cell, crossed.difference, 1 - 0.05 / len(table)
@@ -105,18 +106,19 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
             [tokens[c] for c in plain], known, tokens[cell], runs.mean(control, by_document) + difference
         )
         moved = float(np.mean(runs.differences(BETWEEN.join(cell), control, cosine)))
-        row = [loss, model, tokens[cell], len(apart), level, difference, *crossed.interval()]
+        row = [loss, model, tokens[cell], len(apart), level, difference, *crossed.interval(0.95), 0.95]
         row += [crossed.p, corrected[cell], crossed.minimal_effect(), saved, moved]
         for scheme in runs.schemes:
             row += quantised(runs, BETWEEN.join(cell), control, scheme)
         for name, *_ in ON_TASKS if tasks else ():
             told = tasks.get(cell, {}).get(name)
             row += [None] * 3 if told is None else [told.estimate, told.low, told.high]
+        row += [next((told.level for told in tasks.get(cell, {}).values()), None)] if tasks else []
         rows.append(row)
     words = "; ".join(
         f"{loss}, {model}, {amount(count)}: {signed(difference, 4)} [{signed(low, 4)}, {signed(high, 4)}]"
         f"{resolves(least)}"
-        for loss, model, count, _, _, difference, low, high, _, _, least, *_ in rows
+        for loss, model, count, _, _, difference, low, high, _, _, _, least, *_ in rows
     )
     sentence = f"held-out loss minus cross-entropy's, nats per token over seeds and documents: {words or 'not run'}."
     sentence += _told(tasks)
