@@ -1,4 +1,4 @@
-"""The numbers in the prose of docs/condensing.md that come from measurements of published models."""
+"""The numbers in the prose of docs/condensing.md and docs/measuring.md that come from measured published models."""
 
 from __future__ import annotations
 
@@ -59,6 +59,21 @@ def test_text():
     here = next(row["spearman"] for row in rows if (row["model"], row["text"]) == ("smollm2-135m", "wikitext-2"))
     assert f"the same Spearman of SmolLM2-135M, {here:.6f}" in RESULTS
     assert whole == pytest.approx(here, abs=1e-6)
+
+
+def test_outlier_dimensions():
+    measured = read(ROOT / "results" / "smollm2-135m-wikitext2")
+    page = " ".join((ROOT / "docs" / "measuring.md").read_text(encoding="utf-8").split())
+    states = measured.states[: measured.model.layers + 1]
+    lost = [state for state in states if state.mean_cosine_without_cosine3 < state.mean_cosine / 2]
+    assert f"{len(lost)} of the {len(states)} states lose more than half of their mean cosine when 3 of" in page
+    counted = sum(state.mean_cosine >= 0.3 for state in lost)
+    assert any(note.startswith(f"outlier dimensions explain {counted} of {len(states)}") for note in measured.notes)
+    assert f"the note under it, which counts the {counted} with a mean cosine of at least 0.3, and `states.csv`" in page
+    eleven = states[11]
+    told = f"from {eleven.mean_cosine:.2f} to {eleven.mean_cosine_without_cosine3:.2f}, because 3 dimensions carry"
+    assert f"at block 11 {told} {100 * eleven.top3_cosine_share:.0f} % of it" in page
+    assert f"*variance* does not show it ({eleven.mean_cosine_without_variance3:.2f})" in page
 
 
 def levels(measured: Measurement) -> np.ndarray:

@@ -346,7 +346,8 @@ def test_estimators():
     kept = found["kept_percent"]["first order"]
     where = f"[{kept['low']:.1f}, {kept['high']:.1f}]"
     assert f"first order by {kept['estimate']:.1f} % of that, 90 % interval {where}" in RESULTS
-    assert f"by {kept['estimate']:.1f} % {where} of it" in README
+    level = f"{100 * kept['level']:.0f} % interval"
+    assert f"by {kept['estimate']:.1f} % of its effect, {level} {where}." in README
     gaps = values("estimators", PLAIN, "held_out_loss") - values("estimators", "exact", "held_out_loss")
     _, low, high = interval(list(gaps), 0.9)
     assert -found["margin"] < low < high < found["margin"]  # "cross-entropy without any loss lies inside it as well"

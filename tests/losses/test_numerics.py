@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -32,6 +33,8 @@ def test_identical_tokens():
     edge = math.acos(0.9) / math.pi
     for estimator in ESTIMATORS[:2]:
         assert losses.dispersion(z, eps=0.0, estimator=estimator).item() == pytest.approx(-edge)
+    page = Path(__file__).parents[2] / "docs" / "training.md"
+    assert f"(−{edge:.2f} for identical tokens, where its clamp bites)" in page.read_text(encoding="utf-8")
     assert losses.orthogonalization(z, eps=0.0).item() == pytest.approx((0.5 - edge) ** 2)
     assert losses.decorrelation(z).item() == pytest.approx(1.0)
     assert losses.l2_repel(z, norm_weight=0.0).item() == pytest.approx(0.0, abs=1e-12)

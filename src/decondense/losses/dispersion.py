@@ -3,8 +3,8 @@
     u_i = z_i/(‖z_i‖ + ε),  c_ij = u_i·u_j,  D_ij = arccos(c_ij)/π ∈ [0, 1]
     L = log ( 1/(n(n−1)) Σ_{i≠j} exp(−D_ij/τ) ),   averaged over the sequences
 
-Identical tokens give 0, orthogonal ones −1/(2τ): lower is more dispersed. Source: Liu et al. 2026, arXiv 2602.00217;
-`algorithm_1.py` has the paper's own formula in ten lines.
+Identical tokens give 0, with the clamp t of the cosines −arccos(1 − t)/(πτ), orthogonal ones −1/(2τ): lower is more
+dispersed. Source: Liu et al. 2026, arXiv 2602.00217; `algorithm_1.py` has the paper's own formula in ten lines.
 
 Four estimators of the same quantity, with f(c) = exp(−arccos(c)/(πτ)):
 
