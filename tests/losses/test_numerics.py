@@ -158,6 +158,18 @@ def test_a_second_derivative_is_refused(estimator):
         torch.autograd.grad(gradient.square().sum(), z)
 
 
+def test_torch_func_is_refused_by_torch():
+    """As docs/trainers.md says, without a gradient too; the loss of single sequences is `reduction="none"`."""
+    z = torch.randn(2, 5, 4)
+    for transformed in (torch.func.grad(losses.dispersion), torch.vmap(lambda one: losses.dispersion(one[None]))):
+        with pytest.raises(RuntimeError, match="functorch transforms"):
+            transformed(z)
+    with pytest.raises(RuntimeError, match="functorch transforms"):
+        torch.func.jvp(losses.dispersion, (z,), (z,))
+    alone = [losses.dispersion(one[None]).item() for one in z]
+    assert losses.dispersion(z, reduction="none").tolist() == pytest.approx(alone)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("cone", [0.0, 1.0, 5.0])
 def test_error_is_at_most_twice_that_of_the_eager_formula(dtype, cone):

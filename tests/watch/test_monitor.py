@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
 import threading
 import time
 import warnings
@@ -405,6 +406,17 @@ def test_an_image_model_and_a_module_of_ones_own():
     assert fixed.readings[0].layers == ("blocks.0", "blocks.1", "blocks.2")
     for name in METRICS:
         assert fixed.readings[0].table[name] == pytest.approx(passing.readings[0].table[name])
+
+
+def test_named_layers_leave_nothing_in_the_model():
+    """Where its hidden states are asked for transformers leaves hooks of its own, which no pickle takes."""
+    model, ids = llama().train(), tokens()
+    with dc.monitor(model, modules="model.layers.*") as watch:
+        model(input_ids=ids, labels=ids).loss.backward()
+    assert len(watch.readings) == 1
+    dc.measure(model, inputs=ids, modules="model.layers.*", bootstrap=10)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    pickle.dumps(model)
 
 
 @pytest.mark.parametrize(
