@@ -232,7 +232,7 @@ def test_variants_of_gemma():
     assert f"| {told}; decorrelation" in RESULTS
     assert -0.002 < treated.low < treated.high < 0.002  # "excluded both ways"
     others = [signed(x, 4) for x in losses["decorrelation"] - plain[:2]]
-    assert "with decorrelation {} and {} in two seeds".format(*others) in RESULTS
+    assert "its two seeds end {} and {} from cross-entropy's".format(*others) in RESULTS
     assert "decorrelation {} and {} in two seeds |".format(*others) in RESULTS
     table = runs("variants-gemma")
     for arm, seeds in ((TREATED, (1, 2, 3)), ("decorrelation", (1, 2))):
