@@ -194,6 +194,7 @@ def test_inputs_have_a_fingerprint_and_the_result_is_one_like_any_other(tmp_path
         ({"inputs": torch.ones(2, 4, dtype=torch.long), "windows": 0}, "windows must be an integer of at least 1"),
         ({"inputs": torch.ones(2, 4, dtype=torch.long), "released": True}, "^released has no meaning beside"),
         ({"inputs": torch.ones(2, 4, dtype=torch.long), "tokens": 3}, "^tokens has no meaning beside inputs"),
+        ({"inputs": torch.ones(2, 4, dtype=torch.long), "column": "text"}, "^column has no meaning beside inputs"),
         ({"inputs": torch.ones(2, 4, dtype=torch.long), "mask": lambda batch: torch.ones(2, 3)}, "a mask of .2, 3."),
         ({"inputs": torch.tensor([[1, 2, 500]])}, r"from 0 to \d+, the vocabulary of Llama\w+, got 500: take"),
         ({"inputs": [torch.tensor([[1, 2, 3]]), torch.tensor([[1, -100, 3]])]}, "token ids must be .*, got -100: take"),

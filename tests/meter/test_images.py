@@ -41,7 +41,8 @@ def test_images_of_a_folder(tmp_path, monkeypatch):
     assert "--images" in measure_command(c.record, yaml.safe_load((tmp_path / "o" / "config.yaml").read_text()))
     assert run("measure", *where, "--windows", "2", "--out", tmp_path / "two")[0] == 0
     assert dc.load(tmp_path / "two").record.text.source == "2 of 5 images"
-    assert "takes the place of a text" in refused("measure", *where, "--text", "imdb")
+    for beside in (["--text", "imdb"], ["--tokens", 64]):
+        assert "takes the place of a text" in refused("measure", *where, *beside)
     assert "must hold images" in refused("measure", tmp_path / "vit", "--images", tmp_path / "vit")
     (tmp_path / "photos" / "broken.jpg").write_bytes(b"no image")
     assert "broken.jpg' must be an image, but cannot be read" in refused("measure", *where, "--out", tmp_path / "p")

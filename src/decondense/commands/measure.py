@@ -49,10 +49,10 @@ def measure(
 ) -> None:
     """Say how condensed a model is: the cosines of the tokens of a window at every depth, with error bars."""
     options = o.given(locals(), "revision", "revisions", "resume", *(() if images else ("images",)))
-    if images and (resume or revisions or released or text != "wikitext-2" or data or column):
+    if images and (resume or revisions or released or text != "wikitext-2" or tokens != 512 or data or column):
         raise ValueError(
-            "--images takes the place of a text: leave --text, --data, --column, --released, --resume and --revisions "
-            "out."
+            "--images takes the place of a text: leave --text, --tokens, --data, --column, --released, --resume and "
+            "--revisions out."
         )
     if revisions:
         if resume or revision:

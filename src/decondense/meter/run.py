@@ -114,6 +114,7 @@ def measure(
     if inputs is not None:
         other = not isinstance(text, str) or text != TEXT
         given = {"text": other, "tokens": tokens != TOKENS, "released": released, "partial": partial is not None}
+        given |= {"data": data is not None, "column": column is not None}
         for name in given:
             if given[name]:
                 raise ValueError(
