@@ -105,6 +105,21 @@ def test_encodings(tmp_path):
         open_text(plain)
 
 
+def test_half_a_surrogate_pair_is_the_replacement_character(tmp_path):
+    """Scraped JSON has them, and no tokenizer takes them. Two halves that are escaped one by one are a whole."""
+    path = tmp_path / "scraped.jsonl"
+    path.write_text(json.dumps({"text": "as it is"}) + '\n{"text": "a \\ud800 b \\ud83d\\ude00"}\n')
+    mended = ("as it is", "a \ufffd b \U0001f600")
+    for text in (path, ["as it is", "a \ud800 b \ud83d\ude00"]):
+        opened = open_text(text)
+        assert opened.documents == mended
+        assert opened.sha256 == open_text(list(mended)).sha256
+        assert any("1 of 2 documents" in note and "U+FFFD" in note for note in opened.notes)
+    assert not open_text(list(mended)).notes
+    with pytest.warns(UserWarning, match=r"U\+FFFD"):
+        assert tuple(iterate_documents(str(path), data=None)[1]) == mended
+
+
 def test_a_file_that_unpacks_to_more_than_the_limit(tmp_path, monkeypatch):
     monkeypatch.setattr("decondense.text_files.LARGEST", 1000)
     (tmp_path / "bomb.txt.xz").write_bytes(lzma.compress(b"a" * 1001))

@@ -19,7 +19,7 @@ import itertools
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -131,9 +131,22 @@ def open_text(
         characters: how much of a very large text on the hub, or of an iterator, to read.
     """
     opened = text if isinstance(text, Text) else _opened(text, data, column, characters)
+    documents = tuple(map(_encodable, opened.documents))
+    if halves := sum(one is not other for one, other in zip(documents, opened.documents)):
+        note = f"{halves} of {len(documents)} documents had half a surrogate pair, which is no character: now U+FFFD."
+        opened = replace(opened, documents=documents, notes=(*opened.notes, note))
     if not opened.joined.strip():
         raise ValueError(f"text {opened.name!r} must hold some words, but it is empty: give another text.")
     return opened
+
+
+def _encodable(document: str) -> str:
+    """With U+FFFD for half a surrogate pair: scraped JSON and Python have them, UTF-8 and so tokenizers do not."""
+    try:
+        document.encode()
+    except UnicodeEncodeError:
+        return document.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return document
 
 
 def _opened(text: Any, data: AnyPath | None, column: str | None, characters: int) -> Text:
