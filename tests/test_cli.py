@@ -234,6 +234,19 @@ def test_a_reader_that_has_gone_is_no_error(words, both):
         assert (done.returncode, done.stderr or b"") == (141, b"")
 
 
+@pytest.mark.parametrize("words", ["study list", "study list --json"])
+def test_letters_that_stdout_does_not_have_are_question_marks(words, monkeypatch):
+    """As on Windows into a pipe, or with PYTHONIOENCODING: what a script reads is an exit code of 0."""
+    seen = []
+    for encoding in ("utf-8", "ascii"):
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding=encoding))
+        with pytest.raises(SystemExit) as ended:
+            cli.main(words.split())
+        assert not ended.value.code
+        seen.append(sys.stdout.buffer.getvalue().decode(encoding))
+    assert seen[1] == "".join(letter if letter.isascii() else "?" for letter in seen[0]) != seen[0]
+
+
 def test_another_pipe_that_breaks_is_a_bug_with_its_trace():
     worker = "def broken(*_, **__): raise BrokenPipeError(32, 'of a worker')"
     code = f"from decondense import cli, studies\n{worker}\nstudies.find = broken\ncli.main(['study', 'dose'])"

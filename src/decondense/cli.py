@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dis
 import errno
+import io
 import os
 import pkgutil
 import select
@@ -102,6 +103,8 @@ _register()
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command and leave with 0, 1 (a bug), 2 (a sentence on stderr), 130 (interrupted) or 141 (closed pipe)."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a λ that its encoding does not have is no reason to fail
     try:
         _run(arguments)
     except (BrokenPipeError, SystemExit) as end:
