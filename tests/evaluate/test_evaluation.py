@@ -171,6 +171,7 @@ def test_perplexity_against_a_loop(pair, tmp_path):
     ("options", "words"),
     [
         ({"limit": 0}, "limit must be at least 1 item, got 0: leave it out"),
+        ({"tasks": "", "text": "pydoc"}, "limit is of the items of tasks, a text is scored whole, got 2: leave it out"),
         ({"selected_by": "best-benchmark"}, "selected_by must be one of final, held-out-loss"),
         ({"shots": "many"}, "shots must be"),
         ({"tasks": "piqaa"}, "nearest names are piqa"),

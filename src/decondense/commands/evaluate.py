@@ -27,7 +27,9 @@ def evaluate(
     shots: Annotated[
         str, typer.Option(help="gpt2 (1 for four tasks), qwen3 (5 for them), zero, or a number for all")
     ] = "gpt2",
-    limit: Annotated[int | None, typer.Option(help="the first N items of every task; for trying out")] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="the first N items of every task, not of a text; for trying out")
+    ] = None,
     text: Annotated[
         str | None, typer.Option(help="also perplexity and bits per byte on texts a,b (name or file)")
     ] = None,

@@ -54,7 +54,7 @@ def evaluate(
         tasks: "paper" (the ten), or names of lm-eval tasks, as a list or with commas; "" for none.
         bench: folder with local files (see ``tasks.build``), or "hub"; default $DECONDENSE_BENCH, else the hub.
         shots: "gpt2", "qwen3", "zero" or a number.
-        limit: the first N items of every task only (of every subtask for mmlu, as in lm-eval). For trying out.
+        limit: the first N items of every task (every subtask for mmlu, as in lm-eval), not of a text; for trying out.
         text: names or files of texts for perplexity and bits per byte.
         text_tokens: length of their windows; default the model's context, and of a run of ``decondense train`` with
             fresh weights the blocks that it was trained on.
@@ -148,6 +148,8 @@ def check(
         raise ValueError(f"batch_tokens must be at least 1, got {batch_tokens}: leave it out for the default.")
     texts = [text] if isinstance(text, str) else list(text or ())
     names = names_of(tasks) if tasks or not texts else []
+    if limit is not None and not names:
+        raise ValueError(f"limit is of the items of tasks, a text is scored whole, got {limit}: leave it out.")
     if isinstance(model, (str, os.PathLike)):
         models.check(model, **{key: how[key] for key in ("revision", "dtype", "trust_remote_code")})
     return names, texts
