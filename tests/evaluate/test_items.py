@@ -53,5 +53,7 @@ def test_load_run_errors(tmp_path, make_run):
     with pytest.raises(Damaged, match=r"result\.json has the schema 'other', which this version does not read"):
         load_run(folder)
     (folder / "result.json").write_bytes(gzip.compress(b"x"))
-    with pytest.raises(Damaged, match=r"result\.json is not valid JSON"):
+    with pytest.raises(
+        Damaged, match=r"result\.json is not valid JSON.*; delete it and make the result again, or leave"
+    ):
         load_run(folder)

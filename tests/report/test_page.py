@@ -112,7 +112,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_shown(tmp_path):
     assert "'other/1'" in reasons["stranger"]
     assert "names no schema" in reasons["nameless"]
     wrong = "result.json is damaged: model: field required, which the schema 'decondense.condensation/1' does not allow"
-    assert reasons["empty"] == f"{wrong}; make the result again, or leave it out."
+    assert reasons["empty"] == f"{wrong}; delete it and make the result again, or leave it out."
     text = render(content)
     for entry in content.skipped:
         assert escaped(entry.reason) in text
@@ -145,7 +145,7 @@ def test_a_result_that_lacks_anything_is_shown_or_skipped_but_never_an_error(tmp
             for entry in content.skipped:  # the field, and what is wrong with it
                 assert re.fullmatch(
                     rf"result\.json is damaged: {key}[\w.\[\]]*: .*, which the schema 'decondense\.\w+/\d' does not "
-                    r"allow; make the result again, or leave it out\.",
+                    r"allow; delete it and make the result again, or leave it out\.",
                     entry.reason,
                 ), entry.reason
 

@@ -274,7 +274,7 @@ def test_merge_copies_nothing_that_does_not_belong(command, refusal, tmp_path):
         (["width/runs"], "smoke", "no run at"),
         (["mine", "changed/runs"], "smoke", tokens),
         (["mine", "again"], "smoke", "is there twice with different numbers"),
-        (["damaged"], "smoke", "is not valid JSON"),
+        (["damaged"], "smoke", "(char 1); delete it and make the result again, or leave it out."),
         (["empty"], "smoke", "there is none that is finished"),
     ):
         given = [x for source in sources for x in ("--from", tmp_path / source)]

@@ -19,6 +19,7 @@ Density = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, lt=2**53)]  # what a browser can hold too
 Words = Annotated[str, Field(pattern=r"\S")]  # not empty
 Section = dict[str, Any]
+REMEDY = "delete it and make the result again, or leave it out"
 
 
 def known(value: Number) -> float:
@@ -101,8 +102,7 @@ def parse(content: Any, name: str = "result.json") -> Record:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "content"
         raise Damaged(
-            f"{name} is damaged: {where}: {first['msg'].lower()}, which the schema {schema!r} does not allow; make the "
-            "result again, or leave it out."
+            f"{name} is damaged: {where}: {first['msg'].lower()}, which the schema {schema!r} does not allow; {REMEDY}."
         ) from None
 
 
@@ -118,7 +118,9 @@ def read(path: AnyPath) -> Record:
     except FileNotFoundError:
         raise FileNotFoundError(f"no result at {str(path)!r}: give result.json or the folder that holds it.") from None
     except ValueError as error:
-        raise Damaged(str(error)) from error
+        # what cannot be opened may be whole
+        remedy = "" if isinstance(error.__cause__, OSError) else f"; {REMEDY}"
+        raise Damaged(f"{str(error).removesuffix('.')}{remedy}.") from error
     return parse(content, str(target))
 
 
