@@ -8,6 +8,7 @@ have neither problem. Other modules are read through hooks on the layers that th
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -200,7 +201,16 @@ def select(layers: Layers, states: int, first: int) -> list[int]:
         check_choice("layers", layers, LAYER_NAMES)
         named = {"all": blocks, "last": blocks[-1:], "early_half": blocks[:half], "late_half": blocks[half:]}
         layers = named[layers]
-    chosen = list(layers(states)) if callable(layers) else list(layers)
+    if callable(layers):
+        given = layers(states)
+        try:
+            layers = [operator.index(i) for i in given]
+        except TypeError:
+            raise TypeError(
+                f"layers must return a list of indices, got {came(given)} for {states} hidden states: return "
+                f"range({first}, {states}) for every block."
+            ) from None
+    chosen = list(layers)
     for index in chosen:
         if not -states <= index < states:
             raise ValueError(

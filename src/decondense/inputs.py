@@ -143,8 +143,13 @@ def arguments(model: Any, batch: dict[str, Any], *, stack: str = "decoder") -> d
     transformers lets the documents of a packed row attend to each other), and, for the decoder of an encoder–decoder,
     with what it reads: `decoder_input_ids`, else the labels shifted right by one, else the same passage so shifted
     (teacher forcing)."""
-    device = next(model.parameters()).device
-    given = {key: value.to(device) if isinstance(value, Tensor) else value for key, value in batch.items()}
+    parameter = next(model.parameters(), None)
+    if parameter is None:
+        raise ValueError(
+            f"{type(model).__name__} must have parameters, to whose device inputs go, got none: give the model that "
+            "holds it."
+        )
+    given = {key: value.to(parameter.device) if isinstance(value, Tensor) else value for key, value in batch.items()}
     labels = given.get("labels")
     given = {key: value for key, value in given.items() if key not in TARGETS}
     cached = stack != "encoder" and "use_cache" in inspect.signature(model.forward).parameters

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any
 
 import torch
@@ -57,11 +58,13 @@ class Term:
             raise TypeError(
                 f"loss must be a name, like 'dispersion', or what losses.get returned, got {self.loss!r}: {remedy}."
             )
-        number = isinstance(self.weight, (int, float)) and not isinstance(self.weight, bool)
+        number = isinstance(self.weight, Real) and not isinstance(self.weight, bool)
         if not number or not abs(self.weight) <= MOST:
             raise ValueError(
                 f"weight must be a finite number, got {self.weight!r}: the paper uses 0.1, and {MOST:g} is the most."
             )
+        if not isinstance(self.weight, (int, float)):
+            self.weight = float(self.weight)  # a number of numpy's: it would multiply tensors in its own way
         if not callable(schedule):
             check_choice("schedule", schedule, SCHEDULES)
             if schedule != "constant" and not _whole(ramp_steps, 1):

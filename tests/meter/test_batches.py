@@ -210,6 +210,15 @@ def test_refused(options, sentence):
 
 
 @pytest.mark.parametrize("look", [dc.monitor, dc.measure])
+def test_a_module_without_parameters_is_refused(look):
+    model = nn.Sequential(nn.Tanh(), nn.Tanh())
+    with pytest.raises(
+        ValueError, match=r"^Sequential must have parameters, .* got none: give the model that holds it\."
+    ):
+        look(model, inputs=torch.randn(2, 4, 8), modules="*")
+
+
+@pytest.mark.parametrize("look", [dc.monitor, dc.measure])
 def test_inputs_that_a_model_cannot_read_are_refused_before_the_first_pass(look):
     for model, told in ((gpt2(), "GPT2LMHeadModel"), (llama(), "LlamaForCausalLM"), (bert(), "BertForMaskedLM")):
         with pytest.raises(ValueError, match=f"^token ids must be whole numbers from 0 to 63, .* {told}, got 64: take"):

@@ -23,6 +23,12 @@ from regularize.models import llama, tokens
         (lambda m: dc.regularize(m, layers=[]), ValueError, "at least one"),
         (lambda m: dc.regularize(m, layers="every"), ValueError, "layers must be one of"),
         (lambda m: dc.regularize(m, layers=[1.5]), TypeError, "list of indices"),
+        (lambda m: dc.regularize(m, layers=lambda n: "x"), TypeError, "must return a list of indices, got 'x' for 4"),
+        (
+            lambda m: dc.regularize(m, layers=lambda n: 3),
+            TypeError,
+            "must return a list of indices, got 3 for 4 hidden",
+        ),
         (lambda m: dc.regularize(m, layers=3), TypeError, "list of indices.*got 3"),
         (lambda m: dc.regularize(m, layers=[m.lm_head] * 2), TypeError, "or a callable, got a list of Linear: hidden"),
         (lambda m: dc.regularize(llama(layers=1), layers="early_half"), ValueError, "at least one"),
@@ -118,6 +124,15 @@ def test_a_schedule_must_return_a_number(factor):
     for one in (0.5, torch.tensor(0.5), np.float32(0.5)):
         with dc.regularize(model, schedule=lambda step, one=one: one) as handle:
             assert handle.weight == 0.05
+
+
+def test_numbers_of_numpy_are_numbers():
+    model, ids = llama().train(), tokens()
+    with dc.regularize(model, weight=0.5, layers=[1, 2]):
+        expected = model(input_ids=ids, labels=ids).loss
+    with dc.regularize(model, weight=np.float32(0.5), layers=lambda states: np.arange(1, 3)) as handle:
+        assert torch.equal(model(input_ids=ids, labels=ids).loss, expected)
+        assert handle.weight == 0.5
 
 
 def test_a_mask_of_what_the_model_shortens():
