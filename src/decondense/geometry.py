@@ -28,7 +28,12 @@ def check_states(z: Tensor, mask: Tensor | None) -> Tensor | None:
         )
     if z.ndim != 3 or z.shape[1] < 2 or z.shape[2] < 1:
         remedy = "drop single-token sequences" if z.ndim == 3 else "reshape to three dimensions"
-        raise ValueError(f"z must be (batch, tokens, width) with at least 2 tokens, got {tuple(z.shape)}: {remedy}.")
+        if z.ndim == 3 and z.shape[1] > 1:
+            remedy = "pass states that have a width"
+        raise ValueError(
+            f"z must be (batch, tokens, width) with at least 2 tokens and a width of at least 1, got {tuple(z.shape)}: "
+            f"{remedy}."
+        )
     if not z.is_floating_point():
         raise TypeError(f"z must be a floating-point tensor, got {z.dtype}: pass hidden states, not token ids.")
     if mask is None:

@@ -19,6 +19,12 @@ Z = torch.randn(2, 5, 4)
         (torch.randn(5, 4), None, ValueError, r"z must be \(batch, tokens, width\).*got \(5, 4\)"),
         (torch.randn(4, 1, 768), None, ValueError, r"got \(4, 1, 768\): drop single-token sequences"),
         (torch.randn(0, 5, 4), None, ValueError, r"at least 1 sequence, got \(0, 5, 4\): skip empty batches"),
+        (
+            torch.randn(2, 3, 0),
+            None,
+            ValueError,
+            r"width of at least 1, got \(2, 3, 0\): pass states that have a width",
+        ),
         (torch.zeros(2, 5, 4, dtype=torch.long), None, TypeError, "floating-point.*int64.*not token ids"),
         ([[[1.0]]], None, TypeError, "tensor.*got list"),
         (Z, torch.ones(2, 4), ValueError, r"mask must be \(batch, tokens\) = \(2, 5\), got \(2, 4\)"),

@@ -35,7 +35,7 @@ def koleo(
     """KoLeo loss of hidden states z (batch, tokens, width): a scalar, or (batch,) unreduced.
 
     eps is the ε inside the logarithm: two tokens at a distance under it count as one. A vector of zeros has no
-    direction and stays at the origin, one away from all others.
+    direction and stays at the origin, one away from all that have one and at distance 0 from its like.
     backend as in `dispersion`: the kernel is taken where products are asked for in 16 bits, by autocast or the states,
     and then looks for neighbours with products in float16.
     """

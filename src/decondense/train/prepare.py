@@ -323,7 +323,7 @@ def _check_disk(folder: Path, model: Any, recipe: Recipe) -> None:
     free = shutil.disk_usage(next(p for p in (folder, *folder.absolute().parents) if p.exists())).free
     if free + there < needed:
         raise OSError(
-            f"the disk must hold {needed / 2**30:.1f} GiB of checkpoints, it has {free / 2**30:.1f} GiB free: free "
+            f"the disk must hold {needed / 2**20:,.1f} MiB of checkpoints, it has {free / 2**20:,.1f} MiB free: free "
             "some space or choose another folder with --out."
         )
 
