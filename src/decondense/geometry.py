@@ -46,7 +46,23 @@ def check_states(z: Tensor, mask: Tensor | None) -> Tensor | None:
         )
     if mask.device != z.device:
         raise ValueError(f"mask must be on the device of z ({z.device}), got {mask.device}: move it there.")
-    return mask.bool()
+    return counting(mask)
+
+
+def counting(mask: Tensor) -> Tensor:
+    """The mask as booleans, true where a token counts. Floats must be 1 or 0: what is added to attention's logits has 0
+    for a token, and would be read as its opposite. A GPU is not asked, all would wait for it: there it keeps no token.
+    """
+    if not mask.is_floating_point():
+        return mask.bool()
+    if mask.device.type == "cpu" and not torch.compiler.is_compiling():
+        strange = mask[(mask != 0) & (mask != 1)]
+        if len(strange):
+            raise ValueError(
+                f"a mask of floats must be 1 where a token counts and 0 at padding, got {strange[0]:g}: pass mask >= 0 "
+                "for one that is added to attention's logits."
+            )
+    return mask > 0
 
 
 def check_positive(name: str, value: float) -> None:

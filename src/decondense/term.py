@@ -278,7 +278,7 @@ class Term:
                 f"attention_mask must be (batch, tokens) = {tuple(shape)} to tell padding from tokens, got {came}: "
                 f"{remedy}."
             )
-        return mask.bool()
+        return geometry.counting(mask)
 
 
 class Terms(Term):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
 
-from decondense import losses
+from decondense import geometry, losses
 
 Z = torch.randn(2, 5, 4)
 
@@ -137,6 +138,19 @@ def test_masks_of_any_type(dtype):
         function = entry.function
         assert torch.equal(function(Z, mask.to(dtype)), function(Z, mask.bool()))
     assert torch.equal(losses.mean_cosine(Z, mask.to(dtype)), losses.mean_cosine(Z, mask.bool()))
+
+
+@pytest.mark.parametrize("padding", [-1e9, -math.inf, 0.5])
+def test_a_mask_that_attention_adds_is_refused(padding):
+    """It would be read as its opposite: the loss of the padding alone."""
+    added = torch.tensor([[0.0, 0, 0, padding, padding], [0, 0, 0, 0, 0]])
+    words = f"a mask of floats must be 1 where a token counts and 0 at padding, got {padding:g}: "
+    for function in (losses.mean_cosine, *(entry.function for entry in losses.registered().values())):
+        with pytest.raises(ValueError, match=re.escape(words)):
+            function(Z, added)
+    unseen = torch.compile(geometry.counting, fullgraph=True, backend="eager")  # nothing is looked at, as on a GPU
+    assert not unseen(added.clamp_max(0)).any()
+    assert torch.equal(unseen(torch.eye(2)), torch.eye(2).bool())
 
 
 def test_a_mask_that_leaves_every_sequence_a_pair_changes_no_bit():

@@ -166,3 +166,17 @@ def test_a_mask_of_another_shape():
     mask = torch.zeros(4, 1, 12, 12)
     with dc.regularize(model), pytest.raises(ValueError, match="two-dimensional mask"):
         model(input_ids=ids, attention_mask=mask, labels=ids)
+
+
+def test_a_mask_that_attention_adds():
+    model, ids = llama().train(), tokens()
+    mask = torch.zeros(4, 12)
+    mask[:, 8:] = -torch.inf
+    words = r"a mask of floats must be 1 .*, got -inf: pass mask >= 0"
+    with dc.regularize(model), pytest.raises(ValueError, match=words):
+        model(input_ids=ids, attention_mask=mask, labels=ids)
+    given = {"input_ids": ids, "attention_mask": (mask >= 0).float()}
+    for narrowed in (None, lambda batch: mask):
+        with pytest.raises(ValueError, match=words):
+            dc.measure(model, inputs=given if narrowed else given | {"attention_mask": mask}, mask=narrowed)
+    dc.measure(model, inputs=given, bootstrap=20)

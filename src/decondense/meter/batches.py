@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from ..capture import Capture
 from ..files import versions
+from ..geometry import counting
 from ..hidden_states import reader_of
 from ..inputs import Named, arguments, batches_of, main_input
 from ..models import Source
@@ -248,8 +249,8 @@ def _read(
     number, rows, most = taken
     kept = reader.mask(batch)
     if mask is not None:
-        chosen = torch.as_tensor(mask(batch)).bool()
-        kept = chosen if kept is None else chosen.to(kept.device) & kept.bool()
+        chosen = counting(torch.as_tensor(mask(batch)))
+        kept = chosen if kept is None else chosen.to(kept.device) & counting(kept)
 
     def visit(at: int, z: Tensor) -> None:
         if len(z) != rows or (kept is not None and kept.shape != z.shape[:2]):
@@ -282,7 +283,7 @@ def _read(
 def _sequences(z: Tensor, kept: Tensor | None, cut: Documents | None, most: int) -> list[tuple[range, Tensor]]:
     """The first so many of the rows of a state, or of the documents in them, as ``trimmed`` has them."""
     if cut is None:
-        return trimmed(z[:most], None if kept is None else kept[:most])
+        return trimmed(z[:most], None if kept is None else counting(kept[:most]))
     inside = cut.mask if kept is None else cut.mask & cut.gather(kept.to(cut.mask.device)).bool()
     tokens = cut.flat(z)  # documents are taken out of it one by one: padded to the longest they may be many rows
     return [(which, tokens[index.to(z.device)]) for which, index in trimmed(cut.index[:most], inside[:most])]
