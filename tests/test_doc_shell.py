@@ -67,7 +67,8 @@ def made_small(words: list[str]) -> list[str]:
         return [*words, "--windows", "2", "--tokens", "64"]
     if name == "evaluate":
         data = [] if "--bench" in given else ["--bench", "DIR"]
-        return [*words, "--limit", "2", "--batch-tokens", "8192", *data]
+        few = [] if "none" in words else ["--limit", "2"]  # of the items; a text is scored whole
+        return [*words, *few, "--batch-tokens", "8192", *data]
     return words
 
 
