@@ -77,3 +77,7 @@ def fail_in_step_five(patch: Any, error: BaseException) -> None:
 def child(recipe: dict[str, Any], folder: Path, cache: Path, **options: Any) -> Future[CompletedProcess[str]]:
     """A process that trains, in the background; `options` are those of `kill_worker.work`."""
     return start(KILLED, json.dumps([recipe, str(folder), str(cache), options]))
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt  # not by a signal, which a process in the background may ignore

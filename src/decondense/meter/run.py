@@ -115,8 +115,8 @@ def measure(
         other = not isinstance(text, str) or text != TEXT
         given = {"text": other, "tokens": tokens != TOKENS, "released": released, "partial": partial is not None}
         given |= {"data": data is not None, "column": column is not None}
-        for name in given:
-            if given[name]:
+        for name, there in given.items():
+            if there:
                 raise ValueError(
                     f"{name} has no meaning beside inputs, which take the place of a text: leave one of them out."
                 )

@@ -133,7 +133,7 @@ Metric = Callable[[Any], float]
 
 
 def _shot(run: Training | Snapshot, at: int, what: str) -> float:
-    """What a snapshot says; NaN of a run that has none (`snapshots.count` 0)."""
+    """What a snapshot says; NaN of a run that keeps none."""
     shot = run if isinstance(run, Snapshot) else run.snapshots[at] if run.snapshots else None
     return math.nan if shot is None else known(getattr(shot, what))
 

@@ -68,6 +68,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         row += [runs.cost(row[0], row[1], PLAIN), matched.get(row[0], {}).get(row[1])]
     against = {a: d for a in compared if (d := runs.differences(a, PLAIN, held_out))}
     costs = {arm: [x for seed in runs.table[arm] if (x := runs.cost(arm, seed, PLAIN)) is not None] for arm in against}
+    usual = runs.mean(PLAIN, cosine)
     right = [f"{runs.mean(arm, cosine):.3f}" for arm in against]
     if timed := any(costs.values()):
         right = [
@@ -79,8 +80,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     draw = partial(
         effects, [(arm.replace("_", " "), gaps) for arm, gaps in against.items()], margin=MATTERS_NATS, far=RUINED,
         x="held-out loss minus cross-entropy's on the same tokens, nats per token", colours=colours,
-        right=right if math.isfinite(level := runs.mean(PLAIN, cosine)) else None,  # else none was measured
-        right_title=f"mean cosine{' · cost' * timed} (cross-entropy {level:.3f})",
+        right=right if math.isfinite(usual) else None,  # else none was measured
+        right_title=f"mean cosine{' · cost' * timed} (cross-entropy {usual:.3f})",
         note="; ".join([*kinds, "shaded: too little to matter"]),
     )  # fmt: skip
     estimate = {"contrasts": contrasts, "contrasts_at_matched_cost": charged, "at_matched_cost": gains}
