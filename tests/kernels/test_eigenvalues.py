@@ -101,14 +101,6 @@ def test_any_number_of_matrices_in_any_order_of_memory(device):
     assert eigenvalues(a[..., :0, :0].to(device)).shape == (2, 1, 0)
 
 
-@pytest.mark.parametrize(
-    "a", [torch.eye(3), torch.zeros(3, 4).double(), torch.zeros(1).double().expand(LIMIT + 1, LIMIT + 1)]
-)
-def test_what_it_does_not_take(a, device):
-    with pytest.raises(ValueError, match=r"symmetric matrices .* float64 with n up to .*: use torch.linalg.eigvalsh"):
-        eigenvalues(a.to(device))
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: the interpreter is too slow for this size")
 @pytest.mark.parametrize(("batch", "n"), [(300, 130), (124, 512), (6, 1000), (2, LIMIT)])
 def test_large_on_the_gpu(batch, n, device):

@@ -11,7 +11,7 @@ import routines
 import torch
 from routines import CUDA, DTYPES, FLOOR, assert_as_good_as_eager, cloud, error
 
-from decondense.kernels import MAX_WIDTH, pairwise
+from decondense.kernels import pairwise
 
 run, reference = (functools.partial(f, "dispersion") for f in (routines.run, routines.reference))
 
@@ -142,14 +142,3 @@ def test_masked_autocast(device):
         got_value, got_grad = run(z, mask)
     assert error(got_value, value) < 1e-3
     assert error(got_grad, grad) < 5e-3
-
-
-def test_bad_arguments_say_what_to_do(device):
-    z = cloud(1, 4, 8).to(device)
-    for bad, mask, sentence in (
-        (z, torch.ones(1, 4, dtype=torch.int64, device=device), r"attention_mask\.bool"),
-        (z.double(), None, "bfloat16, float16 or float32"),
-        (z.new_zeros(1, 2, MAX_WIDTH + 1), None, "widths up to"),
-    ):
-        with pytest.raises(ValueError, match=sentence):
-            pairwise.forward(bad, mask)

@@ -60,17 +60,14 @@ def cosine_histogram(u: Tensor, *, bins: int = 128) -> Tensor:
 
     Products of float32 vectors are full float32, whatever torch's settings for its own: a bin's edge is sharp.
     """
-    if bins < 1:
-        raise ValueError(f"bins must be at least 1, got {bins}: 128 is the usual number.")
-    u, _ = rows.check(u, None)
+    u = rows.readable(u)
     batch, tokens, width = u.shape
     counts = torch.zeros((batch, bins), dtype=torch.int64, device=u.device)
     size = 32 if INTERPRET else 64
     high = rows.cdiv(tokens, size)
-    if batch and high:
-        with torch.cuda.device_of(u):
-            _histogram_kernel[high * (high + 1) // 2, batch](
-                u, counts, tokens, width, bins, u.stride(0), u.stride(1),
-                CAST=INTERPRET and u.dtype == torch.bfloat16, BINS=max(2, rows.power_of_2(bins)), TILE=size, DEPTH=32,
-            )  # fmt: skip
+    with torch.cuda.device_of(u):
+        _histogram_kernel[high * (high + 1) // 2, batch](
+            u, counts, tokens, width, bins, u.stride(0), u.stride(1),
+            CAST=INTERPRET and u.dtype == torch.bfloat16, BINS=max(2, rows.power_of_2(bins)), TILE=size, DEPTH=32,
+        )  # fmt: skip
     return counts

@@ -66,20 +66,19 @@ def forward(
     need_grad: bool = True,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """z (B, N, F), mask (B, N) bool → L (B,) float32, and what `backward` needs: X and M in bfloat16."""
-    z, mask = rows.check(z, mask)
+    z = rows.readable(z)
     batch, _, width = z.shape
-    sums = rows.statistics(z, mask, eps=0.0, raw=True)
+    sums = rows.statistics(z, rows.flags(mask), eps=0.0, raw=True)
     x, _ = centred(z, sums, torch.bfloat16, scaled=False)
     gram = rows.product(x.mT, x)
     matrix = torch.empty_like(gram, dtype=torch.bfloat16) if need_grad else None
     part = torch.empty((batch, width), dtype=torch.float32, device=z.device)
-    if z.numel():
-        _, padded, warps = rows.row_tile(width)
-        _terms_kernel[width, batch](
-            gram, sums.number, part, matrix, width,
-            float(variance_weight), float(covariance_weight), float(gamma), float(eps),
-            GRAD=need_grad, WIDTH=padded, num_warps=warps,
-        )  # fmt: skip
+    _, padded, warps = rows.row_tile(width)
+    _terms_kernel[width, batch](
+        gram, sums.number, part, matrix, width,
+        float(variance_weight), float(covariance_weight), float(gamma), float(eps),
+        GRAD=need_grad, WIDTH=padded, num_warps=warps,
+    )  # fmt: skip
     return part.sum(1), () if matrix is None else (x, matrix)
 
 

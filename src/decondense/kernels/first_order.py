@@ -26,8 +26,7 @@ def forward(
     z: Tensor, mask: Tensor | None = None, *, eps: float = 1e-2, need_grad: bool = True
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """z (B, N, F), mask (B, N) bool → c̄ (B,) float32, 0 for fewer than two tokens, and what `backward` needs."""
-    z, mask = rows.check(z, mask)
-    sums = rows.statistics(z, mask, eps=eps)
+    sums = rows.statistics(rows.readable(z), rows.flags(mask), eps=eps)
     mean, coefficient = rows.mean_cosine(sums)
     return mean, (sums.norms, sums.total, coefficient) if need_grad else ()
 
@@ -36,6 +35,5 @@ def backward(
     z: Tensor, saved: tuple[Tensor, ...], upstream: Tensor, *, eps: float = 1e-2, other: Tensor | None = None
 ) -> Tensor:
     """∂(Σ_b upstream_b c̄_b)/∂z (B, N, F) in z's dtype, plus `other` if there is one; upstream (B,) float32."""
-    z, _ = rows.check(z, None)
     norms, total, coefficient = saved
-    return project(z, norms, total, coefficient, upstream, eps=eps, other=other)
+    return project(rows.readable(z), norms, total, coefficient, upstream, eps=eps, other=other)

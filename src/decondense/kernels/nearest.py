@@ -140,9 +140,9 @@ def forward(
     z: Tensor, mask: Tensor | None = None, *, eps: float = 1e-8, need_grad: bool = True
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """z (B, N, F), mask (B, N) bool → L (B,) float32, 0 for fewer than two tokens, and what `backward` needs."""
-    z, flags = rows.check(z, mask)
+    z = rows.readable(z)
     batch, tokens, width = z.shape
-    sums = rows.statistics(z, flags, eps=0.0, copy=torch.float16, unit=True)
+    sums = rows.statistics(z, rows.flags(mask), eps=0.0, copy=torch.float16, unit=True)
     u = sums.copy
     assert u is not None
     index, second = (torch.empty((batch, tokens), dtype=torch.int32, device=z.device) for _ in range(2))
@@ -154,12 +154,11 @@ def forward(
             BLOCK=block, num_warps=max(1, block // 256),
         )  # fmt: skip
     part, weight = torch.empty((2, batch, tokens), dtype=torch.float32, device=z.device).unbind()
-    if z.numel():
-        _, padded, warps = rows.row_tile(width)
-        _distance_kernel[tokens, batch](
-            z, sums.norms, sums.number, index, second, part, weight, tokens, width, z.stride(0), z.stride(1), eps,
-            WIDTH=padded, num_warps=warps, **AS_WRITTEN,
-        )  # fmt: skip
+    _, padded, warps = rows.row_tile(width)
+    _distance_kernel[tokens, batch](
+        z, sums.norms, sums.number, index, second, part, weight, tokens, width, z.stride(0), z.stride(1), eps,
+        WIDTH=padded, num_warps=warps, **AS_WRITTEN,
+    )  # fmt: skip
     return part.sum(1), (sums.norms, index, weight) if need_grad else ()
 
 
@@ -167,18 +166,17 @@ def backward(
     z: Tensor, saved: tuple[Tensor, ...], upstream: Tensor, *, eps: float = 1e-8, other: Tensor | None = None
 ) -> Tensor:
     """∂(Σ_b upstream_b L_b)/∂z (B, N, F) in z's dtype, plus `other` if there is one; upstream (B,) float32."""
-    z, _ = rows.check(z, None)
+    z = rows.readable(z)
     norms, index, weight = saved
     batch, tokens, width = z.shape
     neighbour, order = index.sort(dim=1, stable=True)
     ends = torch.arange(tokens + 1, dtype=torch.int32, device=z.device).expand(batch, -1).contiguous()
     start = torch.searchsorted(neighbour, ends, out_int32=True)
     grad = torch.empty(z.shape, dtype=z.dtype, device=z.device)
-    if z.numel():
-        _, padded, warps = rows.row_tile(width)
-        _gradient_kernel[tokens, batch](
-            z, norms, index, weight, order, start, upstream.to(torch.float32).contiguous(),
-            None if other is None else other.contiguous(), grad, tokens, width, z.stride(0), z.stride(1),
-            WIDTH=padded, ADD=other is not None, num_warps=warps, **AS_WRITTEN,
-        )  # fmt: skip
+    _, padded, warps = rows.row_tile(width)
+    _gradient_kernel[tokens, batch](
+        z, norms, index, weight, order, start, upstream.to(torch.float32).contiguous(),
+        None if other is None else other.contiguous(), grad, tokens, width, z.stride(0), z.stride(1),
+        WIDTH=padded, ADD=other is not None, num_warps=warps, **AS_WRITTEN,
+    )  # fmt: skip
     return grad

@@ -105,7 +105,7 @@ def gram_tile(itemsize: int, dot: str, device: torch.device, triangle: bool = Tr
 
 def _leading(tokens: int) -> int:
     """Length of a row in the buffer: a multiple of 16, so that every row is aligned."""
-    return -(-tokens // 16) * 16
+    return rows.cdiv(tokens, 16) * 16
 
 
 class Plan(NamedTuple):
@@ -125,10 +125,10 @@ def plan(batch: int, tokens: int, width: int, *, itemsize: int, weight_itemsize:
     row_bytes = _leading(tokens) * weight_itemsize
     budget = max(SMALL_BUFFER, int(BUFFER_SHARE * batch * tokens * width * itemsize))
     for clean in (True, False) if masked else (False,):
-        sequences = budget // max(1, tokens * (row_bytes + clean * width * itemsize))
+        sequences = budget // (tokens * (row_bytes + clean * width * itemsize))
         if sequences >= 1:
-            chunks = -(-batch // max(1, min(sequences, batch)))
-            return Plan(-(-batch // max(chunks, 1)), tokens, clean)
+            chunks = rows.cdiv(batch, sequences)
+            return Plan(rows.cdiv(batch, chunks), tokens, clean)
     return Plan(1, min(tokens, max(block, budget // row_bytes // block * block)), False)
 
 
@@ -140,21 +140,24 @@ def _splits(tokens: int, count_rows: int, width: int) -> int:
     return parts
 
 
+class Step(NamedTuple):
+    """One piece of the Gram matrix: `rows` rows from `first` on of the `sequences` sequences from `sequence` on."""
+
+    sequence: int
+    sequences: int
+    first: int
+    rows: int
+    tiles: Launch
+
+
 def _multiply(
-    weights: Tensor,
-    x: Tensor,
-    out: Tensor,
-    *,
-    sequence: int,
-    first_x: int,
-    first_row: int,
-    dot: str,
-    norms: Tensor | None,
+    weights: Tensor, x: Tensor, out: Tensor, step: Step, *, first_x: int, dot: str, norms: Tensor | None
 ) -> None:
     """out[sequences, rows] = weights · x[sequences], weights (sequences, rows, tokens).
 
     x begins with sequence first_x.  With `norms`, which carry the mask, the product is `product_kernel`'s.
     """
+    sequence, first_row = step.sequence, step.first
     sequences, count_rows, tokens = weights.shape
     width = x.shape[2]
     if norms is not None:
@@ -185,14 +188,16 @@ def _multiply(
     target.copy_(partial.sum(0))
 
 
-class Step(NamedTuple):
-    """One piece of the Gram matrix: `rows` rows from `first` on of the `sequences` sequences from `sequence` on."""
+class Options(NamedTuple):
+    """What a loss asks for, and has checked: tau is at least `MIN_TAU`."""
 
-    sequence: int
-    sequences: int
-    first: int
-    rows: int
-    tiles: Launch
+    curve: str = "dispersion"
+    tau: float = 1.0
+    clamp: float = 0.1
+    hard_clamp: bool = False
+    margin: float = 0.5
+    eps: float = 1e-2
+    diagonal: bool = False
 
 
 class Work(NamedTuple):
@@ -213,15 +218,10 @@ def prepared(
     how: Precision,
     masked: bool,
     need_grad: bool,
-    curve: str,
-    tau: float,
-    clamp: float,
-    hard_clamp: bool,
-    margin: float,
-    eps: float,
-    diagonal: bool,
+    options: Options,
 ) -> Work:
     """The launches of a call, in order; `strides` are those of z, which the products may read a copy of."""
+    curve, tau, clamp, hard_clamp, margin, eps, diagonal = options
     batch, tokens, width = shape
     x_dtype = how.copy or dtype
     at_once = Plan(batch, tokens, False)
@@ -243,13 +243,13 @@ def prepared(
     rate = gain(curve, tau) if curve.startswith("dispersion") else 0.0
     limit = 1.0 - max(clamp, MIN_CLAMP)
     shared = {
-        "LENGTH_PARTS": parts, "LENGTH_BLOCK": rows.power_of_2(max(1, parts)), "CURVE": CURVES[curve],
+        "LENGTH_PARTS": parts, "LENGTH_BLOCK": rows.power_of_2(parts), "CURVE": CURVES[curve],
         "HARD": hard_clamp, "SELF": diagonal,
     }  # fmt: skip
     steps = []
-    for sequence in range(0, batch, max(sequences, 1)):
+    for sequence in range(0, batch, sequences):
         some = min(sequences, batch - sequence)
-        for first in range(0, tokens, max(high, 1)):
+        for first in range(0, tokens, high):
             end = min(first + high, tokens)
             launch = Launch(
                 tile_kernel, (tiles if triangle else across * rows.cdiv(end - first, t.rows), some),
@@ -276,34 +276,23 @@ class Sums(NamedTuple):
     total: Tensor  # (B, F)  T
     remainder: Tensor | None  # (B, N, F)  G
 
+    @property
+    def saved(self) -> tuple[Tensor, ...]:
+        """What a backward pass needs."""
+        return () if self.remainder is None else (self.norms, self.total, self.factors, self.remainder)
 
-def sums(
-    z: Tensor,
-    mask: Tensor | None = None,
-    *,
-    curve: str = "dispersion",
-    tau: float = 1.0,
-    clamp: float = 0.1,
-    hard_clamp: bool = False,
-    margin: float = 0.5,
-    eps: float = 1e-2,
-    diagonal: bool = False,
-    need_grad: bool = True,
-) -> Sums:
+
+def sums(z: Tensor, mask: Tensor | None, need_grad: bool, options: Options) -> Sums:
     """The loss of every sequence of z (B, N, F), and what its gradient is made of.
 
     mask (B, N) bool marks the tokens that count.  A sequence with fewer than two has the value 0.
-    `need_grad=False` skips the second product: there is no remainder then.  The options are those that a loss has
-    checked; tau is at least `MIN_TAU`.
+    `need_grad=False` skips the second product: there is no remainder then.
     """
-    z, mask = rows.check(z, mask)
+    z = rows.readable(z)
     batch, tokens, width = z.shape
     how = _precision(z)
-    work = prepared(
-        z.shape, z.stride(), z.dtype, z.device, how, mask is not None, need_grad,
-        curve, tau, clamp, hard_clamp, margin, eps, diagonal,
-    )  # fmt: skip
-    of_rows = rows.statistics(z, mask, eps=eps, copy=how.copy)
+    work = prepared(z.shape, z.stride(), z.dtype, z.device, how, mask is not None, need_grad, options)
+    of_rows = rows.statistics(z, rows.flags(mask), eps=options.eps, copy=how.copy)
     x = z if of_rows.copy is None else of_rows.copy
     buffer = remainder = clean = None
     if need_grad:
@@ -316,22 +305,20 @@ def sums(
     unclean = mask is not None and clean is None and of_rows.copy is None
     norms = of_rows.norms if unclean or z.dtype == torch.float16 else None
     partial = torch.empty((batch, work.tiles), dtype=torch.float32, device=z.device)
-    for sequence, some, first, high, tiles in work.steps:
+    for step in work.steps:
+        sequence, some, _, high, tiles = step
         chunk, first_x = x, 0
         if clean is not None and mask is not None:
             chunk, first_x = clean[:some], sequence
-            keep = mask[sequence : sequence + some, :, None].view(torch.bool)
-            torch.where(keep, z[sequence : sequence + some], zero, out=chunk)
+            part = slice(sequence, sequence + some)
+            torch.where(mask[part, :, None], z[part], zero, out=chunk)
         tiles(chunk, of_rows.norms, of_rows.numbers, buffer, partial)
         if buffer is not None and remainder is not None:
             weights = buffer if buffer.shape == (some, high, tokens) else buffer[:some, :high, :tokens]
-            _multiply(
-                weights, chunk, remainder, sequence=sequence, first_x=first_x, first_row=first, dot=how.dot, norms=norms
-            )
+            _multiply(weights, chunk, remainder, step, first_x=first_x, dot=how.dot, norms=norms)
     value = torch.empty(batch, dtype=torch.float32, device=z.device)
     factors = torch.empty((2, batch), dtype=torch.float32, device=z.device)
-    if batch:
-        work.finish(partial, of_rows.numbers, value, factors)
+    work.finish(partial, of_rows.numbers, value, factors)
     return Sums(value, factors, of_rows.norms, of_rows.total, remainder)
 
 
@@ -344,10 +331,8 @@ def forward(
     z: Tensor, mask: Tensor | None = None, *, need_grad: bool = True, **options: Any
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """`sums` → the values (B,) float32, and what `backward` needs: nothing without `need_grad`."""
-    result = sums(z, mask, need_grad=need_grad, **options)
-    if result.remainder is None:
-        return result.value, ()
-    return result.value, (result.norms, result.total, result.factors, result.remainder)
+    result = sums(z, mask, need_grad, Options(**options))
+    return result.value, result.saved
 
 
 def backward(
@@ -365,6 +350,5 @@ def backward(
     An upstream () is that of the mean of the L_b. `saved` comes from `forward` on the same z and options; of
     these only eps and diagonal matter here.
     """
-    z, _ = rows.check(z, None)
-    norms, total, factors, remainder = saved
+    z, (norms, total, factors, remainder) = rows.readable(z), saved
     return project(z, norms, total, factors, upstream, eps=eps, count_self=diagonal, remainder=remainder, other=other)

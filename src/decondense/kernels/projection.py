@@ -81,14 +81,13 @@ def project(
     T − u_i. `other` is a gradient of the same shape and dtype that is added on the way.
     """
     grad = torch.empty(z.shape, dtype=z.dtype, device=z.device)
-    if z.numel():
-        other = None if other is None else other.contiguous()
-        rest = None if remainder is None else remainder.dtype
-        launch = _projection(
-            z.shape, z.stride(), z.dtype, z.device, rest, upstream.stride(), upstream.dtype, eps, count_self,
-            other is not None,
-        )  # fmt: skip
-        launch(z, norms, total, remainder, factors, upstream, other, grad)
+    other = None if other is None else other.contiguous()
+    rest = None if remainder is None else remainder.dtype
+    launch = _projection(
+        z.shape, z.stride(), z.dtype, z.device, rest, upstream.stride(), upstream.dtype, eps, count_self,
+        other is not None,
+    )  # fmt: skip
+    launch(z, norms, total, remainder, factors, upstream, other, grad)
     return grad
 
 

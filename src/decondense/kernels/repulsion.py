@@ -200,12 +200,11 @@ def centred(z: Tensor, sums: rows.Statistics, dtype: torch.dtype, *, scaled: boo
     batch, tokens, width = z.shape
     copy = torch.empty(z.shape, dtype=dtype, device=z.device)
     half = torch.empty((batch, tokens), dtype=torch.float32, device=z.device)
-    if z.numel():
-        high, padded, warps = rows.row_tile(width)
-        _scale_kernel[rows.cdiv(tokens, high), batch](
-            z, sums.norms, sums.total, sums.square, sums.number, copy, half,
-            tokens, width, z.stride(0), z.stride(1), SCALED=scaled, ROWS=high, WIDTH=padded, num_warps=warps,
-        )  # fmt: skip
+    high, padded, warps = rows.row_tile(width)
+    _scale_kernel[rows.cdiv(tokens, high), batch](
+        z, sums.norms, sums.total, sums.square, sums.number, copy, half,
+        tokens, width, z.stride(0), z.stride(1), SCALED=scaled, ROWS=high, WIDTH=padded, num_warps=warps,
+    )  # fmt: skip
     return copy, half
 
 
@@ -221,9 +220,9 @@ def forward(
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """z (B, N, F), mask (B, N) bool → L and Σ‖z_i‖² (2, B) float32, L = 0 for fewer than two tokens, and what
     `backward` needs."""
-    z, mask = rows.check(z, mask)
+    z = rows.readable(z)
     batch, tokens, _ = z.shape
-    sums = rows.statistics(z, mask, eps=0.0, centre=True)
+    sums = rows.statistics(z, rows.flags(mask), eps=0.0, centre=True)
     y, half = centred(z, sums, torch.float16, scaled=True)
     logits = torch.empty_like(half)
     value, whole = torch.empty((3, batch), dtype=torch.float32, device=z.device).split((2, 1))
@@ -238,8 +237,7 @@ def forward(
         )  # fmt: skip
         if weights is not None and pull is not None:
             rows.product(weights, y[b], pull[b, row])
-    if batch:
-        _finish_kernel[(batch,)](logits, sums.norms, sums.square, value, whole, batch, tokens, BLOCK=1024)
+    _finish_kernel[(batch,)](logits, sums.norms, sums.square, value, whole, batch, tokens, BLOCK=1024)
     if pull is None:
         return value, ()
     return value, (sums.norms, sums.total, sums.square, sums.number, logits, whole, pull)
@@ -250,14 +248,13 @@ def backward(
 ) -> Tensor:
     """∂(Σ_b upstream_0b L_b + upstream_1b Σ‖z_i‖²)/∂z (B, N, F) in z's dtype, plus `other` if there is one; upstream
     (2, B) float32."""
-    z, _ = rows.check(z, None)
+    z = rows.readable(z)
     batch, tokens, width = z.shape
     grad = torch.empty(z.shape, dtype=z.dtype, device=z.device)
-    if z.numel():
-        high, padded, warps = rows.row_tile(width)
-        _gradient_kernel[rows.cdiv(tokens, high), batch](
-            z, *saved, upstream.to(torch.float32).contiguous(), None if other is None else other.contiguous(), grad,
-            batch, tokens, width, z.stride(0), z.stride(1), float(tau),
-            ROWS=high, WIDTH=padded, ADD=other is not None, num_warps=warps,
-        )  # fmt: skip
+    high, padded, warps = rows.row_tile(width)
+    _gradient_kernel[rows.cdiv(tokens, high), batch](
+        z, *saved, upstream.to(torch.float32).contiguous(), None if other is None else other.contiguous(), grad,
+        batch, tokens, width, z.stride(0), z.stride(1), float(tau),
+        ROWS=high, WIDTH=padded, ADD=other is not None, num_warps=warps,
+    )  # fmt: skip
     return grad

@@ -23,12 +23,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from decondense.kernels import MAX_WIDTH
 from decondense.kernels.launch import Launch
 
 # Whether Triton's interpreter runs the kernels, on a CPU: chosen when Triton is imported.
 INTERPRET: bool = triton.knobs.runtime.interpret
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 # Elements of z a warp holds at a time; a program reads at least this many and a whole row (measured: smaller
 # programs keep more loads in flight).
@@ -64,30 +62,15 @@ class Statistics(NamedTuple):
         return self.numbers[1]
 
 
-def check(z: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Refuse what the kernels cannot read; copy z only when its last axis is strided."""
-    if z.ndim != 3 or z.dtype not in DTYPES:
-        raise ValueError(
-            "the kernels take z (batch, tokens, width) in bfloat16, float16 or float32, got "
-            f'{tuple(z.shape)} in {z.dtype}: use backend="torch" for other inputs.'
-        )
-    if z.shape[2] > MAX_WIDTH:
-        raise ValueError(
-            f'the kernels take widths up to {MAX_WIDTH}, got {z.shape[2]}: use backend="torch" for wider embeddings.'
-        )
-    if not z.is_cuda and not INTERPRET:
-        raise ValueError(
-            f'the kernels run on CUDA devices, got z on {z.device}: use backend="torch", or set '
-            "TRITON_INTERPRET=1 before Triton is imported to run them in its interpreter."
-        )
-    if mask is not None:
-        if mask.shape != z.shape[:2] or mask.dtype != torch.bool or mask.device != z.device:
-            raise ValueError(
-                f"mask must be a bool tensor {tuple(z.shape[:2])} on {z.device}, got {mask.dtype} "
-                f"{tuple(mask.shape)} on {mask.device}: pass attention_mask.bool()."
-            )
-        mask = mask.contiguous().view(torch.uint8)
-    return (z if z.stride(2) == 1 else z.contiguous()), mask
+def readable(z: Tensor) -> Tensor:
+    """z with a last axis that is not strided: a copy only where it is. What the kernels cannot read at all, and empty
+    tensors, the losses refuse (`geometry.check_states`, `losses.options.fused`)."""
+    return z if z.stride(2) == 1 else z.contiguous()
+
+
+def flags(mask: Tensor | None) -> Tensor | None:
+    """A mask of booleans as the kernels read it."""
+    return None if mask is None else mask.contiguous().view(torch.uint8)
 
 
 def like(z: Tensor, remainder: torch.dtype | None, values: int | None = None) -> list[Tensor]:
@@ -277,13 +260,9 @@ def statistics(
     total, norms, numbers = new((batch, width)), new((batch, tokens)), new((2 + blocks, batch))
     copied = None if copy is None else torch.empty((batch, tokens, width), dtype=copy, device=z.device)
     lengths, fourth = (new((batch, tokens)), new((batch, parts))) if unit else (None, None)
-    if z.numel() == 0:
-        total.zero_()
-        numbers.zero_()
-    else:
-        scratch = new(batch * parts * (width + 2))
-        read(z, mask, norms, copied, lengths, scratch, fourth)
-        add(scratch, total, numbers)
+    scratch = new(batch * parts * (width + 2))
+    read(z, mask, norms, copied, lengths, scratch, fourth)
+    add(scratch, total, numbers)
     return Statistics(total, norms, numbers, copied, lengths, fourth)
 
 
@@ -304,7 +283,7 @@ def _reading(
     """The read of z, the sum of what its programs found, how many they are, and the parts of ‖T‖²."""
     batch, tokens, width = shape
     rows, padded, warps = row_tile(width, STATISTICS_TILE)
-    per_program = rows * max(1, cdiv(tokens, rows * max(1, PROGRAMS // max(batch, 1))))
+    per_program = rows * max(1, cdiv(tokens, rows * max(1, PROGRAMS // batch)))
     parts, blocks = cdiv(tokens, per_program), cdiv(width, REDUCE_WIDTH)
     read = Launch(
         _statistics_kernel, (parts, batch), tokens, width, *strides[:2], per_program, eps,
@@ -321,8 +300,7 @@ def mean_cosine(sums: Statistics) -> tuple[Tensor, Tensor]:
     device = sums.numbers.device
     mean = torch.empty(batch, dtype=torch.float32, device=device)
     coefficient = torch.empty(batch, dtype=torch.float32, device=device)
-    if batch:
-        _mean(batch, rows - 2, device)(sums.numbers, mean, coefficient)
+    _mean(batch, rows - 2, device)(sums.numbers, mean, coefficient)
     return mean, coefficient
 
 

@@ -183,16 +183,14 @@ def forward(
     mask (B, N) bool marks the tokens that count.  `need_grad=False` skips the second product.  `centred` takes the mean
     over its features off each token first: where N > F only.
     """
-    if z.ndim == 3 and z.shape[1] <= z.shape[2]:
-        pairs = pairwise.sums(z, mask, curve="decorrelation", eps=eps, need_grad=need_grad)
-        moments = torch.stack([pairs.factors[1], pairs.value])  # the slope of c²/2 at the mean cosine is that cosine
-        if pairs.remainder is None:
-            return moments, ()
-        return moments, (pairs.norms, pairs.total, pairs.factors, pairs.remainder)
-    z, mask = rows.check(z, mask)
+    if z.shape[1] <= z.shape[2]:
+        pairs = pairwise.sums(z, mask, need_grad, pairwise.Options(curve="decorrelation", eps=eps))
+        # the slope of c²/2 at the mean cosine is that cosine
+        return torch.stack([pairs.factors[1], pairs.value]), pairs.saved
+    z = rows.readable(z)
     batch, tokens, width = z.shape
     operand = product_dtype(z)
-    sums = rows.statistics(z, mask, eps=eps, copy=operand, unit=True, centred=centred)
+    sums = rows.statistics(z, rows.flags(mask), eps=eps, copy=operand, unit=True, centred=centred)
     u, fourth = sums.copy, sums.fourth
     assert u is not None
     assert fourth is not None
@@ -204,24 +202,20 @@ def forward(
     moments = torch.empty((2, batch), dtype=torch.float32, device=z.device)
     factors = torch.empty((2, batch), dtype=torch.float32, device=z.device)
     scatter = torch.empty((batch, width, width), dtype=operand, device=z.device) if need_grad else None
-    remainder = None
-    if batch:
-        _scatter_kernel[tiles, batch](
-            u, sums.total, sums.number, scatter, partial, tokens, width,
-            EVEN=tokens % t.depth == 0 and width % t.rows == 0, GRAD=need_grad, PRECISION=dot,
-            CAST=INTERPRET and operand == torch.bfloat16, SIDE=t.rows, DEPTH=t.depth,
-            num_warps=t.warps, num_stages=min(t.stages, STAGES),
-        )  # fmt: skip
-    if scatter is not None:
-        remainder = torch.empty((batch, tokens, width), dtype=operand, device=z.device)
-        torch.bmm(u, scatter, out=remainder)  # `out` keeps autocast away
-    if batch:
-        _moments_kernel[(batch,)](
-            partial, fourth, sums.numbers, moments, factors,
-            batch, tiles, fourth.shape[1], len(sums.numbers) - 2, BLOCK=256,
-        )  # fmt: skip
-    if remainder is None:
+    _scatter_kernel[tiles, batch](
+        u, sums.total, sums.number, scatter, partial, tokens, width,
+        EVEN=tokens % t.depth == 0 and width % t.rows == 0, GRAD=need_grad, PRECISION=dot,
+        CAST=INTERPRET and operand == torch.bfloat16, SIDE=t.rows, DEPTH=t.depth,
+        num_warps=t.warps, num_stages=min(t.stages, STAGES),
+    )  # fmt: skip
+    _moments_kernel[(batch,)](
+        partial, fourth, sums.numbers, moments, factors,
+        batch, tiles, fourth.shape[1], len(sums.numbers) - 2, BLOCK=256,
+    )  # fmt: skip
+    if scatter is None:
         return moments, ()
+    remainder = torch.empty((batch, tokens, width), dtype=operand, device=z.device)
+    torch.bmm(u, scatter, out=remainder)  # `out` keeps autocast away
     return moments, (sums.norms, sums.total, factors, remainder)
 
 
@@ -236,15 +230,14 @@ def backward(
 ) -> Tensor:
     """∂(Σ_b upstream_0b m₁_b + upstream_1b m₂_b)/∂z (B, N, F) in z's dtype, plus `other` if there is one; upstream
     (2, B) float32."""
-    z, _ = rows.check(z, None)
+    z = rows.readable(z)
     norms, total, factors, remainder = saved
     batch, tokens, width = z.shape
     grad = torch.empty((batch, tokens, width), dtype=z.dtype, device=z.device)
-    if z.numel():
-        high, padded, warps = rows.row_tile(width)
-        _gradient_kernel[rows.cdiv(tokens, high), batch](
-            z, norms, total, remainder, factors, upstream.to(torch.float32).contiguous(),
-            None if other is None else other.contiguous(), grad, batch, tokens, width, z.stride(0), z.stride(1), eps,
-            ROWS=high, WIDTH=padded, PAIRS=tokens <= width, CENTRED=centred, ADD=other is not None, num_warps=warps,
-        )  # fmt: skip
+    high, padded, warps = rows.row_tile(width)
+    _gradient_kernel[rows.cdiv(tokens, high), batch](
+        z, norms, total, remainder, factors, upstream.to(torch.float32).contiguous(),
+        None if other is None else other.contiguous(), grad, batch, tokens, width, z.stride(0), z.stride(1), eps,
+        ROWS=high, WIDTH=padded, PAIRS=tokens <= width, CENTRED=centred, ADD=other is not None, num_warps=warps,
+    )  # fmt: skip
     return grad
