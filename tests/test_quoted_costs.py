@@ -1,4 +1,4 @@
-"""The numbers in the prose of docs/kernels.md, docs/measuring.md and README.md that come from benchmarks/results."""
+"""The numbers in the prose of docs/kernels.md and -log.md, docs/measuring.md and README.md from benchmarks/results."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from scipy.special import ndtr, ndtri, stdtrit
 from decondense.meter.result import FEW
 
 ROOT = Path(__file__).resolve().parent.parent
-KERNELS, MEASURING, README, CHANGELOG = (
+FIRST, LOG, MEASURING, README, CHANGELOG = (
     " ".join((ROOT / name).read_text(encoding="utf-8").split())
-    for name in ("docs/kernels.md", "docs/measuring.md", "README.md", "CHANGELOG.md")
+    for name in ("docs/kernels.md", "docs/kernels-log.md", "docs/measuring.md", "README.md", "CHANGELOG.md")
 )
+KERNELS = f"{FIRST} {LOG}"
 
 
 def rows(name: str) -> list[dict[str, str]]:
@@ -51,6 +52,8 @@ def test_compiled_training():
     clocks = [1 + float(row["of_step"]) for row in profiled() if row["kernel"] == "by the clock"]
     assert "three steps, it is {:.3f} and {:.3f}.".format(*clocks) in KERNELS
     met = [[x <= aim for x in (*turns, clock)] for turns, clock, aim in zip((first, exact), clocks, (1.025, 1.08))]
+    for name, aim, turns, clock in (("first order", 1.025, first, clocks[0]), ("exact", 1.08, exact, clocks[1])):
+        assert "| {}, compiled blocks | {} | {:.3f}, {:.3f} and {:.3f} |".format(name, aim, *turns, clock) in FIRST
     assert met == [[True, True, False], [True, False, True]]  # "in two of three measurements"
     assert f"first order by {1.025 - first[1]:.4f} in one of them" in KERNELS
     after = "{:.3f} and {:.3f}, {}{:.3f} and {:.3f}"
@@ -82,6 +85,7 @@ def test_compiled_training():
     stream = ", in a bfloat16 stream"
     ((inside,), (exact_inside,)), ((afterwards,), _) = of_turns("in the blocks", stream), of_turns("afterwards", stream)
     assert f"first order takes {inside:.3f} in the blocks and {afterwards:.3f} afterwards" in KERNELS
+    assert f"| 1.015 | {inside:.3f} in the blocks, {afterwards:.3f} afterwards |" in FIRST
     assert f"Exact takes {exact_inside:.3f} in the blocks" in KERNELS
     assert inside > afterwards > 1.015
     assert (
@@ -124,6 +128,8 @@ def test_kernels_of_a_compiled_step():
     assert f"the second product, {second:.1f} ms" in KERNELS
     tiles = sum(float(row["added_us"]) for row in profiled("exact") if row["what"].startswith("tiles")) / 1000
     assert f"the second product take {tiles + second:.1f} ms" in KERNELS
+    whole = next(float(row["added_us"]) for row in profiled("exact") if row["kernel"] == "sum") / 1000
+    assert f" and {tiles + second:.1f} of {whole:.1f} in SmolLM2-135M's." in FIRST
     others = [r for r in profiled("exact") if (r["what"] or r["kernel"].startswith("triton_"))]
     rest = sum(float(row["added_us"]) for row in others) / 1000 - tiles
     assert f"what the compiler's kernels gain take {rest:.1f} ms" in KERNELS
@@ -132,6 +138,7 @@ def test_kernels_of_a_compiled_step():
 def test_exact_on_qwen3():
     kernels = {r["group"]: float(r["added_ms"]) for r in rows("profile_train_step") if r["model"] == "qwen3"}
     both = kernels["tiles of the Gram matrix"] + kernels["matrix product (cuBLAS)"]
+    assert f"they take {both:.1f} of {kernels['sum']:.1f} ms in Qwen3's step" in FIRST
     ours = [ms for what, ms in kernels.items() if what.startswith(("gradient", "statistics"))]  # of exact, the last
     floor = next(r for r in rows("exact") if r["shape"] == "8x4096x1024" and r["variant"].startswith("floor"))
     step = next(r for r in rows("train_step") if (r["model"], r["variant"]) == ("qwen3", "cross-entropy"))
@@ -180,6 +187,7 @@ def test_lone_calls():
     assert "the kernels take {:.2f} and {:.2f} by the clock, and a step of autograd".format(*alone) in KERNELS
     assert f"takes {gpu:.3f} ms for 8×1024×1024 and {larger:.3f} for 32×1024×768, by the clock" in KERNELS
     assert f"by the clock {call:.2f} and {longer:.2f} (bfloat16 states; such times wander" in KERNELS
+    assert f"| 0.25 and 0.45 ms by the clock | {call:.2f} and {longer:.2f} |" in FIRST
     assert (call > 0.25, longer > 0.45) == (True, True)  # "missed"
     apart = {
         (row["shape"], row["what"]): float(row["call_us"]) / 1000
@@ -246,7 +254,34 @@ def test_what_bounds_each_loss(loss):
     def share(found: re.Match[str]) -> str:
         return f"{100 * sum(float(names[one]['share_of_added']) for one in found[1].split('+')):.0f} %"
 
-    assert re.sub(r"\{(.+?)\}", share, BOUNDS[loss]) in KERNELS
+    assert re.sub(r"\{(.+?)\}", share, BOUNDS[loss]) in FIRST
+
+
+SAME = {  # what is the same kernels, and how the first table of the page calls them
+    ("first_order", "cosreg, all"): "dispersion to first order; cosreg is the same kernels",
+    ("second_order", "decorrelation, all"): "dispersion to second order; decorrelation is the same kernels",
+    ("exact", "orthogonalization, all", "uniformity, all"): (
+        "dispersion, exact; orthogonalization and uniformity are the same kernels"
+    ),
+    ("l2_repel, all",): "ℓ2-repel",
+    ("koleo, all",): "koleo",
+    ("vicreg, all",): "vicreg",
+}
+
+
+@pytest.mark.parametrize("losses", SAME, ids=lambda losses: losses[0])
+def test_share_of_a_step(losses):
+    """A range where several measurements differ, nothing where there is none."""
+
+    def shares(model: str) -> list[float]:
+        steps = [row for name in ("train_step", "train_step_losses") for row in rows(name) if row["model"] == model]
+        return [float(row["ratio"]) - 1 for row in steps if row["variant"].removeprefix("+ ") in losses]
+
+    turns = dict(zip(("first_order", "exact"), of_turns("in the blocks")))
+    cells = [shares("gpt2"), shares("qwen3"), [ratio - 1 for ratio in turns.get(losses[0], [])]]
+    ends = [sorted({f"{100 * end:.1f}" for end in (min(cell), max(cell))}) if cell else [] for cell in cells]
+    told = " | ".join(f"{' to '.join(some)} %" if some else "" for some in ends)
+    assert " ".join(f"| {SAME[losses]} | {told} |".split()) in FIRST
 
 
 def test_the_clock_of_the_profile():
@@ -261,6 +296,9 @@ def test_the_clock_of_the_profile():
     names = ("+ first_order", "+ exact", "+ l2_repel, all", "+ koleo, all", "+ vicreg, all")
     ratios = [turns[name] for name in names]
     assert "it was {:.3f}, {:.3f}, {:.3f}, {:.3f} and {:.3f}.".format(*ratios) in KERNELS
+    assert f"{100 * clocks[0] - 100:.1f} % with first order to {100 * max(clocks) - 100:.1f} % with ℓ2-repel" in FIRST
+    assert max(clocks) == clocks[2]
+    assert "by the clock of the profile {2:.3f} with ℓ2-repel and {3:.3f} with koleo |".format(*clocks) in FIRST
     more = [float(of[x, "step by the clock"]["added_ms"]) - float(of[x, "sum"]["added_ms"]) for x in losses]
     assert f"in these five, {min(more):.1f} to {max(more):.1f} ms, is not explained." in KERNELS
     assert f" of the time ({clocks[0]:.3f} by the clock of a profile)" in README

@@ -1,7 +1,7 @@
 """Triton kernels: the exact pairwise losses, the first- and second-order estimators, the meter's histogram and spectra.
 
 Importing this package imports neither torch nor triton; each kernel module does when it is used.
-`docs/kernels.md` holds the design and the measurements.
+`docs/kernels.md` holds the design, `docs/kernels-log.md` the measurements.
 """
 
 from __future__ import annotations
