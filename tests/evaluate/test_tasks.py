@@ -243,6 +243,17 @@ def test_a_null_that_makes_a_none_is_named_and_one_that_is_not_read_is_taken(tmp
         Rows("t", tmp_path / "a.jsonl", range(1, 4), rows).check(task, None)
 
 
+def test_a_null_that_a_function_of_the_task_looks_for_may_stand_beside_the_word_none(tmp_path):
+    rows = [{"goal": "None of it", "hint": None}]
+    config = {"task": "t", "output_type": "generate_until", "doc_to_target": "goal"}
+    config["doc_to_text"] = lambda row: f"{row['goal']} {row['hint'] or ''}"
+    (tmp_path / "a.jsonl").write_text("")
+    Rows("t", tmp_path / "a.jsonl", range(1, 2), rows).check(inside.bare_task(config), None)
+    config["doc_to_text"] = lambda row: f"{row['goal']} {row['hint']}"
+    with pytest.raises(ValueError, match=r"^row 1 of '.*a.jsonl' does not fit task 't': hint must not be null: "):
+        Rows("t", tmp_path / "a.jsonl", range(1, 2), rows).check(inside.bare_task(config), None)
+
+
 def test_a_row_that_may_become_an_example_must_fit_too(tmp_path):
     folder = with_row("piqa", tmp_path, {})
     (folder / "piqa" / "train.jsonl").write_text("\n".join(map(json.dumps, [ROWS[0], ROWS[1] | {"label": 7}])))

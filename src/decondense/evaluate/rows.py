@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,6 +19,7 @@ from ..words import list_of
 TEMPLATES = ("doc_to_text", "doc_to_choice", "doc_to_target")
 OPTIONAL = re.compile(r"\b(if|default|defined)\b")  # a template that may do without a field
 GRADED = "mc2_targets"
+WORD = "⟦word⟧"  # that no file has
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,8 @@ class Rows:
                     self._refuse_unfit(at, row, needed[key] or row.read)
                     shown = _shown(sorted(fields_of(template)) or row.read[-1:], item)
                     self.refuse(at, f"{shown} cannot be read, {_words(error)}")
-                # of null a function makes "None", unless it looks for it
-                self._refuse_unfit(at, row, needed[key] or (row.read if "None" in str(made[key]) else ()))
+                nulls = [field for field in row.read if row.get(field) is None]
+                self._refuse_unfit(at, row, needed[key] or [f for f in nulls if _shows(getattr(task, key), row, f)])
             if chosen:
                 self._check_answer(at, task, row, made)
 
@@ -93,13 +94,13 @@ class Rows:
             items = None
         for at, row in enumerate(self.rows):
             nulls = [field for field, value in row.items() if value is None]
-            if items is None or (
-                nulls and len(items) == len(self.rows) and "None" in json.dumps(items[at], default=str)
-            ):
-                read = [f for f in nulls if _made(process, row | {f: ""}, f) != _made(process, row, f)]
-                self._refuse_unfit(at, row, read)
-                if isinstance(error := _made(process, row), str):
-                    self.refuse(at, error)
+            # to ask for every null takes long: only where no items were made, or one that has the word
+            word = bool(nulls) and items is not None and len(items) == len(self.rows)
+            if items is None or (word and "None" in json.dumps(items[at], default=str)):
+                self._refuse_unfit(at, row, [f for f in nulls if _shows(partial(_made, process, apart=f), row, f)])
+                words, failed = _outcome(partial(_made, process), row)
+                if failed:
+                    self.refuse(at, words)
         return items or []
 
     def _refuse_unfit(self, at: int, row: dict[str, Any], fields: Collection[str]) -> None:
@@ -156,14 +157,27 @@ class _Watched(dict):
         return super().__getitem__(key)
 
 
-def _made(process: Callable[..., Any], row: dict[str, Any], apart: str = "") -> Any:
-    """What a task's function makes of a row, but for the field `apart`, or its error in words."""
+def _made(process: Callable[..., Any], row: dict[str, Any], *, apart: str = "") -> list[dict[str, Any]]:
+    """What a task's function makes of a row, but for the field `apart`."""
     from datasets import Dataset
 
+    return [{key: one[key] for key in one if key != apart} for one in process(Dataset.from_list([row]))]
+
+
+def _shows(make: Callable[..., Any], row: dict[str, Any], field: str) -> bool:
+    """Whether the null in a field does harm in what is made of the row: it fails in another way, or not at all, with a
+    word in its place, or it says None where it would say that word. A function that looks for null does neither."""
+    words, failed = _outcome(make, row)
+    other, _ = _outcome(make, row | {field: WORD})
+    return other != words and (failed or other.replace(WORD, "None") == words)
+
+
+def _outcome(make: Callable[..., Any], row: dict[str, Any]) -> tuple[str, bool]:
+    """What is made of a row, or the error, in words; and whether it is an error."""
     try:
-        return [{key: one[key] for key in one if key != apart} for one in process(Dataset.from_list([row]))]
+        return str(make(row)), False
     except Exception as error:
-        return _words(error)
+        return _words(error), True
 
 
 def _shown(fields: Sequence[str], item: Any) -> str:
