@@ -15,7 +15,7 @@ import pkgutil
 import select
 import sys
 from importlib import import_module
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 import typer.core
@@ -47,7 +47,9 @@ class Grouped(typer.core.TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:  # which typer would end in silence
-            _interrupted(stop)
+            if first_process():  # in the words that the command has added as notes: what is there and how to go on
+                print(*getattr(stop, "__notes__", ["interrupted."]), sep="\n", file=sys.stderr)
+            sys.exit(130)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         known = {name: command for name in self.list_commands(ctx) if (command := self.get_command(ctx, name))}
@@ -123,20 +125,11 @@ def _run(arguments: list[str] | None) -> None:
         finally:
             if sys.stdout is not None:  # here, and not when Python ends, which would complain of a pipe that is closed
                 sys.stdout.flush()
-    except KeyboardInterrupt as stop:
-        _interrupted(stop)
     except (ValueError, TypeError, OSError, MissingExtra) as error:
         if os.environ.get("DECONDENSE_TRACEBACK") or not _on_purpose(error):
             raise
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
-
-
-def _interrupted(stop: KeyboardInterrupt) -> NoReturn:
-    """Say so once: in the words that the command has added to it as notes, what is there and how to go on, if any."""
-    if first_process():
-        print(*getattr(stop, "__notes__", ["interrupted."]), sep="\n", file=sys.stderr)
-    sys.exit(130)
 
 
 def _unheard() -> bool:

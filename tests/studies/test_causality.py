@@ -100,10 +100,8 @@ def test_release_compares_both_directions_and_the_answers(tmp_path):
 
 def test_the_dose_is_gone_at_the_end():
     """λ = 1 for 40 % of the steps, then linearly to 0 at 60 %."""
-    from decondense.train.run import _options
-
     recipe = recipe_of(settings_of(studies.STUDIES["release"], "gpu"), RELEASED, 1)
-    options = _options(recipe, recipe.loss)
+    options = recipe.loss.of_the_term(recipe.steps)
     assert (recipe.steps, options["release_at"], options["ramp_steps"]) == (300, 120, 60)
     assert (options["weight"], options["schedule"]) == (1.0, "release")
 

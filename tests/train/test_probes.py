@@ -98,7 +98,7 @@ def test_a_resumed_run_has_all_of_them(tmp_path):
 
 def test_the_gradients_are_those_of_the_loss(tmp_path):
     """Each batch's, by a backward pass of its own; and batches are of all held-out texts, whole."""
-    prepared = prepare(tiny(*PROBED, "snapshots.probes=true"), tmp_path, None, None)
+    prepared = prepare(tiny(*PROBED, "snapshots.probes=true"), tmp_path, None)
     trainer = _trainer(prepared, None, print, start=True)
     (probes,) = [c for c in trainer.callback_handler.callbacks if isinstance(c, Probes)]
     assert len(torch.cat(probes.batches)) == len(prepared.held_out)
@@ -115,7 +115,7 @@ def test_a_line_of_the_log_against_loops(tmp_path):
     """Step 0, from the fresh model itself: gradients by backward passes, states from the outputs."""
     recipe = tiny(*PROBED, "snapshots.probes=true", "train.seed=5")
     line = train(recipe, tmp_path / "run", draw=False).record["probes"][0]
-    prepared = prepare(recipe, tmp_path / "other", None, None)
+    prepared = prepare(recipe, tmp_path / "other", None)
     (probes,) = [
         c for c in _trainer(prepared, None, print, start=True).callback_handler.callbacks if isinstance(c, Probes)
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -54,32 +53,23 @@ def compare(
         names += entry["models"]
         row = row or entry.get("revisions")
         paired = paired or entry["kind"] == "pairs"
-    run_comparison(
-        names, options, revisions=row, texts=o.names_of(texts), paired=paired, out_dir=out_dir, force=force,
-        as_json=as_json,
-    )  # fmt: skip
+    how = {"revisions": row, "texts": o.names_of(texts), "paired": paired}
+    run_comparison(names, options, how, out_dir=out_dir, force=force, as_json=as_json)
 
 
 def run_comparison(
-    items: Sequence[str],
-    options: dict[str, Any],
-    *,
-    revisions: Sequence[str] | None = None,
-    texts: Sequence[str] | None = None,
-    paired: bool = False,
-    out_dir: Path | None = None,
-    force: bool = False,
-    as_json: bool = False,
-) -> None:
-    """Each measurement is kept in its own folder as soon as it is done, so that nothing is measured twice after an
-    interruption: name the folders again."""
+    items: Sequence[str], options: dict[str, Any], how: dict[str, Any], *, out_dir: Path | None, force: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """`options` of `measure`, and `how` to compare. Each measurement is kept in its own folder as soon as it is done,
+    so that nothing is measured twice after an interruption: name the folders again."""
     from ..meter import compare as run
     from ..meter.compare import plan
 
     now = ("", 0, 0)
-    with progress_bar("opening the models", quiet=as_json) as move, contextlib.ExitStack() as stack:
-        plan(items, texts, revisions, paired, options)
-        folder = stack.enter_context(fresh_folder(out_dir or Path("comparison"), "comparison", force=force))
+    folder = out_dir or Path("comparison")
+    with progress_bar("opening the models", quiet=as_json) as move:
+        plan(items, options=options, **how)
 
         def started(name: str, number: int, total: int) -> None:
             nonlocal now
@@ -98,15 +88,14 @@ def run_comparison(
                 with writing(folder):
                     result.save(folder / "results" / _folder_name(result) / "result.json")
 
-        comparison = run(
-            items, texts=texts, revisions=revisions, paired=paired, started=started, finished=finished,
-            **with_stages(windows), **options,
-        )  # fmt: skip
-        if not first_process():
-            return
-        with writing(folder):
-            write_text(folder / "result.json", comparison.to_json())
-            comparison.plot(folder)
+        with fresh_folder(folder, "comparison", force=force):
+            told = {"started": started, "finished": finished, **with_stages(windows)}
+            comparison = run(items, **how, **told, **options)
+            if not first_process():
+                return
+            with writing(folder):
+                write_text(folder / "result.json", comparison.to_json())
+                comparison.plot(folder)
     if as_json:
         print(comparison.to_json(), end="")
         return

@@ -10,6 +10,9 @@ from typing import Any
 
 from rich.text import Text
 
+from ..files import versions
+from ..hub import hub_reachable
+from ..needs import EXTRAS, missing
 from . import options as o
 from .terminal import out, table
 
@@ -61,8 +64,7 @@ def _absent(name: str) -> str:
 
 def examine(data: Path | None = None) -> dict[str, Any]:
     """What ``doctor`` shows, as a dictionary."""
-    from .. import hub, text, weights_cache
-    from ..files import versions
+    from .. import text, weights_cache
 
     ready = weights_cache.available()
     bundled = {
@@ -75,7 +77,7 @@ def examine(data: Path | None = None) -> dict[str, Any]:
         "uses": _uses(),
         "models": bundled,
         "texts": text.available(data),
-        "hub": hub.hub_reachable(),
+        "hub": hub_reachable(),
         "cache": str(weights_cache.cache_dir()),
     }
 
@@ -85,7 +87,6 @@ def _uses() -> dict[str, dict[str, Any]]:
     import torch
 
     from .. import kernels
-    from ..needs import EXTRAS, missing
 
     gpu = torch.cuda.is_available()
     uses: dict[str, dict[str, Any]] = {

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from ..files import replaced
 from ..words import several
 from . import options as o
 from .terminal import default_folder, fresh_folder, out, progress_bar, table, write_origin, writing
@@ -78,7 +79,6 @@ def _evaluate_into(
     """The result, and how much it is in words."""
     from ..evaluate.harness import evaluate as run
     from ..evaluate.items import write_items
-    from ..files import replaced
 
     partial = folder / "partial"
     if fresh and partial.exists():

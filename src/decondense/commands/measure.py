@@ -57,7 +57,8 @@ def measure(
     if revisions:
         if resume or revision:
             raise ValueError("--revisions cannot be combined with --revision or --resume: name one of them.")
-        run_comparison([model], options, revisions=o.names_of(revisions), out_dir=out_dir, force=force, as_json=as_json)
+        how = {"revisions": o.names_of(revisions), "texts": None, "paired": False}
+        run_comparison([model], options, how, out_dir=out_dir, force=force, as_json=as_json)
         return
     options |= {"revision": revision}
     target = out_dir or default_folder("condensation", model)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..files import output_folder
+from ..files import output_folder, write_text
 from ..words import several
 from .terminal import err, out, progress_bar, writing
 
@@ -61,7 +61,6 @@ def _serve(folders: list[Path], port: int, title: str | None, *, as_json: bool) 
 
 
 def _write_page(folders: list[Path], target: Path, *, title: str | None, as_json: bool) -> None:
-    from ..files import write_text
     from ..report.page import collect, render
 
     with progress_bar("reading results", quiet=as_json) as move:
@@ -93,7 +92,6 @@ def _write_page(folders: list[Path], target: Path, *, title: str | None, as_json
 
 
 def _write_table(folders: list[Path], readme: Path | None, *, show: bool, as_json: bool) -> None:
-    from ..files import write_text
     from ..report.results_table import insert_table, results_rows, results_table
     from ..studies import STUDIES
 

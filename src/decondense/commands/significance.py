@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from ..files import replaced, write_text
+from ..words import nats, points
 from . import options as o
 from .terminal import fresh_folder, out, table, writing
 
@@ -52,7 +54,6 @@ def significance(
     """Say whether two ways of training differ: paired tests on the same items, with seeds, intervals and power."""
     options = o.given(locals(), "runs")
     from ..figures.plot import plot
-    from ..files import replaced, write_text
     from ..stats.significance import significance as compare
     from ..stats.tables import csv_table, latex, markdown
 
@@ -88,7 +89,6 @@ def _divide(runs: list[str]) -> tuple[list[str], list[str]]:
 
 def _show(record: Significance) -> None:
     from ..stats.tables import LIKELIHOOD, SHORT, cells
-    from ..words import nats, points
 
     if record.tasks:
         rows = cells(record)

@@ -10,12 +10,14 @@ from typing import Annotated, Any
 import typer
 
 from ..files import output_folder
+from ..hub import hub_reachable
 from ..words import cell, several
 from . import options as o
 from .terminal import err, out, progress_bar, table, writing
 
 
 def study(
+    context: typer.Context,
     name: Annotated[str, typer.Argument(help="`list`, or the name of a study")],
     scale: Annotated[str, typer.Option(help="smoke (CPU, seconds), gpu (one GPU, runs of minutes) or paper")] = "smoke",
     out_dir: Annotated[Path | None, typer.Option("--out", help="result folder; default studies/NAME-SCALE")] = None,
@@ -50,12 +52,9 @@ def study(
     from .. import studies
 
     if name == "list":
-        flags = {
-            "--out": out_dir, "--piece": piece, "--seeds": seeds, "--set": settings, "--merge": merge, "--plan": plan,
-            "--from": sources, "--reuse": reuse, "--shared-device": shared_device, "--data": data, "--bench": bench,
-            "--device": device,
-        }  # fmt: skip
-        if given := [flag for flag, value in flags.items() if value]:
+        flags = {option.name: option.opts[0] for option in context.command.params}
+        others = [key for key in flags if key not in ("name", "scale", "as_json")]
+        if given := [flags[key] for key in others if context.params[key]]:
             raise ValueError(
                 f"`study list` takes --scale and --json alone, got {', '.join(given)}: leave that out, or name a study."
             )
@@ -109,7 +108,6 @@ def _bench(settings: dict[str, Any], given: str | None, data: Path | None) -> st
     if not settings.get("tasks"):
         return None
     from ..evaluate.tasks import bench_folder
-    from ..hub import hub_reachable
 
     folder = bench_folder(given, texts=data or os.environ.get("DECONDENSE_DATA"))
     asked = str(given or os.environ.get("DECONDENSE_BENCH")) == "hub"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import math
 import shlex
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -171,7 +172,7 @@ def _beside(recipe: Any) -> list[str]:
 
 def _run(recipe: Any, folder: Path, *, resume: bool, quiet: bool) -> Any:
     """Carry the recipe out, show what came out unless `quiet`, and return it as it is written."""
-    from ..records import Training, read
+    from ..records import parse
     from ..train import train as carry_out
     from ..train.folder import where_it_goes_on
 
@@ -192,9 +193,8 @@ def _run(recipe: Any, folder: Path, *, resume: bool, quiet: bool) -> Any:
         if folder.is_dir():  # else nothing was begun
             stop.add_note(f"interrupted: the same command with --resume {where_it_goes_on(folder)}.")
         raise
-    record = None if quiet else read(folder)
-    if isinstance(record, Training):
-        show_run(record, folder)
+    if not quiet:
+        show_run(cast("Training", parse(run.record)), folder)
     return run.record
 
 
@@ -235,14 +235,12 @@ def _loss(recipe: Any) -> str:
 
 def _notes(recipe: Any) -> Iterator[str]:
     """What a recipe asks for that may not have been meant."""
-    from ..regularizer import term_of
-
     run = f"the {several(recipe.steps, 'step')} of this run"
     for loss in recipe.losses:
         if loss.weight < 0:
             yield f"the weight of {loss.name}, {loss.weight:g}, is negative: this run condenses on purpose."
         if loss.ramp_steps is not None and loss.ramp_steps > recipe.steps:
-            last = term_of(loss.name, **loss.of_the_term() | loss.options).weight_at(recipe.steps - 1)
+            last = loss.term(recipe.steps).weight_at(recipe.steps - 1)
             yield (
                 f"loss.ramp_steps, {loss.ramp_steps:,}, is more than {run}: the weight of {loss.name} ends at "
                 f"{last:.3g} of {loss.weight:g}."
@@ -261,8 +259,6 @@ def _notes(recipe: Any) -> Iterator[str]:
 def _speak_when_ended(folder: Path) -> None:
     """When a process dies, torchrun ends the others by SIGTERM within a tenth of a second, mostly before they could
     notice. They say so first; where they do notice, `train` has a sentence of its own."""
-    import signal
-
     from ..train.folder import process_count, where_it_goes_on
 
     def ended(number: int, frame: Any) -> None:

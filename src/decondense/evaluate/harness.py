@@ -263,7 +263,9 @@ def _item(name: str, subtask: str, task: Any, sample: dict[str, Any], cut: int) 
     scored = kind in ("multiple_choice", "loglikelihood")
     prediction, gold = str(answers[0]), None
     if kind == "multiple_choice":
-        prediction, gold = str(max(range(len(answers)), key=lambda i: answers[i][0])), _gold(task, sample)
+        right = (task.doc_to_text if task.multiple_input else task.doc_to_target)(sample["doc"])
+        gold = right_of(task, sample["doc"], right, len(answers))
+        prediction = str(max(range(len(answers)), key=lambda i: answers[i][0]))
     elif kind == "loglikelihood":
         prediction, gold = str(int(answers[0][1])), [0]
     return {
@@ -293,11 +295,6 @@ def _score(task: Any, sample: dict[str, Any]) -> float:
         f"task {task.config.task!r} must have a metric that is one number per item, but has "
         f"{', '.join(sample['metrics'])}: choose another task."
     )
-
-
-def _gold(task: Any, sample: dict[str, Any]) -> list[int]:
-    answer = (task.doc_to_text if task.multiple_input else task.doc_to_target)(sample["doc"])
-    return right_of(task, sample["doc"], answer, len(sample["filtered_resps"]))
 
 
 def _notes(benchmark: Benchmark, scores: dict[str, Any], context: int) -> list[str]:

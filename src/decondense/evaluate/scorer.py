@@ -107,18 +107,14 @@ class Scorer(HFLM):
         lengths = dict(zip(contexts, self.encode_many(contexts)))
         whole = self.encode_many([c + d for c, d in moved if c])
         bare = self.encode_many([d for c, d in moved if not c], special=False)
-        result, joined, alone = [], iter(whole), iter(bare)
-        for (context, _), (original, _) in zip(moved, pairs):
-            if original == "":
-                tokens = next(alone)
-                first = self.prefix_token_id
-                result.append(([first], tokens) if tokens[0] != first else (tokens[:1], tokens[1:]))
-            elif context == "":
-                # lm-eval encodes such a context (spaces only) to nothing and then fails; the prefix token stands in
-                result.append(([self.prefix_token_id], next(alone)))
-            else:
+        result, joined, alone, first = [], iter(whole), iter(bare), self.prefix_token_id
+        for context, _ in moved:
+            if context:
                 head = lengths[context]
                 result.append((head, next(joined)[len(head) :]))
+            else:  # also where it was spaces only, which lm-eval encodes to nothing and then fails
+                tokens = next(alone)
+                result.append((tokens[:1], tokens[1:]) if tokens[:1] == [first] else ([first], tokens))
         return result
 
     def loglikelihood(self, requests: Any, disable_tqdm: bool = False) -> list[Answer]:

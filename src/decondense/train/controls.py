@@ -66,21 +66,18 @@ class Centre(TrainerCallback):
             )
         # A buffer, so that checkpoints keep it.
         self.norm.register_buffer("running_mean", torch.zeros_like(bias, dtype=torch.float32))
-        self._sum: Tensor | None = None
+        self._sum: Any = 0.0
         self._count = 0
         self._hook = self.norm.register_forward_hook(self._centred)
 
     def _centred(self, module: Any, args: Any, out: Tensor) -> Tensor:
         if module.training and torch.is_grad_enabled():
-            total = out.detach().float().flatten(0, -2).sum(0)
-            self._sum = total if self._sum is None else self._sum + total
+            self._sum = self._sum + out.detach().float().flatten(0, -2).sum(0)
             self._count += out.numel() // out.shape[-1]
         return out - module.running_mean.to(out.dtype)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._sum is None:
-            return
-        mean, self._sum, self._count = self._sum / self._count, None, 0
+        mean, self._sum, self._count = self._sum / self._count, 0.0, 0
         if torch.distributed.is_initialized():
             torch.distributed.all_reduce(mean)
             mean /= torch.distributed.get_world_size()

@@ -80,35 +80,32 @@ def tap_blocks(
     tapped = [block for block in tapped if compiled_call(block) is not None and "forward" not in vars(block)]
     if not tapped:
         return 0  # to ask for a compiled function is to import the compiler, which takes a second
-    call = torch.compile(_with_values, dynamic=False)
+    with_values = torch.compile(_with_values, dynamic=False)
     for block in tapped:
-        plain = compiled_call(block)
-        replace_compiled_call(block, functools.partial(_tapped, plain, call, block, attachment))
-        attachment.undo.callback(replace_compiled_call, block, plain)
+        attachment.undo.callback(replace_compiled_call, block, compiled_call(block))
+        replace_compiled_call(block, _tapped(block, attachment, with_values))
     return len(tapped)
 
 
-def _tapped(
-    plain: Callable[..., Any],
-    call: Callable[..., Any],
-    block: nn.Module,
-    attachment: Attachment,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    """A call of a block, `plain` unless its states are being collected. Hooks stay outside of the graph."""
-    # After a training call that raised, `known` waits for the next one: evaluations in between are not collected.
-    known = attachment.known if block.training and torch.is_grad_enabled() else None
-    states = args[0] if args else None
-    if known is None or not isinstance(states, Tensor) or states.dtype not in TAPPED or states.ndim != 3:
-        return plain(*args, **kwargs)
+def _tapped(block: nn.Module, attachment: Attachment, with_values: Callable[..., Any]) -> Callable[..., Any]:
+    """A compiled block's call, as it is unless its states are being collected. Hooks stay outside of the graph."""
+    plain = compiled_call(block)
 
-    def forward(states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        out, values, cosines = call(block, attachment.term.loss, states, *args, **kwargs)
-        known.append((states, values, cosines))
-        return out
+    def tapped(*args: Any, **kwargs: Any) -> Any:
+        # After a training call that raised, `known` waits for the next one: evaluations in between are not collected.
+        known = attachment.known if block.training and torch.is_grad_enabled() else None
+        states = args[0] if args else None
+        if known is None or not isinstance(states, Tensor) or states.dtype not in TAPPED or states.ndim != 3:
+            return plain(*args, **kwargs)
 
-    return call_with(block, forward, *args, **kwargs)
+        def forward(states: Tensor, *args: Any, **kwargs: Any) -> Any:
+            out, values, cosines = with_values(block, attachment.term.loss, states, *args, **kwargs)
+            known.append((states, values, cosines))
+            return out
+
+        return call_with(block, forward, *args, **kwargs)
+
+    return tapped
 
 
 def _with_values(block: Any, loss: Loss, states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -137,10 +134,9 @@ def fuse_head(model: Any, *, compiled: bool = True, terms: OfLogits | None = Non
 
     terms  of (logits, labels, items): what else is computed of the logits and returned beside the loss
     """
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    if not isinstance(head, nn.Linear) or head.bias is not None or model.base_model is model:
-        return False
-    if not _reproduces(model, head):
+    head: Any = getattr(model, "get_output_embeddings", lambda: None)()
+    plain = isinstance(head, nn.Linear) and head.bias is None and model.base_model is not model
+    if not plain or not _reproduces(model, head):
         return False
     function = compiled_head(terms) if compiled else functools.partial(head_loss, terms=terms)
     own = model.forward

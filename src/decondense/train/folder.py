@@ -96,12 +96,12 @@ def check_recipe(folder: Path, recipe: Recipe, *, resume: bool) -> bool:
 def check_contents(checkpoint: Path | None, recipe: Recipe, cache: AnyPath | None) -> None:
     """Refuse to go on from a whole checkpoint with a text whose content is not what it was: paths are all that the
     recipe knows. A checkpoint of an older version does not know either."""
-    before = {} if checkpoint is None else json.loads((checkpoint / MARKER).read_text(encoding="utf-8")).get("texts")
-    if checkpoint is None or not before:
+    if checkpoint is None:
         return
     from .mixture import contents  # and with it torch, for which a list of studies need not wait
     from .token_files import token_folder
 
+    before = json.loads((checkpoint / MARKER).read_text(encoding="utf-8")).get("texts", {})
     for name, content in contents(recipe, token_folder(cache)).items():
         if before.get(name, content) != content:
             raise ValueError(
@@ -120,10 +120,10 @@ def would_go_on(folder: Path, recipe: Recipe, *, resume: bool, cache: AnyPath | 
             raise OSError(reason, os.strerror(reason))
         if not os.access(there, os.W_OK | os.X_OK):
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))
-    if finished(folder) is not None and resume:
-        check_recipe(folder, recipe, resume=True)
-        return f"{folder} is finished already"
+    record = finished(folder)
     begun = check_recipe(folder, recipe, resume=resume)
+    if record is not None and resume:
+        return f"{folder} is finished already"
     check_contents(last_complete_checkpoint(folder) if begun else None, recipe, cache)
     return f"it would go on in {folder} (--resume {where_it_goes_on(folder)})" if begun else None
 
@@ -191,8 +191,8 @@ def last_complete_checkpoint(run: Path, *, remove_others: bool = False) -> Path 
     A resumed run removes the others: half-written ones are of no use, and an older one may be half deleted with its
     marker still there, if the run was killed while Trainer made room.
     """
-    found = [p for p in (run / "checkpoints").glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name)]
-    paths = sorted(found, key=lambda p: -int(p.name.partition("-")[2]))
+    folders = [p for p in (run / "checkpoints").glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name)]
+    paths = sorted(folders, key=lambda p: -int(p.name.partition("-")[2]))
     last = next((path for path in paths if marked(path) is not None), None)
     if remove_others:
         for path in paths:

@@ -18,14 +18,14 @@ from ..hub import hub_reachable
 from .blocks import Blocks, join
 from .recipe import Recipe
 from .sections import Data, shares_of
-from .token_files import fingerprint, is_prepared, prepare
+from .token_files import Progress, fingerprint, is_prepared, prepare
 
 # A local text of a mixture is tokenised beyond what a run needs, so that longer ones find the file: as far as one eight
 # times as long could need it, and up to so many tokens.
 AHEAD, WHOLE = 8, 1 << 27
 
 
-def blocks_of(recipe: Recipe, tokenizer: Any, cache: Path, progress: Any) -> tuple[Blocks, Blocks, list[Blocks]]:
+def blocks_of(recipe: Recipe, tokenizer: Any, cache: Path, progress: Progress) -> tuple[Blocks, Blocks, list[Blocks]]:
     """(training blocks, held-out blocks, the held-out texts one by one).
 
     Without a held-out text the end of every text is held out, and the list is empty.

@@ -13,16 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from transformers.integrations import get_available_reporting_integrations
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from .. import text
+from .. import models, text
 from ..files import AnyPath
 from ..hidden_states import reader_of, select
 from ..insides.transformers import name_loss
-from ..models import pick_device
 from ..needs import need
 from ..weights_cache import quiet_loading
 from ..windows import draw_windows
 from ..words import perhaps, quoted
+from . import fast
 from .blocks import Blocks
 from .controls import Centre, dropout_keys, logit_terms
 from .distillation import check_teacher, same_tokens
@@ -31,7 +35,7 @@ from .held_out import Document, documents_in
 from .mixture import blocks_of, check_texts, contents
 from .recipe import Recipe
 from .sections import TrainedTokenizer
-from .token_files import token_folder
+from .token_files import Progress, token_folder
 from .tokenizer import open_tokenizer
 
 
@@ -80,7 +84,9 @@ def check(recipe: Recipe) -> dict[str, Any]:
     return source
 
 
-def prepare(recipe: Recipe, folder: Path, cache: AnyPath | None, preparing: Any = None) -> Prepared:
+def prepare(
+    recipe: Recipe, folder: Path, cache: AnyPath | None, tokenising: Progress = lambda done, of: None
+) -> Prepared:
     _check_reports(recipe.train.report_to)
     if recipe.train.quantised and sharded():
         raise ValueError("train.quantised rounds whole weights, which FSDP splits: leave it out.")
@@ -93,7 +99,7 @@ def prepare(recipe: Recipe, folder: Path, cache: AnyPath | None, preparing: Any 
     micro = _micro_batch(recipe, model, device)
     _check_disk(folder, model, recipe)
     teacher = _teacher(recipe, model, tokenizer, device)
-    blocks, held_out, texts = blocks_of(recipe, tokenizer, where, preparing)
+    blocks, held_out, texts = blocks_of(recipe, tokenizer, where, tokenising)
     _check_tokenizer(model, tokenizer, blocks, held_out)
     window_text = _window_text(recipe, tokenizer, held_out)
     centre = Centre(model) if recipe.baselines.centre_last else None
@@ -124,8 +130,6 @@ def _begin(recipe: Recipe, tokenizer: Any) -> int | None:
 
 
 def _check_reports(wanted: list[str]) -> None:
-    from transformers.integrations import get_available_reporting_integrations
-
     installed = get_available_reporting_integrations()
     for name in wanted:
         if name not in (*installed, "all", "none"):
@@ -138,7 +142,7 @@ def _check_reports(wanted: list[str]) -> None:
 def _device(recipe: Recipe) -> tuple[torch.device, bool]:
     """(where, whether in bf16). The recipe decides. Trainer would follow `accelerate launch` wherever the recipe does
     not say bf16; the "no" of a launcher is its default and says nothing."""
-    device, wanted = pick_device(recipe.train.device), recipe.train.precision
+    device, wanted = models.pick_device(recipe.train.device), recipe.train.precision
     if device.type == "cuda":
         if device.index is not None:  # Trainer takes the first one it sees, whatever we say
             raise ValueError(
@@ -160,11 +164,6 @@ def _device(recipe: Recipe) -> tuple[torch.device, bool]:
 def _model(recipe: Recipe, device: torch.device, cache: Path) -> tuple[Any, Any, dict[str, Any]]:
     """(model in train mode on the device, tokenizer, what it is in words). On the device meta it has no weights, and a
     tokenizer that is still to be learnt is None, counted with all the tokens it may have."""
-    import transformers
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    from .. import models
-
     wanted, seed = recipe.model, recipe.train.seed
     options: dict[str, Any] = {} if wanted.attention is None else {"attn_implementation": wanted.attention}
     empty = device.type == "meta"
@@ -243,8 +242,6 @@ def _model(recipe: Recipe, device: torch.device, cache: Path) -> tuple[Any, Any,
 @contextlib.contextmanager
 def _fitting(architecture: str) -> Iterator[None]:
     """transformers has a class of errors for values that do not fit a configuration, and some that are Python's."""
-    from huggingface_hub.errors import StrictDataclassError
-
     try:
         yield
     except (ValueError, TypeError, KeyError, ArithmeticError, RuntimeError, StrictDataclassError) as error:
@@ -276,21 +273,18 @@ def _teacher(recipe: Recipe, model: Any, tokenizer: Any, device: torch.device) -
     wanted = recipe.baselines.distillation
     if wanted is None:
         return None
-    from ..models import load
-
-    teacher, its_tokenizer = load(wanted.teacher, revision=wanted.revision, device=device, dtype="float32")
+    teacher, its_tokenizer = models.load(wanted.teacher, revision=wanted.revision, device=device, dtype="float32")
     check_teacher(model, teacher, (tokenizer, its_tokenizer), recipe.data.context)
     return teacher.requires_grad_(False)
 
 
 def _check_tokenizer(model: Any, tokenizer: Any, *texts: Blocks) -> None:
-    """Every token needs an embedding. A vocabulary may be larger than what the text uses of it: then the text decides,
-    read a stretch at a time, since its file may be larger than the memory."""
+    """Every token needs an embedding. A vocabulary may be larger than what the text uses of it: then the text
+    decides."""
     rows = model.get_input_embeddings().weight.shape[0]
     if max(tokenizer.get_vocab().values(), default=0) < rows:
         return
-    stretches = (t.tokens[i : i + (1 << 24)] for t in texts for i in range(0, len(t.tokens), 1 << 24))
-    largest = max(int(stretch.max()) for stretch in stretches)
+    largest = max(int(text.tokens.max()) for text in texts)
     if largest >= rows:
         raise ValueError(
             f"the tokenizer must match the model: it makes token {largest}, the model has {rows} embeddings; choose "
@@ -361,24 +355,20 @@ def _micro_batch(recipe: Recipe, model: Any, device: torch.device) -> int:
         memory = torch.cuda.get_device_properties(device).total_memory / (139 * 2**30)
         tokens = (131072 if lean else 32768) * memory * 2 / max(work, 2 / 3)
     fits = max(1, int(tokens / recipe.data.context))
-    return max(d for d in range(1, share + 1) if share % d == 0 and (d <= fits or d == 1))
+    return max(d for d in range(1, min(fits, share) + 1) if share % d == 0)
 
 
 def _make_fast(recipe: Recipe, model: Any, device: torch.device) -> dict[str, bool]:
     """Compiled blocks and the fused head, on a GPU unless the recipe says otherwise."""
-    from .fast import compile_blocks, fuse_head
-
-    cuda = device.type == "cuda"
-    compiled = recipe.train.compile if recipe.train.compile != "auto" else cuda
-    fused = recipe.train.fused_loss if recipe.train.fused_loss != "auto" else cuda
-    if recipe.baselines.distillation is not None or recipe.model.lora is not None:
-        fused = False  # distillation needs the logits, and adapters wrap the model
-    done = {"compiled": bool(compiled), "fused_loss": False}
-    if fused:
-        terms = logit_terms if recipe.baselines.on_logits else None
-        done["fused_loss"] = fuse_head(model, compiled=bool(compiled), terms=terms)
-        if not done["fused_loss"] and recipe.train.fused_loss is True:
+    cuda, train = device.type == "cuda", recipe.train
+    compiled = cuda if train.compile == "auto" else train.compile
+    fused = cuda if train.fused_loss == "auto" else train.fused_loss
+    if fused and recipe.baselines.distillation is None and recipe.model.lora is None:
+        fused = fast.fuse_head(model, compiled=compiled, terms=logit_terms if recipe.baselines.on_logits else None)
+        if not fused and train.fused_loss is True:
             raise ValueError(f"train.fused_loss does not reproduce the loss of {type(model).__name__}: set it to auto.")
+    else:
+        fused = False  # distillation needs the logits, and adapters wrap the model
     if compiled:
-        compile_blocks(model)
-    return done
+        fast.compile_blocks(model)
+    return {"compiled": compiled, "fused_loss": fused}

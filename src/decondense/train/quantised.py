@@ -49,11 +49,9 @@ def quantised(model: nn.Module, scheme: str) -> Iterator[None]:
     layers = [module for module in model.modules() if isinstance(module, (nn.Linear, Conv1D))]
     # a weight of a Conv1D is (in, out); tied ones are one tensor
     shared = {id(layer.weight): (layer.weight, isinstance(layer, Conv1D)) for layer in layers}
-    kept: list[tuple[Tensor, Tensor]] = []
     with contextlib.ExitStack() as undo, torch.no_grad():
-        undo.callback(lambda: [weight.data.copy_(before) for weight, before in kept])
         for weight, across in shared.values():
-            kept.append((weight, weight.detach().clone()))
+            undo.callback(weight.data.copy_, weight.detach().clone())
             by_input = weight.data.T if across else weight.data
             by_input.copy_(rounded(by_input, int(weights.removeprefix("int")), GROUP))
         for layer in layers if activations else ():

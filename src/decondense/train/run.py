@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 
 from ..files import AnyPath, first_process
 from ..handle import Attachment
 from ..insides.torch import lost_process, out_of_memory
 from ..insides.transformers import use_one_gpu
+from ..integrations.trainer import TrainerEngine
 from ..needs import need
 from ..records import parse
-from ..regularizer import term_of
 from ..term import Terms
 from ..weights_cache import quiet_loading
 from ..words import list_of, several
@@ -30,12 +31,11 @@ from .blocks import Order
 from .fast import matmul_precision, tap_blocks
 from .held_out import Told, document_losses, frequency_deciles, nobody, one_document, token_counts
 from .prepare import Prepared, prepare
+from .probes import Probes
 from .quantised import quantised_losses
 from .recipe import Recipe
 from .result import record_of, save_model, write_result
-from .sections import Loss
-
-Show = Callable[[int, dict[str, float]], None]
+from .watch import Clock, Milestones, Progress, Show, Shown
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ def train(
     cache: AnyPath | None = None,
     show: Show | None = None,
     progress: Told = nobody,
-    say: Callable[[str], None] | None = None,
-    stage: Callable[[str], None] | None = None,
+    say: Callable[[str], None] = lambda sentence: None,
+    stage: Callable[[str], None] = lambda words: None,
     draw: bool = True,
 ) -> Run:
     """Train as `recipe` says, into `folder`.
@@ -84,21 +84,18 @@ def train(
         made = "make one with load_recipe(path) or recipe_from(mapping)"
         raise TypeError(f"recipe must be a Recipe, got {type(recipe).__name__}: {made}.")
     target = Path(folder)
-    say = say or (lambda sentence: None)
     with run_folder.owned(target):
         record = run_folder.finished(target)
+        begun = run_folder.check_recipe(target, recipe, resume=resume)
         if record is not None and resume:
-            run_folder.check_recipe(target, recipe, resume=True)
             say(f"this run is finished: {target / 'result.json'}")
             return Run(target, record)
-        begun = run_folder.check_recipe(target, recipe, resume=resume)
         checkpoint = None
         if resume:
             checkpoint = run_folder.last_complete_checkpoint(target, remove_others=first_process())
             run_folder.check_contents(checkpoint, recipe, cache)
             start = "there is no complete checkpoint" if begun else f"there is no run in {str(target)!r} yet"
             say(f"resuming from {checkpoint.name}" if checkpoint else f"{start}: starting from step 0")
-        stage = stage or (lambda words: None)
         stage(f"loading {recipe.model.name}" if recipe.model.name else f"building a {recipe.model.architecture}")
         prepared = prepare(recipe, target, cache, functools.partial(progress, "tokenising"))
         # What little is multiplied in float32 on a GPU may use its tensor cores, during the run and no longer.
@@ -119,8 +116,6 @@ def train(
 def _carry_out(
     prepared: Prepared, trainer: Any, checkpoint: Path | None, command: str, progress: Told, *, draw: bool
 ) -> dict[str, Any]:
-    from .watch import Progress
-
     trainer.begin(checkpoint)
     if first_process():
         so_far = functools.partial(record_of, prepared, trainer, command, {}, finished=False)
@@ -154,11 +149,7 @@ def _trainer(
     prepared: Prepared, show: Show | None, say: Callable[[str], None], progress: Told = nobody, *, start: bool
 ) -> Any:
     """transformers' Trainer with everything attached that the recipe asks for."""
-    import transformers
-
-    from .probes import Probes
-    from .trainer import Trainer
-    from .watch import Clock, Milestones, Shown
+    from .trainer import Trainer  # which needs accelerate
 
     recipe = prepared.recipe
     isolated = recipe.data.boundaries == "isolated"
@@ -185,8 +176,7 @@ def _trainer(
         processing_class=prepared.tokenizer,
         data_collator=transformers.default_data_collator,
     )
-    for silent in (transformers.trainer_callback.PrinterCallback, transformers.trainer_callback.ProgressCallback):
-        trainer.remove_callback(silent)
+    trainer.remove_callback(transformers.trainer_callback.PrinterCallback)
     trainer.add_callback(clock)  # before those that take time of their own
     forgetting = recipe.baselines.active_forgetting
     if forgetting is not None:
@@ -201,41 +191,22 @@ def _trainer(
         trainer.add_callback(Shown(show, clock, recipe.step_tokens, milestones, progress))
     if prepared.centre is not None:
         trainer.add_callback(prepared.centre)
-    attachment = _regularized(recipe, trainer)
+    attachment = None
+    if recipe.losses:
+        terms = [loss.term(recipe.steps) for loss in recipe.losses]
+        both = Terms(terms, clock=lambda: int(trainer.state.global_step)) if len(terms) > 1 else terms[0]
+        attachment = Attachment(TrainerEngine(trainer), both, recipe.losses[0].modules)
     trainer.attach(attachment)
     if attachment is not None:
         tap_blocks(prepared.model, attachment, whole_rows=not isolated, checkpointing=recipe.train.checkpointing)
     return trainer
 
 
-def _regularized(recipe: Recipe, trainer: Any) -> Attachment | None:
-    if not recipe.losses:
-        return None
-    from ..integrations.trainer import TrainerEngine
-
-    terms = [term_of(loss.name, **_options(recipe, loss)) for loss in recipe.losses]
-    both = Terms(terms, clock=lambda: int(trainer.state.global_step)) if len(terms) > 1 else terms[0]
-    return Attachment(TrainerEngine(trainer), both, recipe.losses[0].modules)
-
-
-def _options(recipe: Recipe, loss: Loss) -> dict[str, Any]:
-    """Those of `regularize` and of the loss, for a run of so many steps."""
-    options = loss.of_the_term() | loss.options
-    if loss.preset is not None:
-        options["preset"] = loss.preset
-    if loss.schedule == "release":
-        options["release_at"] = round(loss.release_at * recipe.steps)
-        options["ramp_steps"] = max(1, round(loss.release_end * recipe.steps) - options["release_at"])
-    return options
-
-
 def _arguments(prepared: Prepared, *, start: bool) -> Any:
-    from transformers import TrainingArguments
-
     recipe, world, micro = prepared.recipe, run_folder.process_count(), prepared.micro_batch
     train = recipe.train
     rate = train.learning_rate * (math.sqrt(world) if train.scale_learning_rate else 1.0)
-    arguments = TrainingArguments(
+    arguments = transformers.TrainingArguments(
         output_dir=str(prepared.folder / "checkpoints"),
         max_steps=recipe.steps,
         per_device_train_batch_size=micro,
@@ -256,11 +227,9 @@ def _arguments(prepared: Prepared, *, start: bool) -> Any:
         gradient_checkpointing_kwargs={"use_reentrant": False} if train.checkpointing else None,
         neftune_noise_alpha=recipe.baselines.noisy_embedding,
         seed=train.seed,
-        data_seed=train.seed,
         train_sampling_strategy="sequential",
         remove_unused_columns=False,
         label_names=["labels"],
-        prediction_loss_only=True,
         eval_on_start=start,
         save_strategy="no",
         save_total_limit=train.keep,

@@ -193,9 +193,7 @@ class Loss(Part):
                 f"release_end must come after release_at = {self.release_at:g}, got {self.release_end:g}: lower it"
             )
         try:
-            loss = get(self.name, preset=self.preset, **self.options)
-            release = {"schedule": "constant"} if self.schedule == "release" else {}  # its steps are not known yet
-            Term(loss=loss, **self.of_the_term() | release)
+            Term(loss=get(self.name, **self.of_the_loss), **self.of_the_term(1))  # whatever the steps will be
         except TypeError as error:
             raise ValueError(str(error)) from None
         return self
@@ -207,9 +205,23 @@ class Loss(Part):
             return f"released from {self.release_at:g} to {self.release_end:g} of the run"
         return "" if self.schedule == "constant" else f"{self.schedule} rise over {self.ramp_steps:,} steps"
 
-    def of_the_term(self) -> dict[str, Any]:
-        """What `regularize` takes as it stands here."""
-        return self.model_dump(include={"weight", "layers", "schedule", "ramp_steps", "check_every"})
+    @property
+    def of_the_loss(self) -> dict[str, Any]:
+        """What `losses.get` takes beside the name."""
+        return self.options | ({} if self.preset is None else {"preset": self.preset})
+
+    def of_the_term(self, steps: int) -> dict[str, Any]:
+        """What `regularize` takes beside that, for a run of so many steps."""
+        options = self.model_dump(include={"weight", "layers", "schedule", "ramp_steps", "check_every"})
+        if self.schedule == "release":
+            options["release_at"] = round(self.release_at * steps)
+            options["ramp_steps"] = max(1, round(self.release_end * steps) - options["release_at"])
+        return options
+
+    def term(self, steps: int) -> Any:
+        from ..regularizer import term_of
+
+        return term_of(self.name, **self.of_the_term(steps), **self.of_the_loss)
 
 
 class ActiveForgetting(Part):

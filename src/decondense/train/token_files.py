@@ -46,7 +46,7 @@ def token_folder(cache: AnyPath | None) -> Path:
 
 def prepare(
     texts: str | list[str], tokenizer: Any, *, context: int, tokens: int, cache: Path, documents: int = 0,
-    whole: bool = False, data: str | None = None, progress: Progress | None = None,
+    whole: bool = False, data: str | None = None, progress: Progress = lambda done, of: None,
 ) -> Blocks:  # fmt: skip
     """Blocks of `context` tokens of as much of the texts as `tokens` asks for (all of it, when there is less).
 
@@ -141,12 +141,11 @@ def documents_of(name: str, data: str | None) -> tuple[str, Iterator[str]]:
 
 def _tokenise(
     stream: Iterator[Tokenised], budget: tuple[int, int], cache: Path, keys: list[str], kind: np.dtype[Any],
-    progress: Progress | None,
+    progress: Progress,
 ) -> None:  # fmt: skip
     """Write documents until the budget is reached (filed under the last key) or they end (under the first)."""
     tokens, least = budget
-    if progress is not None:
-        progress(0, tokens)  # reading the text may take a while
+    progress(0, tokens)  # reading the text may take a while
     begun = {ending: cache / f".{keys[0]}.{ending}" for ending in ("tokens", "starts", "json")}
     used: list[dict[str, Any]] = []
     digest, written, number, ended = hashlib.sha256(), 0, 0, True
@@ -163,9 +162,8 @@ def _tokenise(
                 used[-1] |= {"documents": used[-1]["documents"] + 1, "tokens": used[-1]["tokens"] + len(ids)}
                 used[-1]["sha256"] = digest.hexdigest()
                 number, written = number + 1, written + len(ids)
-                if progress is not None:
-                    # a text that is read as far as it goes mostly ends before the budget, and nobody knows where
-                    progress(written, None) if len(keys) > 1 else progress(min(written, tokens), tokens)
+                # a text that is read as far as it goes mostly ends before the budget, and nobody knows where
+                progress(written, None) if len(keys) > 1 else progress(min(written, tokens), tokens)
                 if written >= tokens and number >= least:
                     ended = False
                     break

@@ -14,6 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import tokenizers
+from tokenizers import decoders, pre_tokenizers, trainers
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
+
+from .. import models
 from ..files import write_text
 from ..words import nearest
 from .sections import Data, TrainedTokenizer, shares_of
@@ -29,10 +34,8 @@ def open_tokenizer(wanted: str | TrainedTokenizer, data: Data, cache: Path) -> A
         return _learnt(wanted, data, cache)
     if wanted == "bytes":
         return _bytes()
-    from ..models import load_tokenizer, resolve
-
     try:
-        return load_tokenizer(resolve(wanted))
+        return models.load_tokenizer(models.resolve(wanted))
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(
             f"model.tokenizer must be bytes, {{train: 8192}} or a model whose tokenizer can be had here, got "
@@ -42,17 +45,12 @@ def open_tokenizer(wanted: str | TrainedTokenizer, data: Data, cache: Path) -> A
 
 @functools.cache  # to name its 128 special tokens takes it longer than a small model takes to build
 def _bytes() -> Any:
-    from transformers import ByT5Tokenizer
-
     return ByT5Tokenizer()
 
 
 def train_bpe(documents: Iterator[str], size: int) -> Any:
     """A byte-level BPE of at most `size` tokens; less where the text has no more pairs to merge."""
-    import tokenizers
-    from tokenizers import decoders, models, pre_tokenizers, trainers
-
-    bpe = tokenizers.Tokenizer(models.BPE())
+    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -63,9 +61,6 @@ def train_bpe(documents: Iterator[str], size: int) -> Any:
 
 
 def _learnt(wanted: TrainedTokenizer, data: Data, cache: Path) -> Any:
-    import tokenizers
-    from transformers import PreTrainedTokenizerFast
-
     shares = shares_of(data.text)
     what = [VERSION, fingerprint(list(shares), cache, data.folder), list(shares.values()), wanted.model_dump()]
     key = f"bpe-{hashlib.sha256(json.dumps(what).encode()).hexdigest()[:20]}"

@@ -53,7 +53,6 @@ class Trainer(transformers.Trainer, TrainerCallback):
         self._begun, self._seconds_before = time.monotonic(), 0.0
         self._bad: Tensor | bool = False  # whether a loss of this step is not finite
         self._norm: Any = None
-        self._before_step: tuple[Tensor, dict[str, Tensor], dict[str, Tensor]] | None = None
         self._sums: dict[str, Tensor] = {}  # of the terms on the logits, since the last line of the log
         self._added: Tensor | None = None
         self._logged_step = self._skipped_since = 0
@@ -217,11 +216,10 @@ class Trainer(transformers.Trainer, TrainerCallback):
         self._skipped_since += 1
         for p in self.model_wrapped.parameters():
             p.grad = None  # AdamW leaves a parameter without gradient as it is
-        if self._before_step is not None:  # else the NaN would hide the other losses of the line
-            loss_sum(self).copy_(self._before_step[0])
-            if self.attachment is not None:
-                self.attachment.engine.sums = dict(self._before_step[1])
-            self._sums = dict(self._before_step[2])
+        loss, sums, self._sums = self._before_step  # else the NaN would hide the other losses of the line
+        loss_sum(self).copy_(loss)
+        if self.attachment is not None:
+            self.attachment.engine.sums = sums
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Losses are means over the steps since the last line: those that were skipped do not count."""

@@ -36,7 +36,7 @@ class Milestones(TrainerCallback):
         self.progress = functools.partial(progress, "windows of the snapshot")
         self.recipe, self.folder, self.text, self.tokenizer = recipe, folder, text, tokenizer
         self.save_at = milestones(recipe.steps, recipe.train.checkpoints)
-        self.look_at = set(milestones(recipe.steps, recipe.snapshots.count)) if recipe.snapshots.count else set()
+        self.look_at = set(milestones(recipe.steps, recipe.snapshots.count))
         self.size = recipe.snapshots.model_dump(exclude={"count", "probes"})
         self.mean_cosine: float | None = None  # of the block outputs, in the last snapshot
 
