@@ -25,25 +25,22 @@ __all__ = [
 # Imported when somebody asks for them: torch takes seconds, which `decondense --help` need not, and the meter brings
 # matplotlib and scipy along, which a training loop has no use for.
 _HOMES = {
-    "Condensation": ".meter",
-    "DecondenseCallback": ".integrations.callback",
-    "Handle": ".handle",
-    "Monitor": ".watch",
-    "compare": ".meter",
-    "load": ".meter",
-    "measure": ".meter",
-    "monitor": ".watch",
-    "plot": ".figures.plot",
-    "regularize": ".regularizer",
-    "significance": ".stats.significance",
+    ".figures.plot": ("plot",),
+    ".handle": ("Handle",),
+    ".integrations.callback": ("DecondenseCallback",),
+    ".meter": ("Condensation", "compare", "load", "measure"),
+    ".regularizer": ("regularize",),
+    ".stats.significance": ("significance",),
+    ".watch": ("Monitor", "monitor"),
 }
 
 
 def __getattr__(name: str) -> Any:
     if name == "losses":
         return import_module(".losses", __name__)
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name], __name__), name)
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(home, __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

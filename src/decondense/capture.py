@@ -35,13 +35,13 @@ class Capture:
     def targets(self, labels: Tensor, sides: Sequence[str]) -> None:
         """Targets are padded with −100, and the decoder sees them shifted: no label, no token. `sides`, one per state,
         or one for all, says which are the decoder's; a mask that was given stands."""
-        kept = labels.ne(-100)
+        labelled = labels.ne(-100)
         for i, side in enumerate(sides):
-            if side == "decoder" and self.mask_of(i) is None and kept.shape == self.states[i].shape[:2]:
+            if side == "decoder" and self.mask_of(i) is None and labelled.shape == self.states[i].shape[:2]:
                 if self.masks is None:
-                    self.attention_mask = kept
+                    self.attention_mask = labelled
                 else:
-                    self.masks[i] = kept
+                    self.masks[i] = labelled
 
 
 class Hook(partial):

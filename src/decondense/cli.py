@@ -91,16 +91,11 @@ def _all(
 ) -> None: ...
 
 
-def _register() -> None:
-    """A command module may also have OPTIONS, which typer is given (the class of the command, say)."""
-    names = [module.name for module in pkgutil.iter_modules(commands.__path__)]
-    for name in sorted(names, key=lambda n: (ORDER.index(n) if n in ORDER else len(ORDER), n)):
-        module = import_module(f"{commands.__name__}.{name}")
-        if hasattr(module, name):
-            app.command(**getattr(module, "OPTIONS", {}))(getattr(module, name))
-
-
-_register()
+_names = [module.name for module in pkgutil.iter_modules(commands.__path__)]
+for _name in sorted(_names, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name)):
+    _module = import_module(f"{commands.__name__}.{_name}")
+    if hasattr(_module, _name):  # it may also have OPTIONS, which typer is given: the class of the command, say
+        app.command(**getattr(_module, "OPTIONS", {}))(getattr(_module, _name))
 
 
 def main(arguments: list[str] | None = None) -> None:

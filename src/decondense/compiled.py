@@ -7,35 +7,26 @@ to compile again; an operator is not looked into, and runs every time.
 from __future__ import annotations
 
 import weakref
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-
-class Weighing(Protocol):
-    """Who is asked at every call: for the weight, and to note a backward pass."""
-
-    def weigh(self) -> float: ...
-
-    def reach(self, gradient: Tensor) -> None: ...
+_attachments: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
-_named: weakref.WeakValueDictionary[int, Weighing] = weakref.WeakValueDictionary()
-
-
-def name(one: Weighing) -> int:
-    """The number under which the operators find it: they take no objects."""
-    number = id(one)
-    _named[number] = one
-    return number
+def number_of(attachment: Any) -> int:
+    """The number under which the operators, which take no objects, find an attachment (`handle.py`): at every call they
+    ask it to `weigh()`, and to note a backward pass, `reach(gradient)`."""
+    _attachments[id(attachment)] = attachment
+    return id(attachment)
 
 
 # CUDA graphs replay kernels and leave Python out.
 @torch.library.custom_op("decondense::weighted", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def weighted(penalty: Tensor, number: int) -> tuple[Tensor, Tensor]:
     """weight · penalty, and the weight as a scalar tensor."""
-    weight = penalty.new_full((), _named[number].weigh())
+    weight = penalty.new_full((), _attachments[number].weigh())
     return weight * penalty, weight
 
 
@@ -47,7 +38,7 @@ def _(penalty: Tensor, number: int) -> tuple[Tensor, Tensor]:
 @torch.library.custom_op("decondense::reached", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def reached(gradient: Tensor, weight: Tensor, number: int) -> Tensor:
     """weight · gradient, on its way back to the penalty."""
-    _named[number].reach(gradient)
+    _attachments[number].reach(gradient)
     return weight * gradient
 
 

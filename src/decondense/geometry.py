@@ -22,31 +22,34 @@ def check_states(z: Tensor, mask: Tensor | None) -> Tensor | None:
     """
     if not isinstance(z, Tensor):
         raise TypeError(f"z must be a tensor (batch, tokens, width), got {type(z).__name__}: pass hidden states.")
-    if z.ndim == 3 and z.shape[0] < 1:
-        raise ValueError(
-            f"z must be (batch, tokens, width) with at least 1 sequence, got {tuple(z.shape)}: skip empty batches."
-        )
-    if z.ndim != 3 or z.shape[1] < 2 or z.shape[2] < 1:
-        remedy = "drop single-token sequences" if z.ndim == 3 else "reshape to three dimensions"
-        if z.ndim == 3 and z.shape[1] > 1:
-            remedy = "pass states that have a width"
-        raise ValueError(
-            f"z must be (batch, tokens, width) with at least 2 tokens and a width of at least 1, got {tuple(z.shape)}: "
-            f"{remedy}."
-        )
+    shape, wrong = tuple(z.shape), ""
+    if z.ndim != 3:
+        wrong = f", got {shape}: reshape to three dimensions"
+    elif shape[0] < 1:
+        wrong = f" with at least 1 sequence, got {shape}: skip empty batches"
+    elif shape[1] < 2:
+        wrong = f" with at least 2 tokens, got {shape}: drop single-token sequences"
+    elif shape[2] < 1:
+        wrong = f" with a width of at least 1, got {shape}: pass states that have a width"
+    if wrong:
+        raise ValueError(f"z must be (batch, tokens, width){wrong}.")
     if not z.is_floating_point():
         raise TypeError(f"z must be a floating-point tensor, got {z.dtype}: pass hidden states, not token ids.")
     if mask is None:
         return None
     if not isinstance(mask, Tensor) or mask.shape != z.shape[:2]:
-        came = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
         raise ValueError(
-            f"mask must be (batch, tokens) = {tuple(z.shape[:2])}, got {came}: "
+            f"mask must be (batch, tokens) = {tuple(z.shape[:2])}, got {shape_or_type(mask)}: "
             "pass the two-dimensional attention mask, true where a token counts."
         )
     if mask.device != z.device:
         raise ValueError(f"mask must be on the device of z ({z.device}), got {mask.device}: move it there.")
     return counting(mask)
+
+
+def shape_or_type(value: object) -> str:
+    """(2, 3) of a tensor, and the type of what is none: what came, in a sentence about it."""
+    return str(tuple(value.shape)) if hasattr(value, "shape") else type(value).__name__
 
 
 def counting(mask: Tensor) -> Tensor:

@@ -157,7 +157,7 @@ class Attachment:
         self._moved: list[int] = []  # and the others
         self._told = False
         self._looked: tuple[int, Tensor, torch.cuda.Event | None] | None = None  # step, both terms on their way, mark
-        self._number = compiled.name(self)
+        self._number = compiled.number_of(self)
         # What cannot be traced is one graph break at the end of a compiled model. Wrapped here and not where it is
         # defined, because that would import the compiler together with this package.
         self._give_untraced = torch.compiler.disable(self._give)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +36,9 @@ def image_batches(
         raise ValueError(f"{str(folder)!r} must hold images ({', '.join(SUFFIXES)}), it holds none.")
     chosen = np.sort(np.random.default_rng(seed).permutation(len(files))[:windows])
     processor = load_image_processor(source, trust_remote_code=trust_remote_code)
-    words = f"{len(chosen)} of {several(len(files), 'image')}"
-    return Named(_batches([files[i] for i in chosen], processor, batch), root.resolve().name, words)
-
-
-def _batches(files: list[Path], processor: Any, size: int) -> Iterator[Any]:
-    for i in range(0, len(files), size):
-        images = [_open(path) for path in files[i : i + size]]
-        yield dict(processor(images=images, return_tensors="pt"))
+    groups = ([files[i] for i in chosen[at : at + batch]] for at in range(0, len(chosen), batch))
+    batches = (dict(processor(images=[_open(path) for path in group], return_tensors="pt")) for group in groups)
+    return Named(batches, root.resolve().name, f"{len(chosen)} of {several(len(files), 'image')}")
 
 
 def _open(path: Path) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .geometry import shape_or_type
 from .insides.transformers import is_encoder_decoder
 
 TARGETS = ("labels", "return_loss")  # a loss is none of our business
@@ -59,23 +60,23 @@ def token_mask(given: dict[str, Any], side: str = "", shape: torch.Size | None =
 def _of_tokens(masks: dict[str, Any], name: str) -> Tensor | None:
     """The mask of tokens among those for each kind of attention, a mapping that some models of transformers take."""
     given = {kind: mask for kind, mask in masks.items() if mask is not None}
-    found = next((mask for mask in given.values() if isinstance(mask, Tensor) and mask.ndim == 2), None)
-    if found is None and given:
-        came = [f"{kind} {tuple(m.shape) if isinstance(m, Tensor) else type(m).__name__}" for kind, m in given.items()]
+    of_tokens = next((mask for mask in given.values() if isinstance(mask, Tensor) and mask.ndim == 2), None)
+    if of_tokens is None and given:
+        came = ", ".join(f"{kind} {shape_or_type(mask)}" for kind, mask in given.items())
         raise ValueError(
-            f"{name} must be (batch, tokens) to tell padding from tokens, got a mapping of {', '.join(came)}: pass the "
+            f"{name} must be (batch, tokens) to tell padding from tokens, got a mapping of {came}: pass the "
             "two-dimensional mask, from which the model makes these."
         )
-    return found
+    return of_tokens
 
 
 def tokens_of(padding: Any, name: str, shape: torch.Size | None = None) -> Tensor:
     """Which tokens are none, of a mask of padding as torch's modules take it in the argument `name`."""
     if not isinstance(padding, Tensor) or (shape is not None and padding.shape != shape):
-        came = tuple(padding.shape) if isinstance(padding, Tensor) else type(padding).__name__
+        wanted = "" if shape is None else f" = {tuple(shape)}"
         raise ValueError(
-            f"{name} must be a tensor (batch, tokens){'' if shape is None else f' = {tuple(shape)}'}, got {came}: give "
-            "it for every token; states must be (batch, tokens, width): batch_first=True."
+            f"{name} must be a tensor (batch, tokens){wanted}, got {shape_or_type(padding)}: give it for every token; "
+            "states must be (batch, tokens, width): batch_first=True."
         )
     return padding >= 0 if padding.is_floating_point() else ~padding.bool()  # a float is added to attention's logits
 
@@ -112,30 +113,20 @@ def stating(
 def batches_of(inputs: Any, name: str) -> Iterator[dict[str, Any]]:
     """Batches as keyword arguments of the model: a tensor, which is the argument `name`; a mapping; or any iterable of
     either, such as a DataLoader. Of a pair (inputs, targets) the first counts."""
-    if isinstance(inputs, Tensor) or hasattr(inputs, "keys"):
-        yield _batch(inputs, name)
-        return
-    try:
-        several = iter(inputs)
-    except TypeError:
-        raise _strange(inputs) from None
-    for one in several:
-        yield _batch(one[0] if isinstance(one, (tuple, list)) and one else one, name)
-
-
-def _batch(one: Any, name: str) -> dict[str, Any]:
-    if isinstance(one, Tensor):
-        return {name: one}
-    if hasattr(one, "keys"):
-        return {key: one[key] for key in one.keys()}  # noqa: SIM118 (a BatchEncoding)
-    raise _strange(one)
-
-
-def _strange(came: Any) -> TypeError:
-    return TypeError(
-        "inputs must be a tensor of token ids or pixel values, a mapping of the model's arguments, or batches of them, "
-        f"got {type(came).__name__}."
-    )
+    several = any(hasattr(inputs, way) for way in ("__iter__", "__getitem__"))
+    if isinstance(inputs, Tensor) or hasattr(inputs, "keys") or not several:
+        inputs = [inputs]
+    for batch in inputs:
+        first = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
+        if isinstance(first, Tensor):
+            yield {name: first}
+        elif hasattr(first, "keys"):
+            yield {key: first[key] for key in first.keys()}  # noqa: SIM118 (a BatchEncoding)
+        else:
+            raise TypeError(
+                "inputs must be a tensor of token ids or pixel values, a mapping of the model's arguments, or batches "
+                f"of them, got {type(first).__name__}."
+            )
 
 
 def arguments(model: Any, batch: dict[str, Any], *, stack: str = "decoder") -> dict[str, Any]:

@@ -183,9 +183,10 @@ def provenance(source: Source) -> dict[str, str]:
         from huggingface_hub import metadata_load
 
         with contextlib.suppress(Exception):  # a card that cannot be read says nothing
-            said = metadata_load(card) or {}
-            known |= {"licence": said["license"]} if isinstance(said.get("license"), str) else {}
-            known |= {"base_model": said["base_model"]} if isinstance(said.get("base_model"), str) else {}
+            header = metadata_load(card) or {}
+            for ours, theirs in (("licence", "license"), ("base_model", "base_model")):
+                if isinstance(header.get(theirs), str):
+                    known[ours] = header[theirs]
     return known
 
 
@@ -197,9 +198,10 @@ def trained_context(folder: Path) -> int | None:
     if whole.name != "model" and not whole.name.startswith("checkpoint-"):
         return None
     run = whole.parent.parent if whole.parent.name == "checkpoints" else whole.parent
-    told = flat(mapping_in(run / "recipe.yaml"))
-    context = told.get("data.context") if told.get("model.architecture") or told.get("model.init") else None
-    return context if isinstance(context, int) else None
+    recipe = flat(mapping_in(run / "recipe.yaml"))
+    fresh = recipe.get("model.architecture") or recipe.get("model.init")
+    context = recipe.get("data.context")
+    return context if fresh and isinstance(context, int) else None
 
 
 def load_image_processor(source: Source, *, trust_remote_code: bool) -> Any:
@@ -330,12 +332,7 @@ def _check_folder(path: Path) -> None:
 def _one_sentence(source: Source) -> Iterator[None]:
     """Turn the many ways in which transformers says "not found" or "does not fit" into one, and whatever a damaged file
     or a wrong value of config.json breaks deep inside it."""
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        StrictDataclassError,
-    )
+    from huggingface_hub import errors
 
     try:
         yield
@@ -343,7 +340,7 @@ def _one_sentence(source: Source) -> Iterator[None]:
         if not isinstance(error, (ValueError, OSError)) and own_trace(error):
             raise  # a bug of ours is no damaged model
         reason = hub.first_line(error)
-        if isinstance(error, StrictDataclassError):
+        if isinstance(error, errors.StrictDataclassError):
             reason = str(error).splitlines()[-1].strip()
         elif "ignore_mismatched_sizes" in reason:
             reason = "the sizes of its weights are not those of its config.json"
@@ -354,8 +351,9 @@ def _one_sentence(source: Source) -> Iterator[None]:
         if source.kind == "hub" and not own_code:
             path = Path(source.name)
             cause = error.__cause__
-            absent = isinstance(cause, (LocalEntryNotFoundError, RepositoryNotFoundError))
-            if path.parent.name and os.path.isdir(path.parent) and absent and not isinstance(cause, GatedRepoError):
+            absent = isinstance(cause, (errors.LocalEntryNotFoundError, errors.RepositoryNotFoundError))
+            absent = absent and not isinstance(cause, errors.GatedRepoError)
+            if absent and path.parent.name and os.path.isdir(path.parent):
                 close = perhaps(path.name, neighbours(path), cutoff=0.7)
                 raise FileNotFoundError(
                     f"no model at {source.name!r}: the folder {str(path.parent)!r} has none of that name, and the hub "

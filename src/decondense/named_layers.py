@@ -15,6 +15,7 @@ from torch.backends import mha
 from torch.utils.hooks import RemovableHandle
 
 from .capture import Capture, Hook
+from .geometry import shape_or_type
 from .inputs import called_with, token_mask, tokens_of, unpacked, unread_mask
 from .insides.transformers import is_encoder_decoder
 from .stack import padded_by, repeated_blocks, unwrap_peft
@@ -58,19 +59,19 @@ class ModuleReader:
                 )
         self.parts = [modules[name] for name in self.names]
         # Of each layer the stack of torch's own around it; where all are of one kind, what lies outside has its tokens.
-        found = [padded_by(model, name) for name in self.names]
-        around = [one for one in found if one is not None]
+        stacks = [padded_by(model, name) for name in self.names]
+        around = [one for one in stacks if one is not None]
         alone = around[0] if len({argument for _, argument in around}) == 1 else ("", "")
-        self.padded = [one or alone for one in found]
+        self.padded = [one or alone for one in stacks]
         self.sides = _sides(self.parts, unwrap_peft(model), self.padded)
         self.differentiated = True  # whether a loss is taken of the states, so that they must carry a gradient
         self._outputs: dict[str, Tensor] | None = None
         self._paddings: dict[str, Any] = {}  # what torch's own stacks and layers were called with, by their names
-        told = set()
+        warned = set()
 
         def tell(words: str) -> None:  # no method: a compiler that traces calls it then and there (`Attachment.read`)
-            if words not in told:
-                told.add(words)
+            if words not in warned:
+                warned.add(words)
                 warn(words)
 
         self.tell = tell
@@ -167,9 +168,8 @@ class ModuleReader:
             )
         for name, state in outputs.items():
             if not isinstance(state, Tensor) or state.ndim != 3:
-                came = tuple(state.shape) if isinstance(state, Tensor) else type(state).__name__
                 raise TypeError(
-                    f"the output of {name} must be (batch, tokens, width), got {came}: "
+                    f"the output of {name} must be (batch, tokens, width), got {shape_or_type(state)}: "
                     "name layers that return hidden states."
                 )
             if self.differentiated and torch.is_grad_enabled() and not state.requires_grad:

@@ -58,10 +58,10 @@ def documents(position_ids: Tensor, mask: Tensor | None, rows: int) -> Documents
     offset = torch.arange(int((last - first).max()), device=first.device)
     inside = offset < (last - first).unsqueeze(1)
     index = torch.where(inside, first.unsqueeze(1) + offset, first.unsqueeze(1))
-    found = Documents(index, inside, (batch, tokens))
+    cut = Documents(index, inside, (batch, tokens))
     if mask is not None:
-        found.mask = inside & found.gather(mask.bool())
-    return found
+        cut.mask = inside & cut.gather(mask)
+    return cut
 
 
 def unmasked_documents(position_ids: object, mask: object, rows: int) -> Documents | None:

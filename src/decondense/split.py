@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch.distributed as dist
-from torch import Tensor
-
 from .insides import accelerate, deepspeed, torch
 from .insides.transformers import pipeline_stages
 
@@ -33,10 +30,3 @@ def refuse_pipeline(model: Any) -> None:
             f"{type(model).__name__} must have all its layers on this process, got a pipeline of {stages} stages "
             "(pp_size): use fsdp_size or tp_size instead."
         )
-
-
-def everywhere(counts: Tensor, group: Any) -> Tensor:
-    """The sum of whole numbers over the processes of the group."""
-    if group is not None:
-        dist.all_reduce(counts := counts.clone(), group=group)
-    return counts

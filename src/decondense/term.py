@@ -20,12 +20,12 @@ from torch import Tensor
 from . import geometry
 from . import hidden_states as hs
 from .capture import Capture, Known
-from .losses.context_parallel import mean_cosine_across, tokens_across
-from .losses.options import check_choice
+from .losses.context_parallel import mean_cosine_across, sum_across, tokens_across
+from .losses.options import check_choice, is_whole
 from .losses.presets import Loss, get
 from .losses.registry import registered
 from .packing import documents
-from .split import everywhere, refuse_split
+from .split import refuse_split
 
 Schedule = str | Callable[[int], float]
 Masks = Tensor | list[Tensor | None] | None
@@ -67,18 +67,19 @@ class Term:
             self.weight = float(self.weight)  # a number of numpy's: it would multiply tensors in its own way
         if not callable(schedule):
             check_choice("schedule", schedule, SCHEDULES)
-            if schedule != "constant" and not _whole(ramp_steps, 1):
-                raise ValueError(
-                    f"schedule={schedule!r} needs ramp_steps of at least 1, got {ramp_steps!r}: "
-                    "say over how many optimiser steps the weight changes."
-                )
         came = "a function" if callable(schedule) else repr(schedule)
-        if ramp_steps is not None and (callable(schedule) or schedule == "constant"):
+        ramps = schedule in ("linear", "cosine", "release")
+        if ramps and not is_whole(ramp_steps, 1):
+            raise ValueError(
+                f"schedule={schedule!r} needs ramp_steps of at least 1, got {ramp_steps!r}: "
+                "say over how many optimiser steps the weight changes."
+            )
+        if ramp_steps is not None and not ramps:
             raise ValueError(
                 f"ramp_steps goes with schedule='linear', 'cosine' or 'release', got {ramp_steps!r} with {came}: "
                 "choose one of those, or leave it out."
             )
-        if schedule == "release" and not _whole(release_at, 0):
+        if schedule == "release" and not is_whole(release_at, 0):
             raise ValueError(
                 f"release_at must be an optimiser step, a whole number from 0 on, got {release_at!r}: say from which "
                 "on the weight falls, over ramp_steps; a share of the run is what a recipe takes."
@@ -90,7 +91,7 @@ class Term:
         if self.segments is not None:
             check_choice("segments", self.segments, ("auto", "position_ids"))
         every = self.check_every
-        if every is not None and not (_whole(every, 1) and self.loss.name == "dispersion"):
+        if every is not None and not (is_whole(every, 1) and self.loss.name == "dispersion"):
             raise ValueError(
                 f"check_every must be at least 1 and goes with dispersion, got {every!r} for "
                 f"{self.loss.name}: leave it out for no check."
@@ -161,8 +162,8 @@ class Term:
         among = self._among(mask, values)
         share, part = values.new_full((values.shape[1],), parts / values.shape[1]) * among, values.new_full((), parts)
         if items is not None and labels is not None:
-            counted = (labels != -100).reshape(len(labels), -1).sum(1)  # one label per token, or per sequence
-            counted = everywhere(counted, self.group)
+            labelled = (labels != -100).reshape(len(labels), -1).sum(1)  # one label per token, or per sequence
+            counted = sum_across(labelled, self.group)
             share = counted.to(values) / torch.as_tensor(items).to(values)
             part = share.sum()
         per_layer = (values * share).sum(1)  # not a matrix product: autocast would make that bfloat16
@@ -188,8 +189,8 @@ class Term:
         if mask is not None or not known:
             return self.loss.over_layers(states, mask)
         each = {id(z): rest for z, *rest in known}
-        found = [each.get(id(z)) or self.loss.over_layers([z], None) for z in states]
-        values, cosines = ([part for part in parts if part is not None] for parts in zip(*found))
+        of_states = [each.get(id(z)) or self.loss.over_layers([z], None) for z in states]
+        values, cosines = ([part for part in parts if part is not None] for parts in zip(*of_states))
         return torch.cat(values), torch.cat(cosines) if cosines else None
 
     def refuse_parts(self) -> None:
@@ -215,7 +216,7 @@ class Term:
         positions, rows = capture.position_ids, len(capture.states[0])
         if self.group is None:
             return 1
-        starts = 0 if positions is None or positions.ndim != 2 else everywhere((positions == 0).sum(), self.group)
+        starts = 0 if positions is None or positions.ndim != 2 else sum_across((positions == 0).sum(), self.group)
         if starts > rows:
             raise ValueError(
                 "under context parallelism a row must be one sequence, got packed rows, whose position ids restart: "
@@ -268,7 +269,7 @@ class Term:
         if mask is None:
             return None
         if not isinstance(mask, Tensor) or mask.shape != shape:
-            came = f"{tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+            came = geometry.shape_or_type(mask)
             remedy = "pass the two-dimensional mask, or none and position_ids that restart"
             if isinstance(mask, Tensor) and mask.ndim == 2 and len(mask) == shape[0]:  # the samples of audio
                 came += ", of what it shortens first" if mask.shape[1] > shape[1] else ""
@@ -322,11 +323,6 @@ class Terms(Term):
         per_layer = torch.cat([part["per_layer"] for part in parts])
         each = {f"penalty_{k}": part["penalty"].detach() for k, part in enumerate(parts, 1)}
         return {"penalty": torch.stack(weighted).sum(), "per_layer": per_layer, "share": parts[0]["share"], **each}
-
-
-def _whole(value: object, least: int) -> bool:
-    """Whether it is a whole number of at least `least`; True is none, though Python counts with it."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def or_one(share: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -30,8 +30,6 @@ from . import hub
 from .files import AnyPath, neighbours, packaged_file
 from .text_files import TABLES, complete, ending_of, files_of, read_documents, row_documents
 from .words import near, nearest, quoted, warn
-
-D = TypeVar("D", str, str | None)
 
 
 @dataclass(frozen=True)
@@ -160,26 +158,30 @@ def _opened(text: Any, data: AnyPath | None, column: str | None, characters: int
         )
     if spec == "-":
         return Text("stdin", "stdin", (sys.stdin.read(),))
-    name, _, split = spec.partition(":")
-    if name in TEXTS:
-        return _open_named(name, split or TEXTS[name].split, data, characters)
+    if (named := _named(spec)) is not None:
+        return _open_named(*named, data, characters)
     path = _path(spec)
     documents, notes = read_documents(path, column=column)
     return Text(path.name, path.name, tuple(documents), notes=tuple(notes))
 
 
+def _named(spec: str) -> tuple[str, str] | None:
+    """(name, split) of a text with a name of ours; None of any other."""
+    name, _, split = spec.partition(":")
+    return (name, split or TEXTS[name].split) if name in TEXTS else None
+
+
 def _has_columns(spec: str) -> bool:
     """Whether it is a file with columns or fields, or a folder that holds one."""
-    if spec == "-" or spec.partition(":")[0] in TEXTS:
+    if spec == "-" or _named(spec) is not None:
         return False
     return any(ending_of(file) in (*TABLES, ".jsonl", ".json", ".parquet") for file in files_of(_path(spec)))
 
 
 def check_text(spec: str, *, data: AnyPath | None) -> None:
     """Refuse a text that is not there, as ``open_text`` does, without reading it."""
-    name, _, split = spec.partition(":")
-    if name in TEXTS:
-        _place(name, split or TEXTS[name].split, data)
+    if (named := _named(spec)) is not None:
+        _place(*named, data)
     elif spec != "-":
         files_of(_path(spec))
 
@@ -211,12 +213,12 @@ def _in_memory(text: Any, column: str | None, characters: int) -> Text:
     if not isinstance(text, Iterable):
         raise TypeError(f"text must be a name, a file, strings or a table, got {kind}.")
     rows = text.to_dict("records") if hasattr(text, "to_dict") and hasattr(text, "columns") else text
-    found = row_documents(rows, column, where=f"the {kind}")
-    documents, notes = complete(_until(characters, found) if isinstance(text, Iterator) else found, f"the {kind}")
+    read = row_documents(rows, column, where=f"the {kind}")
+    documents, notes = complete(_until(characters, read) if isinstance(text, Iterator) else read, f"the {kind}")
     return Text("list" if kind == "tuple" else kind, f"{kind} in memory", tuple(documents), notes=tuple(notes))
 
 
-def _until(characters: int, documents: Iterable[D]) -> Iterator[D]:
+def _until(characters: int, documents: Iterable[Any]) -> Iterator[Any]:
     """The first documents, until they have so many characters."""
     for document in documents:
         yield document
@@ -229,7 +231,7 @@ def available(data: AnyPath | None) -> dict[str, str | None]:
     """For every named text, where it can be had without a network ("folder", "package") or ``None``."""
     places: dict[str, str | None] = {}
     for name, entry in TEXTS.items():
-        packaged = "package" if _packaged_file(entry, entry.split) is not None else None
+        packaged = "package" if _packaged_file(name, entry.split) is not None else None
         places[name] = "folder" if _local_file(name, entry.split, data) is not None else packaged
     return places | {"pydoc": "python itself"}
 
@@ -247,7 +249,7 @@ def _place(name: str, split: str, data: AnyPath | None) -> tuple[Path | None, st
         return None, f"pydoc_data.topics of Python {sys.version_info.major}.{sys.version_info.minor}"
     if (file := _local_file(name, split, data)) is not None:
         return file, f"data folder, {file.parent.name}/{file.name}"
-    if (file := _packaged_file(entry, split)) is not None and entry.package is not None:
+    if (file := _packaged_file(name, split)) is not None and entry.package is not None:
         return file, f"package {entry.package[0]} {importlib.metadata.version(entry.package[0])}"
     if entry.hub is None:
         place = " or a package" if entry.pip else ""
@@ -276,12 +278,11 @@ def _open_named(name: str, split: str, data: AnyPath | None, characters: int) ->
 def iterate_documents(text: str, *, data: AnyPath | None) -> tuple[str, Iterator[str]]:
     """(where it comes from, its documents one by one). A text that is only on the hub, and large, is streamed to its
     end without ever being in memory as a whole; everything else is what ``open_text`` gives."""
-    name, _, split = text.partition(":")
-    entry = TEXTS.get(name)
-    if entry is not None and entry.stream:
-        file, source = _place(name, split or entry.split, data)
+    named = _named(text)
+    if named is not None and TEXTS[named[0]].stream:
+        file, source = _place(*named, data)
         if file is None:
-            return source, _hub_rows(name, split or entry.split)
+            return source, _hub_rows(*named)
     opened = open_text(text, data=data)
     for note in opened.notes:
         warn(note)
@@ -296,8 +297,8 @@ def _remedy(name: str, split: str) -> str:
 
 
 def _not_on_hub(name: str, split: str) -> str:
-    told = f"text {name!r} (split {split!r}) is in no local folder and the datasets hub did not provide it: {{}}; "
-    return told + _remedy(name, split)
+    absent = f"text {name!r} (split {split!r}) is in no local folder and the datasets hub did not provide it"
+    return f"{absent}: {{}}; {_remedy(name, split)}"
 
 
 def _hub_rows(name: str, split: str) -> Iterator[str]:
@@ -317,9 +318,8 @@ def _hub_rows(name: str, split: str) -> Iterator[str]:
 
 def file_of(name: str, data: AnyPath | None) -> Path | None:
     """The file, in the data folder or in a package, in which a named text lies on this machine."""
-    title, _, split = name.partition(":")
-    split = split or TEXTS[title].split
-    return _local_file(title, split, data) or _packaged_file(TEXTS[title], split)
+    named = _named(name)
+    return None if named is None else _local_file(*named, data) or _packaged_file(*named)
 
 
 def _local_file(name: str, split: str, data: AnyPath | None) -> Path | None:
@@ -340,7 +340,8 @@ def _local_file(name: str, split: str, data: AnyPath | None) -> Path | None:
     return None
 
 
-def _packaged_file(entry: NamedText, split: str) -> Path | None:
+def _packaged_file(name: str, split: str) -> Path | None:
+    entry = TEXTS[name]
     if entry.package is None:
         return None
     distribution, suffix = entry.package

@@ -47,26 +47,27 @@ def read_documents(path: Path, *, column: str | None = None) -> tuple[list[str],
         read = [read_documents(file, column=column) for file in files]
         return [d for documents, _ in read for d in documents], [note for _, notes in read for note in notes]
     ending, where = ending_of(path), repr(str(path))
+    rows: Iterable[Any]
+    notes: list[str] = []
     try:
         blob = unpacked(path)
         if ending == ".parquet":
-            found, notes = complete(row_documents(_parquet(blob, path, column), column, where=where), path.name)
-            return [d for d in found if d], notes
-        if ending in (".jsonl", ".json"):
+            rows = _parquet(blob, path, column)
+        elif ending in (".jsonl", ".json"):
             content = blob.decode("utf-8-sig")
             rows = _json_lines(content, where) if ending == ".jsonl" else _rows(content)
-            return complete(row_documents(rows, column, where=where), path.name)
-        content, notes = _decoded(blob, path)
+        else:
+            content, notes = _decoded(blob, path)
+            if ending not in TABLES:
+                return [content], notes
+            csv.field_size_limit(LARGEST)  # a document is longer than the 128 kB that a cell may have
+            rows = csv.DictReader(io.StringIO(content, newline=""), delimiter=TABLES[ending])
+        documents, more = complete(row_documents(rows, column, where=where), path.name)
     except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error, UnicodeError, json.JSONDecodeError) as error:
         raise ValueError(
             f"{where} could not be read as {ending or 'text'} in UTF-8: {error}; the file is damaged."
         ) from error
-    if ending in TABLES:
-        csv.field_size_limit(LARGEST)  # a document is longer than the 128 kB that a cell may have
-        table = csv.DictReader(io.StringIO(content, newline=""), delimiter=TABLES[ending])
-        found, more = complete(row_documents(table, column, where=where), path.name)
-        return found, notes + more
-    return [content], notes
+    return [d for d in documents if d] if ending == ".parquet" else documents, notes + more
 
 
 def row_documents(rows: Iterable[Any], column: str | None, *, where: str) -> Iterator[str | None]:
@@ -93,9 +94,9 @@ def row_documents(rows: Iterable[Any], column: str | None, *, where: str) -> Ite
         yield document if isinstance(document, str) else None
 
 
-def complete(found: Iterable[str | None], name: str) -> tuple[list[str], list[str]]:
+def complete(of_rows: Iterable[str | None], name: str) -> tuple[list[str], list[str]]:
     """(the documents that are there, a note about the rows without one)."""
-    rows = list(found)
+    rows = list(of_rows)
     documents = [document for document in rows if document is not None]
     none = len(rows) - len(documents)
     left = "has no text and was left out" if none == 1 else "have no text and were left out"

@@ -72,8 +72,10 @@ def p_words(value: float) -> str:
 
 def span(value: Any, low: Any = None, high: Any = None, digits: int = 2) -> str:
     """0.82 [0.80, 0.83], or 0.82 where the interval is not known; a dash for what is not finite."""
-    said = [None if x is None or not math.isfinite(x) else _fixed(x, digits) for x in (value, low, high)]
-    return "–" if said[0] is None else said[0] if None in said else f"{said[0]} [{said[1]}, {said[2]}]"
+    middle, *ends = (None if x is None or not math.isfinite(x) else _fixed(x, digits) for x in (value, low, high))
+    if middle is None or None in ends:
+        return middle or "–"
+    return f"{middle} [{ends[0]}, {ends[1]}]"
 
 
 def amount(number: float) -> str:

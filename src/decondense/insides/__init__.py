@@ -13,8 +13,6 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-__all__ = ["Moved", "attribute", "member", "replaced"]
-
 
 class Moved(RuntimeError):
     """A library no longer has an inside that this package needs."""
@@ -39,8 +37,9 @@ def attribute(owner: Any, name: str, *, library: str, why: str) -> Any:
         raise Moved(library, f"{getattr(owner, '__name__', kind.__name__)}.{name}", why) from None
 
 
-def member(module: str, name: str, *, library: str, why: str) -> Any:
+def member(module: str, name: str, *, why: str) -> Any:
     """`from module import name`, or `Moved`. A library that is not installed at all is an ImportError, as usual."""
+    library = module.partition(".")[0]
     import_module(library)
     try:
         return getattr(import_module(module), name)

@@ -33,7 +33,7 @@ def sequence_parallel_size() -> int:
     if "accelerate.state" not in sys.modules:  # who never imported it has no Accelerator
         return 1
     why = "sequences that are split over processes must be noticed"
-    state = member("accelerate.state", "AcceleratorState", library="accelerate", why=why)
+    state = member("accelerate.state", "AcceleratorState", why=why)
     shared = attribute(state, "_shared_state", library="accelerate", why=why)
     config = shared.get("parallelism_config")
     return 1 if config is None else int(attribute(config, "sp_size", library="accelerate", why=why))

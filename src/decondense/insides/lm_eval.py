@@ -65,7 +65,7 @@ def homes() -> dict[str, set[Path]]:
 def index(folders: Sequence[Path] | None = None) -> dict[str, Any]:
     """lm-eval's index, name → entry (``kind``, ``tags``, ``cfg``, ``yaml_path``), of some folders or of everything."""
     why = "groups and tags stand for the tasks that lm-eval says"
-    manager = member("lm_eval.tasks", "TaskManager", library="lm_eval", why=why)
+    manager = member("lm_eval.tasks", "TaskManager", why=why)
     if folders is None:
         return _whole_index(manager)
     paths = list(dict.fromkeys(str(folder) for folder in folders))
@@ -76,8 +76,8 @@ def index(folders: Sequence[Path] | None = None) -> dict[str, Any]:
 def _whole_index(manager: Any) -> dict[str, Any]:
     """lm-eval reads a file again for every other that includes it, which is half of what it reads, and makes a class
     each time: here a file is read once, and a folder has one class."""
-    plain = member("lm_eval.tasks._yaml_loader", "load_yaml", library="lm_eval", why="an included file is read once")
-    reader = member("lm_eval.tasks._yaml_loader", "_make_loader", library="lm_eval", why="files of a folder share one")
+    plain = member("lm_eval.tasks._yaml_loader", "load_yaml", why="an included file is read once")
+    reader = member("lm_eval.tasks._yaml_loader", "_make_loader", why="files of a folder share one")
     loader: Any = importlib.import_module("lm_eval.tasks._yaml_loader")
     known: dict[Path, dict[str, Any]] = {}
 
@@ -95,7 +95,7 @@ def definition(entry: Any) -> dict[str, Any]:
     """A task's YAML file, with what it includes and its functions: a task is built from it after its data source is
     changed, which no public call allows."""
     why = "a task is built from lm-eval's own definition"
-    load = member("lm_eval.tasks._yaml_loader", "load_yaml", library="lm_eval", why=why)
+    load = member("lm_eval.tasks._yaml_loader", "load_yaml", why=why)
     return dict(load(entry.yaml_path, resolve_func=True))
 
 
@@ -142,8 +142,8 @@ def bare_task(config: dict[str, Any]) -> Any:
     """A task of this definition that reads rows and has no data: where a task cannot be built from its rows, this one
     tells which of them is to blame."""
     why = "a row that does not fit is named"
-    task = object.__new__(member("lm_eval.api.task", "ConfigurableTask", library="lm_eval", why=why))
-    task._config = member("lm_eval.api.task", "TaskConfig", library="lm_eval", why=why)(**config)
+    task = object.__new__(member("lm_eval.api.task", "ConfigurableTask", why=why))
+    task._config = member("lm_eval.api.task", "TaskConfig", why=why)(**config)
     task.prompt, task.OUTPUT_TYPE = None, task.config.output_type
     return task
 
@@ -174,6 +174,6 @@ def quiet() -> Iterator[None]:
 def templates_compiled_once() -> Iterator[None]:
     """lm-eval compiles a task's Jinja template anew for every item that it renders, which takes longer than scoring a
     small model on a GPU. Inside, each distinct template is compiled once; what it renders is the same."""
-    environment = member("lm_eval.utils", "env", library="lm_eval", why="its templates are compiled once")
+    environment = member("lm_eval.utils", "env", why="its templates are compiled once")
     with _LOCK, replaced(environment, "from_string", functools.cache(environment.from_string)):
         yield

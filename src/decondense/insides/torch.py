@@ -76,7 +76,7 @@ def context_is_parallel() -> bool:
     if module not in sys.modules:  # who never imported it has not switched it on
         return False
     why = "sequences that are split over processes must be noticed"
-    rings = member(module, "custom_ops", library="torch", why=why)
+    rings = member(module, "custom_ops", why=why)
     dispatcher = attribute(torch.distributed.tensor.DTensor, "_op_dispatcher", library="torch", why=why)
     handlers = attribute(dispatcher, "_custom_op_handlers", library="torch", why=why)
     return any(handlers.get(operation) is ring for operation, ring in rings.items())

@@ -18,10 +18,9 @@ _SCALE = "the penalty must be scaled as Trainer scales its loss"
 
 def shifts_labels(model: Any) -> bool:
     """Whether the model's loss compares position i with label i + 1: the rule by which items are counted."""
-    why = "labels must be counted as the model's loss counts them"
-    module = "transformers.loss.loss_utils"
-    mapping = member(module, "LOSS_MAPPING", library="transformers", why=why)
-    causal = member(module, "ForCausalLMLoss", library="transformers", why=why)
+    module, why = "transformers.loss.loss_utils", "labels must be counted as the model's loss counts them"
+    mapping = member(module, "LOSS_MAPPING", why=why)
+    causal = member(module, "ForCausalLMLoss", why=why)
     return mapping.get(getattr(model, "loss_type", None)) is causal and not is_encoder_decoder(model)
 
 
@@ -30,12 +29,11 @@ def name_loss(model: Any) -> None:
     then complain of. One that brings a loss of its own keeps it. `loss_type` stays as it is: by that Trainer counts
     labels."""
     why = "a model whose class names no loss must be given one"
-    base = member("transformers", "PreTrainedModel", library="transformers", why=why)
-    plain = getattr(type(model), "loss_function", None) is attribute(
-        base, "loss_function", library="transformers", why=why
-    )
+    base = member("transformers", "PreTrainedModel", why=why)
+    own = attribute(base, "loss_function", library="transformers", why=why)
+    plain = getattr(type(model), "loss_function", None) is own
     if plain and getattr(model, "loss_type", None) is None and "_loss_function" not in vars(model):
-        model.loss_function = member("transformers.loss.loss_utils", "ForCausalLMLoss", library="transformers", why=why)
+        model.loss_function = member("transformers.loss.loss_utils", "ForCausalLMLoss", why=why)
 
 
 def collect_hidden_states(stack: Any) -> None:
@@ -43,8 +41,7 @@ def collect_hidden_states(stack: Any) -> None:
     them, under a lock, which torch.compile cannot trace; hung up for good, they would keep a model from being pickled,
     so this is for the moment of tracing."""
     why = "its hooks must be there before a call is traced by torch.compile"
-    module = "transformers.utils.output_capturing"
-    member(module, "maybe_install_capturing_hooks", library="transformers", why=why)(stack)
+    member("transformers.utils.output_capturing", "maybe_install_capturing_hooks", why=why)(stack)
 
 
 def collect_hidden_states_alone(stack: Any) -> None:
@@ -53,8 +50,8 @@ def collect_hidden_states_alone(stack: Any) -> None:
     hook inside a compiled block, which torch.compile cannot trace, cuts it into three graphs. From then on a call of
     this model that asks for something else which its configuration does not, attentions say, gets none."""
     module, why = "transformers.utils.output_capturing", "a hook inside a compiled block cuts it into pieces"
-    recorded = member(module, "_CAN_RECORD_REGISTRY", library="transformers", why=why)
-    install = member(module, "install_all_output_capturing_hooks", library="transformers", why=why)
+    recorded = member(module, "_CAN_RECORD_REGISTRY", why=why)
+    install = member(module, "install_all_output_capturing_hooks", why=why)
     name = str(type(stack))
     every = recorded.get(name)
     if not every or getattr(stack, "_output_capturing_hooks_installed", False):

@@ -151,10 +151,10 @@ class RegularizeCallback(Callback):
         every = self._trainer.log_every_n_steps  # 0: never
         if "mean_cosine" not in last and every and (self._trainer.global_step + 1) % every == 0:
             last["mean_cosine"] = self.term.mean_cosine(capture, attachment.reader.first)
-        told = {"task_loss": last["task_loss"], "penalty": last["penalty"], "penalty_weight": weight}
+        logs = {"task_loss": last["task_loss"], "penalty": last["penalty"], "penalty_weight": weight}
         if "mean_cosine" in last:
-            told["mean_cosine"] = last["mean_cosine"].mean()
-        self._module.log_dict(told, batch_size=len(capture.states[0]))
+            logs["mean_cosine"] = last["mean_cosine"].mean()
+        self._module.log_dict(logs, batch_size=len(capture.states[0]))
         return loss + weight * penalty.to(loss.device)
 
 

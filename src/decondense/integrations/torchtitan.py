@@ -33,8 +33,8 @@ from ..capture import Capture
 from ..handle import Attachment, Handle
 from ..insides import replaced
 from ..insides.torchtitan import configurations
+from ..losses.context_parallel import sum_across
 from ..losses.presets import get
-from ..split import everywhere
 from ..term import Term
 
 try:
@@ -196,7 +196,7 @@ class Penalty:
         states = self._local(self._attachment.captures[-1].states)
         self._attachment.captures.clear()
         if items is None:
-            items = everywhere((labels != -100).sum(), self._labels_split)
+            items = sum_across((labels != -100).sum(), self._labels_split)
         term = self._attachment.term
         states, mask, cut = term.sequences(Capture(states, None, positions), first=0, labels=labels)
         assert cut is not None
@@ -206,7 +206,7 @@ class Penalty:
         # Under context parallelism the gradient of this rank's tokens belongs to the whole sequence, with the whole
         # sequence's share; the value does too, but torchtitan adds up the ranks' losses, and this rank's labels are
         # its part in that.
-        penalty = (per_sequence * everywhere(counted, self._labels_split) / items).sum()
+        penalty = (per_sequence * sum_across(counted, self._labels_split) / items).sum()
         self._sums += torch.stack([task, here])
         return self._weight * (penalty - penalty.detach() + here)
 

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["MAX_WIDTH", "MIN_TAU", "autocast_dtype", "available", "product_dtype"]
-
 # Below this temperature exp(1/τ) leaves the range of float32; the kernels keep no running maximum.
 MIN_TAU = 0.025
 # A row of z must fit into the registers of one program.
@@ -28,11 +26,14 @@ def available(device: torch.device | str) -> bool:
     On the CPU only Triton's interpreter can run them (`TRITON_INTERPRET=1` set before Triton is first
     imported): correct and very slow, meant for tests.
     """
+    import torch
+
     kind = device.split(":")[0] if isinstance(device, str) else device.type
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if kind == "cpu":
         return interpreted and _INSTALLED
-    return kind == "cuda" and not interpreted and _INSTALLED and _cuda()
+    no_rocm = torch.version.hip is None
+    return kind == "cuda" and not interpreted and _INSTALLED and torch.cuda.is_available() and no_rocm
 
 
 def autocast_dtype(z: torch.Tensor) -> torch.dtype | None:
@@ -48,9 +49,3 @@ def product_dtype(z: torch.Tensor) -> torch.dtype:
     import torch
 
     return (autocast_dtype(z) if z.dtype == torch.float32 else None) or z.dtype
-
-
-def _cuda() -> bool:
-    import torch
-
-    return torch.cuda.is_available() and torch.version.hip is None

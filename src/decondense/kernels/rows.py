@@ -79,8 +79,8 @@ def like(z: Tensor, remainder: torch.dtype | None, values: int | None = None) ->
     batch, tokens, width = z.shape
     numbers = (batch,) if remainder is None else (2, batch)
     shapes = [(batch,) if values is None else (values, batch), (batch, tokens), (batch, width), numbers]
-    found = [z.new_empty(shape, dtype=torch.float32) for shape in shapes]
-    return found if remainder is None else [*found, z.new_empty((batch, tokens, width), dtype=remainder)]
+    tensors = [z.new_empty(shape, dtype=torch.float32) for shape in shapes]
+    return tensors if remainder is None else [*tensors, z.new_empty((batch, tokens, width), dtype=remainder)]
 
 
 def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:

@@ -46,12 +46,16 @@ def mean_cosine_across(z: Tensor, mask: Tensor | None, group: Any) -> Tensor:
     return apply(SharedMeanCosine(0.0, group), z, mask)[0]
 
 
+def sum_across(counts: Tensor, group: Any) -> Tensor:
+    """The sum of whole numbers over the ranks of a group; as they are without one."""
+    if group is not None:
+        dist.all_reduce(counts := counts.clone(), group=group)
+    return counts
+
+
 def tokens_across(mask: Tensor, group: Any) -> Tensor:
     """The number of tokens (batch,) of each sequence that count; with a group the mask is this rank's part of it."""
-    n = mask.bool().sum(1)
-    if group is not None:
-        dist.all_reduce(n, group=group)
-    return n
+    return sum_across(mask.bool().sum(1), group)
 
 
 @dataclass(frozen=True)

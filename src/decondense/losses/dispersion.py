@@ -27,6 +27,7 @@ from torch import Tensor
 
 from .. import geometry
 from . import moments, pairs
+from .context_parallel import RingPairs, SharedMeanCosine
 from .kernel import Kernel
 from .options import check_choice, fused
 from .registry import Common, OfMoments, OfRoutine, register
@@ -93,15 +94,23 @@ def dispersion(
         raise ValueError(
             f"diagonal=True needs an estimator that visits pairs, got {estimator!r}: use estimator='exact'."
         )
+    if process_group is not None and estimator not in ("exact", "first_order"):
+        raise ValueError(
+            f"process_group needs estimator='exact' or 'first_order', got {estimator!r}: "
+            "second order and sampling do not cross ranks."
+        )
     logit = Logit(tau, clamp, hard_clamp, distance, constant)
-    if process_group is not None:
-        return _across_ranks(logit, z, mask, eps, estimator, diagonal, process_group)
+    if estimator == "first_order" and process_group is not None:
+        mean, n = pairs.apply(SharedMeanCosine(eps, process_group), z, mask)
+        return geometry.enough(n.detach(), logit.taylor(mean))
     if estimator == "first_order":
         return OfMoments(logit.taylor, moments.first_routine(z, eps, backend))
     if estimator == "second_order":
         return OfMoments(logit.taylor, moments.second_routine(z, eps, backend))
     routine: pairs.Routine
-    if fused(z, backend, tau=tau):
+    if process_group is not None:
+        routine = RingPairs(curve=logit, log=True, eps=eps, diagonal=diagonal, group=process_group)
+    elif fused(z, backend, tau=tau):
         curve = "dispersion" if distance == "angular" else "dispersion_cosine"
         routine = Kernel(
             "pairwise", curve=curve, tau=tau, clamp=clamp, hard_clamp=hard_clamp, eps=eps, diagonal=diagonal
@@ -144,24 +153,4 @@ class Logit:
             q = 1 - c * c
             bend = 1 / self.tau**2 if cosine else k * k / q + k * c * torch.rsqrt(q) / q
             value = value + 0.5 * bend * (square - mean * mean)
-        return self.shifted(value)
-
-    def shifted(self, value: Tensor) -> Tensor:
         return value + self.constant if self.constant else value
-
-
-def _across_ranks(
-    logit: Logit, z: Tensor, mask: Tensor | None, eps: float, estimator: str, diagonal: bool, group: Any
-) -> Tensor:
-    from .context_parallel import RingPairs, SharedMeanCosine
-
-    if estimator == "exact":
-        ring = RingPairs(curve=logit, log=True, eps=eps, diagonal=diagonal, group=group)
-        return logit.shifted(pairs.apply(ring, z, mask))
-    if estimator != "first_order":
-        raise ValueError(
-            f"process_group needs estimator='exact' or 'first_order', got {estimator!r}: "
-            "second order and sampling do not cross ranks."
-        )
-    mean, n = pairs.apply(SharedMeanCosine(eps, group), z, mask)
-    return geometry.enough(n.detach(), logit.taylor(mean))

@@ -105,9 +105,8 @@ def _check(shrinkage: float, target: Tensor | None, width: int) -> None:
     if target is None:
         return
     if not isinstance(target, Tensor) or target.shape != (width, width):
-        came = tuple(target.shape) if isinstance(target, Tensor) else type(target).__name__
         raise ValueError(
-            f"target must be a covariance (width, width) = ({width}, {width}), got {came}: "
+            f"target must be a covariance (width, width) = ({width}, {width}), got {geometry.shape_or_type(target)}: "
             "losses.pooled_covariance makes one."
         )
     if shrinkage == 0:

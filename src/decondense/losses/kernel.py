@@ -37,15 +37,13 @@ class Kernel:
 
     def forward(self, z: Tensor, mask: Tensor | None, need_gradient: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
         with torch.cuda.device_of(z):  # a kernel is launched on the current device
-            value, saved = _module(self.name).forward(z, mask, need_grad=need_gradient, **self.options)
-        return value, saved
+            return _module(self.name).forward(z, mask, need_grad=need_gradient, **self.options)
 
     def backward(self, z: Tensor, mask: Tensor | None, saved: tuple[Tensor, ...], upstream: Tensor) -> Tensor:
         def compute(other: Tensor | None) -> Tensor:
             adding = {} if other is None else {"other": other}
             with torch.cuda.device_of(z):  # autograd may be at work on another device
-                gradient: Tensor = _module(self.name).backward(z, saved, upstream, **adding, **self.options)
-            return gradient
+                return _module(self.name).backward(z, saved, upstream, **adding, **self.options)
 
         return Pending(z, compute) if self.waits(z) else compute(None)
 
@@ -56,10 +54,6 @@ class Kernel:
     @property
     def projects(self) -> bool:
         return self.name in PROJECTING
-
-    @property
-    def averages(self) -> bool:
-        return self.name in AVERAGING
 
     def traced(self, z: Tensor, mask: Tensor | None) -> Tensor:
         """The values, as a node of a graph."""
@@ -119,8 +113,7 @@ def _(
 def _backward(z: Tensor, saved: list[Tensor], upstream: Tensor, name: str, *options: Any) -> Tensor:
     """The gradient with respect to z. What is saved knows which tokens count."""
     with torch.cuda.device_of(z):
-        gradient: Tensor = _module(name).backward(z, tuple(saved), upstream, **_given(*options))
-        return gradient
+        return _module(name).backward(z, tuple(saved), upstream, **_given(*options))
 
 
 @_backward.register_fake

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -16,6 +17,11 @@ def check_choice(name: str, value: object, choices: Collection[str]) -> None:
     if value not in choices:
         remedy = nearest(value, choices, "pick one of these.")
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}: {remedy}")
+
+
+def is_whole(value: object, least: int) -> bool:
+    """Whether it is a whole number of at least `least`; True is none, though Python counts with it."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
 
 
 BACKENDS = ("auto", "torch", "triton")

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .. import geometry
-from .kernel import Kernel
+from .kernel import AVERAGING, Kernel
 from .pending import computed
 
 
@@ -76,7 +76,7 @@ def apply(routine: Routine, z: Tensor, mask: Tensor | None, *, mean: bool = Fals
         if torch.compiler.is_compiling():
             values = routine.traced(z, mask)
             return values.mean() if mean else values
-        inside = mean and routine.averages
+        inside = mean and routine.name in AVERAGING
         if torch.is_grad_enabled() and routine.waits(z):
             z.register_hook(computed)
     values = _Apply.apply(z, mask, routine, inside)

@@ -93,8 +93,7 @@ def get(name: str, *, preset: str | None = None, **keywords: Any) -> Loss:
     for key, value in keywords.items():
         if key in ("tau", "clamp") and key not in entry.options and preset == "released":
             continue
-        if key not in entry.options:
-            check_choice(f"option of {name}", key, entry.options)
+        check_choice(f"option of {name}", key, entry.options)
         settings[key] = value
     loss = Loss(name, **settings)
     if keywords:

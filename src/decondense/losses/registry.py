@@ -61,8 +61,8 @@ class OfMoments(NamedTuple):
     routine: Routine
 
     def moments(self, z: Tensor, mask: Tensor | None) -> tuple[Tensor, ...]:
-        found = apply(self.routine, z, mask)
-        return (found,) if found.ndim == 1 else tuple(found)
+        moments = apply(self.routine, z, mask)
+        return (moments,) if moments.ndim == 1 else tuple(moments)
 
 
 class OfRoutine(NamedTuple):
@@ -82,11 +82,6 @@ class OfRoutine(NamedTuple):
 def _stack(values: Sequence[Tensor]) -> Tensor:
     """(layers, batch) on the device of the first layer."""
     return torch.stack([value.to(values[0].device) for value in values])
-
-
-def _only(values: Sequence[Tensor]) -> Tensor:
-    """(batch,) of a single layer."""
-    return values[0]
 
 
 @dataclass(frozen=True)
@@ -127,7 +122,7 @@ class Entry:
             check_choice("reduction", reduction, ("mean", "none"))
             # a mask may leave a sequence too few tokens, whose value is then made 0 afterwards
             mean = reduction == "mean" and mask is None
-            values, _ = self.over_layers([z], [mask], _only, mean, **options)
+            values, _ = self.over_layers([z], [mask], lambda alone: alone[0], mean, **options)
             if reduction == "none" or not values.ndim:
                 return values
             if mask is None:

@@ -17,17 +17,15 @@ def sample(
     shared=True draws one set of positions for the whole batch, as the released code does; a position may then
     be padding in some sequences. The draw happens on the generator's device, the CPU's default without one.
     """
-    if max_tokens is None:
-        return z, mask
-    if max_tokens < 2:
+    if max_tokens is not None and max_tokens < 2:
         raise ValueError(f"max_tokens must be at least 2, got {max_tokens}: a pair needs two tokens.")
     batch, tokens, width = z.shape
-    if tokens <= max_tokens:
+    if max_tokens is None or tokens <= max_tokens:
         return z, mask
     device = generator.device if generator is not None else z.device
     key = torch.rand(1 if shared else batch, tokens, generator=generator, device=device).to(z.device)
     if mask is not None and not shared:
-        key = torch.where(mask.bool(), key, -1)  # padding sorts last: taken only when nothing else is left
+        key = torch.where(mask, key, -1)  # padding sorts last: taken only when nothing else is left
     index = key.topk(max_tokens, dim=1).indices.sort(dim=1).values.expand(batch, -1)
     picked = z.gather(1, index.unsqueeze(-1).expand(-1, -1, width))
     return picked, None if mask is None else mask.gather(1, index)

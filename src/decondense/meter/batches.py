@@ -123,7 +123,8 @@ def measure_batches(
     digest, seen, more, packed = hashlib.sha256(), 0, False, False
     for number, batch in enumerate(chain([first], batches)):
         rows = _size(batch, main)
-        cut = _documents(reader, batch, rows)
+        positions = batch.get("position_ids")  # packed rows are cut as the loss and the monitor cut them
+        cut = None if positions is None else unmasked_documents(positions, reader.mask(batch), rows)
         packed, size = packed or cut is not None, rows if cut is None else len(cut.index)
         more = seen + size > settings["windows"] or seen == settings["windows"]
         if seen == settings["windows"]:
@@ -135,14 +136,13 @@ def measure_batches(
         seen += taken
         progress(seen, settings["windows"])
     everyone = processes.gather(mine, world)
-    found = {key: row for part in everyone for key, row in part.rows.items()}
-    sequences = {key: found[key] for key in sorted(found)}
+    sequences = dict(sorted((key, row) for part in everyone for key, row in part.rows.items()))
     if not sequences:
         raise ValueError(f"inputs must hold sequences of at least 2 tokens that count, got none among {seen}.")
     lengths = [one.tokens for one in sequences.values()]
-    spectral = SPECTRAL if settings["spectral"] else ()
-    names = columns(max(lengths)) + spectral
-    tables = {i: one.table(reader.states, len(names), len(spectral)) for i, one in enumerate(sequences.values())}
+    names = columns(max(lengths), spectral=settings["spectral"])
+    spectral = len(SPECTRAL) if settings["spectral"] else 0
+    tables = {i: one.table(reader.states, len(names), spectral) for i, one in enumerate(sequences.values())}
     name, about = "inputs", f"{several(len(lengths), 'sequence')} of {', '.join(sorted(first))}"
     if isinstance(inputs, Named):
         name, about = inputs.name, inputs.source
@@ -185,24 +185,18 @@ def _size(batch: Batch, name: str) -> int:
     return len(tensors[0])
 
 
-def _documents(reader: Any, batch: Batch, rows: int) -> Documents | None:
-    """Where the documents of packed rows lie, cut as the loss and the monitor cut them."""
-    positions = batch.get("position_ids")
-    return None if positions is None else unmasked_documents(positions, reader.mask(batch), rows)
-
-
 def _positions(network: nn.Module, *, given: bool) -> float:
     """How many tokens a model has positions for. One without a table of them, as rotary models are and those with
     relative positions, has no limit. Numbers that the model makes itself begin after its padding, as RoBERTa's do;
     OPT's table has two rows to spare."""
     limit: float = getattr(network.config, "max_position_embeddings", None) or math.inf
-    found = math.inf
+    rows = math.inf
     for name, part in network.named_modules():
         leaf = name.rpartition(".")[2]
         if isinstance(part, nn.Embedding) and re.search("wpe|position", leaf) and "rel" not in leaf:
             first = 0 if given or part.padding_idx is None else part.padding_idx + 1
-            found = min(found, part.num_embeddings - first)
-    return min(limit, found) if found < math.inf else math.inf
+            rows = min(rows, part.num_embeddings - first)
+    return min(limit, rows) if rows < math.inf else math.inf
 
 
 def checked(batch: Batch, network: nn.Module) -> Batch:
@@ -247,31 +241,30 @@ def _read(
 ) -> None:  # fmt: skip
     """The states of a batch; ``taken``: its number, its rows, and how many of its sequences are read."""
     number, rows, most = taken
-    kept = reader.mask(batch)
-    if mask is not None:
-        chosen = counting(torch.as_tensor(mask(batch)))
-        kept = chosen if kept is None else chosen.to(kept.device) & counting(kept)
+    masks = [reader.mask(batch), None if mask is None else torch.as_tensor(mask(batch))]
+    masks = [counting(one) for one in masks if one is not None]
+    counts = masks[0] if masks else None
+    if len(masks) == 2:
+        counts = masks[0] & masks[1].to(masks[0].device)
 
     def visit(at: int, z: Tensor) -> None:
-        if len(z) != rows or (kept is not None and kept.shape != z.shape[:2]):
-            came = f"{tuple(z.shape)}" + ("" if kept is None else f" and a mask of {tuple(kept.shape)}")
-            remedy = (
-                ""
-                if kept is None
-                else ": leave it out, and give sequences of one length, where the model shortens them"
-            )
+        if len(z) != rows or (counts is not None and counts.shape != z.shape[:2]):
+            came, remedy = f"{tuple(z.shape)}", ""
+            if counts is not None:
+                came += f" and a mask of {tuple(counts.shape)}"
+                remedy = ": leave it out, and give sequences of one length, where the model shortens them"
             raise ValueError(
                 f"state {at} of a batch of {several(rows, 'sequence')} must be (sequences, tokens, width) and its mask "
                 f"(sequences, tokens), got {came}{remedy}."
             )
         into.width = max(into.width, z.shape[2])
-        for which, part in _sequences(z, kept, cut, most):
+        for which, part in _sequences(z, counts, cut, most):
             if part.shape[1] < 2:
                 continue  # no pair
             where = f"hidden state {min(at, reader.layers)} of batch {number}"
-            values, counts = state_statistics(part, where, spectral=spectral)
-            into.counts[at] += counts.numpy()
-            for i, row in zip(which, values.numpy()):
+            of_part = state_statistics(part, where, spectral=spectral)
+            into.counts[at] += of_part.counts.numpy()
+            for i, row in zip(which, of_part.scalars.numpy()):
                 place = {"row": i} if cut is None else cut.place(i)
                 entry = into.rows.setdefault((number, i), Row(place))
                 entry.tokens = max(entry.tokens, part.shape[1])
@@ -280,11 +273,11 @@ def _read(
     reader.read(batch, visit)
 
 
-def _sequences(z: Tensor, kept: Tensor | None, cut: Documents | None, most: int) -> list[tuple[range, Tensor]]:
+def _sequences(z: Tensor, counts: Tensor | None, cut: Documents | None, most: int) -> list[tuple[range, Tensor]]:
     """The first so many of the rows of a state, or of the documents in them, as ``trimmed`` has them."""
     if cut is None:
-        return trimmed(z[:most], None if kept is None else counting(kept[:most]))
-    inside = cut.mask if kept is None else cut.mask & cut.gather(kept.to(cut.mask.device)).bool()
+        return trimmed(z[:most], None if counts is None else counts[:most])
+    inside = cut.mask if counts is None else cut.mask & cut.gather(counts.to(cut.mask.device))
     tokens = cut.flat(z)  # documents are taken out of it one by one: padded to the longest they may be many rows
     return [(which, tokens[index.to(z.device)]) for which, index in trimmed(cut.index[:most], inside[:most])]
 

@@ -113,17 +113,17 @@ class Comparison:
             higher = [f"the higher {name} in {int(np.sum(np.diff(v)[::2] > 0))}" for name, _, v in values]
             higher[0] += f" of {len(models) // 2} pairs"
             return f"the second of the pair has {', '.join(higher)}"
-        said = [_range(name, each, digits) + _change(places, each, what) for name, digits, each in values]
+        sentences = [_range(name, each, digits) + _change(places, each, what) for name, digits, each in values]
         averaged = ", each the mean of its results" if any(len(own) > 1 for own in models) else ""
-        return f"over {len(set(places)) or len(models)} {of}{averaged}: {'; '.join(said)}"
+        return f"over {len(set(places)) or len(models)} {of}{averaged}: {'; '.join(sentences)}"
 
     @property
     def _models(self) -> list[list[Condensation]]:
         """The results of each model: a model on several texts is one."""
-        found: dict[str, list[Condensation]] = {}
+        models: dict[str, list[Condensation]] = {}
         for r in self.results:
-            found.setdefault(r.record.model.model_dump_json(), []).append(r)
-        return list(found.values())
+            models.setdefault(r.record.model.model_dump_json(), []).append(r)
+        return list(models.values())
 
     def to_pandas(self) -> Any:
         """A row per result."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..host import mark, sent
 from .spectrum import of_moments, second_moments
-from .statistics import WindowStatistics, has_kernel, measurable, on_device, peaks, refusal
+from .statistics import WindowStatistics, check_peak, has_kernel, on_device, peaks
 
 # States side by side take at most this much, and this share of a GPU's free memory: what is computed of them takes
 # about fifteen times as much.
@@ -82,8 +82,7 @@ class Later:
             if part.come is not None:
                 part.come.synchronize()
             for (_, where, dtype), peak in zip(part.states, part.peaks.tolist()):
-                if not measurable(peak, dtype):
-                    raise refusal(where, peak, dtype)
+                check_peak(where, peak, dtype)
             scalars = part.statistics.scalars.unflatten(0, (len(part.states), -1))
             if part.spectra is not None:
                 scalars = torch.cat([scalars, part.spectra], 2)

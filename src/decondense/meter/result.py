@@ -99,8 +99,9 @@ def build(
     known = min(len(tally.counts), layers + 2 if final_norm is not None else layers + 1)
     done = tally.windows
     means = {name: _mean(tally.column(name)) for name in tally.columns}
-    table = tally.column("mean_cosine")
-    trend = _trends(table[:, :known], layers, settings, first=1 if names is None else 0)
+    table = tally.column("mean_cosine")[:, :known]
+    drawn = {"samples": settings["bootstrap"], "seed": settings["seed"], "last": settings["last"]}
+    by_states = curves(table, layers, first=1 if names is None else 0)
     record: dict[str, Any] = {
         "schema": Measurement.reads[0],
         "model": model,
@@ -112,10 +113,10 @@ def build(
         "final_norm": final_norm,
         "verdict": "",
         "notes": [*notes, *_notes(means, model, final_norm), *_cautions(len(done), settings, layers + 1)],
-        "trend": trend,
+        "trend": {states: bootstrap_trend(curve, **drawn) for states, curve in by_states.items()},
         "states": [_state(i, layers, final_norm, means, tally.counts[i], names) for i in range(known)],
         "histogram": _histogram(tally.counts[:known].reshape(known, BINS, -1).sum(-1)),
-        "per_window": {"window": done, "mean_cosine": table[:, :known].tolist()},
+        "per_window": {"window": done, "mean_cosine": table.tolist()},
         "windows": [{"window": w, **origins[w]} for w in done],
     }
     if tally.matrices is not None:
@@ -130,11 +131,6 @@ def _mean(table: np.ndarray) -> np.ndarray:
     """table (windows, states): the means over the windows that have the number."""
     known = ~np.isnan(table)
     return np.where(known, table, 0).sum(0) / np.where(known.any(0), known.sum(0), np.nan)
-
-
-def _trends(table: np.ndarray, layers: int, settings: dict[str, Any], *, first: int) -> dict[str, Any]:
-    options = {"samples": settings["bootstrap"], "seed": settings["seed"], "last": settings["last"]}
-    return {name: bootstrap_trend(curve, **options) for name, curve in curves(table, layers, first=first).items()}
 
 
 def _state(

@@ -18,7 +18,7 @@ import torch
 from .. import models
 from ..files import AnyPath, versions
 from ..insides.torch import unwrapped
-from ..losses.options import check_choice
+from ..losses.options import check_choice, is_whole
 from ..stack import evaluating
 from ..text import open_text
 from ..windows import draw_windows
@@ -27,7 +27,6 @@ from . import processes
 from .batches import Mask, identity, measure_batches
 from .later import Later, can_wait
 from .result import Condensation, build
-from .spectrum import SPECTRAL
 from .states import STACKS, StateReader, token_embedding
 from .statistics import FINE_BINS, WindowStatistics, columns, state_statistics
 from .tally import Tally
@@ -171,8 +170,8 @@ def measure(
         interval, saved = float(os.environ.get("DECONDENSE_CHECKPOINT_SECONDS", "20")), time.monotonic()
         try:
             progress(done, total)
-            for group, found in _tallies(reader, torch.from_numpy(drawn.ids), mine, settings, stage):
-                tally.merge(found)  # it counts only when all of its states have been seen
+            for group, of_batch in _tallies(reader, torch.from_numpy(drawn.ids), mine, settings, stage):
+                tally.merge(of_batch)  # it counts only when all of its states have been seen
                 done += len(group)
                 progress(done, total)
                 if store is not None and time.monotonic() - saved >= interval:
@@ -195,7 +194,7 @@ def check(model: Any, *, inputs: Any = None, **options: Any) -> None:
     for name, least in {"windows": 1, "tokens": 2, "batch": 1, "last": 1, "bootstrap": 1, "seed": 0}.items():
         value = options.get(name, least)
         most = 2**63 - 1 if name == "seed" else 10**9
-        if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or not least <= value <= most:
+        if not is_whole(value, least) or value > most:
             limit = f" and at most {most}" if isinstance(value, int) and value > most else ""
             raise ValueError(f"{name} must be an integer of at least {least}{limit}, got {value!r}.")
     check_choice("stack", options.get("stack", STACKS[0]), STACKS)
@@ -252,9 +251,9 @@ def _batch(
     last, before = reader.layers, reader.layers + 1
     later = Later(spectral=settings["spectral"])
 
-    def keep(number: int | list[int], found: WindowStatistics) -> None:
-        tally.counts[number] += found.counts.numpy()
-        rows[number] = found.scalars.numpy()
+    def keep(number: int | list[int], of_states: WindowStatistics) -> None:
+        tally.counts[number] += of_states.counts.numpy()
+        rows[number] = of_states.scalars.numpy()
 
     def visit(number: int, z: torch.Tensor) -> None:
         stage(f"state {min(number, last)} of {last} of the next {several(len(windows), 'window')}")
@@ -268,8 +267,8 @@ def _batch(
         keep(number, state_statistics(z, where, spectral=settings["spectral"], matrix=matrix))
 
     def finish() -> Tally:
-        for numbers, found in later.results():
-            keep(numbers, found)
+        for numbers, of_states in later.results():
+            keep(numbers, of_states)
         if reader.final_norm is False:
             for table in (rows, tally.counts, tally.matrices):
                 if table is not None:
@@ -283,7 +282,7 @@ def _batch(
 
 
 def _empty(reader: StateReader, settings: dict[str, Any]) -> Tally:
-    names = columns(settings["tokens"]) + (SPECTRAL if settings["spectral"] else ())
+    names = columns(settings["tokens"], spectral=settings["spectral"])
     released = settings["tokens"] if settings["released"] else None
     return Tally.empty(reader.states, names, FINE_BINS, released_tokens=released)
 

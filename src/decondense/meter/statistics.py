@@ -28,7 +28,7 @@ import torch
 
 from ..geometry import inverse
 from ..losses.options import fused
-from .spectrum import spectral_statistics
+from .spectrum import SPECTRAL, spectral_statistics
 
 # Pooled counts are kept eight times finer than the 128 bins that are shown, so that quantiles read from them
 # are off by at most 1/512; int16 bin numbers make torch.bincount five times faster than torch.histc.
@@ -52,8 +52,9 @@ def distance_buckets(tokens: int) -> list[tuple[int, int]]:
     return [(2**k, min(2 ** (k + 1), tokens)) for k in range((tokens - 1).bit_length())]
 
 
-def columns(tokens: int) -> tuple[str, ...]:
-    return SCALARS + tuple(f"apart_{k}" for k in range(len(distance_buckets(tokens))))
+def columns(tokens: int, *, spectral: bool = False) -> tuple[str, ...]:
+    by_distance = tuple(f"apart_{k}" for k in range(len(distance_buckets(tokens))))
+    return SCALARS + by_distance + (SPECTRAL if spectral else ())
 
 
 def state_statistics(
@@ -61,9 +62,7 @@ def state_statistics(
 ) -> WindowStatistics:
     """``window_statistics`` of a state that must be ``measurable``, ``where`` in words; ``spectral``: with those
     statistics."""
-    peak = float(peaks(z[None]))
-    if not measurable(peak, z.dtype):
-        raise refusal(where, peak, z.dtype)
+    check_peak(where, float(peaks(z[None])), z.dtype)
     # All windows go through each operation together: dozens of small ones per window, or one thread per window,
     # cost a CPU half as much again.
     scalars, counts = window_statistics(z, matrix=matrix)
@@ -88,12 +87,14 @@ def _limit(dtype: torch.dtype) -> float:
     return torch.finfo(torch.promote_types(dtype, torch.float32)).max ** 0.4
 
 
-def refusal(where: str, peak: float, dtype: torch.dtype) -> ValueError:
+def check_peak(where: str, peak: float, dtype: torch.dtype) -> None:
+    if measurable(peak, dtype):
+        return
     if not math.isfinite(peak):
-        return not_finite(where, dtype)
+        raise not_finite(where, dtype)
     limit = _limit(dtype)
     way = f"at most {limit:.3g}" if peak > 1 else f"at least {1 / limit:.3g}"
-    return ValueError(
+    raise ValueError(
         f"{where} must have a largest entry of {way} for its squares to be numbers, got {peak:.3g}: look at the "
         "weights, or measure with dtype float64."
     )
@@ -163,11 +164,11 @@ def on_device(z: torch.Tensor, matrix: torch.Tensor | None = None, *, states: in
 
 
 def trimmed(z: torch.Tensor, mask: torch.Tensor | None) -> list[tuple[range, torch.Tensor]]:
-    """Sequences z (sequences, tokens, width) without their padding, as (which of them, states): all together where
-    every token counts, else one by one."""
+    """Sequences z (sequences, tokens, width) without what a mask of booleans leaves out, as (which of them, states):
+    all together where every token counts, else one by one."""
     if mask is None or bool(mask.all()):
         return [(range(len(z)), z)]
-    return [(range(i, i + 1), z[i : i + 1, kept.to(z.device)]) for i, kept in enumerate(mask.bool())]
+    return [(range(i, i + 1), z[i : i + 1, counts.to(z.device)]) for i, counts in enumerate(mask)]
 
 
 @functools.lru_cache(maxsize=16)
@@ -201,10 +202,10 @@ def _mean_cosines_without(z: torch.Tensor, squared: torch.Tensor, *sets: torch.T
     inverses = []
     for dimensions in sets:
         columns = dimensions[:, None].expand(-1, n, -1)
-        kept = squared.gather(2, columns)
+        removed = squared.gather(2, columns)
         # Zeroed and put back, because ‖z‖² less their squares would cancel where they are nearly all of it.
         inverses.append(inverse(squared.scatter_(2, columns, 0.0).sum(2).sqrt()))
-        squared.scatter_(2, columns, kept)
+        squared.scatter_(2, columns, removed)
     totals = _sums(z, *inverses)
     return [
         (total.double().scatter_(1, d, 0.0).square().sum(1) - (scale > 0).sum(1)) / (n * (n - 1))

@@ -31,11 +31,7 @@ class Tally:
         return cls(columns, np.zeros((states, bins), dtype=np.int64), {}, matrices)
 
     def merge(self, other: Tally) -> Tally:
-        """Add ``other`` into this tally. Each window may be in one of the two only."""
-        if (self.columns, self.counts.shape) != (other.columns, other.counts.shape):
-            raise ValueError("tallies must come from the same model, window length and views to be merged.")
-        if (self.matrices is None) != (other.matrices is None):
-            raise ValueError("tallies must both have the released view, or neither, to be merged.")
+        """Add ``other``, of the same measurement, into this tally. Each window may be in one of the two only."""
         twice = self.rows.keys() & other.rows.keys()
         if twice:
             raise ValueError(f"window {min(twice)} is in both tallies: each window may be counted once.")

@@ -74,6 +74,6 @@ def bootstrap_trend(table: np.ndarray, *, samples: int = 2000, seed: int = 0, la
     ``samples`` resamplings of the windows (``stats.intervals.bootstrap``), in which a curve of ties alone counts as 0.
     One window has no interval (``None``), nor has a statistic without a value."""
     table = np.asarray(table, dtype=np.float64)
-    found = bootstrap(table, lambda curves: curve_statistics(curves, last=last), samples=samples, seed=seed)
-    rows = finite(found.T.tolist())
+    estimates = bootstrap(table, lambda curves: curve_statistics(curves, last=last), samples=samples, seed=seed)
+    rows = finite(estimates.T.tolist())
     return {name: dict(zip(("value", "low", "high"), row)) for name, row in zip(STATISTICS, rows)}

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from .. import hidden_states as hs
 from ..capture import Capture
 from ..inputs import arguments, batches_of, main_input
+from ..losses.options import is_whole
 from ..meter.batches import checked
 from ..meter.result import BINS
 from ..meter.statistics import trimmed
@@ -60,7 +61,7 @@ class Monitor:
             came = "none." if unknown is None else f"{unknown!r}{perhaps(unknown, METRICS)}"
             raise ValueError(f"metrics must be of {', '.join(METRICS)}, got {came}")
         for name, value in (("every", every), ("sequences", sequences)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            if not is_whole(value, 1):
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
         if not -1 <= collapse <= 1:
             raise ValueError(f"collapse must be a cosine, from -1 to 1, got {collapse!r}: 1 for no warning.")
@@ -161,7 +162,7 @@ class Monitor:
             elif mask is not None and mask.shape != z.shape[:2]:
                 self._tell_mask(mask, z.shape[:2])
                 mask = None
-            parts += [part for _, part in trimmed(z[:room], None if mask is None else mask[:room])]
+            parts += [part for _, part in trimmed(z[:room], None if mask is None else mask[:room].bool())]
             room -= len(z)
             if room <= 0:
                 break

@@ -36,19 +36,19 @@ class Reading:
     epoch: float | None = None
 
     def __repr__(self) -> str:  # that of a dataclass is a screen full of densities
-        cosines = ", ".join(f"{value:.3f}" for value in self.table.get("mean_cosine", ()))
-        said = f"mean_cosine={cosines}" if cosines else f"metrics={', '.join(self.table)}"
-        return f"Reading(step={self.step}, layers={self.layers[0]} … {self.layers[-1]}, {said}, trend={self.trend:.2f})"
+        layers = f"{self.layers[0]} … {self.layers[-1]}"
+        cosines = ", ".join(f"{value:.3f}" for value in self.table["mean_cosine"])
+        return f"Reading(step={self.step}, layers={layers}, mean_cosine={cosines}, trend={self.trend:.2f})"
 
-    def figures(self, prefix: str = "geometry/") -> dict[str, float]:
+    def figures(self) -> dict[str, float]:
         """One number for every metric and layer, and the trend, as loggers want them."""
         flat = {
-            f"{prefix}{metric}/{layer}": float(value)
+            f"geometry/{metric}/{layer}": float(value)
             for metric, values in self.table.items()
             for layer, value in zip(self.layers, values)
             if math.isfinite(value)
         }
-        return flat | ({f"{prefix}trend": self.trend} if math.isfinite(self.trend) else {})
+        return flat | ({"geometry/trend": self.trend} if math.isfinite(self.trend) else {})
 
     def plot(self, path: Any = None, *, ax: Any = None, title: str | None = None) -> Any:
         """The heatmap of this reading; see ``decondense.plot``."""
@@ -94,8 +94,8 @@ def begun(parts: Sequence[Tensor], metrics: Sequence[str]) -> Callable[[], tuple
     counts = sum((m.counts for m in measured[1:]), measured[0].counts)
 
     def finish() -> tuple[Tensor, Tensor]:
-        found = dict(zip(SPECTRAL, torch.cat([of_moments(m) for m in moments]).mean(0))) if spectral else {}
-        return torch.stack([(values | found)[name] for name in metrics]), counts
+        spectra = dict(zip(SPECTRAL, torch.cat([of_moments(m) for m in moments]).mean(0))) if spectral else {}
+        return torch.stack([(values | spectra)[name] for name in metrics]), counts
 
     return finish
 
