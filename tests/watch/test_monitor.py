@@ -226,6 +226,33 @@ def test_a_mask_that_tells_no_padding_is_named_once():
     assert tables[0] == pytest.approx(tables[2])
 
 
+def test_a_mask_of_floats_is_read_as_the_loss_reads_it():
+    """1 where a token counts; what is added to attention's logits, 0 there, would be read as its opposite."""
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+
+        def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            return self.blocks[1](self.blocks[0](x))
+
+    torch.manual_seed(0)
+    model, x = Masked().train(), torch.randn(2, 6, 8)
+    counts = torch.arange(6) < torch.tensor([4, 6])[:, None]
+    cosines = []
+    for mask in (counts, counts.float()):
+        with dc.monitor(model, modules="blocks.*") as watch:
+            model(x, mask)
+        cosines.append(watch.readings[0].table["mean_cosine"])
+    assert cosines[0] == pytest.approx(cosines[1])
+    with (
+        dc.monitor(model, modules="blocks.*"),
+        pytest.raises(ValueError, match="must be 1 where a token counts and 0 at padding, got -1e\\+09"),
+    ):
+        model(x, torch.where(counts, 0.0, -1e9))
+
+
 def test_the_numbers_are_those_of_the_states_that_passed():
     torch.manual_seed(0)
     model = gpt2().train()

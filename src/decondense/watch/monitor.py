@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from .. import hidden_states as hs
 from ..capture import Capture
+from ..geometry import counting
 from ..inputs import arguments, batches_of, main_input
 from ..losses.options import is_whole
 from ..meter.batches import checked
@@ -162,7 +163,7 @@ class Monitor:
             elif mask is not None and mask.shape != z.shape[:2]:
                 self._tell_mask(mask, z.shape[:2])
                 mask = None
-            parts += [part for _, part in trimmed(z[:room], None if mask is None else mask[:room].bool())]
+            parts += [part for _, part in trimmed(z[:room], None if mask is None else counting(mask[:room]))]
             room -= len(z)
             if room <= 0:
                 break
