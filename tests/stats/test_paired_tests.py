@@ -33,10 +33,6 @@ def test_mcnemar_by_counting_all_outcomes(gained, lost):
     assert mcnemar(gained, lost) == pytest.approx(extreme / 2**n, rel=1e-12)
 
 
-def test_mcnemar_refuses_negative_counts():
-    with pytest.raises(ValueError, match="must be counts"):
-        mcnemar(-1, 2)
-
 
 @pytest.mark.parametrize(("n", "psi", "delta"), [(30, 0.3, 0.2), (60, 0.1, 0.1), (25, 1.0, 0.5), (40, 0.2, 0.0)])
 def test_mcnemar_power_by_summing_over_everything(n, psi, delta):
@@ -301,12 +297,6 @@ def test_average_interval():
     half = 1.96 * math.sqrt(np.sum(ses**2)) / 3
     assert (low, high) == pytest.approx((0.05 - half, 0.05 + half))
 
-
-def test_bad_shapes():
-    with pytest.raises(ValueError, match="same items"):
-        crossed(np.ones((2, 3)), np.ones((2, 4)))
-    with pytest.raises(ValueError, match="as many base as treated"):
-        crossed(np.ones((2, 3)), np.ones((3, 3)), paired=True)
 
 
 def of_variances(seed: float, seed_df: float, item: float, item_df: float) -> Crossed:

@@ -157,12 +157,6 @@ class _Parts:
 
 def _parts(base: np.ndarray, treated: np.ndarray, paired: bool, clusters: np.ndarray | None) -> _Parts:
     base, treated = np.asarray(base, np.float64), np.asarray(treated, np.float64)
-    if base.ndim != 2 or treated.ndim != 2 or base.shape[1] != treated.shape[1]:
-        raise ValueError(f"outcomes must be (seeds, items) with the same items, got {base.shape} and {treated.shape}.")
-    if paired and len(base) != len(treated):
-        raise ValueError(
-            f"paired seeds need as many base as treated runs, got {len(base)} and {len(treated)}: leave pairing out."
-        )
     arms = (treated - base,) if paired else (treated, base)
     per_item = treated.mean(0) - base.mean(0)
     size = float(max(np.max(np.abs(base)), np.max(np.abs(treated))))
@@ -270,11 +264,8 @@ def crossed_macro(
     exact = _without_variance(means, parts) if abs(difference) > 1e-12 * size else 1.0
     item_term = float(np.sum(item_parts**2 / [max(1, part.units - 1) for part in parts]))
     item_df = item_total**2 / item_term if item_term else math.inf
-    effective = sum(part.effective for part in parts)
-    if not known:
-        return Crossed(difference, (), item_total, item_df, 0.0, math.nan, exact, effective)
     seeds = tuple((v / len(m), len(m) - 1.0) for m, v in zip(means, variances) if v is not None)
-    if len(known) < len(variances):
+    if known and len(known) < len(variances):
         # one arm has a single seed: its variance is the other's, one and the same estimate used twice
         seeds = ((known[0] + seeds[0][0], seeds[0][1]),)
     return Crossed(
@@ -283,7 +274,7 @@ def crossed_macro(
         item_variance=max(0.0, item_total - noise),
         item_df=item_df,
         noise=noise,
-        seed_sd=math.sqrt(max(0.0, float(np.mean(known)) - per_seed)),
+        seed_sd=math.sqrt(max(0.0, float(np.mean(known)) - per_seed)) if known else math.nan,
         exact=exact,
-        effective=effective,
+        effective=sum(part.effective for part in parts),
     )

@@ -1,5 +1,5 @@
 """Student's interval of a mean, m ± t · s/√n, and what it resolves, and the bootstrap over windows: the one place that
-computes them. numpy and scipy.special only."""
+computes them. numpy and scipy only."""
 
 from __future__ import annotations
 
@@ -55,12 +55,11 @@ def resolved(half: float, level: float, df: float) -> float:
 
 @lru_cache(maxsize=256)
 def _noncentrality(level: float, df: float) -> float:
-    """δ by halving; the mean over χ² at equally likely values, as scipy's noncentral t ends where t is large."""
+    """δ; the mean over χ² at equally likely values, as scipy's noncentral t ends where t is large."""
     shares = (np.arange(4000) + 0.5) / 4000
     limits = float(t_quantile(level, df)) * np.sqrt(scipy.special.chdtri(df, shares) / df)
-    low, high = 0.0, 2 * float(limits.max()) + 10
-    for _ in range(60):
-        middle = (low + high) / 2
-        found = float(np.mean(scipy.special.ndtr(middle - limits) + scipy.special.ndtr(-middle - limits)))
-        low, high = (middle, high) if found < 0.8 else (low, middle)
-    return high
+
+    def short(delta: float) -> float:
+        return float(np.mean(scipy.special.ndtr(delta - limits) + scipy.special.ndtr(-delta - limits))) - 0.8
+
+    return float(scipy.optimize.brentq(short, 0.0, 2 * float(limits.max()) + 10, xtol=1e-12))

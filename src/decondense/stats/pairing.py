@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..evaluate.logs import Log, Scores, named
-
-Pair = tuple[np.ndarray, np.ndarray]
+from .checkpoints import Pair
 
 
 def check_runs(arms: list[list[Log]]) -> list[str]:
@@ -92,33 +91,31 @@ def _task(task: str, arms: list[list[Log]], common: bool, notes: list[str]) -> M
     _same_metric(task, runs, columns, notes)
     places = [dict(zip(column.ids, range(len(column.ids)))) for column in columns]
     union = dict.fromkeys(name for column in columns for name in column.ids)
-    shared = list(union)
-    if any(len(place) < len(union) for place in places):
-        shared = [name for name in union if all(name in place for place in places)]
+    shared = [name for name in union if all(name in place for place in places)]
     order = [[place[name] for name in shared] for place in places]
-    changed: set[str] = set()
+    absent = [name for name in union if any(name not in place for place in places)]
     kind = next((kind for kind in columns[0].hashes if all(kind in column.hashes for column in columns)), None)
-    if kind is None:
-        if len(shared) < len(union):
-            raise ValueError(
-                f"items whose wording cannot be compared must have the same ids in all runs, but "
-                f"{len(union) - len(shared)} of {len(union)} items of {task!r} are not in all "
-                f"{_of(union, set(shared))}: give logs of one tool, or tables with a column hash or prompt."
-            )
-        notes.append(f"{task}: items are matched by id alone; the logs do not tell whether their words are the same.")
-    else:
+    asked = []
+    if kind is not None:
         asked = [[hashes[i] for i in rows] for hashes, rows in zip((c.hashes[kind]() for c in columns), order)]
-        for other in asked[1:]:
-            changed |= {name for name, here, there in zip(shared, asked[0], other) if here != there}
-    missing = len(union) - len(shared) + len(changed)
+    elif absent:
+        raise ValueError(
+            f"items whose wording cannot be compared must have the same ids in all runs, but {len(absent)} of "
+            f"{len(union)} items of {task!r} are not in all {named(absent)}: give logs of one tool, or tables with a "
+            "column hash or prompt."
+        )
+    else:
+        notes.append(f"{task}: items are matched by id alone; the logs do not tell whether their words are the same.")
+    changed = dict.fromkeys(name for name, *words in zip(shared, *asked) if len(set(words)) > 1)
+    missing = len(absent) + len(changed)
     if missing:
         why = _why_different(runs)
         kept = [name for name in shared if name not in changed]
         what = f"{missing} of {len(union)} items of {task!r} are not in all of them"
         if changed:
-            what += f", {len(changed)} of these asked in other words {_of(changed, set())}"
+            what += f", {len(changed)} of these asked in other words {named(list(changed))}"
         elif not why:
-            what += f" {_of(union, set(shared))}"
+            what += f" {named(absent)}"
         if not common or not kept:
             shared_ones = f", or compare the {len(kept)} shared items with --common" if kept else ""
             raise ValueError(
@@ -153,10 +150,6 @@ def _same_metric(task: str, runs: Sequence[Log], columns: Sequence[Scores], note
         notes.append(f"{task}: {first.metric} is better when lower, so its sign is turned: above 0 is better.")
 
 
-def _of(names: Iterable[str], without: set[str]) -> str:
-    return named([name for name in names if name not in without])
-
-
 def _pair(arms: list[list[Log]], values: list[np.ndarray | None], order: list[list[int]]) -> Pair | None:
     rows = [value[places] for value, places in zip(values, order) if value is not None]
     if len(rows) < len(values):
@@ -167,17 +160,17 @@ def _pair(arms: list[list[Log]], values: list[np.ndarray | None], order: list[li
 
 def _groups(task: str, runs: Sequence[Log], columns: Sequence[Scores], order: list[list[int]]) -> np.ndarray | None:
     """(items,) numbers of groups, the same in all runs that say them."""
-    found = None
+    clusters = None
     for run, column, rows in zip(runs, columns, order):
         if column.clusters is None:
             continue
-        groups = [column.clusters[i] for i in rows]
-        if found is not None and groups != found:
+        own = [column.clusters[i] for i in rows]
+        clusters = clusters or own
+        if own != clusters:
             raise ValueError(
                 f"the items of {task!r} must be in the same clusters in all runs, but {run.label!r} differs."
             )
-        found = groups
-    return None if found is None else np.unique(found, return_inverse=True)[1]
+    return None if clusters is None else np.unique(clusters, return_inverse=True)[1]
 
 
 def _why_different(runs: Sequence[Log]) -> str:

@@ -20,16 +20,9 @@ from ..evaluate.items import EvaluatedRun
 from ..evaluate.logs import Log, Wanted
 from ..files import finite, told_apart
 from ..records import Significance as Record
+from . import checkpoints
 from .bootstrap import hierarchical_bootstrap
-from .checkpoints import (
-    checkpoint_average,
-    few_differ,
-    is_binary,
-    mcnemar,
-    paired_interval,
-    permutation,
-    smallest_effect,
-)
+from .checkpoints import Pair
 from .crossed import Crossed, crossed_macro
 from .pairing import check_runs, match
 from .tables import verdict
@@ -38,7 +31,6 @@ from .verdicts import finding
 if TYPE_CHECKING:
     from ..figures.draw import Where
 
-Pair = tuple[np.ndarray, np.ndarray]
 Runs = str | Path | EvaluatedRun | Log
 
 
@@ -106,10 +98,10 @@ def significance(
         run.label = label
     notes = check_runs(arms)
     matched, left_out = match(arms, common=common)
-    clusters = {task: found.clusters for task, found in matched.items()}
-    accuracy = {task: found.score for task, found in matched.items() if found.score is not None}
-    likelihood = {task: found.likelihood for task, found in matched.items() if found.likelihood is not None}
-    chance = {task: found.chance for task, found in matched.items()}
+    clusters = {task: one.clusters for task, one in matched.items()}
+    accuracy = {task: one.score for task, one in matched.items() if one.score is not None}
+    likelihood = {task: one.likelihood for task, one in matched.items() if one.likelihood is not None}
+    chance = {task: one.chance for task, one in matched.items()}
     least = None if matters is None else matters / 100
     _check_ties([*accuracy.values(), *likelihood.values()])
     options: dict[str, Any] = {
@@ -183,7 +175,6 @@ def analyse(
     """Tests for every task and for the average over tasks, as rows of ``records.Differences``. ``outcomes``: task →
     (base, treated), each (seeds, items); ``clusters``: task → (items,) numbers of groups; ``matters``: see ``finding``;
     ``chance``: task → what guessing scores, for the signal-to-noise ratio and the average weighted by it."""
-    _check_options(alpha, power, bootstrap, permutations)
     if not outcomes:
         return {"tasks": [], "macro": None}
     pairs = list(outcomes.values())
@@ -272,27 +263,27 @@ def _row(
         if len(pairs) == 1 and not grouped:
             first, second = pairs[0][0][0], pairs[0][1][0]
             row |= _paired_test(first, second, permutations, seed)
-            ends = paired_interval(first, second), paired_interval(first, second, level=0.9)
+            ends = checkpoints.paired_interval(first, second), checkpoints.paired_interval(first, second, level=0.9)
         else:
-            p, *averages = checkpoint_average(pairs, weights, clusters, samples=permutations, seed=seed)
+            p, *averages = checkpoints.checkpoint_average(pairs, weights, clusters, samples=permutations, seed=seed)
             row |= {"p": p, "test": "paired permutation" + (" of clusters" if grouped else "")}
             if not grouped:
                 ends = averages[0], averages[1]
         if not grouped and weights is None:
             # graded outcomes: by their spread about the mean, where enough items differ for the test to reject at all
-            binary, spreads = all(is_binary(*pair) for pair in pairs), row["smallest_effect"] is not None
-            if binary or (spreads and few_differ(pairs, alpha=alpha, power=power)):
-                row["smallest_effect"] = smallest_effect(pairs, alpha=alpha, power=power)
+            binary, spreads = all(checkpoints.is_binary(*pair) for pair in pairs), row["smallest_effect"] is not None
+            if binary or (spreads and checkpoints.few_differ(pairs, alpha=alpha, power=power)):
+                row["smallest_effect"] = checkpoints.smallest_effect(pairs, alpha=alpha, power=power)
     (low, high), inner = ends
     return row | {"low": finite(low), "high": finite(high), "inner": inner}, estimate
 
 
 def _paired_test(base: np.ndarray, treated: np.ndarray, permutations: int, seed: int) -> dict[str, Any]:
     """Of two checkpoints on the items of one task."""
-    if is_binary(base, treated):
+    if checkpoints.is_binary(base, treated):
         gained, lost = int(np.sum(treated > base)), int(np.sum(treated < base))
-        return {"test": "exact McNemar", "gained": gained, "lost": lost, "p": mcnemar(gained, lost)}
-    return {"test": "paired permutation", "p": permutation(treated - base, samples=permutations, seed=seed)}
+        return {"test": "exact McNemar", "gained": gained, "lost": lost, "p": checkpoints.mcnemar(gained, lost)}
+    return {"test": "paired permutation", "p": checkpoints.permutation(treated - base, samples=permutations, seed=seed)}
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -314,7 +305,7 @@ def ranks(outcomes: dict[str, Pair]) -> dict[str, Any]:
     ahead, behind = int(np.sum(gaps > 0)), int(np.sum(gaps < 0))
     arms = {"base": means[:size], "treated": means[size:]}
     counts = {"ahead": ahead, "behind": behind, "tied": len(table) - ahead - behind}
-    return arms | counts | {"sign_test_p": mcnemar(ahead, behind)}
+    return arms | counts | {"sign_test_p": checkpoints.mcnemar(ahead, behind)}
 
 
 def _doubts(macro: dict[str, Any] | None, seeds: tuple[int, int]) -> list[str]:
