@@ -18,7 +18,7 @@ PICTURE = "picture"
 
 class Shown(NamedTuple):
     """What a study is about: where its effect stands in `estimate` (nowhere, if it is no single number), what that is
-    in words, its figure by title."""
+    in words, the title of the panel that matters."""
 
     path: tuple[str, ...]
     words: str
@@ -142,12 +142,6 @@ def _decisions(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
     except ValidationError:
         for key, inner in value.items():
             yield from _decisions(inner, (*path, str(key)))
-
-
-def figure_of(study: str) -> str | None:
-    """The title of the panel that matters; `PICTURE` for the study's own figure; None for the first there is."""
-    known = STUDIES.get(study)
-    return known.figure if known else None
 
 
 def place_of(claim: str) -> tuple[int, str]:

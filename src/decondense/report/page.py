@@ -42,6 +42,8 @@ KINDS = {
     "evaluation": ("Evaluations", "evaluation", "evaluations"),
 }
 """Title, and how one and several are called, in the order of the page: conclusions stand before what they rest on."""
+SECTIONS: dict[str, Callable[[Any], Section]] = {f.__name__: f for f in (study, significance, measurement, evaluation)}
+"""Kind → the section of one result; training runs share theirs, and a comparison takes in what lies below it."""
 
 
 @dataclass
@@ -67,7 +69,6 @@ def collect(places: Places, *, running: bool = False, progress: Progress | None 
     studies = {source.path.resolve().parent / "runs" for source in sources if isinstance(source.record, Study)}
     sources = [source for source in sources if source.path.resolve().parent.parent not in studies]
     by_kind: dict[str, list[Section]] = {kind: [] for kind in KINDS}
-    counts = dict.fromkeys(KINDS, 0)
     groups: dict[tuple[str, str], list[Run]] = {}
     for number, source in enumerate(sources):
         if progress is not None:
@@ -77,17 +78,15 @@ def collect(places: Places, *, running: bool = False, progress: Progress | None 
             groups.setdefault(group_of(record), []).append(read_run(source))
         elif isinstance(record, Comparison):
             by_kind[kind].append(comparison(source, _below(source, sources)))
-        elif kind in _SIMPLE:
-            by_kind[kind].append(_SIMPLE[kind](source))
+        elif kind in SECTIONS:
+            by_kind[kind].append(SECTIONS[kind](source))
         else:
             why = f"{source.path.name} is part of a study: give the folder of the whole study."
             skipped.append(Skipped(source.folder, why))
-            continue
-        counts[kind] += 1
     for source in read_running(places) if running else ():
         groups.setdefault(group_of(source.record), []).append(read_run(source))
-        counts["training"] += 1
     by_kind["training"] = [training(runs) for runs in groups.values()]
+    counts = {kind: len(some) for kind, some in by_kind.items()} | {"training": sum(map(len, groups.values()))}
     by_kind["study"].sort(key=lambda section: (*place_of(section.title), section.title))
     sections = [section for kind in KINDS for section in by_kind[kind]]
     if not sections and not running:
@@ -100,14 +99,6 @@ def collect(places: Places, *, running: bool = False, progress: Progress | None 
             for depth in section.depths:
                 depth.name += f" ({section.origins[0].folder})"
     return Report(sections, skipped, {kind: n for kind, n in counts.items() if n})
-
-
-_SIMPLE: dict[str, Callable[[Any], Section]] = {
-    "study": study,
-    "significance": significance,
-    "measurement": measurement,
-    "evaluation": evaluation,
-}
 
 
 def _below(source: Source[Any], sources: Sequence[Source[Any]]) -> list[Source[Any]]:
@@ -124,8 +115,7 @@ class Pool:
     """Every long list once: charts and tables that share numbers refer to the same entry, {"$": number}."""
 
     def __init__(self) -> None:
-        self.entries: list[str] = []
-        self._places: dict[str, int] = {}
+        self.entries: dict[str, int] = {}
 
     def pack(self, value: Any) -> Any:
         if isinstance(value, dict):
@@ -133,11 +123,7 @@ class Pool:
         if isinstance(value, (list, tuple)):
             if len(value) < 8 and not any(isinstance(v, (list, tuple)) and len(v) > 8 for v in value):
                 return [self.pack(inner) for inner in value]
-            body = to_json(value)
-            if body not in self._places:
-                self._places[body] = len(self.entries)
-                self.entries.append(body)
-            return {"$": self._places[body]}
+            return {"$": self.entries.setdefault(to_json(value), len(self.entries))}
         return value
 
     def to_json(self) -> str:
@@ -184,10 +170,10 @@ def page_data(content: Report, progress: Progress | None = None) -> tuple[dict[s
         if progress is not None:
             progress(number, len(content.sections), "writing sections")
         name = slug(section.kind, section.title)[:60]
-        said = {key: getattr(section, key) for key in ("kind", "title", "badge", "verdict", "notes")}
+        head = {key: getattr(section, key) for key in ("kind", "title", "badge", "verdict", "notes")}
         keys = ("folder", "command", "hardware", "config")
         origins = [{key: getattr(origin, key) for key in keys} for origin in section.origins]
-        sections[section.id] = said | {"file": f"{section.id}-{name}", "origins": origins}
+        sections[section.id] = head | {"file": f"{section.id}-{name}", "origins": origins}
         for p, panel in enumerate(section.panels):
             for c, chart in enumerate(panel.charts):
                 charts[f"{section.id}-p{p}-c{c}"] = _chart_data(chart, slug(section.id, name[:40], chart.title), pool)
@@ -236,6 +222,7 @@ def _template() -> Template:
         lstrip_blocks=True,
     )  # fmt: skip
     environment.filters |= {"yaml": lambda value: to_yaml(json.loads(to_json(value)), width=100), "brief": brief}
+    environment.globals["enumerate"] = enumerate
     return environment.get_template("page.html")
 
 

@@ -189,12 +189,3 @@ class Section:
             return first, arms
         head, rest = (self.headline, self.verdict) if self.headline else brief(self.verdict)
         return head, [rest] if rest else []
-
-    @property
-    def open_panels(self) -> list[tuple[int, Panel]]:
-        """With their numbers."""
-        return [one for one in enumerate(self.panels) if one[0] in self.opened]
-
-    @property
-    def folded_panels(self) -> list[tuple[int, Panel]]:
-        return [one for one in enumerate(self.panels) if one[0] not in self.opened]

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, ValidationError
 from ..figures.forest import forest_chart
 from ..records import Damaged, Measured, Study, Training, read
 from ..records.evaluation import TaskDifference
-from .claims import PICTURE, claim_of, figure_of
+from .claims import PICTURE, STUDIES, claim_of
 from .panels import BLOCKS, SPEARMAN, Line, Shot, curve_panel, depth_panel, depths_of, heat_panel, numbered, trend_panel
 from .section import Panel, Picture, Section, Source, Table, inside, reason
 from .sections import difference_table, origin_of
@@ -37,9 +37,8 @@ def study(source: Source[Study]) -> Section:
         rows, contrast = benchmark_rows(record)
         if rows:
             panels.insert(0, Panel([forest_chart(f"Benchmarks: {contrast}", rows, power=POWER, contrast=contrast)]))
-            if len(rows) == len(numbers.rows):
-                words = difference_table(rows)
-                numbers.shown, numbers.heads, numbers.note = words.shown, words.heads, words.note
+            words = difference_table(rows)
+            numbers.shown, numbers.heads, numbers.note = words.shown, words.heads, words.note
         tables.append(numbers)
     pictures = []
     for name in record.figures:
@@ -54,7 +53,7 @@ def study(source: Source[Study]) -> Section:
     config: dict[str, Any] = {"study": record.study, "scale": record.scale, "config": record.config}
     config |= {key: value for key in ("estimate", "versions", "runs") if (value := getattr(record, key))}
     title = f"{record.claim} · {record.study} ({record.scale} scale)"
-    wanted = figure_of(record.study)
+    wanted = STUDIES[record.study].figure if record.study in STUDIES else None
     opened = [number for number, panel in enumerate(panels) if panel.title == wanted] or [0]
     if pictures and (wanted == PICTURE or not panels):
         opened = []
@@ -89,7 +88,7 @@ def read_lines(source: Source[Study]) -> tuple[list[Line], list[str]]:
     """The runs and measurements of a study in the order in which its settings name them, then by seed; and a note for
     every one that could not be read."""
     root = source.path.parent / "runs"
-    lines: list[tuple[str, int, Line]] = []
+    lines: list[tuple[str, Line]] = []  # under the name that the settings have for it
     measured: list[Measured] = []
     notes: list[str] = []
     missing = 0
@@ -99,9 +98,9 @@ def read_lines(source: Source[Study]) -> tuple[list[Line], list[str]]:
             if isinstance(run, Training):
                 arm = run.arm or name
                 shots = [Shot(s, s.step, s.tokens) for s in run.snapshots if s.step is not None]
-                line = Line(arm, arm, record=run, shots=sorted(shots, key=lambda shot: shot.step or 0))
+                line = Line(arm, arm, record=run, shots=shots)
                 line.label += "" if line.seed is None else f", seed {line.seed}"
-                lines.append((arm, line.seed or 0, line))
+                lines.append((arm, line))
             elif isinstance(run, Measured):
                 measured.append(run)
             else:
@@ -114,16 +113,18 @@ def read_lines(source: Source[Study]) -> tuple[list[Line], list[str]]:
     if missing and lines:
         notes.append(f"{missing} of {len(source.record.runs)} runs are not there: the charts are without them.")
     settings = json.dumps(source.record.config, ensure_ascii=False)
-    places = {name: settings.find(json.dumps(name, ensure_ascii=False)) for name, _, _ in lines}
-    lines.sort(key=lambda entry: (places[entry[0]] < 0, places[entry[0]], entry[1]))
-    return [line for _, _, line in lines], notes
+    places = {name: settings.find(json.dumps(name, ensure_ascii=False)) for name, _ in lines}
+    lines.sort(key=lambda entry: (places[entry[0]] < 0, places[entry[0]], entry[1].seed or 0))
+    for _, line in lines:
+        line.shots.sort(key=lambda shot: shot.step or 0)
+    return [line for _, line in lines], notes
 
 
-def _measured(records: Sequence[Measured]) -> list[tuple[str, int, Line]]:
+def _measured(records: Sequence[Measured]) -> list[tuple[str, Line]]:
     """Models, texts where they differ, or the checkpoints of a model as one line; with the key in the settings."""
     texts = {str(record.config.get("text")) for record in records}
     models = {str(record.config.get("model")) for record in records}
-    lines: dict[str, tuple[str, int, Line]] = {}
+    lines: dict[str, tuple[str, Line]] = {}
     for record in records:
         config = {key: str(value) for key, value in record.config.items()}
         model = config.get("model", "")
@@ -131,15 +132,13 @@ def _measured(records: Sequence[Measured]) -> list[tuple[str, int, Line]]:
         if record.config.get("revision") is not None:  # one of a row of checkpoints
             place = record.config.get("place")
             shot = Shot(record.measurement, place if isinstance(place, int) else 0, name=config["revision"])
-            lines.setdefault(model, (model, 0, Line(model, model)))[2].shots.append(shot)
+            lines.setdefault(model, (model, Line(model, model)))[1].shots.append(shot)
             continue
         key = model
         if len(texts) > 1:
             key = config.get("text", "")
             name = f"{model} on {key}" if len(models) > 1 else key
-        lines[f"{model} {key}"] = (key, 0, Line(name, name, shots=[Shot(record.measurement)]))
-    for _, _, line in lines.values():
-        line.shots.sort(key=lambda shot: shot.step or 0)
+        lines[f"{model} {key}"] = (key, Line(name, name, shots=[Shot(record.measurement)]))
     return list(lines.values())
 
 

@@ -18,8 +18,9 @@ __all__ = ["SCALES", "STUDIES", "Study", "check_folder", "collect", "conclude", 
 
 def _study(name: str) -> Study:
     module, file = importlib.import_module(f"{__name__}.{name}"), scale_file(name)
-    texts = {key: file[key] for key in ("claim", "question", "short", "criterion", "timed", "toy") if key in file}
-    return Study(name, **texts, **{hook: getattr(module, hook) for hook in HOOKS if hasattr(module, hook)})
+    texts = {key: file[key] for key in ("claim", "question", "short", "timed", "toy") if key in file}
+    hooks = {hook: getattr(module, hook) for hook in HOOKS if hasattr(module, hook)}
+    return Study(name, **texts, **{"criterion_of": lambda settings: file["criterion"]} | hooks)
 
 
 _FILES = [file.name for file in resources.files(__name__).joinpath("scales").iterdir()]

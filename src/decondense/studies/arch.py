@@ -95,10 +95,12 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     contrasts = {what: runs.contrast(a, b, spearman, claim="greater") for what, a, b in pairs}
     levels = {what: runs.contrast(a, b, cosine, claim="greater") for what, a, b in pairs}
     seeds = [len(runs.of(arm)) for arm in runs.arms]
-    missing = f"{len(seeds)} of {of_all} architectures are run, {min(seeds, default=0)} of at least 3 training seeds; "
-    whole = len(seeds) == of_all and min(seeds) >= 3
+    sentence = ""
+    if len(seeds) < of_all or min(seeds) < 3:
+        least = min(seeds, default=0)
+        sentence = f"{len(seeds)} of {of_all} architectures are run, {least} of at least 3 training seeds; "
     verdicts = {"trend": verdict, "level": by_level}
-    sentence = missing * (not whole) + (
+    sentence += (
         f"Spearman of {len(names)} architectures: {_sides(condense, resist)}; pairs that differ in it: "
         f"{_moved(contrasts, 2) or 'none'}. Mean cosine of the blocks, end minus step 0: {_sides(level, lowered)}"
         f"{f'; since the first snapshot after that: {_sides(later, fallen)}' if later else ''}; pairs that "
@@ -139,11 +141,8 @@ def _curves(runs: Runs) -> Callable[[Path], object]:
     axes = {"x": "state (0: embedding)", "y": "mean cosine of two tokens", "limits": (0.0, 1.7 * top)}  # room for names
     panels = []
     for title, gated in (("Rotary positions and a gated MLP", True), ("All others", False)):
-        series = {
-            arm: (list(range(len(some[0]))), list(zip(*some)))
-            for arm, some in cosines.items()
-            if (arm in GATED) == gated
-        }
+        shown = {arm: some for arm, some in cosines.items() if (arm in GATED) == gated}
+        series = {arm: (list(range(len(some[0]))), list(zip(*some))) for arm, some in shown.items()}
         panels += [{"title": title, "series": series, "band": True, "legend": True} | axes] if series else []
     return partial(curves, panels, note="end of training: means over seeds, and bands from the lowest to the highest")
 
@@ -161,11 +160,12 @@ def _all_above(values: Mapping[str, Sequence[float]], all_arms: int) -> tuple[di
 def _sides(decisions: Mapping[str, Decision], strictly_below: Sequence[str]) -> str:
     """How many lie on either side of 0 with the whole interval, and which, where they are few; and how many are still
     below at the level of the criterion."""
-    sides = {"above 0": REPRODUCED, "below 0": NOT, "undecided": UNDECIDED}
-    arms = {side: [arm for arm, d in decisions.items() if d.verdict == verdict] for side, verdict in sides.items()}
-    named = {side: f" ({' and '.join(some)})" if 0 < len(some) <= FEW else "" for side, some in arms.items()}
-    counted = ", ".join(f"{len(some)} {side}{named[side]}" for side, some in arms.items())
-    return f"{counted} (by 95 % intervals; at the level divided by their number {len(strictly_below)} below 0)"
+    counted = []
+    for side, verdict in (("above 0", REPRODUCED), ("below 0", NOT), ("undecided", UNDECIDED)):
+        arms = [arm for arm, d in decisions.items() if d.verdict == verdict]
+        counted.append(f"{len(arms)} {side}" + (f" ({' and '.join(arms)})" if 0 < len(arms) <= FEW else ""))
+    corrected = f"at the level divided by their number {len(strictly_below)} below 0"
+    return f"{', '.join(counted)} (by 95 % intervals; {corrected})"
 
 
 def _sure(decisions: Mapping[str, Decision]) -> int:

@@ -37,27 +37,24 @@ def refuse(settings: Settings) -> None:
 def conclude(runs: Runs, settings: Settings) -> Conclusion:
     base, treated = (list(runs.outcomes.get(arm, {}).values()) for arm in needed)
     seeds = min(len(base), len(treated))
-    tasks: dict[str, Any] = {"tasks": [], "macro": None}
-    likelihood = tasks
-    if seeds:
-        # With one seed in each arm this is about items alone; the rule below needs three seeds.
-        pairs = paired_outcomes(base, treated)
-        chance = {task: GUESSING[task] for task in pairs} if GUESSING.keys() >= pairs.keys() else None
-        tasks = analyse(pairs, bootstrap=0, matters=MATTERS_POINTS / 100, chance=chance)
-        likelihood = analyse(paired_outcomes(base, treated, kind="log_share"), bootstrap=0)
+    # With one seed in each arm this is about items alone; the rule below needs three seeds.
+    correct, shares = (paired_outcomes(base, treated, kind=kind) if seeds else {} for kind in ("correct", "log_share"))
+    chance = GUESSING if GUESSING.keys() >= correct.keys() else None
+    tasks = analyse(correct, bootstrap=0, matters=MATTERS_POINTS / 100, chance=chance)
+    likelihood = analyse(shares, bootstrap=0)
     macro = tasks["macro"]
     decision, average = _decided(macro, seeds)
     perplexity = {}
     if count := len(tasks["tasks"]):  # at the level divided by the number of tasks, of which it is one
         perplexity = perplexities(runs, TREATED, PLAIN, level=1 - 0.05 / count)
-    told = "".join(f"{name} {decision.words(2)}. " for name, decision in perplexity.items())
+    perplexity_words = "".join(f"{name} {decision.words(2)}. " for name, decision in perplexity.items())
     loss, geometry = (runs.contrast(TREATED, PLAIN, metric) for metric in (held_out, cosine))
     share, moved = _manipulated(runs)
     shown = [f"{row['task']} {signed(100 * row['difference'], 2)}" for row in tasks["tasks"] if row["significant"]]
     sentence = (
         f"average of {len(tasks['tasks'])} tasks {average}, {several(seeds, 'training seed')} in each arm"
         f"{decision.why}; {_weighted(macro)}single tasks after Holm's correction: {', '.join(shown) or 'none'}. "
-        f"{_likelihood(likelihood['macro'])}{told}"
+        f"{_likelihood(likelihood['macro'])}{perplexity_words}"
         f"Held-out loss {loss.words(5)}: {judged(runs.differences(TREATED, PLAIN, held_out), MATTERS_NATS)} (of "
         f"{MATTERS_NATS:g} nats or more); mean cosine {geometry.words(4)}. {moved}"
     )
@@ -72,8 +69,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         listed.append({"task": WEIGHTED, **macro["weighted"]})
     for row in listed:  # beside the accuracy, the log-likelihood of what is right
         row |= _nats(row["task"], likelihood)
-    drawn = differences(Differences.model_validate({key: tasks[key] for key in ("tasks", "macro")}))
-    title = f"{TREATED} − {PLAIN}, {seeds} seeds each"
+    drawn, title = differences(Differences.model_validate(tasks)), f"{TREATED} − {PLAIN}, {seeds} seeds each"
     draw = partial(forest, drawn, title=title, power=0.8, published=PUBLISHED_GAIN) if macro else None
     numbers = {
         arm: {
@@ -98,8 +94,8 @@ def _decided(macro: dict[str, Any] | None, seeds: int) -> tuple[Decision, str]:
     inner = [math.nan if end is None else 100 * end for end in ends]
     resolution = None if macro["smallest_effect"] is None else 100 * macro["smallest_effect"]
     decision = from_interval(*inner, n=seeds, claim="greater", smallest=PUBLISHED_GAIN, resolution=resolution)
-    found = f"{macro['finding']} (of {MATTERS_POINTS:g} points or more)"
-    return decision, f"{middle} points [{low}, {high}]{resolves(resolution)}, {found}"
+    words = f"{middle} points [{low}, {high}]{resolves(resolution)}, {macro['finding']}"
+    return decision, f"{words} (of {MATTERS_POINTS:g} points or more)"
 
 
 def _weighted(macro: dict[str, Any] | None) -> str:
@@ -120,8 +116,8 @@ def _likelihood(macro: dict[str, Any] | None) -> str:
     if macro is None:
         return ""
     middle, low, high = (nats(macro[key], sign=True) for key in ("difference", "low", "high"))
-    found = resolves(macro["smallest_effect"])
-    return f"Log-likelihood of what is right, average {middle} nats per item [{low}, {high}]{found}. "
+    reach = f"[{low}, {high}]{resolves(macro['smallest_effect'])}"
+    return f"Log-likelihood of what is right, average {middle} nats per item {reach}. "
 
 
 def _manipulated(runs: Runs) -> tuple[float, str]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import gc
 import platform
 import shutil
 import time
@@ -51,9 +50,8 @@ class Study:
     claim: str
     question: str
     conclude: Callable[[Runs, Settings], Conclusion]
+    criterion_of: Callable[[Settings], str]  # as the file says it, or where settings change it the module
     short: str = ""  # the question in a few words, for a list
-    criterion: str = ""
-    criterion_of: Callable[[Settings], str] | None = None  # where settings change what the criterion says
     refuse: Callable[[Settings], None] = lambda settings: None  # what its end would stumble over, before anything runs
     # what is measured: model, text and, where the settings have several, their own names for it
     measurements: Callable[[Settings], list[dict[str, Any]]] = lambda settings: []
@@ -62,9 +60,9 @@ class Study:
     toy: bool = True  # a smoke run says nothing about the claim
     timed: bool = False  # the claim is about speed, so the runs keep theirs
 
-    def __post_init__(self) -> None:
-        if self.criterion_of is not None:
-            object.__setattr__(self, "criterion", self.criterion_of(self.scales["gpu"]))
+    @property
+    def criterion(self) -> str:
+        return self.criterion_of(self.scales["gpu"])
 
     @cached_property
     def scales(self) -> dict[str, Settings]:
@@ -144,20 +142,18 @@ def run(
     done = {one.name for one in _runs(folder, members).values()}
     shop = Workshop(folder, settings, data, bench, device, say, timed and study.timed, known_runs(reuse, members))
     shop.progress = progress or shop.progress
-    begun, made = time.monotonic(), 0
     missing = [planned for planned in chosen if planned.name not in done]
-    reason = ""
+    for planned in chosen:
+        if planned.name in done:
+            say(f"{planned.name}: done before")
+    begun, reason = time.monotonic(), ""
     try:
         _write_config(study, scale, folder, settings)
-        for planned in chosen:
-            if planned.name in done:
-                say(f"{planned.name}: done before")
-            else:
-                make(planned, shop)
-                made += 1
-                if made < len(missing):
-                    to_go, pace = len(missing) - made, (time.monotonic() - begun) / made
-                    say(f"  {several(to_go, 'run')} to go, about {duration(to_go * pace)}")
+        for made, planned in enumerate(missing, 1):
+            make(planned, shop)
+            if to_go := len(missing) - made:
+                pace = (time.monotonic() - begun) / made
+                say(f"  {several(to_go, 'run')} to go, about {duration(to_go * pace)}")
     except NotRun as error:
         reason = str(error)
         say(f"not run: {reason}")
@@ -165,9 +161,6 @@ def run(
         if fresh and not (folder / "runs").is_dir():
             (folder / "config.yaml").unlink(missing_ok=True)
         raise
-    finally:
-        if shop.aside:
-            gc.unfreeze()
     left = [*(planned.name for planned in chosen), *map(safe_name, settings.get("arms", ()))]
     for path in [path for name in left for path in shop.work.glob(name)]:
         shutil.rmtree(path, ignore_errors=True)  # what a killed process had no time to remove
@@ -295,13 +288,13 @@ def conclude(
         end = study.conclude(runs, used)
     else:
         end = Conclusion(UNDECIDED, "not run", "not run" + (f": {reason}" if reason else "."), [], [], {})
-    figures = ({"figure.png": end.draw} if end.draw is not None else {}) | end.more
+    figures = ({} if end.draw is None else {"figure.png": end.draw}) | end.more
     toy = TOY if study.toy and scale == "smoke" and taken else ""
     here = [f"{platform.machine()} CPU"] if not plan else ["none"]
     record = records.Study(
         schema=records.Study.reads[0], study=study.name, claim=study.claim, question=study.question,
-        criterion=study.criterion if study.criterion_of is None else study.criterion_of(used),
-        scale=scale, verdict=end.verdict, headline=end.headline + toy, sentence=f"{end.verdict}: {end.sentence}{toy}",
+        criterion=study.criterion_of(used), scale=scale, verdict=end.verdict, headline=end.headline + toy,
+        sentence=f"{end.verdict}: {end.sentence}{toy}",
         command=command_of(study.name, scale, settings_of(study, scale), used),
         hardware="; ".join(sorted({one.record.hardware for one in taken.values()}) or here),
         table=records.Table(columns=end.columns, rows=round_to(end.rows, whole=False)),

@@ -57,20 +57,19 @@ def _students(runs: Runs, settings: Settings) -> Conclusion:
     sentence = (
         f"mean cosine with a teacher minus alone {change.words()}{change.why}; it is {runs.said(ALONE, cosine)} alone, "
         f"{runs.said(TAUGHT, cosine)} with a teacher. Spearman {trend.words(2)}{trend.why}. "
-        f"{trend_and_level(**verdicts)} "
-        f"Held-out loss {loss.words(4)}."
+        f"{trend_and_level(**verdicts)} Held-out loss {loss.words(4)}."
     )
     estimate = {"mean_cosine": change, "spearman": trend, "held_out_loss": loss, "margin": MARGIN, "verdicts": verdicts}
     verdict, headline = change.verdict, f"mean cosine minus that of the student alone (must stay above −{MARGIN:g}): "
     headline += f"with a teacher {change.short()}"
+    levels = [(arm.replace(" with ", "\nwith "), runs.values(arm, cosine)) for arm in runs.arms]
     if OTHERWISE in settings["arms"]:
-        decided, words, more = _dispersed(runs, str(teacher_of(settings, OTHERWISE)))
+        teacher = str(teacher_of(settings, OTHERWISE))
+        decided, words, more = _dispersed(runs, teacher)
         verdict, sentence, estimate = combine([change, decided]), f"{sentence} {words}", estimate | more
         headline += f", with a dispersed one {decided.short()}"
-    levels = [(arm.replace(" with ", "\nwith "), runs.values(arm, cosine)) for arm in runs.arms]
-    second = teacher_of(settings, OTHERWISE) if OTHERWISE in settings["arms"] else None
-    if second in runs.arms:
-        levels.append((f"{second}\nbefore it was dispersed", [cosine(run, 0) for run in runs.of(str(second))]))
+        if teacher in runs:
+            levels.append((f"{teacher}\nbefore it was dispersed", [cosine(run, 0) for run in runs.of(teacher)]))
     draw = partial(
         heat_row, runs.last_snapshots(), points={"mean cosine of the blocks": levels},
         line=runs.mean(ALONE, cosine) - MARGIN, x=f"line: {MARGIN:g} below the student alone, the margin",

@@ -10,7 +10,6 @@ chosen. Whether the weight moves the geometry is judged by trend and by level.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -71,7 +70,6 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     strict = {d: runs.contrast(arm_of[d], arm_of[0.0], held_out, level=1 - 0.05 / len(towards)) for d in towards}
     most, at = max(((-x.low, d) for d, x in strict.items() if x.low is not None), default=(None, None))
     scores = {d: scored for d, arm in arm_of.items() if (scored := runs.scores(arm))}
-    tasks = list(dict.fromkeys(task for seeds in scores.values() for one in seeds.values() for task in one))
     best = min(here, key=lambda d: runs.mean(here[d], held_out), default=0.0)
     by = trend_and_level(trend.verdict, level.verdict)
     sentence = (
@@ -89,7 +87,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     means = {
         arm_of[d]: {
             task: float(np.mean(values)) if (values := [one[task] for one in seeds.values() if task in one]) else None
-            for task in tasks
+            for task in runs.tasks
         }
         for d, seeds in scores.items()
     }
@@ -101,7 +99,6 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     named = next(iter(by_arm.values()))  # the same tasks for all: those of λ = 0
     estimate["perplexity"] = {task: {arm: by_task[task] for arm, by_task in by_arm.items()} for task in named}
     losses = {d: runs.differences(arm, arm_of[0.0], held_out) for d, arm in here.items()}
-    losses = {d: [x for x in values if math.isfinite(x)] for d, values in losses.items()}
     small = {d: values for d, values in losses.items() if abs(d) < max(map(abs, here))}
     title, unit = "held-out loss minus that of λ = 0", "nats per token"
     panels = [_panel(title, unit, losses, line=0.0)]
@@ -109,13 +106,13 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         panels.append(_panel(f"{title}, small doses", unit, small, line=0.0))
     geometry = {d: runs.values(arm, cosine) for d, arm in here.items()}
     panels.append(_panel("geometry", "mean cosine of the blocks", geometry))
-    task = next((t for t in tasks if not t.endswith("perplexity")), None)
+    task = next((t for t in runs.tasks if not t.endswith("perplexity")), None)
     if task is not None:
         zero = scores.get(0.0, {})
         gains = {d: [100 * (seeds[s][task] - zero[s][task]) for s in seeds if s in zero] for d, seeds in scores.items()}
         panels.append(_panel(f"{task} minus that of λ = 0", "accuracy, points", gains, line=0.0))
     draw = partial(curves, panels, note="dots: training seeds; bars: 95 % intervals over them")
-    return Conclusion(combine([against[dose], slope]), headline, sentence, *runs.rows(tasks), estimate, draw)
+    return Conclusion(combine([against[dose], slope]), headline, sentence, *runs.rows(runs.tasks), estimate, draw)
 
 
 def _panel(title: str, y: str, values: Mapping[float, list[float]], **more: Any) -> dict[str, Any]:

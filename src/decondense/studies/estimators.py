@@ -38,7 +38,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     losses = {arm: runs.differences(arm, EXACT, held_out) for arm in (NONE, *OTHERS)}
     same = {arm: equivalent(losses[arm], margin=settings["margin"]) for arm in OTHERS}
     geometry = {arm: interval(d) for arm in (NONE, *OTHERS) if (d := runs.differences(arm, EXACT, cosine))}
-    cost = {arm: _mean_cost(runs, arm) for arm in runs.arms if arm != NONE}
+    costs = {arm: list(runs.costs(arm, NONE).values()) for arm in runs.arms if arm != NONE}
+    cost = {arm: sum(some) / len(some) if some else None for arm, some in costs.items()}
     # seed by seed, how much of what the exact loss does to the mean cosine is left
     kept = {arm: share_of_change(runs, arm, EXACT, NONE, margin=100 * MATTERS_COSINE, around=100) for arm in OTHERS}
     keeps = "; ".join(f"{arm} {_percent(d)}" for arm, d in kept.items())
@@ -72,9 +73,3 @@ def _percent(kept: Decision) -> str:
     if kept.estimate is None or kept.low is None:
         return f"{'unknown' if kept.estimate is None else f'{kept.estimate:.1f} %'} ({kept.reason})"
     return f"{kept.estimate:.1f} % 90 % interval [{kept.low:.1f}, {kept.high:.1f}]{resolves(kept.resolution)}"
-
-
-def _mean_cost(runs: Runs, arm: str) -> float | None:
-    """Over the seeds that both have; None where one of them has no speed."""
-    ratios = [runs.cost(arm, seed, NONE) for seed in runs.table[arm] if seed in runs.table.get(NONE, {})]
-    return sum(r for r in ratios if r) / len(ratios) if ratios and None not in ratios else None

@@ -169,9 +169,9 @@ def spearman(run: Training | Snapshot, at: int = -1) -> float:
     return _shot(run, at, "spearman")
 
 
-def spearman_blocks(run: Training | Snapshot, at: int = -1) -> float:
-    """The same over the states after the embedding, as the paper writes it."""
-    return _shot(run, at, "spearman_blocks")
+def spearman_blocks(run: Training | Snapshot) -> float:
+    """The same over the states after the embedding, as the paper writes it, at the end."""
+    return _shot(run, -1, "spearman_blocks")
 
 
 def last(run: Training | Snapshot) -> float:
@@ -275,12 +275,10 @@ class Runs:
         """Is `arm` − `other` below 0 over the seeds, or above?"""
         return decide(self.differences(arm, other, metric), claim=claim, level=level)
 
-    def cost(self, arm: str, seed: int, base: str) -> float | None:
-        """Time per token against `base` of the same seed; None where one of them has no speed."""
-        run, plain = (self.table.get(name, {}).get(seed) for name in (arm, base))
-        if run is None or plain is None or not run.tokens_per_second or not plain.tokens_per_second:
-            return None
-        return plain.tokens_per_second / run.tokens_per_second
+    def costs(self, arm: str, base: str) -> dict[int, float]:
+        """seed → time per token against `base`, for the seeds of which both have a speed."""
+        both = [(seed_of(run), run.tokens_per_second, plain.tokens_per_second) for run, plain in self.paired(arm, base)]
+        return {seed: usual / speed for seed, speed, usual in both if speed and usual}
 
     def scores(self, arm: str) -> dict[int, dict[str, float]]:
         """seed → task → accuracy."""

@@ -13,7 +13,7 @@ the model had before any training ("original": one step at a learning rate of 0,
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
@@ -22,7 +22,8 @@ from ..figures.studies import effects
 from ..stats.verdicts import REPRODUCED, Decision, combine, decide, deciding, interval
 from .arms import recipe_of
 from .contrasts import over_items, sides
-from .runs import MATTERS_NATS, MATTERS_POINTS, MATTERS_SHARE, RUINED, Conclusion, Runs, Settings, cosine, held_out
+from .runs import MATTERS_NATS, MATTERS_POINTS, MATTERS_SHARE, RUINED, Conclusion, Runs, cosine, held_out, seed_of
+from .settings import Settings
 
 ORIGINAL, PLAIN, LONGER, OURS = "original", "cross-entropy", "cross-entropy, 10 % more tokens", "dispersion"
 PAPER = ("decorrelation", "l2_repel", "orthogonalization")  # in the paper's order
@@ -50,8 +51,12 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     }
     gains = {arm: interval(list(v.values())) for arm, v in matched.items() if v and arm != PLAIN}
     compared = [arm for arm in runs.arms if arm not in (ORIGINAL, PLAIN, LONGER)]
-    better = [arm for arm in compared if _below(runs, arm)]
-    scored = {kind: _scored(runs, compared, kind) for kind in ("correct", "log_share")}
+    better = [arm for arm in compared if runs.contrast(arm, PLAIN, held_out).verdict == REPRODUCED]
+    level = 1 - 0.05 / max(1, len(compared))
+    scored = {
+        kind: {arm: d for arm in compared if (d := over_items(runs, arm, PLAIN, kind=kind, level=level)) is not None}
+        for kind in ("correct", "log_share")
+    }
     sentence = "; ".join(f"{OURS} minus {arm} {d.words(4)}" for arm, d in contrasts.items())
     sentence += f"; below cross-entropy on the same tokens with the whole interval: {', '.join(better) or 'none'}. "
     if any(d.estimate is not None for d in charged.values()):
@@ -65,16 +70,14 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     columns, rows = runs.rows(runs.tasks)
     columns += ["cost", "loss_at_matched_cost"]
     for row in rows:
-        row += [runs.cost(row[0], row[1], PLAIN), matched.get(row[0], {}).get(row[1])]
-    against = {a: d for a in compared if (d := runs.differences(a, PLAIN, held_out))}
-    costs = {arm: [x for seed in runs.table[arm] if (x := runs.cost(arm, seed, PLAIN)) is not None] for arm in against}
+        row += [runs.costs(row[0], PLAIN).get(row[1]), matched.get(row[0], {}).get(row[1])]
+    against = {arm: gaps for arm in compared if (gaps := runs.differences(arm, PLAIN, held_out))}
+    costs = {arm: list(runs.costs(arm, PLAIN).values()) for arm in against}
     usual = runs.mean(PLAIN, cosine)
     right = [f"{runs.mean(arm, cosine):.3f}" for arm in against]
     if timed := any(costs.values()):
-        right = [
-            f"{level} · " + (f"{sum(costs[arm]) / len(costs[arm]):.2f}×" if costs[arm] else "–")
-            for level, arm in zip(right, against)
-        ]
+        words = [f"{sum(some) / len(some):.2f}×" if some else "–" for some in costs.values()]
+        right = [f"{level} · {cost}" for level, cost in zip(right, words)]
     colours = [_colour(arm) for arm in against]
     kinds = [words for number, words in KINDS.items() if number in colours]
     draw = partial(
@@ -87,13 +90,6 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     estimate = {"contrasts": contrasts, "contrasts_at_matched_cost": charged, "at_matched_cost": gains}
     estimate |= {"points": scored["correct"], "log_likelihood": scored["log_share"]}
     return Conclusion(combine(list(contrasts.values())), headline, sentence, columns, rows, estimate, draw)
-
-
-def _scored(runs: Runs, compared: Sequence[str], kind: str) -> dict[str, Decision]:
-    """Arm → its average over tasks minus cross-entropy's, at the level divided by the number of arms."""
-    level = 1 - 0.05 / max(1, len(compared))
-    found = {arm: over_items(runs, arm, PLAIN, kind=kind, level=level) for arm in compared}
-    return {arm: decision for arm, decision in found.items() if decision is not None}
 
 
 def _in_words(runs: Runs, scored: Mapping[str, Mapping[str, Decision]]) -> str:
@@ -116,22 +112,16 @@ def _average(runs: Runs, arm: str) -> float:
     return 100 * float(np.mean([float(np.mean(scores)) for scores in seeds] or [math.nan]))
 
 
-def _below(runs: Runs, arm: str) -> bool:
-    return runs.contrast(arm, PLAIN, held_out).verdict == REPRODUCED
-
-
 def _matched(runs: Runs, arm: str) -> dict[int, float]:
     """seed → held-out loss minus that of cross-entropy at the same cost: with b and b′ the losses of cross-entropy on
     1 and k times the tokens, b + (cost − 1)/(k − 1) · (b′ − b). A run without a speed has no such number."""
     result = {}
-    for seed, run in runs.table[arm].items():
-        plain, longer = runs.table.get(PLAIN, {}).get(seed), runs.table.get(LONGER, {}).get(seed)
-        cost = 1.0 if arm == PLAIN else runs.cost(arm, seed, PLAIN)
-        if plain is None or longer is None or cost is None:
-            continue
-        factor = (longer.tokens or 0) / (plain.tokens or 1)
-        gained = (held_out(longer) - held_out(plain)) / (factor - 1)
-        result[seed] = held_out(run) - (held_out(plain) + max(0.0, cost - 1) * gained)
+    costs = runs.costs(arm, PLAIN) if arm != PLAIN else dict.fromkeys(runs.seeds, 1.0)
+    for run, plain, longer in runs.paired(arm, PLAIN, LONGER):
+        if (seed := seed_of(run)) in costs:
+            factor = (longer.tokens or 0) / (plain.tokens or 1)
+            gained = (held_out(longer) - held_out(plain)) / (factor - 1)
+            result[seed] = held_out(run) - (held_out(plain) + max(0.0, costs[seed] - 1) * gained)
     return result
 
 
