@@ -88,15 +88,11 @@ class Geometry:
         rows = self.record.per_window.mean_cosine
         width = min(self.layers + 2, *map(len, rows))
         table = np.array([row[:width] for row in rows], dtype=np.float64)
-        curve = curves(table, self.layers, first=self._first)[states]
+        first = 0 if self.record.model.stack.startswith("modules ") else 1  # named modules are blocks all of them
+        curve = curves(table, self.layers, first=first)[states]
         drawn = {"samples": self.record.settings.get("bootstrap", 2000), "seed": self.record.settings.get("seed", 0)}
-        found = finite(bootstrap(curve, lambda rows: rows.mean(-1), **drawn).tolist())
-        return Interval(**dict(zip(("value", "low", "high"), found)))
-
-    @property
-    def _first(self) -> int:
-        """Of the states the first block; named modules are blocks all of them."""
-        return 0 if self.record.model.stack.startswith("modules ") else 1
+        value, low, high = finite(bootstrap(curve, lambda rows: rows.mean(-1), **drawn).tolist())
+        return Interval(value=value, low=low, high=high)
 
     @cached_property
     def verdict(self) -> str:

@@ -34,7 +34,7 @@ def heat_grid(
     for line, (label, _) in zip(charts, rows):
         line[0].y.title = label
     size = (2.2 * max(map(len, charts)) + 1.5, 2.3 * len(rows) + 0.9)
-    strips = [Strip(charts, size, DEPTH + _below(note), "cosine similarity of two tokens", shared=True)]
+    strips = [Strip(charts, size, f"{DEPTH}\n{note}".strip(), "cosine similarity of two tokens", shared=True)]
     if below:
         strips.append(Strip([[_panel(panel) for panel in below]], (size[0], 3.0)))
     return draw(strips, path)
@@ -116,7 +116,7 @@ def effects(
     ticks = [(place, label) for place, (label, _) in zip(places, rows)]
     y = Axis(range=(0.4, len(rows) + 0.6), ticks=ticks, grid=False)
     chart = Chart(
-        "", Axis(x + _below(note), limits), y, [Frame(marks)], [Rule(0)],
+        "", Axis(f"{x}\n{note}".strip(), limits), y, [Frame(marks)], [Rule(0)],
         right_title=right_title if right else "", right=list(zip(places, right or ())),
     )  # fmt: skip
     if margin is not None:
@@ -158,7 +158,3 @@ def _panel(panel: Mapping[str, Any], *, joined: bool = True) -> Chart:
     several = len(panel["series"]) > 1 or bool(panel.get("limit"))
     legend = "best" if panel.get("legend", several) else ""
     return Chart(panel["title"], axis, y, [Frame(marks)], rules, legend=legend)
-
-
-def _below(note: str) -> str:
-    return f"\n{note}" if note else ""

@@ -68,12 +68,9 @@ class Effect:
     low: float | None
     high: float | None
 
-    @property
-    def _reach(self) -> float:
-        return 1.1 * max(abs(x) for x in (self.value, self.low, self.high) if x is not None) or 1.0
-
     def place(self, value: float) -> float:
-        return round(50 + 50 * value / self._reach, 1)
+        reach = 1.1 * max(abs(x) for x in (self.value, self.low, self.high) if x is not None) or 1.0
+        return round(50 + 50 * value / reach, 1)
 
     @property
     def text(self) -> str:

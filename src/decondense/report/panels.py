@@ -62,10 +62,9 @@ class Shot:
         rho = f"Spearman {span(round_to(self.result.spearman), low, high)}"
         return f"{self.when}: {rho}" if self.when else rho
 
-    def interval(self, name: str) -> tuple[Any, Any]:
-        """Over windows, where it is known."""
-        low, high = round_to(self.result.interval(name)) if isinstance(self.result, Geometry) else (None, None)
-        return low, high
+    def interval(self, name: str) -> Sequence[Any]:
+        """Its ends over windows, where they are known."""
+        return round_to(self.result.interval(name)) if isinstance(self.result, Geometry) else (None, None)
 
 
 @dataclass
@@ -219,16 +218,13 @@ def depth_panel(lines: Sequence[Line]) -> Panel | None:
 
 def depths_of(lines: Sequence[Line]) -> list[Depth]:
     """The curves of every run or model for the comparison of any two: at the end, and before training."""
-    found = []
+    curves = []
     for line in lines:
-        ends = [("", line.shots[-1])] if line.shots else []
-        if len(line.shots) > 1:
-            ends = [(", after", line.shots[-1]), (", before", line.shots[0])]
-        found += [
-            Depth(line.label + when, round_to(shot.mean_cosine.tolist()), bool(shot.result.final_norm))
-            for when, shot in ends
-        ]
-    return found
+        ends = [(", after", line.shots[-1]), (", before", line.shots[0])] if len(line.shots) > 1 else []
+        for when, shot in ends or [("", shot) for shot in line.shots]:
+            cosine = round_to(shot.mean_cosine.tolist())
+            curves.append(Depth(line.label + when, cosine, bool(shot.result.final_norm)))
+    return curves
 
 
 def _change(trained: Sequence[Line], axis: Axis, height: int, relative: bool) -> Chart | None:

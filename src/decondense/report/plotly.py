@@ -134,14 +134,11 @@ def _heat(heat: Heat) -> dict[str, Any]:
 
 def _band(band: Band) -> list[dict[str, Any]]:
     base: dict[str, Any] = {"type": "scatter", "mode": "lines", "x": list(band.x), "line": {"width": 0}, **QUIET}
-    fill = {"fill": "tonexty", "name": plain(band.name), "fillcolor": _see_through(band)}
+    red, green, blue = bytes.fromhex(_colour(band.colour)[1:])
+    see_through = f"rgba({red},{green},{blue},{band.opacity})"
+    fill = {"fill": "tonexty", "name": plain(band.name), "fillcolor": see_through}
     upper, lower = (_numbers(values, 5) for values in (band.high, band.low))
     return [base | {"y": upper, "showlegend": False}, base | fill | {"y": lower}]
-
-
-def _see_through(band: Band) -> str:
-    colour = _colour(band.colour).lstrip("#")
-    return "rgba({},{},{},{})".format(*(int(colour[i : i + 2], 16) for i in (0, 2, 4)), band.opacity)
 
 
 def _series(series: Series) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def read_run(source: Source[Training]) -> Run:
 
 def read_running(places: Sequence[Any]) -> list[Source[Training]]:
     """Runs that are not finished, as far as they have come: what they keep in progress.json, and their snapshots."""
-    found = []
+    running = []
     for file in sorted({file for place in map(Path, places) for file in place.rglob("progress.json")}):
         folder = file.parent
         try:
@@ -107,8 +107,8 @@ def read_running(places: Sequence[Any]) -> list[Source[Training]]:
                 record.snapshots.append(short)
         except (Damaged, OSError, ValueError):
             continue  # it is being written, or ends just now: the next look sees it
-        found.append(Source(folder.name, file, record))
-    return found
+        running.append(Source(folder.name, file, record))
+    return running
 
 
 def now(places: Sequence[Any]) -> list[dict[str, Any]]:

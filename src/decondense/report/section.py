@@ -100,15 +100,11 @@ class Table:
     def cells(self) -> list[list[str]]:
         return self.shown if self.shown is not None else [[cell(value) for value in row] for row in self.rows]
 
-    @property
-    def header(self) -> list[str]:
-        return self.heads if self.heads is not None else self.columns
-
     @cached_property
     def numeric(self) -> list[bool]:
         """Which of the shown columns are numbers, and so stand to the right."""
-        cells = self.cells
-        return [all(_FIGURES.fullmatch(row[i]) for row in cells if i < len(row)) for i in range(len(self.header))]
+        places = range(len(self.heads or self.columns))
+        return [all(_FIGURES.fullmatch(row[i]) for row in self.cells if i < len(row)) for i in places]
 
 
 @dataclass

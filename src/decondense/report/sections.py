@@ -184,19 +184,16 @@ def evaluation(source: Source[Evaluation]) -> Section:
         rows = [{"text": name} | {c: row.get(c) for c in columns} for name, row in record.texts.items()]
         tables.append(Table.of("Texts", rows, heads=["text", *(c.replace("_", " ") for c in columns)]))
         parts += [f"{name}: {row['bits_per_byte']:.4f} bits per byte" for name, row in record.texts.items()]
-    device = model.device
-    where = device or "an unknown device"
-    facts = [("model", f"{model.parameters:,} parameters, {model.dtype}, on {where}")]
+    facts = [("model", f"{model.parameters:,} parameters, {model.dtype}, on {model.device or 'an unknown device'}")]
     if record.checkpoint.training_seed is not None:
         facts.append(("training seed", str(record.checkpoint.training_seed)))
     config = _configuration(source, "model", "settings", "data", "checkpoint", "versions")
     notes = list(record.notes)
-    limit = record.settings.get("limit")
-    if limit:
+    if limit := record.settings.get("limit"):
         notes.insert(0, f"only the first {limit} items of every task were taken: for trying out.")
     origin = origin_of(source, config, evaluate_command(record, source.config), facts)
-    if origin.hardware is None and device:
-        origin.hardware = f"{device} (kind not recorded)"
+    if origin.hardware is None and model.device:
+        origin.hardware = f"{model.device} (kind not recorded)"
     return Section(
         "evaluation", model.description, "; ".join(parts) or "nothing was scored", [origin], notes=notes,
         panels=panels, tables=tables,

@@ -58,4 +58,4 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
 def _loss_in_words(settings: Settings) -> str:
     loss = loss_of(settings, TREATED)
     estimator = loss.get("options", {}).get("estimator")
-    return f"λ = {loss.get('weight', 0.1)}" + (f", {estimator.replace('_', ' ')} estimator" if estimator else "")
+    return f"λ = {loss['weight']}" + (f", {estimator.replace('_', ' ')} estimator" if estimator else "")

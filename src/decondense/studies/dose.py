@@ -30,11 +30,11 @@ def by_dose(settings: Settings) -> dict[float, str]:
 
 def _dose(settings: Settings, arm: str) -> float:
     loss = loss_of(settings, arm)
-    if isinstance(loss.get("weight"), str):
+    if isinstance(loss["weight"], str):
         raise ValueError(
             f"a dose is the weight of one loss, got {loss['name']} in the arm {arm!r}: leave one of them in."
         )
-    return float(loss.get("weight", 0.1)) if loss.get("name", "none") != "none" else 0.0
+    return float(loss["weight"]) if loss["name"] != "none" else 0.0
 
 
 def refuse(settings: Settings) -> None:

@@ -31,9 +31,10 @@ def by_weight(settings: Settings) -> dict[str, dict[float, str]]:
     arms: dict[str, dict[float, str]] = {REAL: {}, BLIND: {}}
     for arm in settings["arms"]:
         loss = loss_of(settings, arm)
-        name = loss.get("name", "none")
-        for kind in (REAL, BLIND) if name == "none" else (name,):
-            arms.setdefault(kind, {})[0.0 if name == "none" else float(loss.get("weight", 0.1))] = arm
+        if loss["name"] == "none":
+            arms[REAL][0.0] = arms[BLIND][0.0] = arm
+        else:
+            arms.setdefault(loss["name"], {})[float(loss["weight"])] = arm
     return {kind: dict(sorted(those.items())) for kind, those in arms.items()}
 
 
@@ -84,16 +85,18 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     verdict = combine(list(halves.values()))
     if len(halves) < 2 and verdict == REPRODUCED:  # which takes both
         verdict = UNDECIDED
+    four, spoilt = (real[dose], blind[dose], real[-dose], blind[-dose]), " and ".join(ruined)
+    known_norms = [f"{arm} {norms[arm]:.2f}" for arm in four if math.isfinite(norms.get(arm, math.nan))]
     sentence = (
         f"of dispersion's change of the mean cosine the placebo has {_percent(seen[dose])} at λ = {dose:g} and "
         f"{_percent(seen[-dose])} at −{dose:g}: the gate of ±{GATE:g} % is {gate}. "
         f"Held-out loss, dispersion minus placebo at λ = {dose:g} "
         f"{up.words(4)}{up.why}; placebo minus dispersion at −{dose:g} {down.words(4)}{down.why} (below 0: condensing "
         f"hurts more than as strong a push elsewhere). Against no loss: "
-        f"{'; '.join(f'{arm} {alone[arm].words(4)}' for arm in (real[dose], blind[dose], real[-dose], blind[-dose]))}. "
-        f"{_ruined(ruined)}"
+        f"{'; '.join(f'{arm} {alone[arm].words(4)}' for arm in four)}. "
+        f"{f'The model is ruined by {spoilt}, and a comparison with it decides nothing. ' if ruined else ''}"
         f"{_likely(likely[dose], dose)}Norm of the gradient of the weights, median over the run, in units of that "
-        f"without a loss: {_listed(norms, [real[dose], blind[dose], real[-dose], blind[-dose]])}."
+        f"without a loss: {', '.join(known_norms) or 'not known'}."
     )
     compared = {dose: f"dispersion minus placebo at λ = {dose:g}", -dose: f"placebo minus dispersion at −{dose:g}"}
     headline = "held-out loss, nats: " + "; ".join(
@@ -128,15 +131,6 @@ def _percent(seen: Decision) -> str:
 def _median_norm(run: Training) -> float:
     known = [line.grad_norm for line in run.history if line.grad_norm is not None]
     return float(np.median(known)) if known else math.nan
-
-
-def _listed(values: Mapping[str, float], arms: list[str]) -> str:
-    known = [f"{arm} {values[arm]:.2f}" for arm in arms if math.isfinite(values.get(arm, math.nan))]
-    return ", ".join(known) or "not known"
-
-
-def _ruined(arms: list[str]) -> str:
-    return f"The model is ruined by {' and '.join(arms)}, and a comparison with it decides nothing. " if arms else ""
 
 
 def _likely(decision: Decision | None, dose: float) -> str:

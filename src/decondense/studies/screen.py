@@ -55,8 +55,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         winners: dict[tuple[Any, Any], str] = {}
         for arm in (arm for arm in best.values() if control_of(arm) == control):
             loss = loss_of(settings, arm)
-            if loss.get("name", "none") != "none" and losses[arm] < base:
-                winners.setdefault((loss["name"], str(loss.get("layers", "all"))), arm)
+            if loss["name"] != "none" and losses[arm] < base:
+                winners.setdefault((loss["name"], str(loss["layers"])), arm)
         chosen[control] = list(winners.values())[:2]
         named = ", ".join(f"{arm} ({signed(losses[arm] - base, 4)})" for arm in chosen[control]) or "none"
         known = f"{best[control]}: {base:.4f}" if control in best else f"{control}, not run"
@@ -103,8 +103,8 @@ def _panels(control: str, losses: Mapping[str, float], settings: Settings) -> li
         recipe = joined(settings["base"], settings["arms"][arm])
         loss, place = loss_of(settings, arm), (recipe["train"]["warmup"], recipe["train"]["learning_rate"])
         name = TUNED.sub("", arm).removeprefix(model)
-        if loss.get("name", "none") != "none":
-            name = f"{loss['name']} {loss.get('layers', 'all')}".replace("_", " ")
+        if loss["name"] != "none":
+            name = f"{loss['name']} {loss['layers']}".replace("_", " ")
         cells = table.setdefault(name, {})
         cells[place] = min(losses[arm], cells.get(place, math.inf))
     several = {name: cells for name, cells in table.items() if len({warmup for warmup, _ in cells}) > 1} or table

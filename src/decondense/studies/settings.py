@@ -42,12 +42,12 @@ def joined(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Settings:
 
 
 def loss_of(settings: Settings, arm: str) -> Settings:
-    """The section `loss` of an arm's recipe, as far as the settings say it; of several, joined by a plus."""
+    """The section `loss` of an arm's recipe, with the defaults of what every loss has; of several, joined by a plus."""
+    defaults = {"name": "none", "layers": "all", "weight": 0.1}
     loss = joined(settings["base"], settings["arms"][arm]).get("loss", {})
     if isinstance(loss, list):
-        defaults = {"name": "none", "layers": "all", "weight": 0.1}
         return {key: " + ".join(str(one.get(key, default)) for one in loss) for key, default in defaults.items()}
-    return loss
+    return defaults | loss
 
 
 @functools.cache
