@@ -33,7 +33,6 @@ def test_mcnemar_by_counting_all_outcomes(gained, lost):
     assert mcnemar(gained, lost) == pytest.approx(extreme / 2**n, rel=1e-12)
 
 
-
 @pytest.mark.parametrize(("n", "psi", "delta"), [(30, 0.3, 0.2), (60, 0.1, 0.1), (25, 1.0, 0.5), (40, 0.2, 0.0)])
 def test_mcnemar_power_by_summing_over_everything(n, psi, delta):
     """All numbers of gained and lost items with their multinomial probabilities."""
@@ -296,7 +295,6 @@ def test_average_interval():
     low, high = average_interval(differences, [(d - 1.96 * s, d + 1.96 * s) for d, s in zip(differences, ses)])
     half = 1.96 * math.sqrt(np.sum(ses**2)) / 3
     assert (low, high) == pytest.approx((0.05 - half, 0.05 + half))
-
 
 
 def of_variances(seed: float, seed_df: float, item: float, item_df: float) -> Crossed:
