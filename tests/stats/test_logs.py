@@ -371,7 +371,7 @@ def test_logs_read_by_another_process_are_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(apart, "_cores", lambda: 2)
     started = []
     start = apart._apart
-    monkeypatch.setattr(apart, "_apart", lambda runs, wanted: started.append(runs) or start(runs, wanted))
+    monkeypatch.setattr(apart, "_apart", lambda run, wanted: started.append([run]) or start(run, wanted))
     assert dc.significance(base, treated, bootstrap=0).to_json() == alone
     assert sorted(started) == [[base], [treated]]
     for name in ("inspect", "lighteval"):  # what is sent between processes must be plain

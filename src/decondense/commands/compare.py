@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def compare(
     items: Annotated[
-        list[str] | None, typer.Argument(help="models, or results saved by `measure` (folder or result.json)")
+        list[str] | None, typer.Argument(help="models, or what `measure` saved: folder or result.json")
     ] = None,
     family: Annotated[str | None, typer.Option(help="a family of the paper, such as qwen3 or gpt2")] = None,
     paired: Annotated[bool, typer.Option("--paired", help="items come in pairs: a b, c d, …")] = False,

@@ -10,8 +10,8 @@ from typing import Any
 
 from rich.text import Text
 
+from .. import hub
 from ..files import versions
-from ..hub import hub_reachable
 from ..needs import EXTRAS, missing
 from . import options as o
 from .terminal import out, table
@@ -77,7 +77,7 @@ def examine(data: Path | None = None) -> dict[str, Any]:
         "uses": _uses(),
         "models": bundled,
         "texts": text.available(data),
-        "hub": hub_reachable(),
+        "hub": hub.hub_reachable(),
         "cache": str(weights_cache.cache_dir()),
     }
 

@@ -22,18 +22,12 @@ if TYPE_CHECKING:
 def evaluate(
     model: o.Model,
     tasks: Annotated[
-        str, typer.Option(help="paper (the ten benchmarks), or lm-eval task names a,b,c, or none")
+        str, typer.Option(help="paper (the ten benchmarks), names of lm-eval tasks a,b, or none")
     ] = "paper",
     bench: o.Bench = None,
-    shots: Annotated[
-        str, typer.Option(help="gpt2 (1 for four tasks), qwen3 (5 for them), zero, or a number for all")
-    ] = "gpt2",
-    limit: Annotated[
-        int | None, typer.Option(help="the first N items of every task, not of a text; for trying out")
-    ] = None,
-    text: Annotated[
-        str | None, typer.Option(help="also perplexity and bits per byte on texts a,b (name or file)")
-    ] = None,
+    shots: Annotated[str, typer.Option(help="gpt2 (1 for four tasks), qwen3 (5 for them), zero, or a number")] = "gpt2",
+    limit: Annotated[int | None, typer.Option(help="first N items of every task, not of a text; to try out")] = None,
+    text: Annotated[str | None, typer.Option(help="perplexity and bits per byte on texts a,b (name or file)")] = None,
     text_tokens: Annotated[
         int | None, typer.Option(help="tokens per window of text; default those it was trained on, or the context")
     ] = None,
@@ -47,12 +41,10 @@ def evaluate(
     dtype: o.Dtype = None,
     device: o.Device = None,
     batch_tokens: Annotated[
-        int | None, typer.Option(help="tokens per batch; default 65536, on a CPU 256 per thread")
+        int | None, typer.Option(help="tokens per batch; default 65536, on CPU 256 a thread")
     ] = None,
     trust_remote_code: o.Trust = False,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="start anew instead of resuming an unfinished evaluation")
-    ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="start anew, not from an unfinished evaluation")] = False,
     as_json: o.Json = False,
 ) -> None:
     """Score a model on the paper's ten benchmarks, or any of lm-eval's, and keep every item's outcome."""

@@ -97,10 +97,9 @@ def _measure_into(
             old.unlink()
     begun = time.monotonic()
     try:
-        if "images" in options:
-            result = run(config["model"], **_of_images(config["model"], options), **told)
-        else:
-            result = run(config["model"], **options, **told, partial=folder, resume=resume)
+        kept = {"partial": folder, "resume": resume}
+        asked = _of_images(config["model"], options) if "images" in options else options | kept
+        result = run(config["model"], **asked, **told)
     except Interrupted as stop:
         if stop.result is not None and first_process():
             write_files(folder, config, stop.result, time.monotonic() - begun)

@@ -27,7 +27,7 @@ Last = Annotated[int, typer.Option(help="how many last states the statistic `las
 Bootstrap = Annotated[int, typer.Option(help="resamplings of the windows for the intervals")]
 Data = Annotated[Path | None, typer.Option(help="folder of named texts; default $DECONDENSE_DATA")]
 Bench = Annotated[
-    str | None, typer.Option(help="folder with TASK/SPLIT.jsonl, or hub; default $DECONDENSE_BENCH, else the hub")
+    str | None, typer.Option(help="folder with TASK/SPLIT.jsonl, or hub; default $DECONDENSE_BENCH, or hub")
 ]
 Trust = Annotated[bool, typer.Option("--trust-remote-code", help="run code that comes with the model")]
 Force = Annotated[bool, typer.Option("--force", help="replace a result in the output folder")]

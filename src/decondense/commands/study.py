@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from .. import hub
 from ..files import output_folder
-from ..hub import hub_reachable
 from ..words import cell, several
 from . import options as o
 from .terminal import err, out, progress_bar, table, writing
@@ -28,9 +28,7 @@ def study(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="change one setting: base.data.tokens=5M; may be repeated")
     ] = None,
-    merge: Annotated[
-        bool, typer.Option("--merge", help="run nothing: compute the result from the runs that are there")
-    ] = False,
+    merge: Annotated[bool, typer.Option("--merge", help="run nothing: the result of the runs that are there")] = False,
     sources: Annotated[
         list[Path] | None,
         typer.Option("--from", help="with --merge: also take the runs below this folder that belong; repeatable"),
@@ -62,9 +60,7 @@ def study(
         return
     wanted = studies.find(name)
     if merge and any(given is not None for given in (piece, seeds, settings or None, reuse or None)):
-        raise ValueError(
-            "--merge runs nothing, so --piece, --seeds, --set and --reuse have no meaning: leave them out."
-        )
+        raise ValueError("--merge runs nothing: --piece, --seeds, --set and --reuse have no meaning, leave them out.")
     chosen = studies.settings_of(wanted, scale, settings or [], o.seeds_of(seeds))
     pieces = None if piece is None else o.names_of(piece) or []
     if plan:
@@ -111,7 +107,7 @@ def _bench(settings: dict[str, Any], given: str | None, data: Path | None) -> st
 
     folder = bench_folder(given, texts=data or os.environ.get("DECONDENSE_DATA"))
     asked = str(given or os.environ.get("DECONDENSE_BENCH")) == "hub"
-    return str(folder) if folder is not None else "hub" if asked or hub_reachable() else None
+    return str(folder) if folder is not None else "hub" if asked or hub.hub_reachable() else None
 
 
 def _show_list(scale: str, as_json: bool) -> None:
@@ -146,9 +142,8 @@ def _show_plan(wanted: Any, scale: str, settings: dict[str, Any], pieces: list[s
     listed = chosen == plan and settings == settings_of(wanted, scale)  # another number of runs has another cost
     cost = str(wanted.scales[scale]["cost"]) if listed else None
     if as_json:
-        print(
-            json.dumps({"study": wanted.name, "scale": scale, "runs": runs, "cost": cost}, ensure_ascii=False, indent=1)
-        )
+        whole = {"study": wanted.name, "scale": scale, "runs": runs, "cost": cost}
+        print(json.dumps(whole, ensure_ascii=False, indent=1))
         return
     out.print(f"{wanted.name} ({wanted.claim}): {wanted.question}")
     rows = [[str(value) for value in run.values()] for run in runs]

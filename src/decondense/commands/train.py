@@ -85,8 +85,7 @@ def train(
     for one, built in zip(chosen, recipes):  # before the first run starts
         if one is not None and built.train.seed != one:
             raise ValueError(
-                f"--seeds {seeds} gives every run a seed of its own, but --set makes it {built.train.seed}: leave one "
-                "of them out."
+                f"--seeds {seeds} gives every run a seed of its own, but --set says {built.train.seed}: leave one out."
             )
     folder = out_dir or Path("runs") / recipes[0].name
     targets = [folder / f"seed-{one}" if seeds else folder for one in chosen]

@@ -23,53 +23,37 @@ LARGE = 50_000_000
 CHILD = "from decondense.evaluate.apart import serve; serve()"
 
 Run = str | Path | EvaluatedRun | Log
-Read = list[Log] | Exception
 
 
 def read_all(runs: Sequence[Run], wanted: Wanted) -> list[list[Log]]:
-    """``read_logs`` of every run, in their order. The first run that cannot be read is told, whoever has read it."""
-    sizes = {i: _size(Path(run)) for i, run in enumerate(runs) if isinstance(run, (str, Path))}
-    workers = min(len(sizes), _cores())
-    found: dict[int, Read] = {}
-    if workers > 1 and sum(sizes.values()) >= LARGE:
-        shares = [list(sizes)[n::workers] for n in range(workers)]
-        with ThreadPoolExecutor(workers) as pool:
-            for share, read in zip(shares, pool.map(lambda share: _apart([runs[i] for i in share], wanted), shares)):
-                found |= dict(zip(share, read))
-    logs = []
-    for i, run in enumerate(runs):
-        one = found[i] if i in found else read_logs(run, wanted)  # also where a process did not come to its end
-        if isinstance(one, Exception):
-            raise one
-        logs.append(one)
-    return logs
+    """``read_logs`` of every run, in their order. The first run that cannot be read is told."""
+    files = [Path(run) for run in runs if isinstance(run, (str, Path))]
+    workers = min(len(files), _cores())
+    if workers < 2 or sum(map(_size, files)) < LARGE:
+        return [read_logs(run, wanted) for run in runs]
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(lambda run: _apart(run, wanted), runs))
 
 
-def _apart(runs: Sequence[Run], wanted: Wanted) -> list[Read]:
-    """What `serve` says of them in a process of its own; nothing where that did not come to its end."""
+def _apart(run: Run, wanted: Wanted) -> list[Log]:
+    """In a process of its own, or here where it is in memory or that did not come to its end: what is wrong is told."""
+    if not isinstance(run, (str, Path)):
+        return read_logs(run, wanted)
     places = os.pathsep.join(path for path in sys.path if path)
     done = subprocess.run(
-        [sys.executable or "python", "-c", CHILD], input=pickle.dumps((runs, wanted)), stdout=subprocess.PIPE,
+        [sys.executable or "python", "-c", CHILD], input=pickle.dumps((run, wanted)), stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": places}, check=False,
     )  # fmt: skip
-    return pickle.loads(done.stdout) if done.returncode == 0 else []
+    return pickle.loads(done.stdout) if done.returncode == 0 else read_logs(run, wanted)
 
 
 def serve() -> None:
-    """What such a process does: runs from its input, their logs (or what is wrong with them) to its output."""
-
-    def read(run: Run) -> Read:
-        try:
-            return read_logs(run, wanted)
-        except (ValueError, OSError) as error:
-            return error
-
-    runs, wanted = pickle.load(sys.stdin.buffer)
-    pickle.dump([read(run) for run in runs], sys.stdout.buffer, protocol=pickle.HIGHEST_PROTOCOL)
+    """What such a process does: a run from its input, its logs to its output."""
+    pickle.dump(read_logs(*pickle.load(sys.stdin.buffer)), sys.stdout.buffer, protocol=pickle.HIGHEST_PROTOCOL)
 
 
 def _size(path: Path) -> int:
-    files = [path] if path.is_file() else path.rglob("*") if path.is_dir() else ()
+    files = [path] if path.is_file() else path.rglob("*")
     return sum(file.stat().st_size for file in files if file.is_file())
 
 

@@ -98,10 +98,12 @@ def others(names: Iterable[str], chosen: str) -> str:
     return ", ".join(name for name in names if name != chosen)
 
 
-def hashed(*content: bytes) -> str:
+def hashed(*files: Path) -> str:
+    """Of what the files hold, one after the other."""
     digest = hashlib.sha256()
-    for part in content:
-        digest.update(part)
+    for file in files:
+        with file.open("rb") as content:
+            hashlib.file_digest(content, lambda: digest)
     return digest.hexdigest()[:16]
 
 
@@ -145,8 +147,7 @@ def one_run(path: Path, files: Sequence[Path], task_of: Callable[[Path], str]) -
     folders = sorted({str(file.parent) for file in files})
     if len(folders) > 1:
         raise ValueError(
-            f"{str(path)!r} must hold the log of one run, got {len(folders)} folders with logs "
-            f"{named(folders, 2)}: name one of them."
+            f"{str(path)!r} must hold the log of one run, got {len(folders)} folders {named(folders, 2)}: name one."
         )
     by_task: dict[str, Path] = {}
     for file in files:

@@ -4,6 +4,7 @@ inspect_ai 0.3.285 and lighteval 0.13.0."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -85,8 +86,7 @@ def _inspect(path: Path, files: Sequence[Path], wanted: Wanted) -> Log:
     one_run(path, files, read)
     if len(models) > 1:
         raise ValueError(f"{str(path)!r} must hold the logs of one model, got {', '.join(models)}: name files of one.")
-    content = hashed(*(file.read_bytes() for file in files))
-    return Log(str(path), "inspect_ai", tasks, content, next(iter(models)), notes=notes)
+    return Log(str(path), "inspect_ai", tasks, hashed(*files), next(iter(models)), notes=notes)
 
 
 def _inspected(task: str, samples: list[dict[str, Any]], wanted: Wanted, path: Path) -> tuple[Scores, list[str]]:
@@ -143,9 +143,7 @@ def _eval_file(path: Path) -> dict[str, Any]:
         with zipfile.ZipFile(path) as archive:
             members = {info.filename: info for info in archive.infolist()}
             if "header.json" not in members:
-                raise ValueError(
-                    f"the log {str(path)!r} must be finished, but has no header.json: repeat the evaluation."
-                )
+                raise ValueError(f"the log {str(path)!r} must be finished, but has no header.json: repeat it.")
 
             def load(name: str) -> Any:
                 return json.loads(_member(archive, path, members[name]))
@@ -188,7 +186,7 @@ def _lighteval(path: Path, files: Sequence[Path], wanted: Wanted) -> Log:
 
     by_task = one_run(path, files, task_of)
     tasks = {task: _details(task, tables[file], wanted, file) for task, file in by_task.items()}
-    return Log(str(path), "lighteval", tasks, hashed(*(file.read_bytes() for file in files)), path.name)
+    return Log(str(path), "lighteval", tasks, hashed(*files), path.name)
 
 
 def _details(task: str, rows: list[dict[str, Any]], wanted: Wanted, path: Path) -> Scores:
@@ -251,7 +249,7 @@ def _tables(path: Path, wanted: Wanted) -> list[Log]:
     parts: dict[str, dict[str, dict[str, list[int]]]] = {}
     for row, (seed, task, metric) in enumerate(zip(*keys)):
         parts.setdefault(seed, {}).setdefault(task, {}).setdefault(metric, []).append(row)
-    content = hashed(path.read_bytes())
+    content = hashed(path)
     logs = []
     for seed, tasks in (parts or {"": {}}).items():  # a log without items says so itself
         name = f"{path} seed {seed}" if len(parts) > 1 else str(path)
@@ -270,7 +268,7 @@ def _tables(path: Path, wanted: Wanted) -> list[Log]:
 
 
 def _hashed(prompts: Sequence[str]) -> list[str]:
-    return [hashed(prompt.encode()) for prompt in prompts]
+    return [hashlib.sha256(prompt.encode()).hexdigest()[:16] for prompt in prompts]
 
 
 DEFAULTS = {"seed": "", "task": "items", "metric": "score"}

@@ -5,7 +5,6 @@ of an item: lines are read one by one, and the rest of each is let go at once.""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -56,9 +55,9 @@ def read_samples(path: Path, files: Sequence[Path], wanted: Wanted) -> Log:
             group |= {sub: name for name, subs in (content.get("group_subtasks") or {}).items() for sub in subs}
         lower |= content.get("higher_is_better") or {}
     tasks: dict[str, list[Sample]] = {}
-    notes, content_of = [], hashlib.sha256()
+    notes = []
     for subtask, file in sorted(by_name.items()):
-        by_filter = _by_filter(subtask, file, wanted, content_of)
+        by_filter = _by_filter(subtask, file, wanted)
         filters = list(by_filter)
         chosen = next((name for name in filters if name == wanted.filter), filters[0] if filters else "none")
         if wanted.filter is not None and chosen != wanted.filter and len(filters) > 1:
@@ -71,28 +70,21 @@ def read_samples(path: Path, files: Sequence[Path], wanted: Wanted) -> Log:
             top = group[top]
         tasks.setdefault(top, []).extend(by_filter.get(chosen, ()))
     known = {task: _samples(task, rows, lower, wanted, path, by_name) for task, rows in tasks.items()}
-    fingerprint = content_of.hexdigest()[:16]
-    return Log(str(path), "lm-eval", known, fingerprint, model or files[0].parent.name, notes=notes)
+    return Log(str(path), "lm-eval", known, logs.hashed(*files), model or files[0].parent.name, notes=notes)
 
 
-def _by_filter(subtask: str, file: Path, wanted: Wanted, content_of: Any) -> dict[str, list[Sample]]:
-    """filter → the samples read by it, in the order of the file, whose bytes go into the hash ``content_of``."""
-    found: dict[str, list[Sample]] = {}
-
-    def noted(lines: Iterable[bytes]) -> Iterator[bytes]:
-        for line in lines:
-            content_of.update(line)
-            yield line
-
+def _by_filter(subtask: str, file: Path, wanted: Wanted) -> dict[str, list[Sample]]:
+    """filter → the samples read by it, in the order of the file."""
+    samples: dict[str, list[Sample]] = {}
     try:
         with file.open("rb") as lines:
-            for place, row in _lines(file, noted(lines)):
-                found.setdefault(row.get("filter", "none"), []).append(_sample(subtask, place, row, wanted, file))
+            for place, row in _lines(file, lines):
+                samples.setdefault(row.get("filter", "none"), []).append(_sample(subtask, place, row, wanted, file))
     except (KeyError, AttributeError, TypeError, IndexError) as error:
         raise Damaged(
             f"{str(file)!r} must hold samples of lm-eval, but {subtask!r} lacks {error}: log it again."
         ) from error
-    return found
+    return samples
 
 
 def _sample(subtask: str, place: int, row: dict[str, Any], wanted: Wanted, file: Path) -> Sample:
@@ -190,9 +182,7 @@ def _lines(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, 
                     raise ValueError
                 yield number, row
     except ValueError as error:
-        raise Damaged(
-            f"line {number} of {str(path)!r} must be an object of JSON: the file is cut off or no log."
-        ) from error
+        raise Damaged(f"line {number} of {str(path)!r} must be an object of JSON: it is cut off, or no log.") from error
 
 
 def _parsed(line: bytes) -> Any:

@@ -25,7 +25,7 @@ class Journal:
         self.done: dict[tuple[str, int], list[tuple[float, bool]]] = {}
         lines = path.read_bytes().split(b"\n") if path.exists() else []
         for checksum, _, line in (line.partition(b" ") for line in lines):
-            if line and checksum == _checksum(line):
+            if line and checksum == b"%08x" % zlib.crc32(line):
                 stage, batch, answers = json.loads(line)
                 self.done[stage, batch] = [(value, bool(greedy)) for value, greedy in answers]
 
@@ -34,13 +34,9 @@ class Journal:
         line = json.dumps([stage, batch, [[value, int(greedy)] for value, greedy in answers]]).encode()
         with self.path.open("ab") as file:
             # a leading newline ends whatever a crash left on the last line
-            file.write(b"\n" + _checksum(line) + b" " + line)
+            file.write(b"\n%08x %b" % (zlib.crc32(line), line))
             file.flush()
             os.fsync(file.fileno())
-
-
-def _checksum(line: bytes) -> bytes:
-    return b"%08x" % zlib.crc32(line)
 
 
 class Parts:

@@ -144,9 +144,7 @@ class Snapshot(Part):
     def _states(self) -> Snapshot:
         rows = self.histogram
         if rows is not None and (len(rows) != len(self.mean_cosine) or len(set(map(len, rows))) != 1 or not rows[0]):
-            raise ValueError(
-                f"histogram must have {len(self.mean_cosine)} rows of one length, as mean_cosine has states"
-            )
+            raise ValueError(f"histogram must have {len(self.mean_cosine)} rows of one length, a row a state")
         return self
 
     @property

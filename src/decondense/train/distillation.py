@@ -87,6 +87,4 @@ def check_teacher(student: Any, teacher: Any, tokenizers: tuple[Any, Any], conte
         )
     limit = getattr(teacher.config, "max_position_embeddings", None)
     if limit is not None and limit < context:
-        raise ValueError(
-            f"a teacher must see whole blocks of {context} tokens, this one sees {limit}: shorten context."
-        )
+        raise ValueError(f"a teacher must see whole blocks of {context} tokens, this one sees {limit}: lower context.")

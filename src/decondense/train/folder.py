@@ -74,8 +74,7 @@ def check_recipe(folder: Path, recipe: Recipe, *, resume: bool) -> bool:
         # Only the first process: the others may see what that one has written just now.
         if first_process() and (file.is_file() or (folder / "result.json").is_file()):
             raise ValueError(
-                f"{str(folder)!r} already holds a run: add --resume to continue it, or choose another folder with "
-                "--out."
+                f"{str(folder)!r} already holds a run: add --resume to go on, or choose another with --out."
             )
         return False
     if not file.is_file():

@@ -340,8 +340,7 @@ def _micro_batch(recipe: Recipe, model: Any, device: torch.device) -> int:
     if recipe.train.micro_batch is not None:
         if share % recipe.train.micro_batch:
             raise ValueError(
-                f"train.micro_batch must divide the {share} blocks that a process has per step, got "
-                f"{recipe.train.micro_batch}."
+                f"train.micro_batch must divide the {share} blocks of a process, got {recipe.train.micro_batch}."
             )
         return recipe.train.micro_batch
     tokens = 4096.0

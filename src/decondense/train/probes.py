@@ -32,7 +32,7 @@ class Probes(TrainerCallback):
     ) -> None:
         if trainer.is_fsdp_enabled:
             raise ValueError(
-                "snapshots.probes needs the whole weights in every process, but FSDP shards them: set it to false."
+                "snapshots.probes needs the whole weights in a process, and FSDP splits them: leave it out."
             )
         self.trainer, self.steps, self.counts, self.told = trainer, {0, *steps}, counts, told
         size = min(max(1, TOKENS // held_out.context), len(held_out) // 2)

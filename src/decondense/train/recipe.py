@@ -68,6 +68,7 @@ class Recipe(Part):
 
     @model_validator(mode="after")
     def _agree(self) -> Recipe:
+        context = self.data.context
         if self.name in ("", ".", "..") or "/" in self.name or "\\" in self.name:
             raise ValueError(f"name must be that of a folder in runs/, got {self.name!r}: for another place give --out")
         if isinstance(self.loss, list) and (len(self.loss) < 2 or any(one.name == "none" for one in self.loss)):
@@ -78,17 +79,14 @@ class Recipe(Part):
         for key in ("check_every", "modules"):
             if isinstance(self.loss, list) and any(getattr(one, key) is not None for one in self.loss):
                 raise ValueError(f"loss.{key} is about one loss, got it in a list: leave it out")
-        if self.train.batch_tokens < self.data.context:
-            raise ValueError(
-                f"train.batch_tokens must hold at least one block of data.context = {self.data.context} tokens, "
-                f"got {self.train.batch_tokens}"
-            )
-        if self.snapshots.count and self.snapshots.tokens > self.data.context:
+        if self.train.batch_tokens < context:
+            got = self.train.batch_tokens
+            raise ValueError(f"train.batch_tokens must hold one block of data.context = {context} tokens, got {got}")
+        if self.snapshots.count and self.snapshots.tokens > context:
             if "tokens" in self.snapshots.model_fields_set:
-                raise ValueError(
-                    f"snapshots.tokens must be at most data.context = {self.data.context}, got {self.snapshots.tokens}"
-                )
-            self.snapshots = self.snapshots.model_copy(update={"tokens": self.data.context})
+                got = self.snapshots.tokens
+                raise ValueError(f"snapshots.tokens must be at most data.context = {context}, got {got}")
+            self.snapshots = self.snapshots.model_copy(update={"tokens": context})
         if self.baselines.active_forgetting is not None and self.model.lora is not None:
             raise ValueError("active forgetting trains the embeddings, which lora freezes: leave one of them out")
         if self.baselines.dropout is not None and not self.model.fresh:
@@ -167,11 +165,10 @@ def with_settings(content: dict[str, Any], settings: Settings) -> dict[str, Any]
     content = copy.deepcopy(content)
     pairs = [_setting(setting) if isinstance(setting, str) else setting for setting in settings]
     loss = content.get("loss")
-    if isinstance(loss, dict) and any(key == "loss.name" and value != loss.get("name") for key, value in pairs):
-        gone = ("options", "preset", "check_every")
-        content["loss"] = {k: v for k, v in loss.items() if k not in gone and ("loss.name", "none") not in pairs}
-    if isinstance(loss, list) and ("loss.name", "none") in pairs:
+    if ("loss.name", "none") in pairs:
         content["loss"] = {}
+    elif isinstance(loss, dict) and any(key == "loss.name" and value != loss.get("name") for key, value in pairs):
+        content["loss"] = {k: v for k, v in loss.items() if k not in ("options", "preset", "check_every")}
     for key, value in pairs:
         if key.startswith("loss.") and isinstance(content.get("loss"), list):
             whole = "give it whole, --set 'loss=[{…}, {…}]'."
@@ -182,8 +179,7 @@ def with_settings(content: dict[str, Any], settings: Settings) -> dict[str, Any]
     idle = [key for key, value in pairs if ".".join(key.split(".")[:2]) in of_a_loss and value]
     if idle and isinstance(loss, dict) and loss.get("name", "none") == "none":
         raise ValueError(
-            f"setting {idle[0]!r} needs a loss, and loss.name is none: name one, e.g. loss.name=dispersion, or leave "
-            "the setting out."
+            f"setting {idle[0]!r} needs a loss, and loss.name is none: name one, like dispersion, or leave it out."
         )
     return content
 
@@ -255,9 +251,8 @@ def _sentence(error: ValidationError, name: str) -> str:
         return f"{name}: {where} must be {must}, got {came}: {nearest(got, choices, f'{_remedy(place)}.')}"
     message = first["msg"].removeprefix("Value error, ").rstrip(".")
     shown = f", got {got!r}" if isinstance(got, (str, int, float, bool)) and "got" not in message else ""
-    return f"{name}: {where}{': ' if where else ''}{message}{shown}" + (
-        "" if message.endswith("?") and not shown else "."
-    )
+    end = "" if message.endswith("?") and not shown else "."
+    return f"{name}: {where}{': ' if where else ''}{message}{shown}{end}"
 
 
 def _in_other_words(key: str, section: str) -> list[str]:

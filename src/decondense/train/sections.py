@@ -81,9 +81,7 @@ class Model(Part):
         if (self.name is None) == (self.architecture is None):
             raise ValueError("give either name or architecture, got " + ("neither" if self.name is None else "both"))
         if self.architecture is not None and self.tokenizer is None:
-            raise ValueError(
-                "an architecture from scratch needs tokenizer, the name of a model whose tokenizer it uses"
-            )
+            raise ValueError("an architecture from scratch needs tokenizer: name a model whose tokenizer it uses")
         of_a_name = [key for key in ("revision", "init", "trust_remote_code") if getattr(self, key)]
         if self.architecture is not None and of_a_name:
             raise ValueError(
@@ -173,9 +171,7 @@ class Loss(Part):
                     continue
                 # A recipe that is printed in full has every key; where no name is given, the loss was forgotten.
                 if "name" not in self.model_fields_set or getattr(self, key) != field.default:
-                    raise ValueError(
-                        f"{key} does nothing with loss none: name a loss, like dispersion, or leave it out"
-                    )
+                    raise ValueError(f"{key} does nothing with loss none: name one, like dispersion, or leave it out")
             return self
         from ..losses.presets import get
         from ..term import Term
@@ -290,8 +286,7 @@ class Train(Part):
         if self.schedule == "constant":
             if self.warmup and "warmup" in self.model_fields_set:
                 raise ValueError(
-                    f"schedule constant has no warm-up, got warmup {self.warmup:g}: set it to 0, or schedule to "
-                    "constant_with_warmup"
+                    f"schedule constant has no warm-up, got {self.warmup:g}: set it to 0, or take constant_with_warmup"
                 )
             self.warmup = 0.0
         return self
