@@ -10,8 +10,7 @@ import torch
 from by_hand import brute_force
 from lm_eval.models.huggingface import HFLM
 
-from decondense.evaluate.perplexity import score_text
-from decondense.evaluate.scorer import Scorer
+from decondense.evaluate.scorer import Scorer, score_text
 from decondense.evaluate.unfinished import Journal
 from decondense.insides.lm_eval import quiet
 from decondense.text import Text

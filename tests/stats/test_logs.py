@@ -115,7 +115,7 @@ def test_inspect_scores_are_those_of_its_header(run):
     log = one(LOGS / "inspect" / run)
     assert (log.tool, log.model) == ("inspect_ai", "mockllm/model")
     for file in (LOGS / "inspect" / run).glob("*.eval"):
-        header = _eval_file(file)["header"]
+        header, _ = _eval_file(file)
         for score in header["results"]["scores"]:
             found = one(file, metrics=(score["name"],)).tasks[header["eval"]["task"]]
             assert found.score.mean() == pytest.approx(score["metrics"]["accuracy"]["value"])
@@ -270,12 +270,12 @@ def archive(path: Path, **members) -> Path:
 )
 def test_items_that_are_reordered_lost_or_copied(tmp_path, tool, copied):
     file, other = (next((LOGS / tool / run).glob("*stars*")) for run in ("base", "treated"))
-    whole = _eval_file(file) if tool == "inspect" else {"samples": rows_of(file)}
-    rows, place = whole["samples"], tmp_path / file.name
+    header, rows = _eval_file(file) if tool == "inspect" else ({}, rows_of(file))
+    place = tmp_path / file.name
 
     def found(chosen):
         if tool == "inspect":
-            archive(place, header=whole["header"], summaries=chosen)
+            archive(place, header=header, summaries=chosen)
         else:
             table(place, chosen)
         return dc.significance(place, other, bootstrap=0).macro

@@ -89,8 +89,8 @@ def run_comparison(
                     result.save(folder / "results" / _folder_name(result) / "result.json")
 
         with fresh_folder(folder, "comparison", force=force):
-            told = {"started": started, "finished": finished, **with_stages(windows)}
-            comparison = run(items, **how, **told, **options)
+            callbacks = {"started": started, "finished": finished, **with_stages(windows)}
+            comparison = run(items, **how, **callbacks, **options)
             if not first_process():
                 return
             with writing(folder):

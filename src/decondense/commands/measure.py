@@ -64,14 +64,14 @@ def measure(
     target = out_dir or default_folder("condensation", model)
     config = {"command": "measure", "model": model, **options}
     with progress_bar(f"measuring {Path(model).name}", quiet=as_json) as move:
-        told = with_stages(move)
-        told["stage"]("opening the model")  # GGUF weights are converted here, once
+        callbacks = with_stages(move)
+        callbacks["stage"]("opening the model")  # GGUF weights are converted here, once
         from ..meter.run import check
 
         check(model, **options)
         begun = resume and any(target.glob("partial-*.npz"))  # a finished result of other settings is not resumed over
         with fresh_folder(target, "measurement", force=force or begun or _same(target, config)) as folder:
-            result = _measure_into(folder, config, options, resume=resume, told=told)
+            result = _measure_into(folder, config, options, resume=resume, callbacks=callbacks)
     if not first_process():
         return
     if as_json:
@@ -87,7 +87,7 @@ def _same(folder: Path, config: dict[str, Any]) -> bool:
 
 
 def _measure_into(
-    folder: Path, config: dict[str, Any], options: dict[str, Any], *, resume: bool, told: dict[str, Any]
+    folder: Path, config: dict[str, Any], options: dict[str, Any], *, resume: bool, callbacks: dict[str, Any]
 ) -> Condensation:
     from ..meter import Interrupted
     from ..meter import measure as run
@@ -97,9 +97,9 @@ def _measure_into(
             old.unlink()
     begun = time.monotonic()
     try:
-        kept = {"partial": folder, "resume": resume}
-        asked = _of_images(config["model"], options) if "images" in options else options | kept
-        result = run(config["model"], **asked, **told)
+        resumable = options | {"partial": folder, "resume": resume}
+        asked = _of_images(config["model"], options) if "images" in options else resumable
+        result = run(config["model"], **asked, **callbacks)
     except Interrupted as stop:
         if stop.result is not None and first_process():
             write_files(folder, config, stop.result, time.monotonic() - begun)

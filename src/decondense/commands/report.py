@@ -22,7 +22,7 @@ def report(
     title: Annotated[str | None, typer.Option(help="title of the page")] = None,
     table: Annotated[bool, typer.Option("--table", help="print the studies as a Markdown table; no page")] = False,
     readme: Annotated[
-        Path | None, typer.Option(help="write that table into FILE, between its two result markers; no page")
+        Path | None, typer.Option(help="write that table into FILE, between its markers; no page")
     ] = None,
     serve: Annotated[
         bool, typer.Option("--serve", help="show the page on this machine alone, and follow runs while they train")

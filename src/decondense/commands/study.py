@@ -113,18 +113,18 @@ def _bench(settings: dict[str, Any], given: str | None, data: Path | None) -> st
 def _show_list(scale: str, as_json: bool) -> None:
     from .. import studies
 
-    listed: list[dict[str, Any]] = []
+    listed = []
     for s in studies.STUDIES.values():
-        runs = len(s.plan(studies.settings_of(s, scale)))
-        cost = s.scales[scale]["cost"].removeprefix("about ").partition(",")[0]  # which is the time of all runs
-        listed.append({"study": s.name, "short": s.short, "scale": scale, "runs": runs, "cost": cost})
+        row: dict[str, Any] = {"study": s.name, "short": s.short, "scale": scale}
+        row["runs"] = len(s.plan(studies.settings_of(s, scale)))
+        row["cost"] = s.scales[scale]["cost"].removeprefix("about ").partition(",")[0]  # which is the time of all runs
+        row |= {key: getattr(s, key) for key in ("claim", "question", "criterion")}
+        row["scales"] = {
+            scale: {"runs": x["about"], "cost": x["cost"], "pieces": [p.name for p in s.plan(x)]}
+            for scale, x in s.scales.items()
+        }
+        listed.append(row)
     if as_json:
-        for row, s in zip(listed, studies.STUDIES.values()):
-            row |= {key: getattr(s, key) for key in ("claim", "question", "criterion")}
-            row["scales"] = {
-                scale: {"runs": x["about"], "cost": x["cost"], "pieces": [p.name for p in s.plan(x)]}
-                for scale, x in s.scales.items()
-            }
         print(json.dumps(listed, indent=1, ensure_ascii=False))
         return
     heads = ("study", "question (it: condensation)", "runs", "cost, about")

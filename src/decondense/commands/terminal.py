@@ -118,7 +118,7 @@ def _progress_lines(label: str) -> Iterator[Callable[..., None]]:
     writes it, as rich's does for the bar: nobody else could meanwhile."""
     at: tuple[int, int | None, str, str] = (0, None, label, "")
     first, begun = 0, time.monotonic()
-    said, ended, one = begun, threading.Event(), threading.Lock()
+    printed, ended, one = begun, threading.Event(), threading.Lock()
 
     def move(done: int, total: int | None, what: str = label, note: str = "") -> None:
         nonlocal at, first, begun
@@ -130,10 +130,10 @@ def _progress_lines(label: str) -> Iterator[Callable[..., None]]:
             say(now)
 
     def say(now: float) -> None:
-        nonlocal said
-        if now - said < EVERY:
+        nonlocal printed
+        if now - printed < EVERY:
             return
-        said = now
+        printed = now
         done, total, what, note = at
         if total is None:
             count = f"{done:,}, " if done else ""

@@ -108,9 +108,9 @@ def train(
         from ..train.prepare import check
 
         begun = {where: would_go_on(where, built, resume=resume) for where, built in zip(targets, recipes)}
-        found = check(recipes[0])  # the others differ in nothing but the seed
+        model_in_words = check(recipes[0])  # the others differ in nothing but the seed
         if not as_json:
-            _tell(recipes[0], found, begun)
+            _tell(recipes[0], model_in_words, begun)
     _part()
 
 
@@ -210,26 +210,26 @@ def _tell(recipe: Any, model: dict[str, Any], begun: dict[Path, str | None]) -> 
     texts = " + ".join(name if equal else f"{100 * share:.3g} % {name}" for name, share in shares.items())
     err.print(f"{model['name']}{kind}, {amount(model['parameters'])} parameters, on {texts}: {budget}")
     err.print(f"loss: {_loss(recipe)}")
-    said = [words for words in begun.values() if words is not None]
+    outlook = [words for words in begun.values() if words is not None]
     if new := [folder for folder, words in begun.items() if words is None]:
         names = f"seed-{{{','.join(folder.name.removeprefix('seed-') for folder in new)}}}"
-        said.append(f"it would write {new[0] if len(new) == 1 else new[0].parent / names}")
-    err.print("; ".join([*said, "nothing was written"]))
+        outlook.append(f"it would write {new[0] if len(new) == 1 else new[0].parent / names}")
+    err.print("; ".join([*outlook, "nothing was written"]))
 
 
 def _loss(recipe: Any) -> str:
     """What is minimised, and which baselines act otherwise than by a term of it."""
-    baselines, said = recipe.baselines, "cross-entropy"
+    baselines, formula = recipe.baselines, "cross-entropy"
     if taught := baselines.distillation:
-        said = f"{1 - taught.share:g} · cross-entropy + {taught.share:g} · distillation from {taught.teacher}"
+        formula = f"{1 - taught.share:g} · cross-entropy + {taught.share:g} · distillation from {taught.teacher}"
     for name, weight in baselines.on_logits.items():
-        said += f" + {weight:g} · {name}"
+        formula += f" + {weight:g} · {name}"
     for loss in recipe.losses:
         read = f"layers {cell(loss.layers)}" if loss.modules is None else f"modules {cell(loss.modules)}"
         over_time = f", {loss.over_time}" if loss.over_time else ""
-        said += f" {'−' if loss.weight < 0 else '+'} {abs(loss.weight):g} · {loss.name} on {read}{over_time}"
+        formula += f" {'−' if loss.weight < 0 else '+'} {abs(loss.weight):g} · {loss.name} on {read}{over_time}"
     others = _beside(recipe)
-    return said + (f"; beside it {list_of(others)}" if others else "")
+    return formula + (f"; beside it {list_of(others)}" if others else "")
 
 
 def _notes(recipe: Any) -> Iterator[str]:

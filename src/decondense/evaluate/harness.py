@@ -74,8 +74,7 @@ def evaluate(
     benchmarks = build(names, bench=folder or "hub", shots=shots, seed=seed, limit=limit, progress=progress)
     how = {"dtype": dtype, "device": device, "init": init, "seed": seed, "trust_remote_code": trust_remote_code}
     weights, tokenizer, about = _load(model, revision, how)
-    from .perplexity import score_text
-    from .scorer import Scorer
+    from .scorer import Scorer, score_text
 
     with inside.quiet():
         scorer = Scorer(weights, tokenizer, batch_tokens=batch_tokens)

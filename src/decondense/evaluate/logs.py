@@ -111,8 +111,8 @@ def lower_is_better(metric: str) -> bool:
     return metric.lower() in LOWER
 
 
-def pick(there: Iterable[str], wanted: Wanted, task: str, path: Path) -> str | None:
-    """Which of a task's metrics is compared; None where there is none at all."""
+def pick(there: Iterable[str], wanted: Wanted, task: str, path: Path) -> str:
+    """Which of a task's metrics is compared; "" where there is none at all."""
     names = list(there)
     for name in wanted.metrics or USUAL:
         if name in names:
@@ -122,7 +122,7 @@ def pick(there: Iterable[str], wanted: Wanted, task: str, path: Path) -> str | N
             f"task {task!r} of {str(path)!r} must have the metric {' or '.join(wanted.metrics)}, got "
             f"{', '.join(names)}: {nearest(wanted.metrics[0], names)}"
         )
-    return names[0] if names else None
+    return names[0] if names else ""
 
 
 def field_of(rows: Sequence[Any], get: Callable[[Any], Any], name: str | None, path: Path) -> list[str] | None:
@@ -183,7 +183,7 @@ def from_run(run: EvaluatedRun, wanted: Wanted) -> Log:
         normed = not text and all(item["acc_norm"] is not None for item in items)
         metrics = {"acc": "correct"} | ({"acc_norm": "acc_norm"} if normed else {})
         metric = pick(metrics, wanted if not text else Wanted(), task, Path(run.path))
-        score = None if text else np.array([item[metrics[metric or "acc"]] for item in items], dtype=np.float64)  # type: ignore[literal-required]
+        score = None if text else np.array([item[metrics[metric]] for item in items], dtype=np.float64)  # type: ignore[literal-required]
         known = all(item["loglikelihoods"] and (item["gold"] or text) for item in items)
         choices = [len(item["loglikelihoods"] or ()) / max(1, len(item["gold"] or ())) for item in items]
         tasks[task] = Scores(
@@ -192,7 +192,7 @@ def from_run(run: EvaluatedRun, wanted: Wanted) -> Log:
             likelihood=log_shares(items) if known else None,
             hashes={"prompt": partial(list, [item["item"] for item in items])},
             clusters=field_of(items, lambda item: item, wanted.cluster, Path(run.path)),
-            metric="" if text else metric or "acc",
+            metric="" if text else metric,
             chance=chance_of(choices),
         )
     record = run.record

@@ -4,7 +4,6 @@ inspect_ai 0.3.285 and lighteval 0.13.0."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -66,27 +65,21 @@ CUT = "(content truncated)"
 def _inspect(path: Path, files: Sequence[Path], wanted: Wanted) -> Log:
     """A log per task. Summaries have every score; a question too long for them is read from its sample. An item that
     was asked in several epochs has their mean."""
-    tasks: dict[str, Scores] = {}
-    models: dict[str, None] = {}
-    notes: list[str] = []
-
-    def read(file: Path) -> str:
-        content = _eval_file(file)
-        header, task = content["header"], str(content["header"]["eval"]["task"])
+    contents = {file: _eval_file(file) for file in files}
+    for file, (header, _) in contents.items():
         if header.get("status") != "success":
             raise ValueError(
                 f"the log {str(file)!r} must be finished, but its status is {header.get('status')!r}: repeat it with "
                 "`inspect eval-retry`."
             )
-        models[str(header["eval"].get("model"))] = None
-        tasks[task], more = _inspected(task, content["samples"], wanted, file)
-        notes.extend(more)
-        return task
-
-    one_run(path, files, read)
+    models = list(dict.fromkeys(str(header["eval"].get("model")) for header, _ in contents.values()))
+    tasks, notes = {}, []
+    for task, file in one_run(path, files, lambda file: str(contents[file][0]["eval"]["task"])).items():
+        tasks[task], more = _inspected(task, contents[file][1], wanted, file)
+        notes += more
     if len(models) > 1:
         raise ValueError(f"{str(path)!r} must hold the logs of one model, got {', '.join(models)}: name files of one.")
-    return Log(str(path), "inspect_ai", tasks, hashed(*files), next(iter(models)), notes=notes)
+    return Log(str(path), "inspect_ai", tasks, hashed(*files), models[0], notes=notes)
 
 
 def _inspected(task: str, samples: list[dict[str, Any]], wanted: Wanted, path: Path) -> tuple[Scores, list[str]]:
@@ -98,7 +91,7 @@ def _inspected(task: str, samples: list[dict[str, Any]], wanted: Wanted, path: P
     values: dict[str, list[float]] = {}
     firsts: dict[str, dict[str, Any]] = {}
     for sample, table in zip(samples, tables):
-        values.setdefault(str(sample["id"]), []).append(number_of(table.get(metric or "", math.nan)))
+        values.setdefault(str(sample["id"]), []).append(number_of(table.get(metric, math.nan)))
         firsts.setdefault(str(sample["id"]), sample)
     score = np.array([float(np.mean(of)) for of in values.values()])
     epochs = {len(of) for of in values.values()}
@@ -109,12 +102,12 @@ def _inspected(task: str, samples: list[dict[str, Any]], wanted: Wanted, path: P
         )
     notes = [f"{task}: the mean over {max(epochs)} epochs of every item."] if max(epochs) > 1 else []
     if len(listed) > 1 and not wanted.metrics:
-        notes.append(f"{task}: the scorer is {metric}; the log also has {others(listed, metric or '')}.")
-    lower = lower_is_better(metric or "")
-    asked = [([_said(s.get("input")), s.get("choices")], s.get("target")) for s in firsts.values()]
+        notes.append(f"{task}: the scorer is {metric}; the log also has {others(listed, metric)}.")
+    lower = lower_is_better(metric)
+    hashes = [item_hash([_said(s.get("input")), s.get("choices")], s.get("target")) for s in firsts.values()]
     scores = Scores(
-        list(values), -score if lower else score, None, {"inspect_ai": partial(_item_hashes, asked)},
-        field_of(list(firsts.values()), lambda s: s.get("metadata") or {}, wanted.cluster, path), metric or "", lower,
+        list(values), -score if lower else score, None, {"inspect_ai": partial(list, hashes)},
+        field_of(list(firsts.values()), lambda s: s.get("metadata") or {}, wanted.cluster, path), metric, lower,
         chance_of([len(s.get("choices") or ()) for s in firsts.values()]),
     )  # fmt: skip
     return scores, notes
@@ -123,10 +116,6 @@ def _inspected(task: str, samples: list[dict[str, Any]], wanted: Wanted, path: P
 def _said(question: Any) -> Any:
     """Of a conversation, who says what: the names of messages are drawn anew in every run."""
     return [[m.get("role"), m.get("content")] for m in question] if isinstance(question, list) else question
-
-
-def _item_hashes(asked: list[tuple[Any, Any]]) -> list[str]:
-    return [item_hash(question, target) for question, target in asked]
 
 
 def _flat_scores(scores: dict[str, Any]) -> dict[str, Any]:
@@ -138,7 +127,8 @@ def _flat_scores(scores: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _eval_file(path: Path) -> dict[str, Any]:
+def _eval_file(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """(header, samples)"""
     try:
         with zipfile.ZipFile(path) as archive:
             members = {info.filename: info for info in archive.infolist()}
@@ -153,7 +143,7 @@ def _eval_file(path: Path) -> dict[str, Any]:
             for number, sample in enumerate(samples):
                 if CUT in json.dumps([sample.get(key) for key in ("input", "choices", "target")]):
                     samples[number] = load(f"samples/{sample['id']}_epoch_{sample['epoch']}.json")
-            return {"header": load("header.json"), "samples": samples}
+            return load("header.json"), samples
     except (zipfile.BadZipFile, OSError, KeyError, json.JSONDecodeError, UnicodeDecodeError, struct.error) as error:
         raise Damaged(f"{str(path)!r} could not be read as a log of inspect_ai: {error}.") from error
 
@@ -195,15 +185,16 @@ def _details(task: str, rows: list[dict[str, Any]], wanted: Wanted, path: Path) 
     docs = [row["doc"] for row in rows]
     metric = pick(rows[0]["metric"], wanted, task, path)
     values = np.array([number_of(row["metric"].get(metric)) for row in rows])
-    lower = lower_is_better(metric or "")
+    lower = lower_is_better(metric)
     golds = [doc["gold_index"] if isinstance(doc["gold_index"], list) else [doc["gold_index"]] for doc in docs]
     logs = [row["model_response"].get("logprobs") or [] for row in rows]
     known = all(len(v) == len(doc["choices"]) > 0 and gold for v, doc, gold in zip(logs, docs, golds))
-    given = [[doc["query"], doc["choices"], row["model_response"].get("input")] for doc, row in zip(docs, rows)]
+    asked = [[doc["query"], doc["choices"], row["model_response"].get("input")] for doc, row in zip(docs, rows)]
+    hashes = [item_hash(question, gold) for question, gold in zip(asked, golds)]
     return Scores(
         [str(doc["id"]) for doc in docs], -values if lower else values, right_share(logs, golds) if known else None,
-        {"lighteval": partial(_item_hashes, list(zip(given, golds)))},
-        field_of(docs, lambda doc: doc | (doc.get("specific") or {}), wanted.cluster, path), metric or "", lower,
+        {"lighteval": partial(list, hashes)},
+        field_of(docs, lambda doc: doc | (doc.get("specific") or {}), wanted.cluster, path), metric, lower,
         chance_of([len(v) for v in logs]),
     )  # fmt: skip
 
@@ -255,20 +246,16 @@ def _tables(path: Path, wanted: Wanted) -> list[Log]:
         name = f"{path} seed {seed}" if len(parts) > 1 else str(path)
         log = Log(name, "table", {}, f"{content} {seed}", path.stem, seed or None)
         for task, metrics in tasks.items():
-            metric = pick(metrics, wanted if "metric" in table else Wanted(), task, path) or ""
+            metric = pick(metrics, wanted if "metric" in table else Wanted(), task, path)
             rows = metrics[metric]
             of = {key: [str(values[row]) for row in rows] for key, values in table.items() if key in TEXT_COLUMNS}
             score, lower = np.array([number_of(table["score"][row]) for row in rows]), lower_is_better(metric)
             prompts = of.get("hash") or of.get("prompt")
-            hashes = {"table": partial(_hashed, prompts)} if prompts else {}
+            hashes: dict[str, Any] = {"table": partial(list, prompts)} if prompts else {}
             clusters = [str(table[cluster][row]) for row in rows] if cluster else None
             log.tasks[task] = Scores(of["item"], -score if lower else score, None, hashes, clusters, metric, lower)
         logs.append(log)
     return logs
-
-
-def _hashed(prompts: Sequence[str]) -> list[str]:
-    return [hashlib.sha256(prompt.encode()).hexdigest()[:16] for prompt in prompts]
 
 
 DEFAULTS = {"seed": "", "task": "items", "metric": "score"}

@@ -92,11 +92,11 @@ class Rows:
             task.features = list(items.features)
         except Exception:
             items = None
+        one_of_each = items is not None and len(items) == len(self.rows)
         for at, row in enumerate(self.rows):
             nulls = [field for field, value in row.items() if value is None]
             # to ask for every null takes long: only where no items were made, or one that has the word
-            word = bool(nulls) and items is not None and len(items) == len(self.rows)
-            if items is None or (word and "None" in json.dumps(items[at], default=str)):
+            if items is None or (nulls and one_of_each and "None" in json.dumps(items[at], default=str)):
                 self._refuse_unfit(at, row, [f for f in nulls if _shows(partial(_made, process, apart=f), row, f)])
                 words, failed = _outcome(partial(_made, process), row)
                 if failed:
@@ -187,4 +187,4 @@ def _shown(fields: Sequence[str], item: Any) -> str:
 
 
 def _words(error: Exception) -> str:
-    return f"{type(error).__name__}, {first_line(error).rstrip('.')}"
+    return f"{type(error).__name__}, {first_line(error)}"

@@ -115,12 +115,16 @@ def _samples(
     # What lm-eval keeps for a perplexity is a log-likelihood, or one and a number of words or bytes.
     scores = [m for m, v in first.metrics.items() if m != "perplexity" and not isinstance(v, (list, tuple))]
     metric = pick(scores, wanted, task, path)
-    values = None if metric is None else np.array([number_of(row.metrics.get(metric)) for row in rows])
-    lower = metric is not None and not directions.get(first.subtask, {}).get(metric, not lower_is_better(metric))
+    values = None if not metric else np.array([number_of(row.metrics.get(metric)) for row in rows])
+    lower = bool(metric) and not directions.get(first.subtask, {}).get(metric, not lower_is_better(metric))
+    hashes: dict[str, Callable[[], list[str]]] = {}  # of two logs of lm-eval, by what it hashed itself
+    if all(row.own is not None for row in rows):
+        hashes["lm-eval"] = partial(list, [row.own for row in rows])
+    hashes["prompt"] = partial(_prompt_hashes, [(row.subtask, row.place) for row in rows], files)
     return Scores(
         [item_id(task, row.subtask, row.doc_id) for row in rows], -values if lower and values is not None else values,
-        _likelihood(rows), _hashes(rows, files), None if wanted.cluster is None else [str(row.cluster) for row in rows],
-        metric or "", lower, logs.chance_of([len(row.likelihoods or ()) for row in rows]),
+        _likelihood(rows), hashes, None if wanted.cluster is None else [str(row.cluster) for row in rows],
+        metric, lower, logs.chance_of([len(row.likelihoods or ()) for row in rows]),
     )  # fmt: skip
 
 
@@ -153,15 +157,9 @@ def _gold(right: Any, target: str, arguments: dict[str, Any], values: list[float
     return [int(target)] if right not in (0, 1) or bool(right) == (int(target) == best) else []
 
 
-def _hashes(rows: Sequence[Sample], files: dict[str, Path]) -> dict[str, Callable[[], list[str]]]:
-    """As an evaluation of ours hashes its prompts; of two logs of lm-eval, by what it hashed itself."""
-    ours = partial(_prompt_hashes, [(row.subtask, row.place) for row in rows], files)
-    own = [row.own for row in rows if row.own is not None]
-    return {"prompt": ours} if len(own) < len(rows) else {"lm-eval": partial(list, own), "prompt": ours}
-
-
 def _prompt_hashes(places: Sequence[tuple[str, int]], files: dict[str, Path]) -> list[str]:
-    """Of the lines at (subtask, number), whose prompts were let go: read anew, as few comparisons need them."""
+    """As an evaluation of ours hashes its prompts, of the lines at (subtask, number), whose prompts were let go: read
+    anew, as few comparisons need them."""
     asked: dict[tuple[str, int], str] = {}
     for name in dict.fromkeys(subtask for subtask, _ in places):
         with files[name].open("rb") as lines:

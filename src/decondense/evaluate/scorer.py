@@ -11,6 +11,7 @@ for continuations that differ in their last token only are the same. What differ
 * every finished batch goes into a journal, so that a killed evaluation goes on with the next one.
 
 The batches do not depend on what the journal holds, so an interrupted evaluation ends with the same numbers.
+``score_text`` is the perplexity of a text: per token, per word, and bits per byte.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import hashlib
 import inspect
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +30,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from ..insides.lm_eval import check_model_class
+from .items import TEXT, Item
 from .unfinished import Journal
 
 Answer = tuple[float, bool]
@@ -78,20 +81,16 @@ class Scorer(HFLM):
 
     def encode_many(self, strings: Sequence[str], *, special: bool | None = None) -> list[list[int]]:
         """``tok_encode`` of every string, in one call per kind of string."""
-        if not strings:
-            return []
-        wanted = self.add_bos_token if special is None else special
-        options = {} if wanted is None else {"add_special_tokens": wanted}
         bos = self.tokenizer.decode(self.prefix_token_id)
-        prefixed = [special is None and s.startswith(bos) for s in strings]
+        wanted = self.add_bos_token if special is None else special
+        kinds = [False if special is None and string.startswith(bos) else wanted for string in strings]
         result: list[list[int]] = [[] for _ in strings]
-        for flag in (False, True):
-            where = [i for i, p in enumerate(prefixed) if p is flag]
-            if where:
-                chosen = options | ({"add_special_tokens": False} if flag else {})
-                encoded = self.tokenizer([strings[i] for i in where], verbose=False, **chosen)["input_ids"]
-                for i, tokens in zip(where, encoded):
-                    result[i] = tokens
+        for kind in set(kinds):
+            where = [i for i, own in enumerate(kinds) if own is kind]
+            options = {} if kind is None else {"add_special_tokens": kind}
+            encoded = self.tokenizer([strings[i] for i in where], verbose=False, **options)["input_ids"]
+            for i, tokens in zip(where, encoded):
+                result[i] = tokens
         return result
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
@@ -143,14 +142,6 @@ class Scorer(HFLM):
     def _lost(self, context: list[int], continuation: list[int]) -> int:
         """Tokens on the left for which the context has no room."""
         return max(0, len(context) + len(continuation) - (self.max_length + 1))
-
-    def rolling_windows(self, text: str, tokens: int) -> list[tuple[list[int], list[int]]]:
-        """(context, continuation) tokens of the disjoint windows of at most ``tokens`` that lm-eval cuts a text into:
-        every token of the text is scored once, the first one after the prefix token, the first of a later window after
-        one token."""
-        (ids,) = self.encode_many([text])
-        windows = get_rolling_token_windows(ids, self.prefix_token_id, max_seq_len=tokens, context_len=1)
-        return [make_disjoint_window(window) for window in windows]
 
     # -- scores ----------------------------------------------------------------------------------------------
 
@@ -292,3 +283,53 @@ def _numbers(answers: list[Answer]) -> list[Answer]:
             "another checkpoint, or dtype float32 where it is less."
         )
     return answers
+
+
+def score_text(text: Any, scorer: Scorer, *, tokens: int) -> tuple[list[Item], dict[str, Any]]:
+    """The perplexity of a text: every token is scored once, in disjoint windows as lm-eval cuts them, the first after
+    the prefix token, the first of a later window after one token.
+
+    With ℓ the sum of log-likelihoods over all windows:
+
+        token perplexity = exp(−ℓ / tokens)        word perplexity = exp(−ℓ / words)
+        bits per byte    = −ℓ / (bytes · ln 2)
+
+    Words are what white space divides (as in lm-eval), bytes those of UTF-8; the last two do not depend on the
+    tokenizer. Windows are kept as items, with the window's log-likelihood, so that two runs can be paired.
+
+    Args:
+        text: a ``decondense.text.Text``; its documents are joined.
+        tokens: length of a window.
+
+    Returns:
+        (items, figures)
+    """
+    whole = text.joined
+    name = f"{TEXT}{text.name}"
+    if not 2 <= tokens <= scorer.max_length:
+        raise ValueError(f"text_tokens must be between 2 and the model's context of {scorer.max_length}, got {tokens}.")
+    (ids,) = scorer.encode_many([whole])
+    cut = get_rolling_token_windows(ids, scorer.prefix_token_id, max_seq_len=tokens, context_len=1)
+    windows = [make_disjoint_window(window) for window in cut]
+    answers = scorer._loglikelihood_tokens([(None, context, scored) for context, scored in windows])
+    total = sum(value for value, _ in answers)
+    count = sum(len(scored) for _, scored in windows)
+    words = len(re.split(r"\s+", whole))
+    size = len(whole.encode("utf-8"))
+    items = [
+        Item(
+            task=name, subtask=name, doc_id=number, item=hashlib.sha256(repr(window).encode()).hexdigest()[:16],
+            prediction=None, target=None, gold=None, correct=value / len(window[1]), acc_norm=None,
+            loglikelihoods=[value], greedy=None, units=[len(window[1])], cut=0,
+        )
+        for number, (window, (value, _)) in enumerate(zip(windows, answers))
+    ]  # fmt: skip
+    figures: dict[str, Any] = {"source": text.source, "sha256": text.sha256}
+    figures |= {"window_tokens": tokens, "windows": len(windows)}
+    figures |= {"tokens": count, "words": words, "bytes": size, "loglikelihood": total}
+    figures |= {
+        "token_perplexity": math.exp(-total / count),
+        "word_perplexity": math.exp(min(700.0, -total / words)),
+        "bits_per_byte": -total / (size * math.log(2)),
+    }
+    return items, figures

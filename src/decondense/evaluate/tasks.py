@@ -113,9 +113,9 @@ def _task(
         evaluated = config.get("test_split") or config.get("validation_split")
         if evaluated in read:
             read[evaluated].check(inside.bare_task(config), limit)
-        first = first_line(error).rstrip(".")
         where = f"the rows in {str(folder)!r}" if folder is not None else "the datasets hub"
-        raise ValueError(f"task {leaf!r} could not be built from {where}: {type(error).__name__}, {first}.") from error
+        why = f"{type(error).__name__}, {first_line(error)}"
+        raise ValueError(f"task {leaf!r} could not be built from {where}: {why}.") from error
     pool = inside.few_shot_split(task)
     if read:  # any row of the pool may become an example
         read[_evaluated(task)].check(task, None if shots != 0 and pool == _evaluated(task) else limit)

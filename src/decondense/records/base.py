@@ -56,13 +56,13 @@ class Record(Part):
 
     def __repr__(self) -> str:
         """In short: words and numbers in full, of lists and sections the length; those of pydantic fill screens."""
-        said = []
+        parts = []
         for name, value in self:
             if isinstance(value, (list, dict)):
-                said += [f"{name}[{len(value)}]"] * bool(value)
+                parts += [f"{name}[{len(value)}]"] * bool(value)
             elif isinstance(value, (bool, int, float, str)) and name != "schema_":
-                said.append(f"{name}={quoted(value) if isinstance(value, str) else value}")
-        return f"{type(self).__name__}({', '.join(said)})"
+                parts.append(f"{name}={quoted(value) if isinstance(value, str) else value}")
+        return f"{type(self).__name__}({', '.join(parts)})"
 
     __str__ = __repr__
 

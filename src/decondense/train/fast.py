@@ -57,9 +57,7 @@ def compile_blocks(model: nn.Module) -> int:
     return len(blocks)
 
 
-def tap_blocks(
-    model: nn.Module, attachment: Attachment, *, whole_rows: bool = True, checkpointing: bool = False
-) -> int:
+def tap_blocks(model: Any, attachment: Attachment, *, whole_rows: bool = True, checkpointing: bool = False) -> int:
     """Let compiled blocks compute, in their own graphs, what the attached loss needs of the states that they read;
     returns how many do.
 

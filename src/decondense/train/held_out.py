@@ -22,7 +22,7 @@ from .sections import Data
 BLOCKS = 16  # that a document is cut to unless the recipe says otherwise
 TOKENS = 8192  # per forward pass: all logits of a pass exist in float32
 DECILES, OCTILES = 10, 8
-Told = Callable[[str, int, int | None], None]
+Tell = Callable[[str, int, int | None], None]
 """Called with (what is done, how much of it is, how much there is, where that is known)."""
 
 
@@ -79,7 +79,7 @@ def frequency_deciles(tokens: np.ndarray, vocabulary: int) -> np.ndarray:
 
 
 def document_losses(
-    model: Any, documents: list[Document], context: int, deciles: np.ndarray, *, progress: Told = nobody,
+    model: Any, documents: list[Document], context: int, deciles: np.ndarray, *, progress: Tell = nobody,
     what: str = "held-out documents",
 ) -> dict[str, Any]:  # fmt: skip
     """What result.json keeps: `held_out_documents`, `held_out_texts` and `held_out_by`."""

@@ -84,9 +84,7 @@ def check(recipe: Recipe) -> dict[str, Any]:
     return source
 
 
-def prepare(
-    recipe: Recipe, folder: Path, cache: AnyPath | None, tokenising: Progress = lambda done, of: None
-) -> Prepared:
+def prepare(recipe: Recipe, folder: Path, cache: AnyPath | None, tell: Progress = lambda done, of: None) -> Prepared:
     _check_reports(recipe.train.report_to)
     if recipe.train.quantised and sharded():
         raise ValueError("train.quantised rounds whole weights, which FSDP splits: leave it out.")
@@ -99,7 +97,7 @@ def prepare(
     micro = _micro_batch(recipe, model, device)
     _check_disk(folder, model, recipe)
     teacher = _teacher(recipe, model, tokenizer, device)
-    blocks, held_out, texts = blocks_of(recipe, tokenizer, where, tokenising)
+    blocks, held_out, texts = blocks_of(recipe, tokenizer, where, tell)
     _check_tokenizer(model, tokenizer, blocks, held_out)
     window_text = _window_text(recipe, tokenizer, held_out)
     centre = Centre(model) if recipe.baselines.centre_last else None

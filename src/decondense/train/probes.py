@@ -18,7 +18,7 @@ from transformers import TrainerCallback
 
 from ..stack import unnoticed
 from .blocks import Blocks, Order
-from .held_out import Told, nobody
+from .held_out import Tell, nobody
 
 TOKENS = 8192  # of one batch: all its logits exist in float32
 BATCHES = 32
@@ -28,13 +28,13 @@ class Probes(TrainerCallback):
     """Logs `gradient_noise` and `frequency_share` at step 0 and at `steps`; `cut` as in `Order`."""
 
     def __init__(
-        self, trainer: Any, steps: set[int], held_out: Blocks, counts: np.ndarray, told: Told, **cut: Any
+        self, trainer: Any, steps: set[int], held_out: Blocks, counts: np.ndarray, progress: Tell, **cut: Any
     ) -> None:
         if trainer.is_fsdp_enabled:
             raise ValueError(
                 "snapshots.probes needs the whole weights in a process, and FSDP splits them: leave it out."
             )
-        self.trainer, self.steps, self.counts, self.told = trainer, {0, *steps}, counts, told
+        self.trainer, self.steps, self.counts, self.progress = trainer, {0, *steps}, counts, progress
         size = min(max(1, TOKENS // held_out.context), len(held_out) // 2)
         if not size:
             raise ValueError(
@@ -52,16 +52,16 @@ class Probes(TrainerCallback):
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
         given = [batch.to(self.trainer.args.device) for batch in self.batches]
         with unnoticed(model):
-            noise = gradient_noise(_gradients(model, given, self.told), tokens=given[0][:, 1:].numel())
+            noise = gradient_noise(_gradients(model, given, self.progress), tokens=given[0][:, 1:].numel())
             direction = frequency_direction(model.get_output_embeddings().weight, self.counts)
             share = frequency_share(_last_states(model, given), direction)
         self.trainer.log({"gradient_noise": noise, "frequency_share": share})
 
 
-def _gradients(model: Any, batches: Sequence[Tensor], told: Told = nobody) -> Iterator[list[Tensor]]:
+def _gradients(model: Any, batches: Sequence[Tensor], progress: Tell = nobody) -> Iterator[list[Tensor]]:
     parameters = [p for p in model.parameters() if p.requires_grad]
     for number, ids in enumerate(batches):
-        told("batches of the probes", number, len(batches))
+        progress("batches of the probes", number, len(batches))
         with torch.enable_grad():
             logits = model(input_ids=ids, use_cache=False)["logits"][:, :-1].float()
             loss = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())

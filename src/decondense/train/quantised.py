@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
-from .held_out import Document, Told, document_losses, nobody
+from .held_out import Document, Tell, document_losses, nobody
 
 GROUP = 32
 
@@ -69,12 +69,12 @@ def _rounded_input(bits: int, _: nn.Module, args: tuple[Any, ...], by_name: dict
 
 def quantised_losses(
     model: Any, documents: list[Document], context: int, deciles: np.ndarray, schemes: Sequence[str], *,
-    progress: Told = nobody,
+    progress: Tell = nobody,
 ) -> dict[str, dict[str, float]]:  # fmt: skip
     """Scheme → text → loss, as `held_out_texts` has it of the model as it is."""
     losses = {}
     for scheme in schemes:
-        told: dict[str, Any] = {"progress": progress, "what": f"held-out documents in {scheme}"}
+        shown: dict[str, Any] = {"progress": progress, "what": f"held-out documents in {scheme}"}
         with quantised(model, scheme):
-            losses[scheme] = document_losses(model, documents, context, deciles, **told)["held_out_texts"]
+            losses[scheme] = document_losses(model, documents, context, deciles, **shown)["held_out_texts"]
     return losses

@@ -80,8 +80,10 @@ class Recipe(Part):
             if isinstance(self.loss, list) and any(getattr(one, key) is not None for one in self.loss):
                 raise ValueError(f"loss.{key} is about one loss, got it in a list: leave it out")
         if self.train.batch_tokens < context:
-            got = self.train.batch_tokens
-            raise ValueError(f"train.batch_tokens must hold one block of data.context = {context} tokens, got {got}")
+            raise ValueError(
+                f"train.batch_tokens must hold at least one block of data.context = {context} tokens, "
+                f"got {self.train.batch_tokens}"
+            )
         if self.snapshots.count and self.snapshots.tokens > context:
             if "tokens" in self.snapshots.model_fields_set:
                 got = self.snapshots.tokens

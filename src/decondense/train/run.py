@@ -29,7 +29,7 @@ from . import folder as run_folder
 from .active_forgetting import Forgetting
 from .blocks import Order
 from .fast import matmul_precision, tap_blocks
-from .held_out import Told, document_losses, frequency_deciles, nobody, one_document, token_counts
+from .held_out import Tell, document_losses, frequency_deciles, nobody, one_document, token_counts
 from .prepare import Prepared, prepare
 from .probes import Probes
 from .quantised import quantised_losses
@@ -62,7 +62,7 @@ def train(
     command: str = "",
     cache: AnyPath | None = None,
     show: Show | None = None,
-    progress: Told = nobody,
+    progress: Tell = nobody,
     say: Callable[[str], None] = lambda sentence: None,
     stage: Callable[[str], None] = lambda words: None,
     draw: bool = True,
@@ -114,7 +114,7 @@ def train(
 
 
 def _carry_out(
-    prepared: Prepared, trainer: Any, checkpoint: Path | None, command: str, progress: Told, *, draw: bool
+    prepared: Prepared, trainer: Any, checkpoint: Path | None, command: str, progress: Tell, *, draw: bool
 ) -> dict[str, Any]:
     trainer.begin(checkpoint)
     if first_process():
@@ -146,7 +146,7 @@ def _carry_out(
 
 
 def _trainer(
-    prepared: Prepared, show: Show | None, say: Callable[[str], None], progress: Told = nobody, *, start: bool
+    prepared: Prepared, show: Show | None, say: Callable[[str], None], progress: Tell = nobody, *, start: bool
 ) -> Any:
     """transformers' Trainer with everything attached that the recipe asks for."""
     from .trainer import Trainer  # which needs accelerate

@@ -171,7 +171,7 @@ class Loss(Part):
                     continue
                 # A recipe that is printed in full has every key; where no name is given, the loss was forgotten.
                 if "name" not in self.model_fields_set or getattr(self, key) != field.default:
-                    raise ValueError(f"{key} does nothing with loss none: name one, like dispersion, or leave it out")
+                    raise ValueError(f"{key} does nothing with loss none: name a loss, like koleo, or leave it out")
             return self
         from ..losses.presets import get
         from ..term import Term
@@ -286,7 +286,8 @@ class Train(Part):
         if self.schedule == "constant":
             if self.warmup and "warmup" in self.model_fields_set:
                 raise ValueError(
-                    f"schedule constant has no warm-up, got {self.warmup:g}: set it to 0, or take constant_with_warmup"
+                    f"schedule constant has no warm-up, got warmup {self.warmup:g}: set it to 0, or schedule to "
+                    "constant_with_warmup"
                 )
             self.warmup = 0.0
         return self

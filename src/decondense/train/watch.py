@@ -18,7 +18,7 @@ from ..files import write_text
 from ..records import Record
 from ..stack import stack_of, unnoticed
 from .fast import matmul_precision
-from .held_out import Told
+from .held_out import Tell
 from .recipe import Recipe
 
 Show = Callable[[int, dict[str, float]], None]
@@ -32,7 +32,7 @@ def milestones(steps: int, number: int) -> list[int]:
 class Milestones(TrainerCallback):
     """Checkpoints, held-out loss and snapshots at their steps; the first two are left to Trainer."""
 
-    def __init__(self, recipe: Recipe, folder: Path, text: str, tokenizer: Any, progress: Told) -> None:
+    def __init__(self, recipe: Recipe, folder: Path, text: str, tokenizer: Any, progress: Tell) -> None:
         self.progress = functools.partial(progress, "windows of the snapshot")
         self.recipe, self.folder, self.text, self.tokenizer = recipe, folder, text, tokenizer
         self.save_at = milestones(recipe.steps, recipe.train.checkpoints)
@@ -142,7 +142,7 @@ class Shown(TrainerCallback):
     On a CPU a step of many micro-batches takes minutes, so each of them is a sign of life: `part`, the share done.
     """
 
-    def __init__(self, show: Show, clock: Clock, batch_tokens: int, milestones: Milestones, progress: Told) -> None:
+    def __init__(self, show: Show, clock: Clock, batch_tokens: int, milestones: Milestones, progress: Tell) -> None:
         self.progress = progress
         self.show, self.clock, self.batch_tokens, self.milestones = show, clock, batch_tokens, milestones
         self.figures: dict[str, float] = {}
