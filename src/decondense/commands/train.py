@@ -111,7 +111,10 @@ def train(
         model_in_words = check(recipes[0])  # the others differ in nothing but the seed
         if not as_json:
             _tell(recipes[0], model_in_words, begun)
-    _part()
+    import torch.distributed
+
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()  # torch complains about processes that just go
 
 
 def _several(names: str | None) -> str | list[str] | None:
@@ -130,14 +133,6 @@ def _layers(layers: str | None) -> str | list[int] | None:
             f"--layers must be {', '.join(LAYER_NAMES)} or numbers of hidden states with commas, like 1,2,3 "
             f"(−1 is the last), got {layers!r}{perhaps(layers, LAYER_NAMES)}"
         ) from None
-
-
-def _part() -> None:
-    """Leave the other processes in good order: torch complains about those that just go."""
-    import torch.distributed
-
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
 
 
 def _build(path: Path | None, flags: dict[str, Any], settings: list[str]) -> Any:

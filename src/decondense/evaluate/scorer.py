@@ -122,22 +122,19 @@ class Scorer(HFLM):
         pairs = [request.args for request in requests]
         encoded = self.encode_pairs(pairs)
         for request, (context, continuation) in zip(requests, encoded):
-            self._check_length(request, len(continuation))
+            tokens = len(continuation)
+            if not 0 < tokens <= self.max_length:
+                saved = "" if self.journal is None else "; finished tasks are kept in partial/ and not scored again"
+                raise ValueError(
+                    f"a continuation must have 1 to {self.max_length} tokens, the context of the model, got {tokens} "
+                    f"in item {request.doc_id} of task {request.task_name!r}: leave the task out with --tasks, or take "
+                    f"a model with a longer context{saved}."
+                )
             lost = self._lost(context, continuation)
             if lost:
                 item = (request.task_name, request.doc_id)
                 self.cut[item] = max(self.cut.get(item, 0), lost)
         return self._loglikelihood_tokens([(pair, *tokens) for pair, tokens in zip(pairs, encoded)])
-
-    def _check_length(self, request: Any, tokens: int) -> None:
-        if 0 < tokens <= self.max_length:
-            return
-        saved = "" if self.journal is None else "; finished tasks are kept in partial/ and not scored again"
-        raise ValueError(
-            f"a continuation must have 1 to {self.max_length} tokens, the context of the model, got {tokens} in item "
-            f"{request.doc_id} of task {request.task_name!r}: leave the task out with --tasks, or take a model with a "
-            f"longer context{saved}."
-        )
 
     def _lost(self, context: list[int], continuation: list[int]) -> int:
         """Tokens on the left for which the context has no room."""

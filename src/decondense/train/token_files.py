@@ -94,10 +94,9 @@ def cached(cache: Path, key: str, opened: Callable[[], Any], make: Callable[[], 
         with _writable(cache):
             cache.mkdir(parents=True, exist_ok=True)
         with locked(cache / f".{key}.lock"):
-            result = opened()
-            if result is None:
+            if opened() is None:
                 make()
-                result = opened()
+        result = opened()
     return result
 
 
