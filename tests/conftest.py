@@ -57,22 +57,26 @@ POSIX = (
 collect_ignore = [*POSIX] if sys.platform == "win32" else []
 # They take longest, and come first, so that `make test`'s two workers, of which each takes whole files, end together.
 LONGEST = (
-    "studies/test_smoke.py", "kernels/test_operators.py", "report/test_browser.py", "test_docs.py",
-    "train/test_fast.py", "regularize/test_fullgraph.py", "test_distribution.py", "test_doc_shell.py",
-    "regularize/test_training.py", "kernels/test_routines.py", "report/test_access.py", "test_torchtitan.py",
-    "test_fuzz.py", "kernels/test_compiles.py", "studies/test_conclusions.py", "kernels/test_sixteen_bits.py",
-    "losses/test_properties.py", "train/test_command.py", "train/test_resume.py", "watch/test_monitor.py",
-    "evaluate/test_tasks.py", "evaluate/test_agreement.py", "kernels/test_eigenvalues.py", "report/test_page.py",
-    "report/test_plot.py", "test_cli.py", "kernels/test_losses.py", "kernels/test_layers.py",
-    "train/test_before_training.py", "regularize/test_trl.py", "train/test_quantised.py", "losses/test_oracle.py",
-    "evaluate/test_evaluation.py", "studies/test_settings.py", "stats/test_simulation.py", "test_site.py",
-    "train/test_distributed.py", "regularize/test_kinds.py", "meter/test_measure.py", "kernels/test_pairwise.py",
-    "test_package.py", "losses/test_numerics.py", "train/test_not_finite.py", "train/test_result.py",
-    "regularize/test_engines.py", "test_fsdp2.py", "train/test_controls.py", "stats/test_logs.py",
-    "train/test_probes.py", "report/test_serve.py", "figures/test_figures.py", "regularize/test_model.py",
-    "regularize/test_page.py", "train/test_distillation.py",
+    "studies/test_smoke.py", "regularize/test_fullgraph.py", "kernels/test_operators.py", "report/test_browser.py",
+    "train/test_fast.py", "test_distribution.py", "test_doc_shell.py", "test_docs.py", "kernels/test_routines.py",
+    "test_fuzz.py", "report/test_access.py", "regularize/test_training.py", "test_cli.py", "test_torchtitan.py",
+    "train/test_resume.py", "kernels/test_compiles.py", "regularize/test_steps.py", "studies/test_conclusions.py",
+    "regularize/test_loop.py", "kernels/test_sixteen_bits.py", "regularize/test_modules.py", "evaluate/test_tasks.py",
+    "losses/test_properties.py", "watch/test_monitor.py", "evaluate/test_agreement.py", "kernels/test_layers.py",
+    "kernels/test_losses.py", "train/test_command.py", "losses/test_oracle.py", "kernels/test_eigenvalues.py",
+    "report/test_plot.py", "test_fsdp2.py", "report/test_page.py", "stats/test_simulation.py",
+    "studies/test_settings.py", "train/test_before_training.py", "stats/test_significance.py",
+    "studies/test_paper_tables.py", "stats/test_intervals.py", "regularize/test_kinds.py",
+    "evaluate/test_evaluation.py", "train/test_quantised.py", "losses/test_numerics.py", "meter/test_measure.py",
+    "kernels/test_pairwise.py", "regularize/test_trl.py", "test_stages.py", "test_site.py", "train/test_controls.py",
+    "stats/test_logs.py", "train/test_not_finite.py", "studies/test_runs.py", "train/test_distributed.py",
+    "regularize/test_engines.py", "train/test_result.py", "train/test_probes.py", "regularize/test_lightning.py",
+    "regularize/test_distributed.py", "test_bench_gpu_scripts.py", "evaluate/test_command.py",
+    "regularize/test_model.py", "figures/test_figures.py", "stats/test_paired_tests.py", "test_theory.py",
+    "stats/test_significance_command.py", "train/test_distillation.py", "test_package.py", "regularize/test_page.py",
+    "losses/test_context_parallel.py", "meter/test_statistics.py", "meter/test_batches.py",
 )  # fmt: skip
-ASIDE = pytest.StashKey[int]()  # how many modules there were when the garbage collector was told to leave them alone
+ASIDE = pytest.StashKey[int]()  # the full collection of garbage after which it is told to leave alone what there is
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -92,12 +96,12 @@ def pytest_xdist_setupnodes(specs: list) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Trainer collects garbage in every training, and looking through all that torch and transformers have imported
-    takes longer than a small one: it is set aside, and again when much has been added."""
-    if len(sys.modules) > item.config.stash.get(ASIDE, 0) + 200:
+    """Trainer collects garbage in every training, and looking through all that was imported, traced and remembered
+    before takes longer than a small one: it is set aside, and what was added since after every few collections."""
+    if gc.get_stats()[2]["collections"] >= item.config.stash.get(ASIDE, 0):
         gc.collect()
         gc.freeze()
-        item.config.stash[ASIDE] = len(sys.modules)
+        item.config.stash[ASIDE] = gc.get_stats()[2]["collections"] + 4
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -297,6 +297,7 @@ def test_unfinished_evaluations(tmp_path):
             assert again == [whole], (name, blob)
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_unfinished_runs(tmp_path):
     """A checkpoint with another bit anywhere is not resumed from: the one before it is, or the run begins anew. A
     recipe that was changed is not taken for the one that was begun."""

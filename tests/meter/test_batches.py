@@ -166,6 +166,7 @@ def test_the_same_sequences_in_any_wrapping_and_the_first_so_many():
         assert (more in c.notes) is not isinstance(inputs, list)
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_inputs_have_a_fingerprint_and_the_result_is_one_like_any_other(tmp_path):
     config = ViTConfig(hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=32, image_size=8,
                        patch_size=2)  # fmt: skip

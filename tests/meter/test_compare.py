@@ -29,6 +29,7 @@ def results(stories, prose):
     return [measure(stories, text=prose, seed=s, **SMALL) for s in (0, 1)]
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_saved_results_and_models_side_by_side(shared, prose, results, tmp_path):
     results[0].save(tmp_path / "a.json")
     (tmp_path / "b").mkdir()
@@ -215,6 +216,7 @@ def test_different_texts_and_lengths_are_said(stories, prose, results):
     ]
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_results_of_one_name_are_told_apart(results, tmp_path):
     compare(results).plot(tmp_path)
     with (tmp_path / "heatmaps.csv").open() as file:

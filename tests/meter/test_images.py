@@ -19,6 +19,7 @@ from decondense.needs import MissingExtra
 from decondense.report.reproduce import measure_command
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_images_of_a_folder(tmp_path, monkeypatch):
     """Drawn by seed, prepared by the model's own processor; the numbers are those of the pixel values."""
     model = transformers.ViTModel(transformers.ViTConfig(

@@ -315,6 +315,7 @@ def test_the_average_weighted_by_signal_to_noise():
     assert found["low"] < found["difference"] < found["high"]
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_clusters_by_the_command(make_run, tmp_path):
     """Ten questions about each of 30 subjects, all of which the treated model learned or not."""
     rng = np.random.default_rng(0)

@@ -15,6 +15,8 @@ from decondense.records import read
 from decondense.stats.significance import significance
 from decondense.words import points
 
+pytestmark = pytest.mark.usefixtures("unpainted")
+
 
 def test_command(six, tmp_path):
     base, treated = six
