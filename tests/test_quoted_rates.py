@@ -12,7 +12,7 @@ from decondense.studies.contrasts import by_texts
 from decondense.studies.runs import by_document, cosine, quantisation
 
 UNIFORM, DISPERSED = "uniformity last 0.1", "dispersion all 0.1"
-STUDIES_PAGE = (ROOT / "docs" / "studies.md").read_text(encoding="utf-8")
+STUDIES_LOG = (ROOT / "docs" / "studies-log.md").read_text(encoding="utf-8")
 PROSE = " ".join(RESULTS.split())
 KEPT = runs("rates")
 CHOSEN = {  # what the prose compares, with the seeds that both have
@@ -166,7 +166,7 @@ def test_rounding_and_what_a_seed_does():
     base, arm = KEPT[f"{PLAIN} · llama · 0.003"], KEPT[f"{DISPERSED} · llama · 0.006"]
     crossed = crossed_macro(by_texts(*([of[s] for s in (12, 13, 14)] for of in (base, arm))), paired=True)
     low, high = (signed(x, 3) for x in crossed.interval())
-    assert f"(without it {signed(crossed.difference, 3)} [{low}, {high}])" in " ".join(STUDIES_PAGE.split())
+    assert f"(without it {signed(crossed.difference, 3)} [{low}, {high}])" in " ".join(STUDIES_LOG.split())
 
 
 def test_over_both_studies_one_harm_of_rates_is_significant():
