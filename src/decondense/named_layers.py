@@ -33,8 +33,8 @@ class ModuleReader:
     def __init__(self, model: nn.Module, patterns: str | Sequence[str]) -> None:
         self.model = model
         given = patterns
-        patterns = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else []
-        if not isinstance(given, Iterable) or not all(isinstance(one, str) for one in patterns):
+        patterns = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+        if not all(isinstance(one, str) for one in patterns):
             raise TypeError(
                 "modules must be a name of submodules or a list of names, such as 'model.layers.*', got "
                 f"{came(given)}: give names as named_modules() has them."

@@ -109,10 +109,10 @@ def _refuse_misspelt(loss: str, options: dict[str, Any]) -> None:
 
 def _engine(target: Any) -> Engine:
     hs.refuse_lightning(target, "RegularizeCallback")
-    if isinstance(target, type) or not (isinstance(target, nn.Module) or hasattr(target, "compute_loss")):
-        raise hs.no_target(target)
     if isinstance(target, nn.Module):
         return OwnLoop(unwrapped(target))
+    if isinstance(target, type) or not hasattr(target, "compute_loss"):
+        raise hs.no_target(target)
     from .integrations.trainer import TrainerEngine
 
     return TrainerEngine(target)

@@ -132,14 +132,11 @@ def convert_gguf(parts: Sequence[Path], stem: str, *, sha256: str | None = None)
         return target
     need("gguf", f"reading {parts[0].name}")
     shutil.rmtree(target, ignore_errors=True)  # of another content, or not whole
-    what = f"the cache {target.parent} must be writable to keep converted weights"
-    with os_sentence(what, "set DECONDENSE_CACHE to another folder"):
+    what = f"the cache {target.parent} must be writable, and have room for what becomes of {parts[0].name}"
+    with os_sentence(what, "free some space or set DECONDENSE_CACHE to another folder"):
         target.parent.mkdir(parents=True, exist_ok=True)
-        workplace = tempfile.TemporaryDirectory(prefix=".converting-", dir=target.parent)
-    with workplace as work:
-        folder = Path(work) / "model"
-        what = f"{parts[0].name} could not be converted into {target.parent}"
-        with os_sentence(what, "free some space or set DECONDENSE_CACHE to another folder"):
+        with tempfile.TemporaryDirectory(prefix=".converting-", dir=target.parent) as work:
+            folder = Path(work) / "model"
             folder.mkdir()
             _dequantise(parts[0] if len(parts) == 1 else _join(parts, Path(work) / f"{stem}.gguf", sha256), folder)
             write_text(folder / MARK, json.dumps({"content": content, "weights": _sizes(folder)}))

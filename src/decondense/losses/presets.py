@@ -60,8 +60,7 @@ class Loss(nn.Module):
         z = torch.linspace(-1, 1, 4 * width, dtype=torch.float32, device="cpu").view(1, 4, width)
         if isinstance(target, Tensor):
             safe["target"] = target.to(z)
-        if self.keywords.get("backend") is not None:
-            check_choice("backend", self.keywords["backend"], BACKENDS)
+        check_choice("backend", self.keywords.get("backend", "auto"), BACKENDS)
         with torch.no_grad():
             self(z, **{key: value for key, value in safe.items() if key in entry.options})
 

@@ -78,16 +78,17 @@ class Monitor:
         self._warned: set[str] = set()
         self._told = False
         self._seen: int | None = None  # the step of the last reading
-        if inputs is not None and modules is None:
-            hs.refuse_prompts(model)
-        given = () if inputs is None else batches_of(inputs, main_input(unwrap_peft(model)))
-        self.batches = None if inputs is None else [checked(batch, model) for batch in given]
-        if self.batches is None:
+        self.batches: list[dict[str, Any]] | None = None
+        if inputs is None:
             for hook in self.reader.attach(self._due, lambda capture: self._note([capture])):
                 self.undo.callback(hook.remove)
-        elif not self.batches:
+            return
+        if modules is None:
+            hs.refuse_prompts(model)
+        self.batches = [checked(batch, model) for batch in batches_of(inputs, main_input(unwrap_peft(model)))]
+        if not self.batches:
             raise ValueError("inputs must hold at least one batch, got none: leave them out to read training batches.")
-        elif any(hasattr(p, "device_mesh") for p in model.parameters()):
+        if any(hasattr(p, "device_mesh") for p in model.parameters()):
             raise ValueError(
                 "inputs need a pass of their own, which a model sharded by FSDP cannot make in between: leave inputs "
                 "out, and the training batches are read."
