@@ -42,7 +42,7 @@ def test_architectures_are_of_one_size_and_differ_as_named():
 
 def test_a_rate_of_their_own_is_the_opts_alone():
     sizes = settings_of(studies.STUDIES["arch"], "smoke")  # its `arms` are made; the sizes are those of the file
-    named = studies.settings.read_scales("arch")["smoke"]["arms"]
+    named = studies.settings.resolved(studies.settings.scale_file("arch")["smoke"])["arms"]
     changed = arch.arms(named | {"opt_rate": 0.5})
     assert {a for a, change in changed.items() if "train" in change} == {arch.OPT_PRE, arch.OPT_POST}
     assert changed[arch.OPT_POST]["train"] == {"learning_rate": 0.5}

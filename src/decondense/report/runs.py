@@ -114,7 +114,7 @@ def read_running(places: Sequence[Any]) -> list[Source[Training]]:
 def now(places: Sequence[Any]) -> list[dict[str, Any]]:
     """How far the runs are that train now, in words and numbers, and their losses so far."""
     runs = read_running(places)
-    said = []
+    states = []
     for label, source in zip(told_apart([str(source.path.parent) for source in runs]), runs):
         record, curve = source.record, Line("", record=source.record)
         step = max([*(row.step for row in record.history), *(row.step for row in record.held_out)], default=0)
@@ -129,8 +129,8 @@ def now(places: Sequence[Any]) -> list[dict[str, Any]]:
         if silent > SILENT:
             words.append(f"nothing new for {duration(silent)}")
         lines = {name: [curve.points(name)[at] for at in (0, 2)] for name in ("task_loss", "held_out")}
-        said.append({"run": label, "step": step, "steps": record.steps, "words": ", ".join(words), "lines": lines})
-    return said
+        states.append({"run": label, "step": step, "steps": record.steps, "words": ", ".join(words), "lines": lines})
+    return states
 
 
 def _whole(folder: Path, file: str) -> Measurement:
@@ -193,16 +193,14 @@ def _name_runs(runs: Sequence[Run]) -> list[str]:
     for run, label in zip(runs, told_apart([run.source.folder for run in runs])):
         recipe = run.recipe
         run.label = run.named = label
-        bare = recipe.get("loss.name") == "none"  # then the weight of the loss says nothing
-        said = [
-            "no added loss"
-            if bare and key == "loss.name"
-            else f"{name if names.count(name) == 1 else key} {recipe[key]}"
-            for key, name in zip(differing, names)
-            if recipe.get(key) is not None and not (bare and key.startswith("loss.") and key != "loss.name")
-        ]
-        run.arm = ", ".join(said) if differing else run.label if len(runs) == 1 else f"same settings{_seeds(runs)}"
-        if said and len(run.arm) <= LONG:
+        settings = []
+        for key, name in zip(differing, names):
+            if recipe.get("loss.name") == "none" and key.startswith("loss."):  # then its weight says nothing
+                settings += ["no added loss"] if key == "loss.name" else []
+            elif recipe.get(key) is not None:
+                settings.append(f"{name if names.count(name) == 1 else key} {recipe[key]}")
+        run.arm = ", ".join(settings) if differing else run.label if len(runs) == 1 else f"same settings{_seeds(runs)}"
+        if settings and len(run.arm) <= LONG:
             run.named = f"{label} ({run.arm})"
     arms = numbered(runs)
     of_study = [{run.training.arm for run in members} for members in arms.values()]
@@ -242,7 +240,7 @@ def _differences(arms: dict[str, list[Run]]) -> list[str]:
     bare = {_but_loss(members[0]): members for arm, members in arms.items() if losses[arm] == "none"}
     treated = {arm: members for arm, members in arms.items() if losses[arm] != "none"}
     names = [losses[arm] for arm in treated]
-    said = []
+    clauses = []
     for (arm, members), name in zip(treated.items(), names):
         pairs = _pairs(bare.get(_but_loss(members[0]), []), members)
         parts = []
@@ -255,14 +253,14 @@ def _differences(arms: dict[str, list[Run]]) -> list[str]:
         if parts:
             seeds = f"{several(len(pairs), 'seed')}, {'95 % intervals' if len(pairs) >= LEAST else 'so no interval'}"
             label = name if names.count(name) == 1 else arm
-            said.append(f"With the loss minus without it ({label}, {seeds}): {', '.join(parts)}")
-    return _first_line(said)
+            clauses.append(f"With the loss minus without it ({label}, {seeds}): {', '.join(parts)}")
+    return _first_line(clauses)
 
 
-def _first_line(said: Sequence[str]) -> list[str]:
+def _first_line(clauses: Sequence[str]) -> list[str]:
     """The clauses, with the first few as one."""
-    more = [f"And {len(said) - COMPARED} more"] if len(said) > COMPARED else []
-    return [". ".join([*said[:COMPARED], *more]), *said[COMPARED:]] if said else []
+    more = [f"And {len(clauses) - COMPARED} more"] if len(clauses) > COMPARED else []
+    return [". ".join([*clauses[:COMPARED], *more]), *clauses[COMPARED:]] if clauses else []
 
 
 def _but_loss(run: Run) -> str:

@@ -27,6 +27,11 @@ GUESSING = {
     "winogrande": 1 / 2, "arc_easy": 1 / 4, "arc_challenge": 1 / 4, "medmcqa": 1 / 4, "mmlu": 1 / 4,
 }  # fmt: skip
 """What guessing scores on a task, for its signal-to-noise ratio; of truthfulqa_mc2 the mean share of right choices."""
+NATS = {
+    "nats": "difference", "nats_low": "low", "nats_high": "high", "nats_p_holm": "p_holm",
+    "nats_resolved": "smallest_effect",
+}  # fmt: skip
+"""Columns beside the accuracy, of the log-likelihood of what is right."""
 
 
 def refuse(settings: Settings) -> None:
@@ -63,12 +68,13 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         f"{signed(PUBLISHED_GAIN, 2)}); the loss moved the mean cosine by {signed(share, 1)} %"
     )
     columns = ["task", "items", "base", "treated", "difference", "low", "high", "p", "p_holm", "seed_sd"]
-    columns += ["smallest_effect", "signal_to_noise", "nats", "nats_low", "nats_high", "nats_p_holm", "nats_resolved"]
+    columns += ["smallest_effect", "signal_to_noise", *NATS]
     listed = [*tasks["tasks"]] + ([{"task": AVERAGE, **macro}] if macro else [])
     if macro and "weighted" in macro:
         listed.append({"task": WEIGHTED, **macro["weighted"]})
-    for row in listed:  # beside the accuracy, the log-likelihood of what is right
-        row |= _nats(row["task"], likelihood)
+    beside = {row["task"]: row for row in likelihood["tasks"]} | {AVERAGE: likelihood["macro"] or {}}
+    for row in listed:
+        row |= {column: beside.get(row["task"], {}).get(key) for column, key in NATS.items()}
     drawn, title = differences(Differences.model_validate(tasks)), f"{TREATED} − {PLAIN}, {seeds} seeds each"
     draw = partial(forest, drawn, title=title, power=0.8, published=PUBLISHED_GAIN) if macro else None
     numbers = {
@@ -104,12 +110,6 @@ def _weighted(macro: dict[str, Any] | None) -> str:
     middle, low, high = (points(macro["weighted"][key], sign=True) for key in ("difference", "low", "high"))
     effect = macro["weighted"]["smallest_effect"]
     return f"weighted by signal to noise {middle} [{low}, {high}]{resolves(100 * effect if effect else None)}; "
-
-
-def _nats(task: str, likelihood: dict[str, Any]) -> dict[str, Any]:
-    rows = {row["task"]: row for row in likelihood["tasks"]} | {AVERAGE: likelihood["macro"] or {}}
-    keys = {"nats": "difference", "nats_low": "low", "nats_high": "high", "nats_p_holm": "p_holm"}
-    return {name: rows.get(task, {}).get(key) for name, key in (keys | {"nats_resolved": "smallest_effect"}).items()}
 
 
 def _likelihood(macro: dict[str, Any] | None) -> str:

@@ -12,6 +12,7 @@ order, and copied it from where. Merging is copying run folders; a run counts wh
 from __future__ import annotations
 
 import contextlib
+import copy
 import fnmatch
 import platform
 import shutil
@@ -31,7 +32,7 @@ from ..stats.verdicts import UNDECIDED
 from ..words import duration, perhaps, round_to, several
 from .arms import recipe_of, teachers_first
 from .runs import Conclusion, Members, Planned, Run, Runs, measured_name, trained_name
-from .settings import SCALES, Settings, command_of, read_scales, settings_from
+from .settings import SCALES, Settings, check_form, command_of, put_change, resolved, scale_file
 from .work import NotRun, Workshop, clear_teachers, in_small, known_runs, make, save_run
 
 HOOKS = ("conclude", "refuse", "measurements", "arms", "criterion_of", "needed")  # of a study's module
@@ -66,7 +67,7 @@ class Study:
 
     @cached_property
     def scales(self) -> dict[str, Settings]:
-        scales = read_scales(self.name)
+        scales = {scale: resolved(scale_file(self.name)[scale]) for scale in SCALES}
         return {k: v | {"arms": self.arms(v["arms"])} if "arms" in v else v for k, v in scales.items()}
 
     def check(self, settings: Settings) -> None:
@@ -119,7 +120,15 @@ def settings_of(study: Study, scale: str, changes: Sequence[str] = (), seeds: Se
     if scale not in SCALES:
         raise ValueError(f"scale must be one of {', '.join(SCALES)}, got {scale!r}{perhaps(scale, SCALES)}")
     default = {k: v for k, v in study.scales[scale].items() if k not in ("about", "cost")}
-    return settings_from(default, f"{study.name} at scale {scale}", changes, seeds)
+    settings, where = copy.deepcopy(default), f"{study.name} at scale {scale}"
+    if seeds is not None:
+        if "seeds" not in settings:
+            raise ValueError(f"{where} trains nothing: leave --seeds out.")
+        settings["seeds"] = list(seeds)
+    for change in changes:
+        put_change(settings, change, where)
+    check_form(settings, default, where)
+    return settings
 
 
 def run(

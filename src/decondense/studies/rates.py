@@ -70,17 +70,17 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     first = settings["seeds"][0]
     chosen, fresh = choices(runs, settings["arms"], first), runs.without(first)
     losses, models = (list(dict.fromkeys(arm.split(BETWEEN)[i] for arm in settings["arms"])) for i in (0, 1))
-    found: dict[Place, tuple[str, str]] = {}
+    compared: dict[Place, tuple[str, str]] = {}
     for loss, model in product(losses, models):
         if loss != NONE and (loss, model) in chosen and (NONE, model) in chosen:
             both = chosen[loss, model][0], chosen[NONE, model][0]
-            found |= {(loss, model): both} if fresh.paired(*both) else {}
+            compared |= {(loss, model): both} if fresh.paired(*both) else {}
     level = 1 - 0.05 / max(1, (len(losses) - 1) * len(models))  # of all comparisons that are planned
-    decisions = {p: over_documents(fresh, *two, smallest=SMALLEST, level=level) for p, two in found.items()}
+    decisions = {p: over_documents(fresh, *two, smallest=SMALLEST, level=level) for p, two in compared.items()}
     ends = {loss: {model: decisions.get((loss, model)) for model in models} for loss in losses if loss != NONE}
     verdict, decided, deciding = below_everywhere(ends, SMALLEST)
     headline = f"each at its own rate, {decided}"
-    words = [f"{_label(*place, found[place])}: {decision.words(4)}" for place, decision in decisions.items()]
+    words = [f"{_label(*place, compared[place])}: {decision.words(4)}" for place, decision in decisions.items()]
     edge = [f"{loss}, {model} ({_rate(arm)})" for (loss, model), (arm, end) in chosen.items() if end]
     sentence = (
         f"each at the rate that was best with seed {first}, held-out loss minus cross-entropy's, nats per token over "
@@ -93,10 +93,12 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         "chosen": {BETWEEN.join(place): float(_rate(arm)) for place, (arm, _) in chosen.items()},
         "smallest": SMALLEST,
     }
-    apart = [(_label(loss, model, two), fresh.differences(*two, by_document)) for (loss, model), two in found.items()]
+    apart = [
+        (_label(loss, model, two), fresh.differences(*two, by_document)) for (loss, model), two in compared.items()
+    ]
     forest = partial(
         effects, apart, x="held-out loss minus cross-entropy's, each at its own rate, nats (right of 0: worse)",
-        margin=SMALLEST, colours=[losses.index(loss) for loss, _ in found], level=level,
+        margin=SMALLEST, colours=[losses.index(loss) for loss, _ in compared], level=level,
         note=f"dots: seeds; bars: {100 * level:.3g} % intervals over them; shaded: too small to matter",
     )  # fmt: skip
     panels = _panels(levels_of(runs, first), losses, models)

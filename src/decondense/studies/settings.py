@@ -14,7 +14,7 @@ import copy
 import functools
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import resources
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -57,37 +57,19 @@ def scale_file(name: str) -> Settings:
     return from_yaml(text)
 
 
-def read_scales(name: str) -> dict[str, Settings]:
-    """smoke, gpu and paper of scales/NAME.yaml, with every `from: RECIPE` resolved."""
-    return {scale: _resolved(scale_file(name)[scale]) for scale in SCALES}
-
-
-def _resolved(tree: Any) -> Any:
+def resolved(tree: Any) -> Any:
+    """What scales/NAME.yaml says, with every `from: RECIPE` replaced by that recipe."""
     if isinstance(tree, list):
-        return [_resolved(part) for part in tree]
+        return [resolved(part) for part in tree]
     if not isinstance(tree, dict):
         return tree
-    inner = {key: _resolved(value) for key, value in tree.items() if key != "from"}
-    return joined(_resolved(scale_file("recipes")[tree["from"]]), inner) if "from" in tree else inner
+    inner = {key: resolved(value) for key, value in tree.items() if key != "from"}
+    return joined(resolved(scale_file("recipes")[tree["from"]]), inner) if "from" in tree else inner
 
 
-def settings_from(
-    default: Settings, where: str, changes: Sequence[str] = (), seeds: Sequence[int] | None = None
-) -> Settings:
-    """The default of a scale, with "key.key=value" changes and other seeds put in; `where` names it in sentences."""
-    settings = copy.deepcopy(default)
-    if seeds is not None:
-        if "seeds" not in settings:
-            raise ValueError(f"{where} trains nothing: leave --seeds out.")
-        settings["seeds"] = list(seeds)
-    for change in changes:
-        _put(settings, change, where)
-    _check_form(settings, default, where)
-    return settings
-
-
-def _put(settings: Settings, change: str, where: str) -> None:
-    """ "a.b=value" into the settings, the value read as YAML. The order of what is there stays: arms have one."""
+def put_change(settings: Settings, change: str, where: str) -> None:
+    """ "a.b=value" into the settings, the value read as YAML; `where` names them in sentences. The order of what is
+    there stays: arms have one."""
     key, separator, value = change.partition("=")
     path = _path(settings, key.strip())
     if not separator or not all(path):
@@ -194,7 +176,7 @@ FORMS = {  # what the kind of the default does not say
 }
 
 
-def _check_form(settings: Settings, default: Settings, where: str) -> None:
+def check_form(settings: Settings, default: Settings, where: str) -> None:
     """Raises ValueError for the first setting that is of another kind than the default, or than its own rule says."""
     for key, value in settings.items():
         form = FORMS.get(key) or _form_of(default.get(key))

@@ -266,7 +266,8 @@ def _measured(config: dict[str, Any], shop: Workshop) -> Measured:
         folder = shop.work / safe_name(model)
         source = str(_carry_out(recipe_of(shop.settings, model, 1), folder, shop) / "model")
     asked: dict[str, Any] = {key: config.get(key) for key in ("windows", "tokens", "bootstrap", "revision")}
-    text = _documents(config["text"], shop.data)
+    part = part_of(config["text"])
+    text: Any = config["text"] if part is None else _documents(*part, shop.data)
     result = measure(
         source, text=text, **asked, device=shop.device, data=shop.data,
         progress=lambda done, of: shop.progress(done, of, f"{model} on {config['text']}: windows"),
@@ -276,7 +277,7 @@ def _measured(config: dict[str, Any], shop: Workshop) -> Measured:
         whole, histogram=True,
         model=model if model in arms else result.label,
         parameters=whole.model.parameters,
-        text=whole.text.name if part_of(config["text"]) is None else config["text"],
+        text=whole.text.name if part is None else config["text"],
         text_source=whole.text.source,
         text_sha256=whole.text.sha256,
         # over windows: says how well this model on this text is known, and decides nothing
@@ -289,24 +290,20 @@ def _measured(config: dict[str, Any], shop: Workshop) -> Measured:
     )  # fmt: skip
 
 
-def part_of(name: str) -> tuple[int, int] | None:
-    """(2, 4) of "pydoc 2/4", None of a whole text."""
+def part_of(name: str) -> tuple[str, int, int] | None:
+    """("pydoc", 2, 4) of "pydoc 2/4", None of a whole text."""
     if " " not in name:
         return None
-    match = re.fullmatch(r"\S+ ([1-9]\d*)/([1-9]\d*)", name)
-    if match is None or int(match[1]) > int(match[2]):
+    match = re.fullmatch(r"(\S+) ([1-9]\d*)/([1-9]\d*)", name)
+    if match is None or int(match[2]) > int(match[3]):
         raise ValueError(f"a text must be NAME or a part of one like 'pydoc 2/4', got {name!r}: count from 1/4 to 4/4.")
-    return int(match[1]), int(match[2])
+    return match[1], int(match[2]), int(match[3])
 
 
-def _documents(name: str, data: str | None) -> Any:
-    """A text by name; "pydoc 2/4" is the second quarter of the documents of pydoc."""
-    part = part_of(name)
-    if part is None:
-        return name
+def _documents(text: str, which: int, of: int, data: str | None) -> list[str]:
+    """One of so many equal parts of the documents of a text."""
     from ..text import open_text
 
-    which, of = part
-    documents = open_text(name.partition(" ")[0], data=data).documents
+    documents = open_text(text, data=data).documents
     size = len(documents) // of
     return list(documents[(which - 1) * size : which * size])
