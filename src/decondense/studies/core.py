@@ -149,8 +149,8 @@ def run(
     fresh = read_config(study, scale, folder) is None
     members = Members(plan, settings)
     done = {one.name for one in _runs(folder, members).values()}
-    shop = Workshop(folder, settings, data, bench, device, say, timed and study.timed, known_runs(reuse, members))
-    shop.progress = progress or shop.progress
+    known, quiet = known_runs(reuse, members), lambda *words: None
+    shop = Workshop(folder, settings, data, bench, device, say, timed and study.timed, known, progress or quiet)
     missing = [planned for planned in chosen if planned.name not in done]
     for planned in chosen:
         if planned.name in done:

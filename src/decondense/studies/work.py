@@ -10,7 +10,7 @@ import gc
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +36,13 @@ class Workshop:
 
     folder: Path
     settings: Settings
-    data: str | None = None  # folder of named texts
-    bench: str | None = None  # folder of benchmark files
-    device: str | None = None
-    say: Callable[[str], None] = field(default=lambda sentence: None)
-    times: bool = True  # False: seconds and speeds are not kept, so that the same runs are the same bytes
-    known: Mapping[str, list[Found]] = field(default_factory=dict)  # runs of other folders, under their names here
-    progress: Callable[..., None] = field(default=lambda done, total, what, note="": None)
+    data: str | None  # folder of named texts
+    bench: str | None  # folder of benchmark files
+    device: str | None
+    say: Callable[[str], None]
+    times: bool  # False: seconds and speeds are not kept, so that the same runs are the same bytes
+    known: Mapping[str, list[Found]]  # runs of other folders, under their names here
+    progress: Callable[..., None]
 
     @property
     def work(self) -> Path:
