@@ -72,11 +72,9 @@ def measure(
         begun = resume and any(target.glob("partial-*.npz"))  # a finished result of other settings is not resumed over
         with fresh_folder(target, "measurement", force=force or begun or _same(target, config)) as folder:
             result = _measure_into(folder, config, options, resume=resume, callbacks=callbacks)
-    if not first_process():
-        return
-    if as_json:
+    if as_json and first_process():
         print(result.to_json(), end="")
-    else:
+    elif first_process():
         show(result, folder)
 
 

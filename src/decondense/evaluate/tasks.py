@@ -107,10 +107,10 @@ def _task(
             f"the data of task {leaf!r} ({config.get('dataset_path')}) is on the datasets hub, which cannot be "
             "reached from here: give a folder with --bench."
         )
+    evaluated = str(config.get("test_split") or config.get("validation_split"))
     try:
         task = ConfigurableTask(config=config)
     except Exception as error:  # a row that does not fit, or one of a dozen errors of the hub client
-        evaluated = config.get("test_split") or config.get("validation_split")
         if evaluated in read:
             read[evaluated].check(inside.bare_task(config), limit)
         where = f"the rows in {str(folder)!r}" if folder is not None else "the datasets hub"
@@ -118,11 +118,11 @@ def _task(
         raise ValueError(f"task {leaf!r} could not be built from {where}: {why}.") from error
     pool = inside.few_shot_split(task)
     if read:  # any row of the pool may become an example
-        read[_evaluated(task)].check(task, None if shots != 0 and pool == _evaluated(task) else limit)
-    if shots != 0 and pool in read and pool != _evaluated(task):
+        read[evaluated].check(task, None if shots != 0 and pool == evaluated else limit)
+    if shots != 0 and pool in read and pool != evaluated:
         read[pool].check(inside.bare_task(config), None)
-    if pool == _evaluated(task):
-        inside.leave_item_out(task, _evaluated(task))
+    if pool == evaluated:
+        inside.leave_item_out(task, evaluated)
     return task
 
 
