@@ -63,7 +63,7 @@ def child(options: argparse.Namespace) -> None:
 
     def ours(spectral: bool) -> Callable[[list[int]], object]:
         settings = {"tokens": options.tokens, "spectral": spectral, "released": False}
-        return lambda batch: [None for _ in run._tallies(reader, ids, [batch], settings)]
+        return lambda batch: [None for _ in run._tallies(reader, ids, [batch], settings, lambda _stage: None)]
 
     if device.type == "cuda":
         print(json.dumps(on_gpu(options, reader, ids, batches, bare)))
@@ -117,7 +117,7 @@ def on_gpu(
 
     def passes(spectral: bool) -> None:
         settings = {"tokens": options.tokens, "spectral": spectral, "released": False}
-        for _ in run._tallies(reader, ids, batches, settings):
+        for _ in run._tallies(reader, ids, batches, settings, lambda _stage: None):
             pass
 
     jobs: dict[str, Callable[[], Any]] = {

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import functools
 import importlib
+import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from decondense.term import Term
@@ -72,6 +76,22 @@ def test_no_time_left(script, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["x", "--device", "cpu", "--seconds", "0", "--out", str(tmp_path)])
     heads.main()
     assert {row["why_not"] for row in harness.read("heads", tmp_path)} == {"no time left"}
+
+
+def test_the_meter_beside_bare_passes(script, monkeypatch, capsys):
+    """Its functions are called by names that the package does not promise."""
+    measure = script("bench_measure")
+    config = LlamaConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, vocab_size=32
+    )
+    monkeypatch.setattr("decondense.models.load", lambda *_, **__: (LlamaModel(config).eval(), None))
+    monkeypatch.setattr("decondense.text.open_text", lambda _name: None)
+    monkeypatch.setattr("decondense.windows.draw_windows", lambda *_, **__: SimpleNamespace(ids=np.ones((3, 8), int)))
+    monkeypatch.setattr(sys, "argv", ["bench_measure.py", "--job", "time", "--tokens", "8", "--batch", "2"])
+    measure.main()
+    spent = json.loads(capsys.readouterr().out)
+    assert list(spent) == ["bare", "default", "spectral"]
+    assert all(times["wall_s"] > 0 for times in spent.values())
 
 
 def test_shares_of_an_attention_layer(script, monkeypatch, tmp_path):
