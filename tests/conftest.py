@@ -12,6 +12,7 @@ import pkgutil
 import re
 import shlex
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -84,11 +85,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
+def compile_tests(config: pytest.Config) -> None:
+    """With pytest's assertions, into the files where it looks for them, as it does itself; without pytest's insides as
+    they are now it is left to the workers."""
+    from _pytest.assertion import rewrite
+
+    for file in (ROOT / "tests").rglob("*.py"):
+        with contextlib.suppress(Exception):
+            place = rewrite.get_cache_dir(file) / (file.stem + rewrite.PYC_TAIL)
+            if rewrite._read_pyc(file, place) is None:
+                status, code = rewrite._rewrite_test(file, config)
+                place.parent.mkdir(exist_ok=True)
+                rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, status, place)
+
+
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_setupnodes(specs: list) -> None:
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list) -> None:
     """One process imports what tests/processes.py forks, the workers among it. It does so before them: after an
-    installation it leaves the compiled files that every worker would make at the same time."""
+    installation it leaves the compiled files that every worker would make at the same time. Those of the tests are made
+    here in the meantime."""
     if sys.platform == "linux":
+        if not sys.dont_write_bytecode:
+            threading.Thread(target=compile_tests, args=(config,)).start()
         server()
     if FORKS_WORKERS:
         for spec in specs:
@@ -118,6 +136,8 @@ def _no_latency() -> None:
     guards = sys.modules.get("torch._dynamo.guards")
     if hasattr(guards, "profile_guard_manager"):
         guards.profile_guard_manager = lambda *_: 0.0
+        with contextlib.suppress(AttributeError):  # of an older torch; else a message is made of every side effect
+            sys.modules["torch._dynamo.config"].side_effect_replay_policy = "silent"
 
 
 @pytest.fixture(autouse=True)
