@@ -45,8 +45,9 @@ gc.set_threshold(50_000, 20, 20)  # by default a tenth of the time of imports an
 # The process that only tells workers what to do (`-n 2`) can spare the seconds of torch and Triton.
 if "PYTEST_XDIST_WORKER" in os.environ or not re.search(r" -n ?[1-9al]", " ".join(sys.argv)):
     choose_interpreter()
-# pytest listens to all loggers that keep to themselves, and with a listener to this one torch writes every graph down.
-logging.getLogger("torch.__trace").propagate = True
+# pytest would look through thousands of loggers three times in every test to listen to them, which no test asks of it
+# (pyproject.toml: no:logging). As with pytest, what is logged does not end up on the screen that tests look at.
+logging.getLogger().addHandler(logging.NullHandler())
 typer.main.get_command = functools.cache(typer.main.get_command)  # hundreds of tests call the command, which is one
 os.environ.pop("COLUMNS", None)  # a worker is told 80, and tables would not be those of a pipe
 ROOT = Path(__file__).resolve().parent.parent
