@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import fnmatch
+import gc
 import platform
 import shutil
 import time
@@ -170,6 +171,9 @@ def run(
         if fresh and not (folder / "runs").is_dir():
             (folder / "config.yaml").unlink(missing_ok=True)
         raise
+    finally:
+        if shop.aside:
+            gc.unfreeze()
     left = [*(planned.name for planned in chosen), *map(safe_name, settings.get("arms", ()))]
     for path in [path for name in left for path in shop.work.glob(name)]:
         shutil.rmtree(path, ignore_errors=True)  # what a killed process had no time to remove

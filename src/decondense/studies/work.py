@@ -43,6 +43,7 @@ class Workshop:
     times: bool  # False: seconds and speeds are not kept, so that the same runs are the same bytes
     known: Mapping[str, list[Found]]  # runs of other folders, under their names here
     progress: Callable[..., None]
+    aside: bool | None = None  # whether what is imported was hidden from the garbage collector, to be shown it again
 
     @property
     def work(self) -> Path:
@@ -112,7 +113,7 @@ def _trained(planned: Planned, shop: Workshop) -> Run:
             folder / "model", settings, seed, bench=str(shop.bench), device=shop.device,
             progress=lambda what, done, of: shop.progress(done, of, f"{planned.name}: {what}"),
         )  # fmt: skip
-        _free_memory()
+        _free_memory(shop)
     return Run(planned.name, record, outcomes)
 
 
@@ -164,18 +165,25 @@ def _carry_out(recipe: Any, folder: Path, shop: Workshop) -> Path:
             recipe, folder, resume=begun, say=lambda sentence: shop.say(f"  {sentence}"), show=step,
             progress=lambda what, done, of: shop.progress(done, of, f"{recipe.name}: {what}"), draw=False,
         )  # fmt: skip
-    _free_memory()
+    _free_memory(shop)
     return folder
 
 
-def _free_memory() -> None:
-    """Trainer and model refer to each other in circles: the next run needs the GPU memory they hold."""
+def _free_memory(shop: Workshop) -> None:
+    """Trainer and model refer to each other in circles: the next run needs the GPU memory they hold. What torch and
+    transformers have imported is set aside, as Trainer collects garbage in every training, and looking through it
+    takes longer than a small training."""
     import torch
 
     if torch.cuda.is_available():
         gc.collect()
         torch.compiler.reset()  # else the tenth run meets the limit of recompilations and is slower than the first
         torch.cuda.empty_cache()
+    elif shop.aside is None:
+        shop.aside = not gc.get_freeze_count()  # else the caller has done it
+        if shop.aside:
+            gc.collect()
+            gc.freeze()
 
 
 def _in_words(run: Training) -> str:
