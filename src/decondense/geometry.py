@@ -49,7 +49,7 @@ def check_states(z: Tensor, mask: Tensor | None) -> Tensor | None:
 
 def shape_or_type(value: object) -> str:
     """(2, 3) of a tensor, and the type of what is none: what came, in a sentence about it."""
-    return str(tuple(value.shape)) if hasattr(value, "shape") else type(value).__name__
+    return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
 
 
 def counting(mask: Tensor) -> Tensor:

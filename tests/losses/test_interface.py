@@ -31,6 +31,7 @@ Z = torch.randn(2, 5, 4)
         (Z, torch.ones(2, 4), ValueError, r"mask must be \(batch, tokens\) = \(2, 5\), got \(2, 4\)"),
         (Z, torch.ones(2, 1, 5, 5), ValueError, r"got \(2, 1, 5, 5\).*two-dimensional attention mask"),
         (Z, [True], ValueError, "got list"),
+        (Z, torch.ones(2, 5).numpy(), ValueError, r"\(2, 5\), got ndarray"),
     ],
 )
 def test_bad_tensors(name, z, mask, error, words):

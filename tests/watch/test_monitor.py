@@ -246,11 +246,15 @@ def test_a_mask_of_floats_is_read_as_the_loss_reads_it():
             model(x, mask)
         cosines.append(watch.readings[0].table["mean_cosine"])
     assert cosines[0] == pytest.approx(cosines[1])
-    with (
-        dc.monitor(model, modules="blocks.*"),
-        pytest.raises(ValueError, match="must be 1 where a token counts and 0 at padding, got -1e\\+09"),
+    for strange, words in (
+        (torch.where(counts, 0.0, -1e9), "must be 1 where a token counts and 0 at padding, got -1e\\+09"),
+        (counts.numpy(), "must be \\(batch, tokens\\) = \\(2, 6\\) to tell padding from tokens, got ndarray"),
     ):
-        model(x, torch.where(counts, 0.0, -1e9))
+        with dc.monitor(model, modules="blocks.*") as watch, pytest.warns(UserWarning, match=words):
+            model(x, strange)
+        with dc.monitor(model, modules="blocks.*") as whole:
+            model(x, torch.ones(2, 6))
+        assert watch.readings[0].table["mean_cosine"] == pytest.approx(whole.readings[0].table["mean_cosine"])
 
 
 def test_the_numbers_are_those_of_the_states_that_passed():

@@ -80,7 +80,10 @@ def read_as(kind: str, path: Path) -> Iterator[None]:
     except Damaged:
         raise
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise Damaged(f"{str(path)!r} could not be read as {kind}: {str(error).splitlines()[0]}.") from error
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise Damaged(
+            f"{str(path)!r} could not be read as {kind}: {reason}; make it again, or copy it again."
+        ) from error
 
 
 def read_items(path: Path) -> list[Item]:

@@ -145,7 +145,8 @@ def _eval_file(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
                     samples[number] = load(f"samples/{sample['id']}_epoch_{sample['epoch']}.json")
             return load("header.json"), samples
     except (zipfile.BadZipFile, OSError, KeyError, json.JSONDecodeError, UnicodeDecodeError, struct.error) as error:
-        raise Damaged(f"{str(path)!r} could not be read as a log of inspect_ai: {error}.") from error
+        reason = str(error).rstrip(".")
+        raise Damaged(f"{str(path)!r} could not be read as a log of inspect_ai: {reason}; copy it again.") from error
 
 
 def _member(archive: zipfile.ZipFile, path: Path, info: zipfile.ZipInfo) -> bytes:

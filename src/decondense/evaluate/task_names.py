@@ -32,7 +32,7 @@ def names_of(tasks: str | Sequence[str]) -> list[str]:
 
 def _unknown(name: str, known: Sequence[str]) -> ValueError:
     close = near(name, ["paper", *PAPER, *known], n=4, cutoff=0.5)
-    hint = f"the nearest names are {', '.join(close)}" if close else "no name is near"
+    hint = f"the nearest names are {', '.join(close)}" if close else "`lm-eval ls tasks` lists them"
     return ValueError(f"task {name!r} must be 'paper' or a task that lm-eval knows: {hint}.")
 
 

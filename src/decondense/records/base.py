@@ -95,7 +95,10 @@ def parse(content: Any, name: str = "result.json") -> Record:
     if not isinstance(schema, str):
         raise Damaged(f"{name} names no schema: it is not a result of decondense.")
     if schema not in Record.by_schema:
-        raise Damaged(f"{name} has the schema {schema[:80]!r}, which this version does not read.")
+        raise Damaged(
+            f"{name} has the schema {schema[:80]!r}, which this version does not read: make it again, or take the "
+            "version that wrote it."
+        )
     try:
         return Record.by_schema[schema].model_validate(content)
     except ValidationError as error:

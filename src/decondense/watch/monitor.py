@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .. import hidden_states as hs
 from ..capture import Capture
-from ..geometry import counting
+from ..geometry import counting, shape_or_type
 from ..inputs import arguments, batches_of, main_input
 from ..losses.options import is_whole
 from ..meter.batches import checked
@@ -161,23 +161,28 @@ class Monitor:
             z, mask = capture.states[state], capture.mask_of(state)
             if cut is not None:
                 z, mask = cut.first(room).gather(z), cut.mask
-            elif mask is not None and mask.shape != z.shape[:2]:
-                self._tell_mask(mask, z.shape[:2])
-                mask = None
-            parts += [part for _, part in trimmed(z[:room], None if mask is None else counting(mask[:room]))]
+            elif mask is not None:
+                mask = self._counting(mask, z.shape[:2])
+            parts += [part for _, part in trimmed(z[:room], None if mask is None else mask[:room])]
             room -= len(z)
             if room <= 0:
                 break
         return parts
 
-    def _tell_mask(self, mask: Tensor, shape: torch.Size) -> None:
-        """Once: the loss refuses such a mask, but watching is no reason to end a training."""
+    def _counting(self, mask: Any, shape: torch.Size) -> Tensor | None:
+        """Which tokens count. Of a mask that does not tell, None and a warning, once: the loss refuses it, but watching
+        is no reason to end a training."""
+        try:
+            if isinstance(mask, Tensor) and mask.shape == shape:
+                return counting(mask.cpu())  # a reading waits for the GPU anyway
+            wrong = f"attention_mask must be (batch, tokens) = {tuple(shape)} to tell padding from tokens, got "
+            wrong += f"{shape_or_type(mask)}: every token counts; pass the two-dimensional mask where there is padding."
+        except ValueError as error:
+            wrong = f"{error} Until then every token counts."
         if not self._told:
             self._told = True
-            warn(
-                f"attention_mask must be (batch, tokens) = {tuple(shape)} to tell padding from tokens, got "
-                f"{tuple(mask.shape)}: every token counts; pass the two-dimensional mask where there is padding."
-            )
+            warn(wrong)
+        return None
 
     def _warn(self, reading: Reading) -> None:
         fallen = [i for i, c in enumerate(reading.table["mean_cosine"]) if c > self.collapse]
