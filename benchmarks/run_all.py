@@ -15,7 +15,7 @@ CPU = ["bench_losses.py", "bench_agreement.py", "bench_measure.py", "bench_monit
 GPU = [
     "bench_exact.py",
     "bench_first_order.py",
-    "bench_cosine_histogram.py",
+    "bench_cosines.py",
     "bench_train_step.py",
     "profile_train_step.py",
     "profile_compiled_step.py",

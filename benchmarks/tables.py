@@ -135,10 +135,10 @@ def first_order() -> str:
     return markdown(header, lines, "first_order", rows)
 
 
-def cosine_histogram() -> str:
-    rows = read("cosine_histogram")
+def cosines() -> str:
+    rows = read("cosines")
     lines = [[r["shape"], r["dtype"], r["variant"], number(r, "ms"), number(r, "memory_MiB")] for r in rows]
-    return markdown(["shape", "u", "what", "ms", "extra MiB"], lines, "cosine_histogram", rows)
+    return markdown(["shape", "u", "what", "ms", "extra MiB"], lines, "cosines", rows)
 
 
 def train_step(name: str = "train_step") -> str:
@@ -328,7 +328,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "exact_others": exact_others,
     "lone_call": lone_call,
     "first_order": first_order,
-    "cosine_histogram": cosine_histogram,
+    "cosines": cosines,
     "train_step": train_step,
     "train_step_losses": lambda: train_step("train_step_losses"),
     "agreement_model": agreement_model,

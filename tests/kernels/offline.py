@@ -21,7 +21,7 @@ from triton.runtime.jit import JITFunction
 
 from decondense import kernels
 from decondense.kernels import (
-    cosine_histogram,
+    cosines,
     covariance,
     eigenvalues,
     first_order,
@@ -91,7 +91,7 @@ def everything() -> None:
     both(repulsion, z, mask, moments=2)
     both(nearest, z, mask)
     both(covariance, z, mask)
-    cosine_histogram.cosine_histogram(empty(2, 256, 64))
+    cosines.cosines(empty(2, 256, 64))
     eigenvalues.eigenvalues(empty(2, 512, 512, dtype=torch.float64))
 
 

@@ -130,14 +130,14 @@ def on_device(z: torch.Tensor, matrix: torch.Tensor | None = None, *, states: in
     norms = squared.sum(2).sqrt()
     inverses = inverse(norms)
     u = z * inverses[..., None]
-    plain, total = _sums(z, torch.ones_like(norms), inverses)
+    total = _sum_tokens(u)
     squares = (norms > 0).sum(1)  # Σ‖u_i‖², free of rounding
     by_dimension = total.double().square()
     length2 = by_dimension.sum(1)
     rest = total - u[:, 0]
     without_first = (rest.double().square().sum(1) - squares + (norms[:, 0] > 0)) / max(1, (n - 1) * (n - 2))
 
-    variance = _sum_tokens((z - plain[:, None] / n).square_())
+    variance = _sum_tokens((z - _sum_tokens(z)[:, None] / n).square_())
     k = min(3, z.shape[2])
     by_variance = torch.topk(variance, k)
     by_cosine = torch.topk(by_dimension, k)
@@ -146,7 +146,7 @@ def on_device(z: torch.Tensor, matrix: torch.Tensor | None = None, *, states: in
     cosine_share = by_cosine.values.sum(1) / length2.clamp_min(1e-300)
     without_variance3, without_cosine3 = _mean_cosines_without(z, squared, by_variance.indices, by_cosine.indices)
 
-    counts, sum_of_squares, by_distance = _pairs_of_states(u, matrix, states)
+    counts, sum_of_squares, apart = _pairs_of_states(u, matrix, states)
     scalars = [
         (length2 - squares) / (n * (n - 1)),
         length2 / n**2,
@@ -159,7 +159,7 @@ def on_device(z: torch.Tensor, matrix: torch.Tensor | None = None, *, states: in
         cosine_share,
         without_cosine3,
     ]
-    table = torch.cat([torch.stack(scalars, dim=1), by_distance @ _bucket_means(n, str(u.device))], dim=1)
+    table = torch.cat([torch.stack(scalars, dim=1), apart / _pairs_apart(n, str(u.device))], dim=1)
     return WindowStatistics(table, counts)
 
 
@@ -172,14 +172,11 @@ def trimmed(z: torch.Tensor, mask: torch.Tensor | None) -> list[tuple[range, tor
 
 
 @functools.lru_cache(maxsize=16)
-def _bucket_means(tokens: int, device: str) -> torch.Tensor:
-    """(tokens, buckets): sums over pairs by distance times this are the means of ``distance_buckets``."""
-    buckets = distance_buckets(tokens)
+def _pairs_apart(tokens: int, device: str) -> torch.Tensor:
+    """How many pairs each of ``distance_buckets`` has, float64."""
+    pairs = [sum(tokens - d for d in range(low, high)) for low, high in distance_buckets(tokens)]
     with torch.inference_mode(False):
-        means = torch.zeros(tokens, len(buckets), dtype=torch.float64)
-        for k, (low, high) in enumerate(buckets):
-            means[low:high, k] = 1 / sum(tokens - d for d in range(low, high))
-        return means.to(device)
+        return torch.tensor(pairs, dtype=torch.float64, device=device)
 
 
 def _sum_tokens(x: torch.Tensor) -> torch.Tensor:
@@ -219,13 +216,13 @@ def _pairs_of_states(
     """Counts of each state, and what else ``_pairs`` gives of each window."""
     if matrix is None and has_kernel(u):
         return _fused_pairs(u, states)
-    counts, squares, by_distance = zip(*(_pairs(part, matrix) for part in u.chunk(states)))
-    return torch.stack(counts), torch.cat(squares), torch.cat(by_distance)
+    counts, squares, apart = zip(*(_pairs(part, matrix) for part in u.chunk(states)))
+    return torch.stack(counts), torch.cat(squares), torch.cat(apart)
 
 
 def _pairs(u: torch.Tensor, matrix: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Over all pairs i < j: counts per bin of all windows together, and for each window Σ c² and Σ c for each distance
-    j − i (length N, entry 0 unused).
+    """Over all pairs i < j: counts per bin of all windows together, and for each window Σ c² and Σ c for each of
+    ``distance_buckets``.
 
     A tile holds rows a … a+r and columns a … N of the Gram matrix. Its part on and under the diagonal is set to
     zero; then row i of the tile, shifted left by i places, has distance d in column d. The shift costs nothing:
@@ -254,7 +251,8 @@ def _pairs(u: torch.Tensor, matrix: torch.Tensor | None) -> tuple[torch.Tensor, 
         counts += _bin_(tile)
         pairs = r * (m - 1) - r * (r - 1) // 2
         counts[FINE_BINS // 2] -= windows * (r * m - pairs)  # the zeros we put there ourselves
-    return counts, squares, by_distance
+    apart = [by_distance[:, low:high].sum(1) for low, high in distance_buckets(n)]
+    return counts, squares, torch.stack(apart, dim=1)
 
 
 def has_kernel(u: torch.Tensor) -> bool:
@@ -262,19 +260,11 @@ def has_kernel(u: torch.Tensor) -> bool:
 
 
 def _fused_pairs(u: torch.Tensor, states: int = 1) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`_pairs_of_states` on a GPU, without a tile in memory: the histogram by its kernel, Σ_{i<j} c² =
-    ½ (‖UᵀU‖²_F − Σ‖u_i‖⁴), and the sums of all diagonals as the autocorrelation of u over its tokens, by the fast
-    Fourier transform."""
-    from ..kernels.cosine_histogram import cosine_histogram
+    """`_pairs_of_states` on a GPU, without a tile in memory."""
+    from ..kernels.cosines import cosines
 
-    n = u.shape[1]
-    counts = cosine_histogram(u.contiguous(), bins=FINE_BINS).unflatten(0, (states, -1)).sum(1)
-    lengths = u.double().square().sum(-1)
-    squares = 0.5 * ((u.mT @ u).double().square().sum((1, 2)) - lengths.square().sum(1))
-    spectrum = torch.fft.rfft(u.double(), n=2 * n, dim=1)  # twice the length, so that the ends do not meet
-    by_distance = torch.fft.irfft(spectrum.abs().square().sum(-1), n=2 * n, dim=1)[:, :n].contiguous()
-    by_distance[:, 0] = 0
-    return counts, squares, by_distance
+    found = cosines(u, bins=FINE_BINS)
+    return found.counts.unflatten(0, (states, -1)).sum(1), found.squares, found.apart
 
 
 def _bin_(cosines: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
-"""The histogram of all cosines of a sequence: the kernel against the N×N matrix and torch.histc.
+"""Histogram and sums of all cosines of a sequence by the kernel; the histogram alone by the N×N matrix and torch.histc.
 
-python benchmarks/bench_cosine_histogram.py [--out DIR] [--plot]
+python benchmarks/bench_cosines.py [--out DIR] [--plot]
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import harness
 import torch
 from bench_exact import states
 
-from decondense.kernels.cosine_histogram import cosine_histogram
+from decondense.kernels.cosines import cosines
 
 SHAPES = [(8, 512, 576), (8, 1024, 1024), (1, 8192, 1024)]
 
@@ -31,10 +31,10 @@ def main() -> None:
             z = states(shape, torch.float32, 0)
             u = (z / z.norm(dim=-1, keepdim=True)).to(dtype)
             base = {"shape": "x".join(map(str, shape)), "dtype": str(dtype).removeprefix("torch.")}
-            moved = int((dense(u.float()) - cosine_histogram(u)).abs().sum()) // 2
+            moved = int((dense(u.float()) - cosines(u).counts).abs().sum()) // 2
             variants: list[tuple[str, Callable[[], torch.Tensor]]] = [
                 ("torch: N×N and histc", lambda u=u: dense(u)),
-                ("kernel", lambda u=u: cosine_histogram(u)),
+                ("kernel", lambda u=u: cosines(u).counts),
             ]
             first = 0.0
             for name, call in variants:
@@ -44,7 +44,7 @@ def main() -> None:
                 rows.append(base | {"variant": name, "ms": ms, "ratio": ms / first, "memory_MiB": memory})
             rows[-1]["pairs_in_another_bin"] = moved / (shape[0] * shape[1] * (shape[1] - 1) / 2)
     print(harness.table(rows, ("shape", "dtype", "variant", "ms", "ratio", "memory_MiB", "pairs_in_another_bin")))
-    path = harness.write("cosine_histogram", rows, options.out)
+    path = harness.write("cosines", rows, options.out)
     if options.plot:
         harness.bars(rows, path.with_suffix(".png"))
     print(path)

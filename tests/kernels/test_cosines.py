@@ -1,4 +1,4 @@
-"""The histogram kernel against counting pair by pair in float64."""
+"""Histogram and sums of all cosines against going over the pairs one by one in float64."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from decondense.kernels.cosine_histogram import cosine_histogram
+from decondense.kernels.cosines import cosines
 
 CUDA = torch.cuda.is_available()
 
@@ -37,27 +37,43 @@ def count(u, bins=128, slack=0.0):
 def test_counts(shape, bins, device):
     u = units(*shape, seed=bins).to(device)
     expected, near = count(u, bins=bins, slack=1e-6)
-    got = cosine_histogram(u, bins=bins).cpu().numpy()
+    got = cosines(u, bins=bins).counts.cpu().numpy()
     assert got.dtype == np.int64
     assert got.shape == (shape[0], bins)
     assert (got.sum(1) == shape[1] * (shape[1] - 1) // 2).all()
     assert np.abs(got - expected).sum() <= 2 * near
 
 
+@pytest.mark.parametrize("shape", [(2, 70, 24), (1, 33, 40), (3, 2, 5)])
+def test_sums(shape, device):
+    u = units(*shape)
+    squares, apart = np.zeros(shape[0]), np.zeros((shape[0], (shape[1] - 1).bit_length()))
+    for b, of_sequence in enumerate(u.double().numpy()):
+        for i in range(shape[1]):
+            for j in range(i):
+                c = float(of_sequence[i] @ of_sequence[j])
+                squares[b] += c**2
+                apart[b, int(math.log2(i - j))] += c
+    got = cosines(u.to(device))
+    assert got.squares.dtype == got.apart.dtype == torch.float64
+    np.testing.assert_allclose(got.squares.cpu(), squares, rtol=1e-6)
+    np.testing.assert_allclose(got.apart.cpu(), apart, rtol=1e-6, atol=1e-5)
+
+
 def test_edges(device):
     """Cosines of exactly 1, −1 and 0, and one a rounding error above 1."""
     u = torch.tensor([[[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]]], device=device)
-    got = cosine_histogram(u, bins=4)[0].tolist()
+    got = cosines(u, bins=4).counts[0].tolist()
     assert got == [2, 0, 3, 1]  # −1 twice; 0 three times, in the bin that begins there; 1 in the last
-    assert cosine_histogram(u * 1.001, bins=4)[0].tolist() == got
+    assert cosines(u * 1.001, bins=4).counts[0].tolist() == got
 
 
 def test_half_precision_and_nan(device):
     u = units(1, 40, 32).half().to(device)
     expected, near = count(u, slack=1e-5)
-    assert np.abs(cosine_histogram(u).cpu().numpy() - expected).sum() <= 2 * near
+    assert np.abs(cosines(u).counts.cpu().numpy() - expected).sum() <= 2 * near
     u[0, 3, 0] = math.nan
-    assert int(cosine_histogram(u).sum()) == 39 * 38 // 2  # pairs with the broken token are in no bin
+    assert int(cosines(u).counts.sum()) == 39 * 38 // 2  # pairs with the broken token are in no bin
 
 
 @pytest.mark.skipif(not CUDA, reason="needs a GPU: the interpreter is too slow for this size")
@@ -65,7 +81,11 @@ def test_half_precision_and_nan(device):
 def test_large_on_the_gpu(dtype, device):
     u = units(3, 1000, 577).to(dtype).to(device)
     c = (u.double() @ u.double().transpose(1, 2)).tril(-1)
-    got = cosine_histogram(u)
+    got, squares, apart = cosines(u)
+    torch.testing.assert_close(squares, c.square().sum((1, 2)), rtol=1e-6, atol=0)
+    by_distance = [c.diagonal(-d, 1, 2).sum(1) for d in range(1, 1000)]
+    expected = [torch.stack(by_distance[2**k - 1 : 2 ** (k + 1) - 1]).sum(0) for k in range(10)]
+    torch.testing.assert_close(apart, torch.stack(expected, 1), rtol=1e-6, atol=1e-3)
     for b in range(3):
         pairs = c[b][torch.ones_like(c[b], dtype=torch.bool).tril(-1)].clamp(-1, 1)
         expected = torch.histc(pairs, 128, -1, 1).long()
