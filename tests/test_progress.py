@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import re
 import threading
@@ -95,3 +96,16 @@ def test_another_work_in_a_terminal_takes_over_no_number(monkeypatch):
 @pytest.mark.parametrize(("value", "width", "shown"), [(0.5, 8, "████"), (1.2, 4, "████"), (-0.1, 9, "◂"), (0, 9, "")])
 def test_bar(value, width, shown):
     assert terminal.bar(value, width=width) == shown
+
+
+def test_what_a_library_logs_to_stdout_at_its_import_is_not_before_the_json(capsys, tmp_path, monkeypatch):
+    """As deepspeed does, which accelerate imports where it is installed: its handler keeps the stream it found."""
+    words = "import logging, sys\nlog = logging.getLogger('loud')\nlog.addHandler(logging.StreamHandler(sys.stdout))\n"
+    (tmp_path / "loud.py").write_text(words + "log.warning('at its import')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with terminal.progress_bar("training", quiet=True) as move:
+        loud = importlib.import_module("loud")
+    assert move is None
+    print("{}")
+    loud.log.warning("later")
+    assert capsys.readouterr() == ("{}\n", "at its import\nlater\n")

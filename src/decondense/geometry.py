@@ -78,10 +78,16 @@ def check_eps(eps: float) -> None:
         raise ValueError(f"eps must be a number of at least 0, got {eps!r}: leave it out for the recommended one.")
 
 
+def check_finite(**values: float) -> None:
+    for name, value in values.items():
+        if isinstance(value, NO_NUMBER) or not abs(value) <= sys.float_info.max:
+            raise ValueError(f"{name} must be a finite number, got {value!r}: leave it out for the recommended one.")
+
+
 def check_clamp(clamp: float) -> None:
-    if not 0 <= clamp < 1:
+    if isinstance(clamp, NO_NUMBER) or not 0 <= clamp < 1:
         raise ValueError(
-            f"clamp must lie in [0, 1), got {clamp}: cosines are limited to ±(1 − clamp), the paper's runs use 0.1."
+            f"clamp must lie in [0, 1), got {clamp!r}: cosines are limited to ±(1 − clamp), the paper's runs use 0.1."
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 
@@ -48,10 +49,15 @@ def test_bad_tensors(name, z, mask, error, words):
         (lambda: losses.perplexity_entropy(Z, tau=-1.0), "tau must be"),
         (lambda: losses.dispersion(Z, clamp=1.0), r"clamp must lie in \[0, 1\), got 1.0"),
         (lambda: losses.orthogonalization(Z, clamp=-0.1), r"clamp must lie in \[0, 1\), got -0.1"),
+        (lambda: losses.dispersion(Z, clamp="a"), r"clamp must lie in \[0, 1\), got 'a': cosines are limited"),
+        (lambda: losses.placebo(Z, clamp=None), r"clamp must lie in \[0, 1\), got None"),
         (lambda: losses.dispersion(Z, estimator="first-order"), "did you mean 'first_order'"),
         (lambda: losses.dispersion(Z, distance="euclid"), "distance must be one of"),
         (lambda: losses.dispersion(Z, reduction="sum"), "reduction must be one of"),
-        (lambda: losses.dispersion(Z, estimator="sampled", max_tokens=1), "max_tokens must be at least 2, got 1"),
+        (
+            lambda: losses.dispersion(Z, estimator="sampled", max_tokens=1),
+            "max_tokens must be .* of at least 2, got 1: a pair",
+        ),
         (lambda: losses.dispersion(Z, estimator="first_order", diagonal=True), "use estimator='exact'"),
         (lambda: losses.decorrelation(Z, axis="tokens"), "did you mean 'token'"),
         (lambda: losses.get("disperson"), "did you mean 'dispersion'"),
@@ -63,7 +69,22 @@ def test_bad_tensors(name, z, mask, error, words):
         (lambda: losses.uniformity(Z, t=21.0), "leaves float32"),
         (lambda: losses.uniformity(Z, t=math.nan), "got nan"),
         (lambda: losses.koleo(Z, eps=0.0), "eps must be a positive number"),
-        (lambda: losses.koleo(Z, max_tokens=1), "max_tokens must be at least 2"),
+        (lambda: losses.koleo(Z, max_tokens=1), "max_tokens must be a whole number of at least 2"),
+        *(
+            (lambda most=most: losses.cosreg(Z, max_tokens=most), f"whole number of at least 2, got {most!r}: a pair")
+            for most in ("3", 2.5, math.nan, True)
+        ),
+        *(
+            (lambda loss=loss, key=key, bad=bad: losses.get(loss)(Z, **{key: bad}), f"^{key} must .*, got {bad!r}: ")
+            for loss, entry in losses.registered().items()
+            for key, option in inspect.signature(entry.function).parameters.items()
+            if isinstance(option.default, float)
+            for bad in ("x", None, True, math.nan)
+        ),
+        *(
+            (lambda loss=loss: losses.get(loss)(Z, backend="cuda"), "backend must be one of .*, got 'cuda': pick one")
+            for loss in ("koleo", "l2_repel", "vicreg")
+        ),
         (lambda: losses.vicreg(Z, gamma=-1.0), "gamma must be a positive number"),
         (lambda: losses.vicreg(Z, eps=0.0), "eps must be a positive number"),
         (lambda: losses.i_star(Z, shrinkage=1.5), r"shrinkage must lie in \[0, 1\], got 1.5"),
@@ -82,6 +103,19 @@ def test_bad_tensors(name, z, mask, error, words):
 def test_bad_options(call, words):
     with pytest.raises(ValueError, match=words):
         call()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"generator": 1}, r"^generator must be a torch\.Generator, got int: torch\.Generator\(\)\.manual_seed"),
+        ({"process_group": 3}, r"^process_group must be a torch\.distributed\.ProcessGroup, got int: .*get_group\(\)"),
+    ],
+)
+def test_objects_of_another_kind(options, words):
+    for call in (lambda: losses.dispersion(Z, **options), lambda: losses.get("dispersion", **options)):
+        with pytest.raises(TypeError, match=words):
+            call()
 
 
 def test_modules_are_the_functions_with_keywords():

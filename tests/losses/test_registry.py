@@ -83,7 +83,7 @@ def test_every_loss_of_the_package_is_registered():
         ("dispersion", {"tau": 0.0}, "tau must be a positive number"),
         ("dispersion", {"backend": "cuda"}, "backend must be one of"),
         ("orthogonalization", {"clamp": 2.0}, "clamp must lie in"),
-        ("koleo", {"max_tokens": 1}, "max_tokens must be at least 2"),
+        ("koleo", {"max_tokens": 1}, "max_tokens must be a whole number of at least 2"),
     ],
 )
 def test_an_impossible_value_is_refused_at_once(name, options, words):

@@ -25,6 +25,7 @@ from transformers import (
 )
 
 import decondense as dc
+from decondense.report.page import collect
 
 measure = partial(dc.measure, bootstrap=20)
 
@@ -203,11 +204,32 @@ def test_inputs_have_a_fingerprint_and_the_result_is_one_like_any_other(tmp_path
         ({"inputs": torch.ones(2, 4, dtype=torch.long), "modules": 3}, "modules must be a name .*, got 3: give names"),
         ({"inputs": torch.ones(2, 4, dtype=torch.long), "modules": ["layers.0", 3]}, r"got \['layers.0', 3\]: give"),
         ({"modules": "layers.*"}, "modules and mask go with inputs"),
+        ({"inputs": torch.ones(2, 4, dtype=torch.long), "mask": torch.ones(2, 4)}, r"^mask must .* got \(2, 4\): a"),
+        *(
+            ({"inputs": torch.ones(2, 4, dtype=torch.long), key: value}, f"^{key} is for .* got {value!r} .* memory: ")
+            for key, value in {"dtype": "float3", "init": True, "revision": "main"}.items()
+        ),
     ],
 )  # fmt: skip
 def test_refused(options, sentence):
     with pytest.raises((ValueError, TypeError), match=sentence):
         measure(build("llama"), **options)
+
+
+def test_an_output_head_of_its_own_is_not_loaded_and_not_counted(tmp_path):
+    """docs/measuring.md says so, and the page; of a model in memory all is counted."""
+    model = llama()
+    model.save_pretrained(tmp_path / "llama")
+    whole = sum(p.numel() for p in model.parameters())
+    for given, expected, said in (
+        (tmp_path / "llama", whole - model.lm_head.weight.numel(), " (an output head of its own not counted)"),
+        (model, whole, ""),
+    ):
+        c = measure(given, inputs=tokens())
+        assert c.record.model.parameters == expected
+        c.save(tmp_path / "c" / "result.json")
+        (section,) = collect([tmp_path / "c"]).sections
+        assert dict(section.origins[0].facts)["model"].startswith(f"{expected:,} parameters{said}, 3 layers")
 
 
 @pytest.mark.parametrize("look", [dc.monitor, dc.measure])

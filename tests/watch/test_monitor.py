@@ -374,10 +374,23 @@ def test_named_layers_leave_nothing_in_the_model():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"metrics": ["rank"]}, r"metrics must be of mean_cosine, .*got 'rank'\.$"),
-        ({"metrics": []}, r"metrics must be of mean_cosine, .*got none\.$"),
+        (
+            {"metrics": ["rank"]},
+            r"metrics must be of mean_cosine, .*got 'rank': pick some of these, or leave it out for",
+        ),
+        (
+            {"metrics": []},
+            r"metrics must be of mean_cosine, .*got none: pick some of these, or leave it out for all\.$",
+        ),
+        (
+            {"metrics": None},
+            r"metrics must be of mean_cosine, .*got None: pick some of these, or leave it out for all\.$",
+        ),
+        ({"metrics": 3}, r"metrics must be of mean_cosine, .*got 3: pick some of these, or leave it out for all\.$"),
         ({"metrics": "mean_cosin"}, r", got 'mean_cosin': did you mean 'mean_cosine'\?$"),
-        ({"every": 0}, "every must be a whole number of at least 1, got 0"),
+        ({"every": 0}, "every must be a whole number of at least 1, got 0: leave it out for the recommended one"),
+        ({"collapse": "x"}, "collapse must be a cosine, from -1 to 1, got 'x': 1 for no warning"),
+        ({"collapse": None}, "collapse must be a cosine, from -1 to 1, got None: 1 for no warning"),
         ({"inputs": []}, "inputs must hold at least one batch, got none"),
         ({"inputs": 3}, "inputs must be a tensor of .*, a mapping of .*, or batches of them, got int"),
     ],

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -72,9 +73,11 @@ def write_origin(folder: Path, config: dict[str, Any], seconds: float) -> None:
 def progress_bar(label: str, *, quiet: bool) -> Iterator[Any]:
     """A callback (done, total, what, note) that shows on stderr how far the work is and how long it will still take:
     a bar, or into a pipe a line now and then. Another `what` than before is another work: its clock starts anew. A
-    `total` of None: nobody knows how much there is."""
+    `total` of None: nobody knows how much there is. Where it is `quiet`, for JSON, stdout is for that alone: what a
+    library says there when it is imported, as deepspeed does, goes to stderr."""
     if quiet or not first_process():
-        yield None
+        with contextlib.redirect_stdout(sys.stderr):
+            yield None
         return
     if not err.is_terminal:
         with _progress_lines(label) as move:

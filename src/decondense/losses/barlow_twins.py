@@ -14,6 +14,7 @@ from typing import Unpack
 
 from torch import Tensor
 
+from .. import geometry
 from .decorrelation import decorrelation
 from .registry import Common, register
 
@@ -26,4 +27,5 @@ def barlow_twins(
 
     redundancy_weight is λ. A feature without variance has no correlation and counts as 0.
     """
+    geometry.check_finite(redundancy_weight=redundancy_weight)
     return redundancy_weight * decorrelation(z, mask, axis="feature", pairs="sum", reduction="none")

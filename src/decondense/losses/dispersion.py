@@ -88,6 +88,7 @@ def dispersion(
     """
     geometry.check_positive("tau", tau)
     geometry.check_clamp(clamp)
+    geometry.check_finite(constant=constant)
     check_choice("estimator", estimator, ESTIMATORS)
     check_choice("distance", distance, DISTANCES)
     if diagonal and estimator in ("first_order", "second_order"):

@@ -100,8 +100,8 @@ def _shrunk(
 
 
 def _check(shrinkage: float, target: Tensor | None, width: int) -> None:
-    if not 0 <= shrinkage <= 1:
-        raise ValueError(f"shrinkage must lie in [0, 1], got {shrinkage}: 0 for none, 1 for the target alone.")
+    if isinstance(shrinkage, geometry.NO_NUMBER) or not 0 <= shrinkage <= 1:
+        raise ValueError(f"shrinkage must lie in [0, 1], got {shrinkage!r}: 0 for none, 1 for the target alone.")
     if target is None:
         return
     if not isinstance(target, Tensor) or target.shape != (width, width):

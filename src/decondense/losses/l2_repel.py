@@ -64,6 +64,7 @@ def l2_repel(
                  states, and then multiplies in float16.
     """
     geometry.check_positive("tau", tau)
+    geometry.check_finite(norm_weight=norm_weight, constant=constant)
     check_choice("norm", norm, ("mean", "sum"))
     check_choice("pairs", pairs, ("mean", "sum"))
     n: Tensor | float = z.shape[1]  # a number where it can be: every operation of a layer is a launch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,20 @@ def check_choice(name: str, value: object, choices: Collection[str]) -> None:
 def is_whole(value: object, least: int) -> bool:
     """Whether it is a whole number of at least `least`; True is none, though Python counts with it."""
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+
+
+def check_objects(*, generator: Any = None, process_group: Any = None, **others: Any) -> None:
+    """Refuse what is none: a generator is not looked at before the first draw, and a group fails in words of torch."""
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(
+            f"generator must be a torch.Generator, got {type(generator).__name__}: torch.Generator().manual_seed(1) is "
+            "one, of a seed."
+        )
+    if process_group is not None and not isinstance(process_group, torch.distributed.ProcessGroup):
+        raise TypeError(
+            f"process_group must be a torch.distributed.ProcessGroup, got {type(process_group).__name__}: of a device "
+            "mesh give get_group()."
+        )
 
 
 BACKENDS = ("auto", "torch", "triton")
@@ -48,6 +63,7 @@ def fused(z: Tensor, backend: str, *, tau: float = 1.0) -> bool:
 
 def fused_in_16_bits(z: Tensor, backend: str, *dtypes: torch.dtype) -> bool:
     """`fused` for kernels whose matrix products are in 16 bits: where states or autocast ask for one of `dtypes`."""
+    check_choice("backend", backend, BACKENDS)
     asked = kernels.product_dtype(z)
     if backend == "triton" and asked not in dtypes:
         raise ValueError(

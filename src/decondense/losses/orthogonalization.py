@@ -51,6 +51,7 @@ def orthogonalization(
     recommend: the hard clamp of Algorithm 1 cannot separate tokens that have already collapsed.
     """
     geometry.check_clamp(clamp)
+    geometry.check_finite(margin=margin)
     check_choice("distance", distance, DISTANCES)
     routine: pairs.Routine
     if fused(z, backend):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .options import BACKENDS, check_choice
+from .options import BACKENDS, check_choice, check_objects
 from .registry import registered
 
 # The keywords of each are with the loss, in its registration.
@@ -61,6 +61,7 @@ class Loss(nn.Module):
         if isinstance(target, Tensor):
             safe["target"] = target.to(z)
         check_choice("backend", self.keywords.get("backend", "auto"), BACKENDS)
+        check_objects(**self.keywords)
         with torch.no_grad():
             self(z, **{key: value for key, value in safe.items() if key in entry.options})
 

@@ -26,7 +26,7 @@ from .. import geometry
 from .beside import beside
 from .context_parallel import tokens_across
 from .kernel import Kernel
-from .options import check_choice
+from .options import check_choice, check_objects
 from .pairs import Routine, apply
 from .sampling import RELEASED_SAMPLE, sample
 
@@ -161,6 +161,7 @@ class Entry:
         if max_tokens is None and options.get("estimator") == "sampled":
             max_tokens = RELEASED_SAMPLE["max_tokens"]
         geometry.check_eps(options.get("eps", 0))
+        check_objects(generator=generator, **options)
         split = options.get("process_group") is not None
         if split and max_tokens is not None:
             raise ValueError(

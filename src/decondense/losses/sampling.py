@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .options import is_whole
+
 # The released code takes 256 tokens, one permutation for the whole batch, in every loss.
 RELEASED_SAMPLE = {"max_tokens": 256, "shared_sample": True}
 
@@ -17,8 +19,11 @@ def sample(
     shared=True draws one set of positions for the whole batch, as the released code does; a position may then
     be padding in some sequences. The draw happens on the generator's device, the CPU's default without one.
     """
-    if max_tokens is not None and max_tokens < 2:
-        raise ValueError(f"max_tokens must be at least 2, got {max_tokens}: a pair needs two tokens.")
+    if max_tokens is not None and not is_whole(max_tokens, 2):
+        raise ValueError(
+            f"max_tokens must be a whole number of at least 2, got {max_tokens!r}: a pair needs two tokens, and "
+            "None takes all of them."
+        )
     batch, tokens, width = z.shape
     if max_tokens is None or tokens <= max_tokens:
         return z, mask

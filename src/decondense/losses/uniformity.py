@@ -14,6 +14,7 @@ from typing import Unpack
 
 from torch import Tensor
 
+from ..geometry import NO_NUMBER
 from .dispersion import dispersion
 from .registry import Common, register
 
@@ -34,9 +35,9 @@ def uniformity(
     t is the sharpness of the potential: 0 for identical tokens at any t, −2t for orthogonal ones. A vector of zeros has
     no direction and counts as orthogonal to all others; backend as in `dispersion`.
     """
-    if not 0 < t <= LARGEST_T:
+    if isinstance(t, NO_NUMBER) or not 0 < t <= LARGEST_T:
         raise ValueError(
-            f"t must lie in (0, {LARGEST_T:g}], got {t}: above it exp(−4t) leaves float32; Wang & Isola use 2."
+            f"t must lie in (0, {LARGEST_T:g}], got {t!r}: above it exp(−4t) leaves float32; Wang & Isola use 2."
         )
     value = dispersion(z, mask, distance="cosine", tau=1 / (2 * t), eps=0.0, backend=backend, reduction="none")
     return value - 2 * t

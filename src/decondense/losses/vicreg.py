@@ -50,6 +50,7 @@ def vicreg(
     """
     geometry.check_positive("gamma", gamma)
     geometry.check_positive("eps", eps)
+    geometry.check_finite(variance_weight=variance_weight, covariance_weight=covariance_weight)
     width = z.shape[2]
     small = width <= 2 * z.shape[1] or backend == "triton"  # the matrix beside z
     if fused_in_16_bits(z, backend, torch.bfloat16) and small:

@@ -17,6 +17,7 @@ import torch
 
 from .. import models
 from ..files import AnyPath, versions
+from ..geometry import shape_or_type
 from ..insides.torch import unwrapped
 from ..losses.options import check_choice, is_whole
 from ..stack import evaluating
@@ -93,7 +94,8 @@ def measure(
             holds one N×N sum per hidden state.
         stack: "decoder" or "encoder" of an encoder–decoder.
         init: measure the same architecture, freshly initialised.
-        dtype, device, revision, trust_remote_code: see ``decondense.models.load``.
+        dtype, device, revision, trust_remote_code: see ``decondense.models.load``. A model in memory is measured as and
+            where it is.
         data: folder of named texts; default ``$DECONDENSE_DATA``.
         column: where the documents of a table or of JSON lines are; default "text" and the like.
         batch: windows per forward pass.
@@ -197,6 +199,12 @@ def check(model: Any, *, inputs: Any = None, **options: Any) -> None:
         if not is_whole(value, least) or value > most:
             limit = f" and at most {most}" if isinstance(value, int) and value > most else ""
             raise ValueError(f"{name} must be an integer of at least {least}{limit}, got {value!r}.")
+    mask = options.get("mask")
+    if mask is not None and not callable(mask):
+        raise TypeError(
+            f"mask must be a function of a batch that returns (batch, tokens), got {shape_or_type(mask)}: a tensor "
+            "goes into the batch, as its attention_mask."
+        )
     check_choice("stack", options.get("stack", STACKS[0]), STACKS)
     if inputs is None and isinstance(model, (str, os.PathLike)):
         models.check(model, **{k: options[k] for k in ("revision", "dtype", "trust_remote_code") if k in options})
@@ -223,6 +231,12 @@ def _open_model(
             f"model must be a name, a path or a pair (model, tokenizer), got {what}: call measure((model, tokenizer)), "
             "or measure(model, inputs=…) with batches of what it reads."
         )
+    for name, value in {"dtype": loading["dtype"], "init": loading["init"], "revision": revision}.items():
+        if value:  # the record would say what is not so
+            raise ValueError(
+                f"{name} is for a model that measure loads by its name, got {value!r} with one in memory: leave it "
+                "out, and give the model as it is to be."
+            )
     network, tokenizer = unwrapped(pair[0]), pair[1]
     return models.Source(type(network).__name__, "memory", "", label or type(network).__name__), network, tokenizer
 

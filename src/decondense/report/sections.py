@@ -54,8 +54,9 @@ def measurement(source: Source[Measurement]) -> Section:
     if not panel.views:
         chart.note += " The released view was not measured (option --released)."
     model, settings = record.model, record.settings
+    head = "" if model.kind == "memory" else " (an output head of its own not counted)"  # as it is not loaded
     facts = [
-        ("model", f"{model.parameters:,} parameters, {model.layers} layers, width {model.width}, {model.dtype}"),
+        ("model", f"{model.parameters:,} parameters{head}, {model.layers} layers, width {model.width}, {model.dtype}"),
         ("text", from_where(record.text.name, record.text.source)),
         ("windows", f"{record.windows_done} × {settings['tokens']} tokens"),
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .. import hidden_states as hs
 from ..capture import Capture
-from ..geometry import counting, shape_or_type
+from ..geometry import NO_NUMBER, counting, shape_or_type
 from ..inputs import arguments, batches_of, main_input
 from ..losses.options import is_whole
 from ..meter.batches import checked
@@ -27,7 +27,7 @@ from ..needs import need
 from ..packing import Documents, unmasked_documents
 from ..split import refuse_split
 from ..stack import unnoticed, unwrap_peft
-from ..words import perhaps, several, warn
+from ..words import nearest, several, warn
 from . import background
 from .reading import METRICS, Reading, begun
 
@@ -56,15 +56,20 @@ class Monitor:
         log: Log | None = None,
         pictured: Callable[[], bool] = lambda: False,
     ) -> None:
-        metrics = [metrics] if isinstance(metrics, str) else metrics
-        unknown = next((name for name in metrics if name not in METRICS), None)
-        if unknown is not None or not metrics:
-            came = "none." if unknown is None else f"{unknown!r}{perhaps(unknown, METRICS)}"
-            raise ValueError(f"metrics must be of {', '.join(METRICS)}, got {came}")
+        metrics = list(metrics) if isinstance(metrics, Iterable) and not isinstance(metrics, str) else [metrics]
+        unknown = [name for name in metrics if name not in METRICS]
+        if unknown or not metrics:
+            came = unknown[0] if unknown else "none"
+            remedy = nearest(came, METRICS, "pick some of these, or leave it out for all.")
+            raise ValueError(
+                f"metrics must be of {', '.join(METRICS)}, got {repr(came) if unknown else came}: {remedy}"
+            )
         for name, value in (("every", every), ("sequences", sequences)):
             if not is_whole(value, 1):
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
-        if not -1 <= collapse <= 1:
+                raise ValueError(
+                    f"{name} must be a whole number of at least 1, got {value!r}: leave it out for the recommended one."
+                )
+        if isinstance(collapse, NO_NUMBER) or not -1 <= collapse <= 1:
             raise ValueError(f"collapse must be a cosine, from -1 to 1, got {collapse!r}: 1 for no warning.")
         self.model, self.every, self.sequences, self.collapse = model, every, sequences, collapse
         self.metrics = tuple(dict.fromkeys(("mean_cosine", *metrics)))
