@@ -232,7 +232,7 @@ def _open_model(
             "or measure(model, inputs=…) with batches of what it reads."
         )
     for name, value in {"dtype": loading["dtype"], "init": loading["init"], "revision": revision}.items():
-        if value:  # the record would say what is not so
+        if value:  # nobody would heed it, and the record would still say `init`
             raise ValueError(
                 f"{name} is for a model that measure loads by its name, got {value!r} with one in memory: leave it "
                 "out, and give the model as it is to be."
