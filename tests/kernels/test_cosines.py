@@ -82,10 +82,12 @@ def test_large_on_the_gpu(dtype, device):
     u = units(3, 1000, 577).to(dtype).to(device)
     c = (u.double() @ u.double().transpose(1, 2)).tril(-1)
     got, squares, apart = cosines(u)
-    torch.testing.assert_close(squares, c.square().sum((1, 2)), rtol=1e-6, atol=0)
+    # the matrix units of a GPU, which bfloat16 goes through, drop digits of their float32 sums that it rounds elsewhere
+    rtol = 1e-6 if dtype == torch.float32 else 1e-5
+    torch.testing.assert_close(squares, c.square().sum((1, 2)), rtol=rtol, atol=0)
     by_distance = [c.diagonal(-d, 1, 2).sum(1) for d in range(1, 1000)]
     expected = [torch.stack(by_distance[2**k - 1 : 2 ** (k + 1) - 1]).sum(0) for k in range(10)]
-    torch.testing.assert_close(apart, torch.stack(expected, 1), rtol=1e-6, atol=1e-3)
+    torch.testing.assert_close(apart, torch.stack(expected, 1), rtol=rtol, atol=1e-3)
     for b in range(3):
         pairs = c[b][torch.ones_like(c[b], dtype=torch.bool).tril(-1)].clamp(-1, 1)
         expected = torch.histc(pairs, 128, -1, 1).long()

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from ..host import mark, sent
+from ..losses.options import fused
 from .spectrum import of_moments, second_moments
-from .statistics import WindowStatistics, check_peak, has_kernel, on_device, peaks
+from .statistics import WindowStatistics, check_peak, on_device, peaks
 
 # States side by side take at most this much, and this share of a GPU's free memory: what is computed of them takes
 # about fifteen times as much.
@@ -25,7 +26,7 @@ SIDE_BY_SIDE, SHARE = 256 * 2**20, 1 / 40
 
 def can_wait(z: Tensor) -> bool:
     """Whether nothing in the statistics of this state asks the host."""
-    return has_kernel(z.new_empty(0, z.shape[-1], dtype=_precision(z)))
+    return z.dtype != torch.float64 and fused(z, "auto")
 
 
 class Sent(NamedTuple):
