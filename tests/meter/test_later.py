@@ -18,7 +18,7 @@ SMALL = {"windows": 5, "tokens": 40, "seed": 3, "bootstrap": 200, "batch": 2}
 @pytest.fixture
 def waiting(monkeypatch):
     """As on a GPU, on whatever is here; no more than three states side by side."""
-    monkeypatch.setattr(run, "can_wait", lambda z: True)
+    monkeypatch.setattr(later, "can_wait", lambda z: True)
     monkeypatch.setattr(later, "SIDE_BY_SIDE", 3 * 2 * 40 * 64 * 4)
 
 
@@ -33,9 +33,28 @@ def same(found, wanted, **tolerance):
 @pytest.mark.parametrize("spectral", [False, True])
 def test_the_numbers_are_those_of_one_state_after_the_other(stories, prose, waiting, monkeypatch, spectral):
     found = measure(stories, text=prose, spectral=spectral, **SMALL)
-    monkeypatch.setattr(run, "can_wait", lambda z: False)
+    monkeypatch.setattr(later, "can_wait", lambda z: False)
     wanted = measure(stories, text=prose, spectral=spectral, **SMALL)
     assert found.record.histogram.counts == wanted.record.histogram.counts
+    same(found, wanted, rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["plain", "padded", "packed"])
+def test_batches_give_the_numbers_of_one_state_after_the_other(stories, waiting, monkeypatch, kind):
+    """Padded: sequences of a batch, two of them alike in length, go side by side with those of the next state."""
+    ids = torch.randint(3, 400, (6, 12), generator=torch.Generator().manual_seed(0))
+    batches = [{"input_ids": part} for part in ids.split(4)]
+    for batch in batches:
+        if kind == "padded":
+            lengths = torch.tensor([12, 7, 7, 9])[: len(batch["input_ids"])]
+            batch["attention_mask"] = (torch.arange(12) < lengths[:, None]).long()
+        if kind == "packed":
+            batch["position_ids"] = torch.cat([torch.arange(5), torch.arange(7)]).expand(len(batch["input_ids"]), 12)
+    found = measure(stories[0], inputs=batches, spectral=True, bootstrap=200)
+    monkeypatch.setattr(later, "can_wait", lambda z: False)
+    wanted = measure(stories[0], inputs=batches, spectral=True, bootstrap=200)
+    assert found.record.histogram.counts == wanted.record.histogram.counts
+    assert found.record.windows == wanted.record.windows
     same(found, wanted, rel=1e-6, abs=1e-9)
 
 
@@ -47,7 +66,7 @@ def test_on_a_gpu(stories, prose):
     same(found, wanted, rel=1e-3, abs=1e-4)
 
 
-def test_states_stay_apart_in_any_shape():
+def test_states_stay_apart_in_any_shape(waiting):
     """One of another width, one in 16 bits, more than there is room for; and a model may write in a state it gave."""
     g = torch.Generator().manual_seed(0)
     states = [torch.randn(2, 9, width, generator=g) + 0.3 * k for k, width in enumerate((8, 8, 6, 8, 8))]
@@ -68,7 +87,7 @@ def test_states_stay_apart_in_any_shape():
         torch.testing.assert_close(found[number][0], wanted, rtol=1e-6, atol=1e-9)
 
 
-def test_no_more_states_side_by_side_than_there_is_room_for(monkeypatch):
+def test_no_more_states_side_by_side_than_there_is_room_for(waiting, monkeypatch):
     monkeypatch.setattr(later, "SIDE_BY_SIDE", 4 * 2 * 5 * 4 * 3)
     some = Later(spectral=False)
     for number in range(7):

@@ -31,10 +31,11 @@ from ..packing import Documents, unmasked_documents
 from ..stack import unwrap_peft
 from ..words import several
 from . import processes
+from .later import Later
 from .result import Condensation, build
 from .spectrum import SPECTRAL
 from .states import Batch, StateReader, Visit, token_embedding
-from .statistics import FINE_BINS, columns, state_statistics, trimmed
+from .statistics import FINE_BINS, columns, trimmed
 from .tally import Tally
 
 Mask = Callable[[Batch], Tensor]
@@ -121,6 +122,7 @@ def measure_batches(
     reader: Any = StateReader(network, stack=stack, probe=first) if modules is None else NamedStates(network, modules)
     mine = Gathered(np.zeros((reader.states, FINE_BINS), dtype=np.int64))
     digest, seen, more, packed = hashlib.sha256(), 0, False, False
+    waiting: list[Callable[[], None]] = []  # a GPU has its next batch before anybody waits for this one
     for number, batch in enumerate(chain([first], batches)):
         rows = _size(batch, main)
         positions = batch.get("position_ids")  # packed rows are cut as the loss and the monitor cut them
@@ -132,9 +134,14 @@ def measure_batches(
         taken = min(size, settings["windows"] - seen)
         _digest(digest, batch)
         if number % world == rank:
-            _read(mine, reader, batch, (number, rows, taken), mask, cut, spectral=settings["spectral"])
+            waiting.append(_read(mine, reader, batch, (number, rows, taken), mask, cut, spectral=settings["spectral"]))
+            for collect in waiting[:-1]:
+                collect()
+            del waiting[:-1]
         seen += taken
         progress(seen, settings["windows"])
+    for collect in waiting:
+        collect()
     everyone = processes.gather(mine, world)
     sequences = dict(sorted((key, row) for part in everyone for key, row in part.rows.items()))
     if not sequences:
@@ -238,14 +245,18 @@ def _digest(digest: Any, batch: Batch) -> None:
 def _read(
     into: Gathered, reader: Any, batch: Batch, taken: tuple[int, int, int], mask: Mask | None, cut: Documents | None,
     *, spectral: bool,
-) -> None:  # fmt: skip
-    """The states of a batch; ``taken``: its number, its rows, and how many of its sequences are read."""
+) -> Callable[[], None]:  # fmt: skip
+    """Put a batch through the model → a function that adds what its states gave. ``taken``: its number, its rows, and
+    how many of its sequences are read."""
     number, rows, most = taken
     masks = [reader.mask(batch), None if mask is None else torch.as_tensor(mask(batch))]
     masks = [counting(one) for one in masks if one is not None]
     counts = masks[0] if masks else None
     if len(masks) == 2:
         counts = masks[0] & masks[1].to(masks[0].device)
+    some = None if counts is None or bool(counts.all()) else counts  # asked once: on a GPU each answer is a wait
+
+    later = Later(spectral=spectral)
 
     def visit(at: int, z: Tensor) -> None:
         if len(z) != rows or (counts is not None and counts.shape != z.shape[:2]):
@@ -258,19 +269,23 @@ def _read(
                 f"(sequences, tokens), got {came}{remedy}."
             )
         into.width = max(into.width, z.shape[2])
-        for which, part in _sequences(z, counts, cut, most):
+        for which, part in _sequences(z, some, cut, most):
             if part.shape[1] < 2:
                 continue  # no pair
-            where = f"hidden state {min(at, reader.layers)} of batch {number}"
-            of_part = state_statistics(part, where, spectral=spectral)
-            into.counts[at] += of_part.counts.numpy()
-            for i, row in zip(which, of_part.scalars.numpy()):
-                place = {"row": i} if cut is None else cut.place(i)
-                entry = into.rows.setdefault((number, i), Row(place))
-                entry.tokens = max(entry.tokens, part.shape[1])
-                entry.statistics[at] = row
+            later.add((at, which, part.shape[1]), part, f"hidden state {min(at, reader.layers)} of batch {number}")
+
+    def collect() -> None:
+        for keys, of_states in later.results():
+            for (at, which, tokens), scalars, counted in zip(keys, of_states.scalars.numpy(), of_states.counts.numpy()):
+                into.counts[at] += counted
+                for i, row in zip(which, scalars):
+                    entry = into.rows.setdefault((number, i), Row({"row": i} if cut is None else cut.place(i)))
+                    entry.tokens = max(entry.tokens, tokens)
+                    entry.statistics[at] = row
 
     reader.read(batch, visit)
+    later.launch()
+    return collect
 
 
 def _sequences(z: Tensor, counts: Tensor | None, cut: Documents | None, most: int) -> list[tuple[range, Tensor]]:

@@ -1,15 +1,15 @@
-"""The statistics of hidden states on a GPU, without a wait for each of them.
+"""The statistics of the hidden states of a batch; on a GPU without a wait for each of them.
 
 To read a number from a GPU the host waits until everything launched before is done, and meanwhile launches nothing: at
 32 states a batch that costs more than the model. So several states lie side by side, every operation is launched once
-for all of them, and what comes out goes to the host unasked. One wait per batch is left, and `run` has it when the next
-batch is already launched.
+for all of them, and what comes out goes to the host unasked. One wait per batch is left, which comes when the
+next batch is already launched.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,10 +17,10 @@ from torch import Tensor
 from ..host import mark, sent
 from ..losses.options import fused
 from .spectrum import of_moments, second_moments
-from .statistics import WindowStatistics, check_peak, on_device, peaks
+from .statistics import WindowStatistics, check_peak, on_device, peaks, state_statistics
 
 # States side by side take at most this much, and this share of a GPU's free memory: what is computed of them takes
-# about fifteen times as much.
+# about four times as much, with spectra eight times (benchmarks/results/measure_gpu.csv).
 SIDE_BY_SIDE, SHARE = 256 * 2**20, 1 / 40
 
 
@@ -33,7 +33,7 @@ class Sent(NamedTuple):
     """On its way to the host, of several states: rows of all their windows and counts of each; the ``peaks`` of all;
     their spectra, if wanted (states, windows, 8); and the mark behind which all has come."""
 
-    states: list[tuple[int, str, torch.dtype]]
+    states: list[tuple[Any, str, torch.dtype]]
     statistics: WindowStatistics
     peaks: Tensor
     spectra: Tensor | None
@@ -41,16 +41,23 @@ class Sent(NamedTuple):
 
 
 class Later:
-    """The states of one batch: ``add`` and ``launch`` do not wait, ``results`` does."""
+    """The states of one batch: ``add`` and ``launch`` do not wait for a GPU, ``results`` does."""
 
     def __init__(self, *, spectral: bool) -> None:
         self.spectral = spectral
         self.beside: Tensor | None = None  # (room, windows, tokens, width)
-        self.states: list[tuple[int, str, torch.dtype]] = []
+        self.states: list[tuple[Any, str, torch.dtype]] = []
         self.sent: list[Sent] = []
+        self.known: list[tuple[list[Any], WindowStatistics]] = []
 
-    def add(self, number: int, z: Tensor, where: str) -> None:
-        """z (windows, tokens, width) is copied, since a model may go on to write in it."""
+    def add(self, key: Any, z: Tensor, where: str, *, matrix: Tensor | None = None) -> None:
+        """z (windows, tokens, width), which ``results`` gives back by its key and an error by ``where``. On a GPU it is
+        copied, since a model may go on to write in it; elsewhere, and with a ``matrix`` as in ``window_statistics``,
+        its statistics are computed here."""
+        if matrix is not None or not can_wait(z):
+            scalars, counts = state_statistics(z, where, spectral=self.spectral, matrix=matrix)
+            self.known.append(([key], WindowStatistics(scalars[None], counts[None])))
+            return
         if self.beside is not None:
             same = (z.shape, z.device, _precision(z)) == (self.beside.shape[1:], self.beside.device, self.beside.dtype)
             if len(self.states) == len(self.beside) or not same:
@@ -58,7 +65,7 @@ class Later:
         if self.beside is None:
             self.beside = z.new_empty(_room(z), *z.shape, dtype=_precision(z))
         self.beside[len(self.states)].copy_(z)
-        self.states.append((number, where, z.dtype))
+        self.states.append((key, where, z.dtype))
 
     @torch.inference_mode()
     def launch(self) -> None:
@@ -77,8 +84,9 @@ class Later:
         highest = sent(highest)
         self.sent.append(Sent(states, statistics, highest, spectra, mark(z.device)))
 
-    def results(self) -> Iterator[tuple[list[int], WindowStatistics]]:
-        """(numbers, statistics) of several states each: scalars (states, windows, columns), counts (states, bins)."""
+    def results(self) -> Iterator[tuple[list[Any], WindowStatistics]]:
+        """(keys, statistics) of several states each: scalars (states, windows, columns), counts (states, bins)."""
+        yield from self.known
         for part in self.sent:
             if part.come is not None:
                 part.come.synchronize()
@@ -87,7 +95,7 @@ class Later:
             scalars = part.statistics.scalars.unflatten(0, (len(part.states), -1))
             if part.spectra is not None:
                 scalars = torch.cat([scalars, part.spectra], 2)
-            yield [number for number, _, _ in part.states], WindowStatistics(scalars, part.statistics.counts)
+            yield [key for key, _, _ in part.states], WindowStatistics(scalars, part.statistics.counts)
 
 
 def _room(z: Tensor) -> int:

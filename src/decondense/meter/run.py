@@ -26,10 +26,10 @@ from ..windows import draw_windows
 from ..words import several
 from . import processes
 from .batches import Mask, identity, measure_batches
-from .later import Later, can_wait
+from .later import Later
 from .result import Condensation, build
 from .states import STACKS, StateReader, token_embedding
-from .statistics import FINE_BINS, WindowStatistics, columns, state_statistics
+from .statistics import FINE_BINS, columns
 from .tally import Tally
 
 TEXT, TOKENS = "wikitext-2", 512
@@ -265,24 +265,17 @@ def _batch(
     last, before = reader.layers, reader.layers + 1
     later = Later(spectral=settings["spectral"])
 
-    def keep(number: int | list[int], of_states: WindowStatistics) -> None:
-        tally.counts[number] += of_states.counts.numpy()
-        rows[number] = of_states.scalars.numpy()
-
     def visit(number: int, z: torch.Tensor) -> None:
         stage(f"state {min(number, last)} of {last} of the next {several(len(windows), 'window')}")
         if number == last and reader.final_norm is False:
             return  # the same tensor as the one before the norm
         where = f"hidden state {min(number, last)} of windows {windows[0]}–{windows[-1]}"
-        if tally.matrices is None and can_wait(z):
-            later.add(number, z, where)
-            return
-        matrix = None if tally.matrices is None else torch.from_numpy(tally.matrices[number])
-        keep(number, state_statistics(z, where, spectral=settings["spectral"], matrix=matrix))
+        later.add(number, z, where, matrix=None if tally.matrices is None else torch.from_numpy(tally.matrices[number]))
 
     def finish() -> Tally:
         for numbers, of_states in later.results():
-            keep(numbers, of_states)
+            tally.counts[numbers] += of_states.counts.numpy()
+            rows[numbers] = of_states.scalars.numpy()
         if reader.final_norm is False:
             for table in (rows, tally.counts, tally.matrices):
                 if table is not None:
