@@ -52,9 +52,10 @@ $(VENV)/.demo: $(VENV)/.installed
 demo: $(VENV)/.demo  ## the cone of a real model, and a minute of training with the loss and without
 	@$(BIN)/python examples/demo.py
 
-# A file stays on one worker, which makes its fixtures once; the longest files come first (tests/conftest.py).
+# A file stays on one worker, which makes its fixtures once; the longest files come first (tests/conftest.py). A third
+# worker for two cores, since tests also wait for processes that they start.
 test: $(VENV)/.installed  ## every test but the slow ones
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 latest:  ## the tests with the newest releases of the libraries, without constraints, in .venv-latest
 	@test -x .venv-latest/bin/python || $(PYTHON) -m venv .venv-latest
