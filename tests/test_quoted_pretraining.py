@@ -227,8 +227,9 @@ def test_lambada():
         wide = crossed_macro([pair], paired=False).interval(1 - 0.05 / 18)
         assert f"[{signed(wide[0], 2)}, {signed(wide[1], 2)}]" in RESULTS
         assert wide[1] < 0
-        paired = crossed_macro([pair], paired=True).interval(1 - 0.05 / 6)
-        assert (paired[1] < 0) == (tokens == "320M")  # "the second is, … the first, over four, would not be"
+        paired = crossed_macro([pair], paired=True)
+        assert (paired.interval(1 - 0.05 / 6)[1] < 0) == (tokens == "320M")  # "the second is, … the first … would not"
+        assert paired.interval(1 - 0.05 / 18)[1] > 0  # "at that of all eighteen neither would"
         right = crossed_macro([paired_outcomes(*scored, kind="correct")["lambada_openai"]], paired=False)
         assert (right.interval(1 - 0.05 / 6)[1] < 0) == (tokens == "160M")  # with 320M "which is not resolved"
     for place in ("gpt2-768-40M", "gpt2-at-0.005-320M", "llama-160M", "llama-320M"):  # "as ANLI's does"
@@ -340,14 +341,14 @@ def test_doubts():
     assert "Models of {:.0f}M (GPT2) and {:.0f}M parameters (Llama)".format(*sizes) in RESULTS
     assert f"(of {min(sizes):.0f}M to 135M parameters)" in RESULTS
 
-    def over(model: str, tokens: str, seeds: tuple[int, ...]) -> str:
-        pairs = by_texts(*([KEPT[f"{arm} · {model} · {tokens}"][s] for s in seeds] for arm in (PLAIN, UNIFORM)))
+    def over(model: str, tokens: str, seeds: tuple[int, ...], loss: str = UNIFORM) -> str:
+        pairs = by_texts(*([KEPT[f"{arm} · {model} · {tokens}"][s] for s in seeds] for arm in (PLAIN, loss)))
         crossed = crossed_macro(pairs, paired=True)
         low, high = (signed(end, 3) for end in crossed.interval())
         return f"{signed(crossed.difference, 3)} [{low}, {high}]"
 
-    def gaps(model: str, tokens: str, *seeds: int) -> list[str]:
-        base, arm = (KEPT[f"{loss} · {model} · {tokens}"] for loss in (PLAIN, UNIFORM))
+    def gaps(model: str, tokens: str, *seeds: int, loss: str = UNIFORM) -> list[str]:
+        base, arm = (KEPT[f"{name} · {model} · {tokens}"] for name in (PLAIN, loss))
         return [signed(by_document(arm[seed]) - by_document(base[seed]), 3) for seed in seeds]
 
     early = over("gpt2 at 0.005", "80M", (11, 12, 13))
@@ -356,6 +357,9 @@ def test_doubts():
     early = over("gpt2", "40M", (11, 12, 13)).replace(" [", " nats [")
     words = "the first three gave {}, and the two that came later gave {} and {}."
     assert words.format(early, *gaps("gpt2", "40M", 14, 15)) in RESULTS
+    early = over("llama", "320M", (11, 12, 13), DISPERSED)
+    words = "in the Llama with 320M the first three gave {}, and the last two {} and {}."
+    assert words.format(early, *gaps("llama", "320M", 14, 15, loss=DISPERSED)) in RESULTS
     losses = [by_document(run) for run in KEPT[f"{PLAIN} · gpt2 · 40M"].values()]
     assert f"in the GPT2 with 40M tokens lie between {min(losses):.3f} and {max(losses):.3f}." in RESULTS
 

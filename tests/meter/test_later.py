@@ -96,6 +96,16 @@ def test_no_more_states_side_by_side_than_there_is_room_for(waiting, monkeypatch
     assert [len(part.states) for part in some.sent] == [3, 3, 1]
 
 
+def test_no_more_windows_side_by_side_than_a_grid_has_rows(waiting, monkeypatch):
+    """The kernel has a row for each, and a GPU refuses more than 65,535 of them."""
+    monkeypatch.setattr(later, "SIDE_BY_SIDE", 256 * 2**20)
+    some = Later(spectral=False)
+    for number in range(3):
+        some.add(number, torch.ones(30_000, 2, 1), "")
+    some.launch()
+    assert [len(part.states) for part in some.sent] == [2, 1]
+
+
 @pytest.mark.parametrize("spectral", [False, True])
 def test_a_state_that_is_not_finite_is_named(waiting, stories, prose, spectral):
     model, tokenizer = copy.deepcopy(stories[0]), stories[1]

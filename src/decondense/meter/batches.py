@@ -254,7 +254,7 @@ def _read(
     counts = masks[0] if masks else None
     if len(masks) == 2:
         counts = masks[0] & masks[1].to(masks[0].device)
-    some = None if counts is None or bool(counts.all()) else counts  # asked once: on a GPU each answer is a wait
+    some = None if counts is None or bool(counts.all()) else counts  # not of every state: each answer is a wait
 
     later = Later(spectral=spectral)
 

@@ -22,11 +22,12 @@ from .statistics import WindowStatistics, check_peak, on_device, peaks, state_st
 # States side by side take at most this much, and this share of a GPU's free memory: what is computed of them takes
 # about four times as much, with spectra eight times (benchmarks/results/measure_gpu.csv).
 SIDE_BY_SIDE, SHARE = 256 * 2**20, 1 / 40
+ROWS = 2**16 - 1  # of a GPU's grid, in which the kernel of the cosines has one for each window
 
 
 def can_wait(z: Tensor) -> bool:
     """Whether nothing in the statistics of this state asks the host."""
-    return z.dtype != torch.float64 and fused(z, "auto")
+    return fused(z, "auto")
 
 
 class Sent(NamedTuple):
@@ -101,7 +102,7 @@ class Later:
 def _room(z: Tensor) -> int:
     """How many states like z lie side by side."""
     free = torch.cuda.mem_get_info(z.device)[0] * SHARE if z.is_cuda else SIDE_BY_SIDE
-    return max(1, int(min(SIDE_BY_SIDE, free)) // max(1, 4 * z.numel()))
+    return max(1, min(int(min(SIDE_BY_SIDE, free)) // max(1, 4 * z.numel()), ROWS // len(z)))
 
 
 def _precision(z: Tensor) -> torch.dtype:
