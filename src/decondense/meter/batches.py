@@ -254,8 +254,7 @@ def _read(
     counts = masks[0] if masks else None
     if len(masks) == 2:
         counts = masks[0] & masks[1].to(masks[0].device)
-    some = None if counts is None or bool(counts.all()) else counts  # not of every state: each answer is a wait
-
+    places = _places(counts, cut, most)  # not for every state: on a GPU each answer is a wait
     later = Later(spectral=spectral)
 
     def visit(at: int, z: Tensor) -> None:
@@ -269,7 +268,12 @@ def _read(
                 f"(sequences, tokens), got {came}{remedy}."
             )
         into.width = max(into.width, z.shape[2])
-        for which, part in _sequences(z, some, cut, most):
+        parts = [(range(min(rows, most)), z[:most])]
+        if places is not None:
+            tokens = z.flatten(0, 1) if cut is None else cut.flat(z)
+            places[:] = [(which, index.to(z.device)) for which, index in places]
+            parts = [(which, tokens[index]) for which, index in places]
+        for which, part in parts:
             if part.shape[1] < 2:
                 continue  # no pair
             later.add((at, which, part.shape[1]), part, f"hidden state {min(at, reader.layers)} of batch {number}")
@@ -279,7 +283,9 @@ def _read(
             for (at, which, tokens), scalars, counted in zip(keys, of_states.scalars.numpy(), of_states.counts.numpy()):
                 into.counts[at] += counted
                 for i, row in zip(which, scalars):
-                    entry = into.rows.setdefault((number, i), Row({"row": i} if cut is None else cut.place(i)))
+                    if (number, i) not in into.rows:
+                        into.rows[number, i] = Row({"row": i} if cut is None else cut.place(i))
+                    entry = into.rows[number, i]
                     entry.tokens = max(entry.tokens, tokens)
                     entry.statistics[at] = row
 
@@ -288,13 +294,15 @@ def _read(
     return collect
 
 
-def _sequences(z: Tensor, counts: Tensor | None, cut: Documents | None, most: int) -> list[tuple[range, Tensor]]:
-    """The first so many of the rows of a state, or of the documents in them, as ``trimmed`` has them."""
-    if cut is None:
-        return trimmed(z[:most], None if counts is None else counts[:most])
-    inside = cut.mask if counts is None else cut.mask & cut.gather(counts.to(cut.mask.device))
-    tokens = cut.flat(z)  # documents are taken out of it one by one: padded to the longest they may be many rows
-    return [(which, tokens[index.to(z.device)]) for which, index in trimmed(cut.index[:most], inside[:most])]
+def _places(counts: Tensor | None, cut: Documents | None, most: int) -> list[tuple[range, Tensor]] | None:
+    """The first so many of the sequences, as ``trimmed`` has them, each by the places of its tokens among those of all
+    rows; None where these are all tokens of all rows."""
+    if cut is not None:
+        inside = cut.mask if counts is None else cut.mask & cut.gather(counts.to(cut.mask.device))
+        return trimmed(cut.index[:most], inside[:most])
+    if counts is None or bool(counts.all()):
+        return None
+    return trimmed(torch.arange(counts.numel(), device=counts.device).view(counts.shape)[:most], counts[:most])
 
 
 def _notes(network: nn.Module, batch: Batch, lengths: list[int], seen: int, *, more: bool, packed: bool) -> list[str]:
