@@ -54,7 +54,7 @@ def test_sequences_of_different_lengths():
     assert np.isfinite(c.values("effective_rank")).all()
     assert [w["tokens"] for w in c.record.windows] == [n for n in LENGTHS if n > 1]
     assert c.record.text.source == "4 sequences of attention_mask, input_ids"
-    assert "1 sequence with fewer than 2 tokens that count were left out." in c.notes
+    assert "left out: 1 sequence with fewer than 2 tokens that count." in c.notes
     assert any(note.startswith("the sequences have 4 to 9 tokens") for note in c.notes)
     assert c.final_norm is True
 
@@ -205,6 +205,7 @@ def test_inputs_have_a_fingerprint_and_the_result_is_one_like_any_other(tmp_path
         ({"inputs": torch.ones(2, 4, dtype=torch.long), "modules": ["layers.0", 3]}, r"got \['layers.0', 3\]: give"),
         ({"modules": "layers.*"}, "modules and mask go with inputs"),
         ({"inputs": torch.ones(2, 4, dtype=torch.long), "mask": torch.ones(2, 4)}, r"^mask must .* got \(2, 4\): a"),
+        ({"inputs": torch.ones(2, 4, dtype=torch.long), "mask": lambda batch: None}, "must return .* got NoneType"),
         *(
             ({"inputs": torch.ones(2, 4, dtype=torch.long), key: value}, f"^{key} is for .* got {value!r} .* memory: ")
             for key, value in {"dtype": "float3", "init": True, "revision": "main"}.items()

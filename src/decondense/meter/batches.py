@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ..capture import Capture
 from ..files import versions
-from ..geometry import counting
+from ..geometry import counting, shape_or_type
 from ..hidden_states import reader_of
 from ..inputs import Named, arguments, batches_of, main_input
 from ..models import Source
@@ -249,7 +249,7 @@ def _read(
     """Put a batch through the model → a function that adds what its states gave. ``taken``: its number, its rows, and
     how many of its sequences are read."""
     number, rows, most = taken
-    masks = [reader.mask(batch), None if mask is None else torch.as_tensor(mask(batch))]
+    masks = [reader.mask(batch), None if mask is None else _chosen(mask, batch)]
     masks = [counting(one) for one in masks if one is not None]
     counts = masks[0] if masks else None
     if len(masks) == 2:
@@ -294,6 +294,17 @@ def _read(
     return collect
 
 
+def _chosen(mask: Mask, batch: Batch) -> Tensor:
+    came: Any = mask(batch)
+    try:
+        return torch.as_tensor(came)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"mask must return (batch, tokens), true where a token counts, got {shape_or_type(came)}: it is given a "
+            "batch as a mapping of the model's arguments."
+        ) from error
+
+
 def _places(counts: Tensor | None, cut: Documents | None, most: int) -> list[tuple[range, Tensor]] | None:
     """The first so many of the sequences, as ``trimmed`` has them, each by the places of its tokens among those of all
     rows; None where these are all tokens of all rows."""
@@ -312,7 +323,8 @@ def _notes(network: nn.Module, batch: Batch, lengths: list[int], seen: int, *, m
     if more:
         notes.append(f"these are the first {several(seen, 'sequence')} of the inputs: windows=… says how many.")
     if seen > len(lengths):
-        notes.append(f"{several(seen - len(lengths), 'sequence')} with fewer than 2 tokens that count were left out.")
+        left = several(seen - len(lengths), "sequence")
+        notes.append(f"left out: {left} with fewer than 2 tokens that count.")
     if low < high:
         notes.append(
             f"the sequences have {low} to {high} tokens: in every mean each sequence counts the same, in the histogram "

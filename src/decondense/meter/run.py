@@ -297,7 +297,10 @@ def _empty(reader: StateReader, settings: dict[str, Any]) -> Tally:
 def _check_length(network: Any, tokens: int) -> None:
     limit = getattr(getattr(network, "config", None), "max_position_embeddings", None)
     if limit is not None and tokens > limit:
-        raise ValueError(f"tokens must be at most {limit}, what this model was built for, got {tokens}: lower it.")
+        raise ValueError(
+            f"tokens must be at most {limit}, what this model was built for, got {tokens}: give tokens={limit}, or "
+            f"--tokens {limit}."
+        )
 
 
 def _resume(folder: AnyPath | None, key: str) -> dict[int, Tally]:
