@@ -167,6 +167,27 @@ def test_a_result_is_never_replaced_in_silence(model, tmp_path):
     assert (out / "result.json").read_bytes() != before
 
 
+def test_a_measurement_that_is_finished_is_not_resumed(model, tmp_path):
+    out = tmp_path / "o"
+    command = ("measure", model, *QUICK, "--out", out)
+    assert run(*command, "--resume")[0] == 0  # nothing there yet: it is begun
+    stamps = {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    said = f"this measurement is finished: {out / 'result.json'}; to make it again, leave out --resume.\n"
+    for device in "cpu", "auto":  # where it runs is no other measurement
+        assert run(*command, "--resume", "--device", device) == (0, "", said)
+    assert run(*command, "--resume", "--json") == (0, (out / "result.json").read_text(), said)
+    assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == stamps
+    for again in ["--resume", "--force"], ["--resume", "--data", tmp_path], []:
+        assert "finished" not in run(*command, *again)[2]
+    assert (out / "result.json").stat().st_mtime_ns > stamps[out / "result.json"]
+    whole = (out / "result.json").read_text()
+    for other in whole.replace('"complete": true', '"complete": false'), whole.replace('"seed": 0', '"seed": 1'), "{":
+        assert other != whole
+        (out / "result.json").write_text(other)
+        assert "finished" not in run(*command, "--resume")[2]
+        assert (out / "result.json").read_text() != other
+
+
 @pytest.mark.usefixtures("unpainted")
 def test_a_result_of_another_kind_is_not_replaced_even_by_force(model, tmp_path):
     runs = Path(__file__).parents[1] / "results" / "studies"

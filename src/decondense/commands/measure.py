@@ -13,7 +13,18 @@ from ..files import first_process, mapping_in, write_csv
 from ..words import from_where, several, span
 from . import options as o
 from .compare import run_comparison
-from .terminal import bar, default_folder, fresh_folder, out, progress_bar, table, with_stages, write_origin, writing
+from .terminal import (
+    bar,
+    default_folder,
+    err,
+    fresh_folder,
+    out,
+    progress_bar,
+    table,
+    with_stages,
+    write_origin,
+    writing,
+)
 
 if TYPE_CHECKING:
     from ..meter.result import Condensation
@@ -69,13 +80,39 @@ def measure(
         from ..meter.run import check
 
         check(model, **options)
-        begun = resume and any(target.glob("partial-*.npz"))  # a finished result of other settings is not resumed over
-        with fresh_folder(target, "measurement", force=force or begun or _same(target, config)) as folder:
-            result = _measure_into(folder, config, options, resume=resume, callbacks=callbacks)
-    if as_json and first_process():
+        result = _finished(target, config) if resume and not force else None
+        there = result is not None
+        if result is None:
+            begun = resume and any(target.glob("partial-*.npz"))  # a finished one of other settings is not resumed over
+            with fresh_folder(target, "measurement", force=force or begun or _same(target, config)) as folder:
+                result = _measure_into(folder, config, options, resume=resume, callbacks=callbacks)
+    if not first_process():
+        return
+    if there:
+        file = target / "result.json"
+        err.print(f"this measurement is finished: {file}; to make it again, leave out --resume.")
+    if as_json:
         print(result.to_json(), end="")
-    elif first_process():
-        show(result, folder)
+    elif not there:
+        show(result, target)
+
+
+def _finished(folder: Path, config: dict[str, Any]) -> Condensation | None:
+    """What the folder holds where that is all of this measurement, as far as names and settings tell. Of another folder
+    of texts, or of stdin, they do not."""
+    from ..meter import Condensation, load
+
+    named = mapping_in(folder / "config.yaml").get("data") == config["data"] and config["text"] != "-"
+    if not named or any(folder.glob("partial-*.npz")) or not _same(folder, config):
+        return None
+    try:
+        result = load(folder)
+    except (ValueError, OSError):  # none, or damaged
+        return None
+    if not isinstance(result, Condensation) or not result.record.complete:
+        return None
+    settings = result.record.settings.items()
+    return result if all(config.get(key) == value for key, value in settings if key not in ELSEWHERE) else None
 
 
 def _same(folder: Path, config: dict[str, Any]) -> bool:
