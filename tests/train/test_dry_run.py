@@ -24,7 +24,8 @@ def test_a_dry_run_of_a_recipe_is_the_whole_recipe(recipe):
     code, out, err = run(recipe, "--seed", "9", "--dry-run")
     assert code == 0
     assert err.splitlines() == [
-        f"llama, fresh weights, {amount(parameters)} parameters, on pydoc: 512 tokens in 2 steps",
+        f"llama, fresh weights, {amount(parameters)} parameters, on pydoc: 512 tokens in 2 steps; held-out loss of "
+        "512 tokens (data.held_out_tokens) at step 0 and at the end",
         "loss: cross-entropy",
         "it would write runs/small; nothing was written",
     ]
@@ -67,6 +68,22 @@ def test_a_dry_run_of_a_named_model_says_whether_its_weights_are_fresh(recipe, t
     for settings, said in ([], ""), (["--set", "model.init=true"], ", fresh weights"):
         err = run("--model", model, "--text", "pydoc", "--context", "32", "--dry-run", *settings)[2]
         assert err.startswith(f"{model}{said}, {amount(parameters)} parameters, on pydoc: ")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "count", "often"),
+    [
+        (8192, 4, "at step 0, every 8 steps and at the end"),
+        (8192, 5, "at step 0, about every 6 steps and at the end"),
+        (8192, 1, "at step 0 and at the end"),
+        (8192, 0, "at step 0 and at the end"),
+        (512, 4, "at step 0 and after every step"),
+    ],
+)
+def test_a_dry_run_says_how_much_is_held_out_and_how_often_it_is_read(recipe, tokens, count, often):
+    settings = ["--tokens", str(tokens), "--set", f"snapshots.count={count}"]
+    line = run(recipe, "--dry-run", "--set", "data.held_out_tokens=4096", *settings)[2].splitlines()[0]
+    assert line.endswith(f"; held-out loss of 4,096 tokens (data.held_out_tokens) {often}")
 
 
 def test_a_dry_run_says_all_that_the_loss_is_made_of(recipe, tmp_path):

@@ -203,6 +203,7 @@ def _tell(recipe: Any, model: dict[str, Any], begun: dict[Path, str | None]) -> 
     budget = f"{recipe.steps * recipe.step_tokens:,} tokens in {recipe.steps:,} step{'s' * (recipe.steps > 1)}"
     equal = len({*shares.values()}) == 1
     texts = " + ".join(name if equal else f"{100 * share:.3g} % {name}" for name, share in shares.items())
+    budget += f"; held-out loss of {recipe.data.held_out_tokens:,} tokens (data.held_out_tokens) {_often(recipe)}"
     err.print(f"{model['name']}{kind}, {amount(model['parameters'])} parameters, on {texts}: {budget}")
     err.print(f"loss: {_loss(recipe)}")
     outlook = [words for words in begun.values() if words is not None]
@@ -210,6 +211,19 @@ def _tell(recipe: Any, model: dict[str, Any], begun: dict[Path, str | None]) -> 
         names = f"seed-{{{','.join(folder.name.removeprefix('seed-') for folder in new)}}}"
         outlook.append(f"it would write {new[0] if len(new) == 1 else new[0].parent / names}")
     err.print("; ".join([*outlook, "nothing was written"]))
+
+
+def _often(recipe: Any) -> str:
+    """When the held-out loss is computed."""
+    from ..train.watch import milestones
+
+    times = len(milestones(recipe.steps, recipe.snapshots.count))
+    if times < 2:
+        return "at step 0 and at the end"
+    if times == recipe.steps:
+        return "at step 0 and after every step"
+    about = "about " if recipe.steps % times else ""
+    return f"at step 0, {about}every {round(recipe.steps / times):,} steps and at the end"
 
 
 def _loss(recipe: Any) -> str:
