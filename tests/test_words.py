@@ -39,6 +39,8 @@ from decondense import words
         (words.slug("SmolLM2: λ", "0.1"), "smollm2-0-1"),
         (words.nearest("dispersoin", ["dispersion", "koleo"]), "did you mean 'dispersion'?"),
         (words.nearest("disp", ["koleo", "dispersion"]), "did you mean 'dispersion'?"),
+        (words.nearest("norm", ["normal", "token_norm"]), "did you mean 'normal'?"),
+        (words.nearest("norm", ["no", "token_norm", "enormous"]), "did you mean 'token_norm'?"),
         (words.nearest("xyz", ["a", "b"]), "known are a, b."),
         (words.nearest("xyz", ["a", "b"], "pick one."), "pick one."),
         (words.perhaps("g", ["cpu", "gpu-and-more"]), ": did you mean 'gpu-and-more'?"),

@@ -140,9 +140,11 @@ def slug(*words: str) -> str:
 
 
 def near(name: object, known: Iterable[str], *, n: int = 1, cutoff: float = 0.65) -> list[str]:
-    """The known words that are nearest to another, best first: those that begin with it, else those spelt alike."""
+    """The known words that are nearest to another, best first: those that begin with it, else those of which it is a
+    part, else those spelt alike."""
     words, name = [*dict.fromkeys(known)], str(name)
     begun = [word for word in words if name and word.startswith(name)]  # "first" for "first_order"
+    begun = begun or [word for word in words if name in word.split("_")]  # "norm" for "token_norm"
     return difflib.get_close_matches(name, begun, n, 0.0) or difflib.get_close_matches(name, words, n, cutoff)
 
 

@@ -109,6 +109,8 @@ def test_saving_and_loading(whole, tmp_path):
         again.values("nonsense")
     with pytest.raises(ValueError, match=r"must be one of .*: did you mean 'mean_cosine'\?$"):
         again.values("mean_cosin")
+    with pytest.raises(ValueError, match=r"must be one of .*: did you mean 'token_norm'\?$"):
+        again.values("norm")
     with pytest.raises(
         ValueError, match=r"name must be one of spearman, .*, got 'sperman': did you mean 'spearman'\?$"
     ):

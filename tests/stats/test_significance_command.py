@@ -8,7 +8,7 @@ import shlex
 
 import numpy as np
 import pytest
-from by_hand import cli, compared, make_item
+from by_hand import cli, compared, make_item, refused
 
 from decondense.commands.significance import _show
 from decondense.records import read
@@ -145,6 +145,15 @@ def test_texts_alone(make_run, tmp_path):
     table = (out / "table.md").read_text()
     assert table.count("| text:x |") == 1
     assert record["verdict"] in table
+
+
+def test_a_file_that_is_not_there_is_told_so(tmp_path):
+    there = tmp_path / "base.csv"
+    there.write_text("item,score\n1,1\n2,0\n")
+    what = "a folder that `decondense evaluate` wrote, another tool's log, or a table (CSV, JSON lines, parquet)"
+    for name, close in ("nope.csv", "."), ("bse.csv", ": did you mean 'base.csv'?"):
+        said = refused("significance", there, "--", tmp_path / name, "--out", tmp_path / "out")
+        assert said == f"error: no file or folder at {str(tmp_path / name)!r}: give {what}{close}\n"
 
 
 def test_names_are_printed_as_they_are(make_run, tmp_path):

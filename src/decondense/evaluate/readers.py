@@ -16,7 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from ..files import neighbours
 from ..records import Damaged
+from ..words import perhaps
 from . import logs as columns
 from .items import EvaluatedRun, item_hash, load_run, read_as, right_share
 from .logs import Log, Scores, Wanted, chance_of, field_of, hashed, lower_is_better, number_of, one_run, others, pick
@@ -53,6 +55,10 @@ def _read(path: Path, wanted: Wanted) -> list[Log]:
         if path.suffix == ".parquet" and {"doc", "metric"} <= set(_schema(path)):
             return [_lighteval(path, [path], wanted)]
         return _tables(path, wanted)
+    if not path.exists():
+        what = "a folder that `decondense evaluate` wrote, another tool's log, or a table (CSV, JSON lines, parquet)"
+        close = perhaps(path.name, neighbours(path), cutoff=0.7)
+        raise FileNotFoundError(f"no file or folder at {str(path)!r}: give {what}{close}")
     return [columns.from_run(load_run(path), wanted)]
 
 
