@@ -375,9 +375,10 @@ def test_named_layers_leave_nothing_in_the_model():
     ("options", "sentence"),
     [
         (
-            {"metrics": ["rank"]},
-            r"metrics must be of mean_cosine, .*got 'rank': pick some of these, or leave it out for",
+            {"metrics": ["nonsense"]},
+            r"metrics must be of mean_cosine, .*got 'nonsense': pick some of these, or leave it out for",
         ),
+        ({"metrics": ["rank"]}, r"metrics must be of mean_cosine, .*got 'rank': did you mean 'effective_rank'\?$"),
         (
             {"metrics": []},
             r"metrics must be of mean_cosine, .*got none: pick some of these, or leave it out for all\.$",
@@ -413,8 +414,15 @@ def test_refused(options, sentence):
 
 def test_a_model_whose_calls_do_not_pass_is_told():
     model = gpt2().eval()
-    watch = dc.monitor(model)
+    watch = dc.monitor(model, collapse=1)
     model(input_ids=tokens(2), labels=tokens(2)).loss.backward()
-    with pytest.raises(RuntimeError, match="no training call has passed: watch a model before it is compiled"):
-        torch.optim.SGD(model.parameters(), lr=0.1).step()
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.warns(UserWarning, match="no training call has passed: watch a model before it is compiled"):
+        optimiser.step()  # and the training goes on
+    with warnings.catch_warnings(action="error"):
+        optimiser.step()  # told once
+    model.train()
+    model(input_ids=tokens(2), labels=tokens(2)).loss.backward()
+    optimiser.step()
+    assert [reading.step for reading in watch.readings] == [0]
     watch.remove()

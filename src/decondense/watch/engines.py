@@ -22,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from .. import hidden_states as hs
 from ..capture import Hook
 from ..insides.torch import unwrapped
+from ..words import warn
 from .monitor import Log, Monitor
 from .reading import METRICS, Reading
 
@@ -65,22 +66,23 @@ def monitor(
 def _of_model(model: nn.Module, log: Log | None, options: dict[str, Any]) -> Monitor:
     """Steps are counted by the optimisers: one after a training call counts, whichever it is, and only one."""
     count = 0
-    called = False
+    called = told = False
 
     def calls(module: nn.Module, args: Any) -> None:
         nonlocal called
         called = called or (module.training and torch.is_grad_enabled())
 
     def stepped(optimiser: Any, args: Any, kwargs: Any) -> None:
-        nonlocal count, called
+        nonlocal count, called, told
         own = {id(p) for p in model.parameters()}  # asked each time: FSDP2 replaces them, LoRA adds some
         if not any(id(p) in own for group in optimiser.param_groups for p in group["params"]):
             return
         if called:
             count, called = count + 1, False
             watch.look()
-        elif count == 0:
-            raise RuntimeError(
+        elif count == 0 and not told:
+            told = True
+            warn(  # no error: watching is no reason to end a training
                 "the model that is watched must be called to train, but an optimiser steps and no training call has "
                 "passed: watch a model before it is compiled and called, in training mode, or call remove()."
             )
