@@ -42,7 +42,7 @@ def choose_interpreter() -> None:
 
 
 gc.set_threshold(50_000, 20, 20)  # by default a tenth of the time of imports and traces is the collector's
-# The process that only tells workers what to do (`-n 2`) can spare the seconds of torch and Triton.
+# The process that only tells workers what to do (`-n 3`) can spare the seconds of torch and Triton.
 if "PYTEST_XDIST_WORKER" in os.environ or not re.search(r" -n ?[1-9al]", " ".join(sys.argv)):
     choose_interpreter()
 # pytest would look through thousands of loggers three times in every test to listen to them, which no test asks of it
@@ -57,7 +57,7 @@ POSIX = (
     "train/test_resume.py", "test_doc_shell.py", "test_fsdp2.py", "test_launch.py", "test_torchtitan.py",
 )  # fmt: skip
 collect_ignore = [*POSIX] if sys.platform == "win32" else []
-# They take longest, and come first, so that `make test`'s two workers, of which each takes whole files, end together.
+# They take longest, and come first, so that the workers of `make test`, of which each takes whole files, end together.
 LONGEST = (
     "studies/test_smoke.py", "regularize/test_fullgraph.py", "kernels/test_operators.py", "report/test_browser.py",
     "train/test_fast.py", "test_distribution.py", "test_doc_shell.py", "test_docs.py", "kernels/test_routines.py",

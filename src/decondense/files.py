@@ -331,14 +331,6 @@ def safe_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.+-]+", "-", text).strip(".-") or "unnamed"
 
 
-def neighbours(path: Path) -> list[str]:
-    """What lies beside a path, for a sentence about one that does not exist."""
-    try:
-        return sorted(entry.name for entry in path.parent.iterdir())
-    except (OSError, ValueError):  # a null character
-        return []
-
-
 def told_apart(paths: Sequence[AnyPath]) -> list[str]:
     """The last parts of every path, as few as tell them apart: a/model and b/model, never twice model."""
     parts = [PurePath(path).parts for path in paths]

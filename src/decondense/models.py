@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import hub
-from .files import AnyPath, flat, mapping_in, neighbours, own_trace, read_json
+from .files import AnyPath, flat, mapping_in, own_trace, read_json
 from .needs import MissingExtra, need
 from .weights_cache import BUNDLED, bundled_folder, convert_gguf, quiet_loading, whole_model
-from .words import near, perhaps, quoted, several
+from .words import near, perhaps, perhaps_beside, quoted, several
 
 if TYPE_CHECKING:
     import torch
@@ -69,8 +69,7 @@ def resolve(name: AnyPath, *, revision: str | None = None) -> Source:
         named = folder.resolve().parent if folder.name == "model" else folder.resolve()
         return Source(text, "folder", str(folder), named.name)
     if path.is_absolute() or text.startswith((".", "~")) or text.lower().endswith(".gguf") or text.count("/") > 1:
-        hint = perhaps(path.name, neighbours(path), cutoff=0.7)
-        raise FileNotFoundError(f"no model at {quoted(text, 200)}: the path does not exist{hint}")
+        raise FileNotFoundError(f"no model at {quoted(text, 200)}: the path does not exist{perhaps_beside(path)}")
     if not text.isprintable() or not text.strip() or any(c.isspace() for c in text) or len(text) > 200:
         raise ValueError(
             f"a model must be a hub id, a folder, a GGUF file or one of {', '.join(BUNDLED)}, got {quoted(text)}."
@@ -354,10 +353,9 @@ def _one_sentence(source: Source) -> Iterator[None]:
             absent = isinstance(cause, (errors.LocalEntryNotFoundError, errors.RepositoryNotFoundError))
             absent = absent and not isinstance(cause, errors.GatedRepoError)
             if absent and path.parent.name and os.path.isdir(path.parent):
-                close = perhaps(path.name, neighbours(path), cutoff=0.7)
                 raise FileNotFoundError(
                     f"no model at {source.name!r}: the folder {str(path.parent)!r} has none of that name, and the hub "
-                    f"did not provide it{close}"
+                    f"did not provide it{perhaps_beside(path)}"
                 ) from error
             raise OSError(
                 f"model {source.description!r} is no folder, no GGUF file and no bundled name "

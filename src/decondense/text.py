@@ -27,9 +27,9 @@ from typing import Any
 import numpy as np
 
 from . import hub
-from .files import AnyPath, neighbours, packaged_file
+from .files import AnyPath, packaged_file
 from .text_files import TABLES, complete, ending_of, files_of, read_documents, row_documents
-from .words import near, nearest, quoted, warn
+from .words import near, nearest, neighbours, quoted, warn
 
 
 @dataclass(frozen=True)

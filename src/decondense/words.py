@@ -8,6 +8,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 CALLERS = ("decondense", "torch", "transformers", "accelerate", "peft", "trl", "lightning", "pytorch_lightning")
@@ -158,6 +159,19 @@ def perhaps(name: object, known: Iterable[str], *, cutoff: float = 0.65) -> str:
     """ ": did you mean 'gpu'?" where one is near, else ".": the end of a sentence that needs no list of names."""
     close = near(name, known, cutoff=cutoff)
     return f": did you mean {close[0]!r}?" if close else "."
+
+
+def neighbours(path: Path) -> list[str]:
+    """What lies beside a path, for a sentence about one that does not exist."""
+    try:
+        return sorted(entry.name for entry in path.parent.iterdir())
+    except (OSError, ValueError):  # a null character
+        return []
+
+
+def perhaps_beside(path: Path) -> str:
+    """The end of a sentence about a path that does not exist: what beside it is spelt alike, or a full stop."""
+    return perhaps(path.name, neighbours(path), cutoff=0.7)
 
 
 def quoted(text: str, most: int = 80) -> str:

@@ -80,20 +80,18 @@ def measure(
         from ..meter.run import check
 
         check(model, **options)
-        result = _finished(target, config) if resume and not force else None
-        there = result is not None
-        if result is None:
+        stored = _finished(target, config) if resume and not force else None
+        if (result := stored) is None:
             begun = resume and any(target.glob("partial-*.npz"))  # a finished one of other settings is not resumed over
             with fresh_folder(target, "measurement", force=force or begun or _same(target, config)) as folder:
                 result = _measure_into(folder, config, options, resume=resume, callbacks=callbacks)
     if not first_process():
         return
-    if there:
-        file = target / "result.json"
-        err.print(f"this measurement is finished: {file}; to make it again, leave out --resume.")
+    if stored is not None:
+        err.print(f"this measurement is finished: {target / 'result.json'}; to make it again, leave out --resume.")
     if as_json:
         print(result.to_json(), end="")
-    elif not there:
+    elif stored is None:
         show(result, target)
 
 

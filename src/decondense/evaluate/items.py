@@ -14,9 +14,9 @@ from typing import Any, TypedDict, get_args, get_type_hints
 
 import numpy as np
 
-from ..files import atomic, neighbours
+from ..files import atomic
 from ..records import Damaged, Evaluation, read
-from ..words import perhaps
+from ..words import perhaps_beside
 
 TEXT = "text:"
 """Prefix of the task name of rows that are windows of a text and not items of a benchmark."""
@@ -115,7 +115,7 @@ def load_run(path: str | Path) -> EvaluatedRun:
     """Read a folder that ``decondense evaluate`` wrote."""
     folder = Path(path)
     if not folder.is_dir():
-        close = perhaps(folder.name, neighbours(folder), cutoff=0.7)
+        close = perhaps_beside(folder)
         raise FileNotFoundError(f"no run at {str(path)!r}: give a folder that `decondense evaluate` wrote{close}")
     if not (folder / "result.json").exists():
         unfinished = (folder / "partial").exists()

@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from ..files import neighbours
 from ..records import Damaged
-from ..words import perhaps
+from ..words import perhaps_beside
 from . import logs as columns
 from .items import EvaluatedRun, item_hash, load_run, read_as, right_share
 from .logs import Log, Scores, Wanted, chance_of, field_of, hashed, lower_is_better, number_of, one_run, others, pick
@@ -57,8 +56,7 @@ def _read(path: Path, wanted: Wanted) -> list[Log]:
         return _tables(path, wanted)
     if not path.exists():
         what = "a folder that `decondense evaluate` wrote, another tool's log, or a table (CSV, JSON lines, parquet)"
-        close = perhaps(path.name, neighbours(path), cutoff=0.7)
-        raise FileNotFoundError(f"no file or folder at {str(path)!r}: give {what}{close}")
+        raise FileNotFoundError(f"no file or folder at {str(path)!r}: give {what}{perhaps_beside(path)}")
     return [columns.from_run(load_run(path), wanted)]
 
 

@@ -135,9 +135,8 @@ def measure_batches(
         _digest(digest, batch)
         if number % world == rank:
             waiting.append(_read(mine, reader, batch, (number, rows, taken), mask, cut, spectral=settings["spectral"]))
-            for collect in waiting[:-1]:
-                collect()
-            del waiting[:-1]
+            if len(waiting) > 1:
+                waiting.pop(0)()
         seen += taken
         progress(seen, settings["windows"])
     for collect in waiting:

@@ -10,9 +10,9 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..files import AnyPath, file_in, finite, neighbours, pretty_json, read_json, write_text
+from ..files import AnyPath, file_in, finite, pretty_json, read_json, write_text
 from ..needs import need
-from ..words import perhaps, quoted
+from ..words import perhaps_beside, quoted
 
 Number = float | None
 Density = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -148,7 +148,7 @@ def find(places: Sequence[AnyPath]) -> Iterator[tuple[Path, str]]:
     seen: set[Path] = set()
     for place in map(Path, places):
         if not place.exists():
-            close = perhaps(place.name, neighbours(place), cutoff=0.7)
+            close = perhaps_beside(place)
             raise FileNotFoundError(f"no folder at {str(place)!r}: give folders that hold results (result.json){close}")
         for path, name in _files(place):
             if path.resolve() not in seen:

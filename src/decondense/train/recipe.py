@@ -19,8 +19,8 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, Discriminator, Tag, ValidationError, model_validator
 
-from ..files import AnyPath, flat, from_yaml, neighbours, to_yaml
-from ..words import list_of, near, nearest, perhaps
+from ..files import AnyPath, flat, from_yaml, to_yaml
+from ..words import list_of, near, nearest, perhaps_beside
 from .sections import Baselines, Data, Loss, Model, Part, Snapshots, Train
 
 Settings = Sequence[str | tuple[str, Any]]
@@ -153,7 +153,7 @@ def load_recipe(path: AnyPath, settings: Settings = ()) -> Recipe:
     """Read a recipe; `settings` are "key.key=value" strings that override it, or pairs of key and value."""
     file = Path(path)
     if not file.is_file():
-        close = "." if file.exists() else perhaps(file.name, neighbours(file), cutoff=0.7)
+        close = "." if file.exists() else perhaps_beside(file)
         raise FileNotFoundError(f"no recipe at {str(path)!r}: give a YAML file, or --model and the other flags{close}")
     return recipe_from(with_settings({"name": file.stem} | read_yaml(file), settings), file.name)
 
