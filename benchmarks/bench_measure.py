@@ -12,7 +12,8 @@ own. `--authors SITE` adds the paper authors' package, installed apart with
 On a GPU: everything in one process, since a GPU's memory has its own counter. A round is a whole pass over the batches
 by every variant in turn, as `measure` makes it, with one synchronisation at its end; the median of the rounds counts,
 after a round that does not. Loading the model is in none of them. Two more rows say what the eigenvalues alone take:
-those of one batch, by the kernel and by torch.linalg on the GPU, times the batches. Rows go to measure_gpu.csv.
+those of one batch, by the kernel and by torch.linalg on the GPU, times the batches. `--batch 4,16` does all this with 4
+windows a pass and then with 16, each beside bare passes of as many. Rows go to measure_gpu.csv.
 
 Targets: default views ≤ 1.10 × the time of the bare passes, with --spectral ≤ 1.6 ×, memory ≤ bare + 0.5 GiB.
 The ratio of processor time is printed beside the ratio of wall time: on a machine that others use too, it is the
@@ -53,7 +54,7 @@ def child(options: argparse.Namespace) -> None:
     text = open_text(options.text)
     drawn = draw_windows(text, tokenizer, windows=options.windows, tokens=options.tokens)
     ids = torch.from_numpy(drawn.ids)
-    batches = [list(range(i, min(i + options.batch, len(ids)))) for i in range(0, len(ids), options.batch)]
+    batches = {n: [list(range(i, min(i + n, len(ids)))) for i in range(0, len(ids), n)] for n in options.batch}
     device = next(model.parameters()).device
     reader = StateReader(model)
 
@@ -66,8 +67,9 @@ def child(options: argparse.Namespace) -> None:
         return lambda batch: [None for _ in run._tallies(reader, ids, [batch], settings, lambda _stage: None)]
 
     if device.type == "cuda":
-        print(json.dumps(on_gpu(options, reader, ids, batches, bare)))
+        print(json.dumps({n: on_gpu(options, reader, ids, cut, bare) for n, cut in batches.items()}))
         return
+    (of_size,) = batches.values()
 
     def authors(batch: list[int]) -> None:
         from embedding_condensation import measure_embedding_condensation
@@ -91,20 +93,20 @@ def child(options: argparse.Namespace) -> None:
             warm([0, 1])
     if options.job != "time":
         # The authors' package keeps every matrix until the end: all windows in one call.
-        for batch in [list(range(len(ids)))] if options.job == "authors" else batches:
+        for batch in [list(range(len(ids)))] if options.job == "authors" else of_size:
             jobs[options.job](batch)
         unit = 2**30 if sys.platform == "darwin" else 2**20
         print(json.dumps({"peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit}))
         return
     spent = {name: {"wall_s": 0.0, "cpu_s": 0.0} for name in jobs}
-    for number, batch in enumerate(batches):
+    for number, batch in enumerate(of_size):
         for name, job in jobs.items():
             wall, processor = time.perf_counter(), time.process_time()
             job(batch)
             spent[name]["wall_s"] += time.perf_counter() - wall
             spent[name]["cpu_s"] += time.process_time() - processor
         ratios = {k: round(v["wall_s"] / spent["bare"]["wall_s"], 3) for k, v in spent.items()}
-        print(f"batch {number + 1} of {len(batches)}: {ratios}", file=sys.stderr, flush=True)
+        print(f"batch {number + 1} of {len(of_size)}: {ratios}", file=sys.stderr, flush=True)
     print(json.dumps(spent))
 
 
@@ -136,14 +138,16 @@ def on_gpu(
             torch.cuda.synchronize()
             rounds[name].append((time.perf_counter() - wall, time.process_time() - processor))
             peaks[name] = torch.cuda.max_memory_allocated() / 2**30
-            print(f"round {number}, {name}: {rounds[name][-1][0]:.3f} s", file=sys.stderr, flush=True)
+            said = f"{len(batches[0])} a pass, round {number}, {name}: {rounds[name][-1][0]:.3f} s"
+            print(said, file=sys.stderr, flush=True)
     found = {}
     for name, times in rounds.items():
         wall_s, cpu_s = (statistics.median(column) for column in zip(*times[1:]))
         found[name] = {"wall_s": wall_s, "cpu_s": cpu_s, "peak_gib": peaks[name]}
     matrices, size = reader.states * len(batches[0]), min(options.tokens, reader.width)
     for where, seconds in eigenvalues(matrices, size).items():
-        found[f"eigenvalues alone, {where}"] = {"wall_s": seconds * len(batches), "cpu_s": 0.0, "peak_gib": 0.0}
+        wall_s = seconds * len(ids) / len(batches[0])
+        found[f"eigenvalues alone, {where}"] = {"wall_s": wall_s, "cpu_s": 0.0, "peak_gib": 0.0}
     return found
 
 
@@ -183,20 +187,20 @@ def hardware() -> dict[str, str]:
     return {"cpu": model, "cores": str(os.cpu_count()), **versions, "commit": commit()}
 
 
-def write_gpu(options: argparse.Namespace, found: dict[str, dict[str, float]]) -> None:
+def write_gpu(options: argparse.Namespace, found: dict[str, dict[str, dict[str, float]]]) -> None:
     import harness
 
-    base = found["bare"]
     rows = [
         {
             "variant": variant, "model": Path(options.model).name, "windows": options.windows, "tokens": options.tokens,
-            "batch": options.batch, "dtype": options.dtype or "", "wall_s": m["wall_s"], "cpu_s": m["cpu_s"],
-            "wall_ratio": m["wall_s"] / base["wall_s"], "peak_gib": m["peak_gib"] or "",
-            "extra_gib": m["peak_gib"] - base["peak_gib"] if m["peak_gib"] else "",
+            "batch": batch, "dtype": options.dtype or "", "wall_s": m["wall_s"], "cpu_s": m["cpu_s"],
+            "wall_ratio": m["wall_s"] / of_batch["bare"]["wall_s"], "peak_gib": m["peak_gib"] or "",
+            "extra_gib": m["peak_gib"] - of_batch["bare"]["peak_gib"] if m["peak_gib"] else "",
         }
-        for variant, m in found.items()
+        for batch, of_batch in found.items()
+        for variant, m in of_batch.items()
     ]  # fmt: skip
-    print(harness.table(rows, ("variant", "wall_s", "cpu_s", "wall_ratio", "peak_gib", "extra_gib")))
+    print(harness.table(rows, ("batch", "variant", "wall_s", "cpu_s", "wall_ratio", "peak_gib", "extra_gib")))
     print(harness.write("measure_gpu", rows, options.out or harness.RESULTS))
 
 
@@ -206,7 +210,7 @@ def main() -> None:
     parser.add_argument("--text", default="wikitext-2")
     parser.add_argument("--windows", type=int, default=100)
     parser.add_argument("--tokens", type=int, default=512)
-    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--batch", help="windows per forward pass; on a GPU several, default 4,16, else one, default 4")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", help="of the model; default its own")
@@ -215,6 +219,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a CSV file, on a GPU a folder")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    try:
+        options.batch = [int(n) for n in (options.batch or ("4" if options.device == "cpu" else "4,16")).split(",")]
+    except ValueError:
+        parser.error(f"--batch must be whole numbers, such as 4,16, got {options.batch!r}.")
+    if options.device == "cpu" and len(options.batch) > 1:
+        parser.error("several batches are for a GPU, got --device cpu: give one.")
     if options.job:
         child(options)
         return
@@ -247,7 +257,7 @@ def main() -> None:
                 "model": options.model,
                 "windows": options.windows,
                 "tokens": options.tokens,
-                "batch": options.batch,
+                "batch": options.batch[0],
                 "threads": options.threads,
                 "device": options.device,
                 "wall_s": round(m["wall_s"], 2),

@@ -252,9 +252,11 @@ def long() -> str:
 def measure_gpu() -> str:
     """The meter beside bare forward passes on a GPU."""
     rows = read("measure_gpu")
-    lines = [[r["variant"], number(r, "wall_s"), rate(r["wall_ratio"]), number(r, "extra_gib", 2)] for r in rows]
+    lines = [
+        [r["batch"], r["variant"], number(r, "wall_s"), rate(r["wall_ratio"]), number(r, "extra_gib", 2)] for r in rows
+    ]
     about = f"{rows[0]['windows']} windows × {rows[0]['tokens']} tokens"
-    return markdown([about, "s", "ratio", "extra GiB on the GPU"], lines, "measure_gpu", rows)
+    return markdown(["windows a pass", about, "s", "ratio", "extra GiB on the GPU"], lines, "measure_gpu", rows)
 
 
 def taps() -> str:

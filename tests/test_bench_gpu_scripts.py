@@ -94,6 +94,34 @@ def test_the_meter_beside_bare_passes(script, monkeypatch, capsys):
     assert all(times["wall_s"] > 0 for times in spent.values())
 
 
+def test_two_batches_are_each_compared_with_their_own_bare_passes(script, monkeypatch, tmp_path):
+    measure, harness, tables = script("bench_measure"), script("harness"), script("tables")
+    times = {"4": {"bare": 2.0, "default": 3.0}, "16": {"bare": 1.0, "default": 1.25}}
+    found = {n: {name: {"wall_s": s, "cpu_s": s, "peak_gib": s} for name, s in of.items()} for n, of in times.items()}
+    monkeypatch.setattr(measure.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=json.dumps(found)))
+    monkeypatch.setattr(sys, "argv", ["bench_measure.py", "--device", "cuda", "--out", str(tmp_path)])
+    measure.main()
+    rows = harness.read("measure_gpu", tmp_path)
+    assert [(row["batch"], row["wall_ratio"]) for row in rows] == [
+        ("4", "1"),
+        ("4", "1.5"),
+        ("16", "1"),
+        ("16", "1.25"),
+    ]
+    monkeypatch.setattr(tables, "read", lambda name: harness.read(name, tmp_path))
+    for line in "| 4 | default | 3 | 1.500 | 1 |", "| 16 | default | 1.25 | 1.250 | 0.25 |":
+        assert line in tables.measure_gpu()
+
+
+def test_several_batches_are_for_a_gpu(script, monkeypatch, capsys):
+    measure = script("bench_measure")
+    for batch, said in ("4,16", "several batches are for a GPU"), ("4;16", "must be whole numbers"):
+        monkeypatch.setattr(sys, "argv", ["bench_measure.py", "--batch", batch])
+        with pytest.raises(SystemExit, match="2"):
+            measure.main()
+        assert said in capsys.readouterr().err
+
+
 def test_shares_of_an_attention_layer(script, monkeypatch, tmp_path):
     long, harness, tables = script("bench_long"), script("harness"), script("tables")
     times = iter((8.0, 2.0, 8.0, 1.0))  # by the device, two lengths of attention and a loss

@@ -16,7 +16,7 @@ from processes import launch
 from scipy import stats
 from tiny_models import build
 
-from decondense.meter import Interrupted, load, measure
+from decondense.meter import Interrupted, load, measure, run
 from decondense.meter.result import BINS, Condensation
 from decondense.records import Damaged
 
@@ -167,6 +167,58 @@ def test_batches_and_threads_do_not_change_the_numbers(stories, prose, whole):
                 assert other.values(name) == pytest.approx(whole.values(name), rel=1e-5)
     finally:
         torch.set_num_threads(kept)
+
+
+def test_the_rows_of_windows_do_not_depend_on_the_batch_which_is_4_on_a_cpu(stories, prose, tmp_path, monkeypatch):
+    monkeypatch.setenv("DECONDENSE_CHECKPOINT_SECONDS", "0")
+    kept = {}
+    for batch in (None, 4, 16):
+        folder = tmp_path / str(batch)
+        folder.mkdir()
+        result = measure(stories, text=prose, spectral=True, batch=batch, partial=folder, **SMALL | {"windows": 18})
+        assert result.record.settings["batch"] == (batch or 4)
+        kept[batch] = np.load(folder / "partial-0.npz")
+    assert all(np.array_equal(kept[None][name], kept[4][name], equal_nan=name == "rows") for name in ("counts", "rows"))
+    assert kept[4]["windows"].tolist() == kept[16]["windows"].tolist() == list(range(18))
+    assert kept[16]["rows"] == pytest.approx(kept[4]["rows"], rel=1e-4, abs=1e-5, nan_ok=True)
+    moved = np.abs(kept[16]["counts"] - kept[4]["counts"]).sum() / kept[4]["counts"].sum()
+    assert moved < 1e-3, "a cosine at the edge of a fine bin may be in the next one"
+
+
+@pytest.mark.parametrize(
+    ("device", "windows", "tokens", "world", "batch"),
+    [
+        ("cpu", 100, 512, 1, 4), ("cpu", 3, 4096, 8, 4),
+        ("cuda", 100, 512, 1, 16), ("cuda", 100, 64, 1, 16), ("cuda", 100, 1024, 1, 8), ("cuda", 100, 100_000, 1, 1),
+        ("cuda", 100, 512, 8, 13), ("cuda", 3, 512, 8, 1), ("cuda", 5, 512, 1, 5),
+    ],
+)  # fmt: skip
+def test_a_gpu_gets_more_windows_at_once_but_every_process_its_share(device, windows, tokens, world, batch):
+    assert run.windows_at_once(device, windows=windows, tokens=tokens, world=world) == batch
+
+
+def test_processes_agree_on_a_batch(stories, prose, monkeypatch):
+    """One without a GPU among others: the groups of windows must be those of all."""
+    monkeypatch.setattr("decondense.meter.processes.gather", lambda item, world: [3, item] if item == 4 else [item])
+    assert measure(stories, text=prose, **SMALL).record.settings["batch"] == 3
+
+
+def test_interrupted_with_one_batch_and_resumed_with_another(stories, prose, whole, tmp_path):
+    """What it is by default depends on the device and on the number of processes, which may be others by then."""
+
+    def stop(done, total):
+        if done >= 2:
+            raise KeyboardInterrupt
+
+    options = {"text": prose, "spectral": True, "released": True, "partial": tmp_path, **SMALL}
+    with pytest.raises(Interrupted):
+        measure(stories, progress=stop, batch=2, **options)
+    seen = []
+    resumed = measure(stories, resume=True, progress=lambda done, total: seen.append(done), **options)
+    assert seen == [2, 4, 5]
+    assert resumed.record.settings["batch"] == 4
+    assert resumed.mean_cosine == pytest.approx(whole.mean_cosine, abs=1e-6)
+    assert resumed.record.windows == whole.record.windows
 
 
 def test_interrupted_and_resumed_is_byte_for_byte_the_whole(stories, prose, whole, tmp_path):

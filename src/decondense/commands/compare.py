@@ -36,7 +36,7 @@ def compare(
     stack: o.Stack = "decoder",
     dtype: o.Dtype = None,
     device: o.Device = None,
-    batch: o.Batch = 4,
+    batch: o.Batch = None,
     data: o.Data = None,
     column: o.Column = None,
     trust_remote_code: o.Trust = False,

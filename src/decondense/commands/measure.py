@@ -48,7 +48,7 @@ def measure(
     revisions: Annotated[str | None, typer.Option(help="several, a,b,c: a row of checkpoints, side by side")] = None,
     dtype: o.Dtype = None,
     device: o.Device = None,
-    batch: o.Batch = 4,
+    batch: o.Batch = None,
     last: o.Last = 3,
     bootstrap: o.Bootstrap = 2000,
     data: o.Data = None,
@@ -153,6 +153,7 @@ def _of_images(model: str, options: dict[str, Any]) -> dict[str, Any]:
     from ..models import resolve
 
     chosen = {key: options[key] for key in ("windows", "seed", "batch", "trust_remote_code")}
+    chosen = {key: value for key, value in chosen.items() if value is not None}
     inputs = image_batches(options["images"], resolve(model, revision=options["revision"]), **chosen)
     apart = ("images", "text", "tokens", "released", "data", "column")
     return {key: value for key, value in options.items() if key not in apart} | {"inputs": inputs}

@@ -22,7 +22,7 @@ Revision = Annotated[str | None, typer.Option(help="branch, tag or commit of a h
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16, float64 or auto")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …; auto spreads a model too large for one")]
 BestDevice = Annotated[str | None, typer.Option(help="cpu, cuda, …; default the best there is")]
-Batch = Annotated[int, typer.Option(help="windows per forward pass")]
+Batch = Annotated[int | None, typer.Option(help="windows per forward pass; default 4, on a GPU up to 16")]
 Last = Annotated[int, typer.Option(help="how many last states the statistic `last` averages")]
 Bootstrap = Annotated[int, typer.Option(help="resamplings of the windows for the intervals")]
 Data = Annotated[Path | None, typer.Option(help="folder of named texts; default $DECONDENSE_DATA")]

@@ -64,7 +64,7 @@ def measure(
     trust_remote_code: bool = False,
     data: AnyPath | None = None,
     column: str | None = None,
-    batch: int = 4,
+    batch: int | None = None,
     last: int = 3,
     bootstrap: int = 2000,
     label: str | None = None,
@@ -98,7 +98,8 @@ def measure(
             where it is.
         data: folder of named texts; default ``$DECONDENSE_DATA``.
         column: where the documents of a table or of JSON lines are; default "text" and the like.
-        batch: windows per forward pass.
+        batch: windows per forward pass; default 4, on a GPU 16 (fewer of more than 512 tokens, or where a process has
+            fewer). It changes nothing but rounding. ``inputs`` come in batches of their own.
         last: how many last states the ``last`` statistic averages.
         bootstrap: resamplings of the windows for the 95 % intervals.
         label: what tables and figures call a model in memory; default its class.
@@ -147,6 +148,10 @@ def measure(
     drawn = draw_windows(opened, tokenizer, windows=windows, tokens=tokens, seed=seed)
     about_text: dict[str, Any] = {key: getattr(opened, key) for key in ("name", "source", "sha256")}
     about_text |= {"documents": len(opened.documents), "characters": len(opened.joined)}
+    if batch is None:
+        where = next(network.parameters()).device.type
+        batch = windows_at_once(where, windows=windows, tokens=tokens, world=world)
+        batch = min(processes.gather(batch, world))  # one without a GPU would cut other groups of windows
     settings = {
         "windows": windows, "tokens": tokens, "seed": seed, "batch": batch, "spectral": spectral, "released": released,
         "last": last, "bootstrap": bootstrap,
@@ -155,7 +160,8 @@ def measure(
         reader = StateReader(network, stack=stack)
         about_model = identity(source, network, reader, init=init, width=reader.width)
         same = {name: value for name, value in about_model.items() if name != "name"}  # it may lie elsewhere by now
-        key = hashlib.sha256(json.dumps([same, opened.sha256, settings]).encode()).hexdigest()
+        asked = {name: value for name, value in settings.items() if name != "batch"}  # and go on on another device
+        key = hashlib.sha256(json.dumps([same, opened.sha256, asked]).encode()).hexdigest()
         finish = functools.partial(
             build, model=about_model, text=about_text, settings=settings, origins=drawn.origins, notes=notes,
             final_norm=reader.final_norm, versions=versions("decondense", "torch", "transformers", "numpy"),
@@ -191,10 +197,18 @@ def measure(
         )
 
 
+def windows_at_once(device: str, *, windows: int, tokens: int, world: int) -> int:
+    """How many windows go through the model together where nobody says: with 4 a GPU waits for the host. More tokens
+    than those of 16 windows of 512 might not fit, and every process is to have its share of the windows."""
+    return 4 if device != "cuda" else max(1, min(16, 16 * 512 // tokens, -(-windows // world)))
+
+
 def check(model: Any, *, inputs: Any = None, **options: Any) -> None:
     """Refuse options of ``measure``, and a name that is no model's, before a text is read or a folder made."""
     for name, least in {"windows": 1, "tokens": 2, "batch": 1, "last": 1, "bootstrap": 1, "seed": 0}.items():
         value = options.get(name, least)
+        if name == "batch" and value is None:
+            continue
         most = 2**63 - 1 if name == "seed" else 10**9
         if not is_whole(value, least) or value > most:
             limit = f" and at most {most}" if isinstance(value, int) and value > most else ""
