@@ -91,10 +91,14 @@ def test_compare_results_and_models(model, tmp_path):
     assert code == 0
     assert "Spearman" in stdout
     names = {p.name for p in out.iterdir()}
-    assert names == {"result.json", "heatmaps.png", "heatmaps.csv", "trend.png", "trend.csv", "results"}
+    figures = {f"{name}.{kind}" for name in ("heatmaps", "trend", "curves") for kind in ("png", "csv")}
+    assert names == {"result.json", "results"} | figures
     assert len(json.loads((out / "result.json").read_text())["rows"]) == 3
     code, stdout, _ = run("compare", tmp_path / "r0", tmp_path / "r1", "--paired", "--out", tmp_path / "p", "--json")
-    assert json.loads(stdout)["paired"] is True
+    whole = json.loads(stdout)
+    assert whole["paired"] is True
+    code, stdout, _ = run("compare", tmp_path / "r0", tmp_path / "r1", "--out", tmp_path / "two")
+    assert whole["difference"]["sentence"] in " ".join(stdout.split())
 
 
 @pytest.mark.usefixtures("unpainted")

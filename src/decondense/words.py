@@ -71,9 +71,10 @@ def p_words(value: float) -> str:
     return f"p {text}" if text.startswith("<") else f"p = {text}"
 
 
-def span(value: Any, low: Any = None, high: Any = None, digits: int = 2) -> str:
+def span(value: Any, low: Any = None, high: Any = None, digits: int = 2, *, sign: bool = False) -> str:
     """0.82 [0.80, 0.83], or 0.82 where the interval is not known; a dash for what is not finite."""
-    middle, *ends = (None if x is None or not math.isfinite(x) else _fixed(x, digits) for x in (value, low, high))
+    known = (None if x is None or not math.isfinite(x) else x for x in (value, low, high))
+    middle, *ends = (None if x is None else _fixed(x, digits, sign) for x in known)
     if middle is None or None in ends:
         return middle or "–"
     return f"{middle} [{ends[0]}, {ends[1]}]"

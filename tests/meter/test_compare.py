@@ -6,12 +6,14 @@ import itertools
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
 from tiny_models import build
 
-from decondense.figures.measurements import trend_charts
+from decondense.figures.chart import Band, Series
+from decondense.figures.measurements import curve_chart, trend_charts
 from decondense.meter import compare, load, measure
 from decondense.meter.compare import families
 
@@ -50,7 +52,7 @@ def test_saved_results_and_models_side_by_side(shared, prose, results, tmp_path)
     assert rows[1]["kendall_blocks_low"] == results[1].interval("kendall", states="blocks")[0]
     assert comparison.save(tmp_path / "deep" / "folder").read_text() == comparison.to_json()
     comparison.plot(tmp_path / "figures")
-    names = {"heatmaps.png", "heatmaps.csv", "trend.png", "trend.csv"}
+    names = {f"{name}.{kind}" for name in ("heatmaps", "trend", "curves") for kind in ("png", "csv")}
     assert {p.name for p in (tmp_path / "figures").iterdir()} == names
 
 
@@ -73,6 +75,88 @@ def test_two_results_are_told_by_level_and_by_trend(results):
     level = sorted(r.mean_cosine[1:].mean() for r in results)
     words = f"over 2 results: mean cosine from {level[0]:.3f} to {level[1]:.3f}; Spearman over depth from "
     assert compare(results).verdict == f"{words}{trend[0]:.2f} to {trend[1]:.2f}"
+
+
+def windows_of(like, shift, *, seed=0):
+    """A result like another with these windows: their mean cosines are moved by `shift`, one number or one a window."""
+    result = copy.deepcopy(like)
+    table = result.record.per_window.mean_cosine
+    moved = np.array(table) + np.broadcast_to(shift, len(table))[:, None]
+    result.record.per_window.mean_cosine = moved.tolist()
+    result.record.trend["all"]["last"].value = float(moved[:, : result.layers + 1].mean(0)[-3:].mean())
+    if seed:
+        for window in result.record.windows:
+            window["start"] += seed
+    return result
+
+
+@pytest.fixture(scope="module")
+def twelve(stories, prose):
+    return measure(stories, text=prose, seed=0, **(SMALL | {"windows": 12, "bootstrap": 2000}))
+
+
+def test_two_results_differ_by_an_interval_over_windows_in_pairs_where_they_are_the_same(twelve):
+    """Beside Student's, of the paired differences and of two samples apart."""
+    shift = 0.1 + 0.002 * np.arange(12)  # over the windows, which themselves spread far more
+    together, apart = (compare([twelve, windows_of(twelve, shift, seed=seed)]).record().difference for seed in (0, 1))
+    levels = twelve.per_window[:, 1:].mean(1)
+    assert levels.std() > 2 * shift.std(), "or the pairs would not matter"
+    for difference, samples in ((together, [shift]), (apart, [levels + shift, levels])):
+        got = difference.mean_cosine
+        assert got.value == pytest.approx(shift.mean())
+        assert difference.last.value == pytest.approx(shift.mean())
+        # Student's interval, with the degrees of freedom of the smaller sample: what the expanded percentiles stand for
+        error = math.sqrt(sum(s.var(ddof=1) / 12 for s in samples))
+        half = stats.t.ppf(0.975, 11) * error
+        assert got.high - got.value == pytest.approx(half, rel=0.15)
+        assert got.value - got.low == pytest.approx(half, rel=0.15)
+    assert (together.same_windows, apart.same_windows) == (True, False)
+    low, value, high = (f"{x:+.3f}" for x in (together.mean_cosine.low, shift.mean(), together.mean_cosine.high))
+    assert together.sentence.startswith(
+        f"the second minus the first: mean cosine of the blocks {value} [{low}, {high}], of the last states {value} ["
+    )
+    assert together.sentence.endswith("(95 % intervals over windows, the same in both and resampled in pairs)")
+    assert apart.sentence.endswith("(95 % intervals over windows, others in each)")
+
+
+def test_a_difference_is_of_two_results_and_has_no_interval_of_one_window(stories, prose, results):
+    assert compare([*results, results[0]]).record().difference is None
+    one = measure(stories, text=prose, seed=0, **(SMALL | {"windows": 1}))
+    for pair in ([one, windows_of(one, -0.25)], [results[0], windows_of(one, -0.25)]):
+        difference = compare(pair).record().difference
+        assert difference.mean_cosine.low is None
+        assert "[" not in difference.sentence
+    assert compare([one, windows_of(one, -0.25)]).record().difference.sentence == (
+        "the second minus the first: mean cosine of the blocks −0.250, of the last states −0.250"
+    )
+
+
+def test_the_curves_lie_over_each_other_with_their_bands(stories, twelve, prose, tmp_path):
+    """Models of another depth at the same share of it; the state after the final norm stands by itself."""
+    config = build("gpt2").config
+    config.n_layer, config.vocab_size = 3, 512
+    short = measure((type(build("gpt2"))(config).eval(), stories[1]), text=prose, **SMALL)
+    comparison = compare([twelve, short])
+    comparison.plot(tmp_path)
+    with (tmp_path / "curves.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["model"] for row in rows] == [comparison.labels[0]] * 6 + [comparison.labels[1]] * (short.layers + 1)
+    assert [float(row["depth"]) for row in rows if row["model"] == comparison.labels[0]] == [0, 0.2, 0.4, 0.6, 0.8, 1]
+    for row, mean, column in zip(rows, twelve.mean_cosine, twelve.per_window.T):
+        low, high = stats.t.interval(0.95, 11, column.mean(), stats.sem(column))
+        found = [float(row[key]) for key in ("mean_cosine", "mean_cosine_low", "mean_cosine_high")]
+        assert found == pytest.approx([mean, low, high])
+    chart = curve_chart(comparison.results, comparison.labels)
+    bands = [mark for mark in chart.frames[0].marks if isinstance(mark, Band)]
+    lines = [mark for mark in chart.frames[0].marks if isinstance(mark, Series) and mark.dash]
+    ends = [mark for mark in chart.frames[0].marks if isinstance(mark, Series) and not mark.dash]
+    assert [len(mark.x) for mark in (*bands, *lines)] == [5, short.layers] * 2
+    assert [line.name for line in lines] == comparison.labels
+    assert [list(end.x) for end in ends] == [[1.0], [1.0]]
+    one = measure(stories, text=prose, **(SMALL | {"windows": 1}))
+    compare([one, one]).plot(tmp_path / "one")
+    marks = curve_chart([one, one], ["a", "b"]).frames[0].marks
+    assert not [mark for mark in marks if isinstance(mark, Band) or mark.low], "one window has no interval"
 
 
 @pytest.mark.parametrize("sizes", [(10, 20, 30, 40), (10, 20, 20, 30), (10, 10, 20, 30)])

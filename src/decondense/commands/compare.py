@@ -106,7 +106,9 @@ def run_comparison(
     for note in comparison.notes:
         err.print(f"warning: {note}")
     out.print(comparison.verdict, style="bold")
-    out.print(f"written: {folder}/result.json, heatmaps.png, trend.png, each figure with its CSV")
+    if comparison.difference is not None:
+        out.print(comparison.difference.sentence)
+    out.print(f"written: {folder}/result.json, heatmaps.png, trend.png, curves.png, each figure with its CSV")
 
 
 def _table(comparison: Comparison) -> Any:

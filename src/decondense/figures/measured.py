@@ -83,16 +83,22 @@ class Geometry:
             raise ValueError(f"name must be one of {', '.join(names)}, got {name!r}{perhaps(name, names)}")
         return table[states][name]
 
-    def _level(self, states: str) -> Interval:
-        """The mean over the states of a curve, from the windows, which every record has, resampled as for trends."""
+    def levels(self, states: str = "blocks") -> np.ndarray:
+        """(windows,) the mean over the states of a curve, from the windows, which every record has."""
         rows = self.record.per_window.mean_cosine
         width = min(self.layers + 2, *map(len, rows))
         table = np.array([row[:width] for row in rows], dtype=np.float64)
         first = 0 if self.record.model.stack.startswith("modules ") else 1  # named modules are blocks all of them
-        curve = curves(table, self.layers, first=first)[states]
+        return curves(table, self.layers, first=first)[states].mean(-1)
+
+    def over_windows(self, values: np.ndarray) -> Interval:
+        """The mean of `values` (windows,), resampled as for trends."""
         drawn = {"samples": self.record.settings.get("bootstrap", 2000), "seed": self.record.settings.get("seed", 0)}
-        value, low, high = finite(bootstrap(curve, lambda rows: rows.mean(-1), **drawn).tolist())
+        value, low, high = finite(bootstrap(values, lambda mean: mean, **drawn).tolist())
         return Interval(value=value, low=low, high=high)
+
+    def _level(self, states: str) -> Interval:
+        return self.over_windows(self.levels(states))
 
     @cached_property
     def verdict(self) -> str:

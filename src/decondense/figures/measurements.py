@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from ..files import finite
+from ..stats.intervals import student
 from ..words import amount, round_to, several, span
-from .chart import FAINT, INK, PALETTE, Axis, Chart, Frame, Heat, Remark, Rule, Series, with_intervals
+from .chart import FAINT, INK, PALETTE, Axis, Band, Chart, Frame, Heat, Remark, Rule, Series, look, with_intervals
 from .draw import Strip, Where, draw
 from .measured import Geometry, Short, histogram_quantiles
 
@@ -123,16 +125,63 @@ def heatmaps(
     """Several heatmaps side by side on one scale; `names` instead of the models' own."""
     columns = min(4, len(results))
     names = [r.label for r in results] if names is None else names
-    texts = {r.text for r in results}
     panels: list[tuple[str, Short]] = []
-    for r, name in zip(results, names):
-        label = name if len(texts) == 1 else f"{name}, {r.text}"
+    for r, label in zip(results, _with_texts(results, names)):
         panels.append((f"{_wrap(label)}\nSpearman {span(r.spearman, *round_to(r.interval('spearman'), 12))}", r))
     rows = heat_rows([panels[i : i + columns] for i in range(0, len(panels), columns)], view=view, spread=True)
     rows[0][0].legend = "lower right"
     size = (3.1 * columns + 1.4, 3.1 * len(rows) + 0.9)
     strip = Strip(rows, size, DEPTH, "cosine similarity", shared=True)
     return draw([strip], path, name="heatmaps.png", rows=_heatmap_rows(results, names, view), **where)
+
+
+def _with_texts(results: Sequence[Geometry], names: Sequence[str]) -> list[str]:
+    """The names, with their texts where these differ."""
+    one = len({r.text for r in results}) == 1
+    return [name if one else f"{name}, {r.text}" for r, name in zip(results, names)]
+
+
+def curve_chart(results: Sequence[Geometry], names: Sequence[str]) -> Chart:
+    """The mean cosines over depth of several results, over each other, with their 95 % intervals over windows; a curve
+    stops before the final norm, as in a heatmap."""
+    bands: list[Any] = []  # below all lines
+    lines: list[Any] = []
+    for number, (row, label) in enumerate(zip(_curves(results, names), _with_texts(results, names))):
+        style = look(number)
+        split = len(row) - 1 if results[number].final_norm else len(row)
+        x, mean, low, high = ([one[key] for one in row] for key in ("depth", *MEAN))
+        known = high[-1] is not None  # one window has no interval
+        bands += [Band(x[:split], low[:split], high[:split], "", style["colour"], 0.2)] if known else []
+        lines.append(Series(x[:split], mean[:split], label, **style | {"symbol": None}))
+        if results[number].final_norm:
+            ends: dict[str, Any] = {"low": low[split:], "high": high[split:]} if known else {}
+            lines.append(Series(x[split:], mean[split:], **style | ends | {"dash": None}))
+    x_axis = Axis("depth: layer / number of layers (0 = embedding layer)", (-0.03, 1.03))
+    y_axis = Axis("mean cosine of two tokens")
+    return Chart("", x_axis, y_axis, [Frame([*bands, *lines])], legend="best")
+
+
+def curve_plot(results: Sequence[Geometry], path: Where = None, *, names: Sequence[str], **where: Any) -> Any:
+    """The same as a figure."""
+    note = "bands: 95 % intervals over windows"
+    if any(r.final_norm for r in results):
+        note += "; points at the right: after the final norm"
+    rows = [row for curve in _curves(results, names) for row in curve]
+    return draw([Strip([[curve_chart(results, names)]], (7.2, 4.8), note)], path, name="curves.png", rows=rows, **where)
+
+
+MEAN = ("mean_cosine", "mean_cosine_low", "mean_cosine_high")
+
+
+def _curves(results: Sequence[Geometry], names: Sequence[str]) -> list[list[dict[str, Any]]]:
+    """For each result a row for each state."""
+    curves = []
+    for result, name in zip(results, names):
+        mean, (_, half) = result.mean_cosine, student(result.per_window)
+        values = finite(np.stack([mean, mean - half, mean + half], -1).tolist())
+        rows = [{"state": i, "depth": i / result.layers} | dict(zip(MEAN, three)) for i, three in enumerate(values)]
+        curves.append([{"model": name, "text": result.text} | row for row in rows])
+    return curves
 
 
 def _footnote(result: Geometry, view: str) -> str:

@@ -118,6 +118,26 @@ class Comparison:
         return f"over {len(set(places)) or len(models)} {of}{averaged}: {'; '.join(sentences)}"
 
     @property
+    def difference(self) -> records.Shift | None:
+        """Of two results by how much their mean cosines differ, over windows: in pairs where both have the same
+        passages of one text, else apart."""
+        if len(self.results) != 2:
+            return None
+        first, second = self.results
+        same = _passages(first) == _passages(second)
+        levels = [(r.levels(), _last(r)) for r in (first, second)]
+        level, last = (
+            second.over_windows(b - a) if same else _apart(first.over_windows(a), second.over_windows(b))
+            for a, b in zip(*levels)
+        )
+        values = [span(one.value, one.low, one.high, 3, sign=True) for one in (level, last)]
+        words = f"the second minus the first: mean cosine of the blocks {values[0]}, of the last states {values[1]}"
+        if level.low is not None:
+            how = "the same in both and resampled in pairs" if same else "others in each"
+            words += f" (95 % intervals over windows, {how})"
+        return records.Shift(sentence=words, same_windows=same, mean_cosine=level, last=last)
+
+    @property
     def _models(self) -> list[list[Condensation]]:
         """The results of each model: a model on several texts is one."""
         models: dict[str, list[Condensation]] = {}
@@ -139,18 +159,20 @@ class Comparison:
     def record(self) -> records.Comparison:
         return records.Comparison(
             schema=records.Comparison.reads[0], axis=self.axis, paired=self.paired, verdict=self.verdict,
-            notes=self.notes, rows=self.rows(),
+            difference=self.difference, notes=self.notes, rows=self.rows(),
         )  # fmt: skip
 
     def plot(
         self, path: AnyPath | None = None, *, ax: Any = None, title: str | None = None, view: str = "pooled"
     ) -> Any:
-        """The heatmaps side by side, as ``decondense.plot`` draws them; beside a file there is also trend.png."""
-        from ..figures.measurements import heatmaps, trend_plot
+        """The heatmaps side by side, as ``decondense.plot`` draws them; beside a file there are also trend.png and
+        curves.png, the mean cosines over depth over each other."""
+        from ..figures.measurements import curve_plot, heatmaps, trend_plot
 
         drawn = heatmaps(self.results, path, view=view, names=self.labels, ax=ax, title=title)
         if isinstance(drawn, Path):
             trend_plot(self.rows(), drawn.with_name("trend.png"), axis=self.axis, paired=self.paired)
+            curve_plot(self.results, drawn.with_name("curves.png"), names=self.labels)
         return drawn
 
 
@@ -235,6 +257,29 @@ def _saved(item: Any) -> Condensation | None:
     if isinstance(record, records.Training) and path.is_dir():
         return None  # its model is measured
     raise ValueError(f"{str(item)!r} is a result of the kind {record.kind}: compare takes measurements and models.")
+
+
+def _passages(result: Condensation) -> tuple[str, list[dict[str, int]]]:
+    """Where its windows begin: another tokenizer ends them elsewhere."""
+    windows = [{key: at for key, at in window.items() if key != "end"} for window in result.record.windows]
+    return result.record.text.sha256, windows
+
+
+def _last(result: Condensation) -> np.ndarray:
+    """(windows,) the mean over the last states."""
+    return result.per_window[:, -result.record.settings["last"] :].mean(-1)
+
+
+def _apart(a: records.Interval, b: records.Interval) -> records.Interval:
+    """b − a with the interval that those of two independent samples give: the distances of their ends add up as squares
+    (Zou and Donner 2008)."""
+    if a.value is None or b.value is None:
+        return records.Interval(value=None, low=None, high=None)
+    value = b.value - a.value
+    if a.low is None or a.high is None or b.low is None or b.high is None:
+        return records.Interval(value=value, low=None, high=None)
+    down, up = math.hypot(b.value - b.low, a.high - a.value), math.hypot(b.high - b.value, a.value - a.low)
+    return records.Interval(value=value, low=value - down, high=value + up)
 
 
 def _range(name: str, values: Sequence[float], digits: int) -> str:

@@ -213,10 +213,20 @@ class Compared(Open):
     last_high: Number
 
 
+class Shift(Part):
+    """Of two results, the second minus the first, over windows; `same_windows`: of one text, resampled in pairs."""
+
+    sentence: str
+    same_windows: bool
+    mean_cosine: Interval  # of the blocks
+    last: Interval
+
+
 class Comparison(Record, reads=("decondense.comparison/1",)):
     axis: str
     paired: bool
     verdict: str
+    difference: Shift | None = None
     notes: list[str] = Field([])
     rows: list[Compared] = Field(min_length=1)
 

@@ -166,8 +166,9 @@ def comparison(source: Source[Comparison], below: Sequence[Source[Measurement]] 
     what = {"size": "by size", "checkpoint": "by checkpoint", "text": "by text"}.get(record.axis, "side by side")
     title = f"{len(rows)} results {'in pairs' if record.paired else what}"
     table = Table.of("All results", rows, shown=shown, heads=heads, note=note)
+    said = [record.difference.sentence] if record.difference is not None else []
     return Section(
-        "comparison", title, record.verdict, [origin], notes=list(record.notes), panels=panels, tables=[table]
+        "comparison", title, record.verdict, [origin], notes=[*said, *record.notes], panels=panels, tables=[table]
     )
 
 
