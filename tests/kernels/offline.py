@@ -62,7 +62,7 @@ def compile_instead(kernel: JITFunction, *given: Any, grid: Any, warmup: bool, *
             signature[parameter.name] = "*" + TYPES[value.dtype]
         else:
             signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
-    variant: tuple[Any, ...] = (kernel.__module__, kernel.__name__, values.get("ADD"))
+    variant: tuple[Any, ...] = (kernel.__module__, kernel.__name__, values.get("ADD"), values.get("MEAN"))
     if "all" in sys.argv:
         variant += (*signature.values(), *map(str, constants.values()), str(options))
     if variant not in compiled:
@@ -87,7 +87,7 @@ def everything() -> None:
     both(second_order, z, None, moments=2, centred=True)
     both(second_order, empty(4, 32, 96, dtype=torch.bfloat16), None, moments=2)  # fewer tokens than features
     both(pairwise, z, mask, curve="dispersion", tau=1.0, clamp=0.1)
-    both(pairwise, empty(4, 256, 96, dtype=torch.float16), None, curve="dispersion", tau=1.0, clamp=0.1)
+    both(pairwise, empty(4, 256, 96, dtype=torch.float16), None, curve="dispersion", tau=1.0, clamp=0.1, mean=True)
     both(repulsion, z, mask, moments=2)
     both(nearest, z, mask)
     both(covariance, z, mask)

@@ -12,6 +12,8 @@ import torch
 from routines import CUDA, DTYPES, FLOOR, assert_as_good_as_eager, cloud, error
 
 from decondense.kernels import pairwise
+from decondense.kernels.curves import CURVES
+from decondense.kernels.tiles import finish_kernel
 
 run, reference = (functools.partial(f, "dispersion") for f in (routines.run, routines.reference))
 
@@ -39,6 +41,32 @@ def test_options(options, device):
     curve = options.get("curve", "dispersion")
     rest = {key: value for key, value in options.items() if key != "curve"}
     assert_as_good_as_eager(curve, cloud(2, 37, 24, condensed=0.3).to(device), **rest)
+
+
+def test_the_mean_of_many_sequences(device):
+    """One program takes it, some sequences at a time; its gradient is that of the values."""
+    z = cloud(37, 5, 8).to(device)
+    values, saved = pairwise.forward(z)
+    mean, of_mean = pairwise.forward(z, mean=True)
+    torch.testing.assert_close(mean, values.double().mean().float(), rtol=1e-6, atol=0)
+    each, one = torch.full_like(values, 1 / 37), mean.new_ones(())
+    torch.testing.assert_close(pairwise.backward(z, of_mean, one, mean=True), pairwise.backward(z, saved, each))
+
+
+@pytest.mark.parametrize("mean", [False, True])
+def test_the_sums_of_many_tiles(mean, device):
+    """More sequences and more tiles than are added at a time."""
+    batch, tiles = 37, 1100
+    partial = torch.rand(batch, tiles, device=device)
+    numbers = torch.tensor([[1.0], [3.0], [2.0]], device=device).repeat(1, batch)  # Q, n, ‖T‖²
+    value, factors = (torch.full(shape, math.nan, device=device) for shape in ((1,) if mean else (batch,), (2, batch)))
+    finish_kernel[(1 if mean else batch, 1)](
+        partial, numbers, value, factors, batch, tiles, 0.0, 0.9, 0.5, 2.0, LENGTH_PARTS=1, LENGTH_BLOCK=1,
+        CURVE=CURVES["decorrelation"], HARD=False, SELF=False, MEAN=mean, SEQUENCES=16 if mean else 1, BLOCK=128,
+    )  # fmt: skip
+    wanted = partial.double().sum(1) / 6
+    torch.testing.assert_close(value.double(), wanted.mean(0, keepdim=True) if mean else wanted, rtol=1e-6, atol=0)
+    torch.testing.assert_close(factors, torch.tensor([[4 / 6], [1 / 6]], device=device).expand(2, batch))
 
 
 def test_identical_vectors(device):

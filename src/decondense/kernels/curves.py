@@ -143,15 +143,9 @@ def term_and_slope(
 
 
 @triton.jit
-def anchor(
-    numbers, b, batch, rate, limit, margin,
-    LENGTH_PARTS: tl.constexpr, LENGTH_BLOCK: tl.constexpr, CURVE: tl.constexpr, HARD: tl.constexpr,
-):  # fmt: skip
-    """Shift and slope at the mean off-diagonal cosine c̄ = (‖T‖² − Q)/(n(n−1)) of sequence b."""
-    parts = tl.arange(0, LENGTH_BLOCK)
-    t = tl.sum(tl.load(numbers + (2 + parts) * batch + b, mask=parts < LENGTH_PARTS, other=0.0), axis=0)
-    n = tl.load(numbers + batch + b)
-    mean = tl.where(n < 2.0, 0.0, (t - tl.load(numbers + b)) / tl.where(n < 2.0, 1.0, n * (n - 1.0)))
+def anchor(length, square, n, rate, limit, margin, CURVE: tl.constexpr, HARD: tl.constexpr):
+    """Shift and slope at the mean off-diagonal cosine c̄ = (‖T‖² − Q)/(n(n−1)), of ‖T‖², Q and n."""
+    mean = tl.where(n < 2.0, 0.0, (length - square) / tl.where(n < 2.0, 1.0, n * (n - 1.0)))
     shift = mean
     if CURVE == DISPERSION:
         shift = arcsine(mean, limit, True, False)[0]

@@ -198,6 +198,7 @@ class Options(NamedTuple):
     margin: float = 0.5
     eps: float = 1e-2
     diagonal: bool = False
+    mean: bool = False  # over the sequences, instead of a value of each
 
 
 class Work(NamedTuple):
@@ -221,7 +222,7 @@ def prepared(
     options: Options,
 ) -> Work:
     """The launches of a call, in order; `strides` are those of z, which the products may read a copy of."""
-    curve, tau, clamp, hard_clamp, margin, eps, diagonal = options
+    curve, tau, clamp, hard_clamp, margin, eps, diagonal, mean = options
     batch, tokens, width = shape
     x_dtype = how.copy or dtype
     at_once = Plan(batch, tokens, False)
@@ -261,8 +262,10 @@ def prepared(
                 ROWS=t.rows, COLUMNS=t.columns, DEPTH=t.depth, warps=t.warps, stages=t.stages,
             )  # fmt: skip
             steps.append(Step(sequence, some, first, end - first, launch))
+    together = min(rows.power_of_2(batch), 32) if mean else 1
     finish = Launch(
-        finish_kernel, (batch, 1), tiles, rate, limit, margin, gain(curve, tau), **shared, BLOCK=1024
+        finish_kernel, (1 if mean else batch, 1), batch, tiles, rate, limit, margin, gain(curve, tau),
+        **shared, MEAN=mean, SEQUENCES=together, BLOCK=2048 // together if mean else 1024,
     )  # fmt: skip
     return Work(at_once, tiles, steps, finish)
 
@@ -270,7 +273,7 @@ def prepared(
 class Sums(NamedTuple):
     """What one pass over the Gram matrix gives; float32 but for the remainder."""
 
-    value: Tensor  # (B,)
+    value: Tensor  # (B,), or () for their mean
     factors: Tensor  # (2, B)  k and w
     norms: Tensor  # (B, N)
     total: Tensor  # (B, F)  T
@@ -316,7 +319,7 @@ def sums(z: Tensor, mask: Tensor | None, need_grad: bool, options: Options) -> S
         if buffer is not None and remainder is not None:
             weights = buffer if buffer.shape == (some, high, tokens) else buffer[:some, :high, :tokens]
             _multiply(weights, chunk, remainder, step, first_x=first_x, dot=how.dot, norms=norms)
-    value = torch.empty(batch, dtype=torch.float32, device=z.device)
+    value = torch.empty(() if options.mean else batch, dtype=torch.float32, device=z.device)
     factors = torch.empty((2, batch), dtype=torch.float32, device=z.device)
     work.finish(partial, of_rows.numbers, value, factors)
     return Sums(value, factors, of_rows.norms, of_rows.total, remainder)
@@ -330,7 +333,7 @@ def like(z: Tensor) -> list[Tensor]:
 def forward(
     z: Tensor, mask: Tensor | None = None, *, need_grad: bool = True, **options: Any
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """`sums` → the values (B,) float32, and what `backward` needs: nothing without `need_grad`."""
+    """`sums` → the values (B,) or their mean (), float32, and what `backward` needs: nothing without `need_grad`."""
     result = sums(z, mask, need_grad, Options(**options))
     return result.value, result.saved
 

@@ -74,7 +74,10 @@ def tile_kernel(
 
     scale = inverse(row_norm + eps)[:, None] * inverse(column_norm + eps)[None, :]
     c = product * scale
-    shift, slope_there = anchor(numbers, b, batch, rate, limit, margin, LENGTH_PARTS, LENGTH_BLOCK, CURVE, HARD)
+    part = tl.arange(0, LENGTH_BLOCK)
+    length = tl.sum(tl.load(numbers + (2 + part) * batch + b, mask=part < LENGTH_PARTS, other=0.0), axis=0)
+    square, n = tl.load(numbers + b), tl.load(numbers + batch + b)
+    shift, slope_there = anchor(length, square, n, rate, limit, margin, CURVE, HARD)
     term, d = term_and_slope(c, shift, rate, limit, margin, CURVE, HARD, FINE, FAST)
     d = (d - slope_there) * scale
     # most tiles lie wholly inside the sequence and off its diagonal: nothing there is to be dropped
@@ -105,38 +108,54 @@ def tile_kernel(
 
 @triton.jit
 def finish_kernel(
-    partial, numbers, value, factors, tiles, rate, limit, margin, gain,
+    partial, numbers, value, factors, batch, tiles, rate, limit, margin, gain,
     LENGTH_PARTS: tl.constexpr, LENGTH_BLOCK: tl.constexpr, CURVE: tl.constexpr, HARD: tl.constexpr,
-    SELF: tl.constexpr, BLOCK: tl.constexpr,
+    SELF: tl.constexpr, MEAN: tl.constexpr, SEQUENCES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The sums of a sequence's tiles → its value, and the factor k and anchor w of its gradient."""
-    b = tl.program_id(0)
-    batch = tl.num_programs(0)
-    sums = tl.zeros((BLOCK,), dtype=tl.float32)
-    for start in range(0, tiles, BLOCK):
-        t = start + tl.arange(0, BLOCK)
-        sums += tl.load(partial + b.to(tl.int64) * tiles + t, mask=t < tiles, other=0.0)
-    s = tl.sum(sums, axis=0)
-    shift, slope_there = anchor(numbers, b, batch, rate, limit, margin, LENGTH_PARTS, LENGTH_BLOCK, CURVE, HARD)
-    n = tl.load(numbers + batch + b)
-    some = n >= 2.0
-    if SELF:
-        pairs = tl.where(some, n * n, 1.0)
-    else:
-        pairs = tl.where(some, n * (n - 1.0), 1.0)
-    k = 2.0 * gain
-    if CURVE == DISPERSION:
-        v = tl.log(s / pairs) + (shift - HALF_PI) * rate
-        k /= s
-    elif CURVE == DISPERSION_COSINE:
-        v = tl.log(s / pairs) + shift * rate
-        k /= s
-    else:
-        v = s / pairs
-        k /= pairs
-    tl.store(value + b, tl.where(some, v, 0.0))
-    tl.store(factors + b, tl.where(some, k, 0.0))
-    tl.store(factors + batch + b, slope_there)
+    """The sums of a sequence's tiles → its value, and the factor k and anchor w of its gradient.
+
+    MEAN: the mean of the values instead of these; one program then finishes all sequences, SEQUENCES at a time.
+    """
+    total = 0.0
+    part = tl.arange(0, LENGTH_BLOCK)
+    for first in range(tl.program_id(0) * SEQUENCES, batch, tl.num_programs(0) * SEQUENCES):
+        b = first + tl.arange(0, SEQUENCES)
+        here = b < batch
+        sums = tl.zeros((SEQUENCES, BLOCK), dtype=tl.float32)
+        for start in range(0, tiles, BLOCK):
+            t = start + tl.arange(0, BLOCK)
+            source = partial + b.to(tl.int64)[:, None] * tiles + t[None, :]
+            sums += tl.load(source, mask=here[:, None] & (t < tiles)[None, :], other=0.0)
+        s = tl.sum(sums, axis=1)
+        source = numbers + (2 + part)[:, None] * batch + b[None, :]
+        length = tl.sum(tl.load(source, mask=(part < LENGTH_PARTS)[:, None] & here[None, :], other=0.0), axis=0)
+        square = tl.load(numbers + b, mask=here, other=0.0)
+        n = tl.load(numbers + batch + b, mask=here, other=0.0)
+        shift, slope_there = anchor(length, square, n, rate, limit, margin, CURVE, HARD)
+        some = n >= 2.0
+        if SELF:
+            pairs = tl.where(some, n * n, 1.0)
+        else:
+            pairs = tl.where(some, n * (n - 1.0), 1.0)
+        k = 2.0 * gain
+        if CURVE == DISPERSION:
+            v = tl.log(s / pairs) + (shift - HALF_PI) * rate
+            k = k / s
+        elif CURVE == DISPERSION_COSINE:
+            v = tl.log(s / pairs) + shift * rate
+            k = k / s
+        else:
+            v = s / pairs
+            k = k / pairs
+        v = tl.where(some, v, 0.0)
+        if MEAN:
+            total += tl.sum(v, axis=0)
+        else:
+            tl.store(value + b, v, mask=here)
+        tl.store(factors + b, tl.where(some, k, 0.0), mask=here)
+        tl.store(factors + batch + b, slope_there, mask=here)
+    if MEAN:
+        tl.store(value, total / batch)
 
 
 @triton.jit

@@ -25,7 +25,7 @@ OPTIONS = {
 # Whose `backward` adds its gradient to another: all but covariance, whose gradient is a product of cuBLAS.
 ADDING = ("first_order", "nearest", "pairwise", "repulsion", "second_order")
 PROJECTING = ("first_order", "pairwise")  # whose gradient is `projection.project`
-AVERAGING = ("pairwise",)  # whose `backward` takes the upstream gradient of the mean of its values, one number
+AVERAGING = ("pairwise",)  # that take the option `mean`: of their values, with one number as the upstream gradient
 _NAMED = "str name, " + ", ".join(f"{kind}? {name}" for name, kind in OPTIONS.items())
 
 

@@ -33,21 +33,21 @@ class Routine(Protocol):
 
 class _Apply(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, z: Tensor, mask: Tensor | None, routine: Routine, mean: bool) -> Tensor:
+    def forward(ctx: Any, z: Tensor, mask: Tensor | None, routine: Routine) -> Tensor:
         value, saved = routine.forward(z, mask, ctx.needs_input_grad[0])
         ctx.save_for_backward(z, mask, *saved)
         ctx.routine = routine
-        return value.mean() if mean else value
+        return value
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
         z, mask, *saved = ctx.saved_tensors
         if not torch.is_grad_enabled():
-            return ctx.routine.backward(z, mask, tuple(saved), upstream), None, None, None
+            return ctx.routine.backward(z, mask, tuple(saved), upstream), None, None
         with torch.no_grad():
             gradient: Tensor = ctx.routine.backward(z, mask, tuple(saved), upstream)
         # create_graph: it depends on z, and no formula says how
-        return _Once.apply(computed(gradient), z), None, None, None
+        return _Once.apply(computed(gradient), z), None, None
 
 
 class _Once(torch.autograd.Function):
@@ -69,18 +69,18 @@ class _Once(torch.autograd.Function):
 def apply(routine: Routine, z: Tensor, mask: Tensor | None, *, mean: bool = False) -> Tensor:
     """The values (batch,) of a routine, or their mean, with its gradient attached.
 
-    A kernel that can takes the mean in its own step of autograd: another one would cost the host as much as a launch.
+    A kernel that can takes the mean itself: another operation and its step of autograd would cost the host more.
     """
-    inside = False
     if isinstance(routine, Kernel):
         if torch.compiler.is_compiling():
             values = routine.traced(z, mask)
             return values.mean() if mean else values
-        inside = mean and routine.name in AVERAGING
+        if mean and routine.name in AVERAGING:
+            routine, mean = Kernel(routine.name, **routine.options, mean=True), False
         if torch.is_grad_enabled() and routine.waits(z):
             z.register_hook(computed)
-    values = _Apply.apply(z, mask, routine, inside)
-    return values.mean() if mean and not inside else values
+    values = _Apply.apply(z, mask, routine)
+    return values.mean() if mean else values
 
 
 class Stored:
