@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -8,6 +10,7 @@ from decondense.figures.measured import verdict
 from decondense.meter.result import histogram_quantiles
 from decondense.meter.trend import bootstrap_trend, curve_statistics, rank_correlation
 from decondense.records import STATISTICS, Interval
+from decondense.words import span
 
 LEVEL, SAID = Interval(value=0.4, low=0.38, high=0.421), ", mean cosine of the blocks 0.40 [0.38, 0.42]"
 
@@ -112,8 +115,12 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says():
     assert 0.88 <= hits / 200 <= 0.99
 
 
-def entry(value, low, high):
-    return {"spearman": {"value": value, "low": low, "high": high}, "slope": {"value": 0.1, "low": None, "high": None}}
+def entry(value, low, high, change=None):
+    change = [None if low is None else math.copysign(0.1, value)] * 3 if change is None else change
+    return {
+        "spearman": {"value": value, "low": low, "high": high},
+        "slope": dict(zip(("value", "low", "high"), change)),
+    }
 
 
 def test_verdict_words():
@@ -131,6 +138,32 @@ def test_a_small_trend_is_none_however_short_its_interval(sign):
     small, enough = (entry(sign * size, sign * size, sign * size) for size in (0.19, 0.2))
     assert said(small, small).startswith("no clear trend: Spearman ")
     assert said(enough, enough).startswith("condensing" if sign > 0 else "dispersing")
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_change_that_nobody_sees_is_no_trend_however_steady(sign):
+    """Untrained models have mean cosines of 0.00 in every layer, which may rise with each of them."""
+
+    def of(change, low, high):
+        ends = sorted((sign * low, sign * high))
+        curve = entry(sign * 0.9, sign * 0.9, sign * 0.9, [sign * change, *ends])
+        return said(curve, curve)
+
+    rank = span(sign * 0.9, sign * 0.9, sign * 0.9)
+    small = span(sign * 0.002, *sorted((sign * 0.001, sign * 0.003)), 3, sign=True)
+    assert of(0.002, 0.001, 0.003) == f"no clear trend: Spearman {rank} with a change of {small} over depth{SAID}"
+    assert of(0.05, -0.01, 0.11).startswith(f"no clear trend: Spearman {rank} with a change of ")
+    assert of(-0.05, -0.06, -0.04).startswith(f"no clear trend: Spearman {rank} with a change of "), "of the other sign"
+    assert of(0.01, 0.009, 0.011) == f"{'condensing' if sign > 0 else 'dispersing'}: Spearman {rank}{SAID}"
+
+
+def test_steady_cosines_of_zero_are_no_condensation():
+    table = np.linspace(0, 0.004, 7) + np.random.default_rng(5).normal(scale=1e-5, size=(12, 7))
+    trend = bootstrap_trend(table)
+    assert trend["spearman"]["low"] == 1
+    assert said(trend, trend).startswith("no clear trend: Spearman 1.00 [1.00, 1.00] with a change of +0.004 ")
+    above = bootstrap_trend(0.3 + 10 * table)
+    assert said(above, above).startswith("condensing: Spearman 1.00 [1.00, 1.00], mean cosine")
 
 
 def test_a_single_state_has_no_trend_and_is_not_called_constant():

@@ -16,6 +16,9 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 SMALLEST = 0.2
 """Of Spearman over depth, to be called a trend: the margin within which study `text` takes two for the same. The order
 of the layers is the same in nearly all windows, so that an interval beside 0 can be one step wide and mean nothing."""
+SEEN = 0.01
+"""Of the change of the mean cosine over the whole depth, to be called one: cosines are shown with two decimals. Ranks
+do not see its size: cosines that all read 0.00 can rise with every layer."""
 
 
 class Geometry:
@@ -142,20 +145,32 @@ def verdict(trend: Mapping[str, Mapping[str, Interval]], level: Interval) -> str
 
 
 def _word(curve: Mapping[str, Interval]) -> str:
-    """By rank, and no more: a trend is one whose interval lies beside 0 and that is at least `SMALLEST` in size."""
+    """A trend is one by rank whose slope, the change over depth, has the same sign and can be seen."""
     rank = curve["spearman"]
     if rank.value is None:
         return "no trend in a single state" if curve["slope"].value is None else "constant over depth"
     if rank.low is None or rank.high is None:
         return "undecided (one window has no interval)"
-    if abs(rank.value) < SMALLEST or rank.low <= 0 <= rank.high:
+    side = _side(rank, SMALLEST)
+    if not side or side != _side(curve["slope"], SEEN):
         return "no clear trend"
-    return "condensing" if rank.value > 0 else "dispersing"
+    return "condensing" if side > 0 else "dispersing"
+
+
+def _side(entry: Interval, least: float) -> int:
+    """1 or −1 for what is at least so large and has its interval on that side of 0, else 0."""
+    value, low, high = known(entry.value), known(entry.low), known(entry.high)
+    return (abs(value) >= least) * ((low > 0) - (high < 0))
 
 
 def _interval(curve: Mapping[str, Interval]) -> str:
-    rank = curve["spearman"]
-    return "undefined" if rank.value is None else span(rank.value, rank.low, rank.high)
+    rank, slope = curve["spearman"], curve["slope"]
+    if rank.value is None:
+        return "undefined"
+    line = span(rank.value, rank.low, rank.high)
+    if _side(rank, SMALLEST) and _word(curve) == "no clear trend":  # which the ranks alone do not explain
+        line += f" with a change of {span(slope.value, slope.low, slope.high, 3, sign=True)} over depth"
+    return line
 
 
 Short = Snapshot | Geometry

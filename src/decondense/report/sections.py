@@ -13,7 +13,7 @@ import numpy as np
 
 from ..figures.chart import FAINT, PALETTE, Axis, Band, Chart, Frame, Series
 from ..figures.forest import forest_chart
-from ..figures.measured import SMALLEST, Geometry
+from ..figures.measured import SEEN, SMALLEST, Geometry
 from ..figures.measurements import trend_charts
 from ..figures.scores import score_chart, score_rows
 from ..records import STATISTICS, Comparison, Evaluation, Measurement, Significance, differences
@@ -27,8 +27,9 @@ ALIKE = "How alike the directions of the tokens of one text are, the mean cosine
 GLOSS = {
     "condensing": f"By rank, deeper layers mostly have the higher mean cosine. {ALIKE}",
     "dispersing": f"By rank, deeper layers mostly have the lower mean cosine. {ALIKE}",
-    "no clear trend": "By rank, the mean cosine neither rises nor falls clearly with depth: Spearman is below "
-    f"{SMALLEST:g} in size, or its interval includes zero. {ALIKE}",
+    "no clear trend": "By rank, the mean cosine neither rises nor falls clearly with depth (Spearman is below "
+    f"{SMALLEST:g} in size, or its interval includes zero), or what it changes by, the slope, is below {SEEN:g} in "
+    f"size, has the other sign or an interval that includes zero. {ALIKE}",
 }
 TREND_NOTE = (
     "Spearman and Kendall: rank correlation of mean cosine with depth, +1 when every layer is more condensed than the "
