@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from by_hand import condensation
 
 from decondense.figures.chart import PALETTE, Axis, Chart, Frame, Series, look
 from decondense.figures.draw import Strip, draw
-from decondense.figures.measurements import heat_chart, heat_frame, heatmap, top_of, trend_plot
+from decondense.figures.measurements import heat_chart, heat_frame, heatmap, heatmaps, top_of, trend_plot
 from decondense.figures.training import training_figure
 from decondense.meter.compare import Comparison
 from decondense.meter.result import Condensation
@@ -72,6 +73,56 @@ def test_numbers_of_families_and_pairs(tmp_path):
     trend_plot(pairs.rows(), tmp_path / "p.png", axis="order", paired=True)
     assert [r["pair"] for r in read(tmp_path / "p.csv")] == ["0", "0", "1", "1"]
     assert "of 2 pairs" in pairs.verdict
+
+
+@pytest.mark.parametrize("layers", [2, 30])
+def test_the_legend_does_not_lie_on_the_last_state(layers):
+    for figure in heatmap(fake(layers=layers)), heatmaps([fake(layers=layers)] * 3):
+        figure.canvas.draw()
+        axis = figure.axes[0]
+        last, _ = axis.transData.transform((1 - 0.5 / layers, 0))
+        box = axis.get_legend().get_window_extent()
+        assert axis.bbox.x0 < box.x0 < box.x1 <= last
+
+
+def trends(axis, **columns):
+    """The labels of both panels as they are drawn, of results with these columns."""
+    ends = {f"{name}{end}": 0.5 for name in ("spearman", "last") for end in ("", "_low", "_high")}
+    rows = [dict(zip(columns, values)) | {"text": "t"} | ends for values in zip(*columns.values())]
+    figure = trend_plot(rows, axis=axis, paired=False)
+    figure.canvas.draw()
+    panels = [[label for label in one.get_xticklabels() if label.get_text()] for one in figure.axes]
+    words = [one.yaxis.label for one in figure.axes] + [label for labels in panels for label in labels]
+    for box in (word.get_window_extent() for word in words):
+        assert min(box.x0, box.y0) >= 0
+        assert box.x1 <= figure.bbox.x1
+        assert box.y1 <= figure.bbox.y1
+    return panels
+
+
+@pytest.mark.parametrize("sizes", [(260e3, 15e6, 135e6, 268e6, 494e6, 1.5e9), (1e6, 1.01e6, 1.02e6, 1e9), (1e6,)])
+def test_labels_of_sizes_do_not_lie_over_each_other(sizes):
+    for labels in trends("size", model="m" * len(sizes), parameters=sizes):
+        boxes = [label.get_window_extent() for label in labels]
+        assert all(first.x1 < second.x0 for first, second in pairwise(boxes))
+        assert len(boxes) == (2 if 1.01e6 in sizes else len(sizes)), "one for several that have no room"
+
+
+def test_labels_of_any_length_and_number_are_in_the_picture():
+    for letters in (10, 40, 80):
+        trends("order", model=[f"model-{i} ({'x' * letters})" for i in range(3)])
+    for labels in trends("checkpoint", revision=[f"step{1000 * i}" for i in range(60)]):
+        boxes = [label.get_window_extent() for label in labels]
+        assert all(first.x1 < second.x0 for first, second in pairwise(boxes))
+        assert labels[0].get_text() == "step0"
+
+
+def test_ticks_in_any_order_keep_their_labels():
+    ticks = [(9, "b" * 30), (0, "a" * 30), (4, "c" * 30)]
+    chart = Chart("", Axis(ticks=ticks), Axis(), [Frame([Series([0, 9], [0, 1])])])
+    axis = draw([Strip([[chart]], (4, 3))]).axes[0]
+    found = {place: label.get_text() for place, label in zip(axis.get_xticks(), axis.get_xticklabels())}
+    assert found == dict(ticks)
 
 
 def test_a_full_disk_leaves_no_figure(tmp_path, monkeypatch):

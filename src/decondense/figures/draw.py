@@ -3,6 +3,7 @@ bytes), on your own axes, or as a figure."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ Where = AnyPath | None
 VECTORS = ("svg", "pdf")
 DPI = 160
 POINTS = 0.62  # of a pixel of the page
+LETTERS, LINE = 16, 0.15  # labels of ticks: letters to an inch, inches from line to line
 
 
 @dataclass
@@ -151,10 +153,15 @@ def _chart(axis: Any, chart: Chart, size: int) -> None:
     _axis(axis, "x", chart.x, size)
     _axis(axis, "y", chart.y, size)
     axis.set_axisbelow(True)
-    if not any(isinstance(mark, Heat) for mark in chart.frames[-1].marks):
+    heat = any(isinstance(mark, Heat) for mark in chart.frames[-1].marks)
+    if not heat:
         axis.spines[["top", "right"]].set_visible(False)
     if chart.legend and axis.get_legend_handles_labels()[0]:
-        axis.legend(loc=chart.legend, fontsize=size - 1, framealpha=0.9)
+        inside: dict[str, Any] = {}
+        if heat and chart.rules:  # right of its line a heatmap has one state, which is to be seen
+            left, right = axis.get_xlim()[0], chart.rules[0].at
+            inside = {"bbox_to_anchor": (left, 0, right - left, 1), "bbox_transform": axis.get_xaxis_transform()}
+        axis.legend(loc=chart.legend, fontsize=size - 1, framealpha=0.9, **inside)
 
 
 def _axis(axis: Any, side: str, described: Axis, size: int) -> None:
@@ -163,12 +170,8 @@ def _axis(axis: Any, side: str, described: Axis, size: int) -> None:
         threshold = {"linthresh": 0.1} if described.scale == "symlog" else {}
         getattr(axis, f"set_{side}scale")(described.scale, **threshold)
     if described.ticks is not None:
-        labels = [label for _, label in described.ticks]
-        longest = max((len(line) for label in labels for line in label.splitlines()), default=0)
-        room = 16 * axis.get_window_extent().width / axis.figure.dpi  # letters of this size to an inch
-        slanted = side == "x" and len(labels) * longest > room
-        slant = {"rotation": 30, "ha": "right"} if slanted else {}
-        getattr(axis, f"set_{side}ticks")([place for place, _ in described.ticks], labels, fontsize=8, **slant)
+        places = [place for place, _ in described.ticks]
+        getattr(axis, f"set_{side}ticks")(places, [label for _, label in described.ticks], fontsize=8)
         axis.minorticks_off()
     elif described.amounts:
         axis.xaxis.set_major_formatter(lambda value, _: amount(value))
@@ -179,8 +182,28 @@ def _axis(axis: Any, side: str, described: Axis, size: int) -> None:
         axis.set(**{f"{side}lim": described.range})
     elif side == "x":
         axis.margins(x=0.08)
+    if described.ticks and side == "x":
+        _turn(axis, described.ticks)
     if described.grid:
         axis.grid(axis=side, color="#dddddd", lw=0.7)
+
+
+def _turn(axis: Any, ticks: Sequence[tuple[float, str]]) -> None:
+    """Labels below an axis are slanted where side by side they have no room, upright where slanted they have none, and
+    where they have none upright either, some are left out."""
+    inches = axis.get_xaxis_transform().transform([(place, 0) for place, _ in ticks])[:, 0] / axis.figure.dpi
+    at, places, labels = zip(*sorted((x, *tick) for x, tick in zip(inches, ticks)))
+    wide = [max(map(len, label.splitlines() or [""])) / LETTERS for label in labels]
+    gaps = np.diff(at)
+    over = any(here + there > 2 * gap for here, there, gap in zip(wide, wide[1:], gaps))
+    if not over and len(wide) * max(wide) <= axis.get_window_extent().width / axis.figure.dpi:
+        return
+    last, shown = -math.inf, []
+    for x, label in zip(at, labels):
+        shown.append(label if x - last > LINE else "")
+        last = x if shown[-1] else last
+    slanted = min(gaps, default=math.inf) > 2 * LINE
+    axis.set_xticks(places, shown, fontsize=8, **({"rotation": 30, "ha": "right"} if slanted else {"rotation": 90}))
 
 
 def _heat(axis: Any, heat: Heat) -> Any:

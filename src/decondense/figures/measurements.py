@@ -16,7 +16,7 @@ from ..files import finite
 from ..stats.intervals import student
 from ..words import amount, round_to, several, span
 from .chart import FAINT, INK, PALETTE, Axis, Band, Chart, Frame, Heat, Remark, Rule, Series, look, with_intervals
-from .draw import Strip, Where, draw
+from .draw import LETTERS, Strip, Where, draw
 from .measured import Geometry, Short, histogram_quantiles
 
 CLIP = 10.0  # the density at which the published figures cut the colour scale
@@ -256,7 +256,8 @@ def trend_plot(rows: Sequence[Mapping[str, Any]], path: Where = None, *, axis: s
     for chart in charts:
         chart.title = ""  # the axis says it
     note = "bars: 95 % intervals from a bootstrap over windows"
-    return draw([Strip([charts], (8.4, 4.2), note)], path, name="trend.png", rows=rows, **where)
+    more = max(0, max(len(label) for _, label in charts[0].x.ticks or ()) - 18) / LETTERS  # else no room for the curves
+    return draw([Strip([charts], (8.4 + 2 * more, 4.2 + more), note)], path, name="trend.png", rows=rows, **where)
 
 
 def positions(rows: Sequence[Mapping[str, Any]], axis: str, paired: bool) -> tuple[list[float], list[str], str]:
