@@ -73,6 +73,7 @@ def test_a_schedule_that_no_optimiser_moves_is_told_once(how, compiled, monkeypa
 def test_warnings_name_the_line_of_the_caller(engine, told, tmp_path):
     """Not one of ours, nor of the library that calls our hooks."""
     torch.compiler.reset()
+    torch._dynamo.utils.clear_compilation_metrics()
     model, ids = llama(layers=2).train(), tokens()
     model.model.embed_tokens.requires_grad_(False)
     model.model.layers[:1].requires_grad_(False)
@@ -94,6 +95,9 @@ def test_warnings_name_the_line_of_the_caller(engine, told, tmp_path):
         (one,) = [one for one in seen if words in str(one.message)]
         assert one.filename == __file__
         assert linecache.getline(one.filename, one.lineno).strip().startswith(line)
+    files = {metrics.co_filename for metrics in torch._dynamo.utils.get_compilation_metrics()}
+    assert bool(files) == (engine == "compiled")
+    assert not [file for file in files if "meter" in file], "what a monitor sees once is not worth compiling"
 
 
 def test_gradients_by_torch_func_are_refused_by_torch():

@@ -85,7 +85,8 @@ class Monitor:
         self._seen: int | None = None  # the step of the last reading
         self.batches: list[dict[str, Any]] | None = None
         if inputs is None:
-            for hook in self.reader.attach(self._due, lambda capture: self._note([capture])):
+            note = torch.compiler.disable(self._note)  # of a compiled model: what is seen once is not worth compiling
+            for hook in self.reader.attach(self._due, lambda capture: note([capture])):
                 self.undo.callback(hook.remove)
             return
         if modules is None:
