@@ -1,4 +1,4 @@
-"""float64, plain loops: what the kernels must compute, one line per line of mathematics.
+"""float64, a loop over the pairs: what the kernels must compute, one line per line of mathematics.
 
 `eager` is the same formula in torch at a chosen precision: the error it makes against the loops is the measure for
 the kernels' error.
@@ -7,6 +7,7 @@ the kernels' error.
 from __future__ import annotations
 
 import math
+from itertools import combinations, combinations_with_replacement
 
 import numpy as np
 import torch
@@ -43,27 +44,26 @@ def pairwise(
         n = len(tokens)
         if n < 2:
             continue
-        norm = {i: math.sqrt(float(z[b, i] @ z[b, i])) for i in tokens}
-        u = {i: z[b, i] / (norm[i] + eps) if norm[i] > 0 else 0 * z[b, i] for i in tokens}
-        pairs = [(i, j) for i in tokens for j in tokens if diagonal or i != j]
-        terms = {(i, j): curve(float(u[i] @ u[j]), **options) for i, j in pairs}
+        kept = z[b, tokens]
+        norm = np.array([math.sqrt(float(token @ token)) for token in kept])[:, None]
+        u = np.array([token / (length + eps) if length > 0 else 0 * token for token, length in zip(kept, norm)])
+        pair, term, slope = (np.zeros((n, n)) for _ in range(3))
+        for i, j in (combinations_with_replacement if diagonal else combinations)(range(n), 2):  # c_ij is c_ji
+            pair[i, j] = pair[j, i] = 1
+            term[i, j], slope[i, j] = term[j, i], slope[j, i] = curve(float(u[i] @ u[j]), **options)
         if curve_name.startswith("dispersion"):
-            highest = max(t for t, _ in terms.values())
-            total = sum(math.exp(t - highest) for t, _ in terms.values())
-            values[b] = math.log(total) + highest - math.log(len(pairs))
-            weight = {p: math.exp(t - highest) / total * s for p, (t, s) in terms.items()}
+            highest = term[pair > 0].max()
+            share = pair * np.exp(term - highest)
+            values[b] = math.log(share.sum()) + highest - math.log(pair.sum())
+            weight = share / share.sum() * slope
         else:
-            values[b] = sum(t for t, _ in terms.values()) / len(pairs)
-            weight = {p: s / len(pairs) for p, (t, s) in terms.items()}
-        g = {i: np.zeros(z.shape[2]) for i in tokens}
-        for (i, j), w in weight.items():  # c_ij depends on u_i and on u_j
-            g[i] = g[i] + w * u[j]
-            g[j] = g[j] + w * u[i]
-        for i in tokens:
-            if norm[i] + eps > 0:
-                grads[b, i] = g[i] / (norm[i] + eps)
-            if norm[i] > 0:
-                grads[b, i] -= z[b, i] * float(g[i] @ z[b, i]) / (norm[i] * (norm[i] + eps) ** 2)
+            values[b] = term.sum() / pair.sum()
+            weight = slope / pair.sum()
+        g = (weight + weight.T) @ u  # c_ij depends on u_i and on u_j
+        lengths = norm + eps
+        grads[b, tokens] = np.divide(g, lengths, out=np.zeros_like(g), where=lengths > 0)
+        along = (g * kept).sum(1, keepdims=True)
+        grads[b, tokens] -= np.divide(kept * along, norm * lengths**2, out=np.zeros_like(g), where=norm > 0)
     return values, grads
 
 
