@@ -48,7 +48,7 @@ if "PYTEST_XDIST_WORKER" in os.environ or not re.search(r" -n ?[1-9al]", " ".joi
 # pytest would look through thousands of loggers three times in every test to listen to them, which no test asks of it
 # (pyproject.toml: no:logging). As with pytest, what is logged does not end up on the screen that tests look at.
 logging.getLogger().addHandler(logging.NullHandler())
-gc.get_freeze_count = lambda: 1  # to count what is set aside takes a study longer than a step; here there is always some
+gc.get_freeze_count = lambda: 1  # there is some, and to count it takes a study longer than a step of its training
 typer.main.get_command = functools.cache(typer.main.get_command)  # hundreds of tests call the command, which is one
 os.environ.pop("COLUMNS", None)  # a worker is told 80, and tables would not be those of a pipe
 ROOT = Path(__file__).resolve().parent.parent

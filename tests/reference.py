@@ -12,12 +12,8 @@ import torch
 from torch import Tensor
 
 
-def unit(v: Tensor, eps: float) -> Tensor:
-    return v / (torch.sqrt(torch.dot(v, v)) + eps)
-
-
-def cosine(z: Tensor, i: int, j: int, eps: float) -> Tensor:
-    return torch.dot(unit(z[i], eps), unit(z[j], eps))
+def units(z: Tensor, eps: float) -> list[Tensor]:
+    return [v / (torch.sqrt(torch.dot(v, v)) + eps) for v in z]
 
 
 def distance(c: Tensor, clamp: float, hard: bool) -> Tensor:
@@ -36,17 +32,17 @@ def pairs(n: int, diagonal: bool = False) -> list[tuple[int, int]]:
 
 def dispersion(z: Tensor, tau=1.0, clamp=0.1, eps=1e-2, hard=False, diagonal=False, kind="angular") -> Tensor:
     total = torch.zeros((), dtype=z.dtype)
-    chosen = pairs(len(z), diagonal)
+    u, chosen = units(z, eps), pairs(len(z), diagonal)
     for i, j in chosen:
-        c = cosine(z, i, j, eps)
+        c = torch.dot(u[i], u[j])
         d = distance(c, clamp, hard) if kind == "angular" else -c
         total = total + torch.exp(-d / tau)
     return torch.log(total / len(chosen))
 
 
 def mean_cosine(z: Tensor, eps=1e-2) -> Tensor:
-    chosen = pairs(len(z))
-    return sum((cosine(z, i, j, eps) for i, j in chosen), torch.zeros((), dtype=z.dtype)) / len(chosen)
+    u, chosen = units(z, eps), pairs(len(z))
+    return sum((torch.dot(u[i], u[j]) for i, j in chosen), torch.zeros((), dtype=z.dtype)) / len(chosen)
 
 
 def first_order(z: Tensor, tau=1.0, clamp=0.1, eps=1e-2, hard=False) -> Tensor:
@@ -55,9 +51,9 @@ def first_order(z: Tensor, tau=1.0, clamp=0.1, eps=1e-2, hard=False) -> Tensor:
 
 def second_order(z: Tensor, tau=1.0, clamp=0.1, eps=1e-2) -> Tensor:
     """log f(c̄) + ½ (f″/f)(c̄) Var, f″ by differentiating f = exp(−arccos(c)/(πτ)) twice with autograd."""
-    chosen = pairs(len(z))
+    u, chosen = units(z, eps), pairs(len(z))
     mean = mean_cosine(z, eps)
-    square = sum((cosine(z, i, j, eps) ** 2 for i, j in chosen), torch.zeros((), dtype=z.dtype)) / len(chosen)
+    square = sum((torch.dot(u[i], u[j]) ** 2 for i, j in chosen), torch.zeros((), dtype=z.dtype)) / len(chosen)
     bound = 1 - clamp
     at = mean.detach().clamp(-bound, bound).requires_grad_()
     f = torch.exp(-torch.arccos(at) / (math.pi * tau))
@@ -70,10 +66,10 @@ def second_order(z: Tensor, tau=1.0, clamp=0.1, eps=1e-2) -> Tensor:
 
 
 def orthogonalization(z: Tensor, margin=0.5, clamp=0.1, eps=1e-2, hard=False, diagonal=False, kind="angular") -> Tensor:
-    chosen = pairs(len(z), diagonal)
+    u, chosen = units(z, eps), pairs(len(z), diagonal)
     total = torch.zeros((), dtype=z.dtype)
     for i, j in chosen:
-        c = cosine(z, i, j, eps)
+        c = torch.dot(u[i], u[j])
         d = distance(c, clamp, hard) if kind == "angular" else -c
         total = total + torch.clamp(margin - d, min=0) ** 2
     return total / len(chosen)
@@ -94,18 +90,18 @@ def squared_distance(a: Tensor, b: Tensor) -> Tensor:
 
 
 def l2_repel(z: Tensor, tau=1.0, norm_weight=0.1, norm="mean", total="mean", diagonal=False) -> Tensor:
-    chosen = pairs(len(z), diagonal)
-    logits = torch.stack([-squared_distance(z[i], z[j]) / tau for i, j in chosen])
+    v, chosen = list(z), pairs(len(z), diagonal)
+    logits = torch.stack([-squared_distance(v[i], v[j]) / tau for i, j in chosen])
     value = torch.logsumexp(logits, 0) - (math.log(len(chosen)) if total == "mean" else 0.0)
     square = (z**2).sum()
     return value + norm_weight * (square / z.numel() if norm == "mean" else square)
 
 
 def perplexity_entropy(z: Tensor, tau=1.0, eps=1e-2) -> Tensor:
-    total = torch.zeros((), dtype=z.dtype)
-    for i in range(len(z)):
-        others = [j for j in range(len(z)) if j != i]
-        p = torch.softmax(torch.stack([-squared_distance(z[i], z[j]) / tau for j in others]), 0)
+    v, total = list(z), torch.zeros((), dtype=z.dtype)
+    for i in range(len(v)):
+        others = [j for j in range(len(v)) if j != i]
+        p = torch.softmax(torch.stack([-squared_distance(v[i], v[j]) / tau for j in others]), 0)
         total = total + sum((x * torch.log2(x + eps) for x in p), torch.zeros((), dtype=z.dtype))
     return total / len(z)
 

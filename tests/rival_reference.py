@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 import torch
-from reference import cosine, pairs, squared_distance, unit
+from reference import mean_cosine, pairs, squared_distance, units
 from torch import Tensor
 
 
@@ -18,37 +18,29 @@ def zero(z: Tensor) -> Tensor:
 
 def uniformity(z: Tensor, t=2.0) -> Tensor:
     """log of the mean over the pairs of exp(−t ‖u_i − u_j‖²)."""
-    total = zero(z)
+    u, total = units(z, 0.0), zero(z)
     for i, j in pairs(len(z)):
-        total = total + torch.exp(-t * squared_distance(unit(z[i], 0.0), unit(z[j], 0.0)))
+        total = total + torch.exp(-t * squared_distance(u[i], u[j]))
     return torch.log(total / len(pairs(len(z))))
 
 
 def cosreg(z: Tensor) -> Tensor:
-    total = zero(z)
-    for i, j in pairs(len(z)):
-        total = total + cosine(z, i, j, 0.0)
-    return total / len(pairs(len(z)))
+    return mean_cosine(z, 0.0)
 
 
 def koleo(z: Tensor, eps=1e-8) -> Tensor:
     """−mean log of the distance to the nearest other point."""
-    u = [unit(v, 0.0) for v in z]
-    total = zero(z)
+    u, total = units(z, 0.0), zero(z)
     for i in range(len(z)):
         squares = [squared_distance(u[i], u[j]) for j in range(len(z)) if j != i]
         total = total - torch.log(torch.sqrt(min(squares, key=lambda x: x.item())) + eps)
     return total / len(z)
 
 
-def covariance(z: Tensor, f: int, g: int) -> Tensor:
-    """Unbiased covariance of two features over the tokens."""
-    x, y, n = z[:, f], z[:, g], len(z)
-    return torch.dot(x - x.sum() / n, y - y.sum() / n) / (n - 1)
-
-
 def covariances(z: Tensor) -> list[list[Tensor]]:
-    return [[covariance(z, f, g) for g in range(z.shape[1])] for f in range(z.shape[1])]
+    """Unbiased, of any two features over the tokens."""
+    centred = [x - x.sum() / len(z) for x in z.T]
+    return [[torch.dot(x, y) / (len(z) - 1) for y in centred] for x in centred]
 
 
 def vicreg(z: Tensor, mu=25.0, nu=1.0, gamma=1.0, eps=1e-4) -> Tensor:
