@@ -98,6 +98,7 @@ def test_compare_results_and_models(model, tmp_path):
     whole = json.loads(stdout)
     assert whole["paired"] is True
     code, stdout, _ = run("compare", tmp_path / "r0", tmp_path / "r1", "--out", tmp_path / "two")
+    assert "parameters (no head)" in stdout.splitlines()[0], "which train and evaluate count"
     assert whole["difference"]["sentence"] in " ".join(stdout.split())
 
 

@@ -231,6 +231,9 @@ def test_an_output_head_of_its_own_is_not_loaded_and_not_counted(tmp_path):
         c.save(tmp_path / "c" / "result.json")
         (section,) = collect([tmp_path / "c"]).sections
         assert dict(section.origins[0].facts)["model"].startswith(f"{expected:,} parameters{said}, 3 layers")
+        dc.compare([c, c]).save(tmp_path / "both")
+        (section,) = collect([tmp_path / "both"]).sections
+        assert "own output head only of models in memory" in section.tables[0].note
 
 
 @pytest.mark.parametrize("look", [dc.monitor, dc.measure])

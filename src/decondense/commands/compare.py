@@ -126,9 +126,11 @@ def _table(comparison: Comparison) -> Any:
         for row in comparison.rows()
     ]
     trend, last = "Spearman [95 %]", "last states [95 %]"
-    columns = ("model", "text", "parameters", "layers", "mean cosine", trend, last, "verdict")
+    memory = all(result.record.model.kind == "memory" for result in comparison.results)
+    size = "parameters" if memory else "parameters (no head)"  # which is not loaded; one that is tied adds none
+    columns = ("model", "text", size, "layers", "mean cosine", trend, last, "verdict")
     same_text = ["text"] if len({row[1] for row in rows}) == 1 else []
-    drop = (*same_text, "verdict", "parameters", last, "layers")
+    drop = (*same_text, "verdict", size, last, "layers")
     return table(columns, rows, left=("model", "text", "verdict"), drop=drop)
 
 
