@@ -109,9 +109,16 @@ def test_tables_of_unlike_items_need_the_words_of_each(tmp_path):
         return tmp_path / name
 
     bare = table("a.csv", range(9)), table("b.csv", range(5))
-    words = r"4 of 9 items .*: give logs of one tool, or tables with a column hash or prompt\.$"
-    with pytest.raises(ValueError, match=words):
-        significance(*bare, common=True)
+    words = (
+        r"with --common too, but 4 of 9 items .*: give logs of one tool, or tables with a column hash or prompt, or, "
+        r"if an id surely means the same item in all of them, without the 4 other items\.$"
+    )
+    for common in (True, False):
+        with pytest.raises(ValueError, match=words):
+            significance(*bare, common=common)
+    found = significance(table("a.csv", range(5)), bare[1])
+    assert found.tasks[0].items == 5, "the last remedy, as well"
+    assert any("matched by id alone" in note for note in found.notes)
     full = table("c.csv", range(9), prompt="what is"), table("d.csv", range(5), prompt="what is")
     assert significance(*full, common=True).tasks[0].items == 5
 

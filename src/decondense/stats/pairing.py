@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..evaluate.logs import Log, Scores, named
+from ..words import several
 from .checkpoints import Pair
 
 
@@ -100,9 +101,10 @@ def _task(task: str, arms: list[list[Log]], common: bool, notes: list[str]) -> M
         asked = [[hashes[i] for i in rows] for hashes, rows in zip((c.hashes[kind]() for c in columns), order)]
     elif absent:
         raise ValueError(
-            f"items whose wording cannot be compared must have the same ids in all runs, but {len(absent)} of "
-            f"{len(union)} items of {task!r} are not in all {named(absent)}: give logs of one tool, or tables with a "
-            "column hash or prompt."
+            "items whose wording cannot be compared must have the same ids in all runs, with --common too, but "
+            f"{len(absent)} of {len(union)} items of {task!r} are not in all {named(absent)}: give logs of one tool, "
+            "or tables with a column hash or prompt, or, if an id surely means the same item in all of them, without "
+            f"the {several(len(absent), 'other item')}."
         )
     else:
         notes.append(f"{task}: items are matched by id alone; the logs do not tell whether their words are the same.")
