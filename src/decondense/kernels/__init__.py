@@ -32,8 +32,9 @@ def available(device: torch.device | str) -> bool:
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if kind == "cpu":
         return interpreted and _INSTALLED
-    no_rocm = torch.version.hip is None
-    return kind == "cuda" and not interpreted and _INSTALLED and torch.cuda.is_available() and no_rocm
+    if kind != "cuda" or interpreted or not _INSTALLED or torch.version.hip is not None:
+        return False
+    return torch.cuda.is_initialized() or torch.cuda.is_available()  # to count GPUs takes the host longer
 
 
 def autocast_dtype(z: torch.Tensor) -> torch.dtype | None:

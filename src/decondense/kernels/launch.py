@@ -3,7 +3,8 @@
 `kernel[grid](…)` looks at every argument of every call to find the compiled variant. With thirty of them the host is
 busy for longer than many of these kernels run. What decides are dtypes, whole numbers, constants and whether the
 tensors begin at a multiple of 16 bytes; a `Launch` holds all of it but the last, so a later call whose tensors do goes
-straight to the compiled kernel.
+straight to the compiled kernel. It gets their addresses: of a tensor Triton would ask for its own once more, and then
+the driver whether it is one.
 """
 
 from __future__ import annotations
@@ -30,13 +31,14 @@ class Launch:
         self.run: Callable[..., None] | None = None  # for tensors that all begin at a multiple of 16 bytes
 
     def __call__(self, *tensors: Tensor | None) -> None:
-        address = 0
+        addresses, bits = [], 0
         for tensor in tensors:
-            if tensor is not None:
-                address |= tensor.data_ptr()
-        aligned = address % 16 == 0
+            address = 0 if tensor is None else tensor.data_ptr()
+            addresses.append(address)
+            bits |= address
+        aligned = bits % 16 == 0
         if aligned and self.run is not None:
-            self.run(*tensors, *self.rest)
+            self.run(*addresses, *self.rest)
             return
         compiled = self.kernel[self.grid](*tensors, *self.rest, **self.options)
         if aligned and compiled is not None:  # Triton's interpreter compiles nothing

@@ -299,15 +299,15 @@ def sums(z: Tensor, mask: Tensor | None, need_grad: bool, options: Options) -> S
     x = z if of_rows.copy is None else of_rows.copy
     buffer = remainder = clean = None
     if need_grad:
-        size = (work.at_once.sequences, work.at_once.rows, _leading(tokens))
-        buffer = torch.empty(size, dtype=how.weights, device=z.device)
-        remainder = torch.empty((batch, tokens, width), dtype=how.remainder, device=z.device)
-        if work.at_once.clean:
-            clean, zero = z.new_empty((work.at_once.sequences, tokens, width)), z.new_zeros(())
+        sequences, high, cleaned = work.at_once
+        buffer = torch.empty(sequences, high, _leading(tokens), dtype=how.weights, device=z.device)
+        remainder = torch.empty(batch, tokens, width, dtype=how.remainder, device=z.device)
+        if cleaned:
+            clean, zero = z.new_empty(sequences, tokens, width), z.new_zeros(())
     # x may hold anything where the mask is false, unless it is a copy
     unclean = mask is not None and clean is None and of_rows.copy is None
     norms = of_rows.norms if unclean or z.dtype == torch.float16 else None
-    partial = torch.empty((batch, work.tiles), dtype=torch.float32, device=z.device)
+    partial = torch.empty(batch, work.tiles, dtype=torch.float32, device=z.device)
     for step in work.steps:
         sequence, some, _, high, tiles = step
         chunk, first_x = x, 0
@@ -320,7 +320,7 @@ def sums(z: Tensor, mask: Tensor | None, need_grad: bool, options: Options) -> S
             weights = buffer if buffer.shape == (some, high, tokens) else buffer[:some, :high, :tokens]
             _multiply(weights, chunk, remainder, step, first_x=first_x, dot=how.dot, norms=norms)
     value = torch.empty(() if options.mean else batch, dtype=torch.float32, device=z.device)
-    factors = torch.empty((2, batch), dtype=torch.float32, device=z.device)
+    factors = torch.empty(2, batch, dtype=torch.float32, device=z.device)
     work.finish(partial, of_rows.numbers, value, factors)
     return Sums(value, factors, of_rows.norms, of_rows.total, remainder)
 

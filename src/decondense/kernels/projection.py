@@ -80,7 +80,7 @@ def project(
     (B, N, F) `factors` is (2, B), and has w in its second row. `count_self` keeps the token itself: T instead of
     T − u_i. `other` is a gradient of the same shape and dtype that is added on the way.
     """
-    grad = torch.empty(z.shape, dtype=z.dtype, device=z.device)
+    grad = torch.empty_like(z, memory_format=torch.contiguous_format)
     other = None if other is None else other.contiguous()
     rest = None if remainder is None else remainder.dtype
     launch = _projection(

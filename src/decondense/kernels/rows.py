@@ -257,9 +257,10 @@ def statistics(
         z.shape, z.stride(), z.dtype, z.device, mask is not None, eps, copy, unit, centred, raw, centre
     )
     new = functools.partial(torch.empty, dtype=torch.float32, device=z.device)
-    total, norms, numbers = new((batch, width)), new((batch, tokens)), new((2 + blocks, batch))
-    copied = None if copy is None else torch.empty((batch, tokens, width), dtype=copy, device=z.device)
-    lengths, fourth = (new((batch, tokens)), new((batch, parts))) if unit else (None, None)
+    # sizes one by one: as a tuple they take the host half as long again
+    total, norms, numbers = new(batch, width), new(batch, tokens), new(2 + blocks, batch)
+    copied = None if copy is None else torch.empty(batch, tokens, width, dtype=copy, device=z.device)
+    lengths, fourth = (new(batch, tokens), new(batch, parts)) if unit else (None, None)
     scratch = new(batch * parts * (width + 2))
     read(z, mask, norms, copied, lengths, scratch, fourth)
     add(scratch, total, numbers)
