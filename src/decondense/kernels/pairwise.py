@@ -169,11 +169,11 @@ def _multiply(
             ROWS=t.rows, COLUMNS=t.columns, DEPTH=t.depth, num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
         return
-    if len(x) > sequences:
+    if x.shape[0] > sequences:
         x = x[sequence - first_x : sequence - first_x + sequences]
-    target = out
-    if (sequences, count_rows) != out.shape[:2]:
-        target = out[sequence : sequence + sequences, first_row : first_row + count_rows]
+    target = out if out.shape[0] == sequences else out[sequence : sequence + sequences]
+    if count_rows < out.shape[1]:
+        target = target[:, first_row : first_row + count_rows]
     parts = _splits(tokens, count_rows, width) if sequences == 1 and count_rows < tokens else 1
     if parts == 1 or not x.is_cuda:
         torch.bmm(weights, x, out=target)
