@@ -37,6 +37,8 @@ def main_input(model: nn.Module) -> str:
 
 def called_with(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a call by their names, whether they were given by keyword or by position."""
+    if not args:  # torch.compile takes longer for a signature than for a block
+        return dict(kwargs)
     return {**dict(zip(inspect.signature(function).parameters, args)), **kwargs}
 
 
@@ -104,7 +106,7 @@ def stating(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str, value: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a call that gives `value` to the parameter `name`, in the place where it was given."""
-    names = list(inspect.signature(function).parameters)[: len(args)]
+    names = list(inspect.signature(function).parameters)[: len(args)] if args else []
     if name not in names:
         return args, {**kwargs, name: value}
     return tuple(value if own == name else arg for own, arg in zip(names, args)), kwargs
