@@ -172,6 +172,7 @@ def test_a_result_is_never_replaced_in_silence(model, tmp_path):
     assert (out / "result.json").read_bytes() != before
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_a_measurement_that_is_finished_is_not_resumed(model, tmp_path):
     out = tmp_path / "o"
     command = ("measure", model, *QUICK, "--out", out)
