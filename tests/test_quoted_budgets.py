@@ -82,66 +82,150 @@ def tenths(loss: str, place: str, *, seeds: tuple[int, ...] = (11, 12, 13)) -> n
     return np.array([[a["loss"] - b["loss"] for a, b in zip(*pair)] for pair in pairs])
 
 
+FIVE = (11, 12, 13, 14, 15)
+
+
+def cost(loss: str, tokens: int) -> float:
+    """Millions of tokens without the loss that would do the same, in tens."""
+    (row,) = (r for r in table("pretrain") if (r["loss"], r["model"], r["tokens"]) == (loss, "llama", tokens * 1e6))
+    return round(tokens / (1 - row["tokens_saved"]), -1)
+
+
+def noise(arm: str, place: str) -> list[float]:
+    """Of the gradient at the end, seed by seed."""
+    return [KEPT[f"{arm} · {place}"][seed].probes[-1].gradient_noise for seed in FIVE]
+
+
 def test_the_llama_with_160m():
-    seeds = (11, 12, 13, 14)
     ends = [corrected(f"{loss} · llama · 160M") for loss in (UNIFORM, DISPERSED)]
     assert "Both last, uniformity's with {} and dispersion's with {}.".format(*ends) in RESULTS
     assert min(CELLS[f"{loss} · llama · 160M"]["low"] for loss in (UNIFORM, DISPERSED)) > 0
-    rows = [row for row in table("pretrain") if (row["model"], row["tokens"]) == ("llama", 16e7)]
-    (fewer,) = {round(160 / (1 - row["tokens_saved"]), -1) for row in rows}
+    (fewer,) = {cost(loss, 160) for loss in (UNIFORM, DISPERSED)}
     assert f"Some {fewer:.0f}M tokens without a loss would do what 160M do with either" in RESULTS
-    gaps = course(UNIFORM, "llama · 160M", seeds=seeds)
+    gaps = course(UNIFORM, "llama · 160M", seeds=FIVE)
     words = "uniformity leads by up to {:.3f} (after {:.0f}M) and is behind in every seed from {:.0f}M on."
     assert words.format(*lead(gaps), behind_from(gaps)) in RESULTS
-    rare = [[signed(tenths(loss, "llama · 160M", seeds=seeds).mean(0)[i], 3) for i in (0, 9)]
-            for loss in (DISPERSED, UNIFORM)]  # fmt: skip
-    assert "with 160M from {} to {}, and from {} to {} with uniformity.".format(*rare[0], *rare[1]) in RESULTS
-    arms = [KEPT[f"{arm} · llama · 160M"].values() for arm in (DISPERSED, UNIFORM, PLAIN)]
-    noise = [[run.probes[-1].gradient_noise for run in arm] for arm in arms]
-    words = "{:,.0f} (dispersion) and {:,.0f} (uniformity) instead of {:,.0f} with 160M."
-    assert words.format(*(round(np.mean(arm), -3) for arm in noise)) in RESULTS
-    assert all(loss > plain for arm in noise[:2] for loss, plain in zip(arm, noise[2]))
-    levels = [np.mean([run.snapshots[-1].blocks for run in arm]) for arm in (arms[2], arms[0])]
+    rare = [
+        signed(tenths(loss, "llama · 160M", seeds=FIVE).mean(0)[i], 3) for loss in (UNIFORM, DISPERSED) for i in (0, 9)
+    ]
+    assert "with 160M from {} to {} and from {} to {}.".format(*rare) in RESULTS
+    dispersed, uniform, plain = (noise(arm, "llama · 160M") for arm in (DISPERSED, UNIFORM, PLAIN))
+    told = "{:,.0f} instead of {:,.0f} with 160M.".format(*(round(np.mean(arm), -3) for arm in (dispersed, plain)))
+    assert told in RESULTS
+    assert f"higher in every seed with 160M, {round(np.mean(uniform), -3):,.0f}, and" in RESULTS
+    assert all(loss > none for arm in (dispersed, uniform) for loss, none in zip(arm, plain))
+    arms = [KEPT[f"{arm} · llama · 160M"].values() for arm in (PLAIN, DISPERSED)]
+    levels = [np.mean([run.snapshots[-1].blocks for run in arm]) for arm in arms]
     assert "with 160M from {:.3f} to {:.3f}:".format(*levels) in RESULTS
+    last = [apart(loss, "llama · 160M", seeds=FIVE) for loss in (UNIFORM, DISPERSED)]
+    assert [min(gaps) == gaps[-1] for gaps in last] == [True, True]  # "the smallest of each"
+    told = "{} of uniformity and {} of dispersion, the smallest of each.".format(*(signed(x[-1], 3) for x in last))
+    assert told in RESULTS
 
 
-def test_the_llama_with_320m():
-    seeds, shared = (11, 12, 13, 14, 15), (11, 12, 13, 14)  # those of 160M
-    base, treated = both(DISPERSED, "llama · 320M", seeds=seeds)
-    gaps = apart(DISPERSED, "llama · 320M", seeds=seeds)
-    row = next(row for row in table("pretrain") if (row["model"], row["tokens"]) == ("llama", 32e7))
-    told = "{} [{}, {}]".format(*(signed(row[end], 3) for end in ("difference", "low", "high")))
-    assert f"Behind by {min(gaps):.3f} to {max(gaps):.3f} in the five seeds, and in every text: {told}." in RESULTS
-    harm = "{:.3f} nats [{:.3f}, {:.3f}]".format(*(row[end] for end in ("difference", "low", "high")))
-    assert f"and with 320M the paper's, by {harm} over five seeds." in RESULTS
-    assert f"and with 320M the paper's, by {row['difference']:.3f} nats over five seeds." in RESULTS
-    assert "and the one tried with 320M, dispersion." in RESULTS
-    assert "dispersion still with 320M" in README
-    for seed, run in treated.items():
-        assert all((loss - plain).mean() > 0 for plain, loss in by_texts([base[seed]], [run]))
-    cell = CELLS[f"{DISPERSED} · llama · 320M"]
-    assert f"At the corrected level that is {corrected(f'{DISPERSED} · llama · 320M')}, so by the rule" in RESULTS
-    assert cell["low"] > 0  # "the harm lasts"
-    lows = [(arm, x["low"]) for arm, x in CELLS.items() if arm.startswith(DISPERSED) and x["low"] is not None]
-    excluded = {arm.split(" · ")[1] for arm, low in lows if low > -0.005}
-    assert excluded == {"llama"}  # "the Llama alone excludes a gain of dispersion"
+def test_the_harms_with_320m():
+    """What is said of both losses in the Llama."""
+    rows = {r["loss"]: r for r in table("pretrain") if (r["model"], r["tokens"]) == ("llama", 32e7)}
+    for loss, row in rows.items():
+        base, treated = both(loss, "llama · 320M", seeds=FIVE)
+        gaps = apart(loss, "llama · 320M", seeds=FIVE)
+        told = "{} [{}, {}]".format(*(signed(row[end], 3) for end in ("difference", "low", "high")))
+        assert f"Behind by {min(gaps):.3f} to {max(gaps):.3f} in the five seeds, and in every text: {told}" in RESULTS
+        for seed, run in treated.items():
+            assert all((changed - plain).mean() > 0 for plain, changed in by_texts([base[seed]], [run]))
+        assert CELLS[f"{loss} · llama · 320M"]["low"] > 0  # "the harm lasts"
+        assert f"Some {cost(loss, 320):.0f}M tokens without the loss would do the same." in RESULTS
+        assert f"the difference changes by {words_of(per_doubling(loss, 'llama', seeds=FIVE))}." in RESULTS
+    ends = [[row[end] for end in ("difference", "low", "high")] for row in (rows[UNIFORM], rows[DISPERSED])]
+    words = "uniformity does by {:.3f} nats [{:.3f}, {:.3f}] and the paper's loss by {:.3f} [{:.3f}, {:.3f}], over five"
+    assert words.format(*ends[0], *ends[1]) in RESULTS
+    assert f"with 320M uniformity by {ends[0][0]:.3f} nats and the paper's by {ends[1][0]:.3f} over five" in RESULTS
+    assert "as are both of those that were also tried with 160M and 320M, uniformity and dispersion." in RESULTS
+    assert "the two of them that were tried with 320M still do" in README
+    assert f"at the corrected level {corrected(f'{UNIFORM} · llama · 320M')}. By the rule the harm lasts." in RESULTS
+    level = f"At the corrected level that is {corrected(f'{DISPERSED} · llama · 320M')}, so by the rule the harm lasts."
+    assert level in RESULTS
+    excluded = {
+        loss: {
+            arm.split(" · ")[1] for arm, x in CELLS.items() if arm.startswith(f"{loss} ·") and (x["low"] or -1) > -0.005
+        }
+        for loss in rows
+    }
+    assert excluded[DISPERSED] == {"llama"}  # "the Llama alone excludes a gain of dispersion"
+
+    courses = {loss: course(loss, "llama · 320M", seeds=FIVE) for loss in rows}
+    spans = {loss: [over(way, *span).mean() for span in ((128, 160), (280, 321))] for loss, way in courses.items()}
+    told = "leads in training loss by up to {:.3f} nats, after {:.0f}M tokens. It is behind in every seed from {:.0f}M "
+    told += "on, by {:.3f} from 128M to 160M, where the warm-up has ended, and by {:.3f} over the last 40M."
+    assert told.format(*lead(courses[UNIFORM]), behind_from(courses[UNIFORM]), *spans[UNIFORM]) in RESULTS
+    told = (
+        "Dispersion leads by up to {:.3f}, after {:.0f}M, and is behind in every seed from {:.0f}M on, by {:.3f} and "
+    )
+    told += "{:.3f} over the same spans."
+    assert told.format(*lead(courses[DISPERSED]), behind_from(courses[DISPERSED]), *spans[DISPERSED]) in RESULTS
+    means = {loss: {at: np.mean(gap) for at, gap in way.items()} for loss, way in courses.items()}
+    until = [max(at for at, gap in means[loss].items() if gap < 0) for loss in (UNIFORM, DISPERSED)]
+    assert "uniformity is ahead until {:.0f}M tokens and dispersion until {:.0f}M;".format(*until) in RESULTS
+    assert all(0.025 < max(way.values()) < 0.035 for way in means.values())  # "by up to 0.03" in the description
+    assert all(0.015 < span < 0.026 for pair in spans.values() for span in pair)  # "and after the warm-up by 0.02"
+
+    shots = {arm: [KEPT[f"{arm} · llama · 320M"][s].snapshots[-1] for s in FIVE] for arm in (PLAIN, *rows)}
+    blocks = {arm: np.mean([shot.blocks for shot in some]) for arm, some in shots.items()}
+    words = "takes the mean cosine of the blocks from {:.3f} to {:.3f}, with 160M"
+    assert words.format(blocks[PLAIN], blocks[DISPERSED]) in RESULTS
+    assert 4.5 < blocks[PLAIN] / blocks[DISPERSED] < 5.6  # "a fifth of the level"
+    ends = [np.mean([shot.mean_cosine[-1] for shot in shots[arm]]) for arm in (PLAIN, UNIFORM)]
+    assert "with 320M from {:.3f} to {:.3f}, and the blocks to {:.3f}.".format(*ends, blocks[UNIFORM]) in RESULTS
+    for of in ("mean_cosine", "outlier_share"):  # "low with uniformity" in the picture's description
+        plain, lower = ([getattr(shot, of)[-1] for shot in shots[arm]] for arm in (PLAIN, UNIFORM))
+        assert max(lower) < 0.3 * min(plain)
+    ranks = [sorted((shot.spearman for shot in shots[arm]), key=abs) for arm in (DISPERSED, PLAIN)]
+    ends = [signed(arm[i], 2) for arm in ranks for i in (0, -1)]
+    assert "Spearman is {} to {} with 320M, where cross-entropy has {} to {}.".format(*ends) in RESULTS
+
+    dispersed, uniform, plain = (noise(arm, "llama · 320M") for arm in (DISPERSED, UNIFORM, PLAIN))
+    told = "{:,.0f} tokens instead of {:,.0f} with 320M".format(
+        *(round(np.mean(arm), -3) for arm in (dispersed, plain))
+    )
+    assert f"higher with dispersion in every seed: {told}" in RESULTS
+    assert all(more > less for more, less in zip(dispersed, plain))
+    assert sum(more > less for more, less in zip(uniform, plain)) == 2
+    assert f"in two of five with 320M, {round(np.mean(uniform), -3):,.0f}." in RESULTS
+    assert np.mean(dispersed) > max(np.mean(uniform), np.mean(plain))
+    by_tenth = {loss: tenths(loss, "llama · 320M", seeds=FIVE) for loss in rows}
+    ends = [
+        signed(by_tenth[loss].mean(0)[i], 3)
+        for loss, where in ((UNIFORM, (0, 9)), (DISPERSED, (0, 1, 9)))
+        for i in where
+    ]
+    words = (
+        "from {} nats in the most frequent tenth of the text to {} in the rarest, and with dispersion {}, {} in the "
+    )
+    assert (words + "second, where one seed is ahead, and {} in the rarest;").format(*ends) in RESULTS
+    assert list((by_tenth[DISPERSED] < 0).sum(0)) == [0, 1, *[0] * 8]
+    assert (by_tenth[UNIFORM] > 0).all()
+
+
+def test_what_the_llama_with_320m_said_before():
+    """Three seeds of dispersion, among the nineteen comparisons of then; and four, from 160M on."""
+    gaps, shorter = (apart(DISPERSED, f"llama · {tokens}", seeds=FIVE) for tokens in ("320M", "160M"))
     three = crossed_macro(by_texts(*(list(arm.values()) for arm in both(DISPERSED, "llama · 320M"))), paired=True)
-    low, high = three.interval(cell["level"])
+    low, high = three.interval(1 - 0.05 / 19)
     assert -0.005 < low < 0
     limit = f"Its corrected interval began at {signed(low, 3)}, and the limit is −0.005."
     assert limit in page("docs/studies-log.md")
-    comparisons = table("pretrain")
-    p = holm([three.p if one == row else one["p"] for one in comparisons])[comparisons.index(row)]
+    new = (UNIFORM, "llama", 32e7)
+    comparisons = [r for r in table("pretrain") if (r["loss"], r["model"], r["tokens"]) != new]
+    places = [(r["loss"], r["model"], r["tokens"]) for r in comparisons]
+    where = places.index((DISPERSED, "llama", 32e7))
+    p = holm([three.p if i == where else r["p"] for i, r in enumerate(comparisons)])[where]
     before = f"Three seeds had left open whether it lasts ([{signed(low, 3)}, {signed(high, 3)}], p = {p:.3f})"
     assert before in RESULTS
     assert f"(p = {p:.3f})" in page("docs/studies-log.md")
-    assert (
-        f"Some {round(320 / (1 - row['tokens_saved']), -1):.0f}M tokens without the loss would do the same." in RESULTS
-    )
-    slopes, shorter = (f(DISPERSED, x, seeds=shared) for f, x in ((per_doubling, "llama"), (apart, "llama · 160M")))
-    assert f"from 80M to 320M, the difference changes by {words_of(slopes)} (the four seeds" in RESULTS
     shrinks = [old - new for old, new in zip(shorter, gaps)]
-    assert "it shrinks by {:.3f} [{:.3f}, {:.3f}].".format(*interval(shrinks)) in RESULTS
+    assert "had shrunk by {:.3f} [{:.3f}, {:.3f}] over the four seeds".format(*interval(shrinks[:4])) in RESULTS
+    middle, *ends = interval(shrinks)
+    assert f"with the fifth that is {middle:.3f} [{', '.join(signed(end, 3) for end in ends)}]." in RESULTS
     passes = [
         KEPT[f"{PLAIN} · llama · {m}"][11].steps
         * 32768
@@ -149,34 +233,6 @@ def test_the_llama_with_320m():
         for m in ("160M", "320M")
     ]
     assert "The texts are read {:.1f} and {:.1f} times for that.".format(*passes) in RESULTS
-
-    way = course(DISPERSED, "llama · 320M", seeds=seeds)
-    words = "leads in training loss by up to {:.3f} nats, after {:.0f}M tokens. It is behind in every seed from {:.0f}M"
-    assert words.format(*lead(way), behind_from(way)) in RESULTS
-    means = {at: np.mean(gap) for at, gap in way.items()}
-    assert 0.025 < max(means.values()) < 0.035  # "by up to 0.03" in the picture's description
-    assert f"is ahead until {max(at for at, gap in means.items() if gap < 0):.0f}M tokens" in RESULTS
-    spans = [over(way, 128, 160).mean(), over(way, 280, 321).mean()]
-    words = "by {:.3f} from 128M to 160M, where the warm-up has ended, and by {:.3f} over the last 40M."
-    assert words.format(*spans) in RESULTS
-    shots = [[run.snapshots[-1] for run in arm.values()] for arm in (base, treated)]
-    levels = [np.mean([shot.blocks for shot in arm]) for arm in shots]
-    assert "takes the mean cosine of the blocks from {:.3f} to {:.3f}, with 160M".format(*levels) in RESULTS
-    assert 4.5 < levels[0] / levels[1] < 5.6  # "a fifth of the level"
-    for of in ("mean_cosine", "outlier_share"):  # "are lower" in the picture's description
-        plain, lower = ([getattr(shot, of)[-1] for shot in arm] for arm in shots)
-        assert max(lower) < min(plain)
-    ranks = [sorted((shot.spearman for shot in arm), key=abs) for arm in shots[::-1]]
-    ends = [signed(arm[i], 2) for arm in ranks for i in (0, -1)]
-    assert "Spearman is {} to {} with 320M, where cross-entropy has {} to {}.".format(*ends) in RESULTS
-    noise = [[run.probes[-1].gradient_noise for run in arm.values()] for arm in (treated, base)]
-    told_noise = "{:,.0f} tokens instead of {:,.0f} with 320M".format(*(round(np.mean(arm), -3) for arm in noise))
-    assert f"higher with the losses in every seed: {told_noise}" in RESULTS
-    assert all(more > less for more, less in zip(*noise))
-    by_tenth = tenths(DISPERSED, "llama · 320M", seeds=seeds)
-    words = "{} nats in the most frequent tenth of the text, {} in the second, where one seed is ahead, and {} in the"
-    assert words.format(*(signed(by_tenth.mean(0)[i], 3) for i in (0, 1, 9))) in RESULTS
-    assert list((by_tenth < 0).sum(0)) == [0, 1, *[0] * 8]
 
 
 def test_the_gpt2_with_more_tokens():
@@ -214,7 +270,7 @@ def test_the_gpt2_with_more_tokens():
     assert max(peaks(f"{model} · 160M", 64e6)[:4]) < 0.4  # "both have the loss"
     assert f"(another reaches {sorted(peaks(f'{model} · 160M', 64e6))[-2]:.2f}; both have the loss)" in RESULTS
     assert [peak > 1 for peak in peaks(f"{model} · 320M", 128e6)] == [True] * 5 + [False]  # "the seed that ends ahead"
-    llama = [run for arm in (PLAIN, DISPERSED) for run in KEPT[f"{arm} · llama · 320M"].values()]
+    llama = [run for arm in (PLAIN, UNIFORM, DISPERSED) for run in KEPT[f"{arm} · llama · 320M"].values()]
     norms = [h.grad_norm for run in llama for h in run.history if h.tokens > 128e6]
     assert f"In the Llama with 320M it never exceeds {math.ceil(100 * max(norms)) / 100:.2f}." in RESULTS
 
