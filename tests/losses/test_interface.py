@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -80,6 +81,14 @@ def test_bad_tensors(name, z, mask, error, words):
             for key, option in inspect.signature(entry.function).parameters.items()
             if isinstance(option.default, float)
             for bad in ("x", None, True, math.nan)
+        ),
+        *(
+            (partial(call, Z, **{key: bad}), f"^{key} must be True or False, got {bad!r}: give one of the two")
+            for entry in losses.registered().values()
+            for key, option in inspect.signature(entry.function).parameters.items()
+            if isinstance(option.default, bool)
+            for bad in ("no", None, 1)
+            for call in (entry.function, lambda z, name=entry.name, **options: losses.get(name, **options)(z))
         ),
         *(
             (lambda loss=loss: losses.get(loss)(Z, backend="cuda"), "backend must be one of .*, got 'cuda': pick one")

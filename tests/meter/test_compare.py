@@ -341,5 +341,7 @@ def test_errors(results):
         compare(results, window=3)
     with pytest.raises(ValueError, match="at least two results"):
         compare(results[0])
+    with pytest.raises(ValueError, match=r"^paired must be True or False, got 'no': give one of the two, or leave it"):
+        compare(results, paired="no")
     with pytest.raises(ValueError, match="even number"):
         compare([*results, results[0]], paired=True)

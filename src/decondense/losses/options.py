@@ -25,6 +25,13 @@ def is_whole(value: object, least: int) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
 
 
+def check_flags(**flags: object) -> None:
+    """True or False; any other object would be taken for True, or for False, without a word."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} must be True or False, got {value!r}: give one of the two, or leave it out.")
+
+
 def check_objects(*, generator: Any = None, process_group: Any = None, **others: Any) -> None:
     """Refuse what is none: a generator is not looked at before the first draw, and a group fails in words of torch."""
     if generator is not None and not isinstance(generator, torch.Generator):

@@ -26,7 +26,7 @@ from .. import geometry
 from .beside import beside
 from .context_parallel import tokens_across
 from .kernel import Kernel
-from .options import check_choice, check_objects
+from .options import check_choice, check_flags, check_objects
 from .pairs import Routine, apply
 from .sampling import RELEASED_SAMPLE, sample
 
@@ -94,6 +94,7 @@ class Entry:
     source     "paper", "released", "rival" or "control"
     reference  where it was published
     presets    keywords under the name of a preset (`presets.PRESETS`)
+    flags      those of its keywords that are True or False
     """
 
     written: Callable[..., Tensor | OfMoments | OfRoutine]
@@ -102,6 +103,7 @@ class Entry:
     reference: str
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     aliases: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -162,6 +164,7 @@ class Entry:
             max_tokens = RELEASED_SAMPLE["max_tokens"]
         geometry.check_eps(options.get("eps", 0))
         check_objects(generator=generator, **options)
+        check_flags(shared_sample=shared_sample, **{name: options[name] for name in self.flags if name in options})
         split = options.get("process_group") is not None
         if split and max_tokens is not None:
             raise ValueError(
@@ -212,7 +215,9 @@ def register(
     check_choice("source", source, tuple(SOURCES))
 
     def add(written: Callable[P, Tensor | OfMoments | OfRoutine]) -> Callable[P, Tensor]:
-        entry = Entry(written, about, source, reference, **rest)
+        options = inspect.signature(written).parameters  # now, since compilers cannot read it
+        flags = tuple(name for name, option in options.items() if isinstance(option.default, bool))
+        entry = Entry(written, about, source, reference, flags=flags, **rest)
         other = _entries.get(entry.name)
         if other is not None and other.written.__module__ != written.__module__:
             raise ValueError(

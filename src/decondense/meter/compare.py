@@ -216,8 +216,10 @@ def compare(
 
 def plan(items: Item | Sequence[Item], texts: Any, revisions: Any, paired: bool, options: dict[str, Any]) -> list[Any]:
     """The results that are there, and (model, options) of those to be measured: the last is missed before the first."""
+    from ..losses.options import check_flags
     from .run import check, measure
 
+    check_flags(paired=paired)
     both = [*signature(compare).parameters.values(), *signature(measure).parameters.values()]
     known = [one.name for one in both if one.kind is one.KEYWORD_ONLY]
     for name in options:
