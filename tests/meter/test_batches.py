@@ -208,7 +208,13 @@ def test_inputs_have_a_fingerprint_and_the_result_is_one_like_any_other(tmp_path
         ({"inputs": torch.ones(2, 4, dtype=torch.long), "mask": lambda batch: None}, "must return .* got NoneType"),
         *(
             ({"inputs": torch.ones(2, 4, dtype=torch.long), key: value}, f"^{key} is for .* got {value!r} .* memory: ")
-            for key, value in {"dtype": "float3", "init": True, "revision": "main"}.items()
+            for key, value in {
+                "dtype": "float3", "init": True, "revision": "main", "device": "cpu", "trust_remote_code": True,
+            }.items()
+        ),
+        *(
+            ({"inputs": torch.ones(2, 4, dtype=torch.long), key: "no"}, f"^{key} must be True or False, got 'no': give")
+            for key in ("spectral", "released", "init", "trust_remote_code", "resume")
         ),
     ],
 )  # fmt: skip

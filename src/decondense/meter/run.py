@@ -19,7 +19,7 @@ from .. import models
 from ..files import AnyPath, versions
 from ..geometry import shape_or_type
 from ..insides.torch import unwrapped
-from ..losses.options import check_choice, is_whole
+from ..losses.options import check_choice, check_flags, is_whole
 from ..stack import evaluating
 from ..text import open_text
 from ..windows import draw_windows
@@ -220,6 +220,8 @@ def check(model: Any, *, inputs: Any = None, **options: Any) -> None:
             "goes into the batch, as its attention_mask."
         )
     check_choice("stack", options.get("stack", STACKS[0]), STACKS)
+    flags = ("spectral", "released", "init", "trust_remote_code", "resume")
+    check_flags(**{name: options[name] for name in flags if name in options})
     if inputs is None and isinstance(model, (str, os.PathLike)):
         models.check(model, **{k: options[k] for k in ("revision", "dtype", "trust_remote_code") if k in options})
 
@@ -245,7 +247,7 @@ def _open_model(
             f"model must be a name, a path or a pair (model, tokenizer), got {what}: call measure((model, tokenizer)), "
             "or measure(model, inputs=…) with batches of what it reads."
         )
-    for name, value in {"dtype": loading["dtype"], "init": loading["init"], "revision": revision}.items():
+    for name, value in {"revision": revision, **{name: loading[name] for name in loading if name != "seed"}}.items():
         if value:  # nobody would heed it, and the record would still say `init`
             raise ValueError(
                 f"{name} is for a model that measure loads by its name, got {value!r} with one in memory: leave it "
