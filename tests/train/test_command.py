@@ -187,7 +187,7 @@ def test_defaults_follow_a_short_context_and_a_small_file(recipe, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "train needs a recipe, or --model"),
+        ([], "and with --dry-run it prints the whole recipe, or take one from recipes/ in a clone of the repository."),
         (["absent.yaml"], "no recipe at 'absent.yaml'"),
         (["small.yaml", "--set", "train.sed=1"], "small.yaml: 'train.sed' is no key of a recipe: did you mean 'seed'?"),
         (

@@ -71,7 +71,8 @@ def train(
     decondense train --model smollm2-135m --text wikitext-2 --tokens 2M --loss dispersion --weight 0.1
 
     Flags override the recipe, --set overrides both; docs/training.md explains every key. Several GPUs: torchrun
-    --nproc-per-node 8 -m decondense.cli train …, or accelerate launch with recipes/launch/.
+    --nproc-per-node 8 -m decondense.cli train …, or accelerate launch with recipes/launch/; recipes/ is in a clone
+    of the repository.
     """
     given = o.given(locals()) | {"model": model, "layers": _layers(layers)}
     given |= {"text": _several(text), "held_out": _several(held_out)}
@@ -142,7 +143,10 @@ def _build(path: Path | None, flags: dict[str, Any], settings: list[str]) -> Any
     if path is not None:
         return load_recipe(path, [*given, *settings])
     if flags["model.name"] is None:
-        raise ValueError("train needs a recipe, or --model: see recipes/ for complete examples.")
+        raise ValueError(
+            "train needs a recipe, or --model: give --model smollm2-135m --text wikitext-2, and with --dry-run it "
+            "prints the whole recipe, or take one from recipes/ in a clone of the repository."
+        )
     content = with_settings({}, [*given, *settings])
     recipe = recipe_from(content, "recipe")
     return recipe if "name" in content else recipe.model_copy(update={"name": _name(recipe)})
