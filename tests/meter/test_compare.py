@@ -11,6 +11,7 @@ import pytest
 import torch
 from scipy import stats
 from tiny_models import build
+from torch import nn
 
 from decondense.figures.chart import Band, Series
 from decondense.figures.measurements import curve_chart, trend_charts
@@ -116,7 +117,7 @@ def test_two_results_differ_by_an_interval_over_windows_in_pairs_where_they_are_
         f"the second minus the first: mean cosine of the blocks {value} [{low}, {high}], of the last states {value} ["
     )
     assert together.sentence.endswith("(95 % intervals over windows, the same in both and resampled in pairs)")
-    assert apart.sentence.endswith("(95 % intervals over windows, others in each)")
+    assert apart.sentence.endswith("(95 % intervals over windows, not the same in both)")
 
 
 def test_a_difference_is_of_two_results_and_has_no_interval_of_one_window(stories, prose, results):
@@ -157,6 +158,35 @@ def test_the_curves_lie_over_each_other_with_their_bands(stories, twelve, prose,
     compare([one, one]).plot(tmp_path / "one")
     marks = curve_chart([one, one], ["a", "b"]).frames[0].marks
     assert not [mark for mark in marks if isinstance(mark, Band) or mark.low], "one window has no interval"
+
+
+def test_the_mean_cosine_of_named_modules_is_that_of_all_of_them_everywhere():
+    """The first of them is no embedding layer, whatever says it: the row, the verdict or the difference."""
+    x = torch.randn(12, 10, 16, generator=torch.Generator().manual_seed(0))
+    few, many = (measure(nn.Sequential(*map(nn.Linear, [16] * n, [16] * n)), inputs=x, modules="*") for n in (3, 4))
+    comparison = compare([few, many])
+    levels = [result.per_window.mean() for result in (few, many)]
+    assert [row["mean_cosine"] for row in comparison.rows()] == pytest.approx(levels)
+    assert f"mean cosine from {min(levels):.3f} to {max(levels):.3f}" in comparison.verdict
+    assert comparison.difference.mean_cosine.value == pytest.approx(levels[1] - levels[0])
+
+
+def test_curves_of_a_state_that_some_sequences_do_not_have(tmp_path):
+    """Where the model shortens them to one token there is no cosine, and that state has no band."""
+
+    class Twice(nn.Module):
+        def forward(self, z):
+            return torch.cat([z, -z.roll(1, -1)], 1)
+
+    model = nn.Sequential(nn.Linear(8, 8), nn.AvgPool2d((2, 1)), Twice())
+    inputs = [torch.randn(6, n, 8, generator=torch.Generator().manual_seed(n)) for n in (8, 3)]
+    result = measure(model, inputs=inputs, modules="*")
+    assert np.isnan(result.per_window).any(0).tolist() == [False, True, False]
+    compare([result, result]).plot(tmp_path)
+    with (tmp_path / "curves.csv").open() as file:
+        rows = list(csv.DictReader(file))[:3]
+    assert [bool(row["mean_cosine_low"]) for row in rows] == [True, False, True]
+    assert all(row["mean_cosine"] for row in rows)
 
 
 @pytest.mark.parametrize("sizes", [(10, 20, 30, 40), (10, 20, 20, 30), (10, 10, 20, 30)])

@@ -30,6 +30,7 @@ class Geometry:
         self.layers = record.model.layers  # L, the number of blocks
         self.states, rest = record.states[: self.layers + 1], record.states[self.layers + 1 :]
         self.before_norm: State | None = rest[0] if rest else None  # None where the model does not give it away
+        self.first = 0 if record.model.stack.startswith("modules ") else 1  # named modules are blocks all of them
         self.final_norm = record.final_norm
         self.text = record.text.name
         self.label = record.model.description + (", freshly initialised" if record.model.init else "")
@@ -46,6 +47,11 @@ class Geometry:
     @property
     def mean_cosine(self) -> np.ndarray:
         return self.values("mean_cosine")
+
+    @property
+    def blocks(self) -> float:
+        """Mean cosine of the block outputs, as `Snapshot` has it."""
+        return float(self.mean_cosine[self.first :].mean())
 
     @property
     def quantiles(self) -> np.ndarray:
@@ -91,8 +97,7 @@ class Geometry:
         rows = self.record.per_window.mean_cosine
         width = min(self.layers + 2, *map(len, rows))
         table = np.array([row[:width] for row in rows], dtype=np.float64)
-        first = 0 if self.record.model.stack.startswith("modules ") else 1  # named modules are blocks all of them
-        return curves(table, self.layers, first=first)[states].mean(-1)
+        return curves(table, self.layers, first=self.first)[states].mean(-1)
 
     def over_windows(self, values: np.ndarray) -> Interval:
         """The mean of `values` (windows,), resampled as for trends."""

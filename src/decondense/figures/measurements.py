@@ -150,7 +150,7 @@ def curve_chart(results: Sequence[Geometry], names: Sequence[str]) -> Chart:
         style = look(number)
         split = len(row) - 1 if results[number].final_norm else len(row)
         x, mean, low, high = ([one[key] for one in row] for key in ("depth", *MEAN))
-        known = high[-1] is not None  # one window has no interval
+        known = len(results[number].per_window) > 1  # one window has no interval
         bands += [Band(x[:split], low[:split], high[:split], "", style["colour"], 0.2)] if known else []
         lines.append(Series(x[:split], mean[:split], label, **style | {"symbol": None}))
         if results[number].final_norm:
@@ -166,7 +166,7 @@ def curve_plot(results: Sequence[Geometry], path: Where = None, *, names: Sequen
     note = "bands: 95 % intervals over windows"
     if any(r.final_norm for r in results):
         note += "; points at the right: after the final norm"
-    rows = [row for curve in _curves(results, names) for row in curve]
+    rows = finite([row for curve in _curves(results, names) for row in curve])
     return draw([Strip([[curve_chart(results, names)]], (7.2, 4.8), note)], path, name="curves.png", rows=rows, **where)
 
 
@@ -178,7 +178,7 @@ def _curves(results: Sequence[Geometry], names: Sequence[str]) -> list[list[dict
     curves = []
     for result, name in zip(results, names):
         mean, (_, half) = result.mean_cosine, student(result.per_window)
-        values = finite(np.stack([mean, mean - half, mean + half], -1).tolist())
+        values = np.stack([mean, mean - half, mean + half], -1).tolist()  # NaN is a gap in a band
         rows = [{"state": i, "depth": i / result.layers} | dict(zip(MEAN, three)) for i, three in enumerate(values)]
         curves.append([{"model": name, "text": result.text} | row for row in rows])
     return curves

@@ -43,7 +43,7 @@ class Comparison:
                 "windows": r.record.windows_done,
                 "complete": r.complete,
             }
-            row["mean_cosine"] = records.in_short(r.record).blocks
+            row["mean_cosine"] = r.blocks
             if self.paired:
                 row["pair"] = number // 2
             for states in ("all", "blocks"):
@@ -106,7 +106,7 @@ class Comparison:
         places = [own[0].record.model.parameters if what == "size" else i for i, own in enumerate(models)]
         if self.paired or not what or len(set(places)) < 3:
             models, places, of = [[r] for r in self.results], [], "results"
-        values = [("mean cosine", 3, [mean([records.in_short(r.record).blocks for r in own]) for own in models])]
+        values = [("mean cosine", 3, [mean([r.blocks for r in own]) for own in models])]
         if len({r.layers for r in self.results}) == 1:
             values.append(("Spearman over depth", 2, [mean([r.spearman for r in own]) for own in models]))
         if self.paired:
@@ -133,7 +133,7 @@ class Comparison:
         values = [span(one.value, one.low, one.high, 3, sign=True) for one in (level, last)]
         words = f"the second minus the first: mean cosine of the blocks {values[0]}, of the last states {values[1]}"
         if level.low is not None:
-            how = "the same in both and resampled in pairs" if same else "others in each"
+            how = "the same in both and resampled in pairs" if same else "not the same in both"
             words += f" (95 % intervals over windows, {how})"
         return records.Shift(sentence=words, same_windows=same, mean_cosine=level, last=last)
 

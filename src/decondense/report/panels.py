@@ -19,7 +19,7 @@ from .section import Depth, Panel
 
 VIEWS = [("pooled", "pooled: all pairs of all windows"), ("released", "released: matrices averaged first")]
 SPEARMAN = ("spearman", "Spearman of mean cosine with depth", lambda shot: shot.result.spearman)
-BLOCKS = ("mean_cosine", "mean cosine of all blocks", lambda shot: shot.blocks)
+BLOCKS = ("mean_cosine", "mean cosine of all blocks", lambda shot: shot.result.blocks)
 
 
 @dataclass
@@ -34,11 +34,6 @@ class Shot:
     @property
     def mean_cosine(self) -> np.ndarray:
         return np.array(self.result.mean_cosine, dtype=float)  # null is NaN, a gap in the curve
-
-    @property
-    def blocks(self) -> float:
-        """Mean cosine over all blocks: what the losses act on."""
-        return float(self.mean_cosine[1:].mean())
 
     @property
     def last(self) -> float | None:

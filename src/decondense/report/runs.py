@@ -56,7 +56,7 @@ class Run(Line):
         values = {
             "held_out": [row.loss for row in self.training.held_out],
             "spearman": [shot.result.spearman for shot in self.shots],
-            "mean_cosine": [shot.blocks for shot in self.shots],
+            "mean_cosine": [shot.result.blocks for shot in self.shots],
         }
         known = {name: [v for v in round_to(row, 12) if v is not None] for name, row in values.items()}
         return {name: (row[0], row[-1]) if row else (None, None) for name, row in known.items()}

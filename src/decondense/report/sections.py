@@ -142,10 +142,8 @@ def comparison(source: Source[Comparison], below: Sequence[Source[Measurement]] 
         for row in rows
     ]
     heads = [*names, "mean cosine", *(name.capitalize() for name in STATISTICS)]
-    note = (
-        "In brackets: 95 % intervals from a bootstrap over windows. Parameters count an own output head only of models "
-    )
-    note += "in memory."
+    note = "In brackets: 95 % intervals from a bootstrap over windows. "
+    note += "Parameters count an own output head only of models in memory."
     charts = trend_charts(rows, axis=record.axis, paired=record.paired)
     for chart in charts:
         chart.rows = rows
