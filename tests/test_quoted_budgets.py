@@ -100,6 +100,10 @@ def test_the_llama_with_160m():
     ends = [corrected(f"{loss} · llama · 160M") for loss in (UNIFORM, DISPERSED)]
     assert "Both last, uniformity's with {} and dispersion's with {}.".format(*ends) in RESULTS
     assert min(CELLS[f"{loss} · llama · 160M"]["low"] for loss in (UNIFORM, DISPERSED)) > 0
+    (level,) = {cell["level"] for cell in CELLS.values()}
+    assert f"excluded at the corrected level, {100 * level:.2f} % as there are twenty comparisons, for each" in RESULTS
+    weakest = corrected(f"{DISPERSED} · llama · 80M")
+    assert f"dispersion's harm with 80M is significant by it, and is {weakest} at this level.)" in RESULTS
     (fewer,) = {cost(loss, 160) for loss in (UNIFORM, DISPERSED)}
     assert f"Some {fewer:.0f}M tokens without a loss would do what 160M do with either" in RESULTS
     gaps = course(UNIFORM, "llama · 160M", seeds=FIVE)
@@ -121,6 +125,8 @@ def test_the_llama_with_160m():
     assert [min(gaps) == gaps[-1] for gaps in last] == [True, True]  # "the smallest of each"
     told = "{} of uniformity and {} of dispersion, the smallest of each.".format(*(signed(x[-1], 3) for x in last))
     assert told in RESULTS
+    (first,) = {signed(np.mean(gaps[:-1]), 3) for gaps in last}
+    assert f"With 160M four seeds gave {first} with either loss; the fifth" in RESULTS
 
 
 def test_the_harms_with_320m():
@@ -175,7 +181,11 @@ def test_the_harms_with_320m():
     assert words.format(blocks[PLAIN], blocks[DISPERSED]) in RESULTS
     assert 4.5 < blocks[PLAIN] / blocks[DISPERSED] < 5.6  # "a fifth of the level"
     ends = [np.mean([shot.mean_cosine[-1] for shot in shots[arm]]) for arm in (PLAIN, UNIFORM)]
-    assert "with 320M from {:.3f} to {:.3f}, and the blocks to {:.3f}.".format(*ends, blocks[UNIFORM]) in RESULTS
+    told = (
+        "with 320M from {:.3f} to {:.3f}. The blocks have {:.3f} then, less than cross-entropy's in four of five seeds."
+    )
+    assert told.format(*ends, blocks[UNIFORM]) in RESULTS
+    assert sum(one.blocks < base.blocks for base, one in zip(shots[PLAIN], shots[UNIFORM])) == 4
     for of in ("mean_cosine", "outlier_share"):  # "low with uniformity" in the picture's description
         plain, lower = ([getattr(shot, of)[-1] for shot in shots[arm]] for arm in (PLAIN, UNIFORM))
         assert max(lower) < 0.3 * min(plain)
