@@ -14,7 +14,7 @@ from by_hand import condensation
 
 from decondense.figures.chart import PALETTE, Axis, Chart, Frame, Series, look
 from decondense.figures.draw import Strip, draw
-from decondense.figures.measurements import heat_chart, heat_frame, heatmap, heatmaps, top_of, trend_plot
+from decondense.figures.measurements import curve_plot, heat_chart, heat_frame, heatmap, heatmaps, top_of, trend_plot
 from decondense.figures.training import training_figure
 from decondense.meter.compare import Comparison
 from decondense.meter.result import Condensation
@@ -83,6 +83,17 @@ def test_the_legend_does_not_lie_on_the_last_state(layers):
         last, _ = axis.transData.transform((1 - 0.5 / layers, 0))
         box = axis.get_legend().get_window_extent()
         assert axis.bbox.x0 < box.x0 < box.x1 <= last
+
+
+@pytest.mark.parametrize("letters", [5, 60])
+def test_the_legend_of_many_curves_does_not_lie_on_them(letters):
+    figure = curve_plot([fake()] * 9, names=[f"{i} {'x' * letters}" for i in range(9)])
+    figure.canvas.draw()
+    (axis,) = figure.axes
+    box = axis.get_legend().get_window_extent()
+    assert axis.bbox.x1 < box.x0
+    assert box.x1 <= figure.bbox.x1
+    assert axis.bbox.width / figure.dpi > 5.5, "and leaves them their room"
 
 
 def trends(axis, **columns):

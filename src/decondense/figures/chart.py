@@ -150,7 +150,7 @@ class Chart:
     remarks: Sequence[Remark] = ()
     right: Sequence[tuple[float, str]] = ()
     right_title: str = ""
-    legend: str = ""  # where it stands in a file: a place as matplotlib calls them; "" for no legend
+    legend: str = ""  # where it stands in a file: "beside", or a place as matplotlib calls them; "" for no legend
     height: int = 380
     note: str = ""
     rows: Sequence[Mapping[str, Any]] | None = None

@@ -157,11 +157,13 @@ def _chart(axis: Any, chart: Chart, size: int) -> None:
     if not heat:
         axis.spines[["top", "right"]].set_visible(False)
     if chart.legend and axis.get_legend_handles_labels()[0]:
-        inside: dict[str, Any] = {}
-        if heat and chart.rules:  # right of its line a heatmap has one state, which is to be seen
+        where: dict[str, Any] = {"loc": chart.legend}
+        if chart.legend == "beside":
+            where = {"loc": "upper left", "bbox_to_anchor": (1.01, 1)}
+        elif heat and chart.rules:  # right of its line a heatmap has one state, which is to be seen
             left, right = axis.get_xlim()[0], chart.rules[0].at
-            inside = {"bbox_to_anchor": (left, 0, right - left, 1), "bbox_transform": axis.get_xaxis_transform()}
-        axis.legend(loc=chart.legend, fontsize=size - 1, framealpha=0.9, **inside)
+            where |= {"bbox_to_anchor": (left, 0, right - left, 1), "bbox_transform": axis.get_xaxis_transform()}
+        axis.legend(fontsize=size - 1, framealpha=0.9, **where)
 
 
 def _axis(axis: Any, side: str, described: Axis, size: int) -> None:

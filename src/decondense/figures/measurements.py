@@ -158,7 +158,7 @@ def curve_chart(results: Sequence[Geometry], names: Sequence[str]) -> Chart:
             lines.append(Series(x[split:], mean[split:], **style | ends | {"dash": None}))
     x_axis = Axis("depth: layer / number of layers (0 = embedding layer)", (-0.03, 1.03))
     y_axis = Axis("mean cosine of two tokens")
-    return Chart("", x_axis, y_axis, [Frame([*bands, *lines])], legend="best")
+    return Chart("", x_axis, y_axis, [Frame([*bands, *lines])], legend="beside" if len(results) > 4 else "best")
 
 
 def curve_plot(results: Sequence[Geometry], path: Where = None, *, names: Sequence[str], **where: Any) -> Any:
@@ -167,7 +167,10 @@ def curve_plot(results: Sequence[Geometry], path: Where = None, *, names: Sequen
     if any(r.final_norm for r in results):
         note += "; points at the right: after the final norm"
     rows = finite([row for curve in _curves(results, names) for row in curve])
-    return draw([Strip([[curve_chart(results, names)]], (7.2, 4.8), note)], path, name="curves.png", rows=rows, **where)
+    chart, wide = curve_chart(results, names), 7.2
+    if chart.legend == "beside":
+        wide += max(map(len, _with_texts(results, names))) / LETTERS
+    return draw([Strip([[chart]], (wide, 4.8), note)], path, name="curves.png", rows=rows, **where)
 
 
 MEAN = ("mean_cosine", "mean_cosine_low", "mean_cosine_high")
