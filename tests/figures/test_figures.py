@@ -128,6 +128,14 @@ def test_labels_of_any_length_and_number_are_in_the_picture():
         assert labels[0].get_text() == "step0"
 
 
+def test_names_that_differ_in_their_ends_alone_have_other_labels():
+    names = [f"runs/pretrain-llama-dispersion-seed{i}-final" for i in range(3)]
+    for labels in trends("order", model=[*names, "runs/gpt2-dispersion-and-cross-entropy"]):
+        words = [label.get_text() for label in labels]
+        assert len(set(words)) == 4
+        assert words[0] == "pretrain-llama-dispersion-seed0…", "no longer than it must be"
+
+
 def test_ticks_in_any_order_keep_their_labels():
     ticks = [(9, "b" * 30), (0, "a" * 30), (4, "c" * 30)]
     chart = Chart("", Axis(ticks=ticks), Axis(), [Frame([Series([0, 9], [0, 1])])])

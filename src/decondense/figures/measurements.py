@@ -272,10 +272,13 @@ def positions(rows: Sequence[Mapping[str, Any]], axis: str, paired: bool) -> tup
     labels = [str(row[key]).split(":")[0] if key == "text" else str(row[key]) for row in rows]
     order = list(dict.fromkeys(labels))  # a checkpoint on several texts has one place
     places = [i // 2 if paired else order.index(label) if axis == "checkpoint" else i for i, label in enumerate(labels)]
-    return list(map(float, places)), list(map(_short, labels)), title
+    width, most = 18, max(map(len, labels))
+    while width < most and len({_short(label, width) for label in labels}) < len(set(labels)):
+        width += 1
+    return list(map(float, places)), [_short(label, width) for label in labels], title
 
 
-def _short(label: str, width: int = 18) -> str:
+def _short(label: str, width: int) -> str:
     """Of what tells two results of one name apart, which stands in brackets, nothing is cut."""
     name, bracket, rest = label.partition(" (")
     name, room = name.rsplit("/", maxsplit=1)[-1], max(4, width - len(bracket + rest))
