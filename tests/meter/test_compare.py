@@ -319,6 +319,16 @@ def test_families_are_complete():
     assert known["olmo3"]["revisions"][0].endswith("step0")
 
 
+def test_means_over_other_numbers_of_last_states_are_said():
+    x = torch.randn(12, 10, 16, generator=torch.Generator().manual_seed(0))
+    model = nn.Sequential(*map(nn.Linear, [16] * 4, [16] * 4))
+    two, three = (measure(model, inputs=x, modules="*", last=last) for last in (2, 3))
+    assert compare([two, three]).notes == [
+        "the last states are 2 and 3 in number, and their means others: measure all with the same --last."
+    ]
+    assert compare([two, two]).notes == []
+
+
 def test_different_texts_and_lengths_are_said(stories, prose, results):
     narrow = f"intervals from {SMALL['windows']} windows are too narrow"
     assert compare(results).notes == [f"{narrow}: measure at least 10."]

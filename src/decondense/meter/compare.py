@@ -69,8 +69,8 @@ class Comparison:
 
     @property
     def notes(self) -> list[str]:
-        """What makes the results hard to compare: other depths, windows of other lengths, other texts, too few
-        windows."""
+        """What makes the results hard to compare: other depths, windows of other lengths, other numbers of last
+        states, other texts, too few windows."""
         notes = []
         depths = sorted({r.layers for r in self.results})
         if len(depths) > 1:
@@ -83,6 +83,12 @@ class Comparison:
             notes.append(
                 f"the windows have {', '.join(map(str, lengths))} tokens: shorter windows have other cosines, "
                 "measure all with the same --tokens."
+            )
+        last = sorted({int(r.record.settings["last"]) for r in self.results})
+        if len(last) > 1:
+            notes.append(
+                f"the last states are {list_of([str(number) for number in last])} in number, and their means others: "
+                "measure all with the same --last."
             )
         texts = {r.record.text.sha256: r.text for r in self.results}
         each = [[r] for r in self.results] if self.axis == "order" else self._models
