@@ -18,7 +18,7 @@ RECIPE = {"model": {"name": "gpt2"}, "loss": {"name": "dispersion"}}
 # package, and nothing else. A name stands for all modules below it that have no line of their own.
 ORDER = (
     "words files hub geometry host needs",
-    "records theory insides",
+    "checks records theory insides",
     "kernels inputs",
     "losses",
     "split stack capture",

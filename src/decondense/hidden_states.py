@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from .capture import Capture, Hook
+from .checks import check_choice
 from .inputs import called_with, stating, token_mask
 from .insides.transformers import is_encoder_decoder
-from .losses.options import check_choice
 from .named_layers import ModuleReader, came, naming
 from .split import refuse_pipeline
 from .stack import stack_of, unwrap_peft

@@ -20,8 +20,8 @@ from torch import Tensor
 from . import geometry
 from . import hidden_states as hs
 from .capture import Capture, Known
+from .checks import check_choice, is_whole
 from .losses.context_parallel import mean_cosine_across, sum_across, tokens_across
-from .losses.options import check_choice, is_whole
 from .losses.presets import Loss, get
 from .losses.registry import registered
 from .packing import documents

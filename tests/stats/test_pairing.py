@@ -84,7 +84,7 @@ def test_bad_options(six):
         (six, {"alpha": 5}, "alpha and power must lie between 0 and 1"),
         (six, {"power": 0.04}, r"power must be above alpha, got 0.04 and 0.05: .*\.$"),
         (six, {"bootstrap": -3}, r"bootstrap must be a number of resamplings, got -3: .*\.$"),
-        (six, {"permutations": 0}, r"permutations must be at least 1, got 0: .*\.$"),
+        (six, {"permutations": 0}, r"permutations must be a whole number of at least 1, got 0: .*\.$"),
     ):
         with pytest.raises(ValueError, match=words):
             compared(*arms, **options)

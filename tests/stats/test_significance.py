@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 
 import numpy as np
 import pytest
@@ -293,6 +294,20 @@ def test_what_would_matter_where_nothing_differs(six):
     with pytest.raises(ValueError, match=r"matters must be a difference above 0, in points, got 0"):
         compared(base, treated, matters=0)
     assert "finding" not in compared(base, treated, bootstrap=0)["macro"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"paired": "yes"}, "paired must be True or False, got 'yes'"),
+        ({"common": 1}, "common must be True or False, got 1"),
+        ({"bootstrap": 2.5}, "bootstrap must be a number of resamplings, got 2.5"),
+        ({"permutations": "many"}, "permutations must be a whole number of at least 1, got 'many': take 10000."),
+    ],
+)
+def test_options_are_checked_before_anything_is_read(options, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        significance("nowhere", "nor here", **options)
 
 
 def test_the_average_weighted_by_signal_to_noise():

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from .. import geometry
+from ..checks import check_choice
 from .moments import mean_square
-from .options import check_choice
 from .registry import Common, register
 from .sampling import RELEASED_SAMPLE
 

@@ -26,10 +26,11 @@ import torch
 from torch import Tensor
 
 from .. import geometry
+from ..checks import check_choice
 from . import moments, pairs
 from .context_parallel import RingPairs, SharedMeanCosine
 from .kernel import Kernel
-from .options import check_choice, fused
+from .options import fused
 from .registry import Common, OfMoments, OfRoutine, register
 from .sampling import RELEASED_SAMPLE
 

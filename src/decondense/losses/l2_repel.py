@@ -24,8 +24,9 @@ import torch
 from torch import Tensor
 
 from .. import geometry
+from ..checks import check_choice
 from .kernel import Kernel
-from .options import check_choice, fused_in_16_bits
+from .options import fused_in_16_bits
 from .pairs import Stored, apply, tiles
 from .registry import Common, register
 from .sampling import RELEASED_SAMPLE

@@ -1,35 +1,14 @@
-"""What the losses share around their mathematics: checked choices, and the choice of a kernel."""
+"""What the losses share around their mathematics: checked objects, and the choice of a kernel."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import kernels
-from ..words import nearest
-
-
-def check_choice(name: str, value: object, choices: Collection[str]) -> None:
-    """One of a few words; the error names the nearest."""
-    if value not in choices:
-        remedy = nearest(value, choices, "pick one of these.")
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}: {remedy}")
-
-
-def is_whole(value: object, least: int) -> bool:
-    """Whether it is a whole number of at least `least`; True is none, though Python counts with it."""
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
-
-
-def check_flags(**flags: object) -> None:
-    """True or False; any other object would be taken for True, or for False, without a word."""
-    for name, value in flags.items():
-        if not isinstance(value, bool):
-            raise ValueError(f"{name} must be True or False, got {value!r}: give one of the two, or leave it out.")
+from ..checks import check_choice
 
 
 def check_objects(*, generator: Any = None, process_group: Any = None, **others: Any) -> None:

@@ -14,10 +14,11 @@ from typing import Unpack
 from torch import Tensor
 
 from .. import geometry
+from ..checks import check_choice
 from . import pairs
 from .dispersion import DISTANCES
 from .kernel import Kernel
-from .options import check_choice, fused
+from .options import fused
 from .registry import Common, register
 from .sampling import RELEASED_SAMPLE
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .options import BACKENDS, check_choice, check_objects
+from ..checks import check_choice
+from .options import BACKENDS, check_objects
 from .registry import registered
 
 # The keywords of each are with the loss, in its registration.

@@ -23,10 +23,11 @@ import torch
 from torch import Tensor
 
 from .. import geometry
+from ..checks import check_choice, check_flags
 from .beside import beside
 from .context_parallel import tokens_across
 from .kernel import Kernel
-from .options import check_choice, check_flags, check_objects
+from .options import check_objects
 from .pairs import Routine, apply
 from .sampling import RELEASED_SAMPLE, sample
 

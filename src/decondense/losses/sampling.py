@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .options import is_whole
+from ..checks import is_whole
 
 # The released code takes 256 tokens, one permutation for the whole batch, in every loss.
 RELEASED_SAMPLE = {"max_tokens": 256, "shared_sample": True}

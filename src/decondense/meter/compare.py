@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from .. import records
+from ..checks import check_flags
 from ..files import AnyPath, from_yaml, told_apart
 from ..words import list_of, perhaps, span
 from .result import FEW, Condensation
@@ -222,7 +223,6 @@ def compare(
 
 def plan(items: Item | Sequence[Item], texts: Any, revisions: Any, paired: bool, options: dict[str, Any]) -> list[Any]:
     """The results that are there, and (model, options) of those to be measured: the last is missed before the first."""
-    from ..losses.options import check_flags
     from .run import check, measure
 
     check_flags(paired=paired)

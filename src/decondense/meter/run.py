@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from .. import models
+from ..checks import check_choice, check_flags, is_whole
 from ..files import AnyPath, versions
 from ..geometry import shape_or_type
 from ..insides.torch import unwrapped
-from ..losses.options import check_choice, check_flags, is_whole
 from ..stack import evaluating
 from ..text import open_text
 from ..windows import draw_windows

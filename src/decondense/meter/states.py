@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..checks import check_choice
 from ..hidden_states import body_of, in_order
 from ..inputs import arguments, token_mask
 from ..insides.transformers import is_encoder_decoder
-from ..losses.options import check_choice
 from ..stack import repeated_blocks
 
 Batch = dict[str, Any]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy
 
+from ..checks import check_flags, is_whole
 from ..evaluate.apart import read_all
 from ..evaluate.items import EvaluatedRun
 from ..evaluate.logs import Log, Wanted
@@ -79,6 +80,7 @@ def significance(
     Returns:
         the content of ``result.json``, with ``to_pandas()`` and ``plot()``.
     """
+    check_flags(paired=paired, common=common)
     _check_options(alpha, power, bootstrap, permutations)
     if matters is not None and not matters > 0:
         raise ValueError(f"matters must be a difference above 0, in points, got {matters}: take 0.3, for instance.")
@@ -225,10 +227,10 @@ def _check_options(alpha: float, power: float, bootstrap: int, permutations: int
             f"power must be above alpha, got {power} and {alpha}: a test finds no difference at all that often; take "
             "0.8."
         )
-    if bootstrap < 0:
-        raise ValueError(f"bootstrap must be a number of resamplings, got {bootstrap}: take 0 to leave it out.")
-    if permutations < 1:
-        raise ValueError(f"permutations must be at least 1, got {permutations}: take 10000.")
+    if not is_whole(bootstrap, 0):
+        raise ValueError(f"bootstrap must be a number of resamplings, got {bootstrap!r}: take 0 to leave it out.")
+    if not is_whole(permutations, 1):
+        raise ValueError(f"permutations must be a whole number of at least 1, got {permutations!r}: take 10000.")
 
 
 def _row(

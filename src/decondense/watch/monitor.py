@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from .. import hidden_states as hs
 from ..capture import Capture
+from ..checks import is_whole
 from ..geometry import NO_NUMBER, counting, shape_or_type
 from ..inputs import arguments, batches_of, main_input
-from ..losses.options import is_whole
 from ..meter.batches import checked
 from ..meter.result import BINS
 from ..meter.statistics import trimmed
