@@ -24,6 +24,15 @@ def prose(shared: Path) -> list[str]:
 
 
 @pytest.fixture(scope="session")
+def whole(stories: tuple[Any, Any], prose: list[str]) -> Any:
+    from tiny_models import SMALL
+
+    from decondense.meter import measure
+
+    return measure(stories, text=prose, spectral=True, released=True, batch=2, **SMALL)
+
+
+@pytest.fixture(scope="session")
 def real_states(stories: tuple[Any, Any], prose: list[str]) -> dict[int, list[np.ndarray]]:
     """Hidden states as ``output_hidden_states`` returns them, for 5 windows of 40 tokens; state 6 is the last block's
     output before the final norm, read independently of the meter's own hooks."""

@@ -1,4 +1,4 @@
-"""Small random models of every kind of stack, built from configurations."""
+"""Small random models of every kind of stack, built from configurations, and a small measurement."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 import transformers as tf
 
 LLAMA = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 97}
+SMALL = {"windows": 5, "tokens": 40, "seed": 3, "bootstrap": 200}
 
 
 def configurations() -> dict[str, Any]:

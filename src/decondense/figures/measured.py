@@ -9,7 +9,7 @@ import numpy as np
 
 from ..files import finite
 from ..records import Interval, Measurement, Snapshot, State, known
-from ..stats.intervals import bootstrap
+from ..stats.intervals import bootstrap, student
 from ..words import nearest, perhaps, span
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -47,6 +47,12 @@ class Geometry:
     @property
     def mean_cosine(self) -> np.ndarray:
         return self.values("mean_cosine")
+
+    @property
+    def band(self) -> tuple[np.ndarray, np.ndarray]:
+        """(L+1,) twice: the ends of the 95 % intervals of the mean cosines over windows; NaN of a single one."""
+        _, half = student(self.per_window)
+        return self.mean_cosine - half, self.mean_cosine + half
 
     @property
     def blocks(self) -> float:

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from ..files import finite
-from ..stats.intervals import student
 from ..words import amount, round_to, several, span
 from .chart import FAINT, INK, PALETTE, Axis, Band, Chart, Frame, Heat, Remark, Rule, Series, look, with_intervals
 from .draw import LETTERS, Strip, Where, draw
@@ -146,7 +145,8 @@ def curve_chart(results: Sequence[Geometry], names: Sequence[str]) -> Chart:
     stops before the final norm, as in a heatmap."""
     bands: list[Any] = []  # below all lines
     lines: list[Any] = []
-    for number, (row, label) in enumerate(zip(_curves(results, names), _with_texts(results, names))):
+    curves = _curves(results, names)
+    for number, (row, label) in enumerate(zip(curves, _with_texts(results, names))):
         style = look(number)
         split = len(row) - 1 if results[number].final_norm else len(row)
         x, mean, low, high = ([one[key] for one in row] for key in ("depth", *MEAN))
@@ -158,7 +158,9 @@ def curve_chart(results: Sequence[Geometry], names: Sequence[str]) -> Chart:
             lines.append(Series(x[split:], mean[split:], **style | ends | {"dash": None}))
     x_axis = Axis("depth: layer / number of layers (0 = embedding layer)", (-0.03, 1.03))
     y_axis = Axis("mean cosine of two tokens")
-    return Chart("", x_axis, y_axis, [Frame([*bands, *lines])], legend="beside" if len(results) > 4 else "best")
+    where = "beside" if len(results) > 4 else "best"
+    rows = finite([state for curve in curves for state in curve])
+    return Chart("", x_axis, y_axis, [Frame([*bands, *lines])], legend=where, rows=rows)
 
 
 def curve_plot(results: Sequence[Geometry], path: Where = None, *, names: Sequence[str], **where: Any) -> Any:
@@ -166,11 +168,10 @@ def curve_plot(results: Sequence[Geometry], path: Where = None, *, names: Sequen
     note = "bands: 95 % intervals over windows"
     if any(r.final_norm for r in results):
         note += "; points at the right: after the final norm"
-    rows = finite([row for curve in _curves(results, names) for row in curve])
     chart, wide = curve_chart(results, names), 7.2
     if chart.legend == "beside":
         wide += max(map(len, _with_texts(results, names))) / LETTERS
-    return draw([Strip([[chart]], (wide, 4.8), note)], path, name="curves.png", rows=rows, **where)
+    return draw([Strip([[chart]], (wide, 4.8), note)], path, name="curves.png", rows=chart.rows, **where)
 
 
 MEAN = ("mean_cosine", "mean_cosine_low", "mean_cosine_high")
@@ -180,8 +181,7 @@ def _curves(results: Sequence[Geometry], names: Sequence[str]) -> list[list[dict
     """For each result a row for each state."""
     curves = []
     for result, name in zip(results, names):
-        mean, (_, half) = result.mean_cosine, student(result.per_window)
-        values = np.stack([mean, mean - half, mean + half], -1).tolist()  # NaN is a gap in a band
+        values = np.stack([result.mean_cosine, *result.band], -1).tolist()  # NaN is a gap in a band
         rows = [{"state": i, "depth": i / result.layers} | dict(zip(MEAN, three)) for i, three in enumerate(values)]
         curves.append([{"model": name, "text": result.text} | row for row in rows])
     return curves

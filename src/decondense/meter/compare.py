@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -124,7 +125,7 @@ class Comparison:
         averaged = ", each the mean of its results" if any(len(own) > 1 for own in models) else ""
         return f"over {len(set(places)) or len(models)} {of}{averaged}: {'; '.join(sentences)}"
 
-    @property
+    @cached_property
     def difference(self) -> records.Shift | None:
         """Of two results by how much their mean cosines differ, over windows: in pairs where both have the same
         passages of one text, else apart."""

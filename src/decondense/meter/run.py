@@ -247,8 +247,8 @@ def _open_model(
             f"model must be a name, a path or a pair (model, tokenizer), got {what}: call measure((model, tokenizer)), "
             "or measure(model, inputs=…) with batches of what it reads."
         )
-    for name, value in {"revision": revision, **{name: loading[name] for name in loading if name != "seed"}}.items():
-        if value:  # nobody would heed it, and the record would still say `init`
+    for name, value in {"revision": revision, **loading}.items():
+        if value and name != "seed":  # nobody would heed it, and the record would still say `init`
             raise ValueError(
                 f"{name} is for a model that measure loads by its name, got {value!r} with one in memory: leave it "
                 "out, and give the model as it is to be."

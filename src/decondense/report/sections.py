@@ -17,7 +17,6 @@ from ..figures.measured import SEEN, SMALLEST, Geometry
 from ..figures.measurements import trend_charts
 from ..figures.scores import score_chart, score_rows
 from ..records import STATISTICS, Comparison, Evaluation, Measurement, Significance, differences
-from ..stats.intervals import student
 from ..words import DIFFERENCE, cell, difference_cells, duration, from_where, points, several, span
 from .panels import Line, Shot, depths_of, heat_panel
 from .reproduce import evaluate_command, measure_command, significance_command
@@ -98,8 +97,7 @@ def depth_curve(result: Geometry) -> Chart:
     layers, mean, quantiles = result.layers, result.mean_cosine, result.quantiles
     split = layers if result.final_norm else layers + 1
     x = list(range(split))
-    _, half = student(result.per_window)
-    low, high = mean - half, mean + half
+    low, high = result.band
     known = len(result.per_window) > 1
     bare = np.minimum(result.values("mean_cosine_without_variance3"), result.values("mean_cosine_without_cosine3"))
     words = [f"mean {span(m, a if known else None, b, 3)}" for m, a, b in zip(mean, low, high)]
