@@ -15,7 +15,7 @@ from decondense.stats.verdicts import interval, signed
 from decondense.studies.contrasts import by_texts
 from decondense.studies.runs import by_document
 
-UNIFORM, DISPERSED = "uniformity last 0.1", "dispersion all 0.1"
+UNIFORM, DECORRELATED, DISPERSED = "uniformity last 0.1", "decorrelation last 0.3", "dispersion all 0.1"
 KEPT, CELLS = runs("pretrain"), estimate("pretrain")["cells"]
 BUDGETS = ("80M", "160M", "320M")
 Arm = dict[int, Training]
@@ -85,9 +85,9 @@ def tenths(loss: str, place: str, *, seeds: tuple[int, ...] = (11, 12, 13)) -> n
 FIVE = (11, 12, 13, 14, 15)
 
 
-def cost(loss: str, tokens: int) -> float:
+def cost(loss: str, tokens: int, model: str = "llama") -> float:
     """Millions of tokens without the loss that would do the same, in tens."""
-    (row,) = (r for r in table("pretrain") if (r["loss"], r["model"], r["tokens"]) == (loss, "llama", tokens * 1e6))
+    (row,) = (r for r in table("pretrain") if (r["loss"], r["model"], r["tokens"]) == (loss, model, tokens * 1e6))
     return round(tokens / (1 - row["tokens_saved"]), -1)
 
 
@@ -101,7 +101,9 @@ def test_the_llama_with_160m():
     assert "Both last, uniformity's with {} and dispersion's with {}.".format(*ends) in RESULTS
     assert min(CELLS[f"{loss} · llama · 160M"]["low"] for loss in (UNIFORM, DISPERSED)) > 0
     (level,) = {cell["level"] for cell in CELLS.values()}
-    assert f"excluded at the corrected level, {100 * level:.2f} % as there are twenty comparisons, for each" in RESULTS
+    assert (
+        f"excluded at the corrected level, {100 * level:.2f} % as there are twenty-two comparisons, for each" in RESULTS
+    )
     weakest = corrected(f"{DISPERSED} · llama · 80M")
     assert f"dispersion's harm with 80M is significant by it, and is {weakest} at this level.)" in RESULTS
     (fewer,) = {cost(loss, 160) for loss in (UNIFORM, DISPERSED)}
@@ -224,8 +226,8 @@ def test_what_the_llama_with_320m_said_before():
     assert -0.005 < low < 0
     limit = f"Its corrected interval began at {signed(low, 3)}, and the limit is −0.005."
     assert limit in page("docs/studies-log.md")
-    new = (UNIFORM, "llama", 32e7)
-    comparisons = [r for r in table("pretrain") if (r["loss"], r["model"], r["tokens"]) != new]
+    new = [(UNIFORM, "llama", 32e7), *((loss, "gpt2 at 0.005", 16e7) for loss in (DECORRELATED, DISPERSED))]
+    comparisons = [r for r in table("pretrain") if (r["loss"], r["model"], r["tokens"]) not in new]
     places = [(r["loss"], r["model"], r["tokens"]) for r in comparisons]
     where = places.index((DISPERSED, "llama", 32e7))
     p = holm([three.p if i == where else r["p"] for i, r in enumerate(comparisons)])[where]
@@ -245,15 +247,110 @@ def test_what_the_llama_with_320m_said_before():
     assert "The texts are read {:.1f} and {:.1f} times for that.".format(*passes) in RESULTS
 
 
+def peaks(arm: str, after: float) -> list[float]:
+    """The highest norm of the gradient after so many tokens, run by run."""
+    return [max(h.grad_norm for h in run.history if h.tokens > after) for run in KEPT[arm].values()]
+
+
+def early_outliers(arm: str) -> list[float]:
+    """The variance of three dimensions after the second block, in per cent, run by run."""
+    return [100 * run.snapshots[-1].outlier_share[2] for run in KEPT[arm].values()]
+
+
+def test_the_gpt2_with_160m():
+    place, losses = "gpt2 at 0.005 · 160M", (DECORRELATED, UNIFORM, DISPERSED)
+    rows = {r["loss"]: r for r in table("pretrain") if (r["model"], r["tokens"]) == ("gpt2 at 0.005", 16e7)}
+    told = {
+        loss: "{} [{}, {}]".format(*(signed(row[x], 3) for x in ("difference", "low", "high")))
+        for loss, row in rows.items()
+    }
+    gaps = {loss: apart(loss, place, seeds=FIVE) for loss in losses}
+    ahead = {loss: f"ahead by {-max(x for x in gap if x < 0):.3f} to {-min(gap):.3f}" for loss, gap in gaps.items()}
+    p = {loss: f"p = {row['p_holm']:.3f}" for loss, row in rows.items()}
+    words = (
+        f"{ahead[DISPERSED]} in the five seeds, and in every text: {told[DISPERSED]}, {p[DISPERSED]} after correction."
+    )
+    assert f"{words} At the corrected level that is {corrected(f'{DISPERSED} · {place}', 4)}: a gain" in RESULTS
+    assert f"Some {cost(DISPERSED, 160, 'gpt2 at 0.005'):.0f}M tokens without the loss would do the same." in RESULTS
+    words = f"{ahead[DECORRELATED]}, and in every text: {told[DECORRELATED]}, {p[DECORRELATED]}; at the corrected level"
+    assert f"{words} {corrected(f'{DECORRELATED} · {place}')}, so open." in RESULTS
+    words = f"{ahead[UNIFORM]} in four seeds and behind by {max(gaps[UNIFORM]):.3f} in one; at the corrected level"
+    assert f"{words} {corrected(f'{UNIFORM} · {place}')}, so open." in RESULTS
+    assert sum(gap > 0 for gap in gaps[UNIFORM]) == 1
+    for loss in losses:  # open by the rule: neither below −0.005 nor above it
+        assert CELLS[f"{loss} · {place}"]["low"] < -0.005 < CELLS[f"{loss} · {place}"]["high"]
+    for loss in (DECORRELATED, DISPERSED):
+        base, treated = both(loss, place, seeds=FIVE)
+        assert all((new - old).mean() < 0 for s in FIVE for old, new in by_texts([base[s]], [treated[s]]))
+    shorter = apart(DISPERSED, "gpt2 · 40M")
+    assert min(shorter) > 0  # "with 40M at 0.003 it is behind in every seed"
+
+    def level(arm: str) -> float:
+        return float(np.mean([by_document(run) for run in KEPT[arm].values()]))
+
+    llama, plain, dispersed = (
+        level(f"{arm}") for arm in (f"{PLAIN} · llama · 160M", f"{PLAIN} · {place}", f"{DISPERSED} · {place}")
+    )
+    assert (
+        f"ends at {llama:.3f} with the same tokens; this GPT2 at {plain:.3f}, and with dispersion at {dispersed:.3f}."
+        in RESULTS
+    )
+    assert 0.70 < (dispersed - llama) / (plain - llama) < 0.80  # "Three quarters of that distance stay"
+
+    way = course(DISPERSED, place, seeds=FIVE)
+    means = {at: float(np.mean(gap)) for at, gap in way.items()}
+    worst = max(means, key=means.__getitem__)
+    first = next(at for at in way if all(max(gap) < 0 for later, gap in way.items() if later >= at))
+    words = (
+        "Dispersion leads in training loss by up to {:.3f} nats, after {:.0f}M tokens, is behind by up to {:.3f}, after"
+    )
+    words += (
+        " {:.0f}M, and ahead in every seed from {:.0f}M on, by {:.3f} from 64M to 80M, where the warm-up has ended,"
+    )
+    words += " and by {:.3f} over the last 40M."
+    spans = [-over(way, *span).mean() for span in ((64, 80), (120, 161))]
+    assert words.format(*lead(way), means[worst], worst, first, *spans) in RESULTS
+    behind = [at for at, gap in means.items() if gap > 0]
+    assert f"dispersion is behind from {behind[0]:.0f}M to {behind[-1]:.0f}M and then ahead" in RESULTS
+    for loss in (DECORRELATED, UNIFORM):  # "lead from the start" in the picture's description
+        assert all(np.mean(gap) < 0 for at, gap in course(loss, place, seeds=FIVE).items() if at > 1)
+
+    shots = {arm: [KEPT[f"{arm} · {place}"][s].snapshots[-1] for s in FIVE] for arm in (PLAIN, *losses)}
+    blocks, last = ({arm: np.mean([of(shot) for shot in some]) for arm, some in shots.items()}
+                    for of in (lambda shot: shot.blocks, lambda shot: shot.mean_cosine[-1]))  # fmt: skip
+    words = (
+        "takes the mean cosine of the blocks from {:.3f} to {:.3f} and leaves the last state nearly as it is, {:.3f}"
+    )
+    words += " instead of {:.3f}."
+    assert words.format(blocks[PLAIN], blocks[DISPERSED], last[DISPERSED], last[PLAIN]) in RESULTS
+    words = "open the last state, to {:.3f} and {:.3f}, and leave the blocks at {:.3f} and {:.3f}."
+    ends = [of[arm] for of in (last, blocks) for arm in (DECORRELATED, UNIFORM)]
+    assert words.format(*ends) in RESULTS
+    there = np.mean([run.snapshots[-1].blocks for run in KEPT[f"{PLAIN} · llama · 160M"].values()])
+    assert f"Cross-entropy's blocks have {there:.3f} in the Llama with 160M," in RESULTS
+
+    high = {arm: peaks(f"{arm} · {place}", 64e6) for arm in (PLAIN, *losses)}
+    assert [sum(peak > 1 for peak in high[arm]) for arm in (PLAIN, *losses)] == [0, 3, 1, 0]
+    assert f"(another of these reaches {sorted(high[UNIFORM])[-2]:.2f}), and never above" in RESULTS
+    assert max(*high[PLAIN], *high[DISPERSED]) < 0.40  # "never above 0.40"
+    shares = [x for loss in losses for x in early_outliers(f"{loss} · {place}")], early_outliers(f"{PLAIN} · {place}")
+    words = "hold {:.0f} to {:.0f} % of the variance after the second block with any of the three losses, where"
+    words += " cross-entropy has {:.0f} to {:.0f} %."
+    assert words.format(*(pick(some) for some in shares for pick in (min, max))) in RESULTS
+    by_tenth = tenths(DISPERSED, place, seeds=FIVE)
+    assert (by_tenth < 0).all()  # "in every tenth of the text, in every seed"
+    words = "by {:.3f} nats in the most frequent, {:.3f} in the ninth and {:.3f} in the rarest."
+    assert words.format(*(-by_tenth.mean(0)[i] for i in (0, 8, 9))) in RESULTS
+    assert by_tenth.mean(0).argmin() == 8
+    assert tenths(UNIFORM, place, seeds=FIVE).mean(0)[9] > 0  # "uniformity is behind on the rarest"
+
+
 def test_the_gpt2_with_more_tokens():
     model = "gpt2 at 0.005"
     for seed, run in KEPT[f"{UNIFORM} · {model} · 80M"].items():  # "in each of five seeds and each text"
         pairs = by_texts([KEPT[f"{PLAIN} · {model} · 80M"][seed]], [run])
         assert all((uniform - plain).mean() < 0 for plain, uniform in pairs)
     assert len(KEPT[f"{UNIFORM} · {model} · 80M"]) == 5
-    one, two, three, four = apart(UNIFORM, f"{model} · 160M", seeds=(11, 12, 13, 14))
-    words = "ahead by {:.3f}, {:.3f} and {:.3f} in three seeds and behind by {:.3f} in one; at the corrected level {}."
-    assert words.format(-one, -two, -four, three, corrected(f"{UNIFORM} · {model} · 160M")) in RESULTS
     first, second, third = apart(UNIFORM, f"{model} · 320M")
     words = "behind by {:.3f} and {:.3f} in two seeds and ahead by {:.3f} in one, each time in every text; at the"
     assert words.format(first, second, -third) in RESULTS
@@ -272,14 +369,8 @@ def test_the_gpt2_with_more_tokens():
     assert f"behind from {turns[0]}M, before the warm-up ends, to {last}M and again from {turns[2]}M;" in RESULTS
     assert f"leads by up to {lead(gaps)[0]:.2f} nats and is on average behind" in RESULTS
 
-    def peaks(place: str, after: float) -> list[float]:
-        arms = [KEPT[f"{arm} · {place}"].values() for arm in (PLAIN, UNIFORM)]
-        return [max(h.grad_norm for h in run.history if h.tokens > after) for arm in arms for run in arm]
-
-    assert sorted(peak > 1 for peak in peaks(f"{model} · 160M", 64e6)) == [False] * 7 + [True]
-    assert max(peaks(f"{model} · 160M", 64e6)[:4]) < 0.4  # "both have the loss"
-    assert f"(another reaches {sorted(peaks(f'{model} · 160M', 64e6))[-2]:.2f}; both have the loss)" in RESULTS
-    assert [peak > 1 for peak in peaks(f"{model} · 320M", 128e6)] == [True] * 5 + [False]  # "the seed that ends ahead"
+    high = [peak > 1 for arm in (PLAIN, UNIFORM) for peak in peaks(f"{arm} · {model} · 320M", 128e6)]
+    assert high == [True] * 5 + [False]  # "the seed that ends ahead"
     llama = [run for arm in (PLAIN, UNIFORM, DISPERSED) for run in KEPT[f"{arm} · llama · 320M"].values()]
     norms = [h.grad_norm for run in llama for h in run.history if h.tokens > 128e6]
     assert f"In the Llama with 320M it never exceeds {math.ceil(100 * max(norms)) / 100:.2f}." in RESULTS
@@ -298,16 +389,7 @@ def test_the_gpt2_with_more_tokens():
                    for m in ("160M", "320M"))  # fmt: skip
     assert once == again  # "the same blocks in the same order": the seed and the number of blocks make it
 
-    def share(arm: str, tokens: str) -> list[float]:
-        """In per cent, after the second block."""
-        return [100 * run.snapshots[-1].outlier_share[2] for run in KEPT[f"{arm} · {model} · {tokens}"].values()]
-
-    ends = [pick(share(arm, "160M")) for arm in (UNIFORM, PLAIN) for pick in (min, max)]
-    words = (
-        "hold {:.0f} to {:.0f} % of the variance after the second block, where cross-entropy has {:.0f} to {:.0f} %."
-    )
-    assert words.format(*ends) in RESULTS
-    high = [[x for x in share(arm, "320M") if x > 10] for arm in (PLAIN, UNIFORM)]
+    high = [[x for x in early_outliers(f"{arm} · {model} · 320M") if x > 10] for arm in (PLAIN, UNIFORM)]
     assert list(map(len, high)) == [1, 2]
     words = "With 320M one run of cross-entropy and two of uniformity have {:.0f} to {:.0f} %."
     assert words.format(min(map(min, high)), max(map(max, high))) in RESULTS
