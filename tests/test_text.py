@@ -130,8 +130,27 @@ def test_a_file_that_unpacks_to_more_than_the_limit(tmp_path, monkeypatch):
 def test_list_iterator_and_stdin(monkeypatch):
     assert open_text(["a b", "c"]).joined == "a b\n\nc"
     assert len(open_text(("ten chars." for _ in iter(int, 1)), characters=95).documents) == 10  # an endless one
-    monkeypatch.setattr("sys.stdin", io.StringIO("from a pipe"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"from a pipe")))
     assert open_text("-").joined == "from a pipe"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "latin-1"])
+def test_stdin_is_decoded_as_a_file_is(tmp_path, monkeypatch, encoding):
+    """Whatever the locale is: in a strict one bytes that are no UTF-8 were an error, else they became U+FFFD."""
+    content = "le garçon\r\nétait là ".encode(encoding)
+    (tmp_path / "a.txt").write_bytes(content)
+    file = open_text(tmp_path / "a.txt")
+    for errors in ("strict", "surrogateescape"):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content), "utf-8", errors))
+        piped = open_text("-")
+        assert piped.documents == file.documents == ("le garçon\r\nétait là ",)
+        assert piped.notes == tuple(note.replace("a.txt", "stdin") for note in file.notes)
+
+
+def test_stdin_that_is_no_text_is_refused(monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"PK\0\xff\xe7")))
+    with pytest.raises(ValueError, match=r"^stdin must be text in UTF-8, got bytes that are none \('utf-8' codec .*: "):
+        open_text("-")
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ import numpy as np
 
 from . import hub
 from .files import AnyPath, packaged_file
-from .text_files import TABLES, complete, ending_of, files_of, read_documents, row_documents
+from .text_files import TABLES, complete, decoded, ending_of, files_of, read_documents, row_documents
 from .words import near, nearest, neighbours, quoted, warn
 
 
@@ -157,12 +157,21 @@ def _opened(text: Any, data: AnyPath | None, column: str | None, characters: int
             f"{column!r}: leave it out."
         )
     if spec == "-":
-        return Text("stdin", "stdin", (sys.stdin.read(),))
+        return _piped()
     if (named := _named(spec)) is not None:
         return _open_named(*named, data, characters)
     path = _path(spec)
     documents, notes = read_documents(path, column=column)
     return Text(path.name, path.name, tuple(documents), notes=tuple(notes))
+
+
+def _piped() -> Text:
+    """What comes on stdin, whose bytes are read as those of a file: its own decoder goes by the locale."""
+    try:
+        content, notes = decoded(sys.stdin.buffer.read(), "stdin")
+    except UnicodeError as error:
+        raise ValueError(f"stdin must be text in UTF-8, got bytes that are none ({error}): convert it.") from error
+    return Text("stdin", "stdin", (content,), notes=tuple(notes))
 
 
 def _named(spec: str) -> tuple[str, str] | None:

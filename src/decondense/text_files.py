@@ -57,7 +57,7 @@ def read_documents(path: Path, *, column: str | None = None) -> tuple[list[str],
             content = blob.decode("utf-8-sig")
             rows = _json_lines(content, where) if ending == ".jsonl" else _rows(content)
         else:
-            content, notes = _decoded(blob, path)
+            content, notes = decoded(blob, path.name)
             if ending not in TABLES:
                 return [content], notes
             csv.field_size_limit(LARGEST)  # a document is longer than the 128 kB that a cell may have
@@ -128,8 +128,8 @@ def unpacked(path: Path) -> bytearray:
     return blob
 
 
-def _decoded(blob: bytearray, path: Path) -> tuple[str, list[str]]:
-    """UTF-8, UTF-16 where the file begins by saying so, else Latin-1 as Windows has it, with a note."""
+def decoded(blob: bytes | bytearray, name: str) -> tuple[str, list[str]]:
+    """UTF-8, UTF-16 where the text begins by saying so, else Latin-1 as Windows has it, with a note."""
     if blob.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return blob.decode("utf-16"), []
     try:
@@ -137,7 +137,7 @@ def _decoded(blob: bytearray, path: Path) -> tuple[str, list[str]]:
     except UnicodeDecodeError:
         if b"\0" in blob:  # no text at all
             raise
-        return blob.decode("cp1252"), [f"{path.name} is not UTF-8: read as Latin-1 (Windows-1252)."]
+        return blob.decode("cp1252"), [f"{name} is not UTF-8: read as Latin-1 (Windows-1252)."]
 
 
 def _json(text: str, start: int = 0, end: int | None = None) -> Any:
