@@ -57,6 +57,12 @@ class ModuleReader:
                     f"modules must name layers that are called, got {name!r}, a {type(modules[name]).__name__}: "
                     f"name what is in it, '{name}.*'."
                 )
+            if _tokens_first(modules[name]):
+                raise ValueError(
+                    f"the output of {name} must be (batch, tokens, width), got that of a "
+                    f"{type(modules[name]).__name__} with batch_first=False, whose tokens come first: make it with "
+                    "batch_first=True."
+                )
         self.parts = [modules[name] for name in self.names]
         # Of each layer the stack of torch's own around it; where all are of one kind, what lies outside has its tokens.
         stacks = [padded_by(model, name) for name in self.names]
@@ -197,6 +203,15 @@ def _sides(layers: list[nn.Module], model: Any, padded: list[tuple[str, str]]) -
         return [argument or "only" for _, argument in padded]
     inside = {id(module) for module in model.get_decoder().modules()}
     return ["decoder" if id(layer) in inside else "encoder" for layer in layers]
+
+
+def _tokens_first(layer: Any) -> bool:
+    """Whether it is one of torch's own as these are by default: of its states no shape tells where there is no mask."""
+    if isinstance(layer, nn.TransformerEncoder | nn.TransformerDecoder):
+        layer = layer.layers[0]
+    if isinstance(layer, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
+        layer = layer.self_attn
+    return isinstance(layer, nn.MultiheadAttention | nn.RNNBase) and not layer.batch_first
 
 
 def _matches(name: str, pattern: str) -> bool:

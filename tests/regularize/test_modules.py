@@ -254,20 +254,40 @@ def test_a_mapping_of_masks_is_read_where_one_is_of_tokens():
 
 @pytest.mark.parametrize("name", ["src_key_padding_mask", "key_padding_mask"])
 def test_a_mask_of_torch_that_does_not_fit_is_refused_by_its_name(name):
-    layer = nn.TransformerEncoderLayer(8, 2, 16)  # (tokens, batch, width)
-    model = {"src_key_padding_mask": Torchs, "key_padding_mask": Attentions}[name]().train()
-    model.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
     ids, mask, _ = padded()
     remedy = r": give it for every token; states must be \(batch, tokens, width\): batch_first=True\.$"
-    words = r"^src_key_padding_mask must be a tensor \(batch, tokens\) = \(12, 4\), got \(4, 12\)" + remedy
-    for call in (loss_of, watched, measured):
-        with pytest.raises(ValueError, match=words):
-            call(model, ids=ids.T, **{name: mask == 0})
     plain, words = Unmasked(), rf"^{name} must be a tensor \(batch, tokens\)( = \(4, 12\))?, got "
     for wrong, came in ((mask[0], r"\(12,\)"), (mask[:, None], r"\(4, 1, 12\)"), (mask.tolist(), "list")):
         for call in (loss_of, watched, measured):
             with pytest.raises(ValueError, match=words + came + remedy):
                 call(plain, ids=ids, **{name: wrong})
+    words = rf"^{name} must be a tensor \(batch, tokens\) = \(12, 4\), got \(4, 12\)" + remedy
+    for call in (loss_of, watched, measured):  # (tokens, batch), which the layers do not know
+        with pytest.raises(ValueError, match=words):
+            call(plain, ids=ids.T, **{name: mask == 0})
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 2, enable_nested_tensor=False),
+        lambda: nn.TransformerEncoderLayer(8, 2, 16),
+        lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 16), 2),
+        lambda: nn.MultiheadAttention(8, 2),
+        lambda: nn.GRU(8, 8),
+    ],
+)
+def test_layers_of_torch_with_the_tokens_first_are_refused_without_a_mask_too(build):
+    """The default of torch: pairs of sequences would be taken for pairs of tokens, and no shape tells."""
+    model, layer = Encoder(), build()
+    model.encoder = nn.ModuleDict({"layers": nn.ModuleList([layer])})
+    words = r"^the output of encoder\.layers\.0 must be \(batch, tokens, width\), got that of a "
+    words += rf"{type(layer).__name__} with batch_first=False, whose tokens come first: make it with batch_first=True\."
+    for attach in (dc.regularize, dc.monitor):
+        with pytest.raises(ValueError, match=words):
+            attach(model, modules=BLOCKS)
+    with pytest.raises(ValueError, match=words):
+        measured(model, ids=padded()[0])
 
 
 def test_masks_of_pairs_of_tokens_are_not_taken_for_padding():
