@@ -57,7 +57,7 @@ def write_text(target: Path, content: str) -> None:
         temporary.write_text(content, encoding="utf-8")
 
 
-def write_csv(target: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+def csv_text(rows: Iterable[Mapping[str, Any]]) -> str:
     """Columns in the order in which they first appear; a value that a row lacks, and None, is empty."""
     rows = list(rows)
     columns = list(dict.fromkeys(key for row in rows for key in row))
@@ -65,7 +65,11 @@ def write_csv(target: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     writer = csv.DictWriter(stream, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    write_text(target, stream.getvalue())
+    return stream.getvalue()
+
+
+def write_csv(target: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    write_text(target, csv_text(rows))
 
 
 def read_json(path: Path) -> Any:

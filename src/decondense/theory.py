@@ -23,7 +23,6 @@ numpy and scipy only; r and m are plain numbers, m the number of padded coordina
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 import scipy
@@ -74,15 +73,9 @@ def alpha(r: float, m: int) -> float:
     return min(1.0, math.sqrt(2 / math.pi) * r * integral)
 
 
-class Estimate(NamedTuple):
-    """A mean over random draws and its standard error."""
-
-    mean: float
-    error: float
-
-
-def simulate_cosine(x: ArrayLike, y: ArrayLike, m: int, *, draws: int = 10_000, seed: int = 0) -> Estimate:
-    """The expected cosine of x and y after padding, straight from its definition: pad, measure, average."""
+def simulate_cosine(x: ArrayLike, y: ArrayLike, m: int, *, draws: int = 10_000, seed: int = 0) -> tuple[float, float]:
+    """The expected cosine of x and y after padding, straight from its definition: pad, measure, average; and the
+    standard error of that average."""
     _check(1.0, m)
     if draws < 2:
         raise ValueError(f"draws must be at least 2, got {draws}: a standard error needs two.")
@@ -95,7 +88,7 @@ def simulate_cosine(x: ArrayLike, y: ArrayLike, m: int, *, draws: int = 10_000, 
         rows = slice(start, min(start + step, draws))
         g, h = rng.standard_normal((2, rows.stop - rows.start, m))
         values[rows] = (inner + (g * h).sum(1)) / np.sqrt((left + (g * g).sum(1)) * (right + (h * h).sum(1)))
-    return Estimate(float(values.mean()), float(values.std(ddof=1) / math.sqrt(draws)))
+    return float(values.mean()), float(values.std(ddof=1) / math.sqrt(draws))
 
 
 def expected_cosine(x: ArrayLike, y: ArrayLike, m: int) -> float:

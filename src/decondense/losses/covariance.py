@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from .. import geometry
@@ -26,17 +27,11 @@ def pooled_covariance(z: Tensor, mask: Tensor | None = None) -> Tensor:
     The shrinkage target of `i_star`: take a batch large enough, many more tokens than features.
     """
     mask = geometry.check_states(z, mask)
-    z, weight, n = geometry.keep(z.detach(), mask)
-    total = n.sum()
-    if total < 2:
-        raise ValueError(f"a covariance needs at least 2 tokens that count, got {int(total)}: pass a larger batch.")
+    tokens = z.detach().flatten(0, 1) if mask is None else z.detach()[mask]
+    if len(tokens) < 2:
+        raise ValueError(f"a covariance needs at least 2 tokens that count, got {len(tokens)}: pass a larger batch.")
     with full_precision(z.device):
-        mean = z.sum((0, 1)) / total
-        x = z - mean
-        if weight is not None:
-            x = x * weight.unsqueeze(-1)
-        x = x.flatten(0, 1)
-        return x.T @ x / (total - 1)
+        return torch.cov(tokens.T.to(torch.promote_types(z.dtype, torch.float32)))
 
 
 @dataclass(frozen=True)

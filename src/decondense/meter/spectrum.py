@@ -11,13 +11,13 @@ matrix_entropy          −Σ q log q, q = σ²/Σσ²
 spectral_slope          α of σ² ∝ rank^−α, by least squares of log σ² against log rank over ranks 3 … 100 (α-ReQ,
                         Agrawal et al. 2022, of the second moments: rank 1 is mostly the mean)
 isoscore                Rudman et al. 2022: with n the width and λ̂ = √n λ/‖λ‖, δ = ‖λ̂ − 1‖/√(2(n − √n)),
-                        φ = (n − δ²(n − √n))²/n², IsoScore = (nφ − 1)/(n − 1)
+                        φ = (n − δ²(n − √n))²/n², IsoScore = (nφ − 1)/(n − 1); 1 where n = 1
 ======================  ========================================================================================
 
 Only effective_rank and σ₁ need eigenvalues; they come from the smaller Gram matrix in float64, which costs a
 quarter of a singular value decomposition; singular values under about 3e-7 σ₁ (512 tokens) are taken as zero, which is
-also where those of a float32 state end. ``isoscore`` and ``participation_ratio``
-depend on λ through Σλ and Σλ² alone: ‖λ̂ − 1‖² = 2(n − √n Σλ/‖λ‖).
+also where those of a float32 state end. ``isoscore`` is (P − 1)/(n − 1) with P the participation ratio, as
+‖λ̂ − 1‖² = 2(n − √n Σλ/‖λ‖) makes nφ = P; both depend on λ through Σλ and Σλ² alone.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def of_moments(moments: SecondMoments) -> torch.Tensor:
     p = singular / singular.sum(-1, keepdim=True)
     rank = torch.exp(-torch.special.xlogy(p, p).sum(-1))
     share = singular[..., -1].square() / power
-    participation, isoscore = high.square() / frobenius.square(), _isoscore(high / frobenius, width)
+    participation = (high / frobenius).square()
+    isoscore = (participation - 1) / (width - 1) if width > 1 else torch.ones_like(participation)
     q = squared / squared.sum(-1, keepdim=True)
     entropy = -torch.special.xlogy(q, q).sum(-1)
     values = [rank, share, (1 - share).clamp_min(0).sqrt(), (high / low).sqrt(), participation, isoscore, entropy]
@@ -114,13 +115,3 @@ def _slope(squared: torch.Tensor) -> torch.Tensor:
     x = torch.where(some, x - torch.where(some, x, 0.0).sum(-1, keepdim=True) / count, 0.0)
     y = torch.where(some, tail, 1.0).log()
     return torch.where(count[..., 0] > 1, -(x * y).sum(-1) / x.square().sum(-1), math.nan)
-
-
-def _isoscore(ratio: torch.Tensor, width: int) -> torch.Tensor:
-    """``ratio`` is Σλ/‖λ‖, between 1 (one direction) and √n (isotropic)."""
-    if width == 1:
-        return torch.ones_like(ratio)
-    root = math.sqrt(width)
-    defect2 = (width - root * ratio) / (width - root)
-    phi = (width - defect2 * (width - root)).square() / width**2
-    return (width * phi - 1) / (width - 1)

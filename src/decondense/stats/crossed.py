@@ -9,18 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import scipy
 
 from .checkpoints import mcnemar, spread
-
-
-def _t_quantile(alpha: float, df: Any) -> Any:
-    """t_(1−α/2) of numbers or arrays, from the lower tail, where a small α keeps its digits."""
-    normal = scipy.special.ndtri(alpha / 2)
-    return -np.where(np.greater(df, 1e9), normal, scipy.special.stdtrit(np.minimum(df, 1e9), alpha / 2))
+from .intervals import t_quantile
 
 
 @dataclass(frozen=True)
@@ -65,9 +59,9 @@ class Crossed:
         standard error small and the degrees of freedom large at once."""
         total = self.seed_variance + self.item_variance
         if total == 0:
-            return float(_t_quantile(alpha, math.inf))
+            return float(t_quantile(alpha, math.inf))
         parts = ((self.seed_variance, self.seed_df), (self.item_variance, self.item_df))
-        return float(sum(part / total * _t_quantile(alpha, df) for part, df in parts if part > 0))
+        return float(sum(part / total * t_quantile(alpha, df) for part, df in parts if part > 0))
 
     @property
     def p(self) -> float:
@@ -123,8 +117,8 @@ class Crossed:
         bottom = sum((v**2 / df for v, (_, df) in zip(arms, self.seeds)), start=np.zeros(1))
         with np.errstate(invalid="ignore"):
             df = np.where(bottom > 0, total**2 / bottom, np.inf)
-        weighted = total * _t_quantile(alpha, df)
-        weighted = weighted + (items * _t_quantile(alpha, self.item_df) if self.item_variance > 0 else 0.0)
+        weighted = total * t_quantile(alpha, df)
+        weighted = weighted + (items * t_quantile(alpha, self.item_df) if self.item_variance > 0 else 0.0)
         return weighted / np.sqrt(np.maximum(total + items, 1e-300))
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable
 from typing import Any
 
+from ..files import csv_text
 from ..records import AVERAGE, Differences, Significance, differences
 from ..words import DIFFERENCE, difference_cells, nats, p_words, points
 
 SHORT = ("task", "items", "base", "treated", "diff.", "95 % interval", "p", "Holm", "could", "S/N")
 LIKELIHOOD = "Log-likelihood of what is right, in nats per item (per token of a text)"
-COLUMNS = "items base treated difference low high test p p_holm significant smallest_effect seed_sd item_se seed_se"
-COLUMNS += " signal_to_noise"
+COLUMNS = "task items base treated difference low high test p p_holm significant smallest_effect seed_sd item_se"
+COLUMNS += " seed_se signal_to_noise"
 NAMED = 3
 """So many tasks are called by their names in a sentence; the table has all."""
 
@@ -124,14 +123,12 @@ def latex(record: Significance) -> str:
 
 def csv_table(record: Significance) -> str:
     """Full precision, fractions and not points; likelihoods as further rows."""
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, ["outcome", "task", *COLUMNS.split()], extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
+    lines: list[dict[str, Any]] = []
     for outcome, part in (("score", record), ("log-likelihood", record.likelihood)):
         if part is None or part.macro is None:
             continue
         rows: list[dict[str, Any]] = differences(part)
         if len(rows) == 1:
             rows.append(part.macro.model_dump() | {"task": AVERAGE})
-        writer.writerows({"outcome": outcome, **row} for row in rows)
-    return stream.getvalue()
+        lines += [{"outcome": outcome} | {name: row.get(name) for name in COLUMNS.split()} for row in rows]
+    return csv_text(lines)

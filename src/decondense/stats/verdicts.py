@@ -222,7 +222,7 @@ def slope(x: Sequence[float], y: Sequence[float], groups: Sequence[object], *, c
         reason = "the models do not differ enough for a slope"
         return Decision(UNDECIDED, None, None, None, len(a), "model", 0.95, reason)
     estimate = float(a @ b) / spread
-    half = float(t_quantile(0.95, df)) * math.sqrt(float(((b - estimate * a) ** 2).sum()) / df / spread)
+    half = float(t_quantile(0.05, df)) * math.sqrt(float(((b - estimate * a) ** 2).sum()) / df / spread)
     return from_interval(
         estimate, estimate - half, estimate + half, n=len(a), claim=claim, unit="model", least=4,
         resolution=resolved(half, 0.95, df) or None,
@@ -243,7 +243,7 @@ def steady(values: Sequence[float], *, margin: float, most: float = math.inf) ->
         return missing
     x = np.asarray(values, dtype=np.float64)
     n, mean, spread = len(x), float(x.mean()), float(x.std(ddof=1))
-    half = float(t_quantile(0.95, n - 1)) * spread * math.sqrt(1 + 1 / n)
+    half = float(t_quantile(0.05, n - 1)) * spread * math.sqrt(1 + 1 / n)
     low, high = mean - half, mean + half
     # s is itself uncertain: a true spread whose interval fits the margin is excluded when even the lower confidence
     # limit of the spread does not fit.
