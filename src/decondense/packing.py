@@ -29,9 +29,6 @@ class Documents:
     def gather(self, x: Tensor) -> Tensor:
         return self.flat(x)[self.index]
 
-    def first(self, number: int) -> Documents:
-        return Documents(self.index[:number], self.mask[:number], self.shape)
-
     def place(self, number: int) -> dict[str, int]:
         """The row in which a document lies, and its first token there."""
         row, start = divmod(int(self.index[number, 0]), self.shape[1])

@@ -23,6 +23,10 @@ def warn(words: str, kind: type[Warning] = UserWarning) -> None:
     warnings.warn(words, kind, stacklevel=level)
 
 
+def nobody(*words: object, **more: object) -> None:
+    """Who is told, of progress or of a sentence, unless somebody wants to know."""
+
+
 def signed(value: float | None, digits: int = 3) -> str:
     """+0.123, with a true minus sign; 0.000 has none; a dash for what is not finite."""
     return "–" if value is None or not math.isfinite(value) else _fixed(value, digits, True)

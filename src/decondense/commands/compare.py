@@ -79,9 +79,7 @@ def run_comparison(
 
         def windows(done: int, each: int | None, what: str = "windows of all", note: str = "") -> None:
             name, number, total = now
-            if move is not None:
-                note = f"{name}{note and ', ' + note}"
-                move(number * (each or 0) + done, each and total * each, what, note)
+            move(number * (each or 0) + done, each and total * each, what, f"{name}{note and ', ' + note}")
 
         def finished(result: Condensation) -> None:
             if first_process():

@@ -76,9 +76,10 @@ def _evaluate_into(
     if fresh and partial.exists():
         shutil.rmtree(partial)
     begun = time.monotonic()
-    progress = None if move is None else lambda what, done, total: move(done, total, what)
     try:
-        record, items = run(model, **options, partial=partial, progress=progress)
+        record, items = run(
+            model, **options, partial=partial, progress=lambda what, done, total: move(done, total, what)
+        )
     except BaseException as error:
         if partial.is_dir() and {p.name for p in partial.iterdir()} <= {"settings.json"}:
             shutil.rmtree(partial, ignore_errors=True)  # an end before the first batch leaves no folder behind

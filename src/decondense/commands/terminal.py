@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..files import first_process, os_sentence, output_folder, safe_name, sole_writer, write_text
-from ..words import duration
+from ..words import duration, nobody
 
 # Names of models, texts and folders are no markup, and the ":train:" in them is no picture.
 out = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
@@ -70,14 +70,14 @@ def write_origin(folder: Path, config: dict[str, Any], seconds: float) -> None:
 
 
 @contextlib.contextmanager
-def progress_bar(label: str, *, quiet: bool) -> Iterator[Any]:
+def progress_bar(label: str, *, quiet: bool) -> Iterator[Callable[..., None]]:
     """A callback (done, total, what, note) that shows on stderr how far the work is and how long it will still take:
     a bar, or into a pipe a line now and then. Another `what` than before is another work: its clock starts anew. A
-    `total` of None: nobody knows how much there is. Where it is `quiet`, for JSON, stdout is for that alone: what a
-    library says there when it is imported, as deepspeed does, goes to stderr."""
+    `total` of None: nobody knows how much there is. Where it is `quiet`, for JSON, it shows nothing, and stdout is for
+    that alone: what a library says there when it is imported, as deepspeed does, goes to stderr."""
     if quiet or not first_process():
         with contextlib.redirect_stdout(sys.stderr):
-            yield None
+            yield nobody
         return
     if not err.is_terminal:
         with _progress_lines(label) as move:
@@ -160,19 +160,17 @@ def _progress_lines(label: str) -> Iterator[Callable[..., None]]:
         thread.join()
 
 
-def with_stages(move: Callable[..., None] | None) -> dict[str, Any]:
+def with_stages(move: Callable[..., None]) -> dict[str, Any]:
     """The callbacks `progress` and `stage` of `measure`, for what `progress_bar` gave."""
     at: tuple[int, int | None] = (0, None)
 
     def progress(done: int, total: int) -> None:
         nonlocal at
         at = (done, total) if done < total else (0, None)  # what comes after the last has no number
-        if move is not None:
-            move(done, total)
+        move(done, total)
 
     def stage(words: str) -> None:
-        if move is not None:
-            move(*at, note=words)
+        move(*at, note=words)
 
     return {"progress": progress, "stage": stage}
 

@@ -292,7 +292,7 @@ def _progress(recipe: Any, *, quiet: bool) -> Iterator[dict[str, Any]]:
     from ..train.watch import in_words
 
     with progress_bar("getting ready", quiet=quiet) as move:
-        if move is None:
+        if quiet:
             yield {}
             return
         lines = not err.is_terminal

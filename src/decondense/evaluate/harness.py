@@ -16,6 +16,7 @@ from ..insides import lm_eval as inside
 from ..needs import need
 from ..records import Evaluation
 from ..text import TEXTS, available, open_text
+from ..words import nobody
 from .items import Item, item_hash, summarise
 from .rows import right_of
 from .task_names import names_of
@@ -70,7 +71,7 @@ def evaluate(
     names, texts = check(**locals())
     folder = bench_folder(bench) if names or bench else None
     opened = _open_texts(texts, folder)
-    progress = progress or (lambda what, done, of: None)
+    progress = progress or nobody
     benchmarks = build(names, bench=folder or "hub", shots=shots, seed=seed, limit=limit, progress=progress)
     how = {"dtype": dtype, "device": device, "init": init, "seed": seed, "trust_remote_code": trust_remote_code}
     weights, tokenizer, about = _load(model, revision, how)

@@ -30,6 +30,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from ..insides.lm_eval import check_model_class
+from ..words import nobody
 from .items import TEXT, Item
 from .unfinished import Journal
 
@@ -68,7 +69,7 @@ class Scorer(HFLM):
         threads = torch.get_num_threads() if self.device.type == "cpu" else 0
         self.batch_tokens = batch_tokens or 256 * threads or 65_536
         self.scored_tokens = 128 * threads or 16_384
-        self.progress: Callable[[int, int], None] = lambda done, of: None
+        self.progress: Callable[[int, int], None] = nobody
         self.journal = journal
         self.cut: dict[tuple[str, int], int] = {}
         accepted = inspect.signature(getattr(model, "forward", model.__call__)).parameters

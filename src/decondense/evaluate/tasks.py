@@ -21,6 +21,7 @@ from typing import Any
 from ..hub import first_line, hub_reachable
 from ..insides import lm_eval as inside
 from ..text_files import ending_of, unpacked
+from ..words import nobody
 from .rows import Rows
 from .task_names import PAPER, index_of, leaves_of
 
@@ -60,7 +61,7 @@ def shots_for(name: str, shots: str | int) -> int | None:
 
 def build(
     names: Sequence[str], *, bench: str | Path | None = None, shots: str | int = "gpt2", seed: int = 1234,
-    limit: int | None = None, progress: Progress = lambda what, done, of: None,
+    limit: int | None = None, progress: Progress = nobody,
 ) -> list[Benchmark]:  # fmt: skip
     """Build every benchmark, or say in one sentence which cannot be built and why. ``bench`` is a folder with
     ``NAME/SPLIT.jsonl`` (also .json, .parquet, .gz, .xz) in the hub's field names, or "hub" (see ``bench_folder``);

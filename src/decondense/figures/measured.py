@@ -92,7 +92,7 @@ class Geometry:
         if states not in table:
             raise ValueError(f"states must be one of {', '.join(table)}, got {states!r}{perhaps(states, table)}")
         if name == "mean_cosine":
-            return self._level(states)
+            return self.over_windows(self.levels(states))
         if name not in table[states]:
             names = [*table[states], "mean_cosine"]
             raise ValueError(f"name must be one of {', '.join(names)}, got {name!r}{perhaps(name, names)}")
@@ -111,14 +111,11 @@ class Geometry:
         value, low, high = finite(bootstrap(values, lambda mean: mean, **drawn).tolist())
         return Interval(value=value, low=low, high=high)
 
-    def _level(self, states: str) -> Interval:
-        return self.over_windows(self.levels(states))
-
     @cached_property
     def verdict(self) -> str:
         """The trend in a word and the level, with their intervals, in a line: from the numbers, so that a record
         written when the words were others reads as one of today."""
-        return verdict(self.record.trend, self._level("blocks"))
+        return verdict(self.record.trend, self.over_windows(self.levels()))
 
     def trend(self, name: str, *, states: str = "all") -> float:
         """`name`: spearman, kendall, slope or last, or mean_cosine, its mean over the states; `states`: "all" (L+1),

@@ -23,7 +23,7 @@ from ..insides.torch import unwrapped
 from ..stack import evaluating
 from ..text import open_text
 from ..windows import draw_windows
-from ..words import several
+from ..words import nobody, several
 from . import processes
 from .batches import Mask, identity, measure_batches
 from .later import Later
@@ -111,7 +111,7 @@ def measure(
     returns the whole result.
     """
     check(**locals())
-    progress = progress or (lambda done, total: None)
+    progress = progress or nobody
     loading = {"dtype": dtype, "device": device, "init": init, "seed": seed, "trust_remote_code": trust_remote_code}
     if inputs is not None:
         other = not isinstance(text, str) or text != TEXT
@@ -132,7 +132,7 @@ def measure(
     if modules is not None or mask is not None:
         raise ValueError("modules and mask go with inputs, batches of what the model reads: give those too.")
     rank, world = processes.join_group()
-    stage = stage or (lambda words: None)
+    stage = stage or nobody
     if not isinstance(model, (str, os.PathLike)):
         _open_model(model, label, revision, loading)  # what cannot be measured is told before a text is looked for
     stage("reading the text")

@@ -23,7 +23,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from ..figures.chart import Chart
 from ..files import finite, to_yaml
 from ..records import Comparison, Measurement, Study, Training
-from ..words import list_of, several, slug
+from ..words import list_of, nobody, several, slug
 from . import plotly
 from .claims import place_of
 from .runs import Run, group_of, read_run, read_running, training
@@ -60,7 +60,7 @@ class Report:
         return list(dict.fromkeys(known))
 
 
-def collect(places: Places, *, running: bool = False, progress: Progress | None = None) -> Report:
+def collect(places: Places, *, running: bool = False, progress: Progress = nobody) -> Report:
     """Read results and make sections out of them. Raises `ValueError` when there is no result to show. A file that does
     not fit its schema is skipped, with the reason; whatever else goes wrong is a bug, and is raised.
     `running`: also runs that still train, as far as they are; there may be nothing yet. `progress` is called with
@@ -71,8 +71,7 @@ def collect(places: Places, *, running: bool = False, progress: Progress | None 
     by_kind: dict[str, list[Section]] = {kind: [] for kind in KINDS}
     groups: dict[tuple[str, str], list[Run]] = {}
     for number, source in enumerate(sources):
-        if progress is not None:
-            progress(number, len(sources))
+        progress(number, len(sources))
         record, kind = source.record, source.record.kind
         if isinstance(record, Training):
             groups.setdefault(group_of(record), []).append(read_run(source))
@@ -160,15 +159,14 @@ def _table_data(table: Table, pool: Pool) -> dict[str, Any]:
     return {"title": table.title, "columns": table.columns, "data": [pool.pack(column) for column in columns]}
 
 
-def page_data(content: Report, progress: Progress | None = None) -> tuple[dict[str, Any], Pool]:
+def page_data(content: Report, progress: Progress = nobody) -> tuple[dict[str, Any], Pool]:
     """What the page's script works with: sections, charts and tables by id, and the pool of their numbers."""
     pool = Pool()
     charts: dict[str, Any] = {}
     tables: dict[str, Any] = {}
     sections: dict[str, Any] = {}
     for number, section in enumerate(content.sections):
-        if progress is not None:
-            progress(number, len(content.sections), "writing sections")
+        progress(number, len(content.sections), "writing sections")
         name = slug(section.kind, section.title)[:60]
         head = {key: getattr(section, key) for key in ("kind", "title", "badge", "verdict", "notes")}
         keys = ("folder", "command", "hardware", "config")
@@ -186,7 +184,7 @@ def page_data(content: Report, progress: Progress | None = None) -> tuple[dict[s
 # -- HTML ----------------------------------------------------------------------------------------------------
 
 
-def render(content: Report, *, title: str | None = None, live: str = "", progress: Progress | None = None) -> str:
+def render(content: Report, *, title: str | None = None, live: str = "", progress: Progress = nobody) -> str:
     """The whole page as a string. The same results give the same bytes. `live`: the stamp of a page that is served, and
     asks its server for another. `progress` is called with (sections done, sections in all, what is done)."""
     from plotly.offline import get_plotlyjs

@@ -139,8 +139,7 @@ def decide(
     Values that are all the same have no spread to be judged by, and leave it undecided, as in `equivalent` and
     `not_below`; but not where they are all at `bound`, the end of what the quantity can be.
     """
-    undecided = unjudged(values, unit, level, bound)
-    if undecided is not None:
+    if (undecided := unjudged(values, unit, level, bound)) is not None:
         return undecided
     mean, low, high = interval(values, level)
     resolution = resolved(high - mean, level, len(values) - 1) or None
@@ -188,8 +187,7 @@ def _between(
     values: Sequence[float], bottom: float, top: float, reasons: Sequence[str], unit: str, tried: int = 1
 ) -> Decision:
     """The 90 % interval inside the bounds, the 95 % interval (less of `tried`) outside, or neither."""
-    undecided = unjudged(values, unit, 0.9)
-    if undecided is not None:
+    if (undecided := unjudged(values, unit, 0.9)) is not None:
         return undecided
     mean, low, high = interval(values, 0.9)
     _, outer_low, outer_high = interval(values, 1 - 0.05 / tried)
@@ -208,8 +206,7 @@ def slope(x: Sequence[float], y: Sequence[float], groups: Sequence[object], *, c
     a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     names = list(groups)
     usable = [i for i, g in enumerate(names) if names.count(g) > 1]
-    missing = _missing([float(b[i]) for i in usable], "model", 0.95, 4)
-    if missing is not None:
+    if (missing := _missing([float(b[i]) for i in usable], "model", 0.95, 4)) is not None:
         return missing
     a, b, names = a[usable], b[usable], [names[i] for i in usable]
     for g in dict.fromkeys(names):
@@ -238,8 +235,7 @@ def steady(values: Sequence[float], *, margin: float, most: float = math.inf) ->
     beyond ±`most`, as of a correlation beyond ±1, the interval ends there: that changes nothing about how often it
     holds the next value, nor about the verdict.
     """
-    missing = _missing(values, "text", 0.95)
-    if missing is not None:
+    if (missing := _missing(values, "text", 0.95)) is not None:
         return missing
     x = np.asarray(values, dtype=np.float64)
     n, mean, spread = len(x), float(x.mean()), float(x.std(ddof=1))

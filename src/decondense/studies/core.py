@@ -30,7 +30,7 @@ from .. import records
 from ..files import from_yaml, safe_name, versions, write_csv, write_text
 from ..records import Training, find
 from ..stats.verdicts import UNDECIDED
-from ..words import duration, perhaps, round_to, several
+from ..words import duration, nobody, perhaps, round_to, several
 from .arms import recipe_of, teachers_first
 from .runs import Conclusion, Members, Planned, Run, Runs, measured_name, trained_name
 from .settings import SCALES, Settings, check_form, command_of, put_change, resolved, scale_file
@@ -135,7 +135,7 @@ def settings_of(study: Study, scale: str, changes: Sequence[str] = (), seeds: Se
 def run(
     study: Study, scale: str, folder: Path, settings: Settings, *, pieces: Sequence[str] | None = None,
     data: str | None = None, bench: str | None = None, device: str | None = None, reuse: Sequence[Path] = (),
-    timed: bool = True, say: Say = lambda sentence: None, progress: Callable[..., None] | None = None,
+    timed: bool = True, say: Say = nobody, progress: Callable[..., None] = nobody,
 ) -> records.Study:  # fmt: skip
     """Make the runs that are not there yet, then compute the result from all that are; returns it.
 
@@ -150,8 +150,8 @@ def run(
     fresh = read_config(study, scale, folder) is None
     members = Members(plan, settings)
     done = {one.name for one in _runs(folder, members).values()}
-    known, quiet = known_runs(reuse, members), lambda *words: None
-    shop = Workshop(folder, settings, data, bench, device, say, timed and study.timed, known, progress or quiet)
+    known = known_runs(reuse, members)
+    shop = Workshop(folder, settings, data, bench, device, say, timed and study.timed, known, progress)
     missing = [planned for planned in chosen if planned.name not in done]
     for planned in chosen:
         if planned.name in done:
@@ -214,9 +214,7 @@ def _runs(folder: Path, members: Members) -> dict[str, Run]:
     return taken
 
 
-def collect(
-    study: Study, scale: str, folder: Path, sources: Sequence[Path], *, say: Say = lambda sentence: None
-) -> None:
+def collect(study: Study, scale: str, folder: Path, sources: Sequence[Path], *, say: Say = nobody) -> None:
     """Copy the runs that belong, of all folders below the sources, into DIR/runs: all or, where one cannot be, none.
     A run that is there twice must have the same numbers."""
     configs = [read_config(study, scale, place) for place in (folder, *sources) if place is folder or place.is_dir()]
@@ -282,9 +280,8 @@ def _write_config(study: Study, scale: str, folder: Path, settings: Mapping[str,
 
 
 def conclude(
-    study: Study, scale: str, folder: Path, *, settings: Settings | None = None, reason: str = "",
-    say: Say = lambda sentence: None,
-) -> records.Study:  # fmt: skip
+    study: Study, scale: str, folder: Path, *, settings: Settings | None = None, reason: str = "", say: Say = nobody
+) -> records.Study:
     """Compute the result from the runs in `folder`, write it and return it, and say which are missing. Runs nothing."""
     settings = settings or read_config(study, scale, folder) or settings_of(study, scale)
     plan = study.plan(settings)

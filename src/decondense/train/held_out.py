@@ -16,6 +16,7 @@ import torch
 from torch.nn import functional as F
 
 from ..stack import unnoticed
+from ..words import nobody
 from .blocks import Blocks
 from .sections import Data
 
@@ -24,10 +25,6 @@ TOKENS = 8192  # per forward pass: all logits of a pass exist in float32
 DECILES, OCTILES = 10, 8
 Tell = Callable[[str, int, int | None], None]
 """Called with (what is done, how much of it is, how much there is, where that is known)."""
-
-
-def nobody(what: str, done: int, of: int | None) -> None:
-    """Who is told unless somebody wants to know."""
 
 
 @dataclass(frozen=True)

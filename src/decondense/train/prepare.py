@@ -25,7 +25,7 @@ from ..insides.transformers import name_loss
 from ..needs import need
 from ..weights_cache import quiet_loading
 from ..windows import draw_windows
-from ..words import perhaps, quoted
+from ..words import nobody, perhaps, quoted
 from . import fast
 from .blocks import Blocks
 from .controls import Centre, dropout_keys, logit_terms
@@ -84,7 +84,7 @@ def check(recipe: Recipe) -> dict[str, Any]:
     return source
 
 
-def prepare(recipe: Recipe, folder: Path, cache: AnyPath | None, tell: Progress = lambda done, of: None) -> Prepared:
+def prepare(recipe: Recipe, folder: Path, cache: AnyPath | None, tell: Progress = nobody) -> Prepared:
     _check_reports(recipe.train.report_to)
     if recipe.train.quantised and sharded():
         raise ValueError("train.quantised rounds whole weights, which FSDP splits: leave it out.")

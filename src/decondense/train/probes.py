@@ -17,8 +17,9 @@ from torch.nn import functional as F
 from transformers import TrainerCallback
 
 from ..stack import unnoticed
+from ..words import nobody
 from .blocks import Blocks, Order
-from .held_out import Tell, nobody
+from .held_out import Tell
 
 TOKENS = 8192  # of one batch: all its logits exist in float32
 BATCHES = 32

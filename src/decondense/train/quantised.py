@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
-from .held_out import Document, Tell, document_losses, nobody
+from ..words import nobody
+from .held_out import Document, Tell, document_losses
 
 GROUP = 32
 

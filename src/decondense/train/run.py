@@ -24,12 +24,12 @@ from ..needs import need
 from ..records import parse
 from ..term import Terms
 from ..weights_cache import quiet_loading
-from ..words import list_of, several
+from ..words import list_of, nobody, several
 from . import folder as run_folder
 from .active_forgetting import Forgetting
 from .blocks import Order
 from .fast import matmul_precision, tap_blocks
-from .held_out import Tell, document_losses, frequency_deciles, nobody, one_document, token_counts
+from .held_out import Tell, document_losses, frequency_deciles, one_document, token_counts
 from .prepare import Prepared, prepare
 from .probes import Probes
 from .quantised import quantised_losses
@@ -63,8 +63,8 @@ def train(
     cache: AnyPath | None = None,
     show: Show | None = None,
     progress: Tell = nobody,
-    say: Callable[[str], None] = lambda sentence: None,
-    stage: Callable[[str], None] = lambda words: None,
+    say: Callable[[str], None] = nobody,
+    stage: Callable[[str], None] = nobody,
     draw: bool = True,
 ) -> Run:
     """Train as `recipe` says, into `folder`.

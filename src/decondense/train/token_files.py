@@ -27,6 +27,7 @@ import numpy as np
 from .. import text
 from ..files import AnyPath, locked, os_sentence, remembered_sha256
 from ..weights_cache import cache_dir
+from ..words import nobody
 from .blocks import Blocks
 
 VERSION = 3  # of the files' content
@@ -46,7 +47,7 @@ def token_folder(cache: AnyPath | None) -> Path:
 
 def prepare(
     texts: str | list[str], tokenizer: Any, *, context: int, tokens: int, cache: Path, documents: int = 0,
-    whole: bool = False, data: str | None = None, progress: Progress = lambda done, of: None,
+    whole: bool = False, data: str | None = None, progress: Progress = nobody,
 ) -> Blocks:  # fmt: skip
     """Blocks of `context` tokens of as much of the texts as `tokens` asks for (all of it, when there is less).
 

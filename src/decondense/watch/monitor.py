@@ -166,7 +166,7 @@ class Monitor:
         for capture, cut in zip(captures, cuts):
             z, mask = capture.states[state], capture.mask_of(state)
             if cut is not None:
-                z, mask = cut.first(room).gather(z), cut.mask
+                z, mask = cut.flat(z)[cut.index[:room]], cut.mask
             elif mask is not None:
                 mask = self._counting(mask, z.shape[:2])
             parts += [part for _, part in trimmed(z[:room], None if mask is None else mask[:room])]
