@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ import typer
 
 from .. import hub
 from ..files import output_folder
-from ..words import cell, several
+from ..words import cell, nobody, several
 from . import options as o
 from .terminal import err, out, progress_bar, table, writing
 
@@ -70,11 +71,7 @@ def study(
         return
     if sources and not merge:
         raise ValueError("--from takes runs from elsewhere and goes with --merge: add it.")
-
-    def say(sentence: str) -> None:
-        if not as_json:
-            err.print(sentence)
-
+    say: Callable[..., None] = nobody if as_json else err.print
     target = out_dir or Path("studies") / f"{name}-{scale}"
     studies.check_folder(target)
     if merge and not sources and not target.is_dir():

@@ -7,7 +7,7 @@ import math
 import shlex
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -15,7 +15,7 @@ import typer
 
 from ..files import first_process, pretty_json
 from ..hub import check_repo, push
-from ..words import amount, cell, list_of, perhaps, several, signed
+from ..words import amount, cell, list_of, nobody, perhaps, several, signed
 from . import options as o
 from .terminal import err, out, progress_bar, table
 
@@ -175,11 +175,7 @@ def _run(recipe: Any, folder: Path, *, resume: bool, quiet: bool) -> Any:
     from ..train.folder import where_it_goes_on
 
     quiet = quiet or not first_process()
-
-    def say(sentence: str) -> None:
-        if not quiet:
-            err.print(sentence)
-
+    say: Callable[..., None] = nobody if quiet else err.print
     for note in _notes(recipe):
         say(f"note: {note}")
     _speak_when_ended(folder)

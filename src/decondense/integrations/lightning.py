@@ -24,6 +24,7 @@ from ..regularizer import term_of
 from ..watch.engines import PICTURE
 from ..watch.monitor import Monitor
 from ..watch.reading import Reading
+from ..words import nobody
 
 try:  # one package under two names; a script that uses one of them has imported it already
     if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:
@@ -175,15 +176,14 @@ class MonitorCallback(Callback):
     monitor: Monitor
 
     def __init__(self, *, model: str | None = None, log: Any = None, **options: Any) -> None:
-        self.name, self.log_reading, self.options = model, log, options
+        self.name, self.log_reading, self.options = model, log or nobody, options
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         loggers = trainer.loggers if trainer.is_global_zero else []
         pictured = [logger.experiment for logger in loggers if hasattr(logger.experiment, "add_image")]
 
         def report(reading: Reading) -> None:
-            if self.log_reading is not None:
-                self.log_reading(reading)
+            self.log_reading(reading)
             for logger in loggers:
                 logger.log_metrics(reading.figures(), step=reading.step)
             for writer in pictured:

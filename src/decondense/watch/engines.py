@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from .. import hidden_states as hs
 from ..capture import Hook
 from ..insides.torch import unwrapped
-from ..words import warn
+from ..words import nobody, warn
 from .monitor import Log, Monitor
 from .reading import METRICS, Reading
 
@@ -59,7 +59,7 @@ def monitor(
     if isinstance(target, nn.Module):
         return _of_model(unwrapped(target), log, options)
     if not isinstance(target, type) and hasattr(target, "callback_handler"):
-        return _of_trainer(target, log, options)
+        return _of_trainer(target, log or nobody, options)
     raise hs.no_target(target)
 
 
@@ -94,13 +94,12 @@ def _of_model(model: nn.Module, log: Log | None, options: dict[str, Any]) -> Mon
     return watch
 
 
-def _of_trainer(trainer: Any, log: Log | None, options: dict[str, Any]) -> Monitor:
+def _of_trainer(trainer: Any, log: Log, options: dict[str, Any]) -> Monitor:
     """A monitor whose readings go into the trainer's log, and as a heatmap to where it sends pictures."""
     from transformers import TrainerCallback
 
     def report(reading: Reading) -> None:
-        if log is not None:
-            log(reading)
+        log(reading)
         if trainer.is_world_process_zero():
             _log_reading(trainer, reading)
 

@@ -27,7 +27,7 @@ from ..needs import need
 from ..packing import Documents, unmasked_documents
 from ..split import refuse_split
 from ..stack import unnoticed, unwrap_peft
-from ..words import nearest, several, warn
+from ..words import nearest, nobody, several, warn
 from . import background
 from .reading import METRICS, Reading, begun
 
@@ -76,7 +76,7 @@ class Monitor:
         self.reader, _ = hs.reader_of(model, modules)
         if isinstance(self.reader, ModuleReader):
             self.reader.differentiated = False
-        self.modules, self.step, self.epoch, self._log, self._pictured = modules, step, epoch, log, pictured
+        self.modules, self.step, self.epoch, self._log, self._pictured = modules, step, epoch, log or nobody, pictured
         self._readings: list[Reading] = []
         self._waiting: Future[Reading] | None = None  # a reading whose eigenvalues are being computed
         self.undo = ExitStack()
@@ -156,8 +156,7 @@ class Monitor:
     def _report(self, reading: Reading) -> None:
         self._readings.append(reading)
         self._warn(reading)
-        if self._log is not None:
-            self._log(reading)
+        self._log(reading)
 
     def _sequences(self, captures: list[Capture], cuts: list[Documents | None], state: int) -> list[Tensor]:
         """A hidden state of the first so many sequences, or documents of packed rows, without their padding."""
