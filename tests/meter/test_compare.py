@@ -381,6 +381,13 @@ def test_errors(results):
         compare(results, window=3)
     with pytest.raises(ValueError, match="at least two results"):
         compare(results[0])
+    for idle in ({"windows": 5}, {"batch": 0}, {"texts": ["wikitext-2"]}, {"spectral": True}):
+        (name,) = idle
+        with pytest.raises(
+            ValueError, match=f"^'{name}' is for measuring, and all 2 items are saved results: leave it"
+        ):
+            compare(results, **idle)
+    assert compare(results, windows=100, progress=lambda *_: None).results == results  # as by default: said or not
     with pytest.raises(ValueError, match=r"^paired must be True or False, got 'no': give one of the two, or leave it"):
         compare(results, paired="no")
     with pytest.raises(ValueError, match="even number"):

@@ -243,7 +243,12 @@ def plan(items: Item | Sequence[Item], texts: Any, revisions: Any, paired: bool,
         raise ValueError(f"paired needs an even number of results, got {len(jobs)}: give them as a b, c d, …")
     if len(jobs) < 2:
         raise ValueError("compare needs at least two results: give more models, texts or revisions.")
-    for name, extra in (job for job in jobs if not isinstance(job, Condensation)):
+    to_measure = [job for job in jobs if not isinstance(job, Condensation)]
+    asked, default = options | {"texts": texts, "revisions": revisions}, {one.name: one.default for one in both}
+    idle = [name for name, value in asked.items() if value != default[name] and not callable(value)]
+    if idle and not to_measure:
+        raise ValueError(f"{idle[0]!r} is for measuring, and all {len(jobs)} items are saved results: leave it out.")
+    for name, extra in to_measure:
         check(name, **(options | extra))
     return jobs
 
