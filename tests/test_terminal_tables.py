@@ -77,6 +77,15 @@ def test_tables_fit_sixty_columns(name, monkeypatch):
             assert all("".join(cell.plain.split())[:9] in letters for cell in column.cells), said
 
 
+def test_a_number_that_a_state_has_not_is_a_dash():
+    """As of windows of 2 tokens without the first, when they were measured and when they are read again."""
+    result = dc.load(RESULTS / "smollm2-135m-wikitext2")
+    for nothing in (None, float("nan")):
+        result.record.states[0].mean_cosine_without_first = nothing
+        shown = [cell.plain for cell in measure._state_table(result).columns[8].cells]
+        assert shown[:2] == ["–", f"{result.record.states[1].row()['mean_cosine_without_first']:.2f}"]
+
+
 def test_json_everywhere(tmp_path):
     """Of commands that need no model; tests/test_help.py sees that all have the option."""
     theory = RESULTS / "studies" / "theory"

@@ -43,7 +43,7 @@ def scalars(z: np.ndarray) -> dict[str, float]:
         "mean_square_cosine": (pairs(c) ** 2).mean(),
         "mean_direction_norm": math.sqrt(float((mean_direction**2).sum())),
         "token_norm": float(np.mean([math.sqrt(float((row * row).sum())) for row in z])),
-        "mean_cosine_without_first": pairs(c[1:, 1:]).mean() if n > 2 else 0.0,
+        "mean_cosine_without_first": pairs(c[1:, 1:]).mean() if n > 2 else math.nan,
     }
     variance = [float(((z[:, d] - z[:, d].mean()) ** 2).mean()) for d in range(width)]
     contribution = [float(mean_direction[d] ** 2) for d in range(width)]

@@ -59,6 +59,17 @@ def test_sequences_of_different_lengths():
     assert c.final_norm is True
 
 
+def test_two_tokens_have_no_pair_without_the_first():
+    """They counted as a cosine of 0 in the mean over sequences."""
+    model, batch = build("llama"), padded()
+    batch["attention_mask"][1, 2:] = 0
+    z = model(**batch, output_hidden_states=True).hidden_states[1].detach().double().numpy()
+    rows = [scalars(row[:n])["mean_cosine_without_first"] for row, n in zip(z, LENGTHS) if n > 4]
+    found = measure(model, inputs=batch).values("mean_cosine_without_first")
+    assert found[1] == pytest.approx(np.mean(rows), abs=1e-5)
+    assert np.isnan(measure(model, inputs=batch["input_ids"][:, :2]).values("mean_cosine_without_first")).all()
+
+
 def test_packed_rows_are_cut_into_documents_as_the_loss_and_the_monitor_cut_them():
     """No mask, and positions that restart; with a mask a row is a sequence."""
     model, ids = llama(), tokens(2, 12)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -200,7 +201,8 @@ def _state_table(result: Condensation) -> Any:
         values = state.row()
         bare = min(values["mean_cosine_without_variance3"], values["mean_cosine_without_cosine3"])
         figures = [state.std, state.quantiles[0], state.quantiles[-1], state.by_distance[0], state.by_distance[-1]]
-        cells = (f"{v:.2f}" for v in (*figures, values["mean_cosine_without_first"], bare))
+        figures += [values["mean_cosine_without_first"], bare]
+        cells = ("–" if math.isnan(known(v)) else f"{v:.2f}" for v in figures)
         cosine = known(state.mean_cosine)
         name = "embedding" if number == 0 else f"{state.state}{suffix}"
         rows.append((name, f"{cosine:.3f}", bar(cosine, width=10), *cells))

@@ -9,7 +9,7 @@ mean_cosine_all                mean of c_ij over all N² (i, j), the diagonal of
 mean_square_cosine             mean of c_ij² over pairs; gives the exact standard deviation
 mean_direction_norm            ‖(1/N) Σu‖
 token_norm                     mean of ‖z_i‖
-mean_cosine_without_first      mean_cosine of tokens 2 … N (the first one is often an attention sink)
+mean_cosine_without_first      mean_cosine of tokens 2 … N, if N > 2 (the first one is often an attention sink)
 top3_variance_share            share of the 3 dimensions with the largest variance over tokens in the sum of all
 mean_cosine_without_variance3  mean_cosine after deleting those 3 dimensions from z
 top3_cosine_share              share of ‖Σu‖² that its 3 largest coordinates carry
@@ -135,7 +135,7 @@ def on_device(z: torch.Tensor, matrix: torch.Tensor | None = None, *, states: in
     by_dimension = total.double().square()
     length2 = by_dimension.sum(1)
     rest = total - u[:, 0]
-    without_first = (rest.double().square().sum(1) - squares + (norms[:, 0] > 0)) / max(1, (n - 1) * (n - 2))
+    without_first = (rest.double().square().sum(1) - squares + (norms[:, 0] > 0)) / ((n - 1) * (n - 2) or math.nan)
 
     variance = _sum_tokens((z - _sum_tokens(z)[:, None] / n).square_())
     k = min(3, z.shape[2])

@@ -73,8 +73,9 @@ class Reading:
 
 @torch.no_grad()
 def begun(parts: Sequence[Tensor], metrics: Sequence[str]) -> Callable[[], tuple[Tensor, Tensor]]:
-    """Sequences without padding, each of `parts` (sequences, tokens, width) → the metrics, each a mean over sequences,
-    float64; and the counts of cosines within sequences in fine bins. NaN where a state is not `measurable`.
+    """Sequences without padding, each of `parts` (sequences, tokens, width) → the metrics, each a mean over the
+    sequences that have it, float64; and the counts of cosines within sequences in fine bins. NaN where a state
+    is not `measurable`.
 
     What is returned finds the eigenvalues, for which a GPU would need several steps' time, on the CPU and in any
     thread, once the GPU's stream has come so far; the states may change meanwhile."""
@@ -86,7 +87,7 @@ def begun(parts: Sequence[Tensor], metrics: Sequence[str]) -> Callable[[], tuple
     with torch.autocast(parts[0].device.type, enabled=False):  # products are to be in the states' own precision
         measured = [window_statistics(part) for part in parts]
         moments = [second_moments(part).on_host() for part in parts] if spectral else []
-    values = dict(zip(SCALARS, torch.cat([m.scalars[:, : len(SCALARS)] for m in measured]).mean(0)))
+    values = dict(zip(SCALARS, torch.cat([m.scalars[:, : len(SCALARS)] for m in measured]).nanmean(0)))
     values["outlier_share"] = values["top3_variance_share"]
     squares = [part.double().square().sum(2) for part in parts]
     values["first_token_share"] = torch.cat([s[:, 0] / s.sum(1).clamp_min(1e-300) for s in squares]).mean().cpu()
@@ -94,7 +95,7 @@ def begun(parts: Sequence[Tensor], metrics: Sequence[str]) -> Callable[[], tuple
     counts = sum((m.counts for m in measured[1:]), measured[0].counts)
 
     def finish() -> tuple[Tensor, Tensor]:
-        spectra = dict(zip(SPECTRAL, torch.cat([of_moments(m) for m in moments]).mean(0))) if spectral else {}
+        spectra = dict(zip(SPECTRAL, torch.cat([of_moments(m) for m in moments]).nanmean(0))) if spectral else {}
         return torch.stack([(values | spectra)[name] for name in metrics]), counts
 
     return finish
