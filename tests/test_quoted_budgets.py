@@ -271,7 +271,8 @@ def test_the_gpt2_with_160m():
         f"{ahead[DISPERSED]} in the five seeds, and in every text: {told[DISPERSED]}, {p[DISPERSED]} after correction."
     )
     assert f"{words} At the corrected level that is {corrected(f'{DISPERSED} · {place}', 4)}: a gain" in RESULTS
-    assert f"Some {cost(DISPERSED, 160, 'gpt2 at 0.005'):.0f}M tokens without the loss would do the same." in RESULTS
+    words = f"Some {cost(DISPERSED, 160, 'gpt2 at 0.005'):.0f}M tokens without the loss would do the same"
+    assert f"{words} (between cross-entropy's own budgets, of which 320M has three seeds, all unsteady)." in RESULTS
     words = f"{ahead[DECORRELATED]}, and in every text: {told[DECORRELATED]}, {p[DECORRELATED]}; at the corrected level"
     assert f"{words} {corrected(f'{DECORRELATED} · {place}')}, so open." in RESULTS
     words = f"{ahead[UNIFORM]} in four seeds and behind by {max(gaps[UNIFORM]):.3f} in one; at the corrected level"
@@ -296,6 +297,20 @@ def test_the_gpt2_with_160m():
         in RESULTS
     )
     assert 0.70 < (dispersed - llama) / (plain - llama) < 0.80  # "Three quarters of that distance stay"
+    *others, last = sorted(by_document(KEPT[f"{PLAIN} · {place}"][s]) for s in FIVE)
+    assert by_document(KEPT[f"{PLAIN} · {place}"][12]) == last
+    assert {min(gap) == gap[FIVE.index(12)] for gap in gaps.values()} == {True}  # "the largest lead of each"
+    without = -np.mean([gap for seed, gap in zip(FIVE, gaps[DISPERSED]) if seed != 12])
+    words = f"seed 12's is the worst by {last - others[-1]:.3f} nats and gives each its largest lead: without it"
+    assert f"{words} dispersion's is {without:.3f}." in RESULTS
+    higher, shared = (
+        {s: by_document(run) for s, run in arm.items()}
+        for arm in (runs("rates")[f"{PLAIN} · gpt2 · 0.008"], KEPT[f"{PLAIN} · gpt2 at 0.005 · 80M"])
+    )
+    better = [shared[s] - other for s, other in higher.items()]
+    words = f"With 80M cross-entropy ends {min(better):.3f} to {max(better):.3f} lower at 0.008 than at 0.005"
+    assert f"{words} (four seeds)" in RESULTS
+    assert len(better) == 4
 
     way = course(DISPERSED, place, seeds=FIVE)
     means = {at: float(np.mean(gap)) for at, gap in way.items()}
@@ -339,6 +354,7 @@ def test_the_gpt2_with_160m():
     assert words.format(*(pick(some) for some in shares for pick in (min, max))) in RESULTS
     by_tenth = tenths(DISPERSED, place, seeds=FIVE)
     assert (by_tenth < 0).all()  # "in every tenth of the text, in every seed"
+    assert (tenths(DECORRELATED, place, seeds=FIVE).mean(0) < 0).all()  # "on average decorrelation too"
     words = "by {:.3f} nats in the most frequent, {:.3f} in the ninth and {:.3f} in the rarest."
     assert words.format(*(-by_tenth.mean(0)[i] for i in (0, 8, 9))) in RESULTS
     assert by_tenth.mean(0).argmin() == 8
@@ -378,10 +394,14 @@ def test_the_gpt2_with_more_tokens():
     short, long = (over(course(UNIFORM, f"{model} · {m}"), 100, 113) for m in ("160M", "320M"))
     assert max(short) < 0  # "ahead in every seed with 160M and behind in two of three with 320M"
     assert sum(long > 0) == 2
-    assert f"with 320M: {words_of(list(long - short))} from one to the other." in RESULTS
+    assert f"with 320M: {words_of(list(long - short))} from one to the other, over these three." in RESULTS
     early = [h.grad_norm for m in ("160M", "320M") for arm in both(UNIFORM, f"{model} · {m}") for run in arm.values()
              for h in run.history if 66e6 < h.tokens < 113e6]  # fmt: skip
-    assert max(early) < 0.5  # "when all runs are still steady"
+    assert max(early) < 0.5
+    assert "when the runs of uniformity and of cross-entropy are still steady" in RESULTS
+    shaken = [max(h.grad_norm for h in run.history if 100e6 < h.tokens < 113e6)
+              for run in KEPT[f"{DECORRELATED} · {model} · 160M"].values()]  # fmt: skip
+    assert sum(norm > 1 for norm in shaken) == 1  # so it does not say "all runs"
     steady = [h.grad_norm for arm in both(UNIFORM, f"{model} · 320M") for run in arm.values() for h in run.history
               if 66e6 < h.tokens < 150e6]  # fmt: skip
     assert max(steady) < 0.5  # "after 150M the curves are unsteady" in the picture's description

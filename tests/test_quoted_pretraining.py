@@ -165,10 +165,10 @@ def test_verdict_and_advice():
     assert f"; 160M: **{dispersed}**; 320M: **{ends[1]}** |" in RESULTS
     assert f"| 320M tokens: dispersion {ends[1]}, uniformity {ends[0]} |" in README
     short, middle = told(DECORRELATED, "gpt2", 4e7), told(DECORRELATED, "gpt2 at 0.005", 16e7)
-    assert f"| **may help**: not significant | 40M: {short}; 160M: {middle} |" in RESULTS
+    assert f"| **do not count on it**: not significant | 40M: {short}; 160M: {middle} |" in RESULTS
     gained = told(DISPERSED, "gpt2 at 0.005", 16e7)
     assert f"; 160M: **{gained}** | about 1.01 | the same |" in RESULTS
-    assert f"| dispersion, 160M tokens: {gained}; 80M, each at its best rate: " in README
+    assert f"| dispersion, 160M tokens, both at one rate: {gained}; 80M, each at its best rate: " in README
     brief = gained.replace("−", "").replace(" [", " nats [").split(" nats ")
     low, high = sorted(brief[1].strip("[]").split(", "))
     assert f"the paper's loss gains {brief[0]} nats [{low}, {high}] over five seeds" in RESULTS
@@ -212,7 +212,11 @@ def test_tables_of_tasks_and_rounding():
     assert all(ROWS[c][f"{name}_high"] - ROWS[c][f"{name}_low"] > 2 * least for c in scored for name, least in small)
     resolved = [c for c in scored if ROWS[c]["lambada_nats_high"] < 0 or ROWS[c]["lambada_nats_low"] > 0]
     assert resolved == [(DISPERSED, "llama", 32e7)]
-    assert max(row["int8_cross_entropy"] or 0 for row in ROWS.values()) < 0.00025  # "0.0002 nats or less"
+    eight = {cell: [row["int8_cross_entropy"], row["int8_cross_entropy"] + row["int8_difference"]]
+             for cell, row in ROWS.items() if row["int8_cross_entropy"] is not None}  # fmt: skip
+    _, most = eight.pop((DECORRELATED, "gpt2 at 0.005", 16e7))
+    assert max(cost for both in eight.values() for cost in both) < 0.00025  # "0.0002 nats or less on average"
+    assert f"but {most:.4f} with decorrelation in the GPT2 at 0.005 with 160M." in RESULTS
     schemes = ("int4_difference", "int8-int8_difference")
     back = [-row[of] / row["difference"] for row in ROWS.values() if row["difference"] > 0 for of in schemes if row[of]]
     assert 0.4 < max(back) < 0.5  # "gives back less than half of that, by estimate"
