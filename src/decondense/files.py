@@ -18,9 +18,11 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 AnyPath = str | os.PathLike[str]
+K = TypeVar("K")
+V = TypeVar("V")
 DEEPEST = 200  # levels of a YAML file
 
 
@@ -186,6 +188,14 @@ def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
     if not isinstance(tree, dict) or not tree:
         return {prefix.rstrip("."): tree}
     return {k: v for key, value in tree.items() for k, v in flat(value, f"{prefix}{key}.").items()}
+
+
+def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """Every key with its values, both in the order in which they come."""
+    groups: dict[K, list[V]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def first_process() -> bool:

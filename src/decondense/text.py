@@ -107,7 +107,7 @@ class Text:
     def starts(self) -> np.ndarray:
         """Where each document begins in ``joined``."""
         lengths = np.array([len(d) + len(self.joiner) for d in self.documents], dtype=np.int64)
-        return np.concatenate([[0], np.cumsum(lengths)[:-1]]) if len(lengths) else np.zeros(0, np.int64)
+        return np.cumsum(lengths) - lengths
 
     @cached_property
     def sha256(self) -> str:

@@ -12,15 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from decondense.stats.checkpoints import (
-    average_interval,
-    mcnemar,
-    mcnemar_power,
-    paired_interval,
-    permutation,
-    smallest_effect,
-)
+from decondense.stats.checkpoints import mcnemar, mcnemar_power, paired_interval, permutation, smallest_effect
 from decondense.stats.crossed import Crossed, crossed_macro
+from decondense.stats.intervals import mean_interval
 from decondense.stats.significance import holm
 
 
@@ -287,12 +281,12 @@ def test_weights_of_tasks_by_loops():
     assert estimate.se**2 == pytest.approx(max(seeds, noise) + max(0.0, items - noise))
 
 
-def test_average_interval():
+def test_mean_interval():
     """Of one difference its own; of normal ones what adding variances gives."""
-    assert average_interval([0.2], [(-0.1, 0.4)]) == pytest.approx((-0.1, 0.4))
+    assert mean_interval([0.2], [(-0.1, 0.4)]) == pytest.approx((-0.1, 0.4))
     ses = np.array([0.01, 0.03, 0.02])
     differences = np.array([0.1, 0.0, 0.05])
-    low, high = average_interval(differences, [(d - 1.96 * s, d + 1.96 * s) for d, s in zip(differences, ses)])
+    low, high = mean_interval(differences, [(d - 1.96 * s, d + 1.96 * s) for d, s in zip(differences, ses)])
     half = 1.96 * math.sqrt(np.sum(ses**2)) / 3
     assert (low, high) == pytest.approx((0.05 - half, 0.05 + half))
 

@@ -14,7 +14,7 @@ from typing import Any, TypedDict, get_args, get_type_hints
 
 import numpy as np
 
-from ..files import atomic
+from ..files import atomic, grouped
 from ..records import Damaged, Evaluation, read
 from ..words import perhaps_beside
 
@@ -126,10 +126,8 @@ def load_run(path: str | Path) -> EvaluatedRun:
         trained = folder / "model"
         remedy = f"evaluate its model first, decondense evaluate {trained}" if trained.is_dir() else "give another"
         raise ValueError(f"{str(folder / 'result.json')!r} must be an evaluation, got a {record.kind}: {remedy}.")
-    items: dict[str, list[Item]] = {}
-    for item in read_items(folder / "items.parquet"):
-        items.setdefault(item["task"], []).append(item)
-    return EvaluatedRun(str(path), record, items)
+    items = read_items(folder / "items.parquet")
+    return EvaluatedRun(str(path), record, grouped((item["task"], item) for item in items))
 
 
 # -- numbers from items --------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic_core import from_json
 
-from ..files import read_json
+from ..files import grouped, read_json
 from ..records import Damaged
 from ..words import nearest
 from . import logs
@@ -75,16 +75,14 @@ def read_samples(path: Path, files: Sequence[Path], wanted: Wanted) -> Log:
 
 def _by_filter(subtask: str, file: Path, wanted: Wanted) -> dict[str, list[Sample]]:
     """filter → the samples read by it, in the order of the file."""
-    samples: dict[str, list[Sample]] = {}
     try:
         with file.open("rb") as lines:
-            for place, row in _lines(file, lines):
-                samples.setdefault(row.get("filter", "none"), []).append(_sample(subtask, place, row, wanted, file))
+            rows = _lines(file, lines)
+            return grouped((row.get("filter", "none"), _sample(subtask, at, row, wanted, file)) for at, row in rows)
     except (KeyError, AttributeError, TypeError, IndexError) as error:
         raise Damaged(
             f"{str(file)!r} must hold samples of lm-eval, but {subtask!r} lacks {error}: log it again."
         ) from error
-    return samples
 
 
 def _sample(subtask: str, place: int, row: dict[str, Any], wanted: Wanted, file: Path) -> Sample:

@@ -15,7 +15,8 @@ import numpy as np
 
 from .. import records
 from ..checks import check_flags
-from ..files import AnyPath, from_yaml, told_apart
+from ..files import AnyPath, finite, from_yaml, grouped, told_apart
+from ..stats.intervals import mean_interval
 from ..words import list_of, perhaps, span
 from .result import FEW, Condensation
 from .trend import rank_correlation
@@ -148,10 +149,7 @@ class Comparison:
     @property
     def _models(self) -> list[list[Condensation]]:
         """The results of each model: a model on several texts is one."""
-        models: dict[str, list[Condensation]] = {}
-        for r in self.results:
-            models.setdefault(r.record.model.model_dump_json(), []).append(r)
-        return list(models.values())
+        return list(grouped((r.record.model.model_dump_json(), r) for r in self.results).values())
 
     def to_pandas(self) -> Any:
         """A row per result."""
@@ -285,15 +283,11 @@ def _last(result: Condensation) -> np.ndarray:
 
 
 def _apart(a: records.Interval, b: records.Interval) -> records.Interval:
-    """b − a with the interval that those of two independent samples give: the distances of their ends add up as squares
-    (Zou and Donner 2008)."""
-    if a.value is None or b.value is None:
-        return records.Interval(value=None, low=None, high=None)
-    value = b.value - a.value
-    if a.low is None or a.high is None or b.low is None or b.high is None:
-        return records.Interval(value=value, low=None, high=None)
-    down, up = math.hypot(b.value - b.low, a.high - a.value), math.hypot(b.high - b.value, a.value - a.low)
-    return records.Interval(value=value, low=value - down, high=value + up)
+    """b − a with the interval that those of two independent samples give: b + (−a), whose ends change places."""
+    first, second = ([records.known(x) for x in (one.value, one.low, one.high)] for one in (a, b))
+    values, ends = (-first[0], second[0]), ((-first[2], -first[1]), (second[1], second[2]))
+    low, high = mean_interval(values, ends, weights=(1, 1))
+    return records.Interval(value=finite(sum(values)), low=finite(low), high=finite(high))
 
 
 def _range(name: str, values: Sequence[float], digits: int) -> str:

@@ -12,7 +12,7 @@ from ..figures.chart import INK, Axis, Chart, Frame, Rule, Series, look, with_in
 from ..figures.measured import Geometry, Short
 from ..figures.measurements import density_of, floor_of, heat_chart, heat_frame, top_of
 from ..figures.training import Curve, curve_charts
-from ..files import flat
+from ..files import flat, grouped
 from ..records import known
 from ..words import amount, round_to, span
 from .section import Depth, Panel
@@ -90,9 +90,7 @@ L = TypeVar("L", bound=Line)
 
 def numbered(lines: Sequence[L]) -> dict[str, list[L]]:
     """The lines by arm, each with the number of its arm."""
-    arms: dict[str, list[L]] = {}
-    for line in lines:
-        arms.setdefault(line.arm, []).append(line)
+    arms = grouped((line.arm, line) for line in lines)
     for number, members in enumerate(arms.values()):
         for line in members:
             line.number = number
@@ -180,9 +178,8 @@ def depth_panel(lines: Sequence[Line]) -> Panel | None:
     relative = len({len(line.shots[-1].mean_cosine) for line in every}) > 1
     axis = Axis("depth: layer / number of layers" if relative else "layer (0 = embedding)")
     starts = {arm: _mean([line.shots[0] for line in members]) for arm, members in trained.items() if members}
-    alike: dict[bytes, list[str]] = {}  # arms that begin with the same model: it is drawn with the first of them
-    for arm, mean in starts.items():
-        alike.setdefault(mean.round(4).tobytes(), []).append(arm)
+    # arms that begin with the same model: it is drawn with the first of them
+    alike = grouped((mean.round(4).tobytes(), arm) for arm, mean in starts.items())
     begun = {same[0]: same for same in alike.values()}
     marks: list[Any] = []
     for arm, members in arms.items():

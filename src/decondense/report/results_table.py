@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..files import AnyPath, told_apart
+from ..files import AnyPath, grouped, told_apart
 from ..records import Study
 from .claims import parted
 from .section import Places, Skipped, Source, nothing, read_sources
@@ -83,12 +83,9 @@ def _studies(places: Places) -> tuple[list[Source[Study]], list[Skipped]]:
 
 def _names(studies: Sequence[Source[Study]]) -> dict[str, str]:
     """What each folder is called: its study, or where one has several the ends of the paths that tell them apart."""
-    folders: dict[str, list[str]] = {}
-    for source in studies:
-        folders.setdefault(source.record.study, []).append(source.folder)
     return {
         folder: own if len(several) > 1 else study
-        for study, several in folders.items()
+        for study, several in grouped((source.record.study, source.folder) for source in studies).items()
         for folder, own in zip(several, told_apart(several))
     }
 

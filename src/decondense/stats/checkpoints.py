@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 import scipy
 
-from .intervals import student
+from .intervals import mean_interval, student
 
 Pair = tuple[np.ndarray, np.ndarray]
 MANY = 20_000
@@ -76,24 +76,13 @@ def paired_interval(base: np.ndarray, treated: np.ndarray, *, level: float = 0.9
     return float(mean - half), float(mean + half)
 
 
-def average_interval(
-    differences: Sequence[float], intervals: Sequence[tuple[float, float]], weights: Sequence[float] | None = None
-) -> tuple[float, float]:
-    """Interval for the mean of independent differences from the interval of each (Zou and Donner's MOVER): the
-    distances to the lower ends add in squares, and so do those to the upper ends. Of one difference it is its own."""
-    d, ends = np.asarray(differences, dtype=np.float64), np.asarray(intervals, dtype=np.float64)
-    share = np.full(len(d), 1 / len(d)) if weights is None else np.asarray(weights, dtype=np.float64)
-    low, high = np.sqrt(np.sum((share[:, None] * (ends - d[:, None])) ** 2, axis=0))
-    return float(share @ d - low), float(share @ d + high)
-
-
 def checkpoint_average(
     tasks: Sequence[Pair], weights: Sequence[float] | None = None,
     clusters: Sequence[np.ndarray | None] | None = None, *, samples: int = 10_000, seed: int = 0,
 ) -> tuple[float, tuple[float, float], tuple[float, float]]:  # fmt: skip
     """p, 95 % and 90 % interval of the mean over tasks of the difference of two checkpoints, each task (1, items) in
     both arms: the permutation test on all items, each with the weight w/n of its task (clusters keep together), and
-    ``average_interval``. A task with so few items that they do not vary cannot make it look certain, as it would with a
+    ``mean_interval``. A task with so few items that they do not vary cannot make it look certain, as it would with a
     t test over items. The intervals take no clusters."""
     share = np.full(len(tasks), 1 / len(tasks)) if weights is None else np.asarray(weights, dtype=np.float64)
     moved = []
@@ -102,7 +91,7 @@ def checkpoint_average(
         moved.append(values if group is None else np.bincount(group, values))
     differences = [float(treated.mean() - base.mean()) for base, treated in tasks]
     outer, inner = (
-        average_interval(differences, [paired_interval(b[0], t[0], level=level) for b, t in tasks], weights)
+        mean_interval(differences, [paired_interval(b[0], t[0], level=level) for b, t in tasks], weights)
         for level in (0.95, 0.9)
     )
     return permutation(np.concatenate(moved), samples=samples, seed=seed), outer, inner

@@ -1,9 +1,9 @@
-"""Student's interval of a mean, m ± t · s/√n, and what it resolves, and the bootstrap over windows: the one place that
-computes them. numpy and scipy only."""
+"""Student's interval of a mean, m ± t · s/√n, and what it resolves, that of a mean of numbers which have intervals, and
+the bootstrap over windows: the one place that computes them. numpy and scipy only."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -27,6 +27,18 @@ def student(values: ArrayLike, level: float = 0.95) -> tuple[Any, Any]:
     if len(a) < 2:
         return a.mean(0), np.full(a.shape[1:], np.nan)[()]
     return a.mean(0), t_quantile(1 - level, len(a) - 1) * a.std(0, ddof=1) / np.sqrt(len(a))
+
+
+def mean_interval(
+    values: Sequence[float], intervals: Sequence[tuple[float, float]], weights: Sequence[float] | None = None
+) -> tuple[float, float]:
+    """Interval for the mean of independent values, or their sum with other weights, from the interval of each (Zou and
+    Donner's MOVER): the distances to the lower ends add in squares, and so do those to the upper ends. Of one value it
+    is its own."""
+    x, ends = np.asarray(values, dtype=np.float64), np.asarray(intervals, dtype=np.float64)
+    share = np.full(len(x), 1 / len(x)) if weights is None else np.asarray(weights, dtype=np.float64)
+    low, high = np.sqrt(np.sum((share[:, None] * (ends - x[:, None])) ** 2, axis=0))
+    return float(share @ x - low), float(share @ x + high)
 
 
 def bootstrap(

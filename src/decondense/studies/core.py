@@ -27,7 +27,7 @@ from typing import Any
 import yaml
 
 from .. import records
-from ..files import from_yaml, safe_name, versions, write_csv, write_text
+from ..files import from_yaml, grouped, safe_name, versions, write_csv, write_text
 from ..records import Training, find
 from ..stats.verdicts import UNDECIDED
 from ..words import duration, nobody, perhaps, round_to, several
@@ -325,8 +325,6 @@ def conclude(
 
 def _versions(runs: Iterable[Run]) -> dict[str, str]:
     """Package → its versions, of all runs; several where they differ."""
-    known: dict[str, set[str]] = {}
-    for one in runs:
-        for name, version in one.record.versions.items():
-            known.setdefault(name, set()).update(version.split(", "))
-    return {name: ", ".join(sorted(known[name])) for name in sorted(known)}
+    several = (entry for one in runs for entry in one.record.versions.items())
+    known = grouped((name, version) for name, versions in several for version in versions.split(", "))
+    return {name: ", ".join(sorted(set(known[name]))) for name in sorted(known)}

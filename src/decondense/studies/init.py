@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from ..figures.studies import heat_row
+from ..files import grouped
 from ..records import Snapshot
 from ..stats.verdicts import combine, decide, signed, trend_and_level, trend_and_level_short
 from .runs import Conclusion, Metric, Runs, Settings, cosine, last, spearman
@@ -36,9 +37,7 @@ def courses(runs: Runs, settings: Settings) -> dict[str, list[tuple[str, Snapsho
     if "checkpoints" not in settings:
         trained = runs.table.get(ARM, {}).items()
         return {f"seed {seed}": [(f"step {shot.step}", shot) for shot in run.snapshots] for seed, run in trained}
-    rows: dict[str, list[tuple[str, Snapshot]]] = {}
-    for one in runs.measured:
-        rows.setdefault(one.config["model"], []).append((one.config["revision"], one.measurement))
+    rows = grouped((one.config["model"], (one.config["revision"], one.measurement)) for one in runs.measured)
     ends = {model: {revisions[0], revisions[-1]} for model, revisions in settings["checkpoints"].items()}
     # a run counts when its first and its last checkpoint are there
     return {model: row for model, row in rows.items() if ends[model] <= {revision for revision, _ in row}}

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..evaluate.items import Item, log_shares
+from ..files import grouped
 from ..records import Outcomes, TaskOutcomes
 from .settings import Settings
 
@@ -36,13 +37,10 @@ def evaluate_folder(
     )  # fmt: skip
     scores = {task: round(entry.acc, 6) for task, entry in record.tasks.items()}
     perplexities = {task: entry.perplexity for task, entry in record.tasks.items() if entry.perplexity is not None}
-    by_task: dict[str, list[Item]] = {}
-    for item in items:
-        by_task.setdefault(item["task"], []).append(item)
     return Outcomes(
         schema=Outcomes.reads[0],
         scores=scores | {f"{task} perplexity": round(value, 4) for task, value in perplexities.items()},
-        outcomes={task: pack(rows) for task, rows in by_task.items()},
+        outcomes={task: pack(rows) for task, rows in grouped((item["task"], item) for item in items).items()},
         weights=record.model.weights,
         dtype=record.model.dtype,
         settings={key: settings.get(key) for key in OF_TASKS},

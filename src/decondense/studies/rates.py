@@ -16,6 +16,7 @@ from itertools import product
 from typing import Any
 
 from ..figures.studies import curves, effects
+from ..files import grouped
 from ..stats.verdicts import Decision
 from ..words import list_of
 from .contrasts import BETWEEN, NONE, SMALLEST, below_everywhere, over_documents
@@ -50,10 +51,7 @@ def levels_of(runs: Runs, seed: int) -> dict[Place, dict[float, float]]:
 def choices(runs: Runs, arms: Iterable[str], seed: int) -> dict[Place, tuple[str, bool]]:
     """(loss, model) → the arm with the lowest held-out loss in this seed, and whether its rate is an end of the list;
     where its neighbours in the list were run with the seed as well."""
-    listed: dict[Place, list[float]] = {}
-    for arm in arms:
-        loss, model, rate = arm.split(BETWEEN)
-        listed.setdefault((loss, model), []).append(float(rate))
+    listed = grouped(((loss, model), float(rate)) for loss, model, rate in (arm.split(BETWEEN) for arm in arms))
     chosen: dict[Place, tuple[str, bool]] = {}
     for place, levels in levels_of(runs, seed).items():
         rates = sorted(listed[place])

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..files import safe_name
+from ..files import grouped, safe_name
 from ..records import Measured, Outcomes, Snapshot, Training, known, read
 from ..stats.verdicts import Decision, Mean, decide
 from ..words import span
@@ -153,9 +153,7 @@ def held_out(run: Training) -> float:
 
 def by_document(run: Training) -> float:
     """Held-out loss, nats per token: mean over texts of the mean over documents."""
-    texts: dict[str, list[float]] = {}
-    for document in run.held_out_documents or ():
-        texts.setdefault(document.text, []).append(known(document.loss))
+    texts = grouped((document.text, known(document.loss)) for document in run.held_out_documents or ())
     return sum(sum(losses) / len(losses) for losses in texts.values()) / len(texts) if texts else math.nan
 
 
