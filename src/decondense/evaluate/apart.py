@@ -14,15 +14,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from .items import EvaluatedRun
 from .logs import Log, Wanted
-from .readers import read_logs
+from .readers import Run, read_logs
 
 LARGE = 50_000_000
 """Bytes of all logs together; below, starting a process takes longer than it saves."""
 CHILD = "from decondense.evaluate.apart import serve; serve()"
-
-Run = str | Path | EvaluatedRun | Log
 
 
 def read_all(runs: Sequence[Run], wanted: Wanted) -> list[list[Log]]:

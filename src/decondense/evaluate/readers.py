@@ -23,8 +23,11 @@ from .items import EvaluatedRun, item_hash, load_run, read_as, right_share
 from .logs import Log, Scores, Wanted, chance_of, field_of, hashed, lower_is_better, number_of, one_run, others, pick
 from .samples import first_line, read_samples
 
+Run = str | Path | EvaluatedRun | Log
+"""A run as it is named: its log on the disk, or what was read of it."""
 
-def read_logs(path: str | Path | EvaluatedRun | Log, wanted: Wanted | None = None) -> list[Log]:
+
+def read_logs(path: Run, wanted: Wanted | None = None) -> list[Log]:
     """The runs in a folder or file, of whatever tool; several where a table has several seeds."""
     wanted = wanted or Wanted()
     if isinstance(path, Log):

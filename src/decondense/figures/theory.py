@@ -21,11 +21,11 @@ BLUE, RED, GREEN, PINK, *_ = PALETTE
 GREY = "#666666"
 
 
-def theory_figure(path: AnyPath, *, m: int = GPT2_PADDING, points: int = 121) -> Path:
-    """Draw α(r, m) and its bounds to `path` (.png, .svg or .pdf), with a CSV of the numbers beside it."""
-    data = {name: values.tolist() for name, values in curves(m, points=points).items()}
-    rows = [{"m": m, **dict(zip(data, row))} for row in zip(*data.values())]
-    return draw([Strip([_charts(data, m)], (9.6, 4.2))], path, rows=rows)
+def theory_figure(path: AnyPath, *, points: int = 121) -> Path:
+    """Draw α(r, m) and its bounds, for the paper's m, to `path` (.png, .svg or .pdf), with a CSV of the numbers."""
+    data = {name: values.tolist() for name, values in curves(points=points).items()}
+    rows = [{"m": GPT2_PADDING, **dict(zip(data, row))} for row in zip(*data.values())]
+    return draw([Strip([_charts(data, GPT2_PADDING)], (9.6, 4.2))], path, rows=rows)
 
 
 def _charts(data: Mapping[str, list[float]], m: int) -> list[Chart]:

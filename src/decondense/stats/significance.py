@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +16,8 @@ import scipy
 
 from ..checks import check_flags, is_whole
 from ..evaluate.apart import read_all
-from ..evaluate.items import EvaluatedRun
 from ..evaluate.logs import Log, Wanted
+from ..evaluate.readers import Run
 from ..files import finite, told_apart
 from ..records import Significance as Record
 from . import checkpoints
@@ -32,8 +31,6 @@ from .verdicts import finding
 if TYPE_CHECKING:
     from ..figures.draw import Where
 
-Runs = str | Path | EvaluatedRun | Log
-
 
 class Significance(Record, reads=()):
     """The record of a comparison: ``verdict`` in a sentence, its rows as a frame, its forest plot."""
@@ -46,8 +43,8 @@ class Significance(Record, reads=()):
 
 
 def significance(
-    base: Runs | Sequence[Runs],
-    treated: Runs | Sequence[Runs],
+    base: Run | Sequence[Run],
+    treated: Run | Sequence[Run],
     *,
     paired: bool = False,
     common: bool = False,
@@ -137,10 +134,10 @@ def significance(
 # -- runs and items ------------------------------------------------------------------------------------------
 
 
-def _several(runs: Runs | Sequence[Runs]) -> Iterable[Runs]:
-    several: list[Any] = [runs] if isinstance(runs, Runs) or hasattr(runs, "columns") else list(runs)
+def _several(runs: Run | Sequence[Run]) -> Iterable[Run]:
+    several: list[Any] = [runs] if isinstance(runs, Run) or hasattr(runs, "columns") else list(runs)
     for run in several:
-        if not isinstance(run, Runs):
+        if not isinstance(run, Run):
             raise TypeError(
                 f"runs must be paths of logs or tables, got {type(run).__name__}: write a frame with the columns item "
                 "and score to a file, frame.to_csv(path, index=False)."

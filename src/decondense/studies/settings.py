@@ -138,7 +138,6 @@ def _list(one: Any, least: int = 1) -> Any:
     return Annotated[conlist(one, min_length=least), AfterValidator(_different)]
 
 
-Section = dict[str, Any]
 Whole = Annotated[int, Field(ge=1)]
 Number = Annotated[int, Field(ge=0)]
 Name = Annotated[str, Field(pattern=r"\S")]
@@ -148,14 +147,14 @@ _DEFAULTS = (  # by the kind of the default: whole numbers count something, so t
     (bool, Form("true or false", bool)),
     (int, Form("a whole number of at least 1", Whole)),
     (float, Form("a number", Annotated[float, Field(allow_inf_nan=False)])),
-    (dict, Form("a section", Section, "name a key inside it, as in base.data.tokens=5M")),
+    (dict, Form("a section", Settings, "name a key inside it, as in base.data.tokens=5M")),
     (str, Form("text", Name)),
 )
 _NUMBERS = Form("a list of different whole numbers of at least 1", _list(Whole))
 _NAMES = Form("a list of different names", Names)
 FORMS = {  # what the kind of the default does not say
     "seeds": Form("a list of different whole numbers from 0 on", _list(Number), "write it like [1, 2, 3]"),
-    "arms": Form("a section with a section for each arm", dict[str, Section], "write it like arms.NAME={}"),
+    "arms": Form("a section with a section for each arm", dict[str, Settings], "write it like arms.NAME={}"),
     "families": Form(_LISTS, dict[str, Names], "write it like families.NAME=[org/small, org/large]"),
     "sizes": Form(
         "a section with windows, tokens or both for each model",
