@@ -429,7 +429,16 @@ def test_doubts():
     for place, seeds in places.items():  # "in the four of three seeds and in none with more"
         assert (together(place) > 0.5) == (seeds == 3)
     left = 275 - sum(map(len, KEPT.values()))
-    assert f"({left} of 275 runs)" in RESULTS
+    assert f"`pretrain` ({left} of 275 runs): the GPT2 at 0.005 with 40M" in RESULTS
+    assert not [arm for arm in KEPT if arm.endswith(" · gpt2 at 0.005 · 40M")]
+    places = {arm.removeprefix(f"{PLAIN} · ") for arm in KEPT if arm.startswith(PLAIN)}
+    lacking = {loss: {place for place in places if f"{loss} · {place}" not in KEPT}
+               for loss in (f"{UNIFORM} early", DECORRELATED, DISPERSED)}  # fmt: skip
+    high = {"gpt2 at 0.005 · 80M", "gpt2 at 0.005 · 320M"}
+    assert lacking[f"{UNIFORM} early"] == places - {"llama · 80M"}  # "in all but the Llama with 80M"
+    assert lacking[DECORRELATED] == high | {"gpt2 · 80M", "gpt2 768 · 40M", *(f"llama · {m}M" for m in (40, 160, 320))}
+    assert lacking[DISPERSED] == high
+    assert len(KEPT[f"{DISPERSED} · gpt2 · 80M"]) == 2  # "a third seed"
     assert f"Of the 275 runs planned {left} are not made" in RESULTS
 
 
