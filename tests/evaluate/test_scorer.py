@@ -9,6 +9,7 @@ import pytest
 import torch
 from by_hand import brute_force
 from lm_eval.models.huggingface import HFLM
+from transformers import ByT5Tokenizer, GPT2Config, GPT2LMHeadModel
 
 from decondense.evaluate.scorer import Scorer, score_text
 from decondense.evaluate.unfinished import Journal
@@ -62,6 +63,19 @@ def test_tokens_are_those_of_lm_eval(pair, scorer):
     strings = [f"{bos}Tom", "Tom", "", "Tom  ran"]
     assert scorer.encode_many(strings) == [theirs.tok_encode(s) for s in strings]
     assert scorer.encode_many([]) == []
+
+
+def test_a_token_behind_every_text_is_in_no_prompt():
+    """ByT5's, of `tokenizer: bytes`, ends with </s>: the context would, and the continuation lose its first letter."""
+    config = GPT2Config(n_layer=1, n_embd=8, n_head=2, n_positions=64, vocab_size=384, bos_token_id=1, eos_token_id=1)
+    scorer = make(GPT2LMHeadModel(config).eval(), ByT5Tokenizer())
+    letters = [[byte + 3 for byte in text.encode()] for text in ("How? Or", " so.", "Yes")]
+    pairs = scorer.encode_pairs([("How? Or", " so."), ("How? Or ", "so."), ("", "Yes")])
+    assert pairs == [(letters[0], letters[1]), (letters[0], letters[1]), ([1], letters[2])]
+    _, figures = score_text(Text("x", "x", ("How? Or so.",)), scorer, tokens=64)
+    value, _ = brute_force(scorer.model, [1], letters[0] + letters[1], 64)
+    assert (figures["tokens"], figures["bytes"]) == (11, 11)
+    assert figures["loglikelihood"] == pytest.approx(value, abs=1e-4)
 
 
 def test_continuations_that_differ_in_the_last_token_share_a_row(pair, scorer):

@@ -72,6 +72,7 @@ class Scorer(HFLM):
         self.progress: Callable[[int, int], None] = nobody
         self.journal = journal
         self.cut: dict[tuple[str, int], int] = {}
+        self._behind = _behind(self.tokenizer)
         accepted = inspect.signature(getattr(model, "forward", model.__call__)).parameters
         self._options = {"use_cache": False} if "use_cache" in accepted else {}
         self._head: Any = None
@@ -81,7 +82,8 @@ class Scorer(HFLM):
     # -- tokens ----------------------------------------------------------------------------------------------
 
     def encode_many(self, strings: Sequence[str], *, special: bool | None = None) -> list[list[int]]:
-        """``tok_encode`` of every string, in one call per kind of string."""
+        """``tok_encode`` of every string, in one call per kind of string; but without what the tokenizer puts behind
+        a text, which would stand between a context and its continuation."""
         bos = self.tokenizer.decode(self.prefix_token_id)
         wanted = self.add_bos_token if special is None else special
         kinds = [False if special is None and string.startswith(bos) else wanted for string in strings]
@@ -90,8 +92,9 @@ class Scorer(HFLM):
             where = [i for i, own in enumerate(kinds) if own is kind]
             options = {} if kind is None else {"add_special_tokens": kind}
             encoded = self.tokenizer([strings[i] for i in where], verbose=False, **options)["input_ids"]
+            behind = 0 if kind is False else self._behind
             for i, tokens in zip(where, encoded):
-                result[i] = tokens
+                result[i] = tokens[: len(tokens) - behind]
         return result
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
@@ -281,6 +284,13 @@ def _numbers(answers: list[Answer]) -> list[Answer]:
             "another checkpoint, or dtype float32 where it is less."
         )
     return answers
+
+
+def _behind(tokenizer: Any) -> int:
+    """How many tokens of its own it puts behind a text."""
+    whole, bare = tokenizer("a")["input_ids"], tokenizer("a", add_special_tokens=False)["input_ids"]
+    ends = range(len(whole), len(bare) - 1, -1)
+    return next((len(whole) - end for end in ends if whole[end - len(bare) : end] == bare), 0)
 
 
 def score_text(text: Any, scorer: Scorer, *, tokens: int) -> tuple[list[Item], dict[str, Any]]:
