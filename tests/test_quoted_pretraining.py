@@ -426,6 +426,13 @@ def test_doubts():
     }
     assert sorted(places.values()) == [3, 3, 3, 3, 5, 5, 5, 5, 5, 5]
     assert max(together("gpt2 at 0.005 · 160M", loss) for loss in (DECORRELATED, DISPERSED)) < 0.5
+    arms = [[by_document(run) for run in KEPT[f"{loss} · gpt2 at 0.005 · 160M"].values()]
+            for loss in (PLAIN, DISPERSED, DECORRELATED, UNIFORM)]  # fmt: skip
+    apart = [stats.ttest_ind(arm, arms[0], equal_var=False).pvalue for arm in arms[1:]]
+    words = "gives p = {:.4f} for dispersion, {:.4f} for decorrelation and {:.3f} for uniformity, uncorrected,"
+    assert words.format(*apart) in RESULTS
+    planned = [ROWS[loss, "gpt2 at 0.005", 16e7]["p"] for loss in (DISPERSED, DECORRELATED, UNIFORM)]
+    assert "uncorrected, where the one of the plan gives {:.4f}, {:.4f} and {:.3f}.".format(*planned) in RESULTS
     for place, seeds in places.items():  # "in the four of three seeds and in none with more"
         assert (together(place) > 0.5) == (seeds == 3)
     left = 275 - sum(map(len, KEPT.values()))
