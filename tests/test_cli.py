@@ -325,7 +325,7 @@ def test_doctor(shared):
         (["NOWEIGHTS"], "must hold *.safetensors"),
         (["BADGGUF"], "GGUF"),
         (["MODEL", "--revisions", "a,b", "--resume"], "--revisions cannot be combined"),
-        (["compare", "--family", "llama9"], "family must be one of gpt2"),
+        (["compare", "--family", "llama9"], "family must be one of 'gpt2'"),
         (["compare"], "at least two results"),
         (["compare", "NORESULT", "NORESULT"], "schema"),
     ],

@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import hub
+from .checks import check_choice
 from .files import AnyPath, flat, mapping_in, own_trace, read_json
 from .needs import MissingExtra, need
 from .weights_cache import BUNDLED, bundled_folder, convert_gguf, quiet_loading, whole_model
-from .words import near, perhaps, perhaps_beside, quoted, several
+from .words import near, perhaps_beside, quoted, several
 
 if TYPE_CHECKING:
     import torch
@@ -268,10 +269,7 @@ def _dtype(dtype: str | torch.dtype | None, device_type: str) -> torch.dtype | s
         return dtype
     names = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
     wanted = names.get(dtype, dtype)
-    if wanted not in names.values():
-        raise ValueError(
-            f"dtype must be one of {', '.join(names.values())} or auto, got {dtype!r}{perhaps(dtype, names.values())}"
-        )
+    check_choice("dtype", wanted, [*names.values(), "auto"])
     return getattr(torch, wanted)
 
 

@@ -58,7 +58,7 @@ def test_layers_and_steps_have_no_ticks_between(layers):
 
 def test_released_view_and_unknown_view(tmp_path):
     heatmap(fake(), tmp_path / "r.png", view="released")
-    with pytest.raises(ValueError, match="view must be pooled or released"):
+    with pytest.raises(ValueError, match="view must be one of 'pooled', 'released', got"):
         heatmap(fake(), tmp_path / "r.png", view="other")
     record = fake().record.model_copy(update={"released_histogram": None})
     with pytest.raises(ValueError, match="ask for it with released=True"):

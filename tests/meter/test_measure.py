@@ -103,10 +103,10 @@ def test_saving_and_loading(whole, tmp_path):
     with pytest.raises(ValueError, match=r"must be one of .*: did you mean 'token_norm'\?$"):
         again.values("norm")
     with pytest.raises(
-        ValueError, match=r"name must be one of spearman, .*, got 'sperman': did you mean 'spearman'\?$"
+        ValueError, match=r"name must be one of 'spearman', .*, got 'sperman': did you mean 'spearman'\?$"
     ):
         again.interval("sperman")
-    with pytest.raises(ValueError, match=r"states must be one of all, .*, got 'block': did you mean 'blocks'\?$"):
+    with pytest.raises(ValueError, match=r"states must be one of 'all', .*, got 'block': did you mean 'blocks'\?$"):
         again.interval("spearman", states="block")
     assert again.plot(tmp_path / "deep" / "figures") == tmp_path / "deep" / "figures" / "heatmap.png"
     assert again.save(tmp_path / "new" / "c.json").exists()

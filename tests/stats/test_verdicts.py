@@ -112,7 +112,7 @@ def test_smallest_effect_turns_a_narrow_interval_around_zero_into_not_reproduced
     assert from_interval(-0.1, -0.15, -0.05, n=3, smallest=0.2, claim="less").verdict == "reproduced"
     assert from_interval(9.0, 8.0, 10.0, n=2).verdict == "undecided"  # items may be many: seeds are two
     assert from_interval(9.0, math.nan, 10.0, n=3).verdict == "undecided"
-    with pytest.raises(ValueError, match="greater or less"):
+    with pytest.raises(ValueError, match="claim must be one of 'greater', 'less', got"):
         from_interval(0, -1, 1, n=3, claim="bigger")
 
 

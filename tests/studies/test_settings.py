@@ -196,7 +196,7 @@ def test_plan_lists_runs(command, refusal):
         (["widht"], ", hyper: did you mean 'width'?"),
         (["lst"], ", hyper: did you mean 'list'?"),
         (["zzz"], "there is no study 'zzz', the studies are size, text, width"),
-        (["width", "--scale", "huge"], "scale must be one of smoke, gpu, paper, got 'huge'"),
+        (["width", "--scale", "huge"], "scale must be one of 'smoke', 'gpu', 'paper', got 'huge': pick one of these."),
         (["width", "--seeds", "1,x"], "--seeds must be different whole numbers"),
         (["width", "--seeds", "1,1"], "must be different whole numbers"),
         (["theory", "--seeds", "1"], "trains nothing"),

@@ -7,10 +7,11 @@ from functools import cached_property
 
 import numpy as np
 
+from ..checks import check_choice
 from ..files import finite
 from ..records import Interval, Measurement, Snapshot, State, known
 from ..stats.intervals import bootstrap, student
-from ..words import nearest, perhaps, span
+from ..words import nearest, span
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 SMALLEST = 0.2
@@ -89,14 +90,9 @@ class Geometry:
 
     def _trend(self, name: str, states: str) -> Interval:
         table = self.record.trend
-        if states not in table:
-            raise ValueError(f"states must be one of {', '.join(table)}, got {states!r}{perhaps(states, table)}")
-        if name == "mean_cosine":
-            return self.over_windows(self.levels(states))
-        if name not in table[states]:
-            names = [*table[states], "mean_cosine"]
-            raise ValueError(f"name must be one of {', '.join(names)}, got {name!r}{perhaps(name, names)}")
-        return table[states][name]
+        check_choice("states", states, table)
+        check_choice("name", name, [*table[states], "mean_cosine"])
+        return self.over_windows(self.levels(states)) if name == "mean_cosine" else table[states][name]
 
     def levels(self, states: str = "blocks") -> np.ndarray:
         """(windows,) the mean over the states of a curve, from the windows, which every record has."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..checks import check_choice
 from ..files import finite
 from ..words import amount, round_to, several, span
 from .chart import FAINT, INK, PALETTE, Axis, Band, Chart, Frame, Heat, Remark, Rule, Series, look, with_intervals
@@ -40,8 +41,7 @@ def top_of(densities: Iterable[np.ndarray]) -> float:
 
 def density_of(result: Short, view: str = "pooled") -> np.ndarray:
     """(states, bins) over cosines −1 … 1; `view`: pooled, or released where that was measured."""
-    if view not in ("pooled", "released"):
-        raise ValueError(f"view must be pooled or released, got {view!r}.")
+    check_choice("view", view, ("pooled", "released"))
     return np.asarray(getattr(result, "histogram" if view == "pooled" else "released_histogram"), dtype=float)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .. import records
-from ..checks import check_flags
+from ..checks import check_choice, check_flags
 from ..files import AnyPath, finite, from_yaml, grouped, told_apart
 from ..stats.intervals import mean_interval
 from ..words import list_of, perhaps, span
@@ -332,6 +332,5 @@ def families() -> dict[str, dict[str, Any]]:
 
 def family_of(name: str) -> dict[str, Any]:
     known = families()
-    if name not in known:
-        raise ValueError(f"family must be one of {', '.join(known)}, got {name!r}{perhaps(name, known)}")
+    check_choice("family", name, known)
     return known[name]

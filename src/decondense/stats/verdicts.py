@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy
 
+from ..checks import check_choice
 from ..words import several, signed
 from .intervals import LEAST, resolved, student, t_quantile
 
@@ -151,8 +152,7 @@ def from_interval(
     level: float = 0.95, unit: str = "training seed", least: int = LEAST, resolution: float | None = None,
 ) -> Decision:  # fmt: skip
     """The same for an interval that was computed elsewhere; `n` is the number of units behind it."""
-    if claim not in ("greater", "less"):
-        raise ValueError(f"claim must be greater or less, got {claim!r}.")
+    check_choice("claim", claim, ("greater", "less"))
     if n < least or not all(map(math.isfinite, (estimate, low, high))):
         return _too_few(estimate, n, unit, level, least)
     bottom, top = (low, high) if claim == "greater" else (-high, -low)

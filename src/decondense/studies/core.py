@@ -27,6 +27,7 @@ from typing import Any
 import yaml
 
 from .. import records
+from ..checks import check_choice
 from ..files import from_yaml, grouped, safe_name, versions, write_csv, write_text
 from ..records import Training, find
 from ..stats.verdicts import UNDECIDED
@@ -118,8 +119,7 @@ class Study:
 
 def settings_of(study: Study, scale: str, changes: Sequence[str] = (), seeds: Sequence[int] | None = None) -> Settings:
     """The settings of a scale, with "key.key=value" changes and other seeds put in."""
-    if scale not in SCALES:
-        raise ValueError(f"scale must be one of {', '.join(SCALES)}, got {scale!r}{perhaps(scale, SCALES)}")
+    check_choice("scale", scale, SCALES)
     default = {k: v for k, v in study.scales[scale].items() if k not in ("about", "cost")}
     settings, where = copy.deepcopy(default), f"{study.name} at scale {scale}"
     if seeds is not None:
