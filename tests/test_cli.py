@@ -231,6 +231,26 @@ def test_a_bug_keeps_its_trace(model, tmp_path, monkeypatch, what):
         run("measure", model, *QUICK, "--out", tmp_path / "o")
 
 
+WARNS = """
+import warnings
+from decondense import cli
+from decondense.commands import study
+from decondense.words import warn
+__name__ = "decondense.here"  # whose caller is looked for
+def show(*_):
+    warn("the text is short.")
+    warnings.warn_explicit("an old name", UserWarning, "/lib/other.py", 7)
+study._show_list = show
+cli.main(["study", "list"])
+"""
+
+
+def test_a_warning_of_ours_is_its_words_alone():
+    """The line that it is of is typer's; one of another library keeps its place."""
+    done = subprocess.run([sys.executable, "-c", WARNS], capture_output=True, text=True, check=True)
+    assert done.stderr == "warning: the text is short.\n/lib/other.py:7: UserWarning: an old name\n"
+
+
 def test_version_and_help():
     assert run("--version") == (0, f"decondense {decondense.__version__}\n", "")
     for arguments in (("-h",), ("measure", "-h"), ("compare", "--help")):

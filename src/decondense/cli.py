@@ -14,11 +14,13 @@ import os
 import pkgutil
 import select
 import sys
+import warnings
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 import typer.core
+import typer.main
 
 from . import __version__, commands
 from .files import first_process, own_trace
@@ -38,6 +40,7 @@ GROUPS = {
 ORDER = [name for group in GROUPS.values() for name in group]
 FOREIGN = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
 """The machine's fault, or a path that it does not take: nobody's bug."""
+_formatwarning = warnings.formatwarning
 
 
 class Grouped(typer.core.TyperGroup):
@@ -102,6 +105,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command and leave with 0, 1 (a bug), 2 (a sentence on stderr), 130 (interrupted) or 141 (closed pipe)."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a λ that its encoding does not have is no reason to fail
+    warnings.formatwarning = _warning
     try:
         _run(arguments)
     except (BrokenPipeError, SystemExit) as end:
@@ -111,6 +115,12 @@ def main(arguments: list[str] | None = None) -> None:
         if _unheard():
             sys.exit(141)
         raise error from None
+
+
+def _warning(message: Any, category: Any, filename: str, *place: Any, **line: Any) -> str:
+    """As Python has it, but of ours the words alone: the caller's line, at which they are, is one of typer."""
+    ours = filename == typer.main.__file__
+    return f"warning: {message}\n" if ours else _formatwarning(message, category, filename, *place, **line)
 
 
 def _run(arguments: list[str] | None) -> None:
