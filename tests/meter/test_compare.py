@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import csv
+import io
 import itertools
 import json
 import math
@@ -69,6 +70,14 @@ def made(like, name, parameters, spearman, level, *, layers=None, text=None, rev
     for state in result.record.states:
         state.mean_cosine = level
     return result
+
+
+def test_a_text_that_can_be_read_once_is_read_once(stories, prose, monkeypatch):
+    """The second model found stdin, or an iterator, empty."""
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("\n\n".join(prose).encode())))
+    for text in ("-", iter(prose)):
+        hashes = {r.record.text.sha256 for r in compare([stories, stories], text=text, **SMALL).results}
+        assert hashes == {measure(stories, text=prose, **SMALL).record.text.sha256}
 
 
 def test_two_results_are_told_by_level_and_by_trend(results):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from inspect import signature
@@ -17,6 +17,7 @@ from .. import records
 from ..checks import check_choice, check_flags
 from ..files import AnyPath, finite, from_yaml, grouped, told_apart
 from ..stats.intervals import mean_interval
+from ..text import Text, open_text
 from ..words import list_of, perhaps, span
 from .result import FEW, Condensation
 from .trend import rank_correlation
@@ -207,6 +208,7 @@ def compare(
 
     jobs = plan(items, texts, revisions, paired, options)
     results = []
+    once: dict[int, Text] = {}  # of texts that can be read once, for all models
     for number, job in enumerate(jobs):
         if isinstance(job, Condensation):
             results.append(job)
@@ -214,7 +216,13 @@ def compare(
         name, extra = job
         if started is not None:
             started(str(name), number, len(jobs))
-        results.append(measure(name, **(options | extra)))
+        asked = options | extra
+        text = asked.get("text")
+        if isinstance(text, Iterator) or (isinstance(text, str) and text == "-"):
+            if id(text) not in once:
+                once[id(text)] = open_text(text, column=asked.get("column"))
+            asked["text"] = once[id(text)]
+        results.append(measure(name, **asked))
         if finished is not None:
             finished(results[-1])
     return Comparison(results, _axis(results, paired), paired)
