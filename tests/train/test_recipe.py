@@ -76,10 +76,16 @@ def test_budget_in_tokens_is_made_of_whole_steps():
     [
         ("train.learning_rat=1", "recipe: 'train.learning_rat' is no key of a recipe: did you mean 'learning_rate'?"),
         ("learning_rate=1", "recipe: 'learning_rate' is no key of a recipe: did you mean 'train.learning_rate'?"),
-        ("model=gpt2", "recipe: model must be a section of keys, such as name, got 'gpt2'."),
-        ("loss=dispersion", "recipe: loss must be a section of keys, such as name, got 'dispersion'."),
-        ("loss=[dispersion]", "recipe: loss.0 must be a section of keys, such as name, got 'dispersion'."),
-        ("model.lora=true", "recipe: model.lora must be a section of keys, such as r, got True."),
+        ("model=gpt2", "recipe: model must be a section of keys, got 'gpt2': give it as model.name: gpt2."),
+        (
+            "loss=dispersion",
+            "recipe: loss must be a section of keys, got 'dispersion': give it as loss.name: dispersion.",
+        ),
+        ("loss=[dispersion]", "recipe: loss.0 must be a section of keys, got 'dispersion': give it as loss.0.name:"),
+        (
+            "model.lora=true",
+            "recipe: model.lora must be a section of keys, got True: give model.lora.r, or leave it out.",
+        ),
         ("learn=1", "recipe: 'learn' is no key of a recipe: did you mean 'train.learning_rate'?"),
         ("data.seed=1", "recipe: 'data.seed' is no key of a recipe: did you mean 'train.seed'?"),
         ("trian.seed=1", "recipe: 'trian' is no key of a recipe: did you mean 'train'?"),

@@ -242,7 +242,9 @@ def _sentence(error: ValidationError, name: str) -> str:
     got = first.get("input")
     alike = [e for e in errors if _place(e) == place]  # one for every kind that the value may be of
     if [e["type"] for e in alike] == ["model_type"]:
-        return f"{name}: {where} must be a section of keys, such as {next(iter(_keys(_part_at(place))))}, got {got!r}."
+        key = f"{where}.{next(iter(_keys(_part_at(place))))}"
+        remedy = f"give it as {key}: {got}" if isinstance(got, str) else f"give {key}, or leave it out"
+        return f"{name}: {where} must be a section of keys, got {got!r}: {remedy}."
     literals = [e["ctx"]["expected"] for e in alike if e["type"] == "literal_error"]
     choices = re.findall(r"'([^']*)'", " ".join(literals))
     kinds = [CONTRACTS[e["type"]].format(**e.get("ctx", {})) for e in alike if e["type"] in CONTRACTS]
