@@ -1,0 +1,228 @@
+"""The GPT2 with more tokens and at twice the width, in docs/pretraining.md."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from test_quoted_budgets import (
+    CELLS,
+    DECORRELATED,
+    DISPERSED,
+    FIVE,
+    KEPT,
+    UNIFORM,
+    apart,
+    both,
+    corrected,
+    cost,
+    course,
+    lead,
+    logged,
+    over,
+    per_doubling,
+    tenths,
+    words_of,
+)
+from test_quoted_results import PLAIN, RESULTS, runs, table
+
+from decondense.stats.verdicts import signed
+from decondense.studies.contrasts import by_texts
+from decondense.studies.runs import by_document
+
+
+def peaks(arm: str, after: float) -> list[float]:
+    """The highest norm of the gradient after so many tokens, run by run."""
+    return [max(h.grad_norm for h in run.history if h.tokens > after) for run in KEPT[arm].values()]
+
+
+def early_outliers(arm: str) -> list[float]:
+    """The variance of three dimensions after the second block, in per cent, run by run."""
+    return [100 * run.snapshots[-1].outlier_share[2] for run in KEPT[arm].values()]
+
+
+def test_the_gpt2_with_160m():
+    place, losses = "gpt2 at 0.005 · 160M", (DECORRELATED, UNIFORM, DISPERSED)
+    rows = {r["loss"]: r for r in table("pretrain") if (r["model"], r["tokens"]) == ("gpt2 at 0.005", 16e7)}
+    told = {
+        loss: "{} [{}, {}]".format(*(signed(row[x], 3) for x in ("difference", "low", "high")))
+        for loss, row in rows.items()
+    }
+    gaps = {loss: apart(loss, place, seeds=FIVE) for loss in losses}
+    ahead = {loss: f"ahead by {-max(x for x in gap if x < 0):.3f} to {-min(gap):.3f}" for loss, gap in gaps.items()}
+    p = {loss: f"p = {row['p_holm']:.3f}" for loss, row in rows.items()}
+    words = (
+        f"{ahead[DISPERSED]} in the five seeds, and in every text: {told[DISPERSED]}, {p[DISPERSED]} after correction."
+    )
+    assert f"{words} At the corrected level that is {corrected(f'{DISPERSED} · {place}', 4)}: a gain" in RESULTS
+    words = f"Some {cost(DISPERSED, 160, 'gpt2 at 0.005'):.0f}M tokens without the loss would do the same"
+    assert f"{words} (between cross-entropy's own budgets, of which 320M has three seeds, all unsteady)." in RESULTS
+    words = f"{ahead[DECORRELATED]}, and in every text: {told[DECORRELATED]}, {p[DECORRELATED]}; at the corrected level"
+    assert f"{words} {corrected(f'{DECORRELATED} · {place}')}, so open." in RESULTS
+    words = f"{ahead[UNIFORM]} in four seeds and behind by {max(gaps[UNIFORM]):.3f} in one; at the corrected level"
+    assert f"{words} {corrected(f'{UNIFORM} · {place}')}, so open." in RESULTS
+    assert sum(gap > 0 for gap in gaps[UNIFORM]) == 1
+    for loss in losses:  # open by the rule: neither below −0.005 nor above it
+        assert CELLS[f"{loss} · {place}"]["low"] < -0.005 < CELLS[f"{loss} · {place}"]["high"]
+    for loss in (DECORRELATED, DISPERSED):
+        base, treated = both(loss, place, seeds=FIVE)
+        assert all((new - old).mean() < 0 for s in FIVE for old, new in by_texts([base[s]], [treated[s]]))
+    shorter = apart(DISPERSED, "gpt2 · 40M")
+    assert min(shorter) > 0  # "with 40M at 0.003 it is behind in every seed"
+
+    def level(arm: str) -> float:
+        return float(np.mean([by_document(run) for run in KEPT[arm].values()]))
+
+    llama, plain, dispersed = (
+        level(f"{arm}") for arm in (f"{PLAIN} · llama · 160M", f"{PLAIN} · {place}", f"{DISPERSED} · {place}")
+    )
+    assert (
+        f"ends at {llama:.3f} with the same tokens; this GPT2 at {plain:.3f}, and with dispersion at {dispersed:.3f}."
+        in RESULTS
+    )
+    assert 0.70 < (dispersed - llama) / (plain - llama) < 0.80  # "Three quarters of that distance stay"
+    *others, last = sorted(by_document(KEPT[f"{PLAIN} · {place}"][s]) for s in FIVE)
+    assert by_document(KEPT[f"{PLAIN} · {place}"][12]) == last
+    assert {min(gap) == gap[FIVE.index(12)] for gap in gaps.values()} == {True}  # "the largest lead of each"
+    without = -np.mean([gap for seed, gap in zip(FIVE, gaps[DISPERSED]) if seed != 12])
+    words = f"seed 12's is the worst by {last - others[-1]:.3f} nats and gives each its largest lead: without it"
+    assert f"{words} dispersion's is {without:.3f}." in RESULTS
+    higher, shared = (
+        {s: by_document(run) for s, run in arm.items()}
+        for arm in (runs("rates")[f"{PLAIN} · gpt2 · 0.008"], KEPT[f"{PLAIN} · gpt2 at 0.005 · 80M"])
+    )
+    better = [shared[s] - other for s, other in higher.items()]
+    words = f"With 80M cross-entropy ends {min(better):.3f} to {max(better):.3f} lower at 0.008 than at 0.005"
+    assert f"{words} (four seeds)" in RESULTS
+    assert len(better) == 4
+
+    way = course(DISPERSED, place, seeds=FIVE)
+    means = {at: float(np.mean(gap)) for at, gap in way.items()}
+    worst = max(means, key=means.__getitem__)
+    first = next(at for at in way if all(max(gap) < 0 for later, gap in way.items() if later >= at))
+    words = (
+        "Dispersion leads in training loss by up to {:.3f} nats, after {:.0f}M tokens, is behind by up to {:.3f}, after"
+    )
+    words += (
+        " {:.0f}M, and ahead in every seed from {:.0f}M on, by {:.3f} from 64M to 80M, where the warm-up has ended,"
+    )
+    words += " and by {:.3f} over the last 40M."
+    spans = [-over(way, *span).mean() for span in ((64, 80), (120, 161))]
+    assert words.format(*lead(way), means[worst], worst, first, *spans) in RESULTS
+    behind = [at for at, gap in means.items() if gap > 0]
+    assert f"dispersion is behind from {behind[0]:.0f}M to {behind[-1]:.0f}M and then ahead" in RESULTS
+    for loss in (DECORRELATED, UNIFORM):  # "lead from the start" in the picture's description
+        assert all(np.mean(gap) < 0 for at, gap in course(loss, place, seeds=FIVE).items() if at > 1)
+
+    shots = {arm: [KEPT[f"{arm} · {place}"][s].snapshots[-1] for s in FIVE] for arm in (PLAIN, *losses)}
+    blocks, last = ({arm: np.mean([of(shot) for shot in some]) for arm, some in shots.items()}
+                    for of in (lambda shot: shot.blocks, lambda shot: shot.mean_cosine[-1]))  # fmt: skip
+    words = (
+        "takes the mean cosine of the blocks from {:.3f} to {:.3f} and leaves the last state nearly as it is, {:.3f}"
+    )
+    words += " instead of {:.3f}."
+    assert words.format(blocks[PLAIN], blocks[DISPERSED], last[DISPERSED], last[PLAIN]) in RESULTS
+    words = "open the last state, to {:.3f} and {:.3f}, and leave the blocks at {:.3f} and {:.3f}."
+    ends = [of[arm] for of in (last, blocks) for arm in (DECORRELATED, UNIFORM)]
+    assert words.format(*ends) in RESULTS
+    there = np.mean([run.snapshots[-1].blocks for run in KEPT[f"{PLAIN} · llama · 160M"].values()])
+    assert f"Cross-entropy's blocks have {there:.3f} in the Llama with 160M," in RESULTS
+
+    high = {arm: peaks(f"{arm} · {place}", 64e6) for arm in (PLAIN, *losses)}
+    assert [sum(peak > 1 for peak in high[arm]) for arm in (PLAIN, *losses)] == [0, 3, 1, 0]
+    assert f"(another of these reaches {sorted(high[UNIFORM])[-2]:.2f}), and never above" in RESULTS
+    assert max(*high[PLAIN], *high[DISPERSED]) < 0.40  # "never above 0.40"
+    shares = [x for loss in losses for x in early_outliers(f"{loss} · {place}")], early_outliers(f"{PLAIN} · {place}")
+    words = "hold {:.0f} to {:.0f} % of the variance after the second block with any of the three losses, where"
+    words += " cross-entropy has {:.0f} to {:.0f} %."
+    assert words.format(*(pick(some) for some in shares for pick in (min, max))) in RESULTS
+    by_tenth = tenths(DISPERSED, place, seeds=FIVE)
+    assert (by_tenth < 0).all()  # "in every tenth of the text, in every seed"
+    assert (tenths(DECORRELATED, place, seeds=FIVE).mean(0) < 0).all()  # "on average decorrelation too"
+    words = "by {:.3f} nats in the most frequent, {:.3f} in the ninth and {:.3f} in the rarest."
+    assert words.format(*(-by_tenth.mean(0)[i] for i in (0, 8, 9))) in RESULTS
+    assert by_tenth.mean(0).argmin() == 8
+    assert tenths(UNIFORM, place, seeds=FIVE).mean(0)[9] > 0  # "uniformity is behind on the rarest"
+
+
+def test_the_gpt2_with_more_tokens():
+    model = "gpt2 at 0.005"
+    for seed, run in KEPT[f"{UNIFORM} · {model} · 80M"].items():  # "in each of five seeds and each text"
+        pairs = by_texts([KEPT[f"{PLAIN} · {model} · 80M"][seed]], [run])
+        assert all((uniform - plain).mean() < 0 for plain, uniform in pairs)
+    assert len(KEPT[f"{UNIFORM} · {model} · 80M"]) == 5
+    first, second, third = apart(UNIFORM, f"{model} · 320M")
+    words = "behind by {:.3f} and {:.3f} in two seeds and ahead by {:.3f} in one, each time in every text; at the"
+    assert words.format(first, second, -third) in RESULTS
+    assert f"in every text; at the corrected level {corrected(f'{UNIFORM} · {model} · 320M')}." in RESULTS
+    base, treated = both(UNIFORM, f"{model} · 320M")
+    for seed, run in treated.items():
+        assert len({(loss - plain).mean() > 0 for plain, loss in by_texts([base[seed]], [run])}) == 1
+    slopes = words_of(per_doubling(UNIFORM, model)).removeprefix("+")
+    assert f"from 80M to 320M, the difference rises by {slopes}." in RESULTS
+    gaps = course(UNIFORM, f"{model} · 320M")
+    means = {at: float(np.mean(seeds)) for at, seeds in gaps.items()}
+    signs = [(round(at), gap > 0) for at, gap in means.items()]
+    turns = [at for (at, now), (_, before) in zip(signs[2:], signs[1:]) if now != before]
+    last = signs[[at for at, _ in signs].index(turns[1]) - 1][0]
+    assert len(turns) == 3
+    assert f"behind from {turns[0]}M, before the warm-up ends, to {last}M and again from {turns[2]}M;" in RESULTS
+    assert f"leads by up to {lead(gaps)[0]:.2f} nats and is on average behind" in RESULTS
+
+    high = [peak > 1 for arm in (PLAIN, UNIFORM) for peak in peaks(f"{arm} · {model} · 320M", 128e6)]
+    assert high == [True] * 5 + [False]  # "the seed that ends ahead"
+    llama = [run for arm in (PLAIN, UNIFORM, DISPERSED) for run in KEPT[f"{arm} · llama · 320M"].values()]
+    norms = [h.grad_norm for run in llama for h in run.history if h.tokens > 128e6]
+    assert f"In the Llama with 320M it never exceeds {math.ceil(100 * max(norms)) / 100:.2f}." in RESULTS
+
+    short, long = (over(course(UNIFORM, f"{model} · {m}"), 100, 113) for m in ("160M", "320M"))
+    assert max(short) < 0  # "ahead in every seed with 160M and behind in two of three with 320M"
+    assert sum(long > 0) == 2
+    assert f"with 320M: {words_of(list(long - short))} from one to the other, over these three." in RESULTS
+    early = [h.grad_norm for m in ("160M", "320M") for arm in both(UNIFORM, f"{model} · {m}") for run in arm.values()
+             for h in run.history if 66e6 < h.tokens < 113e6]  # fmt: skip
+    assert max(early) < 0.5
+    assert "when the runs of uniformity and of cross-entropy are still steady" in RESULTS
+    shaken = [max(h.grad_norm for h in run.history if 100e6 < h.tokens < 113e6)
+              for run in KEPT[f"{DECORRELATED} · {model} · 160M"].values()]  # fmt: skip
+    assert sum(norm > 1 for norm in shaken) == 1  # so it does not say "all runs"
+    steady = [h.grad_norm for arm in both(UNIFORM, f"{model} · 320M") for run in arm.values() for h in run.history
+              if 66e6 < h.tokens < 150e6]  # fmt: skip
+    assert max(steady) < 0.5  # "after 150M the curves are unsteady" in the picture's description
+    once, again = ({s: (logged(run, 1), run.blocks) for s, run in both(UNIFORM, f"{model} · {m}")[0].items()}
+                   for m in ("160M", "320M"))  # fmt: skip
+    assert once == again  # "the same blocks in the same order": the seed and the number of blocks make it
+
+    high = [[x for x in early_outliers(f"{arm} · {model} · 320M") if x > 10] for arm in (PLAIN, UNIFORM)]
+    assert list(map(len, high)) == [1, 2]
+    words = "With 320M one run of cross-entropy and two of uniformity have {:.0f} to {:.0f} %."
+    assert words.format(min(map(min, high)), max(map(max, high))) in RESULTS
+    rare = tenths(UNIFORM, f"{model} · 320M")[:, 9]
+    assert f"in every seed, by {rare.min():.3f} to {rare.max():.3f} nats." in RESULTS
+
+
+def test_twice_the_width():
+    base, uniform = both(UNIFORM, "gpt2 768 · 40M")
+    _, dispersed = both(DISPERSED, "gpt2 768 · 40M")
+    size = base[11].model.parameters
+    assert f"width 768 ({size / 1e6:.0f}M parameters, {4e7 / size:.2f} tokens for each), seeds 11 to 13" in RESULTS
+    level, narrow = (
+        np.mean([by_document(KEPT[f"{PLAIN} · {model} · 40M"][s]) for s in base]) for model in ("gpt2 768", "gpt2")
+    )
+    assert f"ends at {level:.3f}, over the same seeds {narrow - level:.3f} nats below the one of width 384" in RESULTS
+    gaps = [signed(gap, 4) for gap in apart(UNIFORM, "gpt2 768 · 40M")]
+    assert "level with it ({}, {} and {} over the seeds);".format(*gaps) in RESULTS
+    assert f"the corrected interval, {corrected(f'{UNIFORM} · gpt2 768 · 40M')}, contains" in RESULTS
+    behind = apart(DISPERSED, "gpt2 768 · 40M")
+    assert f"in every seed, by {min(behind):.3f} to {max(behind):.3f}, and in every text" in RESULTS
+    pairs = by_texts(list(base.values()), list(dispersed.values()))
+    assert all(((treated - plain).mean(1) > 0).all() for plain, treated in pairs)
+    ends = [np.mean([run.snapshots[-1].blocks for run in arm.values()]) for arm in (base, dispersed)]
+    assert "mean cosine of the blocks from {:.3f} to {:.3f}.".format(*ends) in RESULTS
+    gaps = course(UNIFORM, "gpt2 768 · 40M")
+    assert f"uniformity leads by {lead(gaps)[0]:.1f} nats at first and by nothing at the end" in RESULTS
+    assert abs(over(gaps, 35, 41).mean()) < 0.002
+    row = next(row for row in table("pretrain") if (row["loss"], row["model"]) == (UNIFORM, "gpt2 768"))
+    told = "{} [{}, {}]".format(*(signed(row[end], 3) for end in ("difference", "low", "high")))
+    assert told in RESULTS
+    assert {run.recipe["train"]["learning_rate"] for run in (*base.values(), *uniform.values())} == {0.0015}
