@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from .. import records
 from ..checks import check_choice, check_flags
 from ..files import AnyPath, finite, from_yaml, grouped, told_apart
 from ..stats.intervals import mean_interval
-from ..text import Text, open_text
+from ..text import open_text
 from ..words import list_of, perhaps, span
 from .result import FEW, Condensation
 from .trend import rank_correlation
@@ -208,7 +208,8 @@ def compare(
 
     jobs = plan(items, texts, revisions, paired, options)
     results = []
-    once: dict[int, Text] = {}  # of texts that can be read once, for all models
+    # what can be read once, for all models
+    opened: Callable[..., Any] = cache(partial(open_text, column=options.get("column")))
     for number, job in enumerate(jobs):
         if isinstance(job, Condensation):
             results.append(job)
@@ -219,9 +220,7 @@ def compare(
         asked = options | extra
         text = asked.get("text")
         if isinstance(text, Iterator) or (isinstance(text, str) and text == "-"):
-            if id(text) not in once:
-                once[id(text)] = open_text(text, column=asked.get("column"))
-            asked["text"] = once[id(text)]
+            asked["text"] = opened(text)
         results.append(measure(name, **asked))
         if finished is not None:
             finished(results[-1])
