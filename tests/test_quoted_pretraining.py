@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from scipy import stats
-from test_quoted_results import PLAIN, README, RESULTS, STUDIES, estimate, runs, table
+from test_quoted_results import PLAIN, README, RESULTS, ROOT, STUDIES, estimate, runs, table
 
 from decondense.records import Training, read
 from decondense.stats.crossed import Crossed, crossed_macro
@@ -67,6 +67,15 @@ def test_table_of_effects():
     nearest = (DECORRELATED, "gpt2 at 0.005", 16e7)
     assert f"Nearest to it, with p = {gains[nearest]:.2f}, is decorrelation's in the same place." in RESULTS
     assert min(gains, key=gains.__getitem__) == nearest
+
+
+def test_what_the_demo_says_of_longer_trainings():
+    longer = [row for row in ROWS.values() if row["tokens"] >= 8e7 and row["seeds"] > 2]
+    gain = -min(row["difference"] for row in longer if row["model"].startswith("gpt2"))
+    harm = max(row["difference"] for row in longer if row["model"] == "llama")
+    demo = " ".join((ROOT / "examples/demo.py").read_text(encoding="utf-8").replace('"', " ").split())
+    told = f"at 80M to 320M, losses gained up to {gain:.2f} nats , in a GPT2 and cost a Llama up to {harm:.2f} ("
+    assert told in demo
 
 
 def test_verdict_and_advice():
