@@ -94,15 +94,16 @@ def test_verdict_and_advice():
     assert f"; 160M: **{dispersed}**; 320M: **{ends[1]}** |" in RESULTS
     assert f"| 320M tokens: dispersion {ends[1]}, uniformity {ends[0]} |" in README
     short, middle = told(DECORRELATED, "gpt2", 4e7), told(DECORRELATED, "gpt2 at 0.005", 16e7)
-    assert f"| **do not count on it**: not significant | 40M: {short}; 160M: {middle} |" in RESULTS
+    assert f"| **do not count on it**: not significant | 40M: {short}; 160M: {middle}, own rates: " in RESULTS
     gained = told(DISPERSED, "gpt2 at 0.005", 16e7)
-    assert f"; 160M: **{gained}** | about 1.01 | the same |" in RESULTS
-    assert f"| dispersion, 160M tokens, both at one rate: {gained}; 80M, each at its best rate: " in README
+    assert f"; 160M, one rate: **{gained}**, own rates: " in RESULTS
     brief = gained.replace("−", "").replace(" [", " nats [").split(" nats ")
     low, high = sorted(brief[1].strip("[]").split(", "))
     assert f"the paper's loss gains {brief[0]} nats [{low}, {high}] over five seeds" in RESULTS
-    assert f"In a GPT2 with 160M tokens, at one rate, the paper's gains {brief[0]} nats;" in RESULTS
-    assert f"decorrelation, last state, 0.3 | **do not** | 80M: **{told(DECORRELATED, 'llama', 8e7)}** |" in RESULTS
+    words = (
+        f"decorrelation, last state, 0.3 | **no gain seen** | 80M, one rate: **{told(DECORRELATED, 'llama', 8e7)}**,"
+    )
+    assert words in RESULTS
     assert f"gone after 30 % of the tokens | **no gain kept** | 80M: {early} |" in RESULTS
     best = min((r for r in ROWS.values() if r["seeds"] > 2 and (r["int4_high"] or 1) < 0), key=lambda r: r["int4_high"])
     row = ROWS[DISPERSED, "llama", 32e7]

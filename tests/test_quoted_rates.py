@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+
+import numpy as np
 import pytest
 from test_quoted_results import PLAIN, README, RESULTS, ROOT, STUDIES, estimate, runs, table
 
-from decondense.stats.crossed import crossed_macro
+from decondense.records import Training
+from decondense.stats.crossed import Crossed, crossed_macro
 from decondense.stats.significance import holm
 from decondense.stats.verdicts import interval, signed
 from decondense.studies.contrasts import by_texts
 from decondense.studies.runs import by_document, cosine, quantisation
 
-UNIFORM, DISPERSED = "uniformity last 0.1", "dispersion all 0.1"
+UNIFORM, DISPERSED, DECORRELATED = "uniformity last 0.1", "dispersion all 0.1", "decorrelation last 0.3"
+LONGER, FIVE = "gpt2 160M", [11, 12, 13, 14, 15]
 STUDIES_LOG = (ROOT / "docs" / "studies-log.md").read_text(encoding="utf-8")
+CHANGES = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 PROSE = " ".join(RESULTS.split())
 KEPT = runs("rates")
 CHOSEN = {  # what the prose compares, with the seeds that both have
     (UNIFORM, "gpt2"): (0.005, 0.008, 3),
     (UNIFORM, "llama"): (0.003, 0.003, 4),
     (DISPERSED, "gpt2"): (0.008, 0.008, 3),
+    (DISPERSED, LONGER): (0.005, 0.008, 4),
     (DISPERSED, "llama"): (0.006, 0.003, 4),
 }
 
@@ -53,10 +61,11 @@ def test_each_at_its_own_rate():
         decision = found["own_rate"][f"{loss} · {model}"]
         told, gaps = own(loss, model)
         assert signed(decision["estimate"], 3) == told.split()[0]
-        assert decision["level"] == pytest.approx(1 - 0.05 / 4, abs=1e-5)  # "of 98.8 % as four were planned"
-        corrected = f"[{signed(decision['low'], 3)}, {signed(decision['high'], 3)}]"
-        bold = f"**{told}**" if decision["low"] > 0 else told
-        where = "GPT2" if model == "gpt2" else "Llama"
+        assert decision["level"] == pytest.approx(1 - 0.05 / 9, abs=1e-5)  # "of 99.4 % as nine are planned"
+        digits = 4 if min(abs(decision[end]) for end in ("low", "high")) < 0.001 else 3
+        corrected = f"[{signed(decision['low'], digits)}, {signed(decision['high'], digits)}]"
+        bold = f"**{told}**" if decision["low"] > 0 or decision["high"] < 0 else told
+        where = {"gpt2": "GPT2, 80M", LONGER: "GPT2, 160M", "llama": "Llama, 80M"}[model]
         assert f"| {names[loss]} | {where} | {rate:g} | {plain:g} | {seeds} | {bold} | {corrected} |" in RESULTS
     gpt2, llama = (own(UNIFORM, model)[0] for model in ("gpt2", "llama"))
     dispersed, gaps = own(DISPERSED, "llama")
@@ -64,11 +73,21 @@ def test_each_at_its_own_rate():
     assert f"**do not** | 80M, own rates: **{llama}**; 160M" in RESULTS
     assert f"**do not** | 80M, own rates: **{dispersed}**; 160M" in RESULTS
     level, behind = own(DISPERSED, "gpt2")
-    assert f"**may help**: one budget, one rate | 80M, own rates: {level}; 160M" in RESULTS
-    assert f"dispersion's gain is not seen ({level}), and" in RESULTS
+    assert f"**may help**: at one budget | 80M, own rates: {level}; 160M" in RESULTS
+    assert f"so compared its gain is not seen with 80M ({level}), and" in RESULTS
     words = "the other three seeds are not ahead: behind by {1:.3f} and {2:.3f}, and level ({0:.3f})."
     assert words.format(*sorted(behind)) in PROSE
-    assert f"; 80M, each at its best rate: {level} |" in README
+    gained, ahead = own(DISPERSED, LONGER)
+    assert max(ahead) < 0
+    assert f"own rates: **{gained}** | about 1.01 | the same |" in RESULTS
+    assert f"| each at its best rate: 160M tokens {gained}; 80M {level} |" in README
+    brief, low, high = re.findall(r"[\d.]+", gained)
+    assert f"With the best rate of each it gains {brief} [{high}, {low}] over the four seeds that did not" in RESULTS
+    assert f"In a GPT2 with 160M tokens the paper's gains {brief} nats, each at its own rate;" in RESULTS
+    assert f"dispersion still gains in the GPT2 with 160M, by {brief} nats," in RESULTS
+    assert f"(−{brief} nats, each at" in CHANGES
+    recipe = " ".join((ROOT / "recipes" / "pretrain-small.yaml").read_text(encoding="utf-8").replace("#", "").split())
+    assert f"with 160M dispersion on all layers gained {brief} nats, each at its best rate;" in recipe
     assert min(gaps) > 0  # "behind cross-entropy at 0.003 in each of the four seeds"
     gaps = own(UNIFORM, "gpt2")[1]
     assert max(gaps) < 0
@@ -77,7 +96,8 @@ def test_each_at_its_own_rate():
         "it was ahead by {:.3f} over these three seeds; at their own rates it is ahead by {:.3f} ({:.3f} to {:.3f})."
     )
     assert words.format(-sum(shared) / 3, -sum(gaps) / 3, -max(gaps), -min(gaps)) in PROSE
-    every = [(pair, s) for pair in CHOSEN for s in (12, 13, 14, 15) if pair != (DISPERSED, "gpt2")]  # "in every seed"
+    # "in every seed and text"
+    every = [(pair, s) for pair in CHOSEN for s in (12, 13, 14, 15) if pair != (DISPERSED, "gpt2")]
     for ((loss, model), seed), sign in ((one, 1 if one[0][1] == "llama" else -1) for one in every):
         rate, plain, _ = CHOSEN[loss, model]
         base, arm = KEPT[f"{PLAIN} · {model} · {plain:g}"], KEPT[f"{loss} · {model} · {rate:g}"]
@@ -136,6 +156,120 @@ def test_the_llama_over_rates():
     assert words.format(uniform - base, base - dispersed, base - first(PLAIN, "llama", 0.003)) in PROSE
 
 
+RATES = (0.003, 0.005, 0.008)
+
+
+def longer(loss: str) -> dict[float, dict[int, Training]]:
+    """rate → seed → run, of the GPT2 with 160M tokens."""
+    return {rate: KEPT.get(f"{loss} · {LONGER} · {rate:g}", {}) for rate in RATES}
+
+
+def paired(arm: dict[int, Training], base: dict[int, Training], seeds: list[int], **options) -> Crossed:
+    return crossed_macro(by_texts([base[s] for s in seeds], [arm[s] for s in seeds]), **{"paired": True} | options)
+
+
+def test_cross_entropy_at_three_rates():
+    base = longer(PLAIN)
+    assert all(list(arm) == FIVE for arm in base.values())
+    levels = [float(np.mean([by_document(run) for run in arm.values()])) for arm in base.values()]
+    words = "On average it ends within {:.3f} at three rates: {:.3f}, {:.3f} and {:.3f} with 0.003, 0.005 and 0.008,"
+    assert words.format(max(levels) - min(levels), *levels) in PROSE
+    assert f"at two others cross-entropy ends within {max(levels) - min(levels):.3f} on average" in PROSE
+    assert min(levels) == levels[0]  # "at 0.003, which is the best of the three on average and the lowest"
+    pairs = [paired(base[a], base[b], FIVE) for a, b in itertools.combinations(RATES, 2)]
+    assert all(low < 0 < high for low, high in (pair.interval() for pair in pairs))
+    low, high = (signed(x, 3) for x in pairs[0].interval())
+    gaps = [by_document(base[0.003][s]) - by_document(base[0.005][s]) for s in FIVE]
+    told = f"{signed(pairs[0].difference, 3)} [{low}, {high}], {signed(min(gaps), 3)} to {signed(max(gaps), 3)} in"
+    assert f"0.003 minus 0.005 is {told} single seeds." in PROSE
+    assert -min(gaps) > 0.027  # "does not exclude as much as the gain"
+
+
+def test_losses_against_cross_entropy_at_three_rates():
+    base, ahead = longer(PLAIN), {loss: longer(loss)[0.005] for loss in (DISPERSED, DECORRELATED, UNIFORM)}
+    for loss, plain, seed in itertools.product((DISPERSED, DECORRELATED), base.values(), FIVE):
+        assert by_document(ahead[loss][seed]) < by_document(plain[seed])  # "in every seed"
+    for plain, seed in itertools.product(base.values(), FIVE):  # "and every text at each of the three"
+        assert all((b - a).mean() < 0 for a, b in by_texts([plain[seed]], [ahead[DISPERSED][seed]]))
+
+    def by(loss: str, rate: float) -> str:
+        found = paired(ahead[loss], base[rate], FIVE)
+        low, high = (f"{-x:.3f}".replace("-", "−") for x in reversed(found.interval()))
+        return f"{-found.difference:.3f} [{low}, {high}]"
+
+    first_, *rest = (by(DISPERSED, rate) for rate in RATES)
+    words = "by {}, at 0.005 by {} and at 0.008 by {};".format(first_.replace(" [", " nats ["), *rest)
+    assert words in PROSE
+    words = "by {}, {} and {}, corrected for nothing.".format(*(by(DECORRELATED, rate) for rate in RATES))
+    assert words in PROSE
+    assert "by {}, {} and {}; none is resolved.".format(*(by(UNIFORM, rate) for rate in RATES)) in PROSE
+    assert [rate for rate, arm in longer(UNIFORM).items() if arm] == [0.005]
+    below = [by_document(base[r][11]) - first(DISPERSED, LONGER, r) for r in (0.003, 0.008)]
+    assert "{:.3f} and {:.3f} below cross-entropy there.".format(*below) in PROSE
+    own_rates = [first(DECORRELATED, LONGER, rate) for rate in (0.008, 0.003, 0.005)]
+    assert "({:.3f}; {:.3f} and {:.3f} at 0.003 and 0.005), which has no other seed.".format(*own_rates) in PROSE
+    gap = signed(own_rates[0] - by_document(base[0.008][11]), 3)
+    assert f"own rates: {gap} in the one seed that chose them |" in RESULTS
+
+
+def test_had_another_seed_chosen():
+    """The rule with each seed as the one that chooses cross-entropy's rate, dispersion at 0.005."""
+    base, arm = longer(PLAIN), longer(DISPERSED)[0.005]
+    ends = {}
+    for chooser in FIVE:
+        rate = min(RATES, key=lambda rate: by_document(base[rate][chooser]))
+        found = paired(arm, base[rate], [seed for seed in FIVE if seed != chooser])
+        ends[chooser] = rate, found.difference, found.interval(1 - 0.05 / 9)[1]
+    assert [rate for rate, *_ in ends.values()] == [0.008, 0.003, 0.003, 0.005, 0.005]
+    assert f"It does, by {-ends[11][2]:.4f}, less than" in PROSE
+    assert f"It lies below 0 by {-ends[11][2]:.4f}." in " ".join(STUDIES_LOG.split())
+    others = [ends[chooser] for chooser in FIVE[1:]]
+    assert min(high for *_, high in others) > 0  # "that interval would contain 0"
+    told = [signed(f([d for _, d, _ in others]), 3) for f in (max, min)]
+    assert "the difference over the rest would be {} to {} and that".format(*told) in PROSE
+    own_pairs = [[by_document(of[s]) for s in FIVE[1:]] for of in (base[0.008], arm)]
+    alone = paired(arm, base[0.008], FIVE[1:], paired=False).p
+    words = "({:.2f} over four seeds); without pairs p is {:.4f} there instead of {:.4f}."
+    assert words.format(np.corrcoef(own_pairs)[0, 1], alone, paired(arm, base[0.008], FIVE[1:]).p) in PROSE
+
+
+def test_rounding_and_steadiness_at_other_rates():
+    base, arm = longer(PLAIN), longer(DISPERSED)[0.005]
+    changes = {
+        (rate, scheme): [quantisation(scheme)(arm[s]) - quantisation(scheme)(base[rate][s]) for s in FIVE]
+        for rate in (0.003, 0.008)
+        for scheme in ("int4", "int8-int8")
+    }
+    fewer = [changes[rate, "int4"] for rate in (0.003, 0.008)]
+    assert max(map(max, fewer)) < 0
+    words = "int4 costs less with it in every seed too ({} and {}), but"
+    assert words.format(*(signed(float(np.mean(some)), 4) for some in fewer)) in PROSE
+    middle, low, high = (signed(x, 4) for x in interval(changes[0.003, "int8-int8"]))
+    plain = float(np.mean([quantisation("int8-int8")(run) for run in base[0.003].values()]))
+    assert f"at 0.003 cross-entropy loses {plain:.4f}, which is changed by {middle} [{low}, {high}]." in PROSE
+    costs = sorted(quantisation("int8-int8")(run) for run in base[0.008].values())
+    words = "loses {:.3f} to {:.3f} in three of five seeds, {:.3f} and {:.3f} in the others."
+    assert words.format(costs[2], costs[4], *costs[:2]) in PROSE
+    new = [
+        run
+        for loss in (PLAIN, DISPERSED, DECORRELATED)
+        for rate in (0.003, 0.008)
+        for run in longer(loss)[rate].values()
+    ]
+    norms = [line.grad_norm for run in new for line in run.history if line.step > 0.4 * run.steps]
+    assert len(new) == 14  # "in all fourteen runs, ten of them without a loss"
+    assert max(norms) < 0.40
+
+
+def test_decorrelation_in_the_llama():
+    at = {rate: first(DECORRELATED, "llama", rate) for rate in (0.0015, 0.003, 0.006)}
+    assert min(at, key=at.__getitem__) == 0.006
+    plain = {rate: first(PLAIN, "llama", rate) for rate in at}
+    words = "there it ends {:.3f} below where it ends at 0.003, {:.3f} below cross-entropy at the same rate, and {:.3f}"
+    assert words.format(at[0.003] - at[0.006], plain[0.006] - at[0.006], plain[0.003] - at[0.006]) in PROSE
+    assert f"own rates: {signed(at[0.006] - plain[0.003], 3)} in the one seed that chose them |" in RESULTS
+
+
 def test_rounding_and_what_a_seed_does():
     def cost(loss: str, model: str, scheme: str, digits: int = 3) -> str:
         rate, plain, _ = CHOSEN[loss, model]
@@ -157,7 +291,8 @@ def test_rounding_and_what_a_seed_does():
     eight = quantisation("int8-int8")
     base, arm = KEPT[f"{PLAIN} · gpt2 · 0.008"], KEPT[f"{DISPERSED} · gpt2 · 0.008"]
     assert all(eight(arm[s]) < eight(base[s]) for s in (12, 13, 14))
-    assert interval([eight(arm[s]) - eight(base[s]) for s in (12, 13, 14)], 0.9875)[2] > 0  # "not resolved at 98.8 %"
+    # "not resolved at 99.4 %"
+    assert interval([eight(arm[s]) - eight(base[s]) for s in (12, 13, 14)], 1 - 0.05 / 9)[2] > 0
     assert [cost(DISPERSED, "llama", scheme).split()[0].strip("+−") for scheme in ("int4", "int8-int8")] == [
         "0.000",
         "0.000",
@@ -171,27 +306,25 @@ def test_rounding_and_what_a_seed_does():
 
 
 def test_over_both_studies_one_harm_of_rates_is_significant():
-    """Holm over the twenty-two comparisons of `pretrain` and the four here: dispersion's +0.017 is then none."""
+    """Holm over the twenty-two comparisons of `pretrain` and the five here: dispersion's two are then not."""
     own = {}
     for (loss, model), (rate, plain, _) in CHOSEN.items():
         base, arm = KEPT[f"{PLAIN} · {model} · {plain:g}"], KEPT[f"{loss} · {model} · {rate:g}"]
         seeds = [seed for seed in base if seed in arm and seed != 11]
         own[loss, model] = crossed_macro(by_texts([base[s] for s in seeds], [arm[s] for s in seeds]), paired=True).p
     ps = [row["p"] for row in table("pretrain")] + list(own.values())
-    assert len(ps) == 26
-    *older, _, _, _, _ = together = holm(ps)
-    corrected = dict(zip(own, together[-4:]))
+    assert len(ps) == 27
+    together = holm(ps)
+    older, corrected = together[:22], dict(zip(own, together[22:]))
     assert [place for place, p in corrected.items() if p < 0.05] == [(UNIFORM, "llama")]
     assert sum(p < 0.05 for p in older) == 7
     found = {(row["loss"], row["model"], row["tokens"]): p for row, p in zip(table("pretrain"), older)}
     harm, gain = found[DISPERSED, "llama", 8e7], found[DISPERSED, "gpt2 at 0.005", 16e7]
-    words = (
-        "Over the twenty-six comparisons of `pretrain` and `rates` together dispersion's +0.017 of `rates` would not be"
-    )
-    words += (
-        f" significant, nor its harm in the Llama with 80M (p = {harm:.3f}); the other six harms of `pretrain` would,"
-    )
-    assert f"{words} and the gain (p = {gain:.3f})." in PROSE
+    two = {f"{corrected[DISPERSED, model]:.3f}" for model in (LONGER, "llama")}
+    assert len(two) == 1
+    words = "Over the twenty-seven comparisons of `pretrain` and `rates` together neither dispersion's +0.017 nor its"
+    words += f" −0.028 of `rates` would be significant (p = {two.pop()} each), nor its harm in the Llama with 80M"
+    assert f"{words} (p = {harm:.3f}); the other six harms of `pretrain` would, and the gain (p = {gain:.3f})." in PROSE
     assert gain < 0.05 < harm
 
 
@@ -201,6 +334,7 @@ def test_which_runs_are_new():
     shared = sum(by_document(run) in older for arm in KEPT.values() for run in arm.values())
     assert sum((run.origin or "").startswith("pretrain/") for arm in KEPT.values() for run in arm.values()) == shared
     assert f"and {shared} runs of `pretrain` and `rates` (`--reuse`)" in PROSE
-    assert len(names) - shared == 21 + 3  # as the table of docs/runs.md has them
-    assert len(names) == 57
-    assert len([row for row in table("rates") if row["chosen"]]) == 6
+    assert len(names) - shared == 21 + 3 + 16  # as the table of docs/runs.md has them
+    assert "`rates` (98 of 220 runs; 92 would be enough" in PROSE
+    assert len(names) == 98
+    assert len([row for row in table("rates") if row["chosen"]]) == 10

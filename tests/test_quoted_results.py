@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -39,6 +40,7 @@ def table(study: str) -> list[dict]:
     return [dict(zip(found["columns"], row)) for row in found["rows"]]
 
 
+@functools.cache
 def runs(study: str) -> dict[str, dict[int, Training]]:
     """arm → seed → run."""
     table: dict[str, dict[int, Training]] = {}

@@ -109,7 +109,11 @@ def test_of_several_losses_the_one_nearest_to_a_gain_is_told_at_its_worst():
             "reproduced",
             "b gains 0.005 nats of held-out loss in every model; least",
         ),
-        ({"a": {"m": harm}, "b": {"m": None, "n": unknown}}, "undecided", "a: +0.040 [+0.030, +0.050] in m"),
+        (
+            {"a": {"m": harm, "n": wide}, "b": {"m": None, "n": unknown}},
+            "undecided",
+            "a: +0.040 [+0.030, +0.050] in m; not compared: b",
+        ),
         ({"a": {"m": None}}, "undecided", "not known, with too few seeds or none"),
     ]
     for losses, verdict, told in cases:

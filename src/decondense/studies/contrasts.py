@@ -13,6 +13,7 @@ import numpy as np
 from ..records import Training, known
 from ..stats.crossed import crossed_macro
 from ..stats.verdicts import NOT, REPRODUCED, UNDECIDED, Decision, decide, equivalent, from_interval, unjudged
+from ..words import list_of
 from .outcomes import paired_outcomes
 from .runs import MATTERS_NATS, MATTERS_POINTS, MATTERS_SHARE, Runs, cosine
 
@@ -76,16 +77,16 @@ def below_everywhere(
     """Loss → model → its difference to cross-entropy, None where it is not known. The verdict: reproduced where one
     loss has every interval below −`smallest`, not reproduced where every loss has one above it. And what decides it in
     short, and by name: of every loss that is not excluded, or of all, the model in which a gain is farthest, and of
-    these the loss for which it is nearest."""
+    these the loss for which it is nearest; and the losses that are compared in no model."""
     below = [loss for loss, row in losses.items() if all(d and known(d.high) < -smallest for d in row.values())]
     judged = {loss: {model: d for model, d in row.items() if d and d.low is not None} for loss, row in losses.items()}
     above = [loss for loss, row in judged.items() if any(known(d.low) > -smallest for d in row.values())]
     verdict = REPRODUCED if below else NOT if losses and len(above) == len(losses) else UNDECIDED
-    end = (lambda d: known(d.low)) if verdict == NOT else (lambda d: known(d.high))
+    open_ = [loss for loss, row in judged.items() if row and loss not in above]
+    end = (lambda d: known(d.high)) if open_ else (lambda d: known(d.low))
     worst = {loss: max(row.items(), key=lambda entry: end(entry[1])) for loss, row in judged.items() if row}
     if not worst:
         return verdict, "not known, with too few seeds or none", {}
-    open_ = [loss for loss in worst if loss not in above]
     loss = min(below or open_ or worst, key=lambda loss: end(worst[loss][1]))
     model, difference = worst[loss]
     sought = f"{smallest:g} nats of held-out loss in every model"
@@ -94,6 +95,8 @@ def below_everywhere(
     else:
         none = f"no loss {'gains' if verdict == NOT else 'is shown to gain'} {sought}"
         headline = f"{none}; nearest to it {loss}: {difference.short()} in {model}"
+        if missing := [loss for loss in losses if loss not in worst]:
+            headline += f"; not compared: {list_of(missing)}"
     return verdict, headline, {f"{loss} in {model}": difference}
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from ..figures.studies import curves, effects
 from ..files import grouped
 from ..stats.verdicts import Decision
-from ..words import list_of
+from ..words import amount, list_of
 from .contrasts import BETWEEN, NONE, SMALLEST, below_everywhere, over_documents
 from .runs import Conclusion, Runs, Settings, by_document, cosine
 from .settings import joined
@@ -95,11 +95,14 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         (_label(loss, model, two), fresh.differences(*two, by_document)) for (loss, model), two in compared.items()
     ]
     forest = partial(
-        effects, apart, x="held-out loss minus cross-entropy's, each at its own rate, nats (right of 0: worse)",
+        effects, apart, x="held-out loss minus cross-entropy's, nats (right of 0: worse)",
         margin=SMALLEST, colours=[losses.index(loss) for loss, _ in compared], level=level,
-        note=f"dots: seeds; bars: {100 * level:.3g} % intervals over them; shaded: too small to matter",
+        note=f"each at its own rate; dots: seeds; bars: {100 * level:.3g} % intervals over them alone\n"
+        "shaded: too small to matter",
     )  # fmt: skip
-    panels = _panels(levels_of(runs, first), losses, models)
+    budgets = {arm.split(BETWEEN)[1]: joined(settings["base"], own) for arm, own in settings["arms"].items()}
+    titles = {model: f"{model}: {amount(recipe['data']['tokens'])} tokens" for model, recipe in budgets.items()}
+    panels = _panels(levels_of(runs, first), losses, titles)
     note = f"seed {first} alone, which chooses the rates; all axes of loss have the same span"
     draw = partial(curves, panels, note=note) if panels else None
     table = _table(runs, fresh, first, [arm for arm, _ in chosen.values()], decisions)
@@ -133,16 +136,16 @@ def _table(
 
 
 def _panels(
-    known: Mapping[Place, Mapping[float, float]], losses: Sequence[str], models: Sequence[str]
+    known: Mapping[Place, Mapping[float, float]], losses: Sequence[str], titles: Mapping[str, str]
 ) -> list[Settings]:
     """For every model held-out loss over the rates, with the seed that was run at all of them."""
     panels: list[Settings] = []
-    for model in models:
+    for model, title in titles.items():
         of = {loss: known[loss, model] for loss in losses if (loss, model) in known}
         series = {loss: (sorted(each), [[each[rate]] for rate in sorted(each)]) for loss, each in of.items()}
         ticks = sorted({rate for each in of.values() for rate in each})
         axes = {"x": "learning rate", "scale": "log", "ticks": ticks, "y": "held-out loss, nats per token"}
-        panels += [{"title": model, "series": series, "names": losses} | axes] if series else []
+        panels += [{"title": title, "series": series, "names": losses} | axes] if series else []
     levels = [[level for _, points in panel["series"].values() for (level,) in points] for panel in panels]
     half = 0.55 * max((max(some) - min(some) for some in levels), default=0.0)
     for panel, some in zip(panels, levels):
