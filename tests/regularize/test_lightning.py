@@ -70,12 +70,13 @@ class Lines(pl.loggers.logger.DummyLogger):
         self.lines.append((step, metrics))
 
 
-def fit(module, *callbacks, parts=2, steps=4, checkpoint=None):
+def fit(module, *callbacks, parts=2, steps=4, checkpoint=None, every=1):
     logger = Lines()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        warnings.filterwarnings("always", "the model that is watched")
         trainer = pl.Trainer(
-            max_steps=steps, accelerator="cpu", logger=logger, log_every_n_steps=1, callbacks=list(callbacks),
+            max_steps=steps, accelerator="cpu", logger=logger, log_every_n_steps=every, callbacks=list(callbacks),
             accumulate_grad_batches=parts if module.automatic_optimization else 1, enable_progress_bar=False,
             enable_model_summary=False, enable_checkpointing=False,
         )  # fmt: skip
@@ -118,6 +119,32 @@ def test_the_ramp_counts_training_steps(kind, tmp_path):
     resumed = RegularizeCallback("cosreg", schedule="linear", ramp_steps=8, weight=0.8, accumulate=2)
     fit(Module(kind), resumed, steps=8 if kind == "manual" else 4, checkpoint=tmp_path / "state.ckpt")
     assert resumed.step == 4
+
+
+def test_the_clock_begins_with_a_training():
+    """Of a callback that has seen another one to its end, too."""
+    callback, watch = RegularizeCallback(schedule="linear", ramp_steps=8, weight=0.8), MonitorCallback(every=2)
+    for _ in range(2):
+        _, logger = fit(Module(), callback, watch, parts=1, steps=3)
+        weights = [line["penalty_weight"] for _, line in logger.lines if "penalty_weight" in line]
+        assert weights == pytest.approx([0, 0.1, 0.2])
+        assert [r.step for r in watch.monitor.readings] == [0, 2]
+
+
+def test_two_optimisers_are_watched_and_logged_by_training_steps(tmp_path):
+    """Lightning's global_step counts each of the two, its lines of a log do not."""
+    callback, watch = RegularizeCallback("uniformity"), MonitorCallback(every=2, metrics=["mean_cosine"])
+    trainer, logger = fit(Module("manual", parts=1), callback, watch, steps=8, every=2)
+    assert [step for step, line in logger.lines if "mean_cosine" in line] == [1, 3]
+    assert [step for step, line in logger.lines if "geometry/mean_cosine/01" in line] == [0, 2]
+    trainer.save_checkpoint(tmp_path / "state.ckpt")
+    resumed, begun = (MonitorCallback(every=2, metrics=["mean_cosine"]) for _ in range(2))
+    fit(Module("manual", parts=1), resumed, steps=14, checkpoint=tmp_path / "state.ckpt")
+    assert [r.step for r in resumed.monitor.readings] == [4, 6]
+
+    fit(Module(), parts=1, steps=2)[0].save_checkpoint(tmp_path / "unwatched.ckpt")
+    fit(Module(), begun, parts=1, steps=5, checkpoint=tmp_path / "unwatched.ckpt")
+    assert [r.step for r in begun.monitor.readings] == [2, 4]
 
 
 @pytest.mark.parametrize("kind", ["labels", "manual"])
@@ -174,6 +201,38 @@ def test_what_is_read_must_be_called_and_named():
         for target in (module, pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)):
             with pytest.raises(TypeError, match=rf"Trainer\(callbacks=\[{name}"):
                 attach(target)
+
+
+@pytest.mark.parametrize("kind", ["labels", "manual"])
+def test_a_model_in_eval_mode(kind):
+    """As from_pretrained returns it. Lightning leaves it so."""
+    module = Module(kind)
+    module.model.eval()
+    with pytest.raises(RuntimeError, match=r"must be in training mode .* got eval mode, .*: call model\.train\(\)"):
+        fit(module, RegularizeCallback())
+    assert not module.model._forward_pre_hooks
+    watch = MonitorCallback(every=2)
+    with pytest.warns(UserWarning, match="no training call has passed") as told:
+        fit(module, watch)
+    assert (len(told), watch.monitor.readings) == (1, [])
+    with warnings.catch_warnings(record=True) as told:
+        fit(module, MonitorCallback(inputs=tokens(2)))
+        module.model.train()
+        fit(module, MonitorCallback(), RegularizeCallback())
+    assert not told
+
+
+def test_a_step_may_leave_the_model_out_once_it_was_seen_to_train():
+    """As the discriminator's step of a GAN, which calls a generator in eval mode."""
+
+    class Alternating(Module):
+        def training_step(self, batch, batch_idx):
+            self.model.train(batch_idx % 2 == 0)
+            return super().training_step(batch, batch_idx)
+
+    _, logger = fit(Alternating("manual", parts=1), RegularizeCallback(), steps=8)
+    told = [float(line["penalty"]) for _, line in logger.lines]  # of a step without, Lightning logs the last
+    assert told[0] == told[1] != told[2] == told[3]
 
 
 class Network(pl.LightningModule):

@@ -160,6 +160,21 @@ def test_compiled_model(backend):
     torch.compiler.reset()
 
 
+def test_a_compiled_model_after_another_of_its_class(tmp_path):
+    """As in a comparison of trainings without the loss and with it in one process: torch takes the graph of the first,
+    which knows of no loss."""
+    torch.compiler.reset()
+    compiled = arguments(tmp_path, max_steps=1, torch_compile=True, torch_compile_backend="eager")
+    Trainer(llama(layers=1), compiled, train_dataset=Rows(False, 8)).train()
+    trainer = Trainer(llama(layers=1), compiled, train_dataset=Rows(False, 8))
+    handle = dc.regularize(trainer, weight=5.0)
+    with pytest.raises(RuntimeError, match=r"another one of its class, .*: call torch\.compiler\.reset\(\) before"):
+        trainer.train()
+    torch.compiler.reset()
+    trainer.train()
+    assert "penalty" in handle.last
+
+
 @pytest.mark.parametrize("estimator", ["exact", "first_order", "second_order"])
 def test_bf16_autocast(estimator):
     """The states are what autocast makes them; the penalty is computed from them in full precision."""

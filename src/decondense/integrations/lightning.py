@@ -15,16 +15,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from ..capture import Hook
 from ..handle import Attachment, Handle
 from ..insides import replaced
 from ..losses.presets import Loss
 from ..regularizer import term_of
-from ..watch.engines import PICTURE
+from ..watch.engines import PICTURE, UNSEEN
 from ..watch.monitor import Monitor
 from ..watch.reading import Reading
-from ..words import nobody
+from ..words import nobody, warn
 
 try:  # one package under two names; a script that uses one of them has imported it already
     if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:
@@ -37,7 +39,34 @@ except ImportError:
         raise ImportError("decondense.integrations.lightning needs Lightning: pip install lightning.") from error
 
 
-class RegularizeCallback(Callback):
+class Clock(Callback):
+    """Counts training steps: batches after which an optimiser had stepped. Lightning's `global_step` counts each of two
+    optimisers. Kept in Lightning's checkpoints."""
+
+    step = 0
+    _stepped = 0  # Lightning's count, at the last training batch
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self._stepped = trainer.global_step  # of a checkpoint, too: it has been read by now
+        if not self._stepped:  # a training from its beginning, though this callback may have seen another
+            self.step = 0
+
+    def on_train_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
+        if trainer.global_step != self._stepped:
+            self.step, self._stepped = self.step + 1, trainer.global_step
+            self.on_step()
+
+    def on_step(self) -> None:
+        """After each."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self.step}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.step = state_dict["step"]
+
+
+class RegularizeCallback(Clock):
     """loss = task_loss + weight · penalty, in training; task_loss, penalty, penalty_weight, mean_cosine are logged.
 
     loss, options  as in `regularize`: weight, layers, schedule, tau, …
@@ -67,10 +96,8 @@ class RegularizeCallback(Callback):
             raise ValueError(f"accumulate must be at least 1, got {accumulate}: the calls that make a step.")
         self.term = term_of(loss, **options)
         self.name, self.modules, self.accumulate = model, modules, accumulate
-        self.step = 0
         self._attachment: Attachment | None = None
-        self._stepped = 0  # Lightning's count of optimiser steps, at the last training step
-        self._collecting = False
+        self._collecting = self._evaluated = False
 
     @property
     def handle(self) -> Handle | None:
@@ -84,12 +111,8 @@ class RegularizeCallback(Callback):
         self._module, self._trainer = pl_module, trainer
         self._attachment = Attachment(self, self.term, self.modules)
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self._stepped = trainer.global_step  # of a checkpoint, too: it has been read by now
-
-    def on_train_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
-        if trainer.global_step != self._stepped and self._attachment is not None:
-            self.step, self._stepped = self.step + 1, trainer.global_step
+    def on_step(self) -> None:
+        if self._attachment is not None:
             self._attachment.look()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -99,15 +122,11 @@ class RegularizeCallback(Callback):
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self.teardown(trainer, pl_module, "fit")
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"step": self.step}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.step = state_dict["step"]
-
     # ---- the engine ----
 
     def attach(self, attachment: Attachment) -> None:
+        enter = Hook.hang(self.model.register_forward_pre_hook, self._enter)
+        attachment.undo.callback(enter.remove)
         attachment.read(lambda: self._collecting)
         for name, wrap in (("training_step", self._around_step), ("manual_backward", self._around_backward)):
             own = getattr(self._module, name)
@@ -115,14 +134,25 @@ class RegularizeCallback(Callback):
             wrapped = functools.wraps(own)(Around(wrap, attachment, own))
             attachment.undo.enter_context(replaced(self._module, name, wrapped))
 
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        if torch.is_grad_enabled() and not module.training:
+            self._evaluated = True
+
     def _around_step(self, attachment: Attachment, own: Any, *args: Any, **kwargs: Any) -> Any:
         attachment.captures.clear()
-        self._collecting = True
+        self._collecting, self._evaluated = True, False
         try:
             out = own(*args, **kwargs)
         finally:
             self._collecting = False
         automatic = self._module.automatic_optimization
+        # with manual optimisation a step may leave it out, as one of a GAN does, once it has been seen to train
+        unseen = not attachment.captures and (automatic or not attachment.calls)
+        if unseen and self._evaluated and not (automatic and out is None):
+            raise RuntimeError(
+                "the model must be in training mode for its loss to be added, got eval mode, in which from_pretrained "
+                "returns a model and Lightning leaves it: call model.train() where the module makes its model."
+            )
         if automatic and out is not None and not attachment.captures:
             raise RuntimeError(
                 f"training_step must call {type(self.model).__name__}, whose hidden states are read, but none came: "
@@ -149,8 +179,10 @@ class RegularizeCallback(Callback):
         penalty = attachment.take(scale=1 / parts)
         attachment.task_loss(loss)
         last = attachment.last
-        every = self._trainer.log_every_n_steps  # 0: never
-        if "mean_cosine" not in last and every and (self._trainer.global_step + 1) % every == 0:
+        every, loop = self._trainer.log_every_n_steps, self._trainer.fit_loop  # 0: never
+        # Lightning has a line of its log every so many steps, or batches where the module makes the steps.
+        done = self._trainer.global_step if self._module.automatic_optimization else loop.total_batch_idx
+        if "mean_cosine" not in last and every and (done + 1) % every == 0:
             last["mean_cosine"] = self.term.mean_cosine(capture, attachment.reader.first)
         logs = {"task_loss": last["task_loss"], "penalty": last["penalty"], "penalty_weight": weight}
         if "mean_cosine" in last:
@@ -166,11 +198,11 @@ class Around(functools.partial):
         return copy.deepcopy(self.args[-1], memo)
 
 
-class MonitorCallback(Callback):
+class MonitorCallback(Clock):
     """`monitor` for Lightning: readings go to every logger of the trainer, and as a heatmap to TensorBoard.
 
-    Options as in `monitor`, and `model` as in `RegularizeCallback`. `monitor` is the `Monitor`, from the start of the
-    training on: `callback.monitor.to_pandas()`.
+    Options as in `monitor`; `model`, and what a step is, as in `RegularizeCallback`. `monitor` is the `Monitor`, from
+    the start of the training on: `callback.monitor.to_pandas()`.
     """
 
     monitor: Monitor
@@ -190,9 +222,17 @@ class MonitorCallback(Callback):
                 writer.add_image(PICTURE, reading.picture, reading.step, dataformats="HWC")
 
         self.monitor = Monitor(
-            model_of(pl_module, self.name, self.options.get("modules")), step=lambda: int(trainer.global_step),
+            model_of(pl_module, self.name, self.options.get("modules")), step=lambda: self.step,
             log=report, pictured=lambda: bool(pictured), **self.options,
         )  # fmt: skip
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        super().on_train_start(trainer, pl_module)
+        self.step = self.step or trainer.global_step  # a checkpoint of a training that was not watched
+
+    def on_step(self) -> None:
+        if self.step == 1 and self.monitor.seen is None:
+            warn(UNSEEN)  # no error: watching is no reason to end a training
 
     def on_train_batch_start(self, *args: Any, **kwargs: Any) -> None:
         self.monitor.look()

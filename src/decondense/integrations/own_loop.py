@@ -135,8 +135,9 @@ class OwnLoop:
         elif not attachment.calls and not self._begun and any(p.grad is not None for p in mine):
             raise RuntimeError(
                 "the hidden states of the model must be seen, but the gradients of this first optimiser step came "
-                "without: a compiled model that has been called does not notice what is attached to it. Attach before "
-                "its first call, or call torch.compiler.reset() after attaching; or the loop calls another module."
+                "without: a compiled model that has been called, or another one of its class, does not notice what is "
+                "attached to it. Attach before the first call, or call torch.compiler.reset() after attaching; or the "
+                "loop calls another module."
             )
         attachment.given, attachment.reached, self._begun = 0, False, False
         self._trained = self._evaluated = False

@@ -16,6 +16,7 @@ from ..capture import shifted
 from ..handle import Attachment
 from ..insides import replaced
 from ..insides import transformers as inside
+from ..insides.torch import compiled_call
 from ..named_layers import naming
 
 
@@ -92,6 +93,12 @@ class TrainerEngine:
         loss = result[0] if return_outputs else result
         if not self._attachment.captures:
             if model.training and torch.is_grad_enabled():
+                if compiled_call(model) is not None or hasattr(model, "_orig_mod"):
+                    raise RuntimeError(
+                        f"{type(self.trainer).__name__} must call the attached model so that its hidden states are "
+                        "seen, but a compiled model that has been called, or another one of its class, does not notice "
+                        "what is attached to it: call torch.compiler.reset() before train()."
+                    )
                 raise RuntimeError(
                     f"{type(self.trainer).__name__}.compute_loss must call the attached model, but no hidden "
                     "states came from it: attach after the trainer has wrapped or replaced its model, or, where its "

@@ -27,6 +27,10 @@ from .monitor import Log, Monitor
 from .reading import METRICS, Reading
 
 PICTURE = "geometry/cosines"
+UNSEEN = (
+    "the model that is watched must be called to train, but an optimiser steps and no training call has passed: watch "
+    "a model before it is compiled and called, in training mode, or call remove()."
+)
 
 
 def monitor(
@@ -82,10 +86,7 @@ def _of_model(model: nn.Module, log: Log | None, options: dict[str, Any]) -> Mon
             watch.look()
         elif count == 0 and not told:
             told = True
-            warn(  # no error: watching is no reason to end a training
-                "the model that is watched must be called to train, but an optimiser steps and no training call has "
-                "passed: watch a model before it is compiled and called, in training mode, or call remove()."
-            )
+            warn(UNSEEN)  # no error: watching is no reason to end a training
 
     watch = Monitor(model, step=lambda: count, log=log, **options)
     watch.undo.callback(Hook.hang(model.register_forward_pre_hook, calls).remove)

@@ -82,7 +82,7 @@ class Monitor:
         self.undo = ExitStack()
         self._warned: set[str] = set()
         self._told = False
-        self._seen: int | None = None  # the step of the last reading
+        self.seen: int | None = None  # the step of the last reading
         self.batches: list[dict[str, Any]] | None = None
         if inputs is None:
             note = torch.compiler.disable(self._note)  # of a compiled model: what is seen once is not worth compiling
@@ -110,7 +110,7 @@ class Monitor:
     def _due(self) -> bool:
         self.settle(wait=False)
         step = self.step()
-        return step % self.every == 0 and step != self._seen
+        return step % self.every == 0 and step != self.seen
 
     def look(self) -> None:
         """What an engine calls between two steps: read `inputs` if a reading is due, and report one that is ready."""
@@ -124,7 +124,7 @@ class Monitor:
     def _note(self, captures: list[Capture]) -> None:
         refuse_split("the monitor", "watch without context or sequence parallelism")
         self.settle()  # one at a time, so that no more than one reading's matrices are held
-        step = self._seen = self.step()
+        step = self.seen = self.step()
         epoch = self.epoch()
         cuts = [_documents(capture) for capture in captures]
         layers = [begun(self._sequences(captures, cuts, i), self.metrics) for i in range(len(captures[0].states))]
