@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import math
 import os
 import re
@@ -109,14 +110,15 @@ def test_one_writer_at_a_time(tmp_path):
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (OSError(28, "No space left on device"), "the disk is full"),
-        (OSError(13, "Permission denied", "/Data/Run"), "permission denied"),
-        (OSError("Unable to write /Data/Run."), "Unable to write /Data/Run"),
+        (OSError(28, "No space left on device"), "the disk is full; free some space or"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "disk quota exceeded; free some space or"),
+        (OSError(13, "Permission denied", "/Data/Run"), "permission denied;"),
+        (OSError("Unable to write /Data/Run."), "Unable to write /Data/Run;"),
     ],
 )
 def test_what_the_system_refuses_is_one_sentence(error, reason):
-    """Words of a library stay as they are: a path in them must be one that exists."""
-    sentence = rf"^the folder must be writable: {reason}; choose another\.$"
+    """Words of a library stay as they are: a path in them must be one that exists. Space is a remedy where none is."""
+    sentence = rf"^the folder must be writable: {reason} choose another\.$"
     with pytest.raises(OSError, match=sentence), files.os_sentence("the folder must be writable", "choose another"):
         raise error
 

@@ -12,7 +12,8 @@ import pytest
 
 from decondense import text as texts
 from decondense.models import load_tokenizer, resolve
-from decondense.text import Text, iterate_documents, open_text
+from decondense.text import Text, check_text, iterate_documents, open_text
+from decondense.text_files import BEGINNING
 from decondense.windows import draw_windows
 
 DOCUMENTS = ["The first document, with a line\u2028separator.", "The second one.", "Ünïcode третий"]
@@ -103,6 +104,19 @@ def test_encodings(tmp_path):
     plain.write_bytes(b"\x7fELF\xff\0\0")
     with pytest.raises(ValueError, match="could not be read"):
         open_text(plain)
+
+
+def test_the_encoding_is_told_from_the_beginning_alone(tmp_path, recwarn):
+    """Also where the beginning ends within a letter, and of packed files; other encodings are read without a word."""
+    odd = "x" + "é" * BEGINNING
+    for name, content in {"a.txt": odd.encode(), "b.md": odd.encode("utf-16"), "c.jsonl": b'{"text": "\xe9"}'}.items():
+        (tmp_path / name).write_bytes(content)
+        check_text(str(tmp_path / name), data=None)
+    assert not recwarn.list
+    with gzip.open(tmp_path / "d.csv.gz", "wb") as file:
+        file.write(("text\n" + odd).encode("cp1252"))
+    with pytest.warns(UserWarning, match=r"^d\.csv\.gz is not UTF-8: read as Latin-1"):
+        check_text(str(tmp_path), data=None)
 
 
 def test_half_a_surrogate_pair_is_the_replacement_character(tmp_path):

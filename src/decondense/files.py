@@ -238,7 +238,8 @@ def os_sentence(what: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise OSError(f"{what}: {os_reason(error)}; {remedy}.") from error
+        room = "free some space or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise OSError(f"{what}: {os_reason(error)}; {room}{remedy}.") from error
 
 
 def writable(path: Path, kind: str = "output folder") -> contextlib.AbstractContextManager[None]:

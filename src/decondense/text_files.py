@@ -20,7 +20,10 @@ from .words import nearest
 
 FIELDS = ("text", "content", "context", "long_answer")
 TABLES = {".csv": ",", ".tsv": "\t"}
-READABLE = {"", ".txt", ".raw", ".md", ".tokens", ".jsonl", ".json", ".parquet", *TABLES}
+PLAIN = {"", ".txt", ".raw", ".md", ".tokens"}
+READABLE = {*PLAIN, ".jsonl", ".json", ".parquet", *TABLES}
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+BEGINNING = 1 << 20  # bytes; of a text in Latin-1 they nearly always hold a letter that UTF-8 does not have
 LARGEST = 1 << 30  # bytes of a file, unpacked: a few kilobytes of .xz may hold more than any memory
 
 
@@ -49,7 +52,7 @@ def read_documents(path: Path, *, column: str | None = None) -> tuple[list[str],
     ending, where = ending_of(path), repr(str(path))
     rows: Iterable[Any]
     notes: list[str] = []
-    try:
+    with _undamaged(path):
         blob = unpacked(path)
         if ending == ".parquet":
             rows = _parquet(blob, path, column)
@@ -63,11 +66,32 @@ def read_documents(path: Path, *, column: str | None = None) -> tuple[list[str],
             csv.field_size_limit(LARGEST)  # a document is longer than the 128 kB that a cell may have
             rows = csv.DictReader(io.StringIO(content, newline=""), delimiter=TABLES[ending])
         documents, more = complete(row_documents(rows, column, where=where), path.name)
+    return [d for d in documents if d] if ending == ".parquet" else documents, notes + more
+
+
+def read_beginning(path: Path) -> list[str]:
+    """What ``read_documents`` would say of the encoding of a file, as far as its beginning tells."""
+    if ending_of(path) not in (*PLAIN, *TABLES):
+        return []
+    with _undamaged(path), _opener(path)(path, "rb") as file:
+        head = file.read(BEGINNING)
+        if head.startswith(UTF_16):
+            return []
+        try:
+            codecs.getincrementaldecoder("utf-8")().decode(head)  # its last letter may be cut
+        except UnicodeDecodeError:
+            return decoded(head, path.name)[1]
+    return []
+
+
+@contextlib.contextmanager
+def _undamaged(path: Path) -> Iterator[None]:
+    try:
+        yield
     except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error, UnicodeError, json.JSONDecodeError) as error:
         raise ValueError(
-            f"{where} could not be read as {ending or 'text'} in UTF-8: {error}; the file is damaged."
+            f"{str(path)!r} could not be read as {ending_of(path) or 'text'} in UTF-8: {error}; the file is damaged."
         ) from error
-    return [d for d in documents if d] if ending == ".parquet" else documents, notes + more
 
 
 def row_documents(rows: Iterable[Any], column: str | None, *, where: str) -> Iterator[str | None]:
@@ -113,8 +137,7 @@ def ending_of(path: Path) -> str:
 
 
 def unpacked(path: Path) -> bytearray:
-    """The content of a file, also of a .gz or .xz."""
-    opener: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix.lower(), open)
+    opener = _opener(path)
     most = LARGEST if opener is open else min(LARGEST, max(1 << 26, 200 * path.stat().st_size))
     blob = bytearray()  # grows in its place: one read of it all would hold everything twice
     with opener(path, "rb") as file:
@@ -128,9 +151,13 @@ def unpacked(path: Path) -> bytearray:
     return blob
 
 
+def _opener(path: Path) -> Any:
+    return {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix.lower(), open)
+
+
 def decoded(blob: bytes | bytearray, name: str) -> tuple[str, list[str]]:
     """UTF-8, UTF-16 where the text begins by saying so, else Latin-1 as Windows has it, with a note."""
-    if blob.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    if blob.startswith(UTF_16):
         return blob.decode("utf-16"), []
     try:
         return blob.decode("utf-8-sig"), []

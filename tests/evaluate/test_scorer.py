@@ -6,10 +6,11 @@ import copy
 from types import SimpleNamespace
 
 import pytest
+import tokenizers
 import torch
 from by_hand import brute_force
 from lm_eval.models.huggingface import HFLM
-from transformers import ByT5Tokenizer, GPT2Config, GPT2LMHeadModel
+from transformers import ByT5Tokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from decondense.evaluate.scorer import Scorer, score_text
 from decondense.evaluate.unfinished import Journal
@@ -63,6 +64,22 @@ def test_tokens_are_those_of_lm_eval(pair, scorer):
     strings = [f"{bos}Tom", "Tom", "", "Tom  ran"]
     assert scorer.encode_many(strings) == [theirs.tok_encode(s) for s in strings]
     assert scorer.encode_many([]) == []
+
+
+def test_a_token_in_front_of_a_text_is_not_scored():
+    """Llama's tokenizer begins every text with <s>, which is the prefix token as well: it came twice, and the second
+    counted as a token of the text."""
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<s>": 0, "a": 1, "cat": 2}, unk_token="a"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    words.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", eos_token="<s>")
+    config = GPT2Config(n_layer=1, n_embd=8, n_head=2, n_positions=64, vocab_size=3, bos_token_id=0, eos_token_id=0)
+    scorer = make(GPT2LMHeadModel(config).eval(), tokenizer)
+    assert scorer.encode_many(["a cat"]) == [[0, 1, 2]]
+    _, figures = score_text(Text("x", "x", ("a cat a",)), scorer, tokens=64)
+    value, _ = brute_force(scorer.model, [0], [1, 2, 1], 64)
+    assert figures["tokens"] == 3
+    assert figures["loglikelihood"] == pytest.approx(value, abs=1e-4)
 
 
 def test_a_token_behind_every_text_is_in_no_prompt():

@@ -277,8 +277,15 @@ def test_what_fails_leaves_no_files(tmp_path, monkeypatch):
         prepare(text, Broken(), context=8, tokens=100, cache=cache)
     assert not [p for p in cache.iterdir() if p.suffix not in (".lock", ".sha256")]
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match=r"could not be written into .*; free some space, or set DECONDENSE_CACHE"):
+    with pytest.raises(OSError, match=r"could not be written into .*: not a directory; set DECONDENSE_CACHE"):
         prepare(text, BYTES, context=8, tokens=100, cache=tmp_path / "file" / "c")
+
+    def closed(path):  # a stand-in, which binds root too: the folder is there, and of somebody else
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(token_files, "locked", closed)
+    with pytest.raises(OSError, match=r"could not be written into '.*c': permission denied; set DECONDENSE_CACHE"):
+        prepare(text, BYTES, context=8, tokens=100, cache=cache)
 
 
 def test_large_vocabularies_have_wide_tokens(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +18,15 @@ from decondense.words import amount
 from train.runs import content, interrupt, result, saved, tiny
 
 run, refusal = partial(cli, "train"), partial(refused, "train")
+
+
+def warned(recipe, *options):
+    """What a dry run warns of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        code, _, err = run(recipe, *options, "--dry-run")
+    assert code == 0, err
+    return [str(one.message) for one in caught if one.category is UserWarning]
 
 
 def test_a_dry_run_of_a_recipe_is_the_whole_recipe(recipe):
@@ -60,6 +70,27 @@ def test_a_dry_run_counts_the_tokens_that_a_tokenizer_is_to_learn(recipe, tmp_pa
     told = run(recipe, "--dry-run")[2].splitlines()[0]
     assert run(recipe, "--out", "run")[0] == 0
     assert f"fresh weights, {amount(result(recipe.parent / 'run')['model']['parameters'])} parameters, on" in told
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "{train: 384}"])
+def test_a_dry_run_warns_of_tokens_that_the_model_has_no_embedding_for(recipe, tokenizer):
+    """It cannot refuse them: a text need not use them, and none is tokenised."""
+    small = ["--set", f"model.tokenizer={tokenizer}", "--set", "model.config.vocab_size=300"]
+    (said,) = warned(recipe, *small)
+    assert said.startswith("the tokenizer has 384 tokens, the model 300 embeddings: a text that uses")
+    assert warned(recipe, *[part.replace("300", "384") for part in small]) == []
+
+
+def test_a_dry_run_says_how_a_text_would_be_read(recipe):
+    Path("old.txt").write_text("Grüße. " * 900, encoding="cp1252")
+    Path("rows.jsonl").write_text('{"text": "Grüße"}\n', encoding="utf-8")
+    said = "old.txt is not UTF-8: read as Latin-1 (Windows-1252)."
+    assert warned(recipe, "--text", "old.txt") == warned(recipe, "--held-out", "old.txt") == [said]
+    assert warned(recipe, "--text", "rows.jsonl") == []
+    Path("old.txt").write_bytes(b"\x7fELF\xff\0\0")
+    code, _, err = run(recipe, "--text", "old.txt", "--dry-run")
+    assert code == 2
+    assert "'old.txt' could not be read as .txt in UTF-8" in err
 
 
 def test_a_dry_run_of_a_named_model_says_whether_its_weights_are_fresh(recipe, tmp_path):

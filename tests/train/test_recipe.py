@@ -95,6 +95,11 @@ def test_budget_in_tokens_is_made_of_whole_steps():
         ("train.epochs=3", "recipe: 'train.epochs' is no key of a recipe: did you mean 'data.tokens'?"),
         ("train.batch_size=3", "recipe: 'train.batch_size' is no key of a recipe: did you mean 'batch_tokens'?"),
         ("loss={name: koleo, lambda: 1}", "recipe: 'loss.lambda' is no key of a recipe: did you mean 'weight'?"),
+        ("loss={name: koleo, tau: 1}", "recipe: 'loss.tau' is no key of a recipe: did you mean 'options.tau'?"),
+        (
+            "loss=[{name: dispersion, estimator: exact}, {name: koleo}]",
+            "recipe: 'loss.0.estimator' is no key of a recipe: did you mean 'options.estimator'?",
+        ),
         ("train.workers=1", "recipe: 'train.workers' is no key of a recipe: known here: seed, batch_tokens, "),
         ("model.lora.rank=4", "recipe: 'model.lora.rank' is no key of a recipe: did you mean 'r'?"),
         (

@@ -17,16 +17,6 @@ from . import options as o
 from .terminal import out, table
 
 PACKAGES = ("decondense", "torch", "transformers", "accelerate", "datasets", "triton", "gguf", "numpy", "lm-eval")
-
-PURPOSES = {
-    "train": "`decondense train` and `study`",
-    "evaluate": "`decondense evaluate` and benchmarks in studies",
-    "page": "`decondense report`",
-    "gguf": "models in GGUF files",
-    "peft": "adapters (LoRA) in `regularize`",
-    "pandas": "results as data frames",
-    "images": "models of images",
-}
 FOLDERS = {"DECONDENSE_DATA": "named texts", "DECONDENSE_BENCH": "benchmark files"}
 
 
@@ -84,8 +74,8 @@ def _uses() -> dict[str, dict[str, Any]]:
 
     gpu = torch.cuda.is_available()
     uses: dict[str, dict[str, Any]] = {
-        name: {"ready": not missing(name), "for": PURPOSES[name], "remedy": f"pip install 'decondense[{name}]'"}
-        for name in EXTRAS
+        name: {"ready": not missing(name), "for": purpose, "remedy": f"pip install 'decondense[{name}]'"}
+        for name, (_, purpose) in EXTRAS.items()
     }
     why = "a CUDA GPU and a torch built for it; the CPU does the same, slower"
     uses["cuda"] = {"ready": gpu, "for": "training in minutes, studies at scale gpu", "remedy": why}

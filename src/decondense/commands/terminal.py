@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..files import first_process, os_sentence, output_folder, safe_name, sole_writer, write_text
+from ..files import first_process, os_sentence, output_folder, safe_name, sole_writer, to_yaml, write_text
 from ..words import duration, nobody
 
 # Names of models, texts and folders are no markup, and the ":train:" in them is no picture.
@@ -55,17 +55,15 @@ def fresh_folder(path: Path, kind: str, *, force: bool = False) -> Iterator[Path
 def writing(folder: Path) -> contextlib.AbstractContextManager[None]:
     """A full disk in the middle of writing is one sentence too; every file appears whole or not at all."""
     what = f"the results could not be written into {str(folder)!r}"
-    return os_sentence(what, "free some space or choose another folder with --out")
+    return os_sentence(what, "choose another folder with --out")
 
 
 def write_origin(folder: Path, config: dict[str, Any], seconds: float) -> None:
     """config.yaml, the command that made a result, and run.json, what may differ when it is made again."""
-    import yaml
-
     from ..models import hardware, pick_device
 
     where = hardware(pick_device(None if config["device"] == "auto" else config["device"]))
-    write_text(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
+    write_text(folder / "config.yaml", to_yaml(config))
     write_text(folder / "run.json", json.dumps({"seconds": round(seconds, 2), "hardware": where}) + "\n")
 
 

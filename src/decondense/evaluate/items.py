@@ -112,7 +112,6 @@ class EvaluatedRun:
 
 
 def load_run(path: str | Path) -> EvaluatedRun:
-    """Read a folder that ``decondense evaluate`` wrote."""
     folder = Path(path)
     if not folder.is_dir():
         close = perhaps_beside(folder)

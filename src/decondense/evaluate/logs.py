@@ -176,7 +176,6 @@ def number_of(value: Any) -> float:
 
 
 def from_run(run: EvaluatedRun, wanted: Wanted) -> Log:
-    """An evaluation of ours."""
     tasks = {}
     for task, items in run.items.items():
         text = task.startswith(TEXT)

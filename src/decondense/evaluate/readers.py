@@ -238,7 +238,8 @@ def _tables(path: Path, wanted: Wanted) -> list[Log]:
     if missing:
         raise ValueError(
             f"{str(path)!r} must be a log of lm-eval, inspect_ai or lighteval, or a table with the columns item and "
-            f"score, but it lacks {' and '.join(missing)}: it has {', '.join(table) or 'no columns'}."
+            f"score, but it lacks {' and '.join(missing)}: it has {', '.join(table) or 'no columns'}; "
+            "item says which question a row answers, in the same word in all runs."
         )
     size = len(table["item"])
     cluster = wanted.cluster or ("cluster" if "cluster" in table else None)

@@ -316,7 +316,7 @@ def score_text(text: Any, scorer: Scorer, *, tokens: int) -> tuple[list[Item], d
     name = f"{TEXT}{text.name}"
     if not 2 <= tokens <= scorer.max_length:
         raise ValueError(f"text_tokens must be between 2 and the model's context of {scorer.max_length}, got {tokens}.")
-    (ids,) = scorer.encode_many([whole])
+    (ids,) = scorer.encode_many([whole], special=False)  # else a token in front of it is scored, after itself
     cut = get_rolling_token_windows(ids, scorer.prefix_token_id, max_seq_len=tokens, context_len=1)
     windows = [make_disjoint_window(window) for window in cut]
     answers = scorer._loglikelihood_tokens([(None, context, scored) for context, scored in windows])

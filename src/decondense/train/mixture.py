@@ -70,8 +70,8 @@ def contents(recipe: Recipe, cache: Path) -> dict[str, str]:
 
 
 def check_texts(recipe: Recipe, tokenizer: Any, cache: Path) -> None:
-    """Refuse a text that is not there, as `blocks_of` does, without reading any. One that has been tokenised before is
-    not asked for again; without a tokenizer nobody knows."""
+    """Refuse a text that is not there, as `blocks_of` does, without reading more than beginnings. One that has been
+    tokenised before is not asked for again; without a tokenizer nobody knows."""
     for one in itertools.chain(*_asked(recipe)):
         try:
             for name in one["texts"]:

@@ -25,7 +25,7 @@ from ..insides.transformers import name_loss
 from ..needs import need
 from ..weights_cache import quiet_loading
 from ..windows import draw_windows
-from ..words import nobody, perhaps, quoted
+from ..words import nobody, perhaps, quoted, warn
 from . import fast
 from .blocks import Blocks
 from .controls import Centre, dropout_keys, logit_terms
@@ -76,6 +76,7 @@ def check(recipe: Recipe) -> dict[str, Any]:
         if tokenizer is not None:
             _teacher(recipe, model, tokenizer, nowhere)
             _begin(recipe, tokenizer)
+    _warn_of_vocabulary(recipe, model, tokenizer)
     for loss in recipe.losses:
         reader, states = reader_of(model, loss.modules)
         if states is not None:
@@ -287,6 +288,22 @@ def _check_tokenizer(model: Any, tokenizer: Any, *texts: Blocks) -> None:
         raise ValueError(
             f"the tokenizer must match the model: it makes token {largest}, the model has {rows} embeddings; choose "
             "the model's own tokenizer."
+        )
+
+
+def _warn_of_vocabulary(recipe: Recipe, model: Any, tokenizer: Any) -> None:
+    """Before the text is tokenised nobody knows whether it uses the tokens that `_check_tokenizer` refuses."""
+    wanted, rows = recipe.model.tokenizer, model.get_input_embeddings().weight.shape[0]
+    if wanted is None:  # it is the model's own
+        return
+    if isinstance(wanted, TrainedTokenizer):
+        size = wanted.train
+    else:
+        size = 1 + max(tokenizer.get_vocab().values(), default=-1)
+    if size > rows:
+        warn(
+            f"the tokenizer has {size} tokens, the model {rows} embeddings: a text that uses one of the others is "
+            "refused; raise model.config.vocab_size, or choose another tokenizer."
         )
 
 

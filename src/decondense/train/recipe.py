@@ -234,7 +234,7 @@ def _sentence(error: ValidationError, name: str) -> str:
     where = ".".join(map(str, place))
     if first["type"] == "extra_forbidden":
         known, section = list(_keys(_part_at(place[:-1]))), ".".join(map(str, place[:-1]))
-        close = near(place[-1], known) or _in_other_words(str(place[-1]), section)
+        close = _option(place) or near(place[-1], known) or _in_other_words(str(place[-1]), section)
         hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}."
         return f"{name}: {where!r} is no key of a recipe: {hint}"
     if first["type"] == "missing":
@@ -257,6 +257,14 @@ def _sentence(error: ValidationError, name: str) -> str:
     shown = f", got {got!r}" if isinstance(got, (str, int, float, bool)) and "got" not in message else ""
     end = "" if message.endswith("?") and not shown else "."
     return f"{name}: {where}{': ' if where else ''}{message}{shown}{end}"
+
+
+def _option(place: Sequence[int | str]) -> list[str]:
+    """What a key beside those of a loss stands for, if it is an option of one."""
+    from ..losses.registry import registered
+
+    known = {option for entry in registered().values() for option in entry.options} if place[0] == "loss" else ()
+    return [f"options.{place[-1]}"] if place[-1] in known else []
 
 
 def _in_other_words(key: str, section: str) -> list[str]:

@@ -92,9 +92,10 @@ def cached(cache: Path, key: str, opened: Callable[[], Any], make: Callable[[], 
     """What `opened` returns, made first if that is None: by one process, while the others wait for it."""
     result = opened()
     if result is None:
-        with _writable(cache):
-            cache.mkdir(parents=True, exist_ok=True)
-        with locked(cache / f".{key}.lock"):
+        with contextlib.ExitStack() as held:
+            with _writable(cache):
+                cache.mkdir(parents=True, exist_ok=True)
+                held.enter_context(locked(cache / f".{key}.lock"))
             if opened() is None:
                 make()
         result = opened()
@@ -267,4 +268,4 @@ def fingerprint(names: list[str], cache: Path, data: str | None) -> list[Any]:
 
 def _writable(cache: Path) -> contextlib.AbstractContextManager[None]:
     what = f"the tokenised text could not be written into {str(cache)!r}"
-    return os_sentence(what, "free some space, or set DECONDENSE_CACHE to another folder")
+    return os_sentence(what, "set DECONDENSE_CACHE to another folder")
