@@ -124,8 +124,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         item.config.stash[ASIDE] = gc.get_stats()[2]["collections"] + 4
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(autouse=True)
 def _few_threads() -> None:
+    """For every test: a script that a test runs may ask for more, which then wait for a core in all later tests."""
     import torch
 
     torch.set_num_threads(1 if os.environ.get("PYTEST_XDIST_WORKER") else 2)

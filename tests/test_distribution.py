@@ -230,7 +230,7 @@ def test_evaluation_needs_its_extra_alone(environment, tmp_path):
 def test_every_extra_is_declared_and_named():
     """What needs.py looks for is what pyproject.toml installs: each module, by the extra alone."""
     optional = PROJECT["optional-dependencies"]
-    for extra, modules in EXTRAS.items():
+    for extra, (modules, _) in EXTRAS.items():
         names = {canonicalize_name(PACKAGES.get(module, module)) for module in modules}
         assert names <= closure(list(map(Requirement, optional[extra])))
     (everything,) = map(Requirement, optional["all"])

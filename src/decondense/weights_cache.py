@@ -64,7 +64,6 @@ BUNDLED: dict[str, Bundled] = {
 
 
 def cache_dir() -> Path:
-    """``$DECONDENSE_CACHE``, else ``~/.cache/decondense``."""
     return Path(os.environ.get("DECONDENSE_CACHE") or Path.home() / ".cache" / "decondense").expanduser()
 
 
@@ -133,7 +132,7 @@ def convert_gguf(parts: Sequence[Path], stem: str, *, sha256: str | None = None)
     need("gguf", f"reading {parts[0].name}")
     shutil.rmtree(target, ignore_errors=True)  # of another content, or not whole
     what = f"the cache {target.parent} must be writable, and have room for what becomes of {parts[0].name}"
-    with os_sentence(what, "free some space or set DECONDENSE_CACHE to another folder"):
+    with os_sentence(what, "set DECONDENSE_CACHE to another folder"):
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".converting-", dir=target.parent) as work:
             folder = Path(work) / "model"

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
+# The first has no window that it could open, and takes a fifth less of the processor.
+NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 EXECUTABLE = os.environ.get("DECONDENSE_CHROMIUM") or next((p for n in NAMES if (p := shutil.which(n))), None)
 
 try:
@@ -20,7 +21,8 @@ except ImportError:
     sync_playwright = None  # type: ignore[assignment]
 
 if EXECUTABLE is None or sync_playwright is None:
-    what = "a chromium (apt-get install chromium)" if EXECUTABLE is None else "playwright (pip install playwright)"
+    browser, driver = "a chromium (apt-get install chromium-headless-shell)", "playwright (pip install playwright)"
+    what = browser if EXECUTABLE is None else driver
     pytest.skip(f"SKIPPED WITHOUT A BROWSER: the page is tested with {what}", allow_module_level=True)
 
 

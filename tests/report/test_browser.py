@@ -1,7 +1,7 @@
 """The page in a real browser: it opens without a word on the console, its controls work, names stay names.
 
-Needs playwright and a chromium (Debian: ``apt-get install chromium``; another with DECONDENSE_CHROMIUM); skipped,
-loudly, without.
+Needs playwright and a chromium (Debian: ``apt-get install chromium-headless-shell``; another with DECONDENSE_CHROMIUM);
+skipped, loudly, without.
 """
 
 from __future__ import annotations

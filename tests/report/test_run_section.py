@@ -90,9 +90,12 @@ def test_the_first_line_of_many_arms_names_three_and_counts_the_others(tmp_path,
 def test_a_repetition_is_no_other_seed(tmp_path, seeds, words):
     for number, seed in enumerate(seeds):
         record = write_run(tmp_path / f"{number}", layers=3, steps=20, snapshots=(0, 20), seed=seed)
+        record["held_out"][-1]["loss"] = 2.0 + seed
         (tmp_path / f"{number}" / "result.json").write_text(json.dumps(record | {"hardware": f"GPU {number}"}))
-    done = cli("report", tmp_path, "--out", tmp_path / "p.html")
-    assert f" runs. same settings{words} ({len(seeds)} runs, means): " in " ".join(done.stdout.split())
+    done = " ".join(cli("report", tmp_path, "--out", tmp_path / "p.html").stdout.split())
+    runs = {(1, 2): "2 runs", (1, 1): "2 runs of 1 seed", (1, 1, 2): "3 runs of 2 seeds"}[seeds]
+    assert f" runs. same settings{words} ({runs}, means): held-out loss (mean over blocks) " in done
+    assert f" → {2 + sum(set(seeds)) / len(set(seeds)):.4f}, mean cosine" in done, "the mean over seeds, not over runs"
 
 
 def test_runs_of_a_study_are_called_by_their_arms(tmp_path):

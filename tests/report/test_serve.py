@@ -13,6 +13,8 @@ import pytest
 from page_results import write_measurement, write_run
 
 from decondense.cli import main
+from decondense.report.page import collect
+from decondense.report.runs import now
 from decondense.report.serve import server
 from decondense.words import duration
 
@@ -112,3 +114,11 @@ def test_a_place_that_does_not_exist_is_told_at_once(tmp_path, capsys):
                 main(["report", str(place), "--serve", "--port", port])
             assert stopped.value.code == 2
             assert said in capsys.readouterr().err
+
+
+def test_a_snapshot_that_cannot_be_read_hides_no_run(tmp_path):
+    begun_run(tmp_path / "run", lines=5)
+    (tmp_path / "run" / "snapshots" / "step-000010.json").write_text("{")
+    assert [run["step"] for run in now([tmp_path])] == [5]
+    (section,) = collect([tmp_path], running=True).sections
+    assert section.notes == ["it trains: 20 steps are planned."]

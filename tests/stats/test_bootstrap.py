@@ -123,7 +123,7 @@ def test_tables(six):
 def test_forest_plot(six, tmp_path):
     import matplotlib.image
 
-    from decondense.figures.forest import forest
+    from decondense.figures.tasks import forest
 
     record = significance(*six, bootstrap=0)
     same = parse(json.loads(record.to_json()))

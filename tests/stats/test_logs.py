@@ -217,7 +217,7 @@ ROWS = [(n, n % 2) for n in range(8)]
         (ROWS, [*ROWS, (0, 1)], r"an item must occur once in 'items' of .* 1 item \(0\)"),
         (ROWS, [{"item": n, "score": 1, "task": "x"} for n in range(8)], "task 'items' is missing in 1 of 2 runs"),
         (ROWS, [], "must hold items, got none"),
-        (ROWS, [{"question": 1, "points": 2}], "lacks item and score: it has question, points"),
+        (ROWS, [{"question": 1, "points": 2}], "lacks item and score: it has question, points; item says which"),
     ],
 )
 def test_bad_tables(tmp_path, base, treated, words):

@@ -19,7 +19,7 @@ from decondense.stats.tables import csv_table, latex, markdown
 
 def copes(record, folder):
     """Everything that reads a record."""
-    from decondense.figures.forest import forest
+    from decondense.figures.tasks import forest
 
     whole = parse(record)
     assert isinstance(whole, Significance)

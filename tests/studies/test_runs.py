@@ -411,6 +411,19 @@ def test_another_recipe_or_too_little_kept_is_another_run(tmp_path, trained):
     assert len(trained) == 6
 
 
+def test_of_two_trainings_with_one_recipe_the_caller_names_one(tmp_path, trained):
+    """The same recipe and seed gave two results, as on a GPU: whichever was found first would decide."""
+    written("width", tmp_path / "once")
+    written("width", tmp_path / "again", numbers=lambda arm, seed: run(held_out=seed + 0.001))
+    told = r"--reuse must lead to one run .*, got again/\S+ and once/\S+ with different numbers: name the folder"
+    with pytest.raises(ValueError, match=told):
+        make("init", tmp_path / "a", "gpu", reuse=[tmp_path / "again", tmp_path / "once"])
+    assert not list((tmp_path / "a").rglob("result.json"))
+    make("init", tmp_path / "b", "gpu", reuse=[tmp_path / "once"])
+    make("init", tmp_path / "c", "gpu", reuse=[tmp_path / "once", tmp_path / "b"])  # one run and its copy
+    assert trained == []
+
+
 def test_tasks_must_be_the_same(tmp_path, trained):
     written("benchmarks", tmp_path / "zero", numbers=lambda arm, s: with_scores(arm, s, shots="zero"))
     written("benchmarks", tmp_path / "none")

@@ -15,8 +15,10 @@ from decondense import studies
 from decondense.commands import terminal
 from decondense.files import safe_name
 from decondense.losses.registry import registered
-from decondense.studies import settings_of
+from decondense.studies import placebo, release, settings_of
 from decondense.studies.arms import recipe_of, teacher_of
+from decondense.studies.contrasts import SMALLEST
+from decondense.studies.runs import MATTERS_COSINE
 from decondense.studies.settings import command_of, joined
 
 NAMES = [
@@ -418,3 +420,16 @@ def test_the_criterion_follows_the_settings(tmp_path, name, scale, changes, word
     write(tmp_path, study, scale, settings, of_seeds(settings, lambda arm, s: run(), [1, 2, 3]))
     assert words in studies.conclude(study, scale, tmp_path).criterion
     assert (words in study.criterion) == (scale == "gpu" and not changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("estimators", f"within ±{100 * MATTERS_COSINE:g} % of that change"),
+        ("placebo", f"by at most {placebo.GATE:g} % of what dispersion changes"),
+        ("release", f"at least {release.GATE:g} % below cross-entropy's"),
+        *((name, f"{SMALLEST:g} nats") for name in ("pretrain", "rates")),
+    ],
+)
+def test_numbers_of_the_code_are_those_of_the_criterion(name, words):
+    assert words in studies.STUDIES[name].criterion

@@ -20,7 +20,7 @@ from decondense import records, studies
 COMMAND = Path(__file__).parents[1] / "command_worker.py"
 CLOSER = ("theory", "counteract", "text", "distill")  # looked at in tests of their own
 OTHERS = [n for n in studies.STUDIES if n not in CLOSER]
-LIMIT = 20  # seconds of one core that a study may take at smoke scale, from the first import to the last file
+LIMIT = 3  # imports: what a study may take at smoke scale, its own imports included
 IMPORTS = (
     "import decondense.cli, decondense.train.run, decondense.train.trainer, decondense.train.watch, "
     "matplotlib.backends.backend_agg, matplotlib.figure"
@@ -41,7 +41,8 @@ def imports():
 
 @pytest.fixture(autouse=True)
 def limit(imports):
-    """Processor time, not the clock: other tests may share the machine. Each test here runs one study, once."""
+    """Processor time, not the clock, and in units of the imports: other tests may share the machine, which then needs
+    more of it for both. Three of them are some 20 seconds of a quiet core. Each test here runs one study, once."""
     import torch
 
     threads = torch.get_num_threads()
@@ -50,7 +51,7 @@ def limit(imports):
     yield
     spent = time.process_time() - begun
     torch.set_num_threads(threads)
-    assert imports + spent < LIMIT, f"{imports:.1f} s of imports and {spent:.1f} s"
+    assert imports + spent < LIMIT * imports, f"{imports:.1f} s of imports and {spent:.1f} s"
 
 
 def check(folder, name):

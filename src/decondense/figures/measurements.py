@@ -164,7 +164,6 @@ def curve_chart(results: Sequence[Geometry], names: Sequence[str]) -> Chart:
 
 
 def curve_plot(results: Sequence[Geometry], path: Where = None, *, names: Sequence[str], **where: Any) -> Any:
-    """The same as a figure."""
     note = "bands: 95 % intervals over windows"
     if any(r.final_norm for r in results):
         note += "; points at the right: after the final norm"
@@ -254,7 +253,6 @@ def trend_charts(rows: Sequence[Mapping[str, Any]], *, axis: str, paired: bool) 
 
 
 def trend_plot(rows: Sequence[Mapping[str, Any]], path: Where = None, *, axis: str, paired: bool, **where: Any) -> Any:
-    """The same as a figure."""
     charts = trend_charts(rows, axis=axis, paired=paired)
     for chart in charts:
         chart.title = ""  # the axis says it

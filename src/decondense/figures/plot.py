@@ -7,10 +7,9 @@ from typing import Any
 
 from ..records import Comparison, Evaluation, Measurement, Significance, Training, differences
 from .draw import Where
-from .forest import forest
 from .measured import Geometry
 from .measurements import heatmap, heatmaps, trend_plot
-from .scores import score_figure
+from .tasks import forest, score_figure
 from .training import training_figure
 
 

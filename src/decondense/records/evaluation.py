@@ -58,7 +58,6 @@ class Evaluation(Record, reads=("decondense.evaluation/1",)):
     versions: dict[str, str]
 
     def lines(self) -> list[Section]:
-        """A row per task."""
         return [{"task": name} | task.model_dump() for name, task in self.tasks.items()]
 
 
@@ -94,7 +93,6 @@ class Outcomes(Record, reads=("decondense.outcomes/1",)):
     settings: Section = Field({})
 
     def lines(self) -> list[Section]:
-        """A row per task."""
         return [{"task": name, "acc": self.scores.get(name), "items": t.n} for name, t in self.outcomes.items()]
 
 

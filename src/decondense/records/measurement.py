@@ -97,7 +97,6 @@ class Measurement(Record, reads=("decondense.condensation/2", "decondense.conden
     windows: list[dict[str, int]]
 
     def lines(self) -> list[Section]:
-        """A row per hidden state."""
         return [state.row() for state in self.states]
 
     @model_validator(mode="after")
@@ -185,7 +184,6 @@ class Measured(Record, reads=("decondense.measured/1",)):
     seconds: Number = None
 
     def lines(self) -> list[Section]:
-        """A row per hidden state."""
         return [{"state": i, "mean_cosine": value} for i, value in enumerate(self.measurement.mean_cosine)]
 
 
@@ -231,7 +229,6 @@ class Comparison(Record, reads=("decondense.comparison/1",)):
     rows: list[Compared] = Field(min_length=1)
 
     def lines(self) -> list[Section]:
-        """A row per model."""
         return [row.model_dump() for row in self.rows]
 
     @model_validator(mode="after")

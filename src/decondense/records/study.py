@@ -41,5 +41,4 @@ class Study(Record, reads=("decondense.study/2",)):
     versions: dict[str, str]
 
     def lines(self) -> list[Section]:
-        """The rows of its table."""
         return [dict(zip(self.table.columns, row)) for row in self.table.rows]

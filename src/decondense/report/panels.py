@@ -124,7 +124,6 @@ def heat_panel(rows: Sequence[tuple[str, Sequence[Shot]]], title: str = "", note
 
 
 def curve_panel(lines: Sequence[Line], title: str, note: str, *, unit: str) -> Panel | None:
-    """The losses of every run."""
     trained = [line for line in lines if line.record is not None]
     charts = curve_charts(trained, unit=unit, height=_height(340, len({line.number for line in trained})))
     return Panel(charts, title, note) if charts else None

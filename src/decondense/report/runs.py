@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -10,8 +11,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..figures.measured import Geometry
-from ..files import flat, told_apart
-from ..records import Damaged, Measurement, Snapshot, Training, in_short, read
+from ..files import flat, grouped, told_apart
+from ..records import Damaged, Measurement, Snapshot, Training, read
 from ..stats.intervals import LEAST, student
 from ..words import amount, duration, from_where, round_to, several, span
 from .claims import Effect
@@ -68,21 +69,25 @@ def group_of(record: Training) -> tuple[str, str]:
 
 def read_run(source: Source[Training]) -> Run:
     """A run with its snapshots: whole where their files lie there, else what the run keeps of them."""
-    record = source.record
+    record, folder = source.record, source.path.parent
     run = Run("", record=record, source=source)
     if not record.finished and source.path.name == "progress.json":
         run.notes.append(f"it trains: {record.steps:,} steps are planned.")
+        for one in sorted((folder / "snapshots").glob("step-*.json")):
+            with contextlib.suppress(ValueError, OSError):  # it is being written: the next look sees it
+                result, step = Geometry(_whole(folder, f"snapshots/{one.name}")), int(one.stem.split("-")[1])
+                run.shots.append(Shot(result, step, step * (record.tokens or 0) // max(1, record.steps)))
     elif not record.finished and record.history:
         run.notes.append(f"unfinished: the run stopped at step {record.history[-1].step:,}.")
     for snapshot in sorted(record.snapshots, key=lambda snapshot: snapshot.step or 0):
-        result: Snapshot | Geometry = snapshot
+        shot = Shot(snapshot, snapshot.step, snapshot.tokens)
         if snapshot.file is not None:
             try:
-                result = Geometry(_whole(source.path.parent, snapshot.file))
+                shot.result = Geometry(_whole(folder, snapshot.file))
             except (Damaged, OSError) as error:
-                why = reason(error, source.path.parent.resolve())
+                why = reason(error, folder.resolve())
                 run.notes.append(f"the snapshot {snapshot.file} could not be read: {why}")
-        run.shots.append(Shot(result, snapshot.step, snapshot.tokens))
+        run.shots.append(shot)
     lost = sum(1 for row in record.history if row.loss is None)
     if lost:
         run.notes.append(f"{lost} of {len(record.history)} steps have no finite loss: the curve has gaps there.")
@@ -92,22 +97,13 @@ def read_run(source: Source[Training]) -> Run:
 
 
 def read_running(places: Sequence[Any]) -> list[Source[Training]]:
-    """Runs that are not finished, as far as they have come: what they keep in progress.json, and their snapshots."""
+    """Runs that are not finished, as far as they have come: what they keep in progress.json."""
     running = []
     for file in sorted({file for place in map(Path, places) for file in place.rglob("progress.json")}):
-        folder = file.parent
-        try:
+        with contextlib.suppress(Damaged, OSError):  # it ends just now: the next look sees it
             record = read(file)
-            if not isinstance(record, Training) or (folder / "result.json").exists():
-                continue
-            for one in sorted((folder / "snapshots").glob("step-*.json")):
-                step, name = int(one.stem.split("-")[1]), f"snapshots/{one.name}"
-                tokens = step * (record.tokens or 0) // max(1, record.steps)
-                short = in_short(_whole(folder, name), histogram=True, step=step, tokens=tokens, file=name)
-                record.snapshots.append(short)
-        except (Damaged, OSError, ValueError):
-            continue  # it is being written, or ends just now: the next look sees it
-        running.append(Source(folder.name, file, record))
+            if isinstance(record, Training) and not (file.parent / "result.json").exists():
+                running.append(Source(file.parent.name, file, record))
     return running
 
 
@@ -276,18 +272,26 @@ def _pairs(base: Sequence[Run], treated: Sequence[Run]) -> list[tuple[Run, Run]]
 
 
 def _each(arms: dict[str, list[Run]]) -> list[str]:
-    """One clause per arm: held-out loss, mean cosine and Spearman, before and after, means over seeds."""
+    """One clause per arm: held-out loss, mean cosine and Spearman, before and after, means over seeds, of which one
+    that was run twice counts once."""
     clauses = []
     for arm, members in arms.items():
+        of_seed = grouped((run.label if run.seed is None else run.seed, run) for run in members)
         parts = []
         for name, words in (("held_out", HELD_OUT), ("mean_cosine", "mean cosine"), ("spearman", "Spearman")):
-            both = [run.ends[name] for run in members if run.ends[name][0] is not None]
+            known = [[run.ends[name] for run in same if run.ends[name][0] is not None] for same in of_seed.values()]
+            both = [_mean_ends(ends) for ends in known if ends]
             if both:
-                parts.append(f"{words} {_moved(name, [sum(column) / len(both) for column in zip(*both)])}")
-        seeds = f" ({len(members)} runs, means)" if len(members) > 1 else ""
+                parts.append(f"{words} {_moved(name, _mean_ends(both))}")
+        again = f" of {several(len(of_seed), 'seed')}" if len(of_seed) < len(members) else ""
+        seeds = f" ({len(members)} runs{again}, means)" if len(members) > 1 else ""
         name = f"{arm}{seeds}: " if len(arms) > 1 or seeds else ""
         clauses.append(name + (", ".join(parts) or "nothing was measured"))
     return clauses
+
+
+def _mean_ends(ends: Sequence[Sequence[float]]) -> list[float]:
+    return [sum(column) / len(ends) for column in zip(*ends)]
 
 
 def _moved(name: str, ends: Sequence[Any]) -> str:
@@ -323,7 +327,6 @@ def _run_table(runs: Sequence[Run], differing: Sequence[str]) -> Table:
 
 
 def _heat(runs: Sequence[Run]) -> Any:
-    """A heatmap per run."""
     rows = [(run.named, run.drawable) for run in runs if run.drawable]
     if not rows:
         return None

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from ..figures.chart import FAINT, PALETTE, Axis, Band, Chart, Frame, Series
-from ..figures.forest import forest_chart
 from ..figures.measured import SEEN, SMALLEST, Geometry
 from ..figures.measurements import trend_charts
-from ..figures.scores import score_chart, score_rows
+from ..figures.tasks import forest_chart, score_chart, score_rows
 from ..records import STATISTICS, Comparison, Evaluation, Measurement, Significance, differences
 from ..words import DIFFERENCE, cell, difference_cells, duration, from_where, points, several, span
 from .panels import Line, Shot, depths_of, heat_panel

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
-from ..figures.forest import forest_chart
+from ..figures.tasks import forest_chart
 from ..records import Damaged, Measured, Study, Training, read
 from ..records.evaluation import TaskDifference
 from .claims import PICTURE, STUDIES, claim_of
@@ -71,7 +71,6 @@ def sentence_of(record: Study) -> str:
 
 
 def _png(folder: Path, name: str) -> str:
-    """A PNG inside the result folder, in base64."""
     path = inside(folder, name, "result")
     if not path.is_file():
         raise Damaged("it does not exist.")

@@ -108,8 +108,6 @@ TEX |= {sign: f"\\{sign}" for sign in "_%&#"}
 
 
 def latex(record: Significance) -> str:
-    """A booktabs table."""
-
     def line(row: tuple[str, ...]) -> str:
         return " & ".join(cell.translate(str.maketrans(TEX)) for cell in row) + " \\\\"
 

@@ -1,7 +1,8 @@
 """Every claim of the paper as one command: `decondense study NAME`.
 
-scales/NAME.yaml says what the claim is and what each scale trains or measures, and NAME.py how to conclude from the
-runs; nothing else registers a study. See `core.Study` for what a module may define.
+scales/NAME.yaml says what the claim is, by which criterion (numbers of the settings stand in it as {margin:g}) and what
+each scale trains or measures, and NAME.py how to conclude from the runs; nothing else registers a study. See
+`core.Study` for what a module may define.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def _study(name: str) -> Study:
     module, file = importlib.import_module(f"{__name__}.{name}"), scale_file(name)
     texts = {key: file[key] for key in ("claim", "question", "short", "timed", "toy") if key in file}
     hooks = {hook: getattr(module, hook) for hook in HOOKS if hasattr(module, hook)}
-    return Study(name, **texts, **{"criterion_of": lambda settings: file["criterion"]} | hooks)
+    return Study(name, **texts, **{"criterion_of": lambda settings: file["criterion"].format(**settings)} | hooks)
 
 
 _FILES = [file.name for file in resources.files(__name__).joinpath("scales").iterdir()]

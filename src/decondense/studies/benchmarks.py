@@ -11,7 +11,7 @@ import math
 from functools import partial
 from typing import Any
 
-from ..figures.forest import forest
+from ..figures.tasks import forest
 from ..records import AVERAGE, WEIGHTED, Differences, differences
 from ..stats.significance import analyse
 from ..stats.verdicts import UNDECIDED, Decision, from_interval, judged, resolves

@@ -28,7 +28,7 @@ import yaml
 
 from .. import records
 from ..checks import check_choice
-from ..files import from_yaml, grouped, safe_name, versions, write_csv, write_text
+from ..files import from_yaml, grouped, safe_name, to_yaml, versions, write_csv, write_text
 from ..records import Training, find
 from ..stats.verdicts import UNDECIDED
 from ..words import duration, nobody, perhaps, round_to, several
@@ -53,7 +53,7 @@ class Study:
     claim: str
     question: str
     conclude: Callable[[Runs, Settings], Conclusion]
-    criterion_of: Callable[[Settings], str]  # as the file says it, or where settings change it the module
+    criterion_of: Callable[[Settings], str]  # as the file says it, or where settings change its words the module
     short: str = ""  # the question in a few words, for a list
     refuse: Callable[[Settings], None] = lambda settings: None  # what its end would stumble over, before anything runs
     # what is measured: model, text and, where the settings have several, their own names for it
@@ -276,7 +276,7 @@ def read_config(study: Study, scale: str, folder: Path) -> Settings | None:
 def _write_config(study: Study, scale: str, folder: Path, settings: Mapping[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     content = {"command": "study", "study": study.name, "scale": scale, **settings}
-    write_text(folder / "config.yaml", yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+    write_text(folder / "config.yaml", to_yaml(content))
 
 
 def conclude(

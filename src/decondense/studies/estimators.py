@@ -19,16 +19,6 @@ OTHERS = ("first order", "second order", "sampled")
 needed = (EXACT, *OTHERS)
 
 
-def criterion_of(settings: Settings) -> str:
-    return (
-        f"Each estimator changes the mean cosine as the exact loss does, within ±{100 * MATTERS_COSINE:g} % of that "
-        "change: the 90 % interval over training seeds (two one-sided tests at 5 %) lies inside, for first order, "
-        f"second order and sampled. Held-out loss within ±{settings['margin']:g} nats per token of the exact loss's is "
-        "told beside it. (Changed afterwards: at first that was the criterion, which training without any loss meets "
-        "as well.)"
-    )
-
-
 def refuse(settings: Settings) -> None:
     if settings["margin"] <= 0:
         raise ValueError(f"margin must be above 0, in nats per token, got {settings['margin']}: the default is 0.005.")

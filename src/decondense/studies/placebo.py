@@ -53,17 +53,6 @@ def refuse(settings: Settings) -> None:
         )
 
 
-def criterion_of(settings: Settings) -> str:
-    dose = f"{settings['dose']:g}"
-    return (
-        f"Gate: at λ = {dose} and −{dose} the placebo changes the mean cosine of the blocks by at most {GATE:g} % of "
-        "what dispersion changes it by (90 % intervals over training seeds inside that); else undecided. Then held-out "
-        f"loss, mean over texts, of dispersion minus its placebo is below 0 at λ = {dose} and above 0 at −{dose}: both "
-        "95 % intervals over seeds and documents; not reproduced when one of them lies on the other side, or includes "
-        "0 and excludes an effect of 0.002 nats."
-    )
-
-
 def conclude(runs: Runs, settings: Settings) -> Conclusion:
     arms, dose = by_weight(settings), settings["dose"]
     real, blind, none = arms[REAL], arms[BLIND], arms[REAL][0.0]

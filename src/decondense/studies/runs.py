@@ -232,7 +232,6 @@ class Runs:
         return sorted({seed for seeds in self.table.values() for seed in seeds})
 
     def without(self, seed: int) -> Runs:
-        """The runs of the other seeds."""
         rest = copy.copy(self)
         for name in ("table", "outcomes"):
             kept = {arm: {s: one for s, one in of.items() if s != seed} for arm, of in getattr(self, name).items()}

@@ -52,7 +52,6 @@ def loss_of(settings: Settings, arm: str) -> Settings:
 
 @functools.cache
 def scale_file(name: str) -> Settings:
-    """The content of scales/NAME.yaml."""
     text = (resources.files(__package__) / "scales" / f"{name}.yaml").read_text(encoding="utf-8")
     return from_yaml(text)
 

@@ -17,7 +17,7 @@ from typing import Any
 from ..files import locked, pretty_json, safe_name, versions, write_text
 from ..needs import need
 from ..records import Measured, Measurement, Snapshot, Training, find, in_short, read
-from ..words import round_to
+from ..words import list_of, round_to
 from .arms import TEACHER, recipe_of, teacher_of
 from .outcomes import evaluate_folder
 from .runs import Found, Members, Planned, Run, cosine, held_out, spearman, trained_name
@@ -249,8 +249,10 @@ def known_runs(places: Sequence[Path], members: Members) -> dict[str, list[Found
 
 
 def _taken_over(planned: Planned, shop: Workshop) -> Run | None:
-    """An equal run of another study or of `decondense train`, with what this study asks for; None where none is."""
+    """An equal run of another study or of `decondense train`, with what this study asks for; None where none is. Two
+    that differ are two trainings, of which the caller has to name one."""
     needed = shop.settings.get("tasks") and shop.settings.get("tasks_needed", True)
+    equal: dict[float, tuple[str, Run]] = {}  # held-out loss → where it lies, the run
     for found in shop.known.get(planned.name, ()):
         run = found.member
         assert run is not None
@@ -259,8 +261,14 @@ def _taken_over(planned: Planned, shop: Workshop) -> Run | None:
         bare = any(shot.histogram is None for shot in _drawn(small, shop.settings))
         if not bare and (run.outcomes is not None or not needed):
             # a speed is compared with that of other arms on the same machine at the same time, and this is neither
-            return run._replace(record=_timeless(small))
-    return None
+            equal.setdefault(held_out(small), (found.name, run._replace(record=_timeless(small))))
+    if len(equal) > 1:
+        places = list_of(place for place, _ in equal.values())
+        raise ValueError(
+            f"--reuse must lead to one run {planned.name!r}, got {places} with different numbers: name the folder of "
+            "one of them."
+        )
+    return next((run for _, run in equal.values()), None)
 
 
 def _measured(config: dict[str, Any], shop: Workshop) -> Measured:
