@@ -238,3 +238,15 @@ def test_effects_end_where_the_bars_do_and_tell_of_a_cut(values, cut, tmp_path, 
     assert (high < mean + half) is cut is ("cut" in chart.x.title)
     if not cut:
         assert high - (mean + half) < 0.06 * (high - low)
+
+
+def test_effects_that_are_not_strong_are_hollow_and_groups_are_parted(tmp_path, monkeypatch):
+    from decondense.figures import studies
+
+    drawn = []
+    monkeypatch.setattr(studies, "draw", lambda strips, path: drawn.append(strips[0].rows[0][0]))
+    rows = [(name, [0.01, 0.02]) for name in ("a, one", "a, two", "b, one")]
+    studies.effects(rows, tmp_path / "figure.png", x="nats", strong=[True, False, True], groups=["a", "a", "b"])
+    (chart,) = drawn
+    assert [mark.hollow for mark in chart.frames[0].marks if mark.symbol == "square"] == [False, True, False]
+    assert [rule.at for rule in chart.rules if rule.axis == "y"] == [1.5]  # lines stand at 3, 2 and 1

@@ -163,5 +163,5 @@ def _show(record: Any, folder: Path, as_json: bool) -> None:
         out.print(f"… {len(rows) - 40} more rows in table.csv", style="dim")
     out.print(f"criterion: {record.criterion}", style="dim")
     out.print(f"{record.verdict}: {record.headline}", style="bold")
-    out.print(record.sentence.removeprefix(f"{record.verdict}: "))
+    out.print(record.sentence.removeprefix(f"{record.verdict}: ").replace("; ", ";\n  "))  # may be a page of numbers
     out.print(f"written: {folder}/result.json, table.csv" + ", figure.png" * bool(record.figures))

@@ -159,10 +159,10 @@ class Chart:
 
 def dots(
     x: Sequence[float], values: Sequence[Sequence[Any]], *, colour: str = PALETTE[0], name: str = "",
-    joined: bool = False, level: float = 0.95, across: bool = False,
+    joined: bool = False, level: float = 0.95, across: bool = False, hollow: bool = False,
 ) -> list[Series]:  # fmt: skip
-    """At every `x` its values as small open dots, and their mean with Student's interval where there are several;
-    `across`: values along the x axis, places along the y axis."""
+    """At every `x` its values as small open dots, and their mean with Student's interval where there are several, as a
+    square that may be `hollow`; `across`: values along the x axis, places along the y axis."""
     known = [[v for v in some if v is not None and math.isfinite(v)] for some in values]
     means = [float(np.mean(some)) if some else math.nan for some in known]
     singles = [(place, v) for place, some in zip(x, known) for v in some]
@@ -171,7 +171,8 @@ def dots(
     at, mean = ([row[i] for row in several] for i in (0, 1))
     places, y = ([row[i] for row in singles] for i in (0, 1))
     series = [Series(list(x), means, name, colour, dash="solid", width=1.7)] if joined else []
-    series.append(Series(at, mean, colour=colour, symbol="square", size=8, low=low, high=high, across=across))
+    square = Series(at, mean, colour=colour, symbol="square", size=8, low=low, high=high, across=across, hollow=hollow)
+    series.append(square)
     series.append(Series(places, y, colour=colour, symbol="circle", size=6, hollow=True, across=across))
     for one in series if across else ():
         one.x, one.y = one.y, one.x

@@ -86,11 +86,11 @@ def _points(points: Points, y: str, numbers: bool) -> dict[str, Any]:
 def effects(
     rows: Points, path: Path, *, x: str, margin: float | None = None, colours: Sequence[int] | None = None,
     right: Sequence[str] | None = None, right_title: str = "", level: float = 0.95, note: str = "",
-    far: float = math.inf,
+    far: float = math.inf, strong: Sequence[bool] | None = None, groups: Sequence[str] = (),
 ) -> Path:  # fmt: skip
     """One line per comparison: dots are seeds, the bar is Student's interval; `margin` is shaded around 0, `right` is
     a column of text (speed, say). A comparison with a dot further from 0 than `far` would flatten the others: its
-    label tells its mean instead."""
+    label tells its mean instead. Squares are hollow where `strong` says no, and a line parts two `groups`."""
     places = [float(place) for place in range(len(rows), 0, -1)]
     rows = [
         (f"{label}: {signed(float(np.mean(values)), 2)}, off the scale", ()) if max(map(abs, values), default=0.0) > far
@@ -102,7 +102,8 @@ def effects(
         if not len(values):
             continue
         colour = PALETTE[(colours[number] if colours else 0) % len(PALETTE)]
-        marks += dots([place], [values], colour=colour, level=level, across=True)
+        hollow = strong is not None and not strong[number]
+        marks += dots([place], [values], colour=colour, level=level, across=True, hollow=hollow)
     # Three seeds have long intervals: the axis shows all dots, and cuts a bar that would flatten them.
     shown = [v for _, values in rows for v in values if math.isfinite(v)] or [0.0]
     low, high = min(0.0, *shown, -(margin or 0)), max(0.0, *shown, margin or 0)
@@ -115,8 +116,9 @@ def effects(
     note += "\nlonger bars are cut at the edge" if cut else ""
     ticks = [(place, label) for place, (label, _) in zip(places, rows)]
     y = Axis(range=(0.4, len(rows) + 0.6), ticks=ticks, grid=False)
+    borders = [place + 0.5 for place, above, here in zip(places[1:], groups, groups[1:]) if above != here]
     chart = Chart(
-        "", Axis(f"{x}\n{note}".strip(), limits), y, [Frame(marks)], [Rule(0)],
+        "", Axis(f"{x}\n{note}".strip(), limits), y, [Frame(marks)], [Rule(0), *(Rule(b, "y") for b in borders)],
         right_title=right_title if right else "", right=list(zip(places, right or ())),
     )  # fmt: skip
     if margin is not None:

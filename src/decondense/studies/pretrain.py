@@ -136,8 +136,9 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         effects, [(f"{', '.join(cell[1:])}: {cell[0]}", table[cell][2]) for cell in drawn],
         x="held-out loss minus cross-entropy's, nats (right of 0: worse)", margin=SMALLEST,
         colours=[names.index(cell[0]) for cell in drawn],
-        right=[f"{corrected[cell]:.3f}" for cell in drawn], right_title="p, corrected",
-        note="dots: seeds; bars: 95 % intervals over them; shaded: too small to matter",
+        strong=[corrected[cell] < 0.05 for cell in drawn], groups=[cell[1] for cell in drawn],
+        note="filled: significant over seeds and documents, after correction for all comparisons\n"
+        "dots: seeds; bars: 95 % intervals over them alone; shaded: too small to matter",
     ) if drawn else None  # fmt: skip
     more = _why(runs, tokens, settings, names)
     return Conclusion(verdict, headline, sentence, columns, rows, estimate, draw, more)

@@ -78,7 +78,16 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     ends = {loss: {model: decisions.get((loss, model)) for model in models} for loss in losses if loss != NONE}
     verdict, decided, deciding = below_everywhere(ends, SMALLEST)
     headline = f"each at its own rate, {decided}"
-    words = [f"{_label(*place, compared[place])}: {decision.words(4)}" for place, decision in decisions.items()]
+    budgets = {
+        arm.split(BETWEEN)[1]: joined(settings["base"], own)["data"]["tokens"] for arm, own in settings["arms"].items()
+    }
+    sizes = {model: amount(tokens) for model, tokens in budgets.items()}
+    named = {model: model if model.endswith(size) else f"{model} {size}" for model, size in sizes.items()}
+    labels = {
+        (loss, model): f"{loss} at {_rate(arm)}, {named[model]} ({NONE} at {_rate(base)})"
+        for (loss, model), (arm, base) in compared.items()
+    }
+    words = [f"{labels[place]}: {decision.words(4)}" for place, decision in decisions.items()]
     edge = [f"{loss}, {model} ({_rate(arm)})" for (loss, model), (arm, end) in chosen.items() if end]
     sentence = (
         f"each at the rate that was best with seed {first}, held-out loss minus cross-entropy's, nats per token over "
@@ -91,30 +100,23 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         "chosen": {BETWEEN.join(place): float(_rate(arm)) for place, (arm, _) in chosen.items()},
         "smallest": SMALLEST,
     }
-    apart = [
-        (_label(loss, model, two), fresh.differences(*two, by_document)) for (loss, model), two in compared.items()
-    ]
+    apart = [(labels[place], fresh.differences(*two, by_document)) for place, two in compared.items()]
     forest = partial(
         effects, apart, x="held-out loss minus cross-entropy's, nats (right of 0: worse)",
         margin=SMALLEST, colours=[losses.index(loss) for loss, _ in compared], level=level,
         note=f"each at its own rate; dots: seeds; bars: {100 * level:.3g} % intervals over them alone\n"
         "shaded: too small to matter",
     )  # fmt: skip
-    budgets = {arm.split(BETWEEN)[1]: joined(settings["base"], own) for arm, own in settings["arms"].items()}
-    titles = {model: f"{model}: {amount(recipe['data']['tokens'])} tokens" for model, recipe in budgets.items()}
+    titles = {model: f"{name} tokens" for model, name in named.items()}
     panels = _panels(levels_of(runs, first), losses, titles)
     note = f"seed {first} alone, which chooses the rates; all axes of loss have the same span"
-    draw = partial(curves, panels, note=note) if panels else None
+    draw = partial(curves, panels, note=note, columns=2) if panels else None
     table = _table(runs, fresh, first, [arm for arm, _ in chosen.values()], decisions)
     return Conclusion(verdict, headline, sentence, *table, estimate, draw, {"own-rates.png": forest} if apart else {})
 
 
 def _rate(arm: str) -> str:
     return arm.split(BETWEEN)[2]
-
-
-def _label(loss: str, model: str, arms: tuple[str, str]) -> str:
-    return f"{loss} at {_rate(arms[0])}, {model} ({NONE} at {_rate(arms[1])})"
 
 
 def _table(
