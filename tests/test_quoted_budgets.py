@@ -1,4 +1,4 @@
-"""More tokens in the Llama, in docs/pretraining.md, and in README.md what it takes from there."""
+"""More tokens in the Llama, in docs/pretraining-details.md, and in README.md what it takes from there."""
 
 from __future__ import annotations
 
@@ -99,13 +99,14 @@ def test_the_llama_with_160m():
     assert "Both last, uniformity's with {} and dispersion's with {}.".format(*ends) in RESULTS
     assert min(CELLS[f"{loss} · llama · 160M"]["low"] for loss in (UNIFORM, DISPERSED)) > 0
     (level,) = {cell["level"] for cell in CELLS.values()}
-    assert (
-        f"excluded at the corrected level, {100 * level:.2f} % as there are twenty-two comparisons, for each" in RESULTS
+    words = (
+        f"excluded for each of the four losses at the corrected level, {100 * level:.2f} % with twenty-two comparisons."
     )
+    assert words in RESULTS
     weakest = corrected(f"{DISPERSED} · llama · 80M")
     assert f"dispersion's harm with 80M is significant by it, and is {weakest} at this level.)" in RESULTS
     (fewer,) = {cost(loss, 160) for loss in (UNIFORM, DISPERSED)}
-    assert f"Some {fewer:.0f}M tokens without a loss would do what 160M do with either" in RESULTS
+    assert f"Cross-entropy alone needs some {fewer:.0f}M tokens for what 160M reach with either." in RESULTS
     gaps = course(UNIFORM, "llama · 160M", seeds=FIVE)
     words = "uniformity leads by up to {:.3f} (after {:.0f}M) and is behind in every seed from {:.0f}M on."
     assert words.format(*lead(gaps), behind_from(gaps)) in RESULTS
@@ -140,14 +141,13 @@ def test_the_harms_with_320m():
         for seed, run in treated.items():
             assert all((changed - plain).mean() > 0 for plain, changed in by_texts([base[seed]], [run]))
         assert CELLS[f"{loss} · llama · 320M"]["low"] > 0  # "the harm lasts"
-        assert f"Some {cost(loss, 320):.0f}M tokens without the loss would do the same." in RESULTS
+        assert f"Cross-entropy alone needs some {cost(loss, 320):.0f}M tokens for that." in RESULTS
         assert f"the difference changes by {words_of(per_doubling(loss, 'llama', seeds=FIVE))}." in RESULTS
     ends = [[row[end] for end in ("difference", "low", "high")] for row in (rows[UNIFORM], rows[DISPERSED])]
-    words = "uniformity does by {:.3f} nats [{:.3f}, {:.3f}] and the paper's loss by {:.3f} [{:.3f}, {:.3f}], over five"
+    words = "by {:.3f} nats [{:.3f}, {:.3f}] by uniformity and by {:.3f} [{:.3f}, {:.3f}] by the paper's loss."
     assert words.format(*ends[0], *ends[1]) in RESULTS
     assert f"with 320M uniformity by {ends[0][0]:.3f} nats and the paper's by {ends[1][0]:.3f} over five" in RESULTS
-    assert "as are both of those that were also tried with 160M and 320M, uniformity and dispersion." in RESULTS
-    assert "the two of them that were tried with 320M still do" in README
+    assert "all three with 80M tokens, uniformity and dispersion also with 160M and 320M." in RESULTS
     assert f"at the corrected level {corrected(f'{UNIFORM} · llama · 320M')}. By the rule the harm lasts." in RESULTS
     level = f"At the corrected level that is {corrected(f'{DISPERSED} · llama · 320M')}, so by the rule the harm lasts."
     assert level in RESULTS

@@ -1,4 +1,4 @@
-"""The GPT2 with more tokens and at twice the width, in docs/pretraining.md."""
+"""The GPT2 with more tokens and at twice the width, in docs/pretraining-details.md."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def test_the_gpt2_with_160m():
         f"{ahead[DISPERSED]} in the five seeds, and in every text: {told[DISPERSED]}, {p[DISPERSED]} after correction."
     )
     assert f"{words} At the corrected level that is {corrected(f'{DISPERSED} · {place}', 4)}: a gain" in RESULTS
-    words = f"Some {cost(DISPERSED, 160, 'gpt2 at 0.005'):.0f}M tokens without the loss would do the same"
-    assert f"{words} (between cross-entropy's own budgets, of which 320M has three seeds, all unsteady)." in RESULTS
+    words = f"Cross-entropy alone needs some {cost(DISPERSED, 160, 'gpt2 at 0.005'):.0f}M tokens for that (its 320M, on"
+    assert f"{words} which this rests, have three seeds, all unsteady)." in RESULTS
     words = f"{ahead[DECORRELATED]}, and in every text: {told[DECORRELATED]}, {p[DECORRELATED]}; at the corrected level"
     assert f"{words} {corrected(f'{DECORRELATED} · {place}')}, so open." in RESULTS
     words = f"{ahead[UNIFORM]} in four seeds and behind by {max(gaps[UNIFORM]):.3f} in one; at the corrected level"

@@ -1,4 +1,4 @@
-"""The numbers of `pretrain` in the prose of README.md and docs/pretraining.md."""
+"""The numbers of `pretrain` in the prose of README.md, docs/pretraining.md and its details."""
 
 from __future__ import annotations
 
@@ -69,6 +69,33 @@ def test_table_of_effects():
     assert min(gains, key=gains.__getitem__) == nearest
 
 
+def test_table_of_the_short_page():
+    """Model by tokens; what is not run is empty. The loss that is gone early is on the page of details alone."""
+    losses = (DISPERSED, UNIFORM, DECORRELATED)
+    places = {(model, tokens) for _, model, tokens in ROWS}
+    for model, tokens in places:
+        cells = []
+        for cell in ((loss, model, tokens) for loss in losses):
+            effect = told(*cell) if cell in ROWS else ""
+            cells.append(f"**{effect}**" if cell in ROWS and ROWS[cell]["p_holm"] < 0.05 else effect)
+        assert " ".join(f"| {where(model, tokens)} | {' | '.join(cells)} |".split()) in RESULTS
+    short = (ROOT / "docs" / "pretraining.md").read_text(encoding="utf-8")
+    assert len(places) == short.count("| GPT2") + short.count("| Llama |") == 10
+    assert len(ROWS) == 22  # "all twenty-two comparisons: these and one of a loss that is taken away early"
+    assert sum(loss == GONE for loss, *_ in ROWS) == 1
+    seeds = [row["seeds"] for row in ROWS.values()]
+    assert (min(seeds), max(seeds)) == (2, 5)  # "over two to five seeds"
+
+
+def test_the_smallest_budget_is_told_too():
+    shown = [(UNIFORM, "gpt2"), (DISPERSED, "gpt2"), (UNIFORM, "llama"), (DISPERSED, "llama")]
+    for loss, model in shown:
+        assert f"| 40M: {told(loss, model, 4e7)}; 80M, own rates: " in RESULTS
+    assert f"; at one rate: 40M {told(DISPERSED, 'gpt2', 4e7)} |" in README
+    tried = {tokens for loss, model, tokens in ROWS if loss == DISPERSED and model in ("gpt2", "gpt2 at 0.005")}
+    assert tried == {4e7, 8e7, 16e7}  # "at one budget of three"
+
+
 def test_what_the_demo_says_of_longer_trainings():
     longer = [row for row in ROWS.values() if row["tokens"] >= 8e7 and row["seeds"] > 2]
     gain = -min(row["difference"] for row in longer if row["model"].startswith("gpt2"))
@@ -108,11 +135,12 @@ def test_verdict_and_advice():
     best = min((r for r in ROWS.values() if r["seeds"] > 2 and (r["int4_high"] or 1) < 0), key=lambda r: r["int4_high"])
     row = ROWS[DISPERSED, "llama", 32e7]
     assert best == row  # "of what is resolved"
-    words = "dispersion in the Llama with 320M, {} of {:.4f}, where held-out loss is {:.3f} higher; in the GPT2 with"
+    words = "dispersion in the Llama with 320M {} of {:.4f}, but its held-out loss is {:.3f} higher; in the GPT2 with"
     saved = told(DISPERSED, "llama", 32e7, "int4_", 4)
     assert words.format(saved, row["int4_cross_entropy"], row["difference"]) in RESULTS
     row, saved = ROWS[DISPERSED, "gpt2 at 0.005", 16e7], told(DISPERSED, "gpt2 at 0.005", 16e7, "int4_", 4)
-    assert f"in the GPT2 with 160M, where it is lower, {saved} of {row['int4_cross_entropy']:.4f} |" in RESULTS
+    words = f"in the GPT2 with 160M, whose held-out loss is lower too, {saved} of {row['int4_cross_entropy']:.4f} |"
+    assert words in RESULTS
 
 
 def test_tables_of_tasks_and_rounding():
@@ -278,7 +306,7 @@ def test_a_loss_that_is_taken_away_early():
     steps = way("llama", 250, 750, 1000, 2400, loss=GONE)
     recipe = KEPT[f"{GONE} · llama · 80M"][11].recipe["loss"]
     ends = [80 * recipe[key] for key in ("release_at", "release_end")]
-    assert "whole for {:.0f}M tokens and taken away until {:.0f}M".format(*ends) in RESULTS
+    assert "its whole weight for {:.0f}M tokens and then fell to 0 at {:.0f}M".format(*ends) in RESULTS
     assert "(by {} nats after 8M tokens, {} after 25M)".format(*(x[1:] for x in steps[:2])) in RESULTS
     words = "by {} on average after 33M, by {} after 79M; in every seed from 52M on"
     assert words.format(*(x[1:] for x in steps[2:])) in RESULTS
