@@ -242,6 +242,16 @@ def os_sentence(what: str, remedy: str) -> Iterator[None]:
         raise OSError(f"{what}: {os_reason(error)}; {room}{remedy}.") from error
 
 
+def look_writable(folder: Path) -> None:
+    """Refuse, in the system's words, a folder that could not be made or written into. Nothing is written."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        reason = errno.EEXIST if there == folder else errno.ENOTDIR
+        raise OSError(reason, os.strerror(reason))
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+
 def writable(path: Path, kind: str = "output folder") -> contextlib.AbstractContextManager[None]:
     return os_sentence(f"the {kind} {str(path)!r} must be writable", "choose another with --out")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -180,14 +181,19 @@ def body_of(model: Any, inputs: dict[str, Any], stack: str = "decoder") -> Any:
     return body.vision_model if "pixel_values" in inputs else body.text_model
 
 
-def check_layers(layers: Layers) -> None:
+def checked_layers(layers: Layers) -> Layers:
+    """The same, indices as a list: every call reads them, and a generator can be read once."""
     if isinstance(layers, str):
         check_choice("layers", layers, LAYER_NAMES)
-    elif not callable(layers) and not (isinstance(layers, Iterable) and all(type(i) is int for i in layers)):
+    if isinstance(layers, str) or callable(layers):
+        return layers
+    indices = list(layers) if isinstance(layers, Iterable) else [None]
+    if not all(isinstance(i, Integral) and not isinstance(i, bool) for i in indices):
         raise TypeError(
             f"layers must be one of {', '.join(map(repr, LAYER_NAMES))}, a list of indices or a callable, "
             f"got {came(layers)}: hidden state 0 is the embedding layer, −1 the last."
         )
+    return list(map(int, indices))
 
 
 def select(layers: Layers, states: int, first: int) -> list[int]:

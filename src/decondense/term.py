@@ -47,7 +47,7 @@ class Term:
     check_every: int | None = None
 
     def __post_init__(self) -> None:
-        hs.check_layers(self.layers)
+        self.layers = hs.checked_layers(self.layers)
         schedule, ramp_steps, release_at = self.schedule, self.ramp_steps, self.release_at
         if not isinstance(self.loss, Loss):
             remedy = "a number goes into weight=…, a function of your own into losses.register"

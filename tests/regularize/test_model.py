@@ -6,6 +6,7 @@ import copy
 import gc
 import weakref
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -89,6 +90,8 @@ def test_tuples():
         ("late_half", [3, 4]),
         ([0, 2], [0, 2]),
         ([-1, 1], [1, 4]),
+        (np.arange(1, 3), [1, 2]),
+        ((i for i in (2, 3)), [2, 3]),  # which can be read once
         (lambda n: range(1, n, 2), [1, 3]),
     ],
 )
@@ -96,7 +99,8 @@ def test_layers(layers, expected):
     model, ids = llama(layers=4).train(), tokens()
     z = states(model, input_ids=ids)
     with dc.regularize(model, layers=layers) as handle:
-        model(input_ids=ids, labels=ids)
+        for _ in range(2):
+            model(input_ids=ids, labels=ids)
         values = torch.stack([losses.dispersion(z[i], estimator="first_order") for i in expected])
         torch.testing.assert_close(handle.last["per_layer"], values.detach())
         cosines = torch.stack([losses.mean_cosine(z[i], eps=1e-2).mean() for i in expected])

@@ -179,12 +179,24 @@ def test_a_dry_run_refuses_a_folder_that_is_closed(recipe, monkeypatch):
     closed.mkdir()
     for lacks in (os.W_OK, os.X_OK):  # a stand-in, which binds root too
         monkeypatch.setattr(
-            "decondense.train.folder.os.access",
+            "decondense.files.os.access",
             lambda path, mode, lacks=lacks: Path(path) != closed or not mode & lacks,
         )
         code, _, told = run(recipe, "--out", "closed/x/y", "--dry-run")
         assert (code, "'closed/x/y' must be writable: permission denied; choose" in told) == (2, True)
         assert not any(closed.iterdir())
+
+
+def test_a_dry_run_refuses_a_cache_that_is_closed_unless_the_tokens_are_there(recipe, monkeypatch):
+    (recipe.parent / "file").touch()
+    assert run(recipe, "--out", "o")[0] == 0
+    monkeypatch.setenv("DECONDENSE_CACHE", "file")
+    code, _, told = run(recipe, "--dry-run")
+    assert (code, "could not be written into 'file/tokens': not a directory; set DECONDENSE" in told) == (2, True)
+    assert run(recipe, "--out", "p")[2].splitlines(keepends=True)[-1] == told
+    monkeypatch.delenv("DECONDENSE_CACHE")
+    monkeypatch.setattr("decondense.files.os.access", lambda path, mode: Path(path).name != "tokens")
+    assert run(recipe, "--dry-run")[0] == 0
 
 
 def test_a_dry_run_says_what_would_go_on(recipe, monkeypatch):

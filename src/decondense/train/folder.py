@@ -23,7 +23,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from ..files import AnyPath, first_process, flat, output_folder, sole_writer, writable, write_text
+from ..files import AnyPath, first_process, flat, look_writable, output_folder, sole_writer, writable, write_text
 from ..records import check_folder, read
 from .recipe import Recipe, read_yaml, recipe_from
 
@@ -112,13 +112,8 @@ def check_contents(checkpoint: Path | None, recipe: Recipe, cache: AnyPath | Non
 def would_go_on(folder: Path, recipe: Recipe, *, resume: bool, cache: AnyPath | None = None) -> str | None:
     """What a run would do with the run that is there, in words; None where it would begin one. A folder that it would
     refuse is refused with the same sentence, and nothing is written there."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     with writable(folder, RUN_FOLDER):
-        if not there.is_dir():
-            reason = errno.EEXIST if there == folder else errno.ENOTDIR
-            raise OSError(reason, os.strerror(reason))
-        if not os.access(there, os.W_OK | os.X_OK):
-            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+        look_writable(folder)
     record = finished(folder)
     begun = check_recipe(folder, recipe, resume=resume)
     if record is not None and resume:

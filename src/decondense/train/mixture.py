@@ -18,7 +18,7 @@ from ..hub import hub_reachable
 from .blocks import Blocks, join
 from .recipe import Recipe
 from .sections import Data, shares_of
-from .token_files import Progress, fingerprint, is_prepared, prepare
+from .token_files import Progress, fingerprint, is_prepared, look_writable_cache, prepare
 
 # A local text of a mixture is tokenised beyond what a run needs, so that longer ones find the file: as far as one eight
 # times as long could need it, and up to so many tokens.
@@ -70,12 +70,14 @@ def contents(recipe: Recipe, cache: Path) -> dict[str, str]:
 
 
 def check_texts(recipe: Recipe, tokenizer: Any, cache: Path) -> None:
-    """Refuse a text that is not there, as `blocks_of` does, without reading more than beginnings. One that has been
-    tokenised before is not asked for again; without a tokenizer nobody knows."""
+    """Refuse a text that is not there, or a cache that its tokens could not be written into, as `blocks_of` does,
+    without reading more than beginnings. One that has been tokenised before is not asked for again; without a tokenizer
+    nobody knows."""
     for one in itertools.chain(*_asked(recipe)):
         try:
             for name in one["texts"]:
                 text.check_text(name, data=recipe.data.folder)
+            look_writable_cache(cache)
         except (OSError, ValueError):
             if tokenizer is None or not is_prepared(tokenizer=tokenizer, cache=cache, data=recipe.data.folder, **one):
                 raise

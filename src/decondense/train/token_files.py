@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from .. import text
-from ..files import AnyPath, locked, os_sentence, remembered_sha256
+from ..files import AnyPath, locked, look_writable, os_sentence, remembered_sha256
 from ..weights_cache import cache_dir
 from ..words import nobody
 from .blocks import Blocks
@@ -264,6 +264,12 @@ def fingerprint(names: list[str], cache: Path, data: str | None) -> list[Any]:
             files = sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]
             prints.append([[file.name, remembered_sha256(file, cache)] for file in files if file.is_file()])
     return prints
+
+
+def look_writable_cache(cache: Path) -> None:
+    """Refuse a cache that `prepare` could not write into, without writing."""
+    with _writable(cache):
+        look_writable(cache)
 
 
 def _writable(cache: Path) -> contextlib.AbstractContextManager[None]:
