@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 Known = tuple[Tensor, Tensor, Tensor | None]  # a state, the loss of it and its mean cosines, (1, batch) each
@@ -29,8 +31,27 @@ class Capture:
     autocast: torch.dtype | None = None
     known: Sequence[Known] = ()
 
+    def __post_init__(self) -> None:
+        positions = self.position_ids
+        if isinstance(positions, Tensor) and positions.ndim == 3 and len(positions) == 4:
+            self.position_ids = positions[0]  # of models with images: time, height and width are behind the text's
+
     def mask_of(self, state: int) -> Tensor | None:
         return self.attention_mask if self.masks is None else self.masks[state]
+
+    def leads_to(self, loss: Tensor) -> bool:
+        """Whether the loss was computed from these states: a walk back through its graph, which ends at the first. Of
+        states that have no graph nobody knows."""
+        ours = {state.grad_fn for state in self.states} - {None}
+        seen, waiting = set(), deque([loss.grad_fn])
+        while waiting:
+            node = waiting.popleft()
+            if node in ours or not ours:
+                return True
+            if node is not None and node not in seen:
+                seen.add(node)
+                waiting.extend(before for before, _ in node.next_functions)
+        return False
 
     def targets(self, labels: Tensor, sides: Sequence[str]) -> None:
         """Targets are padded with −100, and the decoder sees them shifted: no label, no token. `sides`, one per state,
@@ -67,6 +88,20 @@ class Hook(partial):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Hook, (_nothing,)
+
+
+def after_optimisers(owner: Any) -> Callable[[], None]:
+    """Have `owner.stepped(optimiser)` called after every step of torch's optimisers, until what is returned is called
+    or the owner is gone: the hook is global, and keeps neither it nor a model alive."""
+    me = weakref.ref(owner)
+
+    def stepped(optimiser: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if (one := me()) is not None:
+            one.stepped(optimiser)
+
+    remove = register_optimizer_step_post_hook(stepped).remove
+    weakref.finalize(owner, remove).atexit = False
+    return remove
 
 
 def _nothing(*args: Any) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from . import compiled
 from . import hidden_states as hs
 from .capture import Capture, Hook, Known
+from .checks import is_whole
 from .host import mark, sent
 from .insides.transformers import collect_hidden_states, is_encoder_decoder
 from .kernels import autocast_dtype
@@ -85,7 +86,11 @@ class Handle:
 
     @step.setter
     def step(self, value: int) -> None:
-        self._attachment.engine.step = value
+        if not is_whole(value, 0):
+            raise ValueError(
+                f"step must be a whole number of at least 0, got {value!r}: the optimiser steps done so far."
+            )
+        self._attachment.engine.step = int(value)
 
     @property
     def weight(self) -> float:

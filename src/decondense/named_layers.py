@@ -21,6 +21,8 @@ from .insides.transformers import is_encoder_decoder
 from .stack import padded_by, repeated_blocks, unwrap_peft
 from .words import near, warn
 
+SEEING = ("vision_model", "vision_tower", "visual")  # the parts of models of transformers that read images
+
 
 class ModuleReader:
     """The outputs of named submodules, for any `nn.Module`.
@@ -69,7 +71,7 @@ class ModuleReader:
         around = [one for one in stacks if one is not None]
         alone = around[0] if len({argument for _, argument in around}) == 1 else ("", "")
         self.padded = [one or alone for one in stacks]
-        self.sides = _sides(self.parts, unwrap_peft(model), self.padded)
+        self.sides = _sides(self.names, self.parts, unwrap_peft(model), self.padded)
         self.differentiated = True  # whether a loss is taken of the states, so that they must carry a gradient
         self._outputs: dict[str, Tensor] | None = None
         self._paddings: dict[str, Any] = {}  # what torch's own stacks and layers were called with, by their names
@@ -150,7 +152,8 @@ class ModuleReader:
                 f"{unread}, which is not read, so that every token counts: where it marks padding, let forward call it "
                 "by one of those names."
             )
-        return Capture(states, masks[0], given.get("position_ids"), None if one else masks)
+        positions = None if "image" in self.sides else given.get("position_ids")
+        return Capture(states, masks[0], positions, None if one else masks)
 
     def _own(self, given: dict[str, Any], state: int) -> dict[str, Any]:
         """Of the model's arguments those that may tell of a layer's tokens: a target's are not those of its source."""
@@ -161,6 +164,8 @@ class ModuleReader:
         """The tokens that count: without the `padding` with which torch's own stack was called, or as `given` says."""
         if padding is not None:
             return tokens_of(padding, self.padded[state][1], shape)
+        if self.sides[state] == "image":
+            return None
         return token_mask(given, "decoder_" if self.sides[state] == "decoder" else "", shape)
 
     def _states(self, outputs: dict[str, Tensor]) -> list[Tensor]:
@@ -196,13 +201,20 @@ def naming(model: nn.Module | None = None) -> str:
     return f"name {which}, with modules={pattern}, in a recipe loss.modules{norm}"
 
 
-def _sides(layers: list[nn.Module], model: Any, padded: list[tuple[str, str]]) -> list[str]:
-    """Of which stack of an encoder–decoder each layer is, which decides about its mask; torch's own are called by what
-    they call it."""
-    if not is_encoder_decoder(model):
-        return [argument or "only" for _, argument in padded]
-    inside = {id(module) for module in model.get_decoder().modules()}
-    return ["decoder" if id(layer) in inside else "encoder" for layer in layers]
+def _sides(names: list[str], layers: list[nn.Module], model: Any, padded: list[tuple[str, str]]) -> list[str]:
+    """What each layer reads, which decides about its mask: an image beside a text, whose mask is the text's; a stack of
+    an encoder–decoder; one of torch's own, by what that calls its mask; or the only one there is."""
+    decoder = model.get_decoder() if is_encoder_decoder(model) else model
+    inside = set() if decoder is model else {id(module) for module in decoder.modules()}  # else it is a stack itself
+    sides = []
+    for name, layer, (_, argument) in zip(names, layers, padded):
+        if any(level in SEEING for level in name.split(".")):
+            sides.append("image")
+        elif inside:
+            sides.append("decoder" if id(layer) in inside else "encoder")
+        else:
+            sides.append(argument or "only")
+    return sides
 
 
 def _tokens_first(layer: Any) -> bool:

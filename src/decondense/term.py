@@ -254,12 +254,15 @@ class Term:
         return cosines.mean(1) * self._among(mask, cosines).squeeze(1)
 
     def agreement(self, capture: Capture, first: int) -> Tensor:
-        """Cosine between the estimator's gradient and the exact one, per layer, on the first sequence."""
+        """Cosine between the estimator's gradient and the exact one, per layer, on the first sequence, or document of
+        packed rows, that has a pair of tokens; on the first where none has."""
         exact = Loss(self.loss.name, **{**self.loss.keywords, "estimator": "exact", "max_tokens": None})
         cosines = []
-        for i in self.chosen(len(capture.states), first):
-            z, mask = capture.states[i][:1].detach().float().requires_grad_(), self.mask(capture, i)
-            pair = [torch.autograd.grad(f(z, None if mask is None else mask[:1]), z)[0] for f in (self.loss, exact)]
+        states, masks, _ = self.sequences(capture, first)
+        for state, mask in zip(states, masks if isinstance(masks, list) else [masks] * len(states)):
+            i = 0 if mask is None else int((mask.sum(1) >= 2).to(torch.uint8).argmax())
+            z, own = state[i : i + 1].detach().float().requires_grad_(), None if mask is None else mask[i : i + 1]
+            pair = [torch.autograd.grad(f(z, own), z)[0] for f in (self.loss, exact)]
             cosines.append(torch.cosine_similarity(pair[0].flatten(), pair[1].flatten(), dim=0))
         return torch.stack(cosines)
 

@@ -6,6 +6,7 @@ layers, read by hooks of the test's own.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -286,6 +287,56 @@ def test_the_tokens_of_a_picture_and_of_its_text_apart():
             assert value == pytest.approx(np.mean(rows), abs=2e-5)
 
 
+@pytest.mark.parametrize("name", ["T5, decoder", "T5, decoder by name", "BART"])
+def test_the_monitor_counts_the_targets_that_the_meter_counts(name):
+    kind = KINDS[name]
+    model, inputs = build(kind).train(), kind.inputs()
+    with dc.monitor(model, modules=kind.modules, every=1) as watch:
+        model(**inputs)
+        model(**inputs | {"labels": inputs["labels"].clamp_min(3)})  # nothing is left of the call before
+        told = [reading.table["mean_cosine"] for reading in watch.readings]
+    expected = measure(model, inputs=inputs, modules=kind.modules).mean_cosine
+    assert told[0] == pytest.approx(expected, abs=2e-5)
+
+
+@pytest.mark.parametrize(("name", "part", "layers"), [
+    ("BART", "model.encoder", "layers.*"), ("T5, encoder", "encoder", "block.*"), ("BART", "model.decoder", "layers.*"),
+])  # fmt: skip
+def test_a_stack_of_an_encoder_decoder_by_itself_has_the_mask_it_is_called_with(name, part, layers):
+    model, inputs = build(KINDS[name]).train(), words()
+    if "decoder" in part:
+        inputs["decoder_attention_mask"] = inputs["attention_mask"]
+    with dc.regularize(model, modules=f"{part}.{layers}") as whole:
+        model(**inputs)
+    inner = model.get_submodule(part)
+    with dc.regularize(inner, modules=layers) as alone, dc.monitor(inner, modules=layers) as watch:
+        model(**inputs)
+        penalty = alone.penalty()
+    torch.testing.assert_close(penalty, 0.1 * whole.last["penalty"], check_layout=False)
+    assert watch.readings[0].table["mean_cosine"] == pytest.approx(whole.last["mean_cosine"].numpy(), abs=1e-3)
+
+
+def test_packed_rows_of_a_model_with_images():
+    """Its position ids are four: of the text, which say where documents begin, and of time, height and width."""
+    text = HEADS | {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4}}
+    seeing = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 32}
+    tokens = {"image_token_id": 60, "video_token_id": 61, "vision_start_token_id": 62, "vision_end_token_id": 63}
+    configs = {"text_config": text, "vision_config": seeing | {"fullatt_block_indexes": [0]}}
+    model = build(Kind("Qwen2_5_VLForConditionalGeneration", configs | tokens)).train()
+    ids, ends = words(padding=0)["input_ids"], (0, 4, 12)
+    positions = torch.cat([torch.arange(b - a) for a, b in itertools.pairwise(ends)]).expand(4, 2, -1)
+    call = {"input_ids": ids, "position_ids": positions, "use_cache": False}
+    states = model(**call, output_hidden_states=True).hidden_states[1:]
+    parts = [z[:, a:b] for z in states for a, b in itertools.pairwise(ends)]
+    expected = torch.stack([losses.dispersion(z, estimator="first_order") for z in parts]).mean()
+    for segments in ("auto", "position_ids"):
+        with dc.regularize(model, segments=segments) as handle, dc.monitor(model) as watch:
+            model(**call, labels=ids)
+            torch.testing.assert_close(handle.last["penalty"], expected.detach())
+        cosines = torch.stack([losses.mean_cosine(z, eps=0.0).mean() for z in parts]).view(2, 2).mean(1)
+        assert watch.readings[0].table["mean_cosine"][1:] == pytest.approx(cosines.detach().numpy(), abs=1e-6)
+
+
 PAIR = Kind("CLIPModel", TOWERS | {"projection_dim": 16}, paired)
 
 
@@ -307,7 +358,21 @@ def test_the_towers_of_a_pair():
         model(**call)
     with dc.regularize(model, modules="vision_model.encoder.layers.*") as handle:
         model(**call).loss.backward()
-    assert len(handle.last["per_layer"]) == 2
+        assert len(handle.last["per_layer"]) == 2
+        alone = handle.last["penalty"]
+        for length in (12, 17):  # the picture has 17 tokens
+            text = words(length)
+            model(**call | {"input_ids": text["input_ids"], "attention_mask": text["attention_mask"]})
+            torch.testing.assert_close(handle.last["penalty"], alone)
+    towers = ["vision_model.encoder.layers.*", "text_model.encoder.layers.*"]
+    with dc.regularize(model, modules=towers) as handle:
+        text = words()
+        model(**call | {"attention_mask": text["attention_mask"]})
+        own = handle.last["per_layer"]
+    with dc.regularize(model, modules=towers[1]) as handle:
+        model(**call | {"attention_mask": text["attention_mask"]})
+        torch.testing.assert_close(own[:2], handle.last["per_layer"])  # the text's come first
+        torch.testing.assert_close(own[2:].mean(), alone)
 
 
 BOTH = ["encoder.block.*", "decoder.block.*"]
@@ -342,10 +407,8 @@ def test_both_stacks_at_once(masked):
     for n, p in model.named_parameters():
         torch.testing.assert_close(p.grad, expected[n], rtol=1e-4, atol=1e-6, msg=n)
     (reading,) = watch.readings
-    # the monitor reads what came in: no mask of targets that are padded
-    given = masks | {"decoder": torch.ones(2, 9, dtype=torch.bool)}
     for n, value in zip(reading.layers, reading.table["mean_cosine"]):
-        rows = zip(seen[n].detach().double().numpy(), given[n.split(".")[0]].numpy())
+        rows = zip(seen[n].detach().double().numpy(), masks[n.split(".")[0]].numpy())
         assert value == pytest.approx(np.mean([oracle.scalars(z[m])["mean_cosine"] for z, m in rows]), abs=2e-5)
 
 

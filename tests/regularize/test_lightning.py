@@ -74,7 +74,7 @@ def fit(module, *callbacks, parts=2, steps=4, checkpoint=None, every=1):
     logger = Lines()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        warnings.filterwarnings("always", "the model that is watched")
+        warnings.filterwarnings("always", "the model that is watched|the penalty goes with")
         trainer = pl.Trainer(
             max_steps=steps, accelerator="cpu", logger=logger, log_every_n_steps=every, callbacks=list(callbacks),
             accumulate_grad_batches=parts if module.automatic_optimization else 1, enable_progress_bar=False,
@@ -233,6 +233,57 @@ def test_a_step_may_leave_the_model_out_once_it_was_seen_to_train():
     _, logger = fit(Alternating("manual", parts=1), RegularizeCallback(), steps=8)
     told = [float(line["penalty"]) for _, line in logger.lines]  # of a step without, Lightning logs the last
     assert told[0] == told[1] != told[2] == told[3]
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_the_penalty_goes_with_the_loss_that_comes_from_the_states(calls):
+    """A critic is trained first, on what is detached, by a call of its own or by that of its generator."""
+
+    class Adversaries(Module):
+        def __init__(self):
+            super().__init__("manual")
+            self.critic = nn.Linear(VOCABULARY, 1)
+
+        def training_step(self, batch, batch_idx):
+            first, *_, last = [self.model(input_ids=batch, use_cache=False).logits for _ in range(calls)] * 2
+            self.manual_backward(self.critic(first.detach()).mean())
+            self.manual_backward(-self.critic(last).mean())
+            self.before_steps.append(gradients(self.model))
+            for optimiser in self.optimizers():
+                optimiser.step()
+                optimiser.zero_grad()
+
+        def configure_optimizers(self):
+            return [torch.optim.SGD(part.parameters(), lr=0.0) for part in (self.model, self.critic)]
+
+    alone, module = Adversaries(), Adversaries()
+    module.load_state_dict(alone.state_dict())
+    fit(alone, steps=2)
+    _, logger = fit(module, RegularizeCallback(weight=3.0), steps=2)
+    batch = next(iter(LOADER))
+    states = module.model.train()(input_ids=batch, use_cache=False, output_hidden_states=True).hidden_states[1:]
+    module.zero_grad()
+    penalty = torch.stack([dc.losses.dispersion(z, estimator="first_order") for z in states]).mean()
+    (3.0 * penalty).backward()
+    added = gradients(module.model)
+    expected = {name: g + added.get(name, 0) for name, g in alone.before_steps[0].items()}
+    assert_same(module.before_steps[0], expected, 1e-5)
+    assert float(logger.lines[0][1]["penalty"]) == pytest.approx(penalty.item(), abs=1e-6)
+
+
+def test_a_loss_of_nothing_that_is_read_is_told():
+    class Apart(Module):
+        def training_step(self, batch, batch_idx):
+            self.model(input_ids=batch, use_cache=False)
+            self.manual_backward(self.model.lm_head.weight.sum())
+            for optimiser in self.optimizers():
+                optimiser.step()
+
+    with warnings.catch_warnings(record=True) as caught:
+        fit(Apart("manual"), RegularizeCallback(), steps=4)
+    told = [str(one.message) for one in caught if "the penalty goes with a loss" in str(one.message)]
+    assert len(told) == 1
+    assert "no loss of manual_backward has yet" in told[0]
 
 
 class Network(pl.LightningModule):

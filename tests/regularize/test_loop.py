@@ -345,6 +345,34 @@ def test_a_model_in_eval_mode_is_an_error_at_the_first_step():
             optimiser.step()
 
 
+def test_a_body_in_eval_mode_inside_of_a_model_that_trains_is_named():
+    model, ids = llama().train(), tokens()
+    model.model.eval()
+    optimiser = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with dc.regularize(model):
+        model(input_ids=ids, labels=ids).loss.backward()
+        with pytest.raises(RuntimeError, match="got LlamaModel in eval mode inside of a model that trains"):
+            optimiser.step()
+
+
+@pytest.mark.parametrize("loss", [0.5, {"main": torch.ones(())}])
+def test_a_loss_that_is_no_tensor_is_told(loss):
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return {"loss": loss, "states": self.body(x)}
+
+    model = Own().train()
+    with (
+        dc.regularize(model, modules="body"),
+        pytest.raises(TypeError, match=r"must be a tensor .* handle\.penalty\(\)"),
+    ):
+        model(torch.randn(2, 3, 4))
+
+
 @pytest.mark.parametrize("forgotten", ["the loss", "train()"])
 def test_copies_of_the_weights_are_told_too(forgotten):
     """An optimiser over float32 copies, as mixed precision has it, in pieces or in one."""

@@ -368,3 +368,39 @@ def test_check_every_reports_the_agreement_with_exact():
     with dc.regularize(model, estimator="exact", check_every=1) as handle:
         model(input_ids=ids, attention_mask=mask, labels=labels)
         torch.testing.assert_close(handle.last["agreement"], torch.ones(3))
+
+
+def test_the_agreement_is_that_of_the_first_sequence_with_a_pair():
+    model, ids = llama().train(), tokens()
+    mask = torch.ones_like(ids)
+    mask[0, 1:] = 0
+    positions = torch.cat([torch.arange(1), torch.arange(11)]).expand_as(ids)  # the same, of packed rows
+    with dc.regularize(model, check_every=1) as handle:
+        model(input_ids=ids[1:], labels=ids[1:])
+        expected = handle.last["agreement"]
+        model(input_ids=ids, attention_mask=mask, labels=ids)
+        torch.testing.assert_close(handle.last["agreement"], expected)
+        model(input_ids=ids, position_ids=positions, labels=ids, use_cache=False)
+        packed = handle.last["agreement"]
+        model(input_ids=ids[:, 1:], labels=ids[:, 1:], use_cache=False)
+        torch.testing.assert_close(packed, handle.last["agreement"])
+
+
+@pytest.mark.parametrize("step", [None, "a", -1, 1.5, True])
+def test_a_step_is_a_whole_number(step):
+    with dc.regularize(llama()) as handle, pytest.raises(ValueError, match="step must be a whole number of at least 0"):
+        handle.step = step
+
+
+@pytest.mark.parametrize("attach", [dc.regularize, dc.monitor])
+def test_what_is_dropped_with_its_model_leaves_no_hook(attach):
+    from torch.optim.optimizer import _global_optimizer_post_hooks as hooks
+
+    before, model = len(hooks), llama().train()
+    gone = weakref.ref(model)
+    held = attach(model)
+    assert len(hooks) == before + 1
+    del held, model
+    gc.collect()
+    assert gone() is None
+    assert len(hooks) == before

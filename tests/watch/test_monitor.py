@@ -54,6 +54,18 @@ def loop(attach, steps: int = 5, optimisers=(torch.optim.AdamW,)) -> tuple[dict[
     return {name: p.detach().clone() for name, p in model.named_parameters()}, losses
 
 
+def test_short_rows_are_passed_over():
+    """The first rows of a batch may hold a single token each."""
+    model, ids = llama().train(), tokens(8)
+    mask = torch.ones_like(ids)
+    mask[:5, 1:] = 0
+    with dc.monitor(model, sequences=3, metrics="mean_cosine") as watch:
+        model(input_ids=ids, attention_mask=mask)
+    with dc.monitor(model, sequences=3, metrics="mean_cosine") as plain:
+        model(input_ids=ids[5:])
+    assert watch.readings[0].table["mean_cosine"] == pytest.approx(plain.readings[0].table["mean_cosine"], abs=1e-6)
+
+
 @pytest.mark.parametrize("first", ["loss", "monitor"])
 def test_beside_the_loss(first):
     """Both read the same states, and the output is that of neither."""

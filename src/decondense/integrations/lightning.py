@@ -97,7 +97,7 @@ class RegularizeCallback(Clock):
         self.term = term_of(loss, **options)
         self.name, self.modules, self.accumulate = model, modules, accumulate
         self._attachment: Attachment | None = None
-        self._collecting = self._evaluated = False
+        self._collecting = self._evaluated = self._backwards = self._told = False
 
     @property
     def handle(self) -> Handle | None:
@@ -140,7 +140,7 @@ class RegularizeCallback(Clock):
 
     def _around_step(self, attachment: Attachment, own: Any, *args: Any, **kwargs: Any) -> Any:
         attachment.captures.clear()
-        self._collecting, self._evaluated = True, False
+        self._collecting, self._evaluated, self._backwards = True, False, False
         try:
             out = own(*args, **kwargs)
         finally:
@@ -159,10 +159,16 @@ class RegularizeCallback(Clock):
                 "say which attribute of the module it is, RegularizeCallback(model='…'), and where it is the module "
                 "itself, call self(…), not self.forward(…)."
             )
-        if not automatic and attachment.captures:
+        if not automatic and attachment.captures and not self._backwards:
             raise RuntimeError(
                 "the penalty belongs to the loss of manual_backward, but that was not called after the model: call "
                 "self.manual_backward(loss) in training_step."
+            )
+        if not automatic and attachment.captures and not attachment.calls and not self._told:
+            self._told = True
+            warn(
+                f"the penalty goes with a loss that comes from the states of {type(self.model).__name__}, but no loss "
+                "of manual_backward has yet: that of what is detached does not, another step's may."
             )
         if not automatic or out is None:  # None: Lightning skips the batch
             return out
@@ -171,7 +177,16 @@ class RegularizeCallback(Clock):
         return self._grown(attachment, out)
 
     def _around_backward(self, attachment: Attachment, own: Any, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        own(self._grown(attachment, loss, self.accumulate) if attachment.captures else loss, *args, **kwargs)
+        """The penalty goes with the states that this loss comes from: a critic's, of what is detached, has none."""
+        captures = attachment.captures
+        ours = [capture.leads_to(loss) for capture in captures]
+        if any(ours):
+            later = [capture for capture, its in zip(captures, ours) if not its]
+            captures[:] = [capture for capture, its in zip(captures, ours) if its]
+            loss = self._grown(attachment, loss, self.accumulate)
+            captures[:] = later
+        self._backwards = True
+        own(loss, *args, **kwargs)
 
     def _grown(self, attachment: Attachment, loss: Tensor, parts: int = 1) -> Tensor:
         capture = attachment.captures[0]

@@ -6,14 +6,12 @@ forgets to call `train()`, is told so at its first optimiser step.
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ..capture import Hook, shifted
+from ..capture import Hook, after_optimisers, shifted
 from ..handle import Attachment
 from ..inputs import called_with
 from ..insides.torch import is_replica
@@ -46,13 +44,7 @@ class OwnLoop:
         attachment.read(self._wanted)
         leave = Hook.hang(self.model.register_forward_hook, self._leave, with_kwargs=True)
         attachment.undo.callback(leave.remove)
-        me = weakref.ref(self)  # the hook is global and must not keep the model alive
-
-        def stepped(optimiser: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-            if (loop := me()) is not None:
-                loop.stepped(optimiser)
-
-        attachment.undo.callback(register_optimizer_step_post_hook(stepped).remove)
+        attachment.undo.callback(after_optimisers(self))
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if is_replica(module):
@@ -133,6 +125,12 @@ class OwnLoop:
                 "model.train(), or handle.remove()."
             )
         elif not attachment.calls and not self._begun and any(p.grad is not None for p in mine):
+            read = getattr(attachment.reader, "stack", self.model)
+            if self._trained and not read.training:
+                raise RuntimeError(
+                    f"what is read must be in training mode, got {type(read).__name__} in eval mode inside of a model "
+                    "that trains: call its train(), or handle.remove()."
+                )
             raise RuntimeError(
                 "the hidden states of the model must be seen, but the gradients of this first optimiser step came "
                 "without: a compiled model that has been called, or another one of its class, does not notice what is "
@@ -146,7 +144,13 @@ class OwnLoop:
 def _loss_of(out: Any, labels: bool) -> Tensor | None:
     """The loss in a model's output: a key of a ModelOutput or dict, or the first of a tuple when labels were given."""
     if isinstance(out, dict):
-        return out.get("loss")
+        loss = out.get("loss")
+        if not isinstance(loss, Tensor | None):
+            raise TypeError(
+                f"the loss that a model returns must be a tensor for the penalty to be added, got "
+                f"{type(loss).__name__}: return one, or none, and add handle.penalty() to your own."
+            )
+        return loss
     if isinstance(out, tuple) and labels and isinstance(out[0], Tensor) and out[0].ndim == 0:
         return out[0]
     return None

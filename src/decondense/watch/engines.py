@@ -17,10 +17,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .. import hidden_states as hs
-from ..capture import Hook
+from ..capture import Hook, after_optimisers
 from ..insides.torch import unwrapped
 from ..words import nobody, warn
 from .monitor import Log, Monitor
@@ -68,31 +67,35 @@ def monitor(
 
 
 def _of_model(model: nn.Module, log: Log | None, options: dict[str, Any]) -> Monitor:
-    """Steps are counted by the optimisers: one after a training call counts, whichever it is, and only one."""
-    count = 0
-    called = told = False
+    steps = Steps(model, log, options)
+    steps.watch.look()
+    return steps.watch
 
-    def calls(module: nn.Module, args: Any) -> None:
-        nonlocal called
-        called = called or (module.training and torch.is_grad_enabled())
 
-    def stepped(optimiser: Any, args: Any, kwargs: Any) -> None:
-        nonlocal count, called, told
-        own = {id(p) for p in model.parameters()}  # asked each time: FSDP2 replaces them, LoRA adds some
+class Steps:
+    """The steps of a loop of one's own, counted by the optimisers: one after a training call counts, whichever it is,
+    and only one."""
+
+    def __init__(self, model: nn.Module, log: Log | None, options: dict[str, Any]) -> None:
+        self.model, self.count = model, 0
+        self._called = self._told = False
+        self.watch = Monitor(model, step=lambda: self.count, log=log, **options)
+        self.watch.undo.callback(Hook.hang(model.register_forward_pre_hook, self._calls).remove)
+        self.watch.undo.callback(after_optimisers(self))
+
+    def _calls(self, module: nn.Module, args: Any) -> None:
+        self._called = self._called or (module.training and torch.is_grad_enabled())
+
+    def stepped(self, optimiser: torch.optim.Optimizer) -> None:
+        own = {id(p) for p in self.model.parameters()}  # asked each time: FSDP2 replaces them, LoRA adds some
         if not any(id(p) in own for group in optimiser.param_groups for p in group["params"]):
             return
-        if called:
-            count, called = count + 1, False
-            watch.look()
-        elif count == 0 and not told:
-            told = True
+        if self._called:
+            self.count, self._called = self.count + 1, False
+            self.watch.look()
+        elif self.count == 0 and not self._told:
+            self._told = True
             warn(UNSEEN)  # no error: watching is no reason to end a training
-
-    watch = Monitor(model, step=lambda: count, log=log, **options)
-    watch.undo.callback(Hook.hang(model.register_forward_pre_hook, calls).remove)
-    watch.undo.callback(register_optimizer_step_post_hook(stepped).remove)
-    watch.look()
-    return watch
 
 
 def _of_trainer(trainer: Any, log: Log, options: dict[str, Any]) -> Monitor:

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from .. import hidden_states as hs
-from ..capture import Capture
+from ..capture import Capture, Hook
 from ..checks import is_whole
 from ..geometry import NO_NUMBER, counting, shape_or_type
-from ..inputs import arguments, batches_of, main_input
+from ..inputs import arguments, batches_of, called_with, main_input
+from ..insides.transformers import is_encoder_decoder
 from ..meter.batches import checked
 from ..meter.result import BINS
 from ..meter.statistics import trimmed
@@ -85,8 +86,13 @@ class Monitor:
         self.seen: int | None = None  # the step of the last reading
         self.batches: list[dict[str, Any]] | None = None
         if inputs is None:
-            note = torch.compiler.disable(self._note)  # of a compiled model: what is seen once is not worth compiling
-            for hook in self.reader.attach(self._due, lambda capture: note([capture])):
+            self._labels: Tensor | None = None  # of the present call, of an encoder–decoder
+            note = torch.compiler.disable(self._note_call)  # of a compiled model: what is seen once is not worth it
+            hooks = self.reader.attach(self._due, lambda capture: note(capture))
+            if is_encoder_decoder(unwrap_peft(model)):
+                hooks.append(Hook.hang(model.register_forward_pre_hook, self._enter, with_kwargs=True))
+                hooks.append(Hook.hang(model.register_forward_hook, self._leave))
+            for hook in hooks:
                 self.undo.callback(hook.remove)
             return
         if modules is None:
@@ -119,6 +125,17 @@ class Monitor:
         inner = unwrap_peft(self.model)
         with unnoticed(self.model), torch.no_grad():
             self._note([self.reader.once(arguments(inner, batch)) for batch in self.batches])
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._labels = called_with(module.forward, args, kwargs).get("labels")
+
+    def _leave(self, *call: Any) -> None:
+        self._labels = None
+
+    def _note_call(self, capture: Capture) -> None:
+        if self._labels is not None:
+            capture.targets(self._labels, getattr(self.reader, "sides", ["decoder"]))
+        self._note([capture])
 
     @torch.no_grad()
     def _note(self, captures: list[Capture]) -> None:
@@ -164,11 +181,15 @@ class Monitor:
         room = self.sequences
         for capture, cut in zip(captures, cuts):
             z, mask = capture.states[state], capture.mask_of(state)
-            if cut is not None:
-                z, mask = cut.flat(z)[cut.index[:room]], cut.mask
-            elif mask is not None:
+            if cut is None and mask is not None:
                 mask = self._counting(mask, z.shape[:2])
-            parts += [part for _, part in trimmed(z[:room], None if mask is None else mask[:room])]
+            if cut is not None:
+                some = _with_pairs(cut.mask)[:room]
+                z, mask = cut.flat(z)[cut.index[some]], cut.mask[some]
+            elif mask is not None:
+                some = _with_pairs(mask)[:room]
+                z, mask = z[some.to(z.device)], mask[some]
+            parts += [part for _, part in trimmed(z[:room], mask)]
             room -= len(z)
             if room <= 0:
                 break
@@ -253,6 +274,12 @@ class Monitor:
 
     def __exit__(self, *error: object) -> None:
         self.remove()
+
+
+def _with_pairs(mask: Tensor) -> Tensor:
+    """The numbers of the sequences that have two tokens that count; all, where none has."""
+    enough = mask.sum(1) >= 2
+    return (enough | ~enough.any()).nonzero().squeeze(1)
 
 
 def _documents(capture: Capture) -> Documents | None:
