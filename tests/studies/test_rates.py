@@ -63,7 +63,7 @@ def test_each_is_compared_at_its_own_rate_without_the_seed_that_chose():
     assert treated - plain == pytest.approx(0.02, abs=0.003)
     assert (decision["n"], decision["level"]) == (4, 0.95)
     assert 0 < decision["low"] < decision["estimate"] < decision["high"]
-    assert f"{LOSS} at 0.001, llama (cross-entropy at 0.002): +0.0" in end.sentence
+    assert f"{LOSS} at 0.001, llama 1.02k (cross-entropy at 0.002): +0.0" in end.sentence
     told = f"{signed(treated - plain)} [{signed(decision['low'])}, {signed(decision['high'])}] in llama"
     none = "each at its own rate, no loss gains 0.005 nats of held-out loss in every model"
     assert end.headline == f"{none}; nearest to it {LOSS}: {told}"
@@ -139,9 +139,8 @@ def test_a_rate_needs_its_neighbours_and_a_run_that_broke_is_not_the_best():
     later = at(plain, [(3.2, 3.2), (3.0, math.inf), (3.2, 3.2)])  # in the seeds that count
     _, end = trained(later)
     assert end.verdict == "undecided"
-    assert (
-        f"{LOSS} at 0.002, llama (cross-entropy at 0.002): unknown (4 training seeds without a value)." in end.sentence
-    )
+    unknown = f"{LOSS} at 0.002, llama 1.02k (cross-entropy at 0.002): unknown (4 training seeds without a value)."
+    assert unknown in end.sentence
     left = {f"decorrelation-last-1-llama-0.002-seed-{seed}" for seed in SEEDS[1:]}
     _, end = trained(levels, left_out=left)  # the chosen arm has the seed that chose it alone
     assert end.verdict == "undecided"

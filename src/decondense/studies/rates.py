@@ -78,11 +78,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     ends = {loss: {model: decisions.get((loss, model)) for model in models} for loss in losses if loss != NONE}
     verdict, decided, deciding = below_everywhere(ends, SMALLEST)
     headline = f"each at its own rate, {decided}"
-    budgets = {
-        arm.split(BETWEEN)[1]: joined(settings["base"], own)["data"]["tokens"] for arm, own in settings["arms"].items()
-    }
-    sizes = {model: amount(tokens) for model, tokens in budgets.items()}
-    named = {model: model if model.endswith(size) else f"{model} {size}" for model, size in sizes.items()}
+    named = _with_tokens(settings)
     labels = {
         (loss, model): f"{loss} at {_rate(arm)}, {named[model]} ({NONE} at {_rate(base)})"
         for (loss, model), (arm, base) in compared.items()
@@ -113,6 +109,15 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     draw = partial(curves, panels, note=note, columns=2) if panels else None
     table = _table(runs, fresh, first, [arm for arm, _ in chosen.values()], decisions)
     return Conclusion(verdict, headline, sentence, *table, estimate, draw, {"own-rates.png": forest} if apart else {})
+
+
+def _with_tokens(settings: Settings) -> dict[str, str]:
+    """What each model is called beside others: with its tokens, where its name does not end with them."""
+    named = {}
+    for arm, own in settings["arms"].items():
+        model, size = arm.split(BETWEEN)[1], amount(joined(settings["base"], own)["data"]["tokens"])
+        named[model] = model if model.endswith(size) else f"{model} {size}"
+    return named
 
 
 def _rate(arm: str) -> str:
