@@ -53,15 +53,15 @@ def collect_hidden_states_alone(stack: Any) -> None:
     recorded = member(module, "_CAN_RECORD_REGISTRY", why=why)
     install = member(module, "install_all_output_capturing_hooks", why=why)
     name = str(type(stack))
-    every = recorded.get(name)
+    every = dict.get(recorded, name)  # from transformers 5.23 on its own methods take a model, the keys are the same
     if not every or getattr(stack, "_output_capturing_hooks_installed", False):
         return
     asked = {key for key in every if key == "hidden_states" or getattr(stack.config, f"output_{key}", False)}
-    recorded[name] = {key: every[key] for key in every if key in asked}
+    dict.__setitem__(recorded, name, {key: every[key] for key in every if key in asked})
     try:
         install(stack)
     finally:
-        recorded[name] = every
+        dict.__setitem__(recorded, name, every)
 
 
 def without_gguf_bar() -> contextlib.AbstractContextManager[None]:
