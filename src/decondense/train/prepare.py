@@ -1,4 +1,4 @@
-"""Everything before the first step: model, text, teacher, disk. What can be wrong is wrong here, in one sentence."""
+"""Everything before the first step: model, text, teacher, disk. What can be refused early is refused here."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ from .tokenizer import open_tokenizer
 
 @dataclass
 class Prepared:
-    """What a run works with. `window_text` is the held-out text, as the meter reads it; `speed` says what was done,
-    `contents` what the texts were when they were read."""
+    """What a run works with. `window_text` is the held-out text decoded for the meter, `speed` says whether blocks were
+    compiled and the head fused, and `contents` maps each text to a digest of its content."""
 
     recipe: Recipe
     folder: Path
@@ -64,8 +64,8 @@ class Prepared:
 
 
 def check(recipe: Recipe) -> dict[str, Any]:
-    """What the model is in words. Refuse what a run would refuse here, with the same sentence, as far as the device,
-    the configuration of the model and the names of the texts tell: no weights are read, and nothing is tokenised."""
+    """Refuse what `prepare` would refuse, with the same sentence, as far as the device, the model's configuration and
+    the names of the texts tell; return the description of the model. No weights are read, nothing is tokenised."""
     _check_reports(recipe.train.report_to)
     _device(recipe)
     where, nowhere = token_folder(None), torch.device("meta")
@@ -91,7 +91,7 @@ def prepare(recipe: Recipe, folder: Path, cache: AnyPath | None, tell: Progress 
         raise ValueError("train.quantised rounds whole weights, which FSDP splits: leave it out.")
     device, bf16 = _device(recipe)
     where = token_folder(cache)
-    read = contents(recipe, where)  # before anything else, since a file may change on the way
+    read = contents(recipe, where)  # before anything else: a file may change meanwhile
     with quiet_loading():
         model, tokenizer, source = _model(recipe, device, where)
     _check_context(recipe, model)
@@ -139,11 +139,11 @@ def _check_reports(wanted: list[str]) -> None:
 
 
 def _device(recipe: Recipe) -> tuple[torch.device, bool]:
-    """(where, whether in bf16). The recipe decides. Trainer would follow `accelerate launch` wherever the recipe does
-    not say bf16; the "no" of a launcher is its default and says nothing."""
+    """Return (device, whether to train in bf16). The recipe decides; Trainer alone would follow `accelerate launch`
+    wherever the recipe does not say bf16. A launcher's "no" is its default and contradicts nothing."""
     device, wanted = models.pick_device(recipe.train.device), recipe.train.precision
     if device.type == "cuda":
-        if device.index is not None:  # Trainer takes the first one it sees, whatever we say
+        if device.index is not None:  # Trainer always takes the first GPU it sees
             raise ValueError(
                 f"train.device must be cpu or cuda, got {recipe.train.device!r}: choose the GPU with "
                 f"CUDA_VISIBLE_DEVICES={device.index}."
@@ -161,8 +161,8 @@ def _device(recipe: Recipe) -> tuple[torch.device, bool]:
 
 
 def _model(recipe: Recipe, device: torch.device, cache: Path) -> tuple[Any, Any, dict[str, Any]]:
-    """(model in train mode on the device, tokenizer, what it is in words). On the device meta it has no weights, and a
-    tokenizer that is still to be learnt is None, counted with all the tokens it may have."""
+    """Return (model in train mode on the device, tokenizer, description of the model). On the meta device the model has
+    no weights, and a tokenizer still to be learnt is None: its vocabulary is taken at the largest size it may have."""
     wanted, seed = recipe.model, recipe.train.seed
     options: dict[str, Any] = {} if wanted.attention is None else {"attn_implementation": wanted.attention}
     empty = device.type == "meta"
@@ -171,8 +171,8 @@ def _model(recipe: Recipe, device: torch.device, cache: Path) -> tuple[Any, Any,
     own: Any = None if given is None else open_tokenizer(given, recipe.data, cache)
     changes = dict(wanted.config)
     if wanted.fresh and (own is not None or learnt):
-        # By default they are another tokenizer's; and padding is a token whose embedding never learns.
-        ends = {key: getattr(own, key, 0) for key in ("bos_token_id", "eos_token_id")}  # a learnt one has them at 0
+        # The defaults are another tokenizer's ids, and the embedding of a padding token never learns.
+        ends = {key: getattr(own, key, 0) for key in ("bos_token_id", "eos_token_id")}  # of a learnt one both are 0
         size = {"vocab_size": learnt.train if own is None else len(own)} if learnt else {}
         changes = ends | {"pad_token_id": None} | size | changes
     dropout = recipe.baselines.dropout
@@ -240,7 +240,7 @@ def _model(recipe: Recipe, device: torch.device, cache: Path) -> tuple[Any, Any,
 
 @contextlib.contextmanager
 def _fitting(architecture: str) -> Iterator[None]:
-    """transformers has a class of errors for values that do not fit a configuration, and some that are Python's."""
+    """Turn errors about values that do not fit a configuration, of transformers' class or Python's, into a sentence."""
     try:
         yield
     except (ValueError, TypeError, KeyError, ArithmeticError, RuntimeError, StrictDataclassError) as error:
@@ -251,13 +251,13 @@ def _fitting(architecture: str) -> Iterator[None]:
 
 
 def _check_keys(config: Any, keys: Collection[str]) -> None:
-    """Refuse keys that nothing reads: transformers keeps any, so a misspelt one would leave the default in silence.
-    A few are read by a model's code and not declared by its configuration, such as Qwen2's `head_dim`."""
+    """Refuse keys that nothing reads: transformers accepts any, so a misspelt key would silently leave the default.
+    A few keys are read by a model's code but not declared by its configuration, such as Qwen2's `head_dim`."""
     if not keys:
         return
     try:
         plain = type(config)()
-    except Exception:  # the class of a model's own code may have no defaults, and so nothing to compare with
+    except Exception:  # a class from a model's own code may have no defaults to compare with
         return
     home = Path(inspect.getfile(type(config)))
     code = (home, home.with_name(home.name.replace("configuration_", "modeling_")))
@@ -278,8 +278,8 @@ def _teacher(recipe: Recipe, model: Any, tokenizer: Any, device: torch.device) -
 
 
 def _check_tokenizer(model: Any, tokenizer: Any, *texts: Blocks) -> None:
-    """Every token needs an embedding. A vocabulary may be larger than what the text uses of it: then the text
-    decides."""
+    """Refuse texts with a token that has no embedding. The vocabulary may be larger than the embeddings, as long as the
+    texts do not use the excess."""
     rows = model.get_input_embeddings().weight.shape[0]
     if max(tokenizer.get_vocab().values(), default=0) < rows:
         return
@@ -292,9 +292,9 @@ def _check_tokenizer(model: Any, tokenizer: Any, *texts: Blocks) -> None:
 
 
 def _warn_of_vocabulary(recipe: Recipe, model: Any, tokenizer: Any) -> None:
-    """Before the text is tokenised nobody knows whether it uses the tokens that `_check_tokenizer` refuses."""
+    """Warn of tokens without an embedding: only tokenising tells whether the text uses any (`_check_tokenizer`)."""
     wanted, rows = recipe.model.tokenizer, model.get_input_embeddings().weight.shape[0]
-    if wanted is None:  # it is the model's own
+    if wanted is None:  # the model's own tokenizer
         return
     if isinstance(wanted, TrainedTokenizer):
         size = wanted.train
@@ -308,7 +308,7 @@ def _warn_of_vocabulary(recipe: Recipe, model: Any, tokenizer: Any) -> None:
 
 
 def _window_text(recipe: Recipe, tokenizer: Any, held_out: Blocks) -> str:
-    """The held-out text in words, long enough for the windows of the snapshots."""
+    """Decode the held-out text; refuse one that is too short for the windows of the snapshots."""
     wanted = recipe.snapshots
     decoded = tokenizer.decode(held_out.tokens.tolist())
     if wanted.count:
@@ -323,7 +323,8 @@ def _window_text(recipe: Recipe, tokenizer: Any, held_out: Blocks) -> str:
 
 
 def _check_disk(folder: Path, model: Any, recipe: Recipe) -> None:
-    """Weights in float32, and two moments for what is trained, for every checkpoint kept and one being written."""
+    """Refuse a disk too small for the checkpoints kept, one being written, and the final model. A checkpoint has the
+    weights in float32, and two moments of every trained parameter."""
     weights = sum(p.numel() for p in model.parameters()) * 4
     moments = sum(p.numel() for p in model.parameters() if p.requires_grad) * 8
     checkpoints = min(recipe.train.keep, recipe.train.checkpoints) + 1 if recipe.train.checkpoints else 0
@@ -339,7 +340,7 @@ def _check_disk(folder: Path, model: Any, recipe: Recipe) -> None:
 
 def _micro_batch(recipe: Recipe, model: Any, device: torch.device) -> int:
     """Blocks per forward pass: what the recipe says, else the largest divisor of a process's share that should fit.
-    Sharded weights are gathered by all processes together, so all must also look at as many windows."""
+    All processes gather sharded weights together, so each must also measure the same number of windows."""
     world, snapshots = process_count(), recipe.snapshots
     if sharded() and snapshots.count and snapshots.windows % world:
         raise ValueError(
@@ -361,7 +362,7 @@ def _micro_batch(recipe: Recipe, model: Any, device: torch.device) -> int:
     tokens = 4096.0
     if device.type == "cuda":
         # benchmarks/results/throughput.csv: 131,072 tokens of a 135M-parameter model (30 layers × width 576, 49k words)
-        # take 81 GiB of an H200's 139 when compiled, with the fused head; without either 32,768 take 48.
+        # take 81 GiB of an H200's 139 when compiled, with the fused head; 32,768 without either take 48.
         config = model.config
         work = config.num_hidden_layers * config.hidden_size / 17280 + config.vocab_size / 49152
         lean = recipe.train.fused_loss is not False and recipe.train.compile is not False
@@ -373,7 +374,7 @@ def _micro_batch(recipe: Recipe, model: Any, device: torch.device) -> int:
 
 
 def _make_fast(recipe: Recipe, model: Any, device: torch.device) -> dict[str, bool]:
-    """Compiled blocks and the fused head, on a GPU unless the recipe says otherwise."""
+    """Compile the blocks and fuse the head, on a GPU unless the recipe says otherwise; return what was done."""
     cuda, train = device.type == "cuda", recipe.train
     compiled = cuda if train.compile == "auto" else train.compile
     fused = cuda if train.fused_loss == "auto" else train.fused_loss

@@ -1,8 +1,8 @@
 """A recipe: everything a training run depends on, complete and checked before anything starts.
 
-A recipe is a YAML file with the sections below, each key with a default, so that a short file is a whole recipe; the
-run folder keeps it printed in full. An unknown key is an error that names the nearest right one; so are keys that
-contradict each other. `--set train.seed=2` on the command line overrides one key.
+A recipe is a YAML file with the sections of `Recipe`. Nearly every key has a default, so a short file is a whole
+recipe; the run folder keeps it printed in full. An unknown key is refused with the nearest known one, and so are keys
+that contradict each other. `--set train.seed=2` on the command line overrides one key.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Recipe(Part):
 
     @property
     def several(self) -> list[tuple[str, str]]:
-        """Of two losses or more: the names of each penalty and its weight in the history."""
+        """(penalty, its weight) of each loss, as the history names them; empty for fewer than two losses."""
         numbers = range(1, len(self.losses) + 1) if len(self.losses) > 1 else ()
         return [(f"penalty_{k}", f"penalty_weight_{k}") for k in numbers]
 
@@ -139,10 +139,10 @@ class Recipe(Part):
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
-    """A file of sections; what it is instead is one sentence."""
+    """Read a YAML file of sections; refuse anything else in one sentence."""
     try:
         content = from_yaml(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a 13th month, brackets in brackets
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a 13th month, deeply nested brackets
         raise ValueError(f"recipe {file.name!r} must be YAML: {' '.join(str(error).split())}.") from None
     if not isinstance(content, dict):
         raise ValueError(f"recipe {file.name!r} must be a mapping of sections, got {type(content).__name__}.")
@@ -159,10 +159,10 @@ def load_recipe(path: AnyPath, settings: Settings = ()) -> Recipe:
 
 
 def with_settings(content: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    """`content` with every "a.b=value" put in, whose value is read as YAML, and every pair ("a.b", value).
+    """Return `content` with the settings put in: "a.b=value", whose value is read as YAML, or pairs ("a.b", value).
 
-    Another loss has other options: with a new `loss.name` those of the old one go, so that `loss.name=none` is enough,
-    for a list of losses too. A setting for a loss that is not named is an error.
+    A new `loss.name` drops the options, preset and check_every of the old loss, and `loss.name=none` drops the whole
+    section, or list of losses. A setting for a loss that is not named is an error.
     """
     content = copy.deepcopy(content)
     pairs = [_setting(setting) if isinstance(setting, str) else setting for setting in settings]
@@ -187,7 +187,7 @@ def with_settings(content: dict[str, Any], settings: Settings) -> dict[str, Any]
 
 
 def put(content: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    """The value to its place; sections on the way there are made."""
+    """Put the value in its place; make the sections on the way there."""
     *parents, last = path
     here = content
     for parent in parents:
@@ -215,20 +215,20 @@ def value_of(text: str, setting: str) -> Any:
 
 
 def recipe_from(content: dict[str, Any], name: str = "recipe") -> Recipe:
-    """Validate; the first thing that is wrong becomes one sentence."""
+    """Validate a recipe; report the first thing that is wrong in one sentence."""
     try:
         recipe = Recipe.model_validate(content)
     except ValidationError as error:
         raise ValueError(_sentence(error, name)) from None
-    for key, value in flat(recipe.model_dump()).items():  # what a section hands on unseen, such as model.config, too
+    for key, value in flat(recipe.model_dump()).items():  # also what sections pass on unchecked, such as model.config
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{name}: {key} must be a finite number, got {value}: {_remedy(key.split('.'))}.")
     return recipe
 
 
 def _sentence(error: ValidationError, name: str) -> str:
-    errors = sorted(error.errors(), key=lambda e: e["type"] == "missing")  # it may be there, misspelt
-    # Where a value may be of several kinds every kind has an error: the one that came farthest is meant.
+    errors = sorted(error.errors(), key=lambda e: e["type"] == "missing")  # last: the key may be there, misspelt
+    # A value that may be of several kinds has an error for each; the one with the longest path is the kind meant.
     first = max((e for e in errors if e["loc"][:2] == errors[0]["loc"][:2]), key=lambda e: len(e["loc"]))
     place = _place(first)
     where = ".".join(map(str, place))
@@ -240,7 +240,7 @@ def _sentence(error: ValidationError, name: str) -> str:
     if first["type"] == "missing":
         return f"{name}: {where!r} must be given, and it is missing."
     got = first.get("input")
-    alike = [e for e in errors if _place(e) == place]  # one for every kind that the value may be of
+    alike = [e for e in errors if _place(e) == place]  # one for every kind that the value may have
     if [e["type"] for e in alike] == ["model_type"]:
         key = f"{where}.{next(iter(_keys(_part_at(place))))}"
         remedy = f"give it as {key}: {got}" if isinstance(got, str) else f"give {key}, or leave it out"
@@ -260,7 +260,7 @@ def _sentence(error: ValidationError, name: str) -> str:
 
 
 def _option(place: Sequence[int | str]) -> list[str]:
-    """What a key beside those of a loss stands for, if it is an option of one."""
+    """["options.KEY"] for an unknown key of section `loss` that is an option of some loss, else []."""
     from ..losses.registry import registered
 
     known = {option for entry in registered().values() for option in entry.options} if place[0] == "loss" else ()
@@ -268,8 +268,8 @@ def _option(place: Sequence[int | str]) -> list[str]:
 
 
 def _in_other_words(key: str, section: str) -> list[str]:
-    """What a key that is not near any of its section may stand for: what others call so, or a key of another section.
-    In a section the name must be nearly that key's, since most names are like some key of some section."""
+    """What an unknown key may stand for: a key that other trainers call so, or a key of another section. Inside a
+    section the two names must be nearly equal, since most names resemble some key of some section."""
     if key in ELSEWHERE:
         return [ELSEWHERE[key].removeprefix(f"{section}.")]
     keys = {name: f"{part}.{name}" for part, inner in _keys(Recipe).items() for name in _keys(inner)}
@@ -278,7 +278,7 @@ def _in_other_words(key: str, section: str) -> list[str]:
 
 
 def _place(error: Any) -> list[int | str]:
-    """The keys that lead to the value; pydantic names its kind, too, where it may be of several."""
+    """The keys that lead to the value, without the kinds that pydantic names where a value may have several."""
     return [part for part in error["loc"] if not (part in ("str", "bool", "int") or re.search(r"[\[A-Z]", str(part)))]
 
 
@@ -292,17 +292,17 @@ def _remedy(place: Sequence[int | str]) -> str:
 
 
 def _keys(part: type[BaseModel] | None) -> dict[str, type[BaseModel] | None]:
-    """The keys of a section, each with the section that it is itself, if it is one."""
+    """The keys of a section, each with its class if it is a section itself, else None."""
     keys: dict[str, type[BaseModel] | None] = {}
     for name, field in part.model_fields.items() if part is not None else ():
         kinds = [field.annotation, *getattr(field.annotation, "__args__", ())]
-        kinds = [getattr(kind, "__origin__", kind) for kind in kinds]  # of what is annotated
+        kinds = [getattr(kind, "__origin__", kind) for kind in kinds]  # Annotated[X, …] → X
         keys[name] = next((k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)), None)
     return keys
 
 
 def _part_at(location: Sequence[int | str]) -> type[BaseModel] | None:
     part: type[BaseModel] | None = Recipe
-    for name in (name for name in location if isinstance(name, str)):  # a number is a place in a list
+    for name in (name for name in location if isinstance(name, str)):  # a number is an index in a list
         part = _keys(part).get(name)
     return part

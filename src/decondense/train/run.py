@@ -1,4 +1,4 @@
-"""`train`: a recipe carried out into a run folder; started, killed, resumed."""
+"""`train`: carry out a recipe in a run folder, from the start or from its last checkpoint."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ def train(
                the recipe must be the one it was started with, save for what does not change the result
     cache      where tokenised texts lie; default: the package's cache folder
     show       called after every step with (step, latest figures)
-    progress   called while the work is no step with (what is done, how much of it is, how much there is, or None):
-               texts are tokenised, held-out losses computed, snapshots taken
+    progress   called with (what is being done, how much is done, how much there is or None) while texts are tokenised,
+               held-out losses computed and snapshots taken
     say        called with a sentence when something is worth knowing
-    stage      called with a few words when a part of the work before the first step begins
-    draw       also write the figures; a study that keeps the numbers only does without
+    stage      called with a few words as a stage of the run begins: loading the model, training
+    draw       also write the figures; studies, which keep only the numbers, do without
     """
     need("train", "training")
     if not isinstance(recipe, Recipe):
@@ -98,7 +98,7 @@ def train(
             say(f"resuming from {checkpoint.name}" if checkpoint else f"{start}: starting from step 0")
         stage(f"loading {recipe.model.name}" if recipe.model.name else f"building a {recipe.model.architecture}")
         prepared = prepare(recipe, target, cache, functools.partial(progress, "tokenising"))
-        # What little is multiplied in float32 on a GPU may use its tensor cores, during the run and no longer.
+        # The few float32 products on a GPU may use its tensor cores, but only during the run.
         fast = prepared.device.type == "cuda" and prepared.speed["compiled"]
         with quiet_loading(), matmul_precision("high" if fast else torch.get_float32_matmul_precision()):
             trainer = _trainer(prepared, show, say, progress, start=checkpoint is None)
@@ -177,7 +177,7 @@ def _trainer(
         data_collator=transformers.default_data_collator,
     )
     trainer.remove_callback(transformers.trainer_callback.PrinterCallback)
-    trainer.add_callback(clock)  # before those that take time of their own
+    trainer.add_callback(clock)  # before the callbacks below, whose time must not count as training
     forgetting = recipe.baselines.active_forgetting
     if forgetting is not None:
         trainer.add_callback(Forgetting(every=forgetting.every, std=forgetting.std, seed=recipe.train.seed))
@@ -210,7 +210,7 @@ def _arguments(prepared: Prepared, *, start: bool) -> Any:
         output_dir=str(prepared.folder / "checkpoints"),
         max_steps=recipe.steps,
         per_device_train_batch_size=micro,
-        # The model's own head makes all logits in float32: 8192 × 151,936 of them are 5 GB, some of it three times.
+        # The model's own head makes all logits in float32: 8192 × 151,936 of them are 5 GB, and some exist three times.
         per_device_eval_batch_size=min(micro, max(1, 8192 // recipe.data.context)),
         gradient_accumulation_steps=recipe.batch_blocks // world // micro,
         learning_rate=rate,
@@ -250,8 +250,8 @@ def _arguments(prepared: Prepared, *, start: bool) -> Any:
 
 @contextlib.contextmanager
 def _one_sentence(prepared: Prepared) -> Iterator[None]:
-    """What can only go wrong on the way: memory that is not enough, and another process that died, which is seen here
-    as a broken connection."""
+    """Report in one sentence what can only fail during the run: too little memory, or another process that died, which
+    shows here as a broken connection."""
     try:
         yield
     except RuntimeError as error:

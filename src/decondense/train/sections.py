@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
-from pydantic.types import StrictFloat, StrictInt  # of lists: true is no number there either
+from pydantic.types import StrictFloat, StrictInt  # in lists and mappings, too, true is no number
 
 SUFFIXES = {"k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 
@@ -39,7 +39,7 @@ class Part(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_truth_value(cls, value: Any, info: ValidationInfo) -> Any:
-        """`weight: true` is a slip of the pen, which pydantic would read as 1."""
+        """Refuse true and false where a number is expected: pydantic would read `weight: true` as 1."""
         kind = cls.model_fields[str(info.field_name)].annotation
         kinds = {get_args(one)[0] if hasattr(one, "__metadata__") else one for one in (kind, *get_args(kind))}
         if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
@@ -60,7 +60,7 @@ class TrainedTokenizer(Part):
     """A byte-level BPE of `train` tokens, learnt from the recipe's own texts; see `train.tokenizer`."""
 
     train: Count = Field(ge=257)
-    characters: Count = 20_000_000  # that it learns from, shared among the texts as the tokens are
+    characters: Count = 20_000_000  # to learn from, shared among the texts as the tokens are
 
 
 class Model(Part):
@@ -71,7 +71,7 @@ class Model(Part):
     init: bool = False  # the architecture of `name` with fresh weights
     architecture: str | None = None  # a transformers model type (gpt2, llama, qwen3) instead of a name
     config: dict[str, Any] = {}  # values of its configuration; only for fresh weights
-    tokenizer: str | TrainedTokenizer | None = None  # a model's, "bytes", or {train: 8192}; with `architecture` a must
+    tokenizer: str | TrainedTokenizer | None = None  # of a model, "bytes" or {train: 8192}; required with architecture
     attention: str | None = None  # transformers' attn_implementation; default: its own choice
     lora: Lora | None = None
     trust_remote_code: bool = False
@@ -105,19 +105,19 @@ Texts = str | list[str] | dict[str, StrictFloat]  # one, several in equal shares
 
 
 class Data(Part):
-    """What it is trained on; texts are named as in `decondense.text`."""
+    """What the model is trained on; texts are named as in `decondense.text`."""
 
     text: Texts = "wikitext-2:train"
-    order: Literal["mixed", "sequential"] = "mixed"  # sequential: one after the other until `tokens` is reached
+    order: Literal["mixed", "sequential"] = "mixed"  # sequential: one text after the other until `tokens` is reached
     held_out: Texts | None = None  # for the held-out losses and the snapshots; default: the end of the text
     folder: str | None = None  # of named texts; default $DECONDENSE_DATA
     tokens: Count = 2_000_000
     held_out_tokens: Count = 65_536
     held_out_documents: int = Field(20, ge=0)  # of each text in `held_out`, for the loss per document
-    held_out_document_tokens: Count | None = None  # that a document is cut to; default: 16 blocks
+    held_out_document_tokens: Count | None = None  # longer documents are cut to it; default: 16 blocks
     context: int = Field(1024, ge=8)
     boundaries: Literal["separator", "isolated"] = "separator"  # isolated: no attention or pair across documents
-    begin: Literal["text", "bos"] = "text"  # bos: in place of the first token of a block, which is not predicted
+    begin: Literal["text", "bos"] = "text"  # bos: it replaces each block's first token, which is not predicted
 
     @model_validator(mode="after")
     def _shares(self) -> Data:
@@ -136,7 +136,7 @@ class Data(Part):
 def shares_of(texts: Texts) -> dict[str, float]:
     """Every text with its share of the tokens; a list means equal shares. The shares add up to 1.
 
-    A mapping has no order: equal ones must mean the same run, so its texts are sorted by name.
+    A mapping has no order, and equal mappings must mean the same run: the texts are sorted by name.
     """
     names = [texts] if isinstance(texts, str) else texts
     given = dict(sorted(names.items())) if isinstance(names, dict) else dict.fromkeys(names, 1.0)
@@ -153,8 +153,8 @@ class Loss(Part):
     preset: str | None = None
     schedule: Literal["constant", "linear", "cosine", "release"] = "constant"
     ramp_steps: int | None = None
-    release_at: float = Field(0.6, ge=0, lt=1)  # with release: the share of the run after which the weight falls,
-    release_end: float = Field(1.0, gt=0, le=1)  # and that after which it is 0
+    release_at: float = Field(0.6, ge=0, lt=1)  # with schedule release: share of the run after which the weight falls,
+    release_end: float = Field(1.0, gt=0, le=1)  # and share after which it is 0
     check_every: int | None = None
     options: dict[str, Any] = {}  # of the loss itself: estimator, tau, clamp, …
 
@@ -169,7 +169,7 @@ class Loss(Part):
             for key, field in type(self).model_fields.items():
                 if key == "name" or key not in self.model_fields_set:
                     continue
-                # A recipe that is printed in full has every key; where no name is given, the loss was forgotten.
+                # A recipe printed in full has every key at its default; where no name is given, it was forgotten.
                 if "name" not in self.model_fields_set or getattr(self, key) != field.default:
                     raise ValueError(f"{key} does nothing with loss none: name a loss, like koleo, or leave it out")
             return self
@@ -189,14 +189,14 @@ class Loss(Part):
                 f"release_end must come after release_at = {self.release_at:g}, got {self.release_end:g}: lower it"
             )
         try:
-            Term(loss=get(self.name, **self.of_the_loss), **self.of_the_term(1))  # whatever the steps will be
+            Term(loss=get(self.name, **self.of_the_loss), **self.of_the_term(1))  # valid for any number of steps
         except TypeError as error:
             raise ValueError(str(error)) from None
         return self
 
     @property
     def over_time(self) -> str:
-        """What the weight does in a run, in words; nothing where it stays as it is."""
+        """How the weight changes during a run, in words; empty where it is constant."""
         if self.schedule == "release":
             return f"released from {self.release_at:g} to {self.release_end:g} of the run"
         return "" if self.schedule == "constant" else f"{self.schedule} rise over {self.ramp_steps:,} steps"
@@ -207,7 +207,7 @@ class Loss(Part):
         return self.options | ({} if self.preset is None else {"preset": self.preset})
 
     def of_the_term(self, steps: int) -> dict[str, Any]:
-        """What `regularize` takes beside that, for a run of so many steps."""
+        """What `term_of` takes beside the options of the loss, for a run of `steps` steps."""
         options = self.model_dump(include={"weight", "layers", "schedule", "ramp_steps", "check_every"})
         if self.schedule == "release":
             options["release_at"] = round(self.release_at * steps)
@@ -221,7 +221,7 @@ class Loss(Part):
 
 
 class ActiveForgetting(Part):
-    """Input embeddings drawn anew every so many steps; see `train.active_forgetting`."""
+    """Input embeddings drawn anew every `every` steps; see `train.active_forgetting`."""
 
     every: int = Field(1000, ge=1)
     learning_rate: float = Field(5e-5, gt=0)
@@ -294,11 +294,11 @@ class Train(Part):
 
 
 class Snapshots(Part):
-    """The meter on a few fixed held-out windows: at step 0, `count` times on the way, the last one at the end."""
+    """The meter on a few fixed held-out windows: at step 0 and `count` times during the run, the last at its end."""
 
     count: int = Field(4, ge=0)
     windows: int = Field(8, ge=1)
     tokens: int = Field(512, ge=2)
     bootstrap: int = Field(200, ge=1)
-    spectral: bool = False  # with the ranks of the states
-    probes: bool = False  # and, beside the meter, the noise of the gradient and the share of frequency (`probes.py`)
+    spectral: bool = False  # also the ranks of the states
+    probes: bool = False  # also the noise of the gradient and the share of frequency (`probes.py`)
