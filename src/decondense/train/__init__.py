@@ -12,8 +12,8 @@ __all__ = ["Recipe", "Run", "load_recipe", "recipe_from", "train", "with_setting
 
 
 def __getattr__(name: str) -> Any:
-    """What trains is imported when it is asked for: Trainer takes seconds, which a recipe that is wrong, or only
-    printed, need not."""
+    """Import `Run` and `train` when they are first asked for: importing Trainer takes seconds, and checking or printing
+    a recipe does not need it."""
     if name in ("Run", "train"):
         return getattr(import_module(".run", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,12 +1,12 @@
 """Active forgetting (Chen et al. 2023), the paper's second baseline: embeddings that are made to forget.
 
 Every K optimiser steps the input embeddings are drawn anew from N(0, std²) and their Adam state is cleared. They have
-a learning rate of their own: linear, from 0 up over the first 8 % and down to 0 at the end, at the step index
+a learning rate of their own, linear: from 0 up over the first 8 % and down to 0 at the end of a cycle of the step index
 
     (g · ⌊T/K⌋) mod T          g: optimiser step, T: steps of the run, K: `every`
 
-so that it runs through ⌊T/K⌋ cycles in a run, in step with the forgetting only where K divides T. When K > T nothing is
-ever forgotten and the factor ⌊T/K⌋ would be 0 for good: it counts as 1 then. An output head that is tied to the
+A run has ⌊T/K⌋ such cycles, in step with the forgetting only where K divides T. When K > T nothing is ever forgotten,
+and the factor ⌊T/K⌋, which would be 0, counts as 1. An output head that is tied to the
 embeddings is forgotten with them (docs/training.md).
 """
 
@@ -28,7 +28,7 @@ def embedding_learning_rate(step: int, *, steps: int, every: int, warmup: float 
 
 
 class Forgetting(TrainerCallback):
-    """Draws the embeddings anew. The draw depends on the seed and the step alone, so it resumes by itself."""
+    """Draw the embeddings anew. The draw depends on the seed and the step alone, so a resumed run repeats it."""
 
     def __init__(self, *, every: int, std: float, seed: int) -> None:
         self.every, self.std, self.seed = every, std, seed
@@ -44,7 +44,7 @@ class Forgetting(TrainerCallback):
 
 @torch.no_grad()
 def forget(weight: Any, std: float, seed: list[int]) -> None:
-    """Fill with N(0, std²), the same numbers on every process and device, also when the weight is sharded."""
+    """Fill `weight` with N(0, std²), the same numbers on every process and device, also when the weight is sharded."""
     generator = torch.Generator().manual_seed(int.from_bytes(str(seed).encode(), "big") % 2**63)
     fresh = torch.normal(0.0, std, weight.shape, generator=generator).to(weight.dtype)
     if hasattr(weight, "device_mesh"):

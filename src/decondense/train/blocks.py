@@ -2,8 +2,8 @@
 
 Every document is tokenised by itself and followed by the separator (the tokenizer's end-of-text token); the stream
 of tokens is cut into blocks. The tokens lie in a memory-mapped file (`token_files.py`), so a run needs no more memory
-for a large text than for a small one, and block number i is the same tokens in every run, on every process, after
-every resumption.
+for a large text than for a small one, and block number i holds the same tokens in every run, on every process, and
+after resuming.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Blocks:
 
 
 def join(parts: list[Blocks]) -> Blocks:
-    """Several texts as one, each cut to whole blocks. One text is left as it is."""
+    """Several texts as one, each cut to whole blocks. A single text is returned unchanged."""
     if len(parts) == 1:
         return parts[0]
     lengths = [len(p) * p.context for p in parts]
@@ -66,9 +66,9 @@ def join(parts: list[Blocks]) -> Blocks:
 class Order(torch.utils.data.Dataset):
     """The blocks in the order in which a run sees them: one permutation per pass over the text, drawn from the seed.
 
-    The position in the data is the number of the step and nothing else, so it resumes by itself, and the blocks of a
-    step are the same however many processes share them. `begin` is the token that every block begins with, in place of
-    its own first, which is not predicted; None: its own.
+    The position in the data follows from the step number alone, so resuming needs no state, and a step has the same
+    blocks however many processes share them. `begin` replaces the first token of every block, which is not predicted;
+    None keeps it. Without a seed the blocks come in the order of the text.
     """
 
     def __init__(

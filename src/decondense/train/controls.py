@@ -1,4 +1,4 @@
-"""Controls: other things that a gain could come from, so that a loss on the hidden states can be compared with them.
+"""Controls: other methods that could explain a gain, to compare a loss on the hidden states with.
 
 dropout           every dropout of the architecture at one rate
 z_loss            λ · mean over predicted tokens of log²Z, Z = Σ_v exp(logit_v): keeps the logits small
@@ -7,7 +7,7 @@ centre_last       m, a running mean over training tokens of the last hidden stat
                   a step m is a constant, made of earlier steps only, so no token sees another through it. It becomes
                   part of the final norm's bias when the model is saved.
 
-The logged task_loss stays the plain cross-entropy CE; what is added is logged beside it.
+The logged task_loss stays the plain cross-entropy CE; the added terms are logged beside it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOMENTUM = 0.99  # of the running mean, per optimiser step
 
 
 def dropout_keys(config: Any) -> list[str]:
-    """The dropout rates of an architecture's configuration; not those of heads that a language model does not have."""
+    """The names of the dropout rates in a configuration, without those of heads that a language model does not have."""
     names = [name for name, value in vars(config).items() if isinstance(value, (int, float))]
     rates = [name for name in names if name.endswith("pdrop") or "dropout" in name]
     keys = [name for name in rates if not any(word in name for word in ("classifier", "summary"))]
@@ -39,7 +39,7 @@ def dropout_keys(config: Any) -> list[str]:
 def logit_terms(logits: Tensor, labels: Tensor, items: Tensor | int) -> dict[str, Tensor]:
     """Terms beside the cross-entropy, each a sum over predicted tokens divided by `items`.
 
-    logits (tokens, vocabulary) in float32; labels (tokens,), the token that each row is about, −100: none.
+    logits (tokens, vocabulary) in float32; labels (tokens,), the token that each row predicts, −100 for none.
     `label_smoothing` is what ε multiplies: mean_v(−log p_v) − CE.
     """
     counts = labels != -100
@@ -87,7 +87,7 @@ class Centre(TrainerCallback):
 
     @torch.no_grad()
     def fold(self) -> None:
-        """The mean becomes part of the bias: the model computes the same without this class."""
+        """Move the mean into the norm's bias, so that the model computes the same without this class."""
         self._hook.remove()
         self.norm.bias -= self.norm.running_mean.to(self.norm.bias.dtype)
         del self.norm.running_mean

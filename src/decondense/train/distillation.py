@@ -2,8 +2,8 @@
 
     L = (1 − share) · L_task + share · τ² · CE(softmax(t/τ), softmax(s/τ))        t, s: logits of teacher and student
 
-CE(p, q) = −Σ_v p_v log q_v, over the positions that have a label, weighted like the task loss: their sum over the
-step's `num_items_in_batch`, so gradient accumulation is exact. The factor τ² keeps the gradient's size while τ varies.
+CE(p, q) = −Σ_v p_v log q_v, summed over the positions that have a label and divided, like the task loss, by the step's
+`num_items_in_batch`, so gradient accumulation is exact. The factor τ² keeps the size of the gradient as τ varies.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-POSITIONS = 4096  # of logits in float32 at once: 0.8 GB for a vocabulary of 49,152
+POSITIONS = 4096  # whose logits are in float32 at once: 0.8 GB for a vocabulary of 49,152
 
 
 def predictions(teacher: nn.Module, inputs: dict[str, Any]) -> Tensor:
@@ -28,7 +28,7 @@ def share_loss(
     task: Tensor, student: Tensor, teacher: Tensor, labels: Tensor, items: Tensor | int | None, *,
     temperature: float, share: float,
 ) -> Tensor:  # fmt: skip
-    """The task loss mixed with the distillation term; `items` as the trainer divides the task loss by them."""
+    """The task loss mixed with the distillation term; `items`: what the trainer divides the task loss by."""
     count = (labels[:, 1:] != -100).sum() if items is None else items
     return (1 - share) * task + share * distillation(student, teacher, labels, temperature=temperature) / count
 
@@ -37,7 +37,7 @@ def distillation(student: Tensor, teacher: Tensor, labels: Tensor, *, temperatur
     """τ² · Σ over labelled positions of CE(softmax(t/τ), softmax(s/τ)).
 
     student, teacher (batch, tokens, vocabulary); labels (batch, tokens), −100 where nothing is predicted, not shifted:
-    the logits at position i are about label i + 1.
+    the logits at position i predict label i + 1.
     """
     counts = torch.nn.functional.pad(labels[:, 1:] != -100, (0, 1))
     return _SoftTargets.apply(student.flatten(0, 1), teacher.flatten(0, 1), counts.flatten(), temperature)
@@ -45,7 +45,7 @@ def distillation(student: Tensor, teacher: Tensor, labels: Tensor, *, temperatur
 
 class _SoftTargets(torch.autograd.Function):
     """Value and gradient in one pass, POSITIONS at a time. With p and q the softened predictions of teacher and student
-    the gradient for s is τ² · (q − p)/τ; kept is that gradient alone, as large as the logits."""
+    the gradient for s is τ² · (q − p)/τ; only that gradient is kept, which is as large as the logits."""
 
     @staticmethod
     def forward(ctx: Any, student: Tensor, teacher: Tensor, counts: Tensor, temperature: float) -> Tensor:
@@ -65,18 +65,18 @@ class _SoftTargets(torch.autograd.Function):
         (gradient,) = ctx.saved_tensors
         scaled = torch.empty_like(gradient)
         for one, out in zip(gradient.split(POSITIONS), scaled.split(POSITIONS)):
-            out.copy_(one.float() * upstream)  # 1/items would lose digits in 16 bits
+            out.copy_(one.float() * upstream)  # 1/items, in `upstream`, would lose digits in 16 bits
         return scaled, None, None, None
 
 
 def same_tokens(one: Any, other: Any) -> bool:
-    """Whether two tokenizers make the same numbers of a piece of text, as far as one piece can tell."""
+    """Whether two tokenizers turn one piece of text into the same ids, as far as one piece can tell."""
     probe = "A naïve test: 1234 tokens,\n\n and a few more…"
     return one(probe)["input_ids"] == other(probe)["input_ids"]
 
 
 def check_teacher(student: Any, teacher: Any, tokenizers: tuple[Any, Any], context: int) -> None:
-    """Refuse a teacher whose logits are about other tokens, or that cannot see a whole block."""
+    """Refuse a teacher that has another vocabulary, or that cannot see a whole block."""
     sizes = [m.get_output_embeddings().weight.shape[0] for m in (student, teacher)]
     same = same_tokens(*tokenizers)
     if sizes[0] != sizes[1] or not same:

@@ -4,8 +4,8 @@
   stay outside it, and the weights keep their names;
 * the loss of a hidden state is computed in the block that reads it (`tap_blocks`);
 * the output head and the cross-entropy become one compiled function of the last hidden state, so that the logits in
-  float32 never exist as a tensor. It is used only where it reproduces the model's own loss on a batch of that model,
-  so a model that scales or caps its logits keeps its own head.
+  float32 never exist as a tensor. It is used only where it reproduces the model's own loss on a few tokens, so a
+  model that scales or caps its logits keeps its own head.
 
 `benchmarks/bench_throughput.py` shows the share of each.
 """
@@ -31,14 +31,14 @@ from ..stack import evaluating, repeated_blocks
 from ..term import Terms
 
 OfLogits = Callable[[Tensor, Tensor, Tensor], dict[str, Tensor]]
-# Passes over states in bfloat16 cost half as much, and there the first order has been slower inside than afterwards
-# (benchmarks/results/throughput_turns.csv).
+# Dtypes of states worth tapping. In bfloat16 a pass over the states costs half as much, and the first-order estimator
+# has been slower inside the blocks than after them (benchmarks/results/throughput_turns.csv).
 TAPPED = (torch.float32,)
 
 
 @contextlib.contextmanager
 def matmul_precision(level: str) -> Iterator[None]:
-    """How exact products of float32 matrices are on a GPU ("highest", "high": on tensor cores), for a while."""
+    """Within this context, multiply float32 matrices on a GPU at `level`: "highest", or "high", on tensor cores."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(level)
     try:
@@ -48,7 +48,7 @@ def matmul_precision(level: str) -> Iterator[None]:
 
 
 def compile_blocks(model: nn.Module) -> int:
-    """Compile every block in place; returns how many. Whoever asks for hidden states later leaves them whole."""
+    """Compile every block in place; return how many. Asking for hidden states later does not break up their graphs."""
     blocks = repeated_blocks(model)
     reader, _ = hs.reader_of(model, None)
     collect_hidden_states_alone(getattr(reader, "stack", None))
@@ -59,25 +59,23 @@ def compile_blocks(model: nn.Module) -> int:
 
 def tap_blocks(model: Any, attachment: Attachment, *, whole_rows: bool = True, checkpointing: bool = False) -> int:
     """Let compiled blocks compute, in their own graphs, what the attached loss needs of the states that they read;
-    returns how many do.
+    return how many do. `losses/beside.py` says what that saves.
 
-    whole_rows     every row is one sequence; where it holds several, a block's value of the row would be in vain
-    checkpointing  blocks run once more in the backward pass, where nobody collects their states: none are tapped
-
-    What that saves is in `losses/beside.py`.
+    whole_rows     whether every row is one sequence; where a row holds several, its value as a whole is of no use
+    checkpointing  whether blocks run again in the backward pass, where nothing collects their states: none is tapped
     """
     term, blocks = attachment.term, repeated_blocks(model)
     if checkpointing or not whole_rows or isinstance(attachment.reader, ModuleReader):
         return 0
     if isinstance(term, Terms) or term.group or term.loss.keywords.get("generator"):
-        return 0  # what cannot be traced, and weights that change from step to step
+        return 0  # they cannot be traced, or have weights that change from step to step
     chosen = term.chosen(len(blocks) + 1, 1)
-    # The first block reads the embedding layer, which is not among all layers: the value of one layer in vain is less
+    # The first block reads the embedding layer, which is not one of "all": computing its value for nothing costs less
     # than a second compilation.
     tapped = blocks if set(range(1, len(blocks))) <= set(chosen) else [blocks[i] for i in chosen if i < len(blocks)]
     tapped = [block for block in tapped if compiled_call(block) is not None and "forward" not in vars(block)]
     if not tapped:
-        return 0  # to ask for a compiled function is to import the compiler, which takes a second
+        return 0  # torch.compile imports the compiler, which takes a second
     with_values = torch.compile(_with_values, dynamic=False)
     for block in tapped:
         attachment.undo.callback(replace_compiled_call, block, compiled_call(block))
@@ -86,11 +84,11 @@ def tap_blocks(model: Any, attachment: Attachment, *, whole_rows: bool = True, c
 
 
 def _tapped(block: nn.Module, attachment: Attachment, with_values: Callable[..., Any]) -> Callable[..., Any]:
-    """A compiled block's call, as it is unless its states are being collected. Hooks stay outside of the graph."""
+    """Wrap a compiled block's call, which changes only while states are collected. Hooks stay outside the graph."""
     plain = compiled_call(block)
 
     def tapped(*args: Any, **kwargs: Any) -> Any:
-        # After a training call that raised, `known` waits for the next one: evaluations in between are not collected.
+        # After a training call that raised, `known` is still there for the next: evaluations in between do not count.
         known = attachment.known if block.training and torch.is_grad_enabled() else None
         states = args[0] if args else None
         if known is None or not isinstance(states, Tensor) or states.dtype not in TAPPED or states.ndim != 3:
@@ -114,8 +112,8 @@ def _with_values(block: Any, loss: Loss, states: Tensor, *args: Any, **kwargs: A
 def head_loss(
     hidden: Tensor, weight: Tensor, labels: Tensor, items: Tensor, terms: OfLogits | None = None
 ) -> dict[str, Tensor]:
-    """ "loss": Σ cross-entropy of label i + 1 given hidden state i, over `items`, and what `terms` makes of the same
-    logits. hidden (batch, tokens, width), weight (vocabulary, width), labels (batch, tokens)."""
+    """Return "loss", Σ cross-entropy of label i + 1 given hidden state i, divided by `items`, and what `terms` computes
+    from the same logits. hidden (batch, tokens, width), weight (vocabulary, width), labels (batch, tokens)."""
     logits, target = F.linear(hidden[:, :-1].flatten(0, 1), weight).float(), labels[:, 1:].flatten()
     loss = F.cross_entropy(logits, target, reduction="sum", ignore_index=-100) / items
     return {"loss": loss} if terms is None else {"loss": loss, **terms(logits, target, items)}
@@ -123,14 +121,14 @@ def head_loss(
 
 def compiled_head(terms: OfLogits | None = None) -> Callable[..., dict[str, Tensor]]:
     """`head_loss` as one compiled function."""
-    # One shape in a whole run; left to itself the compiler would make a slower kernel for any shape.
+    # A run has one shape; by default the compiler may make a slower kernel that takes any shape.
     return torch.compile(functools.partial(head_loss, terms=terms), dynamic=False)
 
 
 def fuse_head(model: Any, *, compiled: bool = True, terms: OfLogits | None = None) -> bool:
-    """Give a causal language model the fused head; says whether it fits this model. In eval() nothing changes.
+    """Give a causal language model the fused head; return whether it fits this model. In eval() nothing changes.
 
-    terms  of (logits, labels, items): what else is computed of the logits and returned beside the loss
+    terms  function of (logits, labels, items): what else to compute from the logits and return beside the loss
     """
     head: Any = getattr(model, "get_output_embeddings", lambda: None)()
     plain = isinstance(head, nn.Linear) and head.bias is None and model.base_model is not model
@@ -157,8 +155,8 @@ def fuse_head(model: Any, *, compiled: bool = True, terms: OfLogits | None = Non
 def _reproduces(model: Any, head: nn.Linear) -> bool:
     """Whether the fused head gives the model's own loss on a few tokens.
 
-    Asked twice: as the model is, and with the last hidden state stretched until the largest logit is 100. Fresh
-    weights have logits near 0, where a cap or a scale of the logits would not show.
+    Checked twice: with the model as it is, and with the last hidden state stretched until the largest logit is 100.
+    Fresh weights have logits near 0, where a cap or a scale of the logits would not show.
     """
     ids = torch.arange(2 * 6, device=head.weight.device).view(2, 6) % head.weight.shape[0]
     stretch = 1.0

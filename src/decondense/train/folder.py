@@ -27,7 +27,7 @@ from ..files import AnyPath, first_process, flat, look_writable, output_folder, 
 from ..records import check_folder, read
 from .recipe import Recipe, read_yaml, recipe_from
 
-# A resumed run may change these: they say how fast and where, or how much is told, not what is computed.
+# A resumed run may change these: they decide how fast and where it runs and what it reports, not what it computes.
 FREE = ("micro_batch", "device", "report_to", "on_nan", "keep", "compile", "fused_loss", "checkpointing", "quantised")
 
 LITTLE = 1 << 20  # bytes: a disk with less than this left is full
@@ -46,7 +46,7 @@ def sharded() -> bool:
 
 @contextlib.contextmanager
 def owned(folder: Path) -> Iterator[None]:
-    """Nobody else works in the folder meanwhile."""
+    """Make the folder and lock it against other processes; at the end remove subfolders that stayed empty."""
     if not first_process():
         yield
         return
@@ -60,7 +60,7 @@ def owned(folder: Path) -> Iterator[None]:
 
 
 def finished(folder: Path) -> dict[str, Any] | None:
-    """The record of a run that came to its end."""
+    """The record of a finished run; None where there is none."""
     check_folder(folder, "training")
     if not (folder / "result.json").is_file():
         return None
@@ -71,7 +71,7 @@ def check_recipe(folder: Path, recipe: Recipe, *, resume: bool) -> bool:
     """Whether the folder holds a run to go on with. Another recipe, or a run where none is expected, is an error."""
     file = folder / "recipe.yaml"
     if not resume:
-        # Only the first process: the others may see what that one has written just now.
+        # Only the first process checks: the others may see what it has just written.
         if first_process() and (file.is_file() or (folder / "result.json").is_file()):
             raise ValueError(
                 f"{str(folder)!r} already holds a run: add --resume to go on, or choose another with --out."
@@ -80,7 +80,7 @@ def check_recipe(folder: Path, recipe: Recipe, *, resume: bool) -> bool:
     if not file.is_file():
         return False
     content = read_yaml(file)
-    with contextlib.suppress(ValueError):  # written by an older version, it lacks what has come since
+    with contextlib.suppress(ValueError):  # fills in keys newer than the version that wrote it
         content = recipe_from(content).model_dump(mode="json")
     before, now = flat(content), flat(recipe.model_dump(mode="json"))
     for key in sorted(before.keys() | now.keys()):
@@ -93,11 +93,11 @@ def check_recipe(folder: Path, recipe: Recipe, *, resume: bool) -> bool:
 
 
 def check_contents(checkpoint: Path | None, recipe: Recipe, cache: AnyPath | None) -> None:
-    """Refuse to go on from a whole checkpoint with a text whose content is not what it was: paths are all that the
-    recipe knows. A checkpoint of an older version does not know either."""
+    """Refuse to resume from a checkpoint with a text whose content has changed: the recipe knows only its path.
+    Checkpoints of older versions do not know the content either, and are accepted."""
     if checkpoint is None:
         return
-    from .mixture import contents  # and with it torch, for which a list of studies need not wait
+    from .mixture import contents  # imports torch, which a list of studies need not wait for
     from .token_files import token_folder
 
     before = json.loads((checkpoint / MARKER).read_text(encoding="utf-8")).get("texts", {})
@@ -110,8 +110,8 @@ def check_contents(checkpoint: Path | None, recipe: Recipe, cache: AnyPath | Non
 
 
 def would_go_on(folder: Path, recipe: Recipe, *, resume: bool, cache: AnyPath | None = None) -> str | None:
-    """What a run would do with the run that is there, in words; None where it would begin one. A folder that it would
-    refuse is refused with the same sentence, and nothing is written there."""
+    """What training would do with the run in the folder, in words; None where it would begin a new one. A folder that
+    training would refuse is refused with the same sentence, and nothing is written."""
     with writable(folder, RUN_FOLDER):
         look_writable(folder)
     record = finished(folder)
@@ -124,15 +124,14 @@ def would_go_on(folder: Path, recipe: Recipe, *, resume: bool, cache: AnyPath | 
 
 @contextlib.contextmanager
 def begin(folder: Path, recipe: Recipe, untrained: Callable[[], bool]) -> Iterator[None]:
-    """The recipe is written when training begins, and a disk that becomes full is one sentence. A run that ends while
-    it is `untrained`, and was not begun before, leaves nothing: there is nothing to go on with, and the folder is free
-    for a better recipe."""
+    """Write the recipe as training begins, and report a full disk in one sentence. A run that ends while `untrained()`
+    is true leaves nothing: there is nothing to resume, and the folder is free for a better recipe."""
     try:
         if first_process():
             write_text(folder / "recipe.yaml", recipe.to_yaml())
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
-        # safetensors and torch.save have sentences of their own for it: the disk itself is asked
+        # safetensors and torch.save raise other errors when the disk is full, so the disk itself is asked
         full = isinstance(error, OSError) and error.errno == errno.ENOSPC
         if not full and shutil.disk_usage(folder).free > LITTLE:
             raise
@@ -142,7 +141,7 @@ def begin(folder: Path, recipe: Recipe, untrained: Callable[[], bool]) -> Iterat
     finally:
         if first_process() and untrained():
             for name in ("recipe.yaml", "progress.json", "snapshots/step-000000.json"):
-                with contextlib.suppress(OSError):  # another process may read it: the error that ended the run counts
+                with contextlib.suppress(OSError):  # an open file must not hide the error that ended the run
                     (folder / name).unlink()
 
 
@@ -150,8 +149,8 @@ def begin(folder: Path, recipe: Recipe, untrained: Callable[[], bool]) -> Iterat
 
 
 def mark(checkpoint: Path, **content: Any) -> None:
-    """Trainer writes a checkpoint in place, so a run that is killed while writing leaves half of one. When everything
-    is on disk a marker says so, with what Trainer does not keep and a digest of it all."""
+    """Mark a checkpoint as complete once everything is on disk, with what Trainer does not keep and a digest of it all.
+    Trainer writes in place, so a run that is killed while writing leaves half a checkpoint, without a marker."""
     for file in checkpoint.rglob("*"):
         if file.is_file():
             _sync(file)
@@ -161,7 +160,7 @@ def mark(checkpoint: Path, **content: Any) -> None:
 
 
 def marked(checkpoint: Path) -> dict[str, Any] | None:
-    """What the marker says, if there is one and the checkpoint is as it was then."""
+    """What the marker says; None where there is none, or the checkpoint has changed since."""
     try:
         content = json.loads((checkpoint / MARKER).read_text(encoding="utf-8"))
         digest = content.pop("digest")
@@ -180,10 +179,10 @@ def _digest(checkpoint: Path, content: dict[str, Any]) -> str:
 
 
 def last_complete_checkpoint(run: Path, *, remove_others: bool = False) -> Path | None:
-    """The latest checkpoint of a run that is whole.
+    """The latest complete checkpoint of a run, or None.
 
-    A resumed run removes the others: half-written ones are of no use, and an older one may be half deleted with its
-    marker still there, if the run was killed while Trainer made room.
+    A resumed run removes the others: half-written ones are of no use, and an older one may be half deleted, its marker
+    still there, if the run was killed while Trainer made room.
     """
     folders = [p for p in (run / "checkpoints").glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name)]
     paths = sorted(folders, key=lambda p: -int(p.name.partition("-")[2]))
@@ -202,7 +201,7 @@ def where_it_goes_on(run: Path) -> str:
 
 
 def _sync(path: Path) -> None:
-    """On disk before the run goes on. Windows opens no folder, and flushes only what is open for writing."""
+    """Flush a file or folder to disk. Windows cannot open folders, and flushes only files open for writing."""
     windows = os.name == "nt"
     if windows and path.is_dir():
         return

@@ -1,8 +1,8 @@
 """The held-out loss by text and by document, and where in the vocabulary and in the block it arises.
 
-One pass at the end of training. A document is cut into pieces of `context` tokens that know nothing of each other (nor
-of other documents): the first token of a piece is not predicted, every other one is, the separator that ends the
-document included. The loss is the plain cross-entropy in nats per predicted token, whatever was trained on.
+One pass at the end of training. A document is cut into pieces of `context` tokens, each of which the model sees alone:
+the first token of a piece is not predicted, all others are, including the separator that ends the document. The loss is
+the plain cross-entropy in nats per predicted token, whatever loss was trained.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..words import nobody
 from .blocks import Blocks
 from .sections import Data
 
-BLOCKS = 16  # that a document is cut to unless the recipe says otherwise
+BLOCKS = 16  # the length of a document, unless the recipe says otherwise
 TOKENS = 8192  # per forward pass: all logits of a pass exist in float32
 DECILES, OCTILES = 10, 8
 Tell = Callable[[str, int, int | None], None]
@@ -50,7 +50,7 @@ def documents_in(texts: list[Blocks], data: Data, begin: int | None = None) -> l
 
 
 def one_document(documents: list[Document], data: Data) -> dict[str, int]:
-    """Held-out files that are a single document where more were asked for, and how much of it is looked at."""
+    """Held-out .txt file that is one document, where more were asked for → how many of its tokens are used."""
     names = [document.text for document in documents]
     files = {one.text: len(one.tokens) for one in documents if names.count(one.text) == 1 and one.text.endswith(".txt")}
     return files if data.held_out_documents > 1 else {}
@@ -65,8 +65,8 @@ def token_counts(tokens: np.ndarray, vocabulary: int) -> np.ndarray:
 
 
 def frequency_deciles(tokens: np.ndarray, vocabulary: int) -> np.ndarray:
-    """(vocabulary,): token → 0 … 9. Tokens in order of their number in `tokens`, the most frequent first, in ten groups
-    that each hold a tenth of all occurrences, as nearly as whole tokens can; one that never occurs is in the last."""
+    """(vocabulary,): token → 0 … 9. Tokens are sorted by how often they occur in `tokens`, the most frequent first,
+    and split into ten groups of about a tenth of all occurrences each; tokens that never occur are in the last."""
     counts = token_counts(tokens, vocabulary)
     order = np.argsort(-counts, kind="stable")
     middle = np.cumsum(counts[order]) - counts[order] / 2
@@ -79,7 +79,7 @@ def document_losses(
     model: Any, documents: list[Document], context: int, deciles: np.ndarray, *, progress: Tell = nobody,
     what: str = "held-out documents",
 ) -> dict[str, Any]:  # fmt: skip
-    """What result.json keeps: `held_out_documents`, `held_out_texts` and `held_out_by`."""
+    """Compute what result.json keeps: `held_out_documents`, `held_out_texts` and `held_out_by`."""
     device = next(model.parameters()).device
     losses: list[np.ndarray] = []
     groups: dict[str, list[np.ndarray]] = {"document": [], "frequency": [], "position": []}  # of every predicted token
@@ -122,8 +122,8 @@ def document_losses(
 
 
 def _batches(documents: list[Document], context: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """(document of each row, ids padded on the right, lengths): pieces of like length together, since padding is work.
-    A causal model does not see what comes after, so padding needs no mask."""
+    """(document of each row, ids padded on the right, lengths): pieces of similar length together, since padding costs
+    time. In a causal model no token sees the padding after it, so no mask is needed."""
     cut = [
         (number, document.tokens[low : low + context])
         for number, document in enumerate(documents)

@@ -20,8 +20,8 @@ from .recipe import Recipe
 from .sections import Data, shares_of
 from .token_files import Progress, fingerprint, is_prepared, look_writable_cache, prepare
 
-# A local text of a mixture is tokenised beyond what a run needs, so that longer ones find the file: as far as one eight
-# times as long could need it, and up to so many tokens.
+# A local text of a mixture is tokenised beyond what the run needs, so that longer runs find the file: as far as a run
+# AHEAD times as long could need it, but no further than WHOLE tokens.
 AHEAD, WHOLE = 8, 1 << 27
 
 
@@ -60,8 +60,8 @@ def blocks_of(recipe: Recipe, tokenizer: Any, cache: Path, progress: Progress) -
 
 
 def contents(recipe: Recipe, cache: Path) -> dict[str, str]:
-    """Every text of a run, held-out ones too, with what tells its content from another. One that is not there, or that
-    comes over the network, is left out: nothing is known of it."""
+    """Every text of a run, held-out ones too → a digest of its content. Texts that are missing, or come over the
+    network, are left out: nothing is known of their content."""
     data = recipe.data
     names = [*_training_shares(data), *([] if data.held_out is None else shares_of(data.held_out))]
     prints = {name: fingerprint([name], cache, data.folder) for name in names}
@@ -70,9 +70,8 @@ def contents(recipe: Recipe, cache: Path) -> dict[str, str]:
 
 
 def check_texts(recipe: Recipe, tokenizer: Any, cache: Path) -> None:
-    """Refuse a text that is not there, or a cache that its tokens could not be written into, as `blocks_of` does,
-    without reading more than beginnings. One that has been tokenised before is not asked for again; without a tokenizer
-    nobody knows."""
+    """Refuse a text that is missing, or a cache that cannot be written, as `blocks_of` does, reading no more than the
+    beginnings of texts. A text that is already tokenised need not be there; without a tokenizer that is not known."""
     for one in itertools.chain(*_asked(recipe)):
         try:
             for name in one["texts"]:
@@ -84,7 +83,7 @@ def check_texts(recipe: Recipe, tokenizer: Any, cache: Path) -> None:
 
 
 def _asked(recipe: Recipe) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """What is asked of `token_files.prepare`: for the training blocks, and for the held-out texts if there are any."""
+    """Arguments of `token_files.prepare`: (for the training blocks, for the held-out texts, if there are any)."""
     data = recipe.data
     needed, aside = _blocks(recipe)
     names = list(_training_shares(data))
@@ -107,14 +106,14 @@ def _training_shares(data: Data) -> dict[str, float]:
 
 
 def _blocks(recipe: Recipe) -> tuple[int, int]:
-    """(blocks that are taken from the training texts, blocks that are held out, of the same texts or of others)."""
+    """(blocks to take from the training texts, blocks to hold out, of the same texts or of others)."""
     aside = -(-recipe.data.held_out_tokens // recipe.data.context)
     return recipe.steps * recipe.batch_blocks + (aside if recipe.data.held_out is None else 0), aside
 
 
 def allot(total: int, shares: Sequence[float], limits: Sequence[int]) -> list[int]:
-    """Whole numbers near total · share that add up to `total`, none above its limit: who has less gives all, and the
-    others fill up by their shares. Where all limits together are less than `total`, the limits."""
+    """Whole numbers near total · share that add up to `total`, none above its limit: what a limit leaves out is filled
+    up by the others, by their shares. Where all limits together are less than `total`, the limits."""
     counts, left, open_ = list(limits), min(total, sum(limits)), list(range(len(limits)))
     while True:
         among = sum(shares[i] for i in open_)
@@ -132,20 +131,20 @@ def allot(total: int, shares: Sequence[float], limits: Sequence[int]) -> list[in
 
 
 def _portions(shares: Any, blocks: int) -> list[int]:
-    """Blocks of each share, rounded up, so that every text has its say."""
+    """Blocks for each share, rounded up, so that no text is left out."""
     return [math.ceil(round(share * blocks, 6)) for share in shares]
 
 
 def _end_of(blocks: int, recipe: Recipe) -> int:
-    """What is held out of a text that is smaller than the budget unless the recipe says how much: a tenth, and enough
-    for the windows of the snapshots, yet never more than half."""
+    """Blocks to hold out of a text smaller than the budget, unless the recipe says how many: a tenth, or more if the
+    windows of the snapshots need it, but never more than half."""
     wanted = recipe.snapshots
     windows = 1 + wanted.windows * wanted.tokens // recipe.data.context if wanted.count else 1
     return min(max(blocks // 10, windows), blocks // 2)
 
 
 def _cut(blocks: Blocks, first: int, last: int) -> Blocks:
-    """A part that knows how much of its text it is; of several texts read in a row it is not known."""
+    """Blocks first … last − 1, with their documents and tokens counted, unless several texts were read in a row."""
     part = blocks.part(first, last)
     if len(part.texts) > 1:
         return part
@@ -154,7 +153,7 @@ def _cut(blocks: Blocks, first: int, last: int) -> Blocks:
 
 
 def _training_split(name: str, folder: str | None) -> str:
-    """A named text without a split is its train split here; what it stands for elsewhere is there to be measured on."""
+    """The train split of a named text given without a split, which elsewhere stands for a split to measure on."""
     entry = text.TEXTS.get(name)
     if entry is None or name == "pydoc" or entry.split == "train":
         return name
@@ -167,6 +166,6 @@ def _training_split(name: str, folder: str | None) -> str:
 
 
 def _on_disk(name: str, folder: str | None) -> bool:
-    """Whether a text is a file here; else it comes over the network as it is read."""
+    """Whether a text is on this machine; otherwise it comes over the network as it is read."""
     title = name.partition(":")[0]
     return title not in text.TEXTS or title == "pydoc" or text.file_of(name, folder) is not None

@@ -1,7 +1,7 @@
-"""What a training does beside the geometry that the meter sees: how noisy its gradient is, and how much of the last
-state speaks of nothing but how frequent tokens are. Asked for by `snapshots.probes`, at the steps of the snapshots, on
-held-out blocks in eval mode; the training does not notice. The gradient is that of the cross-entropy alone, whatever is
-trained on; its noise is that between blocks, whose tokens are no independent draws.
+"""Two measures beside the meter's: how noisy the gradient is, and how much of the last state says only how frequent
+tokens are. `snapshots.probes` asks for them; they are taken at the steps of the snapshots, on held-out blocks in eval
+mode, and leave the training unchanged. The gradient is that of the cross-entropy alone, whatever loss is trained; its
+noise is measured between batches of blocks, since the tokens of a block are not independent draws.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..words import nobody
 from .blocks import Blocks, Order
 from .held_out import Tell
 
-TOKENS = 8192  # of one batch: all its logits exist in float32
+TOKENS = 8192  # per batch: all its logits exist in float32
 BATCHES = 32
 
 
@@ -41,13 +41,13 @@ class Probes(TrainerCallback):
             raise ValueError(
                 f"snapshots.probes needs two held-out blocks, got {len(held_out)}: raise data.held_out_tokens."
             )
-        # Held-out texts lie one after the other: every batch is to be of all of them.
+        # Held-out texts lie one after the other; in random order every batch has blocks of all of them.
         blocks = Order(held_out, min(BATCHES, len(held_out) // size) * size, seed=0, **cut)
         self.batches = torch.stack([blocks[i]["input_ids"] for i in range(len(blocks))]).split(size)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """After the held-out loss, whose steps are these and the last: a line of the log that comes before that of the
-        training would take its place."""
+        """Log after the held-out loss, which is evaluated at these steps and the last. A line logged before that of the
+        training would clear Trainer's `should_log`, and so take its place."""
         if state.global_step not in self.steps:
             return
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
@@ -76,8 +76,8 @@ def _last_states(model: Any, batches: Sequence[Tensor]) -> Iterator[Tensor]:
 
 
 def gradient_noise(gradients: Iterator[list[Tensor]], *, tokens: int) -> float:
-    """The simple noise scale tr Σ / ‖G‖² (McCandlish et al. 2018), in tokens: a batch of so many has as much noise in
-    its gradient as signal.
+    """The simple noise scale tr Σ / ‖G‖² (McCandlish et al. 2018), in tokens: the size of a batch whose gradient has
+    as much noise as signal.
 
     From the gradients g_k of K batches of b `tokens` each, ḡ their mean: s² = Σ ‖g_k − ḡ‖² / (K − 1) estimates
     tr Σ / b, and ‖ḡ‖² − s²/K estimates ‖G‖², both without bias. NaN where the latter is not above 0: then the batches
@@ -97,8 +97,8 @@ def gradient_noise(gradients: Iterator[list[Tensor]], *, tokens: int) -> float:
 
 def frequency_direction(head: Tensor, counts: np.ndarray) -> Tensor:
     """Head W (vocabulary, width) and the `counts` of tokens in a text → unit vector Wᵀ(ℓ − ℓ̄)/‖·‖, ℓ = log(counts + 1):
-    of all directions of the last state the one along which logits covary most with the logarithm of frequency, over all
-    rows of the head, those of tokens that never occur included."""
+    the direction of the last state along which logits covary most with the logarithm of frequency, over all rows of the
+    head, including those of tokens that never occur."""
     logarithms = torch.from_numpy(np.log1p(counts)).to(head.device)
     direction = head.detach().double().T @ (logarithms - logarithms.mean())
     return direction / direction.norm()

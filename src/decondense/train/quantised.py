@@ -4,12 +4,12 @@ Symmetric, to nearest, no calibration: a group g of numbers becomes s · round(g
 
 int8        weights in groups of 32 along the input dimension
 int4        the same with 15 levels
-int8-int8   weights as int8, and the input of every linear layer too: one scale per token, when it comes
+int8-int8   weights as int8, and the input of every linear layer too: one scale per token, computed on the fly
 
 Linear layers are nn.Linear and the Conv1D of transformers, the output head among them; where it is tied, the input
-embedding is the same tensor and rounded with it. Embeddings of their own, biases and norms stay as they are, and so do
-experts that are stored as one tensor; of nn.MultiheadAttention, which calls no layer, neither in_proj_weight nor any
-input is rounded. Sums are made in the precision of the run.
+embedding is the same tensor and rounded with it. Untied embeddings, biases and norms stay as they are, and so do
+experts that are stored as one tensor. nn.MultiheadAttention does not call its linear layer: neither in_proj_weight nor
+any input of it is rounded. Sums are made in the precision of the run.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ GROUP = 32
 
 
 def rounded(values: Tensor, bits: int, group: int | None = None) -> Tensor:
-    """Every group of the last dimension (..., n) on its grid, as the equation above; default: one group. The last group
-    may be shorter."""
+    """Round every group of the last dimension (..., n) to its grid by the equation above; default: one group. The last
+    group may be shorter."""
     size = values.shape[-1]
     group = group or size
     groups = F.pad(values.float(), (0, -size % group)).unflatten(-1, (-1, group))
@@ -44,11 +44,11 @@ def rounded(values: Tensor, bits: int, group: int | None = None) -> Tensor:
 
 @contextlib.contextmanager
 def quantised(model: nn.Module, scheme: str) -> Iterator[None]:
-    """The model computes as after quantisation, meanwhile; compiled blocks must be set aside (`insides.torch.eager`),
-    since they do not see hooks that come later."""
+    """Within this context the model computes as after quantisation. Compiled blocks must be set aside
+    (`insides.torch.eager`), since they do not see hooks that are registered later."""
     weights, _, activations = scheme.partition("-")
     layers = [module for module in model.modules() if isinstance(module, (nn.Linear, Conv1D))]
-    # a weight of a Conv1D is (in, out); tied ones are one tensor
+    # the weight of a Conv1D is (in, out); tied weights are one tensor
     shared = {id(layer.weight): (layer.weight, isinstance(layer, Conv1D)) for layer in layers}
     with contextlib.ExitStack() as undo, torch.no_grad():
         for weight, across in shared.values():
@@ -63,7 +63,7 @@ def quantised(model: nn.Module, scheme: str) -> Iterator[None]:
 
 
 def _rounded_input(bits: int, _: nn.Module, args: tuple[Any, ...], by_name: dict[str, Any]) -> tuple[Any, Any]:
-    """The one input of a linear layer, by place or by name."""
+    """Round the one input of a linear layer, given by position or by name."""
     args = tuple(rounded(x, bits) for x in args)
     return args, {name: rounded(x, bits) for name, x in by_name.items()}
 
@@ -72,7 +72,7 @@ def quantised_losses(
     model: Any, documents: list[Document], context: int, deciles: np.ndarray, schemes: Sequence[str], *,
     progress: Tell = nobody,
 ) -> dict[str, dict[str, float]]:  # fmt: skip
-    """Scheme → text → loss, as `held_out_texts` has it of the model as it is."""
+    """Scheme → text → loss, in the form of `held_out_texts`, which is of the model without quantisation."""
     losses = {}
     for scheme in schemes:
         shown: dict[str, Any] = {"progress": progress, "what": f"held-out documents in {scheme}"}

@@ -27,8 +27,8 @@ def record_of(
     prepared: Prepared, trainer: Any, command: str, losses: dict[str, Any], *, finished: bool = True
 ) -> Training:
     """The content of result.json; `losses` is what `held_out.document_losses` returned. `tokens` are counted in whole
-    blocks; a figure that was not finite is null. A run that is not finished has no snapshots in its record: their
-    files are many, and it is written often."""
+    blocks; a figure that was not finite is null. The record of an unfinished run has no snapshots: their files are
+    many, and the record is written often."""
     recipe, per_step = prepared.recipe, prepared.recipe.step_tokens
 
     def at(step: int) -> dict[str, int]:
@@ -72,9 +72,10 @@ def record_of(
 
 
 def save_model(trainer: Any, folder: Path, record: Training, tokenizer: Any) -> None:
-    """Whole or not at all: written beside, then renamed. Adapters are merged, so that from_pretrained is enough.
+    """Save the model whole or not at all: written beside its place, then renamed.
 
-    Every process takes part, since sharded weights must be gathered; the first one writes.
+    Adapters are merged, so that from_pretrained is enough. Every process takes part, since sharded weights must be
+    gathered; the first one writes.
     """
     model = trainer.model
     if hasattr(model, "merge_and_unload"):
@@ -94,8 +95,8 @@ def save_model(trainer: Any, folder: Path, record: Training, tokenizer: Any) -> 
 
 
 def without_twins(model: Any, weights: dict[str, Any]) -> dict[str, Any]:
-    """Gathered weights are copies, one for each name: of tied ones (head and embedding) keep the one that
-    `save_pretrained` would keep if it could see that they are the same."""
+    """Drop copies of tied weights (head and embedding): gathered weights are copies, one for each name, so
+    `save_pretrained` cannot see that two are the same. The one that it would keep is kept."""
     tied = getattr(model, "all_tied_weights_keys", {})
     return {name: weight for name, weight in weights.items() if tied.get(name) not in weights}
 
@@ -161,7 +162,7 @@ tokenizer = AutoTokenizer.from_pretrained("this folder, or its hub id")
 
 
 def _method(name: str, value: Any) -> str:
-    """A method with its settings, for people: of a teacher on this disk the name is enough."""
+    """A method with its settings, in words; of a teacher on this disk only the folder's name."""
     name = name.replace("_", " ")
     if not isinstance(value, dict):
         return name if value is True else f"{name}: {value}"
@@ -172,7 +173,7 @@ def _method(name: str, value: Any) -> str:
 
 
 def _front_matter(record: Training) -> dict[str, Any]:
-    """What model hubs read of a card; only what is known stands in it."""
+    """The front matter that model hubs read; what is not known is left out."""
     model, texts, loss = record.model, [text.name.partition(":")[0] for text in record.text], record.held_out[-1].loss
     front: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["decondense"]}
     if model.base_model is not None:
@@ -196,7 +197,7 @@ def _front_matter(record: Training) -> dict[str, Any]:
 
 
 def write_result(folder: Path, record: Training, *, draw: bool = True) -> None:
-    """result.json comes last: who finds it finds everything."""
+    """Write history, figures and, last of all, result.json: where it is, everything is."""
     from ..figures.training import training_figure
     from ..meter.compare import Comparison
     from ..meter.result import load

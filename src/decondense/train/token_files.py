@@ -2,12 +2,12 @@
 
 KEY.tokens    the ids of all documents, one after the other, each followed by the separator (uint16 or uint32)
 KEY.starts    where each document begins (int64)
-KEY.json      how long both are and what went in; written last, so what has it is whole
+KEY.json      how long both are and what went in; written last, so files that have it are complete
 
 KEY stands for the content: texts by their names and the sha256 of their files, the tokenizer by its rules, and the
 budget. Neither folders nor times are part of it, so a cache that is copied to another machine together with its texts
-is found there. Whoever comes first holds a lock on the key and does the work; the other processes of a run, and other
-runs on the same text, wait for the lock and find the files.
+is found there. The first process locks the key and does the work; the other processes of a run, and other runs on the
+same text, wait for the lock and find the files.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def prepare(
     texts: str | list[str], tokenizer: Any, *, context: int, tokens: int, cache: Path, documents: int = 0,
     whole: bool = False, data: str | None = None, progress: Progress = nobody,
 ) -> Blocks:  # fmt: skip
-    """Blocks of `context` tokens of as much of the texts as `tokens` asks for (all of it, when there is less).
+    """Blocks of `context` tokens from as much of the texts as `tokens` asks for (all of it, when there is less).
 
-    documents  read on until there are so many of them
-    whole      a text that ends within the budget is filed without it, so that runs with other budgets find it
+    documents  read on until there are at least so many documents
+    whole      file a text that ends within the budget under a key without it, so that runs with other budgets find it
     """
     names = [texts] if isinstance(texts, str) else list(texts)
     budget = (tokens, documents)
@@ -83,13 +83,13 @@ def is_prepared(
 def _filed(
     texts: list[str], tokenizer: Any, budget: tuple[int, int], cache: Path, data: str | None, *, whole: bool
 ) -> tuple[list[str], np.dtype[Any]]:
-    """Under which keys the tokens may lie, and of what kind they are."""
+    """(the keys under which the tokens may be filed, their dtype)."""
     kind = np.dtype(np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
     return [_key(texts, tokenizer, wanted, cache, data) for wanted in ([None, budget] if whole else [budget])], kind
 
 
 def cached(cache: Path, key: str, opened: Callable[[], Any], make: Callable[[], None]) -> Any:
-    """What `opened` returns, made first if that is None: by one process, while the others wait for it."""
+    """Return `opened()`. Where that is None, one process calls `make` first while the others wait."""
     result = opened()
     if result is None:
         with contextlib.ExitStack() as held:
@@ -163,7 +163,7 @@ def _tokenise(
                 used[-1] |= {"documents": used[-1]["documents"] + 1, "tokens": used[-1]["tokens"] + len(ids)}
                 used[-1]["sha256"] = digest.hexdigest()
                 number, written = number + 1, written + len(ids)
-                # a text that is read as far as it goes mostly ends before the budget, and nobody knows where
+                # with `whole` the text mostly ends before the budget, and nobody knows where
                 progress(written, None) if len(keys) > 1 else progress(min(written, tokens), tokens)
                 if written >= tokens and number >= least:
                     ended = False
@@ -183,7 +183,7 @@ def _tokenise(
 
 
 def _open(cache: Path, keys: list[str], kind: np.dtype[Any]) -> Opened | None:
-    """What lies under the first key that is there, or None when all are missing or damaged (it is made again then)."""
+    """What is filed under the first usable key; None when all are missing or damaged (then it is made again)."""
     for key in keys:
         try:
             record = json.loads((cache / f"{key}.json").read_text(encoding="utf-8"))
@@ -200,15 +200,15 @@ def _open(cache: Path, keys: list[str], kind: np.dtype[Any]) -> Opened | None:
 
 
 def _stream(names: list[str], tokenizer: Any, data: str | None) -> Iterator[Tokenised]:
-    """Every document of the texts, one text after the other; some at a time, so that a fast tokenizer has something to
-    share out, and a long one in pieces."""
+    """Tokenise every document of the texts, one text after the other: in batches, so that a fast tokenizer can use all
+    cores, and a long document in pieces."""
     end = separator_of(tokenizer)
     bytewise = type(tokenizer).__name__ == "ByT5Tokenizer"
     spelt_out = re.compile("|".join(map(re.escape, tokenizer.added_tokens_encoder)) if bytewise else "")
 
     def ids_of(texts: list[str]) -> list[list[int]]:
         if bytewise and not any(map(spelt_out.search, texts)):
-            # what it returns where no special token is spelt out, thirty times as fast: it looks every byte up
+            # what the tokenizer returns where no special token is spelt out, but thirty times as fast
             return [[byte + tokenizer.offset for byte in document.encode()] for document in texts]
         options = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
         return tokenizer(texts, **options)["input_ids"] if texts else []
@@ -224,7 +224,7 @@ def _stream(names: list[str], tokenizer: Any, data: str | None) -> Iterator[Toke
 
 
 def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
-    """Documents with words in them, in lists of about BATCH characters; one above PIECE alone."""
+    """Documents that are not blank, in lists of about BATCH characters; one longer than PIECE is alone in its list."""
     batch: list[str] = []
     size = 0
     for document in filter(str.strip, documents):
@@ -250,7 +250,8 @@ def _key(names: list[str], tokenizer: Any, budget: tuple[int, int] | None, cache
 
 
 def fingerprint(names: list[str], cache: Path, data: str | None) -> list[Any]:
-    """What tells these texts from others: named ones by name, local files by name and sha256."""
+    """What identifies the content of texts: the name of a named text (of pydoc, with the version of Python), and the
+    sha256 of its file where it is here; name and sha256 of local files."""
     prints: list[Any] = []
     for name in names:
         title = name.partition(":")[0]

@@ -29,7 +29,7 @@ VERSION = 1
 
 
 def open_tokenizer(wanted: str | TrainedTokenizer, data: Data, cache: Path) -> Any:
-    """What `model.tokenizer` names."""
+    """Open the tokenizer that `model.tokenizer` names."""
     if isinstance(wanted, TrainedTokenizer):
         return _learnt(wanted, data, cache)
     if wanted == "bytes":
@@ -43,7 +43,7 @@ def open_tokenizer(wanted: str | TrainedTokenizer, data: Data, cache: Path) -> A
         ) from None
 
 
-@functools.cache  # to name its 128 special tokens takes it longer than a small model takes to build
+@functools.cache  # naming its special tokens takes longer than building a small model
 def _bytes() -> Any:
     return ByT5Tokenizer()
 

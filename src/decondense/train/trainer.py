@@ -3,7 +3,7 @@
 * a loss or gradient that is not finite stops the run (or skips the step) before the optimiser sees it;
 * input embeddings may have a learning rate of their own (active forgetting);
 * a teacher's predictions may be part of the loss (distillation);
-* terms on the logits may be added to it (`controls.py`), and are logged beside it;
+* terms on the logits may be added to the loss (`controls.py`), and are logged beside it;
 * checkpoints get a completion marker, and only a marked one is resumed from (`folder.py`).
 """
 
@@ -37,9 +37,9 @@ class NotFinite(ValueError):
 
 
 class Trainer(transformers.Trainer, TrainerCallback):
-    """Also its own callback: it is told when a step begins, when its gradient is there, when a checkpoint is written.
+    """Also its own callback, for when a step begins, when its gradient is ready, and when a checkpoint is written.
 
-    `attachment`: the loss on the hidden states, if there is one. `skipped`: the steps left out, from 1."""
+    `attachment`: the loss on the hidden states, if there is one. `skipped`: the numbers of skipped steps, from 1."""
 
     def __init__(
         self, *, recipe: Recipe, clock: Any, contents: dict[str, str], teacher: nn.Module | None = None, **options: Any
@@ -64,11 +64,11 @@ class Trainer(transformers.Trainer, TrainerCallback):
 
     @property
     def seconds(self) -> float:
-        """Time spent on this run, by all the processes that have worked on it one after the other."""
+        """Time spent on this run, including that before it was resumed."""
         return self._seconds_before + time.monotonic() - self._begun
 
     def begin(self, checkpoint: Path | None) -> None:
-        """Called when everything else is ready: start the clock, and take up what the checkpoint's marker says."""
+        """Start the clock and restore what the checkpoint's marker keeps; called when everything else is ready."""
         self._begun = time.monotonic()
         if checkpoint is None:
             return
@@ -76,7 +76,7 @@ class Trainer(transformers.Trainer, TrainerCallback):
         self._logged_step = marker["step"]
         self._seconds_before, self.skipped = marker.get("seconds", 0.0), marker.get("skipped_steps", [])
         if self.attachment is not None:
-            # It counts from when it was attached; after a resumption that is not the beginning.
+            # The attachment counts from when it was attached; after resuming that is not the start of the run.
             self.attachment.engine.logged_step = marker["step"]
             self.attachment.calls = marker["step"] * self.args.gradient_accumulation_steps
             if marker.get("agreement") is not None:
@@ -119,7 +119,7 @@ class Trainer(transformers.Trainer, TrainerCallback):
                 scheduler.lr_lambdas[number] = functools.partial(
                     embedding_learning_rate, steps=num_training_steps, every=forgetting.every, warmup=forgetting.warmup
                 )
-                group["lr"] = 0.0  # a cycle begins there; the schedule of the others has set it already
+                group["lr"] = 0.0  # a cycle begins at 0, but the schedule of the others has set a rate already
         return scheduler
 
     # ---- the loss ----
@@ -136,14 +136,14 @@ class Trainer(transformers.Trainer, TrainerCallback):
         if self.teacher is not None and baselines.distillation is not None:
             items = None if items is None else items / loss_copies(self)  # as Trainer multiplies the task loss
             mixture = baselines.distillation.model_dump(include={"temperature", "share"})
-            with self.accelerator.autocast():  # which accelerate puts around the student's own `forward` alone
+            with self.accelerator.autocast():  # accelerate puts it around the student's `forward` alone
                 target = predictions(self.teacher, inputs)
             loss = share_loss(loss, outputs["logits"], target, inputs["labels"], items, **mixture)
         return (loss, outputs) if return_outputs else loss
 
     def attach(self, attachment: Any) -> None:
-        """Take the loss that is attached to this trainer, or None, and put the terms on the logits around it, so that
-        the task loss it sees and logs is the plain cross-entropy."""
+        """Keep the loss attached to this trainer, or None, and add the terms on the logits outside of it, so that the
+        task loss that the attachment sees and logs is the plain cross-entropy."""
         self.attachment = attachment
         inner: Any = self.compute_loss
 
@@ -157,14 +157,14 @@ class Trainer(transformers.Trainer, TrainerCallback):
             self.compute_loss = with_terms  # type: ignore[method-assign]
 
     def _look_at_logits(self, loss: Tensor, outputs: Any, labels: Tensor, items: Tensor | int | None) -> None:
-        """Sets what is to be added to the loss, divided as the loss is, and notes the parts for the log."""
+        """Compute what is to be added to the loss, divided as the loss is, and sum up the parts for the log."""
         by_items = items is not None and scaled_for_accumulation(self, items)
         if "logits" in outputs:
             logits, target = outputs["logits"][:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten()
             count: Any = items if by_items else (target != -100).sum()
             terms = logit_terms(logits, target, count)
         else:
-            terms = outputs  # the fused head's
+            terms = outputs  # the fused head computed them
         weights = self.recipe.baselines.on_logits
         scale = loss_copies(self) if by_items else 1
         chosen = {name: terms[name] * scale for name in weights}
@@ -174,8 +174,8 @@ class Trainer(transformers.Trainer, TrainerCallback):
             self._sums[name] = self._sums.get(name, torch.zeros_like(loss)) + value.detach() * share
 
     def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """The held-out loss is a mean over tokens. Trainer takes the mean over blocks of the means of the batches,
-        which is the same only where every block predicts as many tokens: not where documents are isolated."""
+        """Make the held-out loss a mean over tokens. Trainer averages the means of batches over blocks, which is
+        the same only where every block predicts the same number of tokens: not where documents are isolated."""
         held_out: Any = self.eval_dataset
         labels = inputs["labels"]
         share = (labels[:, 1:] != -100).sum() / (len(labels) * held_out.labels_per_block)
@@ -192,13 +192,13 @@ class Trainer(transformers.Trainer, TrainerCallback):
         return loss
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Keep the sums of the log, should the step be skipped."""
+        """Save the sums of the log, to restore them if the step is skipped."""
         if self.recipe.train.on_nan == "skip":
             sums = dict(self.attachment.engine.sums) if self.attachment is not None else {}
             self._before_step = (loss_sum(self).clone(), sums, dict(self._sums))
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Is everything finite? The answer is the same on every process."""
+        """Stop or skip the step where a loss or the gradient is not finite; all processes decide the same."""
         bad, self._bad = self._bad, False
         norm, self._norm = self._norm, None
         if norm is not None:
@@ -222,7 +222,7 @@ class Trainer(transformers.Trainer, TrainerCallback):
             self.attachment.engine.sums = sums
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Losses are means over the steps since the last line: those that were skipped do not count."""
+        """Log losses as means over the steps since the last line, without those that were skipped."""
         if "loss" in logs:
             steps = self.state.global_step - self._logged_step
             counted = steps - self._skipped_since
@@ -245,7 +245,7 @@ class Trainer(transformers.Trainer, TrainerCallback):
         checkpoint = last_complete_checkpoint(self.folder.parent)
         last = "there is no checkpoint yet" if checkpoint is None else f"the last good checkpoint is {checkpoint.name}"
         remedy = f"{last}: lower train.learning_rate and start in another folder, or add --resume --on-nan skip."
-        if step == 0:  # no learning rate has been at work
+        if step == 0:  # no step has been made yet
             remedy = "nothing was kept: look at the model's weights and at loss.weight, or add --on-nan skip."
         return (
             f"the loss must stay finite, but loss or gradient is NaN or infinite at step {step + 1} of "

@@ -25,7 +25,7 @@ Show = Callable[[int, dict[str, float]], None]
 
 
 def milestones(steps: int, number: int) -> list[int]:
-    """`number` steps evenly over a run, the last one its end."""
+    """`number` steps, evenly spaced over a run, the last one its end."""
     return sorted({max(1, round(steps * (i + 1) / number)) for i in range(number)})
 
 
@@ -47,7 +47,7 @@ class Milestones(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         step = state.global_step
         control.should_save = control.should_save or step in self.save_at
-        # A checkpoint does not keep half a line of the log, so a resumed run begins a new one; hence every run does.
+        # A checkpoint does not keep half a line of the log, so a line ends there in every run, resumed or not.
         control.should_log = control.should_log or control.should_save
         control.should_evaluate = control.should_evaluate or step in self.look_at or step == state.max_steps
         if step in self.look_at:
@@ -67,14 +67,14 @@ class Milestones(TrainerCallback):
 
 
 def snapshot(model: Any, tokenizer: Any, text: str, *, label: str, **size: Any) -> Any:
-    """The meter on a model that is being trained, which does not notice: random numbers, precision and compiled
-    blocks are as they were. `size`: windows, tokens, bootstrap and spectral of `measure`, and `progress`."""
+    """Measure a model during its training and leave that unchanged: random numbers, precision and compiled blocks are
+    restored. `size`: windows, tokens, bootstrap and spectral of `measure`, and `progress`."""
     from ..meter import measure
 
     world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     batch = 4
-    if any(hasattr(p, "device_mesh") for p in model.parameters()):  # FSDP: only a call of the whole model gathers it
-        # All processes gather the weights together, so all must run as many passes.
+    if any(hasattr(p, "device_mesh") for p in model.parameters()):  # FSDP: only calls of the whole model gather it
+        # All processes gather the weights together, so all must run the same number of passes.
         batch = max(b for b in range(1, 5) if size["windows"] // world % b == 0)
         name = type(model).__name__.removeprefix("FSDP")  # what fully_shard prepends to the class
         model = type(name, (_Whole,), {})(model)
@@ -83,8 +83,8 @@ def snapshot(model: Any, tokenizer: Any, text: str, *, label: str, **size: Any) 
 
 
 class _Whole(nn.Module):
-    """A sharded model as the meter wants one: asked for its stack, it runs as a whole and answers with the stack's
-    output."""
+    """A sharded model for the meter: when its stack is called, the whole model runs, and the stack's output is
+    returned."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -137,9 +137,9 @@ class Clock(TrainerCallback):
 
 
 class Shown(TrainerCallback):
-    """Hands every step, and the latest figures, to whoever draws the bar. Its own turn comes after the snapshots'.
+    """Pass every step and the latest figures to `show`, which draws the bar; to be added after `Milestones`.
 
-    On a CPU a step of many micro-batches takes minutes, so each of them is a sign of life: `part`, the share done.
+    On a CPU a step of many micro-batches takes minutes, so each micro-batch is shown too: `part` is the share done.
     """
 
     def __init__(self, show: Show, clock: Clock, batch_tokens: int, milestones: Milestones, progress: Tell) -> None:
@@ -174,7 +174,7 @@ class Shown(TrainerCallback):
 
 
 class Progress(TrainerCallback):
-    """Keeps the record of the run so far in a file, for whoever follows it (`decondense report --serve`)."""
+    """Keep the record of the run so far in a file, which `decondense report --serve` follows."""
 
     EVERY = 3.0  # seconds
 
@@ -194,7 +194,7 @@ def in_words(figures: dict[str, float], room: float) -> str:
     if speed is not None:
         parts.append(f"{speed / 1000:,.0f}k tok/s" if speed >= 10_000 else f"{speed:,.0f} tok/s")
     names = {"task_loss": "task loss", "penalty": "penalty", "mean_cosine": "cosine", "eval_loss": "held-out"}
-    if "task_loss" not in figures:  # no loss that looks at the states: then the last snapshot's
+    if "task_loss" not in figures:  # without a loss on the states, that of the last snapshot
         names = {"loss": "loss", "snapshot_cosine": "cosine", "eval_loss": "held-out"}
     parts += [f"{name} {figures[key]:.3f}" for key, name in names.items() if key in figures]
     while parts and len("  ".join(parts)) > room:
