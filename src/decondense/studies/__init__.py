@@ -1,8 +1,8 @@
 """Every claim of the paper as one command: `decondense study NAME`.
 
-scales/NAME.yaml says what the claim is, by which criterion (numbers of the settings stand in it as {margin:g}) and what
-each scale trains or measures, and NAME.py how to conclude from the runs; nothing else registers a study. See
-`core.Study` for what a module may define.
+scales/NAME.yaml has the claim, the criterion (in which {margin:g} stands for a number of the settings) and what each
+scale trains or measures; NAME.py concludes from the runs. Nothing else registers a study. See `core.Study` for what a
+module may define.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ STUDIES = {study.name: study for study in _ORDERED}
 
 
 def find(name: str) -> Study:
-    """The study of a name; for a name that does not exist an error with the nearest one."""
+    """The study with this name; an unknown name is an error that suggests the nearest one."""
     if name not in STUDIES:
-        close = perhaps(name, [*STUDIES, "list"])  # which the command takes in the place of a name
+        close = perhaps(name, [*STUDIES, "list"])  # the command takes "list" in place of a name
         raise ValueError(f"there is no study {name!r}, the studies are {', '.join(STUDIES)}{close}")
     return STUDIES[name]

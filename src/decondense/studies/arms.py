@@ -31,7 +31,7 @@ def recipe_of(settings: Settings, arm: str, seed: int) -> Recipe:
 
 
 def teacher_of(settings: Settings, arm: str) -> str | None:
-    """The arm that an arm learns from, where its teacher is one."""
+    """The arm that teaches `arm`; None where no arm does."""
     teacher = _teacher(settings, arm)
     if teacher not in settings["arms"]:
         return None
@@ -41,15 +41,15 @@ def teacher_of(settings: Settings, arm: str) -> str | None:
 
 
 def teachers_first(settings: Settings) -> list[str]:
-    """The arms, those that others learn from before all others."""
+    """All arms, teachers first."""
     arms = settings.get("arms", {})
     teachers = {_teacher(settings, arm) for arm in arms}
     return sorted(arms, key=lambda arm: arm not in teachers)
 
 
 def _teacher(settings: Settings, arm: str) -> str | None:
-    """As the settings say it: every plan and every training of a study asks for the teachers of all arms, and to make
-    the recipes of all would take as long as a small training."""
+    """The teacher as the settings name it. No recipe is made for this: every plan and every training of a study asks
+    for the teachers of all arms, and making all recipes would take as long as a small training."""
     base, own = ({"baselines": part.get("baselines", {})} for part in (settings["base"], settings["arms"][arm]))
     teacher = flat(joined(base, own)).get("baselines.distillation.teacher")
     return teacher if isinstance(teacher, str) else None
@@ -58,7 +58,7 @@ def _teacher(settings: Settings, arm: str) -> str | None:
 def essence(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """What decides the outcome of a training, its seed apart: the recipe as flat keys, defaults filled in, without
     its name, its folder of texts, what a resumed run may change, and how often and how closely it was looked at."""
-    with contextlib.suppress(ValueError):  # of a version that had other keys: it is compared as it is
+    with contextlib.suppress(ValueError):  # a recipe of a version with other keys is compared as it is
         recipe = recipe_from(dict(recipe)).model_dump(mode="json")
     free = {"name", "data.folder", "train.seed", *(f"train.{key}" for key in FREE)}
     free |= {"snapshots.spectral", "snapshots.probes"}
@@ -67,7 +67,7 @@ def essence(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_in(recipe: Settings, own: Mapping[str, Any]) -> Settings:
-    """The recipe of an arm for a run of its essence: what decides nothing, name and folder apart, is the run's own."""
+    """The recipe of an arm for a run of it: its seed, its snapshots and what a resumed run may change are the run's."""
     train = {key: value for key, value in recipe["train"].items() if key not in FREE}
     train |= {key: value for key, value in own["train"].items() if key in ("seed", *FREE)}
     return {**recipe, "train": train, "snapshots": own.get("snapshots", recipe["snapshots"])}

@@ -5,8 +5,8 @@ DIR/result.json       verdict, sentence, table, intervals, settings
 DIR/config.yaml, table.csv, figure.png
 DIR/.work/            while a run is being made; an interrupted one is resumed from here
 
-The result is computed from the runs and from nothing else, so it has the same bytes whoever made which run, in which
-order, and copied it from where. Merging is copying run folders; a run counts where its recipe is that of an arm.
+The result is computed from the runs alone, so its bytes do not depend on who made which run, in which order, or where
+it was copied from. Merging is copying run folders; a run counts where its recipe is that of an arm.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ HOOKS = ("conclude", "refuse", "measurements", "arms", "criterion_of", "needed")
 TOY = " (Smoke scale: it checks the code, not the claim.)"
 
 Say = Callable[[str], None]
-NAMED = 5  # so many runs that are missing are named
+NAMED = 5  # how many missing runs are named
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,13 @@ class Study:
     claim: str
     question: str
     conclude: Callable[[Runs, Settings], Conclusion]
-    criterion_of: Callable[[Settings], str]  # as the file says it, or where settings change its words the module
+    criterion_of: Callable[[Settings], str]  # from the file, or from the module where settings change its words
     short: str = ""  # the question in a few words, for a list
-    refuse: Callable[[Settings], None] = lambda settings: None  # what its end would stumble over, before anything runs
-    # what is measured: model, text and, where the settings have several, their own names for it
+    refuse: Callable[[Settings], None] = lambda settings: None  # raises for what `conclude` could not use
+    # what to measure: model, text where the settings have several, and keys of the study's own
     measurements: Callable[[Settings], list[dict[str, Any]]] = lambda settings: []
     arms: Callable[[Any], Settings] = lambda arms: arms  # what the file says of the arms → the arms
-    needed: Sequence[str] = ()  # arms that it compares by name
+    needed: Sequence[str] = ()  # arms that `conclude` compares by name
     toy: bool = True  # a smoke run says nothing about the claim
     timed: bool = False  # the claim is about speed, so the runs keep theirs
 
@@ -73,8 +73,8 @@ class Study:
         return {k: v | {"arms": self.arms(v["arms"])} if "arms" in v else v for k, v in scales.items()}
 
     def check(self, settings: Settings) -> None:
-        """The arms are there, every recipe is valid, and the study can end with these settings; or the first that is
-        wrong is named, before anything runs."""
+        """Refuse settings without the arms that are needed, with an invalid recipe, or from which the study could not
+        conclude: the first thing that is wrong is named before anything runs."""
         arms = settings.get("arms") or {}
         missing = [arm for arm in self.needed if "arms" in settings and arm not in arms]
         if missing:
@@ -101,7 +101,7 @@ class Study:
         self.refuse(settings)
 
     def plan(self, settings: Settings) -> list[Planned]:
-        """Every run that the settings ask for: seed by seed, teachers before students, and then what is measured."""
+        """Every run that the settings ask for: seed by seed, teachers before students, then the measurements."""
         plan = [
             Planned(trained_name(arm, seed), f"seed {seed}: {arm}", arm, seed)
             for number, seed in enumerate(settings.get("seeds", ()))
@@ -137,11 +137,11 @@ def run(
     data: str | None = None, bench: str | None = None, device: str | None = None, reuse: Sequence[Path] = (),
     timed: bool = True, say: Say = nobody, progress: Callable[..., None] = nobody,
 ) -> records.Study:  # fmt: skip
-    """Make the runs that are not there yet, then compute the result from all that are; returns it.
+    """Make the runs that are missing, then compute the result from all runs and return it.
 
     pieces: numbers (from 1) or names of the runs to make, with * for any letters; default all.
-    reuse: folders below which equal runs may lie, which are taken over.
-    timed: False where other runs are made on the same device at the same time: their speed says nothing.
+    reuse: folders to search for equal runs, which are taken over.
+    timed: False where other runs are made on the same device at the same time, so that speeds say nothing.
     progress: called with (done, in all, what is done, a note) inside a run; `say` with a sentence now and then.
     """
     study.check(settings)
@@ -202,7 +202,7 @@ def select(study: Study, plan: list[Planned], wanted: Sequence[str] | None) -> l
 
 
 def _runs(folder: Path, members: Members) -> dict[str, Run]:
-    """Folder → finished run in DIR/runs; one that does not belong is an error, as it would not be counted."""
+    """Folder → finished run in DIR/runs; a run that does not belong is an error, as it would not count."""
     taken = {}
     for found in members.among((path, path.name) for path in sorted((folder / "runs").glob("[!.]*"))):
         if found.member is None:
@@ -215,8 +215,8 @@ def _runs(folder: Path, members: Members) -> dict[str, Run]:
 
 
 def collect(study: Study, scale: str, folder: Path, sources: Sequence[Path], *, say: Say = nobody) -> None:
-    """Copy the runs that belong, of all folders below the sources, into DIR/runs: all or, where one cannot be, none.
-    A run that is there twice must have the same numbers."""
+    """Copy the runs that belong from all folders below the sources into DIR/runs: all of them, or none where one is
+    refused. A run that is found twice must have the same numbers."""
     configs = [read_config(study, scale, place) for place in (folder, *sources) if place is folder or place.is_dir()]
     settings = next((found for found in configs if found is not None), None) or settings_of(study, scale)
     members = Members(study.plan(settings), settings)
@@ -246,7 +246,7 @@ def collect(study: Study, scale: str, folder: Path, sources: Sequence[Path], *, 
 
 
 def check_folder(folder: Path) -> None:
-    """A folder that holds something else is not a study's."""
+    """Refuse a folder that holds something other than a study."""
     if _config(folder) is None:
         records.check_folder(folder, "study")
 
@@ -261,7 +261,7 @@ def _config(folder: Path) -> Settings | None:
 
 
 def read_config(study: Study, scale: str, folder: Path) -> Settings | None:
-    """The settings with which a study was begun in a folder; None where none was."""
+    """The settings with which the study in a folder was begun; None where there is no study."""
     content = _config(folder)
     if content is None:
         return None
@@ -316,7 +316,7 @@ def conclude(
     for name, draw in figures.items():
         draw(folder / name)
     write_csv(folder / "table.csv", [dict(zip(end.columns, row)) for row in record.table.rows])
-    # the seeds that were asked for stay, or the next merge would not miss one of which nothing is there
+    # keep the seeds that were asked for, or the next merge would not report one without any run as missing
     asked = list(dict.fromkeys([*settings.get("seeds", ()), *runs.seeds]))
     _write_config(study, scale, folder, settings | ({"seeds": asked} if asked else {}))
     record.save(folder / "result.json")
@@ -324,7 +324,7 @@ def conclude(
 
 
 def _versions(runs: Iterable[Run]) -> dict[str, str]:
-    """Package → its versions, of all runs; several where they differ."""
+    """Package → its versions in all runs, separated by commas where they differ."""
     several = (entry for one in runs for entry in one.record.versions.items())
     known = grouped((name, version) for name, versions in several for version in versions.split(", "))
     return {name: ", ".join(sorted(set(known[name]))) for name in sorted(known)}

@@ -28,7 +28,7 @@ from .settings import Settings
 
 
 class Planned(NamedTuple):
-    """A run to make: arm and seed of a training, or the config of a measurement. `words` say it to people."""
+    """A run to make: arm and seed of a training, or the config of a measurement. `words` describe it."""
 
     name: str
     words: str
@@ -46,7 +46,7 @@ class Run(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A finished run somewhere: as it is there, and as the study has it, or None and the reason."""
+    """A finished run in a folder, as it is there, and as a member of the study, or None and the reason."""
 
     name: str
     folder: Path
@@ -77,15 +77,15 @@ class Members:
         self.of_tasks = {key: settings.get(key) for key in OF_TASKS} if settings.get("tasks") else None
 
     def among(self, folders: Iterable[tuple[Path, str]]) -> Iterator[Found]:
-        """The finished runs of these folders, each with the name to show of it."""
+        """The finished runs among these (folder, name to show)."""
         for folder, name in folders:
             run = read_run(folder)
             if run is not None:
                 yield Found(name, folder, run, *self.take(run))
 
     def take(self, run: Run) -> tuple[Run | None, str]:
-        """The run as the study has it: under its name, with its arm and recipe, and with outcomes where it asks for
-        them; or None and the reason."""
+        """The run as the study has it: under its name there, with its arm and recipe, and with outcomes where the study
+        asks for them; or None and the reason."""
         if isinstance(run.record, Measured):
             if run.record.config in self.configs:
                 return run._replace(name=measured_name(run.record.config)), ""
@@ -103,7 +103,7 @@ class Members:
         return Run(trained_name(arm, seed), run.record.model_copy(update={"arm": arm, "recipe": recipe}), outcomes), ""
 
     def _difference(self, record: Training, content: Mapping[str, Any]) -> str:
-        """The first key in which it differs from its arm, or from the arm that is nearest to it."""
+        """In words, the first key in which a run differs from its arm, or from the arm that is nearest to it."""
         if not self.arms:
             return "the study trains nothing"
         differing = {
@@ -133,7 +133,7 @@ Metric = Callable[[Any], float]
 
 
 def _shot(run: Training | Snapshot, at: int, what: str) -> float:
-    """What a snapshot says; NaN of a run that keeps none."""
+    """A number of a snapshot; NaN for a run that keeps none."""
     shot = run if isinstance(run, Snapshot) else run.snapshots[at] if run.snapshots else None
     return math.nan if shot is None else known(getattr(shot, what))
 
@@ -168,7 +168,7 @@ def spearman(run: Training | Snapshot, at: int = -1) -> float:
 
 
 def spearman_blocks(run: Training | Snapshot) -> float:
-    """The same over the states after the embedding, as the paper writes it, at the end."""
+    """Spearman of mean cosine with depth over the states after the embedding, as the paper writes it, at the end."""
     return _shot(run, -1, "spearman_blocks")
 
 
@@ -178,7 +178,7 @@ def last(run: Training | Snapshot) -> float:
 
 
 def quantisation(scheme: str) -> Metric:
-    """What a way of quantising costs a run, nats per token; NaN where the run was not asked."""
+    """What a quantisation scheme costs a run, nats per token; NaN where the run did not measure it."""
     return lambda run: run.quantisation_cost.get(scheme, math.nan)
 
 
@@ -218,7 +218,7 @@ class Runs:
 
     @property
     def schemes(self) -> list[str]:
-        """The ways of quantising that any run was asked for."""
+        """The quantisation schemes that any run measured."""
         runs = (run for arm in self.arms for run in self.of(arm))
         return list(dict.fromkeys(scheme for run in runs for scheme in run.quantisation_cost))
 
@@ -246,7 +246,7 @@ class Runs:
         return list(self.table.get(arm, {}).values())
 
     def last_snapshots(self) -> list[tuple[str, Snapshot]]:
-        """Every arm with what its first seed was at the end."""
+        """Every arm with the last snapshot of its first seed."""
         return [(arm, self.of(arm)[0].snapshots[-1]) for arm in self.arms]
 
     def values(self, arm: str, metric: Metric) -> list[float]:
@@ -269,11 +269,11 @@ class Runs:
         return [metric(one) - metric(base) for one, base in self.paired(arm, other)]
 
     def contrast(self, arm: str, other: str, metric: Metric, *, claim: str = "less", level: float = 0.95) -> Decision:
-        """Is `arm` − `other` below 0 over the seeds, or above?"""
+        """Is `arm` − `other` over the seeds below 0 (`claim` "less"), or above 0 ("greater")?"""
         return decide(self.differences(arm, other, metric), claim=claim, level=level)
 
     def costs(self, arm: str, base: str) -> dict[int, float]:
-        """seed → time per token against `base`, for the seeds of which both have a speed."""
+        """seed → time per token relative to `base`, for the seeds of which both have a speed."""
         both = [(seed_of(run), run.tokens_per_second, plain.tokens_per_second) for run, plain in self.paired(arm, base)]
         return {seed: usual / speed for seed, speed, usual in both if speed and usual}
 
@@ -282,7 +282,7 @@ class Runs:
         return {seed: outcomes.scores for seed, outcomes in self.outcomes.get(arm, {}).items()}
 
     def rows(self, tasks: Sequence[str] = (), **more: Metric) -> tuple[list[str], list[list[Any]]]:
-        """One row per training: what every study that trains tells, and `more`, column by column."""
+        """One row per training: what every study that trains reports, the scores on `tasks`, and the metrics `more`."""
         columns = ["arm", "seed", "held_out_loss", "mean_cosine", "spearman", "mean_cosine_start", "spearman_start"]
         columns += ["parameters", "tokens", "tokens_per_second", "skipped_steps", *tasks, *more]
         rows: list[list[Any]] = []
@@ -297,11 +297,11 @@ class Runs:
 
 @dataclass
 class Conclusion:
-    """`estimate` may have decisions and intervals in it, however deep, which become sections."""
+    """What a study concludes. Decisions and means in `estimate`, however deep, become sections of plain values."""
 
     verdict: str
-    headline: str  # what decided it and nothing else, for a cell of a table: 160 characters are good, 220 the most
-    sentence: str  # all there is to say; both without the verdict in front
+    headline: str  # what decided it and nothing else, for a cell of a table: 160 characters are good, 220 at most
+    sentence: str  # all there is to say; neither begins with the verdict
     columns: list[str]
     rows: list[list[Any]]
     estimate: dict[str, Any]

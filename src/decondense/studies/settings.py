@@ -1,11 +1,11 @@
-"""The settings of a study: those of its scale (scales/NAME.yaml), changes put in, and all of it of the right form.
+"""The settings of a study: those of its scale (scales/NAME.yaml) with changes put in, checked for their form.
 
-Settings are data and nothing else. `base` is a recipe, `arms` name → what is different from it, `seeds` the training
-seeds, `once` the arms that no seed changes, which are made with the first alone, `heatmaps` ("all", "last", "none") the
-snapshots whose histogram is kept, `tasks` with `shots`, `limit` and `dtype` the benchmarks after training, `windows`
-and `tokens` how much of a text is measured, and `sizes` model → other numbers for it. The teacher of an arm may be
-another arm, which is then trained first.
-"about" and "cost" of a scale are for people.
+base, arms        a recipe, and name → what an arm changes in it; its teacher may be another arm, which is trained first
+seeds, once       the training seeds, and the arms that no seed changes, which are made with the first seed alone
+heatmaps          the snapshots whose histogram is kept: "all", "last" or "none"
+tasks             the benchmarks after training, with `shots`, `limit` and `dtype`
+windows, tokens   how much of a text is measured; `sizes` is model → other numbers for it
+about, cost       of a scale: notes for people
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Settings = dict[str, Any]
 
 
 def joined(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Settings:
-    """`base` with `changes` put in, section by section; None takes a section out."""
+    """`base` with `changes` put in, section by section; None removes a key."""
     result = copy.deepcopy(dict(base))
     for key, value in changes.items():
         if isinstance(value, Mapping) and isinstance(result.get(key), Mapping):
@@ -42,7 +42,7 @@ def joined(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Settings:
 
 
 def loss_of(settings: Settings, arm: str) -> Settings:
-    """The section `loss` of an arm's recipe, with the defaults of what every loss has; of several, joined by a plus."""
+    """The section `loss` of an arm's recipe with name, layers and weight; those of several losses joined by a plus."""
     defaults = {"name": "none", "layers": "all", "weight": 0.1}
     loss = joined(settings["base"], settings["arms"][arm]).get("loss", {})
     if isinstance(loss, list):
@@ -67,8 +67,8 @@ def resolved(tree: Any) -> Any:
 
 
 def put_change(settings: Settings, change: str, where: str) -> None:
-    """ "a.b=value" into the settings, the value read as YAML; `where` names them in sentences. The order of what is
-    there stays: arms have one."""
+    """Put "a.b=value" into the settings, the value read as JSON or YAML; `where` names the settings in errors. Keys
+    stay in their order, which matters for arms."""
     key, separator, value = change.partition("=")
     path = _path(settings, key.strip())
     if not separator or not all(path):
@@ -79,7 +79,7 @@ def put_change(settings: Settings, change: str, where: str) -> None:
 
 
 def _path(settings: Settings, key: str) -> list[str]:
-    """The keys in "a.b.c". Names of arms have dots in them, so the longest key that is there is taken first."""
+    """The keys in "a.b.c". Names of arms may have dots, so the longest key that is there is taken first."""
     parts: list[str] = []
     here: Any = settings
     rest: str | None = key
@@ -93,8 +93,8 @@ def _path(settings: Settings, key: str) -> list[str]:
 
 
 def _value(text: str, change: str) -> Any:
-    """JSON, as the command in a result has it, else YAML, which takes 1e-5 for a word. What JSON cannot hold could not
-    be written beside the result."""
+    """Read a value as JSON, as the command in a result has it, else as YAML, which takes 1e-5 for a word. Refuse what
+    JSON cannot hold, which could not be written beside the result."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -133,7 +133,7 @@ def _different(values: list[Any]) -> list[Any]:
 
 
 def _list(one: Any, least: int = 1) -> Any:
-    """A list of at least so many, all of them different."""
+    """The type of a list of at least `least` items, all of them different."""
     return Annotated[conlist(one, min_length=least), AfterValidator(_different)]
 
 
@@ -151,7 +151,7 @@ _DEFAULTS = (  # by the kind of the default: whole numbers count something, so t
 )
 _NUMBERS = Form("a list of different whole numbers of at least 1", _list(Whole))
 _NAMES = Form("a list of different names", Names)
-FORMS = {  # what the kind of the default does not say
+FORMS = {  # settings of which the default's kind does not say enough
     "seeds": Form("a list of different whole numbers from 0 on", _list(Number), "write it like [1, 2, 3]"),
     "arms": Form("a section with a section for each arm", dict[str, Settings], "write it like arms.NAME={}"),
     "families": Form(_LISTS, dict[str, Names], "write it like families.NAME=[org/small, org/large]"),
@@ -175,7 +175,7 @@ FORMS = {  # what the kind of the default does not say
 
 
 def check_form(settings: Settings, default: Settings, where: str) -> None:
-    """Raises ValueError for the first setting that is of another kind than the default, or than its own rule says."""
+    """Refuse the first setting without the form that `FORMS` or, for other keys, the kind of its default asks for."""
     for key, value in settings.items():
         form = FORMS.get(key) or _form_of(default.get(key))
         if not form.holds(value):
@@ -202,7 +202,7 @@ def _short(value: Any) -> str:
 
 
 def command_of(study: str, scale: str, default: Settings, settings: Settings) -> str:
-    """The command that would run it all: flags only for what is not the default of the scale."""
+    """The command that gives these settings, with flags only for what is not the default of the scale."""
     parts = ["decondense", "study", study, "--scale", scale]
     if settings.get("seeds") not in (None, default.get("seeds")):
         parts += ["--seeds", ",".join(map(str, settings["seeds"]))]
@@ -214,8 +214,8 @@ def command_of(study: str, scale: str, default: Settings, settings: Settings) ->
 
 
 def _changes(before: Settings, now: Settings, path: str = "") -> Settings | None:
-    """Key → value for `--set`, as small as can be. None: --set cannot take a key out, nor begin one with a dot or an
-    equals sign in it, so the section above must be given whole."""
+    """Key → value for `--set`, as small as can be. None where the section must be given whole, since --set can neither
+    remove a key nor add one that has a dot or an equals sign in it."""
     if before.keys() - now.keys():
         return None
     changes: Settings = {}

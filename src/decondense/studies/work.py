@@ -1,6 +1,6 @@
-"""Making the runs of a study: a training by `train`, in a run folder that is resumed where it was interrupted; a
-measurement by the meter. What is kept is DIR/runs/NAME, which appears whole when the run is done; until then it lies in
-DIR/.work/NAME, with its weights, which never stay.
+"""Make the runs of a study: a training by `train`, in a run folder that is resumed where it was interrupted; a
+measurement by the meter. A finished run appears whole as DIR/runs/NAME; until then it lies in DIR/.work/NAME, with its
+weights, which are not kept.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class NotRun(Exception):
 
 @dataclass
 class Workshop:
-    """What a run has at hand: the study's folder and settings, where data lies, and whom to tell."""
+    """What making a run needs: the study's folder and settings, where data lies, and whom to tell."""
 
     folder: Path
     settings: Settings
@@ -43,7 +43,7 @@ class Workshop:
     times: bool  # False: seconds and speeds are not kept, so that the same runs are the same bytes
     known: Mapping[str, list[Found]]  # runs of other folders, under their names here
     progress: Callable[..., None]
-    aside: bool | None = None  # whether what is imported was hidden from the garbage collector, to be shown it again
+    aside: bool | None = None  # whether `_free_memory` froze the garbage collector, so that `run` must unfreeze it
 
     @property
     def work(self) -> Path:
@@ -69,7 +69,7 @@ def make(planned: Planned, shop: Workshop) -> None:
     finally:
         for lock in shop.work.glob(".*.lock"):
             with contextlib.suppress(ValueError), locked(lock, busy="another process trains there"):
-                pass  # it is nobody's, and goes
+                pass  # nobody holds it: it is removed
         with contextlib.suppress(OSError):
             shop.work.rmdir()
 
@@ -94,7 +94,7 @@ def _trained(planned: Planned, shop: Workshop) -> Run:
         raise NotRun("there are no benchmark files here: give their folder with --bench or DECONDENSE_BENCH.")
     evaluated = settings.get("tasks") and shop.bench is not None
     if evaluated:
-        need("evaluate", "the study, for its tasks,")  # known before the training, and not after it
+        need("evaluate", "the study, for its tasks,")  # refused before the training, not after it
     recipe = recipe_of(settings, arm, seed)
     plain = recipe.model_dump(mode="json")  # as the study asks for it: without the folders of this machine
     teacher, distillation = teacher_of(settings, arm), recipe.baselines.distillation
@@ -118,13 +118,13 @@ def _trained(planned: Planned, shop: Workshop) -> Run:
 
 
 def _place(arm: str, seed: int, shop: Workshop) -> Path:
-    """Where an arm is trained. One that teaches others stays there until they are made: it is trained once."""
+    """Where an arm is trained. A teacher stays there until its students are made, so it is trained once."""
     teaches = any(teacher_of(shop.settings, other) == arm for other in shop.settings["arms"])
     return shop.work / f"{TEACHER + '-' if teaches else ''}{trained_name(arm, seed)}"
 
 
 def clear_teachers(plan: Sequence[Planned], shop: Workshop) -> None:
-    """Remove every teacher whose students are made, unless another process has it in hands."""
+    """Remove every teacher whose students are made, unless another process is at work on it."""
     students: dict[Path, list[str]] = {}
     for planned in plan:
         teacher = None if planned.arm is None else teacher_of(shop.settings, planned.arm)
@@ -141,8 +141,8 @@ def _lock(place: Path) -> Path:
 
 
 def _carry_out(recipe: Any, folder: Path, shop: Workshop) -> Path:
-    """Train into the folder; what an interrupted process has left there of the same recipe is gone on with. A teacher
-    may be wanted by several processes: the first trains it, the others wait."""
+    """Train into the folder, resuming what an interrupted process has left there of the same recipe. Several processes
+    may want one teacher: the first trains it, the others wait."""
     from ..train.folder import check_recipe
     from ..train.run import train
     from ..train.watch import in_words
@@ -170,9 +170,9 @@ def _carry_out(recipe: Any, folder: Path, shop: Workshop) -> Path:
 
 
 def _free_memory(shop: Workshop) -> None:
-    """Trainer and model refer to each other in circles: the next run needs the GPU memory they hold. What torch and
-    transformers have imported is set aside, as Trainer collects garbage in every training, and looking through it
-    takes longer than a small training."""
+    """Free the GPU memory of Trainer and model, which refer to each other in circles. On a CPU, hide what torch and
+    transformers have imported from the garbage collector: Trainer runs that in every training, and looking through
+    the imports takes longer than a small training."""
     import torch
 
     if torch.cuda.is_available():
@@ -180,7 +180,7 @@ def _free_memory(shop: Workshop) -> None:
         torch.compiler.reset()  # else the tenth run meets the limit of recompilations and is slower than the first
         torch.cuda.empty_cache()
     elif shop.aside is None:
-        shop.aside = not gc.get_freeze_count()  # else the caller has done it
+        shop.aside = not gc.get_freeze_count()  # else the caller froze it
         if shop.aside:
             gc.collect()
             gc.freeze()
@@ -199,7 +199,7 @@ def _in_words(run: Training) -> str:
 
 def in_small(record: Training, folder: Path, settings: Settings, *, origin: str | None = None) -> Training:
     """A run as a study keeps it: at most about 60 points of its history, histograms only of the snapshots that are
-    drawn, numbers of six digits, and no path of this machine. What is small already stays as it is."""
+    drawn, numbers of six digits, and no path of this machine. A run that is small already stays as it is."""
     history = record.history
     chosen = history if len(history) <= POINTS + 1 else history[:: -(-len(history) // POINTS)]
     if chosen and chosen[-1] is not history[-1]:
@@ -249,8 +249,8 @@ def known_runs(places: Sequence[Path], members: Members) -> dict[str, list[Found
 
 
 def _taken_over(planned: Planned, shop: Workshop) -> Run | None:
-    """An equal run of another study or of `decondense train`, with what this study asks for; None where none is. Two
-    that differ are two trainings, of which the caller has to name one."""
+    """An equal run of another study or of `decondense train` that has what this study asks for, or None. Equal runs
+    with different numbers are two trainings, of which the caller must name one."""
     needed = shop.settings.get("tasks") and shop.settings.get("tasks_needed", True)
     equal: dict[float, tuple[str, Run]] = {}  # held-out loss → where it lies, the run
     for found in shop.known.get(planned.name, ()):
@@ -260,7 +260,7 @@ def _taken_over(planned: Planned, shop: Workshop) -> Run | None:
         small = in_small(run.record, found.folder, shop.settings, origin=run.record.origin or found.name)
         bare = any(shot.histogram is None for shot in _drawn(small, shop.settings))
         if not bare and (run.outcomes is not None or not needed):
-            # a speed is compared with that of other arms on the same machine at the same time, and this is neither
+            # speeds of arms are compared on one machine at one time, and this run was made at another
             equal.setdefault(held_out(small), (found.name, run._replace(record=_timeless(small))))
     if len(equal) > 1:
         places = list_of(place for place, _ in equal.values())
@@ -272,7 +272,7 @@ def _taken_over(planned: Planned, shop: Workshop) -> Run | None:
 
 
 def _measured(config: dict[str, Any], shop: Workshop) -> Measured:
-    """The meter on one model and one text. A model that is the name of an arm is trained first."""
+    """Measure one model on one text. A model that is the name of an arm is trained first."""
     from ..meter.run import measure
     from ..models import hardware, pick_device
 
@@ -307,7 +307,7 @@ def _measured(config: dict[str, Any], shop: Workshop) -> Measured:
 
 
 def part_of(name: str) -> tuple[str, int, int] | None:
-    """("pydoc", 2, 4) of "pydoc 2/4", None of a whole text."""
+    """("pydoc", 2, 4) for "pydoc 2/4", None for a whole text."""
     if " " not in name:
         return None
     match = re.fullmatch(r"(\S+) ([1-9]\d*)/([1-9]\d*)", name)
@@ -317,7 +317,7 @@ def part_of(name: str) -> tuple[str, int, int] | None:
 
 
 def _documents(text: str, which: int, of: int, data: str | None) -> list[str]:
-    """One of so many equal parts of the documents of a text."""
+    """Part `which`, counted from 1, of `of` equal parts of the documents of a text."""
     from ..text import open_text
 
     documents = open_text(text, data=data).documents
