@@ -3,10 +3,10 @@
 Transformers' own models, of one depth and width, that differ in the kind of norm (LayerNorm, RMSNorm), its place
 (before the sublayer, after it), the position encoding (learned, rotary, none) and whether the output head is tied to
 the embeddings. The paper speaks of Transformers as such, so all of them must condense. Pairs that differ in one thing
-are compared seed by seed. One that hardly learns at the rate that it has is told, and decides nothing: what its states
-do is not what training does. Beside the trend over depth, and not part of the criterion: whether training raises the
-level, the mean cosine of the blocks, since step 0, where it depends on how the weights are drawn, and since the first
-snapshot after it.
+are compared seed by seed. An architecture that hardly learns at its learning rate is reported but decides nothing: its
+states do not show what training does. Beside the trend over depth, and not part of the criterion: whether training
+raises the level, that is the mean cosine of the blocks, since step 0, where it depends on how the weights are drawn,
+and since the first snapshot after it.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ CONTRASTS = [
 ]
 
 
-FEW = 3  # names in a list that can still be read, as they have commas
+FEW = 3  # as many names, which have commas, can still be read in a list
 GATED = (STABLE, LLAMA, LLAMA_TIED, OLMO2, ROPE)  # with rotary positions and a gated MLP
-LEARNS = 1.0  # nats: with a higher held-out loss than the best architecture's by so much, one has hardly learned
+LEARNS = 1.0  # nats of held-out loss above the best architecture: this far behind, one has hardly learned
 
 
 def arms(size: dict[str, Any]) -> Settings:
-    """Eleven models of one size. `mlp` is the width of a plain MLP, `gated` that of one with a gate; `vocabulary` its
-    size and the ids of the first and the last token of a text, `pad` that of a token which has no embedding where an
-    architecture must have one, and `opt_rate`, where there is one, the learning rate of the two OPTs."""
+    """Eleven models of one size. `mlp` is the width of a plain MLP, `gated` that of one with a gate; `vocabulary` is
+    (size, id of the first token of a text, id of the last), `pad` the id of the padding token, which has no
+    embedding, for architectures that must have one; `opt_rate`, where given, the learning rate of the two OPTs."""
     layers, width, heads, context, pad = (size[key] for key in ("layers", "width", "heads", "context", "pad"))
     words = dict(zip(("vocab_size", "bos_token_id", "eos_token_id"), size["vocabulary"]))
     common = words | {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads}
@@ -133,7 +133,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
 
 
 def _curves(runs: Runs) -> Callable[[Path], object]:
-    """The mean cosine of every state at the end: those with rotary positions and a gated MLP, and the others."""
+    """The mean cosine of every state at the end, in two panels: rotary positions with a gated MLP, and all others."""
     cosines = {
         arm: [[known(value) for value in run.snapshots[-1].mean_cosine] for run in runs.of(arm)] for arm in runs.arms
     }
@@ -148,8 +148,8 @@ def _curves(runs: Runs) -> Callable[[Path], object]:
 
 
 def _all_above(values: Mapping[str, Sequence[float]], all_arms: int) -> tuple[dict[str, Decision], str, list[str]]:
-    """Of each architecture whether it is above 0, the verdict on all of them, and which are below at the level divided
-    by the number of arms. That all are above is no claim about all where more than half of the arms are left out."""
+    """(is each architecture above 0, the verdict on all of them, which are below 0 at the level divided by the number
+    of arms). The verdict stays undecided where all are above but more than half of the arms are left out."""
     above = {arm: decide(some, claim="greater") for arm, some in values.items()}
     strict = {arm: decide(some, claim="greater", level=1 - 0.05 / all_arms) for arm, some in values.items()}
     below = [arm for arm, d in strict.items() if d.verdict == NOT]
@@ -158,8 +158,8 @@ def _all_above(values: Mapping[str, Sequence[float]], all_arms: int) -> tuple[di
 
 
 def _sides(decisions: Mapping[str, Decision], strictly_below: Sequence[str]) -> str:
-    """How many lie on either side of 0 with the whole interval, and which, where they are few; and how many are still
-    below at the level of the criterion."""
+    """How many architectures lie on either side of 0 with the whole interval, and which, where they are few; and how
+    many are still below at the level of the criterion."""
     counted = []
     for side, verdict in (("above 0", REPRODUCED), ("below 0", NOT), ("undecided", UNDECIDED)):
         arms = [arm for arm, d in decisions.items() if d.verdict == verdict]

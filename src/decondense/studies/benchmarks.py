@@ -50,7 +50,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     macro = tasks["macro"]
     decision, average = _decided(macro, seeds)
     perplexity = {}
-    if count := len(tasks["tasks"]):  # at the level divided by the number of tasks, of which it is one
+    if count := len(tasks["tasks"]):  # the level is divided by the number of tasks, one of which has the perplexity
         perplexity = perplexities(runs, TREATED, PLAIN, level=1 - 0.05 / count)
     perplexity_words = "".join(f"{name} {decision.words(2)}. " for name, decision in perplexity.items())
     loss, geometry = (runs.contrast(TREATED, PLAIN, metric) for metric in (held_out, cosine))
@@ -121,8 +121,8 @@ def _likelihood(macro: dict[str, Any] | None) -> str:
 
 
 def _manipulated(runs: Runs) -> tuple[float, str]:
-    """By how many percent the loss moved the mean cosine, and what can be said of the scores then: below the least that
-    matters the treatment did not happen, and scores that stay say nothing about its worth."""
+    """By how many percent the loss moved the mean cosine, and what follows for the scores: below the least change that
+    matters there was no treatment, and unchanged scores say nothing about its worth."""
     plain = runs.mean(PLAIN, cosine)
     share = 100 * (runs.mean(TREATED, cosine) - plain) / plain
     if not math.isfinite(share):

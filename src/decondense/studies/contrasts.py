@@ -1,5 +1,5 @@
-"""Two arms of a study on what both of them read, held-out documents or the items of benchmarks, and on what a loss does
-to the geometry beside another.
+"""Compare two arms of a study on what both of them read, held-out documents or the items of benchmarks, and what one
+loss does to the geometry with what another does.
 
 Seeds and documents (items) are both samples, and crossed (docs/statistics.md); texts and tasks have equal weight.
 """
@@ -18,8 +18,8 @@ from .outcomes import paired_outcomes
 from .runs import MATTERS_NATS, MATTERS_POINTS, MATTERS_SHARE, Runs, cosine
 
 UNIT = "training seed"
-NONE = "cross-entropy"  # the arm without a loss, of models that are trained from nothing
-SMALLEST = 0.005  # nats per token: the smallest effect that matters for those
+NONE = "cross-entropy"  # the arm without an added loss, where models are trained from nothing
+SMALLEST = 0.005  # nats per token: the smallest effect that matters there
 BETWEEN = " · "  # the parts of an arm's name
 Pairs = list[tuple[np.ndarray, np.ndarray]]
 KINDS = {"correct": (100.0, MATTERS_POINTS), "log_share": (1.0, MATTERS_SHARE)}  # in points, in nats per item
@@ -42,8 +42,8 @@ def by_texts(base: Sequence[Training], treated: Sequence[Training]) -> Pairs:
 
 def over_documents(runs: Runs, arm: str, base: str, *, smallest: float = MATTERS_NATS, level: float = 0.95) -> Decision:
     """Is the held-out loss of `arm` minus that of `base`, nats per token, mean over texts of the mean over documents,
-    below 0? Seeds are paired: those of one number share the order of their data. No, where a gain that matters is
-    excluded."""
+    below 0? Not reproduced where a gain of `smallest` or more is excluded. Seeds are paired, as runs of one seed share
+    the order of their data."""
     both = runs.paired(base, arm)
     return _crossed(by_texts(*zip(*both)) if both else [], len(both), "less", smallest, level, paired=True)
 
@@ -51,10 +51,9 @@ def over_documents(runs: Runs, arm: str, base: str, *, smallest: float = MATTERS
 def over_items(
     runs: Runs, arm: str, base: str, *, kind: str, level: float = 0.95, only: str | None = None
 ) -> Decision | None:
-    """Is the average over tasks of `arm` minus `base` above 0, or that of one task `only`: of what counted as right
-    ("correct", in points), or of the log-likelihood of what is right ("log_share", nats per item)? Over the seeds that
-    both have; their intervals are of seeds that are not paired, as in `significance`. None where no task was scored in
-    both."""
+    """Is `arm` minus `base` above 0, on average over tasks or on the one task `only`? `kind` is "correct", what counted
+    as right, in points, or "log_share", the log-likelihood of what is right, in nats per item. Over the seeds that both
+    have, which the interval takes as unpaired, as in `significance`. None where no task was scored in both."""
     plain, treated = (runs.outcomes.get(name, {}) for name in (base, arm))
     sets = [[one[seed] for seed in plain if seed in treated] for one in (plain, treated)]
     scale, matters = KINDS[kind]
@@ -74,10 +73,10 @@ def perplexities(runs: Runs, arm: str, base: str, *, level: float) -> dict[str, 
 def below_everywhere(
     losses: Mapping[str, Mapping[str, Decision | None]], smallest: float
 ) -> tuple[str, str, dict[str, Decision]]:
-    """Loss → model → its difference to cross-entropy, None where it is not known. The verdict: reproduced where one
-    loss has every interval below −`smallest`, not reproduced where every loss has one above it. And what decides it in
-    short, and by name: of every loss that is not excluded, or of all, the model in which a gain is farthest, and of
-    these the loss for which it is nearest; and the losses that are compared in no model."""
+    """(verdict, headline, deciding difference by name). `losses`: loss → model → its difference to cross-entropy, None
+    where it is not known. Reproduced where one loss has every interval below −`smallest`, not reproduced where every
+    loss has one above it. To find what decides, take the model in which each loss is farthest from a gain, and of these
+    the loss nearest to one, only among losses not excluded if there are any. The headline names losses not compared."""
     below = [loss for loss, row in losses.items() if all(d and known(d.high) < -smallest for d in row.values())]
     judged = {loss: {model: d for model, d in row.items() if d and d.low is not None} for loss, row in losses.items()}
     above = [loss for loss, row in judged.items() if any(known(d.low) > -smallest for d in row.values())]
@@ -101,14 +100,14 @@ def below_everywhere(
 
 
 def sides(decisions: Mapping[str, Decision]) -> str:
-    """Which arms are above 0 with the whole interval, and which below. Their names may have commas."""
+    """Which arms are above 0 with the whole interval, and which below. Names may have commas, so "and" joins them."""
     above = [arm for arm, d in decisions.items() if d.low is not None and d.low > 0]
     below = [arm for arm, d in decisions.items() if d.high is not None and d.high < 0]
     return f"above 0 in {' and '.join(above) or 'none'}; below 0 in {' and '.join(below) or 'none'}"
 
 
 def share_of_change(runs: Runs, arm: str, whole: str, none: str, *, margin: float, around: float = 0.0) -> Decision:
-    """How much of what `whole` does to the mean cosine c does `arm` do, over the seeds that have all three: is
+    """What percentage of `whole`'s change of the mean cosine c does `arm` make, over the seeds that have all three: is
     100 (c_arm − c_none)/(c_whole − c_none) within ±`margin` of `around`? Undecided where `whole` changes nothing."""
     changes = [[cosine(run) - cosine(plain) for run in two] for *two, plain in runs.paired(arm, whole, none)]
     if not all(by_whole for _, by_whole in changes):

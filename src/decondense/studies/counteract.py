@@ -1,5 +1,5 @@
 """C6: mid-training with cross-entropy alone leaves condensation; with the dispersion loss it goes. How much of it goes
-is said beside the verdict: the claim's "it goes" is a matter of degree."""
+is reported beside the verdict, since the claim's "it goes" is a matter of degree."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLAIN, TREATED = needed = ("cross-entropy", "dispersion")
 
 def conclude(runs: Runs, settings: Settings) -> Conclusion:
     change, trend, loss = (runs.contrast(TREATED, PLAIN, metric) for metric in (cosine, spearman, held_out))
-    # secondary, and said as such: is the other half of the claim true?
+    # secondary, and reported as such: is the other half of the claim true?
     left = decide([cosine(run) - cosine(run, 0) for run in runs.of(PLAIN)], claim="less")
     shown = {arm: runs.of(arm) for arm in needed if arm in runs}
     start = float(np.mean([cosine(run, 0) for trained in shown.values() for run in trained] or [math.nan]))
@@ -35,7 +35,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         f"{trend_and_level(**verdicts)} Held-out loss {loss.words(5)}: {worth} (of {MATTERS_NATS:g} nats or more)."
     )
     headline = f"mean cosine, {TREATED} minus {PLAIN}: {change.short(4)}{part}: {size}"
-    steps, moved = {}, {}  # of each arm, one dot per seed: the blocks at every snapshot; how far each state has come
+    steps, moved = {}, {}  # by arm, one dot per seed: the blocks' mean cosine at every snapshot; each state's change
     for arm, trained in shown.items():
         at = [shot.step for shot in trained[0].snapshots]
         steps[arm] = (at, [[cosine(run, i) for run in trained] for i in range(len(at))])

@@ -1,7 +1,7 @@
-"""C5: distillation does not cure condensation. The claim is that the teacher does *not* help, so the interval is that
-of one test at 5 %. A teacher that is itself condensed can hardly cure anything, so there may be a second one, dispersed
-before it teaches; how far it is dispersed is a gate. At paper scale nothing is trained and the unit is the pair of
-published models."""
+"""C5: distillation does not cure condensation. The claim is that the teacher does *not* help, so the interval is the
+90 % one of a one-sided test at 5 %. A condensed teacher can hardly cure anything, so there may be a second one, which
+is dispersed before it teaches and counts only where that went far enough (the gate). At paper scale nothing is trained
+and the unit is the pair of published models."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _students(runs: Runs, settings: Settings) -> Conclusion:
 
 
 def _dispersed(runs: Runs, teacher: str) -> tuple[Decision, str, dict[str, Any]]:
-    """What counts of the second teacher, in words, and the numbers. Where its training began it was the first."""
+    """(the decision on the second teacher, its words, its numbers). At step 0 the second teacher is still the first."""
     moved = decide([100 * (cosine(run) / cosine(run, 0) - 1) for run in runs.of(teacher)], claim="less")
     met = moved.high is not None and moved.high < -GATE
     change = not_below(runs.differences(OTHERWISE, ALONE, cosine), margin=MARGIN)

@@ -3,9 +3,9 @@
 If condensation harms language modelling, pushing the geometry one way must help and the other way must hurt. A
 penalty of any sign also disturbs the training, which costs something in both directions; over doses that are
 symmetric around 0 that cost cancels in the slope, and what is left is the direction. So both must hold: the paper's
-λ = 0.1 against λ = 0, and the slope over all doses, one least-squares slope per seed. What a gain from dispersing could
-be at most is told over all positive weights, with the level divided by their number: the best of several has been
-chosen. Whether the weight moves the geometry is judged by trend and by level.
+λ = 0.1 against λ = 0, and the slope over all doses, one least-squares slope per seed. The most that
+dispersing could gain is reported over all positive weights, at the level divided by their number, as the best of
+several is chosen. Whether the weight moves the geometry is judged by trend and by level.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _dose(settings: Settings, arm: str) -> float:
 
 
 def refuse(settings: Settings) -> None:
-    """The doses that the criterion compares are there, each once."""
+    """Refuse settings without the doses that the criterion compares, or with one of them twice."""
     doses = by_dose(settings)
     listed = ", ".join(f"{_dose(settings, arm):g}" for arm in settings["arms"])
     if len(doses) < len(settings["arms"]):
@@ -102,7 +102,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     small = {d: values for d, values in losses.items() if abs(d) < max(map(abs, here))}
     title, unit = "held-out loss minus that of λ = 0", "nats per token"
     panels = [_panel(title, unit, losses, line=0.0)]
-    if len(small) > 2:  # again where the ends would hide them
+    if len(small) > 2:  # again without the largest, which would hide them
         panels.append(_panel(f"{title}, small doses", unit, small, line=0.0))
     geometry = {d: runs.values(arm, cosine) for d, arm in here.items()}
     panels.append(_panel("geometry", "mean cosine of the blocks", geometry))
@@ -129,7 +129,7 @@ def _at_most(most: float | None, at: float | None, tried: int) -> str:
 
 
 def _slopes(runs: Runs, arm_of: Mapping[float, str], metric: Metric) -> list[float]:
-    """Σ λ (y_λ − ȳ)/Σ λ² per seed that has every dose; λ sums to 0."""
+    """Σ λ (y_λ − ȳ)/Σ λ² per seed that has every dose; λ is centred to sum to 0."""
     x = np.asarray(list(arm_of))
     x = x - x.mean()
     return [float(x @ np.array(list(map(metric, all_doses))) / (x @ x)) for all_doses in runs.paired(*arm_of.values())]

@@ -1,8 +1,8 @@
 """Ours: do the cheap estimators do to the model what the exact loss does, and what do they cost?
 
-Judged is how much of the exact loss's change of the mean cosine is left, seed by seed, within 10 % of it, which is what
-would matter. Held-out loss within a margin (0.005 nats per token, half a percent of perplexity), by which it was judged
-at first, is told beside it: at small budgets training without any loss stays inside as well.
+The criterion is how much of the exact loss's change of the mean cosine an estimator makes, seed by seed: it may differ
+by up to 10 %, the least that would matter. The first criterion, held-out loss within a margin (0.005 nats per token,
+half a percent of perplexity), is reported beside it: at small budgets even training without a loss stays within.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The λ, τ table, and the choices around it: layers, clamp, sample size, weight schedule. The criterion is about the
-paper's grid: nobody loses by the paper's choice what would matter, whichever cell he might have chosen. (That it beats
-every cell, as it was at first, no choice can show where cells tie.) Any of the cells might be the better one, so that
-is said at the level divided by their number. The log-likelihood of what is right on the tasks is told beside it, as the
-paper's own table has benchmark averages, which are coarser; so is the loss against none at all. The other choices are
-told, and decide nothing."""
+paper's grid: no other cell is better than the paper's choice by as much as would matter. (The first criterion, that the
+paper's choice beats every cell, cannot be met where cells tie.) Any of the cells might be the better one, so that is
+concluded at the level divided by their number. Reported beside it: the log-likelihood of what is right on the tasks, as
+the benchmark averages of the paper's own table are coarser, and every cell against no loss at all. The other choices
+are reported, and decide nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..stats.verdicts import NOT, REPRODUCED, Decision, combine, not_below
 from .contrasts import over_items, sides
 from .runs import MATTERS_NATS, MATTERS_SHARE, Conclusion, Runs, Settings, cosine, held_out
 
-# The paper's, from the weakest to the strongest: to first order the loss is λ/τ times one and the same.
+# The paper's grid from the weakest to the strongest: to first order λ and τ only multiply the loss by λ/τ.
 GRID = [
     f"λ {weight:g}, τ {tau:g}"
     for weight, tau in ((0.01, 1.0), (0.1, 2.0), (0.1, 1.0), (0.1, 0.5), (0.5, 1.0), (0.1, 0.1), (1.0, 1.0))

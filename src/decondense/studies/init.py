@@ -1,5 +1,5 @@
 """C4: condensation is there at initialisation, and training relieves it. At paper scale a row of published checkpoints
-is one training run. How the mean cosine itself changes is said beside it: a trend can flatten while the level rises."""
+is one training run. The change of the mean cosine itself is reported beside: a trend can flatten while that rises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Benchmarks inside a study: the outcome of every item, small enough to keep, and paired again afterwards.
+"""Benchmarks inside a study: the outcome of every item, packed small enough to keep, and paired afterwards.
 
 Runs are compared only where the hash over the prompts is the same, so the i-th outcome is about the same prompt in all
 of them.

@@ -2,8 +2,8 @@
 
 Every weight is tried twice, with dispersion (first order) and with the loss `placebo` (losses/placebo.py derives it,
 docs/studies.md says why). At +λ both disturb alike, and one of them disperses; at −λ one of them condenses. If
-condensation harms, dispersion must end below its placebo at +λ and above it at −λ. That is a test only where the
-placebo has left the mean cosine alone, so there is a gate.
+condensation harms, dispersion must end with a lower held-out loss than its placebo at +λ and with a higher one at −λ.
+That is a test only where the placebo has left the mean cosine alone, so there is a gate.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     up, down = helps[dose], hurts[-dose]
     halves = {w: half for w, half in ((dose, up), (-dose, down)) if not {real[w], blind[w]} & {*ruined}}
     verdict = combine(list(halves.values()))
-    if len(halves) < 2 and verdict == REPRODUCED:  # which takes both
+    if len(halves) < 2 and verdict == REPRODUCED:  # reproduced takes both halves
         verdict = UNDECIDED
     four, spoilt = (real[dose], blind[dose], real[-dose], blind[-dose]), " and ".join(ruined)
     known_norms = [f"{arm} {norms[arm]:.2f}" for arm in four if math.isfinite(norms.get(arm, math.nan))]

@@ -1,11 +1,11 @@
 """Table 4 of the paper, small: does a loss on the hidden states help a model that is trained from nothing?
 
-Confirmed with fresh seeds: what `screen` chose, each at its own best learning rate, against cross-entropy at its own,
-over budgets and models. The loss of a run is known for every held-out document of every text, so a difference has an
-interval over seeds and documents both (docs/statistics.md): texts take the place of tasks, documents of items, and the
-average over texts is what is judged. The correction for all cells is Bonferroni's. Where runs know what quantising
-costs them (`train.quantised`), the table also says whether a loss makes that less, and where they were scored on tasks,
-what it does to those, at the level divided by the cells that were; nothing is judged by either.
+What `screen` chose, with fresh seeds, against cross-entropy at the same learning rate, over budgets and models
+(`rates` gives each its own rate). The loss of a run is known for every held-out document of every text, so a difference
+has an interval over both seeds and documents (docs/statistics.md): texts take the place of tasks, documents of items,
+and the average over texts is judged. The correction for all cells is Bonferroni's. Where runs measured what quantising
+costs them (`train.quantised`), the table also says whether a loss lowers that cost, and where they were scored on
+tasks, what it does to the scores, at the level divided by the number of scored cells; neither decides anything.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def arms(named: Settings) -> Settings:
 
 
 def tokens_saved(budgets: Sequence[float], losses: Sequence[float], at: float, reached: float) -> float:
-    """Which share of the tokens that the baseline would need to reach a loss is not needed: 1 − at / needed, by the
-    baseline's own losses over budgets, linear in the logarithm of the tokens, and beyond the ends as between the two
-    nearest. 0: as many; 0.5: the baseline needs twice as many."""
+    """The share of tokens saved against the baseline, 1 − at / needed, where `needed` is what the baseline needs to
+    reach the loss `reached`: by its `losses` over `budgets`, linear in the logarithm of the tokens, and beyond the ends
+    as between the two nearest. 0: it needs as many; 0.5: it needs twice as many."""
     x, y = np.log(np.asarray(budgets, float)), np.asarray(losses, float)
     if len(x) < 2 or not (np.diff(y) < 0).all() or not math.isfinite(reached):
         return math.nan
@@ -65,8 +65,8 @@ def tokens_saved(budgets: Sequence[float], losses: Sequence[float], at: float, r
 
 
 def quantised(runs: Runs, arm: str, base: str, scheme: str) -> list[float]:
-    """What quantising costs the baseline, and what it costs the arm minus that, with the interval over the seeds that
-    know both: below 0, the arm's models quantise better."""
+    """[cost of quantising the baseline, cost for the arm minus that, low, high], with the interval over the seeds that
+    measured both. Below 0, the arm's models quantise better."""
     cost = quantisation(scheme)
     both = np.array([list(map(cost, two)) for two in runs.paired(base, arm)]).reshape(-1, 2)
     known = both[np.isfinite(both).all(1)]
@@ -129,7 +129,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         estimate["tasks"] = {BETWEEN.join(cell): told for cell, told in tasks.items()}
     names = [*dict.fromkeys(loss for loss, *_ in tokens if loss != NONE), NONE]
     models = list(dict.fromkeys(model for _, model, _ in tokens))
-    # an interval over two seeds would be all that one sees
+    # an interval over two seeds would hide everything else
     drawn = [cell for cell, (*_, apart) in table.items() if len(apart) > 2]
     drawn.sort(key=lambda cell: (models.index(cell[1]), tokens[cell], names.index(cell[0])))
     draw = partial(
@@ -145,7 +145,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
 
 
 def on_tasks(runs: Runs, cells: Iterable[Cell]) -> dict[Cell, dict[str, Decision]]:
-    """Cell → column → that of the loss minus cross-entropy's, for the cells in which both were scored on tasks."""
+    """Cell → column → the loss minus cross-entropy, for the cells in which both were scored on tasks."""
     both = {cell: (BETWEEN.join(cell), BETWEEN.join((NONE, *cell[1:]))) for cell in cells}
     seeds = {arm: runs.outcomes.get(arm, {}).keys() for arms in both.values() for arm in arms}
     scored = {cell: (arm, plain) for cell, (arm, plain) in both.items() if seeds[arm] & seeds[plain]}
@@ -169,8 +169,8 @@ def _told(tasks: Mapping[Cell, Mapping[str, Decision]]) -> str:
 def _why(
     runs: Runs, tokens: Mapping[Cell, int], settings: Settings, names: Sequence[str]
 ) -> dict[str, Callable[[Path], object]]:
-    """What changes, a figure for each model: at the largest budget at which a loss has three seeds, or as many as any
-    has, and at smaller ones for losses that none of those has."""
+    """Figures of what a loss changes, for each model at the largest budget at which a loss has three seeds, or as many
+    as any has; and at smaller budgets for losses that are in no figure yet."""
     places = sorted({cell[1:]: None for cell in tokens}, key=lambda place: -tokens[(NONE, *place)])
     kept = {place: _paired(runs, {c[0]: BETWEEN.join(c) for c in tokens if c[1:] == place}) for place in places}
     drawn: set[tuple[str, str]] = set()
@@ -187,7 +187,7 @@ def _why(
 
 
 def _paired(runs: Runs, arms: Mapping[str, str]) -> tuple[dict[int, Training], dict[str, dict[int, Training]]]:
-    """Cross-entropy's runs that kept what is drawn, and those of the losses with the same seeds: by loss and seed."""
+    """(seed → run of cross-entropy, loss → seed → run with the same seeds), of the runs that kept what is drawn."""
     whole = {
         loss: {seed: run for seed, run in runs.table.get(arm, {}).items() if run.held_out_by and run.snapshots}
         for loss, arm in arms.items()
@@ -198,7 +198,7 @@ def _paired(runs: Runs, arms: Mapping[str, str]) -> tuple[dict[int, Training], d
 
 
 def _decided(decisions: Mapping[Cell, Decision], tokens: Mapping[Cell, int]) -> tuple[str, str, dict[str, Decision]]:
-    """For each loss and model at the largest budget that both have; see the criterion."""
+    """Judge each loss in each model at the largest budget at which it was compared; see the criterion."""
     ends = {cell[:2]: cell for cell in sorted(decisions, key=tokens.__getitem__)}
     losses: dict[str, dict[str, Decision | None]] = {loss: {} for loss, *_ in tokens if loss != NONE}
     for loss, model in product(losses, dict.fromkeys(model for _, model, _ in tokens)):

@@ -1,10 +1,10 @@
-"""Table 4 with a learning rate for each: is what a loss does to a model from nothing more than another rate would do?
+"""Table 4 with a learning rate for each arm: does a loss do more to a model trained from nothing than another rate?
 
 In `pretrain` a loss and cross-entropy share a rate, which may suit one of them better. Here every arm is trained at
 several rates with the first seed and takes the one with the lowest held-out loss; at that rate it is compared with
 cross-entropy at cross-entropy's own, over the other seeds, which had no part in the choice, and over documents, as in
-`pretrain`. What is not chosen needs no other seed. A rate is chosen once its neighbours in the list were run; where it
-is an end of the list that is told, as a better one may lie beyond.
+`pretrain`. Arms that are not chosen need no other seed. A rate is chosen once its neighbours in the list were run; a
+rate at an end of the list is reported as such, since a better one may lie beyond.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def levels_of(runs: Runs, seed: int) -> dict[Place, dict[float, float]]:
 
 
 def choices(runs: Runs, arms: Iterable[str], seed: int) -> dict[Place, tuple[str, bool]]:
-    """(loss, model) → the arm with the lowest held-out loss in this seed, and whether its rate is an end of the list;
-    where its neighbours in the list were run with the seed as well."""
+    """(loss, model) → the arm with the lowest held-out loss in this seed, and whether its rate is an end of the list.
+    Nothing is chosen where a neighbour of that rate in the list was not run with this seed."""
     listed = grouped(((loss, model), float(rate)) for loss, model, rate in (arm.split(BETWEEN) for arm in arms))
     chosen: dict[Place, tuple[str, bool]] = {}
     for place, levels in levels_of(runs, seed).items():
@@ -112,7 +112,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
 
 
 def _with_tokens(settings: Settings) -> dict[str, str]:
-    """What each model is called beside others: with its tokens, where its name does not end with them."""
+    """Model → its name with its number of training tokens, unless the name ends with that already."""
     named = {}
     for arm, own in settings["arms"].items():
         model, size = arm.split(BETWEEN)[1], amount(joined(settings["base"], own)["data"]["tokens"])

@@ -1,9 +1,9 @@
 """The geometry apart from the disturbance: a strong dose that is taken away before the end.
 
 docs/studies.md ("Geometry and disturbance") has the reasons. (A weight that falls until the end would fall with the
-learning rate, and hardly a step would be undisturbed.) A dose of 3 was added when 1 had not met the gate; the lower of
-those that do decides. The dose of 1 kept to the end, and the opposite dose released in the same way, stand beside it:
-the latter was disturbed as much, towards the cone.
+learning rate, and hardly a step would be undisturbed.) A dose of 3 was added when 1 had not met the gate; the lowest
+dose that meets it decides. Two arms are reported beside it: the dose of 1 kept to the end, and the opposite dose
+released in the same way, which disturbs as much, towards the cone.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Which losses on the hidden states are worth confirming when a small model is trained from nothing?
 
 One seed, one budget, many arms, each at the learning rates, and some at the warm-ups, that its name ends with: "ARM
-warm-up 20 % @ 0.003". A second model begins its names with "MODEL: ", and is compared with its own cross-entropy. One
-seed decides nothing, so the verdict is always undecided: the screen chooses what `pretrain` confirms with fresh seeds.
-Two weights of one loss on the same layers count as one arm, the better one. The loss of a run is the mean over texts of
-the mean over held-out documents, nats per token.
+warm-up 20 % @ 0.003". Names of arms of a second model begin with "MODEL: "; they are compared with its own
+cross-entropy. One seed decides nothing, so the verdict is always undecided: the screen chooses what `pretrain` confirms
+with fresh seeds. Two weights of one loss on the same layers count as one arm, the better one. The loss of a run is the
+mean over texts of the mean over held-out documents, nats per token.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .contrasts import NONE
 from .runs import Conclusion, Runs, Settings, by_document, cosine, quantisation
 from .settings import joined, loss_of
 
-TUNED = re.compile(r"( warm-up \d+ %)? @ .*")  # the end of a name: what every arm may choose for itself
+TUNED = re.compile(r"( warm-up \d+ %)? @ .*")  # the end of a name: what is tuned for every arm
 
 
 def arms(named: Settings) -> Settings:
@@ -35,7 +35,7 @@ def arms(named: Settings) -> Settings:
 
 
 def control_of(arm: str) -> str:
-    """The name of cross-entropy for the same model, before what is tuned."""
+    """The name of cross-entropy for the same model, without what is tuned."""
     return arm[: arm.find(": ") + 2] + NONE if ": " in arm else NONE
 
 
@@ -91,9 +91,9 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
 
 
 def _panels(control: str, losses: Mapping[str, float], settings: Settings) -> list[Settings]:
-    """Of one model: loss over learning rates at the shortest warm-up, and over warm-ups at each one's best rate; a loss
-    at its best weight. Of what was tried with one warm-up alone there is no line, unless that is so for all; of the
-    others there are cross-entropy and the five that came lowest. Two rates of cross-entropy make no curve."""
+    """Panels of one model: held-out loss over learning rates at the shortest warm-up, and over warm-ups at the best
+    rate of each; a loss at its best weight. Losses tried with one warm-up alone are left out, unless all were; of the
+    rest, cross-entropy and the five lowest are drawn. Two rates of cross-entropy are too few for the first panel."""
     model = control.removesuffix(NONE)
     title = model or f"{settings['base']['model'].get('architecture', 'the model')}: "
     table: dict[str, dict[tuple[float, float], float]] = {}

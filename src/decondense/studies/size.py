@@ -3,8 +3,8 @@
 Two kinds of families: published models, measured (any list of ids), and one trained here from nothing, whose members
 differ in depth and width. The unit is the model: a family member is one number (Spearman; of a model trained with
 several seeds, their mean), and windows only make that number more precise. All families share one slope, whose
-interval has n − families − 1 degrees of freedom. A family of one tells nothing: it is a heatmap, and no dot. The same
-slope of the mean cosine stands beside it, and that of Spearman over the blocks alone; they decide nothing. Spearman
+interval has n − families − 1 degrees of freedom. A family of one tells nothing about it: it has a heatmap, and no dot.
+The slopes of the mean cosine and of Spearman over the blocks alone are reported beside it and decide nothing. Spearman
 over all states cannot be as low in a model of few layers as in one of many, once the embedding is its lowest state.
 """
 
@@ -68,7 +68,7 @@ def floor(states: int) -> float:
 
 
 def _name(member: Member) -> str:
-    """Of a measured model its name, without what a record says of it beside."""
+    """The name of a model; of a measured one without the details that its record adds."""
     return member.model if member.family == SCRATCH else re.split(r", | \(", member.model.split("/")[-1])[0]
 
 

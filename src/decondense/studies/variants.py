@@ -2,12 +2,12 @@
 that the paper does not compare with.
 
 All arms train on the same tokens in the same order, and the criterion compares them there, which any machine can
-decide. A loss that makes a step slower is charged for it where times were kept, beside the criterion: cross-entropy is
-also trained on 10 % more tokens, which says what a longer training would have bought, and an arm's *loss at matched
+decide. Beside the criterion, where times were kept, a loss that makes a step slower is charged for it: cross-entropy is
+also trained on 10 % more tokens, which says what a longer training would have gained, and an arm's *loss at matched
 cost* is its held-out loss minus what cross-entropy would have reached in the same time (linear in the cost, from its
-two runs of the same seed). Every arm outside the criterion is told against cross-entropy. Where tasks were scored, so
-are the average over them and the log-likelihood of what is right, at the level divided by the number of arms, and what
-the model had before any training ("original": one step at a learning rate of 0, at which every warm-up begins).
+two runs of the same seed). Every arm outside the criterion is reported against cross-entropy. Where tasks were scored,
+so are the average over them and the log-likelihood of what is right, at the level divided by the number of arms, and
+the average before any training ("original": one step at a learning rate of 0, with which every warm-up begins).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def refuse(settings: Settings) -> None:
     if LONGER not in settings["arms"]:
         return
     plain, longer = (recipe_of(settings, arm, 0).steps for arm in (PLAIN, LONGER))
-    if longer <= plain:  # what more tokens buy is read off the two
+    if longer <= plain:  # what more tokens gain is read off these two
         raise ValueError(
             f"the arm {LONGER!r} must train for more steps than {PLAIN!r}, got {longer} and {plain}: change both with "
             f"--set, base.data.tokens and arms.{LONGER}.data.tokens."

@@ -1,7 +1,7 @@
-"""What a loss changes in the models and in their loss, seed by seed: panels for the figures of `pretrain`.
+"""What a loss changes in the models and in their losses, seed by seed: panels for the figures of `pretrain`.
 
-Of the last state over training: mean cosine, and where the runs keep them effective rank, share of the outlier
-dimensions and of the direction of frequency; the noise of the gradient; the training loss on the way; at the end the
+Over training: the training loss; of the last state the mean cosine and, where the runs keep them, the effective rank
+and the shares of the outlier dimensions and of the direction of frequency; the noise of the gradient. At the end: the
 held-out loss by the frequency of the token and by its position.
 """
 
@@ -51,7 +51,7 @@ def why(base: Runs, losses: Mapping[str, Runs], settings: Settings, names: Seque
 
 
 def in_words(which: str, seeds: Sequence[int]) -> str:
-    """`seeds`: how many each loss has."""
+    """The note below a figure; `seeds`: how many each loss has."""
     count = several(max(seeds), "seed") if min(seeds) == max(seeds) else f"{min(seeds)} to {max(seeds)} seeds"
     return (
         f"{which} tokens, {count}: means, and bands from the lowest seed to the highest.\n"
@@ -100,7 +100,7 @@ _OVER_TIME: list[tuple[str, str, Values]] = [
 
 
 def _training_loss(run: Training) -> dict[float, float]:
-    """Without what is added."""
+    """Tokens → training loss without the added loss."""
     losses = {line.tokens: line.loss if line.task_loss is None else line.task_loss for line in run.history}
     return {tokens: loss for tokens, loss in losses.items() if loss is not None}
 
