@@ -26,12 +26,12 @@ GUESSING = {
     "anli_r2": 1 / 3, "lambada_openai": 0.0, "openbookqa": 1 / 4, "piqa": 1 / 2, "truthfulqa_mc2": 0.464058,
     "winogrande": 1 / 2, "arc_easy": 1 / 4, "arc_challenge": 1 / 4, "medmcqa": 1 / 4, "mmlu": 1 / 4,
 }  # fmt: skip
-"""What guessing scores on a task, for its signal-to-noise ratio; of truthfulqa_mc2 the mean share of right choices."""
+"""What guessing scores on a task, for its signal-to-noise ratio; for truthfulqa_mc2 the mean share of right choices."""
 NATS = {
     "nats": "difference", "nats_low": "low", "nats_high": "high", "nats_p_holm": "p_holm",
     "nats_resolved": "smallest_effect",
 }  # fmt: skip
-"""Columns beside the accuracy, of the log-likelihood of what is right."""
+"""Columns beside those of the accuracy: column → its key in the analysis of the log-likelihood of what is right."""
 
 
 def refuse(settings: Settings) -> None:

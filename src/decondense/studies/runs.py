@@ -139,11 +139,11 @@ def _shot(run: Training | Snapshot, at: int, what: str) -> float:
 
 
 MATTERS_NATS, MATTERS_COSINE, MATTERS_POINTS, MATTERS_SHARE = 0.002, 0.1, 0.3, 0.01
-"""The smallest effects that matter: of held-out loss in nats per token, of the mean cosine as a share of it, of a
-benchmark average in points, of the log-likelihood of what is right in nats per item (1 % of its probability)."""
+"""The smallest effects that matter: on the held-out loss in nats per token, on the mean cosine as a share of it, on a
+benchmark average in points, on the log-likelihood of what is right in nats per item (1 % of its probability)."""
 RUINED = 0.1
-"""Nats above cross-entropy: such an arm is told as a number, so that a figure shows the others, and decides nothing in
-`placebo`."""
+"""Nats of held-out loss above cross-entropy: an arm this far above is given as a number, so that a figure can show the
+others, and decides nothing in `placebo`."""
 
 
 def held_out(run: Training) -> float:

@@ -24,7 +24,7 @@ BLOCKS = 16  # the length of a document, unless the recipe says otherwise
 TOKENS = 8192  # per forward pass: all logits of a pass exist in float32
 DECILES, OCTILES = 10, 8
 Tell = Callable[[str, int, int | None], None]
-"""Called with (what is done, how much of it is, how much there is, where that is known)."""
+"""Called with (what is being done, how much is done, how much there is or None where that is not known)."""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ CONTRACTS = {
     "list_type": "a list",
     **dict.fromkeys(("dict_type", "model_type"), "a section of keys"),
 }
-"""What a value must be, by the name that pydantic has for its being something else."""
+"""What a value must be, by the name of the error that pydantic reports when it is not."""
 
 ELSEWHERE = {
     "lr": "train.learning_rate",
@@ -51,7 +51,7 @@ ELSEWHERE = {
     **dict.fromkeys(("lambda", "lam", "coef"), "loss.weight"),
     "rank": "model.lora.r",
 }
-"""What other trainers call a key, or say in its place."""
+"""Key of another trainer → the key here that has its meaning, or takes its place."""
 
 
 class Recipe(Part):
