@@ -190,7 +190,8 @@ def test_how_closely_a_run_was_looked_at_does_not_matter_where_it_was_does(tmp_p
     count = one.record.recipe["snapshots"]["count"]
     run, reason = taken(count=count + 3, spectral=True, probes=True)
     assert (reason, run.record.recipe["snapshots"]["count"]) == ("", count + 3)
-    assert taken(count=0) == (None, f"snapshots.count is 'none' in it and 'some' in the arm {one.record.arm!r} here")
+    said = f"snapshots.count is 'none' in the run and 'some' in the arm {one.record.arm!r} here"
+    assert taken(count=0) == (None, said)
     assert taken(windows=one.record.recipe["snapshots"]["windows"] + 1)[1].startswith("snapshots.windows is ")
 
 
@@ -222,7 +223,7 @@ def test_merge_names_the_runs_that_are_missing(command, tmp_path):
     for one in mine[:2]:
         shutil.rmtree(tmp_path / "runs" / one.name)
     (tmp_path / "runs" / mine[2].name).rename(tmp_path / "runs" / "another name")  # belongs by its recipe
-    said = f"2 of {len(mine)} runs are missing, to be made without --merge: {mine[0].name}, {mine[1].name}\n"
+    said = f"2 of {len(mine)} runs are missing; without --merge they are made: {mine[0].name}, {mine[1].name}\n"
     assert said in command("study", "dose", "--merge", "--out", tmp_path)[2]
     for one in mine[3:7]:
         shutil.rmtree(tmp_path / "runs" / one.name)
@@ -237,7 +238,7 @@ def test_a_seed_of_which_nothing_is_there_is_missing_in_every_merge(command, tmp
     written("dose", tmp_path, "smoke", seeds=[1, 2, 4])
     for planned in (9, 12):
         said = command("study", "dose", "--merge", "--out", tmp_path)[2]
-        assert said.startswith(f"3 of {planned} runs are missing, to be made without --merge: lambda--1-seed-3, ")
+        assert said.startswith(f"3 of {planned} runs are missing; without --merge they are made: lambda--1-seed-3, ")
         assert records.read(tmp_path).config["seeds"] == [1, 2, 4]  # what the result rests on
     assert yaml.safe_load((tmp_path / "config.yaml").read_text())["seeds"] == [1, 2, 3, 4]
 
@@ -267,7 +268,7 @@ def test_merge_copies_nothing_that_does_not_belong(command, refusal, tmp_path):
     written("dose", tmp_path / "damaged", "smoke", seeds=[1])
     (tmp_path / "damaged" / "runs" / mine[0].name / "result.json").write_text("{")
     (tmp_path / "empty").mkdir()
-    tokens = "data.tokens is 2048 in it and 1024 in the arm"
+    tokens = "data.tokens is 2048 in the run and 1024 in the arm"
     for sources, scale, words in (
         (["width"], "smoke", "belongs to the study width at scale smoke, not dose at smoke"),
         (["mine"], "gpu", "belongs to the study dose at scale smoke, not dose at gpu"),
@@ -275,7 +276,7 @@ def test_merge_copies_nothing_that_does_not_belong(command, refusal, tmp_path):
         (["mine", "changed/runs"], "smoke", tokens),
         (["mine", "again"], "smoke", "is there twice with different numbers"),
         (["damaged"], "smoke", "(char 1); delete it and make the result again, or leave it out."),
-        (["empty"], "smoke", "there is none that is finished"),
+        (["empty"], "smoke", "there is no finished run"),
     ):
         given = [x for source in sources for x in ("--from", tmp_path / source)]
         assert words in refusal("study", "dose", "--scale", scale, "--merge", *given, "--out", tmp_path / "o")
@@ -300,7 +301,7 @@ def test_merge_copies_nothing_that_does_not_belong(command, refusal, tmp_path):
 
 def test_runs_of_other_settings_or_studies_are_refused_before_work(tmp_path, trained):
     make("counteract", tmp_path, pieces=["1"])
-    with pytest.raises(ValueError, match=r"data\.tokens is 1024 in it and 2048 in the arm 'cross-entropy' here"):
+    with pytest.raises(ValueError, match=r"data\.tokens is 1024 in the run and 2048 in the arm 'cross-entropy' here"):
         make("counteract", tmp_path, changes=["base.data.tokens=2048"], pieces=["2"])
     with pytest.raises(ValueError, match="belongs to the study counteract at scale smoke"):
         make("counteract", tmp_path, "gpu")

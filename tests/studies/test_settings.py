@@ -266,7 +266,7 @@ def test_errors_are_one_sentence_and_leave_nothing(refusal, tmp_path, monkeypatc
         ("theory", "draws=1", "draws must be at least 2, got 1"),
         ("theory", "points=many", "must be a whole number of at least 1, got 'many'"),
         ("counteract", "arms={dispersion: {}}", "the settings lack 'cross-entropy'"),
-        ("init", "arms.another={}", "the study follows one arm, 'from scratch', got 'from scratch', 'another'"),
+        ("init", "arms.another={}", "the study must have one arm, 'from scratch', got 'from scratch', 'another'"),
         ("distill", "arms.teacher.model.config=3", "arm 'teacher': model.config"),
         ("distill", "arms.student with a dispersed teacher.baselines.distillation.teacher=x", "must be an arm, so"),
         ("distill", "arms.teacher.baselines.distillation.teacher=dispersed teacher", "must have none itself, got"),

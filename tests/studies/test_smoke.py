@@ -89,7 +89,7 @@ def test_counteract(command, tmp_path):
     assert "dispersion: held-out loss" in err
     assert "1 of at least 3 training seeds" in check(tmp_path / "o", "counteract")["sentence"]
     _, out, err = command("study", "counteract", "--out", tmp_path / "o")
-    assert "dispersion-seed-3: done before" in err
+    assert "dispersion-seed-3: already done" in err
     record = check(tmp_path / "o", "counteract")
     assert record["verdict"] == "reproduced"
     assert record["estimate"]["mean_cosine"]["n"] == 3
@@ -113,7 +113,7 @@ def test_killed_in_the_middle_and_repeated_is_the_same_bytes(command, tmp_path):
     assert working.is_dir()
     assert not (tmp_path / "killed" / "result.json").exists()
     _, _, err = command(*asked, tmp_path / "killed")
-    assert "from-scratch-seed-1: done before" in err
+    assert "from-scratch-seed-1: already done" in err
     assert not working.parent.exists()
     command(*asked, tmp_path / "left")
     files = [path.relative_to(tmp_path / "left") for path in (tmp_path / "left").rglob("*") if path.is_file()]

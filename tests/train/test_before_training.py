@@ -24,7 +24,7 @@ BROKEN = {
     "name": (["data.text=wikitext-9"], r"text must be a file or one of wikitext-2, .*, got 'wikitext-9'"),
     "held-out size": (["data.held_out_tokens=10M"], r"the text must fill 312501 blocks of 32 tokens, 312500 of them"),
     "windows": (["snapshots={count: 1, windows: 99, tokens: 16}"], r"must hold 99 windows of 16 tokens for the snap"),
-    "micro": (["train.micro_batch=3"], r"train.micro_batch must divide the 8 blocks .*, got 3"),
+    "micro": (["train.micro_batch=3"], r"train.micro_batch must divide the 8 blocks .*, got 3: choose a divisor"),
     "tokenizer": (
         ["model.config.vocab_size=100"],
         r"the tokenizer must match the model: it makes token \d+, the model",
@@ -165,7 +165,7 @@ def test_a_snapshot_that_cannot_be_taken_says_how_to_do_without(tmp_path, cache,
 
     monkeypatch.setattr("decondense.train.watch.snapshot", snapshot)
     with pytest.raises(
-        ValueError, match=r"Odd does not: it cannot be measured; snapshots.count=0 takes no snapshots\.$"
+        ValueError, match=r"Odd does not: it cannot be measured; set snapshots.count=0 for a run without snapshots\.$"
     ):
         train(tiny("snapshots.count=1"), tmp_path / "run", cache=cache)
 

@@ -178,6 +178,6 @@ def test_teachers_that_do_not_fit(tmp_path, cache):
 def test_a_teacher_that_splits_text_otherwise():
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIGS["llama"]))
     ours = transformers.ByT5Tokenizer()
-    with pytest.raises(ValueError, match="this one has 384 and splits text otherwise"):
+    with pytest.raises(ValueError, match="this one has 384 and splits text differently"):
         check_teacher(model, model, (ours, lambda text: {"input_ids": [1, 2]}), 32)
     check_teacher(model, model, (ours, ours), 32)

@@ -216,7 +216,7 @@ def test_the_card_says_how_to_generate_with_a_tokenizer_of_bytes(finished):
     tokenizer = transformers.AutoTokenizer.from_pretrained(run.folder / "model")
     assert tokenizer("a")["input_ids"][-1] == tokenizer.eos_token_id
     assert tokenizer("a", add_special_tokens=False)["input_ids"][-1] != tokenizer.eos_token_id
-    said = "The tokenizer ends a text with `</s>`: for one that is to be continued, give it `add_special_tokens=False`."
+    said = "The tokenizer ends a text with `</s>`: where the model is to continue it, pass `add_special_tokens=False`."
     record = read(run.folder)
     assert said in model_card(record).partition("## How to load it")[2].partition("## The recipe")[0]
     other = record.recipe | {"model": record.recipe["model"] | {"tokenizer": "gpt2"}}
@@ -335,10 +335,10 @@ def test_a_text_that_is_held_out_and_trained_on_is_mentioned(tmp_path):
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text(f"a few words of {name} " * 400)
     a, b = (str(tmp_path / f"{name}.txt") for name in "ab")
-    one = "is one document, of which 512 tokens are looked at by document: a .jsonl has one a line"
+    one = "is one document, and the loss by document uses 512 tokens of it: a .jsonl may have more"
     for held_out, said in (
         (b, [f"{b} {one}"]),
-        ([a, b], [f"both trained on and held out, so not unseen text: {a}", f"{a} {one}", f"{b} {one}"]),
+        ([a, b], [f"not all held-out text is unseen: the run also trains on {a}", f"{a} {one}", f"{b} {one}"]),
     ):
         told: list[str] = []
         data = f"data={{text: {a}, held_out: {held_out}, tokens: 512, held_out_tokens: 96, context: 32}}"

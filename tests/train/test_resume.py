@@ -161,8 +161,8 @@ def test_resume_with_another_text_is_refused(changed, tmp_path, cache, monkeypat
             train(recipe, folder, cache=cache)
     files[changed].write_text("Quite other words.\n" * 500)
     sentence = (
-        f"a run must be resumed with the texts it was started with, but the content of {str(files[changed])!r} is not "
-        "that of checkpoint-4: put the old one back, or start in another folder."
+        f"a run must be resumed with the texts it was started with, but {str(files[changed])!r} has changed "
+        "since checkpoint-4: restore the old text, or start in another folder."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         train(recipe, folder, cache=cache, resume=True)

@@ -89,14 +89,14 @@ class Study:
         models = [what["model"] for what in self.measurements(settings)]
         if strange := [arm for arm in bare if arm not in models]:
             raise ValueError(
-                "a study tells the geometry of every arm, so its snapshots.count must be at least 1, got 0 in "
+                "a study reports the geometry of every arm, so snapshots.count must be at least 1, got 0 in "
                 f"{strange[0]!r}: leave it at the default."
             )
         strange = [model for model in settings.get("sizes", ()) if model not in models]
         if strange:
             raise ValueError(
-                f"sizes must be of models that the study measures, got {', '.join(strange)}: choose among "
-                f"{', '.join(dict.fromkeys(models)) or 'none, as it measures no models by name'}."
+                f"sizes must name models that the study measures, got {', '.join(strange)}: choose among "
+                f"{', '.join(dict.fromkeys(models)) or 'none, so leave it out'}."
             )
         self.refuse(settings)
 
@@ -155,7 +155,7 @@ def run(
     missing = [planned for planned in chosen if planned.name not in done]
     for planned in chosen:
         if planned.name in done:
-            say(f"{planned.name}: done before")
+            say(f"{planned.name}: already done")
     begun, reason = time.monotonic(), ""
     try:
         _write_config(study, scale, folder, settings)
@@ -207,7 +207,7 @@ def _runs(folder: Path, members: Members) -> dict[str, Run]:
     for found in members.among((path, path.name) for path in sorted((folder / "runs").glob("[!.]*"))):
         if found.member is None:
             raise ValueError(
-                f"the run {found.name} in this folder is not of this study with these settings: {found.reason}; "
+                f"the run {found.name} in this folder does not belong to the study with its settings: {found.reason}; "
                 "choose another folder with --out."
             )
         taken[found.name] = found.member
@@ -236,7 +236,7 @@ def collect(study: Study, scale: str, folder: Path, sources: Sequence[Path], *, 
         if len(others) == len(there):
             raise ValueError(
                 f"no run at {str(source)!r} belongs to {study.name} at scale {scale}: "
-                f"{others[0] if others else 'there is none that is finished'}."
+                f"{others[0] if others else 'there is no finished run'}."
             )
         if others:
             say(f"{len(others)} runs at {source} do not belong and are left out; {others[0]}")
@@ -290,7 +290,7 @@ def conclude(
     there = {one.name for one in taken.values()}
     if missing := [planned.name for planned in plan if planned.name not in there]:
         first = ", ".join(missing[:NAMED]) + (f" and {len(missing) - NAMED} more" if len(missing) > NAMED else "")
-        say(f"{len(missing)} of {several(len(plan), 'run')} are missing, to be made without --merge: {first}")
+        say(f"{len(missing)} of {several(len(plan), 'run')} are missing; without --merge they are made: {first}")
     named = [one._replace(name=name) for name, one in taken.items()]
     runs = Runs(named, list(settings.get("arms", ())), members.configs)
     used = settings | ({"seeds": runs.seeds} if runs.seeds else {})

@@ -32,7 +32,7 @@ def _dose(settings: Settings, arm: str) -> float:
     loss = loss_of(settings, arm)
     if isinstance(loss["weight"], str):
         raise ValueError(
-            f"a dose is the weight of one loss, got {loss['name']} in the arm {arm!r}: leave one of them in."
+            f"an arm must have one loss at most, whose weight is its dose, got {loss['name']} in {arm!r}: keep one."
         )
     return float(loss["weight"]) if loss["name"] != "none" else 0.0
 

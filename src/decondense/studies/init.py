@@ -29,7 +29,7 @@ def measurements(settings: Settings) -> list[dict[str, Any]]:
 def refuse(settings: Settings) -> None:
     if list(settings.get("arms", [ARM])) != [ARM]:
         given = ", ".join(map(repr, settings["arms"]))
-        raise ValueError(f"the study follows one arm, {ARM!r}, got {given}: change that one, or base.")
+        raise ValueError(f"the study must have one arm, {ARM!r}, got {given}: change that arm, or base.")
 
 
 def courses(runs: Runs, settings: Settings) -> dict[str, list[tuple[str, Snapshot]]]:

@@ -112,7 +112,7 @@ class Members:
         }
         arm = str(record.arm) if record.arm in differing else min(differing, key=lambda arm: len(differing[arm]))
         key = differing[arm][0]
-        return f"{key} is {content.get(key)!r} in it and {self.arms[arm].get(key)!r} in the arm {arm!r} here"
+        return f"{key} is {content.get(key)!r} in the run and {self.arms[arm].get(key)!r} in the arm {arm!r} here"
 
 
 def trained_name(arm: str, seed: int) -> str:

@@ -37,8 +37,8 @@ def refuse(settings: Settings) -> None:
     plain, longer = (recipe_of(settings, arm, 0).steps for arm in (PLAIN, LONGER))
     if longer <= plain:  # what more tokens gain is read off these two
         raise ValueError(
-            f"the arm {LONGER!r} must train for more steps than {PLAIN!r}, got {longer} and {plain}: change both with "
-            f"--set, base.data.tokens and arms.{LONGER}.data.tokens."
+            f"the arm {LONGER!r} must train for more steps than {PLAIN!r}, got {longer} and {plain}: with --set, "
+            f"change base.data.tokens and arms.{LONGER}.data.tokens together."
         )
 
 

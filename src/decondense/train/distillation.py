@@ -82,7 +82,7 @@ def check_teacher(student: Any, teacher: Any, tokenizers: tuple[Any, Any], conte
     if sizes[0] != sizes[1] or not same:
         raise ValueError(
             f"a teacher must share the student's vocabulary of {sizes[0]} tokens, this one has {sizes[1]}"
-            + ("" if same else " and splits text otherwise")
+            + ("" if same else " and splits text differently")
             + ": choose one of the same family."
         )
     limit = getattr(teacher.config, "max_position_embeddings", None)

@@ -104,8 +104,8 @@ def check_contents(checkpoint: Path | None, recipe: Recipe, cache: AnyPath | Non
     for name, content in contents(recipe, token_folder(cache)).items():
         if before.get(name, content) != content:
             raise ValueError(
-                f"a run must be resumed with the texts it was started with, but the content of {name!r} is not that of "
-                f"{checkpoint.name}: put the old one back, or start in another folder."
+                f"a run must be resumed with the texts it was started with, but {name!r} has changed since "
+                f"{checkpoint.name}: restore the old text, or start in another folder."
             )
 
 

@@ -209,7 +209,7 @@ def _model(recipe: Recipe, device: torch.device, cache: Path) -> tuple[Any, Any,
             if not wanted.init and not same_tokens(own, tokenizer):
                 raise ValueError(
                     f"model.tokenizer must split text as the trained weights of {resolved.name!r} know it, got "
-                    f"{wanted.tokenizer!r}, which splits it otherwise: leave it out, or set model.init to true for "
+                    f"{wanted.tokenizer!r}, which splits it differently: leave it out, or set model.init to true for "
                     "fresh weights."
                 )
             tokenizer = own
@@ -302,8 +302,8 @@ def _warn_of_vocabulary(recipe: Recipe, model: Any, tokenizer: Any) -> None:
         size = 1 + max(tokenizer.get_vocab().values(), default=-1)
     if size > rows:
         warn(
-            f"the tokenizer has {size} tokens, the model {rows} embeddings: a text that uses one of the others is "
-            "refused; raise model.config.vocab_size, or choose another tokenizer."
+            f"the tokenizer has {size} tokens, the model {rows} embeddings: a text that uses a token without "
+            "an embedding is refused; raise model.config.vocab_size, or choose another tokenizer."
         )
 
 
@@ -356,7 +356,8 @@ def _micro_batch(recipe: Recipe, model: Any, device: torch.device) -> int:
     if recipe.train.micro_batch is not None:
         if share % recipe.train.micro_batch:
             raise ValueError(
-                f"train.micro_batch must divide the {share} blocks of a process, got {recipe.train.micro_batch}."
+                f"train.micro_batch must divide the {share} blocks of a process, got {recipe.train.micro_batch}: "
+                "choose a divisor, or leave it out for what fits."
             )
         return recipe.train.micro_batch
     tokens = 4096.0

@@ -70,11 +70,11 @@ class Recipe(Part):
     def _agree(self) -> Recipe:
         context = self.data.context
         if self.name in ("", ".", "..") or "/" in self.name or "\\" in self.name:
-            raise ValueError(f"name must be that of a folder in runs/, got {self.name!r}: for another place give --out")
+            raise ValueError(f"name must be a plain folder name, got {self.name!r}: for another place give --out")
         if isinstance(self.loss, list) and (len(self.loss) < 2 or any(one.name == "none" for one in self.loss)):
             raise ValueError(
                 f"a list of losses must name two or more, got {', '.join(one.name for one in self.loss) or 'nothing'}: "
-                "leave the list out for one, or the loss for none"
+                "give one loss without a list, and leave loss out for none"
             )
         for key in ("check_every", "modules"):
             if isinstance(self.loss, list) and any(getattr(one, key) is not None for one in self.loss):

@@ -19,7 +19,7 @@ from .prepare import Prepared
 from .sections import Loss
 
 BYTES = """
-The tokenizer ends a text with `</s>`: for one that is to be continued, give it `add_special_tokens=False`.
+The tokenizer ends a text with `</s>`: where the model is to continue it, pass `add_special_tokens=False`.
 """
 
 

@@ -160,9 +160,9 @@ def _trainer(
         say(f"the text has {len(prepared.blocks)} blocks: the run goes over it {passes:.2f} times")
     twice = {text["name"] for text in prepared.blocks.texts} & {text["name"] for text in prepared.held_out.texts}
     if twice and recipe.data.held_out is not None:
-        say(f"both trained on and held out, so not unseen text: {list_of(sorted(twice))}")
+        say(f"not all held-out text is unseen: the run also trains on {list_of(sorted(twice))}")
     for name, tokens in one_document(prepared.documents, recipe.data).items():
-        say(f"{name} is one document, of which {tokens:,} tokens are looked at by document: a .jsonl has one a line")
+        say(f"{name} is one document, and the loss by document uses {tokens:,} tokens of it: a .jsonl may have more")
     clock = Clock()
     trainer = Trainer(
         recipe=recipe,

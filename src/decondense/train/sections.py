@@ -81,7 +81,7 @@ class Model(Part):
         if (self.name is None) == (self.architecture is None):
             raise ValueError("give either name or architecture, got " + ("neither" if self.name is None else "both"))
         if self.architecture is not None and self.tokenizer is None:
-            raise ValueError("an architecture from scratch needs tokenizer: name a model whose tokenizer it uses")
+            raise ValueError("an architecture from scratch needs a tokenizer: name a model's, bytes or {train: 8192}")
         of_a_name = [key for key in ("revision", "init", "trust_remote_code") if getattr(self, key)]
         if self.architecture is not None and of_a_name:
             raise ValueError(

@@ -58,7 +58,7 @@ class Milestones(TrainerCallback):
         try:
             measured = snapshot(model, self.tokenizer, self.text, label=label, progress=self.progress, **self.size)
         except (ValueError, TypeError) as error:  # a model that returns no hidden states, say
-            raise ValueError(f"{str(error).rstrip('.')}; snapshots.count=0 takes no snapshots.") from error
+            raise ValueError(f"{str(error).rstrip('.')}; set snapshots.count=0 for a run without snapshots.") from error
         if torch.distributed.is_initialized() and torch.distributed.get_rank():
             return
         self.mean_cosine = float(measured.mean_cosine[1:].mean())
