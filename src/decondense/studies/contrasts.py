@@ -75,8 +75,8 @@ def below_everywhere(
 ) -> tuple[str, str, dict[str, Decision]]:
     """(verdict, headline, deciding difference by name). `losses`: loss → model → its difference to cross-entropy, None
     where it is not known. Reproduced where one loss has every interval below −`smallest`, not reproduced where every
-    loss has one above it. To find what decides, take the model in which each loss is farthest from a gain, and of these
-    the loss nearest to one, only among losses not excluded if there are any. The headline names losses not compared."""
+    loss has one above it. What decides is the model in which a loss is farthest from a gain, for the loss that is
+    nearest to one there, among losses not excluded if there are any. The headline also names losses not compared."""
     below = [loss for loss, row in losses.items() if all(d and known(d.high) < -smallest for d in row.values())]
     judged = {loss: {model: d for model, d in row.items() if d and d.low is not None} for loss, row in losses.items()}
     above = [loss for loss, row in judged.items() if any(known(d.low) > -smallest for d in row.values())]

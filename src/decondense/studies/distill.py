@@ -13,7 +13,7 @@ from ..stats.verdicts import UNDECIDED, Decision, combine, decide, not_below, tr
 from .arms import teacher_of
 from .runs import Conclusion, Runs, Settings, cosine, held_out, spearman
 
-MARGIN, TREND_MARGIN = 0.05, 0.2  # of the mean cosine, which decides; of Spearman, beside it, as in `text`
+MARGIN, TREND_MARGIN = 0.05, 0.2  # of the mean cosine, which decides, and of Spearman, which is reported, as in `text`
 GATE = 25.0  # percent of the mean cosine that dispersing must have taken off the second teacher
 ALONE, TAUGHT = needed = ("student alone", "student with a teacher")
 OTHERWISE = "student with a dispersed teacher"

@@ -3,9 +3,9 @@
 If condensation harms language modelling, pushing the geometry one way must help and the other way must hurt. A
 penalty of any sign also disturbs the training, which costs something in both directions; over doses that are
 symmetric around 0 that cost cancels in the slope, and what is left is the direction. So both must hold: the paper's
-λ = 0.1 against λ = 0, and the slope over all doses, one least-squares slope per seed. The most that
-dispersing could gain is reported over all positive weights, at the level divided by their number, as the best of
-several is chosen. Whether the weight moves the geometry is judged by trend and by level.
+λ = 0.1 against λ = 0, and the slope over all doses, one least-squares slope per seed. The most that dispersing could
+gain is reported over all positive weights, at the level divided by their number, since the best of several is chosen.
+Whether the weight moves the geometry is judged by trend and by level.
 """
 
 from __future__ import annotations

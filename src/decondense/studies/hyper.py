@@ -79,7 +79,7 @@ def _plain(cells: Mapping[str, Decision]) -> str:
 
 
 def _likely(cells: Mapping[str, Decision]) -> str:
-    """Which cells give what is right a higher likelihood than the paper's choice does, or a lower one."""
+    """Which cells give the right answers a higher likelihood than the paper's choice does, or a lower one."""
     if not cells:
         return ""
     best = max(cells.items(), key=lambda pair: pair[1].estimate if pair[1].estimate is not None else -1e9)

@@ -30,7 +30,7 @@ from .runs import MATTERS_POINTS, MATTERS_SHARE, Conclusion, Runs, Settings, by_
 from .settings import joined
 from .why import in_words, why
 
-# what is told of the tasks: column, kind of outcome, one task or all, digits and words
+# what is reported of the tasks: column, kind of outcome, one task or all, digits and words
 AVERAGE = f"Average over tasks minus cross-entropy's, points (matters from {MATTERS_POINTS:g})"
 LIKELIHOOD = f"Log-likelihood of what is right, nats per item (matters from {MATTERS_SHARE:g})"
 ON_TASKS = (

@@ -46,7 +46,7 @@ class Run(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A finished run in a folder, as it is there, and as a member of the study, or None and the reason."""
+    """A finished run as its folder has it, and `member`, as the study has it, or None and the reason."""
 
     name: str
     folder: Path

@@ -3,7 +3,7 @@
 Two kinds of families: published models, measured (any list of ids), and one trained here from nothing, whose members
 differ in depth and width. The unit is the model: a family member is one number (Spearman; of a model trained with
 several seeds, their mean), and windows only make that number more precise. All families share one slope, whose
-interval has n − families − 1 degrees of freedom. A family of one tells nothing about it: it has a heatmap, and no dot.
+interval has n − families − 1 degrees of freedom. A family of one adds nothing to it: it has a heatmap, but no dot.
 The slopes of the mean cosine and of Spearman over the blocks alone are reported beside it and decide nothing. Spearman
 over all states cannot be as low in a model of few layers as in one of many, once the embedding is its lowest state.
 """

@@ -2,8 +2,8 @@
 
 The unit is the text. The claim is about what happens when a given model reads something else, so what varies is the
 text, and a new text is what one would generalise to; training seeds do not enter, and a bootstrap over windows would
-only say how well each text is known. With several models all must agree. The level, the mean cosine of the blocks, is
-judged by the same rule beside it: within 10 % of its mean on one more text.
+only say how well each text is known. With several models all must agree. Outside the criterion, the level,
+the mean cosine of the blocks, is judged by the same rule: within 10 % of its mean on one more text.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def in_words(which: str, seeds: Sequence[int]) -> str:
 
 
 def _apart(of: Values, arms: Mapping[str, Runs], base: Runs | None) -> dict[str, tuple[list[float], list[list[float]]]]:
-    """Arm → (places, the values there of the seeds that have one), minus those of the same seed in `base`."""
+    """Arm → (places, the values of its seeds at each place), minus the value of the same seed in `base`, if given."""
     series = {}
     for name, runs in arms.items():
         rows = [of(run) for run in runs.values()]

@@ -6,8 +6,8 @@ a learning rate of their own, linear: from 0 up over the first 8 % and down to 0
     (g · ⌊T/K⌋) mod T          g: optimiser step, T: steps of the run, K: `every`
 
 A run has ⌊T/K⌋ such cycles, in step with the forgetting only where K divides T. When K > T nothing is ever forgotten,
-and the factor ⌊T/K⌋, which would be 0, counts as 1. An output head that is tied to the
-embeddings is forgotten with them (docs/training.md).
+and the factor ⌊T/K⌋, which would be 0, counts as 1. An output head that is tied to the embeddings is forgotten with
+them (docs/training.md).
 """
 
 from __future__ import annotations

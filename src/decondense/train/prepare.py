@@ -1,4 +1,4 @@
-"""Everything before the first step: model, text, teacher, disk. What can be refused early is refused here."""
+"""Everything before the first step: model, text, teacher, disk. Refuses, in one sentence each, what cannot work."""
 
 from __future__ import annotations
 

@@ -95,8 +95,8 @@ def save_model(trainer: Any, folder: Path, record: Training, tokenizer: Any) -> 
 
 
 def without_twins(model: Any, weights: dict[str, Any]) -> dict[str, Any]:
-    """Drop copies of tied weights (head and embedding): gathered weights are copies, one for each name, so
-    `save_pretrained` cannot see that two are the same. The one that it would keep is kept."""
+    """Drop all but one of the copies of tied weights (head and embedding), the one that `save_pretrained` would keep.
+    Gathered weights are copies, one for each name, so it cannot see by itself that they are the same."""
     tied = getattr(model, "all_tied_weights_keys", {})
     return {name: weight for name, weight in weights.items() if tied.get(name) not in weights}
 

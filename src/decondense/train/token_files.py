@@ -51,7 +51,7 @@ def prepare(
 ) -> Blocks:  # fmt: skip
     """Blocks of `context` tokens from as much of the texts as `tokens` asks for (all of it, when there is less).
 
-    documents  read on until there are at least so many documents
+    documents  least number of documents to read
     whole      file a text that ends within the budget under a key without it, so that runs with other budgets find it
     """
     names = [texts] if isinstance(texts, str) else list(texts)
@@ -163,7 +163,7 @@ def _tokenise(
                 used[-1] |= {"documents": used[-1]["documents"] + 1, "tokens": used[-1]["tokens"] + len(ids)}
                 used[-1]["sha256"] = digest.hexdigest()
                 number, written = number + 1, written + len(ids)
-                # with `whole` the text mostly ends before the budget, and nobody knows where
+                # with `whole` the text mostly ends before the budget, at a place not known in advance
                 progress(written, None) if len(keys) > 1 else progress(min(written, tokens), tokens)
                 if written >= tokens and number >= least:
                     ended = False
@@ -208,7 +208,7 @@ def _stream(names: list[str], tokenizer: Any, data: str | None) -> Iterator[Toke
 
     def ids_of(texts: list[str]) -> list[list[int]]:
         if bytewise and not any(map(spelt_out.search, texts)):
-            # what the tokenizer returns where no special token is spelt out, but thirty times as fast
+            # where no special token is spelt out: the tokenizer's ids, thirty times as fast as its look-up of bytes
             return [[byte + tokenizer.offset for byte in document.encode()] for document in texts]
         options = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
         return tokenizer(texts, **options)["input_ids"] if texts else []

@@ -43,7 +43,7 @@ def open_tokenizer(wanted: str | TrainedTokenizer, data: Data, cache: Path) -> A
         ) from None
 
 
-@functools.cache  # naming its special tokens takes longer than building a small model
+@functools.cache  # naming its 128 special tokens takes longer than building a small model
 def _bytes() -> Any:
     return ByT5Tokenizer()
 

@@ -1,4 +1,4 @@
-"""What a run shows while it goes on: a bar, the log, held-out loss, and the meter at a few steps."""
+"""What a run shows while it trains: a bar, the log, held-out loss, and the meter at a few steps."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def in_words(figures: dict[str, float], room: float) -> str:
     if speed is not None:
         parts.append(f"{speed / 1000:,.0f}k tok/s" if speed >= 10_000 else f"{speed:,.0f} tok/s")
     names = {"task_loss": "task loss", "penalty": "penalty", "mean_cosine": "cosine", "eval_loss": "held-out"}
-    if "task_loss" not in figures:  # without a loss on the states, that of the last snapshot
+    if "task_loss" not in figures:  # without a loss on the states, the last snapshot has the cosine
         names = {"loss": "loss", "snapshot_cosine": "cosine", "eval_loss": "held-out"}
     parts += [f"{name} {figures[key]:.3f}" for key, name in names.items() if key in figures]
     while parts and len("  ".join(parts)) > room:
