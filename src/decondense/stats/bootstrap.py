@@ -17,15 +17,15 @@ def hierarchical_bootstrap(
     outcomes: Sequence[tuple[np.ndarray, np.ndarray]], estimate: Crossed, *, paired: bool = False, samples: int = 2000,
     seed: int = 0, clusters: Sequence[np.ndarray | None] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Resample seeds within each arm (pairs of seeds when ``paired``) and items within each task; one draw of items
-    serves all runs, and one draw of seeds serves all tasks. Where items come in clusters, these are drawn.
+    """Resample seeds within each arm (pairs of seeds when ``paired``) and items within each task. All runs share each
+    draw of items, and all tasks each draw of seeds. Where items come in clusters, whole clusters are drawn.
 
-    Plain resampling of S seeds has (S − 1)/S of their variance: the weights' deviations from 1/S are multiplied by
-    √(S/(S−1)) (Rao and Wu's rescaling). Percentiles of a bootstrap over three seeds are those of a normal, not of a t:
-    their distance from the estimate is widened by the ratio of ``estimate.critical`` to the normal quantile.
-    Resampling both sides counts the seed × item noise more than once (Owen's pigeonhole bootstrap), so the interval
-    errs on the wide side. A lone seed cannot be resampled: it is moved by what the other arm's seeds spread, as the
-    test borrows their variance.
+    Plain resampling of S seeds shows only (S − 1)/S of their variance, so the weights' deviations from 1/S are
+    multiplied by √(S/(S−1)) (Rao and Wu's rescaling). Bootstrap percentiles over three seeds are those of a normal, not
+    of a t, so their distance from the estimate is multiplied by the ratio of ``estimate.critical`` to the normal
+    quantile. Resampling both seeds and items counts the seed × item noise more than once (Owen's pigeonhole bootstrap),
+    so the interval errs on the wide side. A lone seed cannot be resampled: it is moved by the spread of the other arm's
+    seeds, just as the test borrows their variance.
     """
     rng = np.random.default_rng(seed)
     sizes = [len(outcomes[0][0]), len(outcomes[0][1])]
@@ -33,7 +33,7 @@ def hierarchical_bootstrap(
     if paired:
         weights[0] = weights[1]
     elif min(sizes) == 1 < max(sizes):
-        # treated − base: what is added to a lone base seed is taken from the treated side, and the other way round
+        # in treated − base, moving the lone seed up is the same as moving the other arm down
         many = int(sizes[1] > 1)
         weights[many] = weights[many] - _borrowed_weights(sizes[many], samples, rng)
     draws = np.zeros(samples)
@@ -76,8 +76,8 @@ def _borrowed_weights(size: int, samples: int, rng: np.random.Generator) -> np.n
 
 def _resampled_means(table: np.ndarray, sizes: np.ndarray, rows: int, rng: np.random.Generator) -> np.ndarray:
     """table (runs, n) → (rows, runs): means over n units drawn with replacement, the same for every run. A unit is an
-    item, or the sum over a cluster of ``sizes`` items. Where drawing so many takes seconds, from the normal
-    distribution that such means have then."""
+    item, or the sum over a cluster of ``sizes`` items. Above ``MANY`` items, where resampling would take seconds, the
+    means are drawn from the normal distribution that they then follow."""
     n = table.shape[1]
     if n > MANY and sizes.max() == 1:
         return rng.multivariate_normal(table.mean(1), np.cov(table, ddof=0) / n, size=rows, method="eigh")

@@ -17,20 +17,20 @@ from .intervals import mean_interval, student
 
 Pair = tuple[np.ndarray, np.ndarray]
 MANY = 20_000
-"""From so many items on the mean of resampled ones is normal to all digits that are shown, and is taken as that."""
+"""Above this number of items a resampled mean is normal to all digits shown, and is treated as normal."""
 
 
 def mcnemar(gained: int, lost: int) -> float:
-    """Exact two-sided McNemar test: of the ``gained + lost`` items on which the two checkpoints differ, under the null
-    each goes either way with probability ½."""
+    """Exact two-sided McNemar test: under the null, each of the ``gained + lost`` items on which the two checkpoints
+    differ goes either way with probability ½."""
     return float(min(1.0, 2 * scipy.special.bdtr(min(gained, lost), gained + lost, 0.5))) if gained + lost else 1.0
 
 
 def permutation(differences: np.ndarray, *, samples: int = 10_000, seed: int = 0) -> float:
     """Paired permutation test: under the null the two runs are exchangeable on every item, so the sign of each
-    difference is a coin. Two-sided on the mean; p = (1 + #{|mean of signed| ≥ |mean|}) / (1 + samples), never 0.
+    difference is a fair coin. Two-sided on the mean; p = (1 + #{|mean of signed| ≥ |mean|}) / (1 + samples), never 0.
     With at most 12 non-zero differences all sign patterns are tried and p is exact; with more than 20,000, none of
-    them large among the others, the mean is normal with the variance Σd²/n²."""
+    which dominates, the mean is taken as normal with the variance Σd²/n²."""
     values = np.asarray(differences, dtype=np.float64)
     values = values[values != 0]
     if len(values) < 2:  # one difference is as extreme with either sign
@@ -38,7 +38,7 @@ def permutation(differences: np.ndarray, *, samples: int = 10_000, seed: int = 0
     observed = abs(values.sum()) - 1e-9 * np.abs(values).sum()
 
     def extreme(signs: np.ndarray) -> int:
-        """How many of the rows of bits, 1 for plus, are as far from 0."""
+        """Count the rows of sign bits, 1 for plus, whose sum is at least as far from 0 as the observed one."""
         return int(np.sum(np.abs(2 * (signs @ values) - values.sum()) >= observed))
 
     if len(values) <= 12:
@@ -80,10 +80,10 @@ def checkpoint_average(
     tasks: Sequence[Pair], weights: Sequence[float] | None = None,
     clusters: Sequence[np.ndarray | None] | None = None, *, samples: int = 10_000, seed: int = 0,
 ) -> tuple[float, tuple[float, float], tuple[float, float]]:  # fmt: skip
-    """p, 95 % and 90 % interval of the mean over tasks of the difference of two checkpoints, each task (1, items) in
-    both arms: the permutation test on all items, each with the weight w/n of its task (clusters keep together), and
-    ``mean_interval``. A task with so few items that they do not vary cannot make it look certain, as it would with a
-    t test over items. The intervals take no clusters."""
+    """Return p, the 95 % and the 90 % interval of the difference of two checkpoints, averaged over tasks, each task
+    (1, items) in both arms. p is from the permutation test on all items, each with the weight w/n of its task (clusters
+    keep together); the intervals are from ``mean_interval`` and ignore clusters. A task with so few items that they do
+    not vary cannot make the average look certain, as it would with a t test over items."""
     share = np.full(len(tasks), 1 / len(tasks)) if weights is None else np.asarray(weights, dtype=np.float64)
     moved = []
     for (base, treated), w, group in zip(tasks, share, clusters or [None] * len(tasks)):
@@ -120,8 +120,8 @@ def mcnemar_power(items: int, discordant: float, effect: float, *, alpha: float 
 
 @lru_cache(maxsize=8)
 def _limits(first: int, last: int, alpha: float) -> np.ndarray:
-    """Of n = first, …, last differing items: the largest count k with 2·P(X ≤ k) ≤ alpha, −1 where even 0 is not
-    extreme enough. Kept, as a search for a power asks for the same again and again."""
+    """For every number n = first, …, last of differing items: the largest count k with 2·P(X ≤ k) ≤ alpha, or −1 where
+    even k = 0 is not extreme enough. Cached, because a search for an effect repeats the same arguments."""
     numbers = np.arange(first, last + 1)
     limit = scipy.stats.binom.ppf(alpha / 2, numbers, 0.5)
     return np.where(2 * scipy.stats.binom.cdf(limit, numbers, 0.5) <= alpha, limit, limit - 1)
@@ -129,18 +129,18 @@ def _limits(first: int, last: int, alpha: float) -> np.ndarray:
 
 def smallest_effect(tasks: Sequence[Pair], *, alpha: float = 0.05, power: float = 0.8) -> float | None:
     """The difference, the same on every task, that the test of two checkpoints finds with the given power; ``None``
-    where the items are too few for any, or no outcome differs and the size of a difference is unknown. For 0/1
-    outcomes, and graded ones of which few differ: where many do, the difference itself would count as noise here.
+    where there are too few items for any, or no outcome differs and the size of a difference is unknown. Meant for 0/1
+    outcomes and for graded ones of which few differ: where many do, the difference itself would count as noise here.
 
-    tasks: (base, treated), each (1, items). Only items that differ speak in the test, an item of task t with its
-    difference over T n_t. They count as so many items with differences of one size as have the same sum of absolute
+    tasks: (base, treated), each (1, items). Only items that differ enter the test, an item of task t with its
+    difference over T n_t. They are replaced by m items with differences of one size that have the same sum of absolute
     values and the same sum of squares: with u_t = mean |d| and s_t = Σ d²/Σ |d| over the items of a task,
 
         U = mean_t u_t,     differing items m = U² / [(1/T²) Σ_t s_t u_t/n_t],
 
-    and the power is that of McNemar's exact test on them. Of 0/1 outcomes of one task, or of tasks of one size, m is
-    the number of differing items itself and the test is this one. A difference δ above u_t needs more items to differ:
-    u_t is then δ. So the answer is never below what the exact test could reject at all."""
+    and the power is that of McNemar's exact test on these m. For 0/1 outcomes of one task, or of tasks of one size, m
+    is the number of differing items itself and the test equals McNemar's. A difference δ above u_t needs more items to
+    differ: u_t is then δ. The answer is therefore never below what the exact test could reject at all."""
     sizes = np.array([base.shape[1] for base, _ in tasks], dtype=np.float64)
     total = int(sizes.sum())
     gaps = [np.abs(treated - base) for base, treated in tasks]
@@ -159,14 +159,14 @@ def smallest_effect(tasks: Sequence[Pair], *, alpha: float = 0.05, power: float 
         share = min(1.0, differing / total)
         return mcnemar_power(total, share, share * effect / gap.mean(), alpha=alpha) - power
 
-    # from here on all items differ
+    # the effect at which all items differ
     most = 1.0 if all(binary) else max(float(mean_gap.max()), total * float(np.sum(unit / sizes)) / len(tasks) ** 2)
     return float(scipy.optimize.brentq(short, 0.0, most, xtol=1e-7)) if short(most) >= 0 else None
 
 
 def few_differ(tasks: Sequence[Pair], *, alpha: float = 0.05, power: float = 0.8) -> bool:
-    """Whether items differ in such small number that the test of two checkpoints would reject too seldom even if all
-    of them favoured the same one. Large differences speak more: with d over n_t, (Σ|d|)²/Σd² items count."""
+    """Whether so few items differ that the test of two checkpoints would lack power even if all of them favoured the
+    same one. Large differences weigh more: with d over n_t, the items count as (Σ|d|)²/Σd²."""
     gaps = np.concatenate([np.abs(treated - base).ravel() / base.shape[1] for base, treated in tasks])
     share = float(np.sum(gaps) ** 2 / np.sum(gaps**2)) / len(gaps) if gaps.any() else 0.0
     return mcnemar_power(len(gaps), share, share, alpha=alpha) < power

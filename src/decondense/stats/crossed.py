@@ -21,14 +21,13 @@ from .intervals import t_quantile
 class Crossed:
     """A difference with its uncertainty over seeds and items.
 
-    ``seeds`` holds what each arm adds to the variance of ``difference`` by the spread of its seeds (seed × item noise
-    included), with its degrees of freedom: two arms, or one entry for pairs and for a variance that a lone seed
-    borrows; their sum is never below the known part of it, the seed × item ``noise`` (see ``_floored``).
-    ``item_variance`` (arm × item) is the other part.
-    ``seed_sd`` the spread of a seed's score beyond it, averaged over the arms (with paired seeds the spread of a
-    pair's difference). ``exact`` is the p-value where both parts are 0, so that there is nothing to measure the
-    difference by: see ``_without_variance``. No interval and no smallest effect can be stated there. ``effective``: so
-    many independent items would have the variance over items that these have in their clusters."""
+    ``seeds``: (variance, degrees of freedom), what the spread of each arm's seeds adds to the variance of
+    ``difference``, seed × item noise included. Two arms, or one entry for paired seeds and where a lone seed borrows
+    its variance. Their sum is never below its known part, the seed × item ``noise`` (see ``_floored``).
+    ``item_variance`` (arm × item) is the other part of the variance. ``seed_sd``: the spread of a seed's score beyond
+    the noise, averaged over the arms (for paired seeds, that of a pair's difference). ``exact``: the p-value where both
+    parts are 0 (see ``_without_variance``); no interval and no smallest effect can be stated then. ``effective``: the
+    number of independent items with the variance that these items have in their clusters."""
 
     difference: float
     seeds: tuple[tuple[float, float], ...]
@@ -54,9 +53,9 @@ class Crossed:
         return math.sqrt(self.seed_variance + self.item_variance)
 
     def critical(self, alpha: float = 0.05) -> float:
-        """Cochran and Cox: the t quantiles of the two parts, weighted by the parts. Satterthwaite's single t with
-        estimated degrees of freedom rejects too often here, because with three seeds a small seed variance makes the
-        standard error small and the degrees of freedom large at once."""
+        """Cochran and Cox's critical value: the t quantiles of the seeds' and the items' part, weighted by the two
+        variances. Satterthwaite's single t with estimated degrees of freedom rejects too often here: with three seeds,
+        a small seed variance makes the standard error small and the degrees of freedom large at once."""
         total = self.seed_variance + self.item_variance
         if total == 0:
             return float(t_quantile(alpha, math.inf))
@@ -85,10 +84,10 @@ class Crossed:
     def power(self, effect: float, *, alpha: float = 0.05) -> float:
         """How often the test finds a true difference, if the variances are what they were estimated to be.
 
-        Another experiment would estimate V χ²_ν/ν for each arm's seeds and for the items. The test rejects when
-        |D| > t* √(sum of the estimates), D ~ N(effect, sum of the V): the mean of that probability over the
-        estimates, which are taken at equally likely values. t* moves with them, and so do Welch's degrees of freedom
-        in it; a noncentral t, which fixes both, promises more than the test keeps."""
+        Another experiment would estimate each variance V (of each arm's seeds, of the items) as V χ²_ν/ν, and reject
+        when |D| > t* √(sum of the estimates), D ~ N(effect, sum of the V). The power is the mean of that probability
+        over equally likely values of the estimates. t* and Welch's degrees of freedom in it change with the estimates;
+        a noncentral t, which fixes both, promises more power than the test has."""
         return math.nan if self.se == 0 else self._power(effect, self._bounds(alpha))
 
     def minimal_effect(self, *, alpha: float = 0.05, power: float = 0.8) -> float | None:
@@ -108,7 +107,7 @@ class Crossed:
         return float(np.mean(scipy.special.ndtr(above) + scipy.special.ndtr(below)))
 
     def _bounds(self, alpha: float) -> np.ndarray:
-        """How large a difference must be, for every combination of likely estimates of the variances."""
+        """How large a difference must be to be found, for every combination of likely estimates of the variances."""
         number = 400 if len(self.seeds) < 2 else 60
         estimates = [_likely_values(variance, df, number) for variance, df in self.seeds]
         items = _likely_values(self.item_variance, self.item_df, 40 if len(self.seeds) < 2 else 12)
@@ -132,10 +131,10 @@ def _likely_values(variance: float, df: float, number: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Parts:
-    """What one task gives: seed means per arm, the variance over items of the difference of arm means, the seed × item
-    noise in it, and the same noise in one seed's mean; ``size``: of the largest outcome, to tell rounding from
-    spread; on how many items the treated arm's mean is the higher and the lower. ``units``: the number of clusters, or
-    of items where there are none; ``effective``: so many independent items would have the same variance."""
+    """What one task contributes. ``units``: the number of clusters, or of items where there are none; ``effective``:
+    the number of independent items with the same variance. ``item_variance``: of the mean over items of the difference
+    of the arms' means; ``noise``: its seed × item part, ``noise_per_seed`` that in one seed's mean. ``size``: of the
+    largest outcome, to tell rounding from spread. ``gained``, ``lost``: items on which treated is higher, lower."""
 
     seed_means: tuple[np.ndarray, ...]
     units: int
@@ -175,8 +174,8 @@ def _parts(base: np.ndarray, treated: np.ndarray, paired: bool, clusters: np.nda
 
 
 def _mean_variance(values: np.ndarray, clusters: np.ndarray | None) -> float:
-    """Variance of the mean of (…, n) values, summed over all but the last axis: with G clusters of items that belong
-    together, G/(G − 1) Σ_g (Σ_(i in g) (x_i − x̄))²/n², and s²/n where every item is one of its own."""
+    """Variance of the mean of (…, n) values, summed over all but the last axis: with G clusters,
+    G/(G − 1) Σ_g (Σ_(i in g) (x_i − x̄))²/n²; without clusters, s²/n."""
     rest = np.atleast_2d(values - values.mean(-1, keepdims=True))
     if clusters is not None:
         rest = np.array([np.bincount(clusters, row) for row in rest])
@@ -185,10 +184,10 @@ def _mean_variance(values: np.ndarray, clusters: np.ndarray | None) -> float:
 
 
 def _without_variance(means: Sequence[np.ndarray], parts: Sequence[_Parts]) -> float:
-    """p where neither seeds nor items vary. Two exact tests, and the larger p: the sign test over the items that
-    differ, and the test that labels the seeds anew. As the seeds of an arm all score the same, only the labels as
-    they are and, with equally many in each arm, their exchange are as extreme; for pairs, all signs as they are or
-    all turned. One seed in each arm leaves the items."""
+    """p where neither seeds nor items vary: the larger p of two exact tests, the sign test over the items that differ
+    and the permutation test of the seeds' labels. The seeds of an arm all score the same, so only the observed labels
+    and, with equally many seeds in each arm, their exchange are as extreme; for pairs, all signs kept or all flipped.
+    With one seed in each arm only the items are tested."""
     items = mcnemar(sum(part.gained for part in parts), sum(part.lost for part in parts))
     if len(means) == 1:
         seeds = 2 / 2 ** len(means[0])
@@ -199,7 +198,7 @@ def _without_variance(means: Sequence[np.ndarray], parts: Sequence[_Parts]) -> f
 
 
 def _noise_of_a_seed(arm: np.ndarray, clusters: np.ndarray | None, size: float) -> float | None:
-    """What seed × item adds to the variance of one seed's mean: of what is left after seed means and item means."""
+    """The variance that seed × item adds to one seed's mean, from the residuals after seed means and item means."""
     seeds, items = arm.shape
     if seeds < 2 or items < 2:
         return None
@@ -208,9 +207,9 @@ def _noise_of_a_seed(arm: np.ndarray, clusters: np.ndarray | None, size: float) 
 
 
 def _floored(seeds: tuple[tuple[float, float], ...], noise: float) -> tuple[tuple[float, float], ...]:
-    """The seeds' parts, raised in proportion where their sum is below the seed × item noise that is in it. That noise
-    is known from all items, the spread of three seeds hardly: without a floor, seeds that agree by chance give an
-    interval narrower than the items alone allow."""
+    """The seeds' parts, raised in proportion where their sum is below the seed × item noise that it contains. The noise
+    is known from all items, the spread of three seeds hardly at all: without this floor, seeds that agree by chance
+    would give an interval narrower than the items alone allow."""
     total = sum(variance for variance, _ in seeds)
     if total >= noise:
         return seeds

@@ -1,5 +1,5 @@
-"""Student's interval of a mean, m ± t · s/√n, and what it resolves, that of a mean of numbers which have intervals, and
-the bootstrap over windows: the one place that computes them. numpy and scipy only."""
+"""The one place that computes intervals: Student's for a mean, m ± t · s/√n, and the effect that it resolves; the one
+for a mean of numbers with intervals of their own; and the bootstrap over windows. numpy and scipy only."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import scipy  # whose parts it imports when they are first used: here and in all of `stats`, no `from scipy import`
+import scipy  # imports its parts when they are first used; hence no `from scipy import` anywhere in `stats`
 from numpy.typing import ArrayLike
 
 LEAST = 3  # numbers; with two the interval is 12.7 standard errors wide on each side, and says nothing
 
 
 def t_quantile(alpha: float, df: Any) -> Any:
-    """t_(1−α/2) of numbers or arrays: a Student variable with `df` degrees of freedom lies in ±t but for α; from the
-    lower tail, where a small α keeps its digits. (scipy.stats has it too, a hundred times slower.)"""
+    """t_(1−α/2) of numbers or arrays: a Student variable with `df` degrees of freedom lies outside ±t with probability
+    α. Computed from the lower tail, where a small α keeps its digits. (scipy.stats is a hundred times slower.)"""
     normal = scipy.special.ndtri(alpha / 2)
     return -np.where(np.greater(df, 1e9), normal, scipy.special.stdtrit(np.minimum(df, 1e9), alpha / 2))
 
@@ -33,8 +33,8 @@ def mean_interval(
     values: Sequence[float], intervals: Sequence[tuple[float, float]], weights: Sequence[float] | None = None
 ) -> tuple[float, float]:
     """Interval for the mean of independent values, or their sum with other weights, from the interval of each (Zou and
-    Donner's MOVER): the distances to the lower ends add in squares, and so do those to the upper ends. Of one value it
-    is its own."""
+    Donner's MOVER): the squared distances to the lower ends add up, and so do those to the upper ends. A single value
+    keeps its own interval."""
     x, ends = np.asarray(values, dtype=np.float64), np.asarray(intervals, dtype=np.float64)
     share = np.full(len(x), 1 / len(x)) if weights is None else np.asarray(weights, dtype=np.float64)
     low, high = np.sqrt(np.sum((share[:, None] * (ends - x[:, None])) ** 2, axis=0))
@@ -44,13 +44,14 @@ def mean_interval(
 def bootstrap(
     table: np.ndarray, of: Callable[[np.ndarray], np.ndarray], *, samples: int = 2000, seed: int = 0
 ) -> np.ndarray:
-    """(3, …): `of` the mean row of `table` (n rows, …), and the ends of its 95 % interval over `samples` resamplings of
-    the rows, in which NaN counts as 0. Of one row the ends are NaN, and where there is no value.
+    """(3, …): `of` applied to the mean row of `table` (n rows, …), and the ends of its 95 % interval over `samples`
+    resamplings of the rows, where NaN counts as 0. With one row, or where the value itself is NaN, the ends are NaN.
 
     The ends are the percentiles a and 1 − a of the resamplings, a = Φ(−√(n/(n−1)) · t₀.₉₇₅,ₙ₋₁), and not 2.5 and 97.5 %
     (Hesterberg 2015, the expanded percentile interval): resampled means of n rows spread by √((n−1)/n) of what they
-    should, with the tails of a normal, not of Student's t. Where a is less than 1/samples, as with up to four rows and
-    2000, they go no further than the lowest and the highest: nothing is extrapolated, the interval stays too narrow."""
+    should, with the tails of a normal, not of Student's t. Where a < 1/samples, as with up to four rows and 2000
+    samples, the ends stop at the lowest and highest resampling: nothing is extrapolated, so the interval is too narrow.
+    """
     rows, value = len(table), np.asarray(of(table.mean(0)))
     if rows < 2:
         return np.stack([value, *np.full((2, *value.shape), np.nan)])
@@ -68,7 +69,7 @@ def resolved(half: float, level: float, df: float) -> float:
 
 @lru_cache(maxsize=256)
 def _noncentrality(level: float, df: float) -> float:
-    """δ; the mean over χ² at equally likely values, as scipy's noncentral t ends where t is large."""
+    """δ of `resolved`, by the mean over equally likely values of χ²: scipy's noncentral t gives out for a large t."""
     shares = (np.arange(4000) + 0.5) / 4000
     limits = float(t_quantile(1 - level, df)) * np.sqrt(scipy.special.chdtri(df, shares) / df)
 

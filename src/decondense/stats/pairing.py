@@ -39,7 +39,7 @@ def check_runs(arms: list[list[Log]]) -> list[str]:
                 )
             if checkpoint.selected_by != "final":
                 notes.append(f"{arm} run {run.label!r}: the checkpoint was chosen by {checkpoint.selected_by}.")
-            # The same folder with other weights was trained anew; a model that lies in no folder is a run of its own.
+            # One folder with different weights was retrained: two runs. A model outside any folder is its own run.
             place = checkpoint.place or run.record.model.name
             folders.setdefault(place, []).append(checkpoint.folder or "")
             names[place] = checkpoint.run or place
@@ -161,7 +161,7 @@ def _pair(arms: list[list[Log]], values: list[np.ndarray | None], order: list[li
 
 
 def _groups(task: str, runs: Sequence[Log], columns: Sequence[Scores], order: list[list[int]]) -> np.ndarray | None:
-    """(items,) numbers of groups, the same in all runs that say them."""
+    """(items,) the number of each item's group, which must be the same in all runs that have groups."""
     clusters = None
     for run, column, rows in zip(runs, columns, order):
         if column.clusters is None:

@@ -36,7 +36,7 @@ class Significance(Record, reads=()):
     """The record of a comparison: ``verdict`` in a sentence, its rows as a frame, its forest plot."""
 
     def plot(self, path: Where = None, **options: Any) -> Any:
-        """``decondense.plot`` of it: a file, your axes (``ax=``), or the figure."""
+        """Draw the comparison with ``decondense.plot``: a file, your axes (``ax=``), or the figure."""
         from ..figures.plot import plot
 
         return plot(self, path, **options)
@@ -61,16 +61,16 @@ def significance(
     """Compare evaluations of two ways of training.
 
     Args:
-        base, treated: one run per training seed, or several: folders that ``decondense evaluate`` wrote, logs of
-            lm-eval, inspect_ai or lighteval, tables with the columns item and score (docs/statistics.md, section 1).
+        base, treated: one run, or one per training seed: folders that ``decondense evaluate`` wrote, logs of lm-eval,
+            inspect_ai or lighteval, tables with the columns item and score (docs/statistics.md, section 1).
         paired: the i-th base and the i-th treated run share their seed (data order, initial weights). Without it the
-            seeds are independent samples, which is also right, only less powerful, when they are not.
+            seeds count as independent samples, which is valid for paired seeds too, only less powerful.
         common: compare the items that all runs have; by default runs with different items are refused.
-        metric: names in the order of preference, with commas; by default acc, exact_match, or what there is.
-        filter: of lm-eval, by which an answer was read; by default the first in the log.
-        cluster: the field by which items belong together (a subject, a passage); groups are then what is independent.
+        metric: names in order of preference, separated by commas; by default acc, exact_match, or what there is.
+        filter: the lm-eval filter that read the answers; by default the first in the log.
+        cluster: the field that groups the items (a subject, a passage); groups, not items, are then independent.
         matters: the smallest difference of the average that would matter, in points, stated before looking: the
-            verdict then tells an effect that matters from one that does not, and no effect from not knowing.
+            verdict then tells an effect that matters from one that does not, and no effect from an undecided one.
         alpha, power: level of the tests, and the power at which the smallest detectable effect is stated.
         bootstrap, permutations, seed: resamplings and their random stream.
 
@@ -155,7 +155,7 @@ def _describe(run: Log) -> dict[str, Any]:
 
 
 def _check_ties(outcomes: Iterable[Pair]) -> None:
-    """Runs that agree on every single outcome are one and the same, or were not read as what they are."""
+    """Refuse runs that agree on every single outcome: they are the same run, or were misread."""
     if all(np.ptp(np.concatenate(pair), axis=0).max() == 0 for pair in outcomes):
         raise ValueError(
             "the runs must differ on at least one item, but every outcome is the same in all of them: "
@@ -184,7 +184,7 @@ def analyse(
     for (name, pair), group in zip(outcomes.items(), groups):
         row, estimate = _row([pair], [group], alpha=alpha / len(outcomes), **test)
         if len(counts) == 1 and counts != {1}:
-            # the i-th two checkpoints against each other, items only: says nothing about another seed
+            # the i-th base against the i-th treated checkpoint, over items only: says nothing about another seed
             row["pairs"] = [
                 {"difference": float(t.mean() - b.mean()), "p": _paired_test(b, t, permutations, seed)["p"]}
                 for b, t in zip(*pair)
@@ -269,7 +269,7 @@ def _row(
             if not grouped:
                 ends = averages[0], averages[1]
         if not grouped and weights is None:
-            # graded outcomes: by their spread about the mean, where enough items differ for the test to reject at all
+            # graded outcomes keep the effect from their spread, unless too few items differ for the test to reject
             binary, spreads = all(checkpoints.is_binary(*pair) for pair in pairs), row["smallest_effect"] is not None
             if binary or (spreads and checkpoints.few_differ(pairs, alpha=alpha, power=power)):
                 row["smallest_effect"] = checkpoints.smallest_effect(pairs, alpha=alpha, power=power)
@@ -278,7 +278,7 @@ def _row(
 
 
 def _paired_test(base: np.ndarray, treated: np.ndarray, permutations: int, seed: int) -> dict[str, Any]:
-    """Of two checkpoints on the items of one task."""
+    """The test of two checkpoints on the items of one task."""
     if checkpoints.is_binary(base, treated):
         gained, lost = int(np.sum(treated > base)), int(np.sum(treated < base))
         return {"test": "exact McNemar", "gained": gained, "lost": lost, "p": checkpoints.mcnemar(gained, lost)}

@@ -14,15 +14,15 @@ LIKELIHOOD = "Log-likelihood of what is right, in nats per item (per token of a 
 COLUMNS = "task items base treated difference low high test p p_holm significant smallest_effect seed_sd item_se"
 COLUMNS += " seed_se signal_to_noise"
 NAMED = 3
-"""So many tasks are called by their names in a sentence; the table has all."""
+"""The most tasks that a sentence names; the table has all."""
 
 Compared = Significance | Differences
 
 
 def verdict(record: Significance) -> str:
-    """What was found on the average over tasks, on which tasks, and what could have been found. Where there is no
-    benchmark the log-likelihoods are all there is to speak of; where no difference of the scores is shown but the
-    log-likelihoods differ, it says so."""
+    """State what was found on the average over tasks, on which tasks, and what could have been found. Without any
+    benchmark, the verdict is about the log-likelihoods; where the scores show no difference but the log-likelihoods do,
+    it says so."""
     if record.macro is not None:
         differ = "" if record.macro.significant else _likelihoods(record)
         return _sentence(record, record, "points", points, beside=differ)
@@ -83,8 +83,8 @@ def _sentence(
 
 
 def cells(part: Compared, say: Callable[..., str] = points) -> list[tuple[str, ...]]:
-    """The table's rows as text, in the order of ``DIFFERENCE``; without its last column where no task has a ratio of
-    signal to noise, as of log-likelihoods, which have no level of chance."""
+    """The table's rows as text, in the order of ``DIFFERENCE``; without the last column where no task has a
+    signal-to-noise ratio, as with log-likelihoods, which have no chance level."""
     rows = [difference_cells(row, say) for row in differences(part)]
     return rows if any(row[-1] for row in rows) else [row[:-1] for row in rows]
 
@@ -120,7 +120,7 @@ def latex(record: Significance) -> str:
 
 
 def csv_table(record: Significance) -> str:
-    """Full precision, fractions and not points; likelihoods as further rows."""
+    """The table as CSV: full precision, fractions instead of points, log-likelihoods as further rows."""
     lines: list[dict[str, Any]] = []
     for outcome, part in (("score", record), ("log-likelihood", record.likelihood)):
         if part is None or part.macro is None:

@@ -1,9 +1,9 @@
 """The one rule by which a study says "reproduced", "not reproduced" or "undecided": docs/studies.md has it in words.
 
-A claim is about training, so the sample is the trainings: one number per training seed, and an interval over those
-numbers (over models or texts, where the claim is about these). Anything that an interval does not decide is undecided,
-and so is everything with fewer than three numbers. Under no effect "reproduced" has a probability of 2.5 % for a
-direction (of numbers without ties), and at most 5 % for the others. numpy and scipy only.
+A claim is about training, so the sample is the training runs: one number per training seed, and an interval over those
+numbers (over models or texts, where the claim is about these). Whatever the interval does not decide is undecided, and
+so is anything with fewer than three numbers. Without a true effect, "reproduced" has a probability of 2.5 % for a
+direction (of numbers without ties), and at most 5 % for the other claims. numpy and scipy only.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ def finding(
 
         an effect that matters           l > smallest or h < −smallest
         an effect, too small to matter   different from 0, and −smallest < l', h' < smallest
-        no effect that matters           the same, not different from 0 (equivalence: two one-sided tests at 5 %)
-        undecided                        anything else, also an effect of which the size is not known
+        no effect that matters           not different from 0, and −smallest < l', h' < smallest
+                                         (equivalence: two one-sided tests at 5 %)
+        undecided                        anything else, including an effect of unknown size
 
-    Different from 0: `significant`, or else that [l, h] excludes 0."""
+    "Different from 0" is `significant` where that is given, else whether [l, h] excludes 0."""
     low, high = row["low"], row["high"]
     if low is None or high is None or not all(map(math.isfinite, (low, high, *inner))):
         return UNDECIDED
@@ -101,7 +102,7 @@ class Decision:
         )
 
     def short(self, digits: int = 3) -> str:
-        """+0.123 [+0.045, +0.201], with another level than 95 % behind it, as (90 %)"""
+        """+0.123 [+0.045, +0.201], followed by the level unless it is 95 %, as (90 %)"""
         if self.estimate is None or (self.low is not None and self.low == self.high):
             return self.words(digits)
         if self.low is None or self.high is None:
@@ -111,7 +112,7 @@ class Decision:
 
 
 def resolves(effect: float | None) -> str:
-    """ " (resolves 0.12)", with two digits that count; nothing where it is not known."""
+    """ " (resolves 0.12)", with two significant digits; empty where the effect is not known."""
     if effect is None or not 0 < effect < math.inf:
         return ""
     return f" (resolves {effect:.{max(0, 1 - math.floor(math.log10(effect)))}f})"
@@ -137,8 +138,8 @@ def decide(
 ) -> Decision:  # fmt: skip
     """Is the mean of `values`, one per unit, above 0 (`claim` "greater") or below ("less")?
 
-    Values that are all the same have no spread to be judged by, and leave it undecided, as in `equivalent` and
-    `not_below`; but not where they are all at `bound`, the end of what the quantity can be.
+    Values that are all the same have no spread to judge them by and leave the claim undecided, as in `equivalent` and
+    `not_below`, unless all of them are at `bound`, the end of the quantity's range.
     """
     if (undecided := unjudged(values, unit, level, bound)) is not None:
         return undecided
@@ -151,7 +152,7 @@ def from_interval(
     estimate: float, low: float, high: float, *, n: int, claim: str = "greater", smallest: float = 0.0,
     level: float = 0.95, unit: str = "training seed", least: int = LEAST, resolution: float | None = None,
 ) -> Decision:  # fmt: skip
-    """The same for an interval that was computed elsewhere; `n` is the number of units behind it."""
+    """`decide` for an interval computed elsewhere over `n` units; `smallest`: what the claim would call an effect."""
     check_choice("claim", claim, ("greater", "less"))
     if n < least or not all(map(math.isfinite, (estimate, low, high))):
         return _too_few(estimate, n, unit, level, least)
@@ -177,8 +178,8 @@ def equivalent(values: Sequence[float], *, margin: float, around: float = 0.0) -
 
 
 def not_below(values: Sequence[float], *, margin: float, unit: str = "training seed", tried: int = 1) -> Decision:
-    """Is the mean above −`margin`? One test at 5 %: "not worse by more than the margin". It is called below at the
-    level 5 % divided by `tried`, where that of any of so many is enough."""
+    """Is the mean above −`margin`? One test at 5 %: "not worse by more than the margin". "Not reproduced" is tested at
+    5 % divided by `tried`, the number of such tests of which a single one is enough to refute the claim."""
     reasons = (f"lies above −{margin:g}", f"lies below −{margin:g}", f"crosses −{margin:g}")
     return _between(values, -margin, math.inf, reasons, unit, tried)
 
@@ -186,7 +187,8 @@ def not_below(values: Sequence[float], *, margin: float, unit: str = "training s
 def _between(
     values: Sequence[float], bottom: float, top: float, reasons: Sequence[str], unit: str, tried: int = 1
 ) -> Decision:
-    """The 90 % interval inside the bounds, the 95 % interval (less of `tried`) outside, or neither."""
+    """Reproduced where the 90 % interval lies inside the bounds, not reproduced where the 1 − 0.05/`tried` interval
+    lies outside, otherwise undecided."""
     if (undecided := unjudged(values, unit, 0.9)) is not None:
         return undecided
     mean, low, high = interval(values, 0.9)
@@ -201,7 +203,7 @@ def slope(x: Sequence[float], y: Sequence[float], groups: Sequence[object], *, c
     """Does y rise (or fall) with x? One point per model; `groups` (families) have a level each and share the slope.
 
     b = Σ x̃ỹ/Σ x̃², x̃ and ỹ centred in their group; s² = Σ (ỹ − b x̃)²/ν, ν = n − groups − 1; b ± t_ν · s/√(Σ x̃²).
-    At least 4 points of groups that have 2 or more, so that ν ≥ 2 for one family.
+    Needs at least 4 points in groups of 2 or more, so that ν ≥ 2 for one family.
     """
     a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     names = list(groups)
@@ -232,8 +234,8 @@ def steady(values: Sequence[float], *, margin: float, most: float = math.inf) ->
         mean ± t_(n−1) · s √(1 + 1/n),
 
     lies within ±`margin` of the mean and does not contain 0: the same sign on any other text. Where no value can lie
-    beyond ±`most`, as of a correlation beyond ±1, the interval ends there: that changes nothing about how often it
-    holds the next value, nor about the verdict.
+    beyond ±`most`, as a correlation cannot beyond ±1, the reported interval is cut off there; this changes neither how
+    often it holds the next value nor the verdict.
     """
     if (missing := _missing(values, "text", 0.95)) is not None:
         return missing
@@ -264,8 +266,8 @@ def combine(decisions: Sequence[Decision]) -> str:
 
 
 def deciding(decisions: Mapping[str, Decision], digits: int, most: int = 3) -> str:
-    """In short the parts that `combine` takes its verdict from: all where each is reproduced, else those that are
-    not, or are undecided; at most so many, and how many more there are."""
+    """The parts that decide the verdict of `combine`, in short: all if every one is reproduced, else those that are not
+    reproduced, else the undecided ones; `most` of them at most, then how many more there are."""
     verdict = combine(list(decisions.values()))
     told = [f"{name} {one.short(digits)}" for name, one in decisions.items() if one.verdict == verdict]
     more = f" and {len(told) - most} more" if len(told) > most else ""
