@@ -1,7 +1,7 @@
-"""Several runs to be read at once: where their logs are large, in as many processes as there are cores.
+"""Read several runs: where their logs are large, in parallel, in as many processes as there are cores.
 
-Nearly all the time of a comparison is reading, and Python reads with one core. A process of its own is started by its
-command and not forked, so that it neither runs the caller's script again nor inherits its threads.
+Reading takes nearly all the time of a comparison, and Python reads on one core. Each process is a new interpreter and
+not a fork or a `multiprocessing` child, so that it neither runs the caller's script again nor inherits its threads.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from .logs import Log, Wanted
 from .readers import Run, read_logs
 
 LARGE = 50_000_000
-"""Bytes of all logs together; below, starting a process takes longer than it saves."""
+"""Bytes of all logs together; below this, starting processes takes longer than it saves."""
 CHILD = "from decondense.evaluate.apart import serve; serve()"
 
 
 def read_all(runs: Sequence[Run], wanted: Wanted) -> list[list[Log]]:
-    """``read_logs`` of every run, in their order. The first run that cannot be read is told."""
+    """``read_logs`` of every run, in order. Raises the error of the first run that cannot be read."""
     files = [Path(run) for run in runs if isinstance(run, (str, Path))]
     workers = min(len(files), _cores())
     if workers < 2 or sum(map(_size, files)) < LARGE:
@@ -33,7 +33,8 @@ def read_all(runs: Sequence[Run], wanted: Wanted) -> list[list[Log]]:
 
 
 def _apart(run: Run, wanted: Wanted) -> list[Log]:
-    """In a process of its own, or here where it is in memory or that did not come to its end: what is wrong is told."""
+    """Read a run in a process of its own; if the run is in memory, or that process failed, read it here, so that the
+    error is raised here."""
     if not isinstance(run, (str, Path)):
         return read_logs(run, wanted)
     places = os.pathsep.join(path for path in sys.path if path)
@@ -45,7 +46,7 @@ def _apart(run: Run, wanted: Wanted) -> list[Log]:
 
 
 def serve() -> None:
-    """What such a process does: a run from its input, its logs to its output."""
+    """The body of such a process: read a pickled run from stdin and write its pickled logs to stdout."""
     pickle.dump(read_logs(*pickle.load(sys.stdin.buffer)), sys.stdout.buffer, protocol=pickle.HIGHEST_PROTOCOL)
 
 

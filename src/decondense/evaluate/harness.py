@@ -57,8 +57,8 @@ def evaluate(
         shots: "gpt2", "qwen3", "zero" or a number.
         limit: the first N items of every task (every subtask for mmlu, as in lm-eval), not of a text; for trying out.
         text: names or files of texts for perplexity and bits per byte.
-        text_tokens: length of their windows; default the model's context, and of a run of ``decondense train`` with
-            fresh weights the blocks that it was trained on.
+        text_tokens: length of the windows of a text; default the model's context, or, for a run of ``decondense train``
+            with fresh weights, the length of the blocks that it was trained on.
         seed: draws the few-shot examples.
         selected_by: how the checkpoint was chosen: "final" or "held-out-loss". Never by these benchmarks.
         training_seed: recorded, so that significance can pair runs.
@@ -134,8 +134,8 @@ def evaluate(
 def check(
     model: Any, *, tasks: Any, text: Any, limit: int | None, batch_tokens: int | None, selected_by: str, **how: Any
 ) -> tuple[list[str], list[str]]:
-    """The names of the tasks and of the texts. Options of ``evaluate`` that are wrong, and a name that is no model's,
-    are refused before anything is read or a folder made."""
+    """Return the names of the tasks and of the texts. Refuse wrong options of ``evaluate``, and a name that is not a
+    model's, before anything is read or any folder made."""
     need("evaluate", "evaluation")
     if selected_by not in SELECTIONS:
         raise ValueError(
@@ -169,7 +169,7 @@ def _open_texts(texts: Sequence[str], folder: Path | None) -> list[Any]:
 
 
 def _load(model: Any, revision: str | None, how: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
-    """(model, tokenizer, what the record says of them); `how`: the options of `models.load`."""
+    """Return (model, tokenizer, what the record says of them); `how`: the options of `models.load`."""
     if isinstance(model, (tuple, list)):
         if len(model) != 2:
             raise TypeError(f"a model in memory must be a pair (model, tokenizer), got {len(model)} things.")
@@ -204,7 +204,7 @@ def _load(model: Any, revision: str | None, how: dict[str, Any]) -> tuple[Any, A
 
 
 def _fingerprint(weights: Any) -> str:
-    """A hash of a few numbers of every parameter: a copy has the same, another training seed has not."""
+    """Hash a few numbers of every parameter: a copy of the model has the same hash, another training seed has not."""
     digest = hashlib.sha256()
     for name, parameter in weights.named_parameters():
         flat = parameter.detach().flatten()
@@ -215,9 +215,9 @@ def _fingerprint(weights: Any) -> str:
 
 
 def _training_run(folder: Path) -> dict[str, Any]:
-    """Which training run a folder is of, so that two checkpoints of it are not taken for two seeds, and step and total
-    where transformers' Trainer wrote them, so that a checkpoint in the middle is seen. The run's place is a hash: the
-    path of a machine does not belong into a result."""
+    """Which training run a folder belongs to, so that two of its checkpoints are not taken for two seeds; and step and
+    total where transformers' Trainer wrote them, so that an intermediate checkpoint is noticed. The run's place is
+    stored as a hash: a path of this machine does not belong in a result."""
     whole = folder.resolve()
     inside = whole.name.startswith("checkpoint-") or whole.name == "model"  # as `decondense train` lays them out
     run = whole.parent if inside else whole
@@ -314,7 +314,7 @@ def _notes(benchmark: Benchmark, scores: dict[str, Any], context: int) -> list[s
 
 
 def _beyond(known: int, positions: int, *, tasks: bool, window: int | None) -> list[str]:
-    """What was asked of a model that was trained on shorter texts than it has positions for."""
+    """Notes on the scores of a model that was trained on blocks shorter than the context it has positions for."""
     trained = f"the model was trained on blocks of {known} tokens and has positions for {positions}"
     notes = []
     if window is not None:

@@ -41,7 +41,7 @@ class Item(TypedDict):
 
 
 def _schema(*, strict: bool) -> Any:
-    """The columns of the file as arrow types; `strict`: a value that every item has may not be missing."""
+    """The columns of the file as an arrow schema; `strict`: columns that every item fills are not nullable."""
     import pyarrow as pa
 
     arrow = {str: pa.string(), int: pa.int32(), float: pa.float64(), bool: pa.bool_()}
@@ -61,7 +61,7 @@ def item_hash(arguments: Any, target: Any) -> str:
 
 
 def write_items(path: Path, items: Sequence[Item]) -> None:
-    """Whole or not at all. The same items give the same bytes, with checksums, so that damage is seen."""
+    """Write the file whole or not at all. The same items give the same bytes; page checksums reveal damage."""
     import pyarrow
     from pyarrow import parquet
 
@@ -72,7 +72,7 @@ def write_items(path: Path, items: Sequence[Item]) -> None:
 
 @contextlib.contextmanager
 def read_as(kind: str, path: Path) -> Iterator[None]:
-    """What cannot be read inside is damaged, in one sentence."""
+    """Raise an error of reading inside the block as ``Damaged``, in one sentence."""
     import pyarrow
 
     try:
@@ -141,8 +141,9 @@ def log_shares(items: Sequence[Item]) -> np.ndarray:
 
 
 def right_share(values: Sequence[Sequence[float]], golds: Sequence[Sequence[int]]) -> np.ndarray:
-    """(items,) from the log-likelihoods l of every item's choices and the numbers of the right ones: the log of their
-    softmax share, log Σ_right exp l − log Σ exp l; with a single continuation its log-likelihood."""
+    """(items,): the log of the right choices' softmax share, log Σ_right exp l − log Σ exp l, from every item's
+    log-likelihoods l of its choices and the numbers of the right ones; with a single continuation, its log-likelihood.
+    """
     sizes = np.array([len(one) for one in values], dtype=int)
     flat = np.array([value for one in values for value in one], dtype=np.float64)
     starts = np.cumsum(sizes) - sizes

@@ -1,4 +1,4 @@
-"""Evaluation logs of any origin as columns: ids, scores, a hash of what was asked. ``readers.py`` has other tools'."""
+"""Evaluation logs of any origin as columns: ids, scores, a hash of what was asked. ``readers.py`` reads them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from .items import TEXT, EvaluatedRun, log_shares
 
 LOWER = {"perplexity", "ppl", "word_perplexity", "byte_perplexity", "bits_per_byte", "loss", "nll", "mse", "mae"}
 LOWER |= {"rmse", "brier", "brier_score", "ece", "ter", "wer", "cer", "edit_distance", "toxicity"}
-"""Metrics that are better when lower, where a log does not say it."""
+"""Metrics that are better when lower, for logs that do not say so."""
 USUAL = ("acc", "exact_match", "accuracy", "em", "score")
-"""The metric that is compared where none is named: the first of these, or else the first there is."""
+"""Where no metric is named, the first of these that a task has is compared, or else the task's first."""
 
 
 @dataclass
@@ -36,9 +36,9 @@ class Wanted:
 
 @dataclass
 class Scores:
-    """One task of one run: an entry per item in every column. ``score`` is better when higher, so it has the other sign
-    where the metric is better when ``lower``; ``likelihood``: of what is right, in nats; ``hashes``: of what was asked,
-    by the way of hashing, made when they are needed; ``chance``: what guessing would score."""
+    """One task of one run: an entry per item in every column. ``score`` is better when higher: its sign is turned where
+    the metric is better when ``lower``. ``likelihood``: log-likelihood of what is right, in nats; ``hashes``: way of
+    hashing → hashes of what was asked, computed when needed; ``chance``: what guessing would score."""
 
     ids: list[str]
     score: np.ndarray | None
@@ -52,7 +52,7 @@ class Scores:
 
 @dataclass
 class Log:
-    """One run: its tasks, and the ``fingerprint`` that a copy has too. ``record`` where it is an evaluation of ours."""
+    """One run: its tasks, and a ``fingerprint`` that its copies share. ``record``: of an evaluation by decondense."""
 
     path: str
     tool: str
@@ -62,11 +62,11 @@ class Log:
     seed: str | None = None
     record: Evaluation | None = field(default=None, repr=False)
     notes: list[str] = field(default_factory=list)
-    label: str = ""  # what tells it from the runs it is compared with
+    label: str = ""  # names the run among those it is compared with
 
 
 def check(log: Log) -> None:
-    """Items, numbers, and no id twice."""
+    """Refuse a log without items, with an id that occurs twice in a task, or with scores that are no numbers."""
     if not any(scores.ids for scores in log.tasks.values()):
         raise ValueError(f"{log.path!r} must hold items, got none: give a log that was finished.")
     for task, scores in log.tasks.items():
@@ -77,7 +77,7 @@ def check(log: Log) -> None:
                 f"{named(repeated)} occur more often: leave the copies out."
             )
         for values in (scores.score, scores.likelihood):
-            # of larger ones the squares are infinite
+            # 1e100: squares of much larger values would be infinite
             wrong = [] if values is None else np.flatnonzero(~(np.abs(values) <= 1e100)).tolist()
             if wrong:
                 raise ValueError(
@@ -99,7 +99,7 @@ def others(names: Iterable[str], chosen: str) -> str:
 
 
 def hashed(*files: Path) -> str:
-    """Of what the files hold, one after the other."""
+    """Hash the content of the files, one after the other."""
     digest = hashlib.sha256()
     for file in files:
         with file.open("rb") as content:
@@ -126,7 +126,7 @@ def pick(there: Iterable[str], wanted: Wanted, task: str, path: Path) -> str:
 
 
 def field_of(rows: Sequence[Any], get: Callable[[Any], Any], name: str | None, path: Path) -> list[str] | None:
-    """The field ``name`` of every row as text, where one is asked for."""
+    """The field ``name`` of every row as text; ``None`` where no field is asked for."""
     if name is None:
         return None
     try:
@@ -161,11 +161,11 @@ def one_run(path: Path, files: Sequence[Path], task_of: Callable[[Path], str]) -
 
 
 LETTERS = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0, "yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
-"""inspect_ai's own reading of a score that is no number."""
+"""inspect_ai's own values for scores that are words."""
 
 
 def number_of(value: Any) -> float:
-    """NaN for what is no number; letters and booleans as inspect_ai counts them."""
+    """A score as a number: letters and booleans as inspect_ai counts them, NaN for anything else."""
     try:
         return math.nan if value is None else float(LETTERS.get(value, value) if isinstance(value, str) else value)
     except (TypeError, ValueError):
@@ -199,7 +199,7 @@ def from_run(run: EvaluatedRun, wanted: Wanted) -> Log:
 
 
 def chance_of(choices: Sequence[float]) -> float:
-    """What guessing scores, of how many choices each item has for every right one; 0 where nothing is chosen."""
+    """What guessing scores, from each item's number of choices per right one; 0 for a task without choices."""
     return float(np.mean([1 / n for n in choices])) if choices and min(choices) > 1 else 0.0
 
 

@@ -24,11 +24,11 @@ from .logs import Log, Scores, Wanted, chance_of, field_of, hashed, lower_is_bet
 from .samples import first_line, read_samples
 
 Run = str | Path | EvaluatedRun | Log
-"""A run as it is named: its log on the disk, or what was read of it."""
+"""How a run may be given: the path of its log, or what was read from it."""
 
 
 def read_logs(path: Run, wanted: Wanted | None = None) -> list[Log]:
-    """The runs in a folder or file, of whatever tool; several where a table has several seeds."""
+    """Read the runs in a folder or file of any tool: one, or several where a table has several seeds."""
     wanted = wanted or Wanted()
     if isinstance(path, Log):
         logs = [path]
@@ -65,13 +65,13 @@ def _read(path: Path, wanted: Wanted) -> list[Log]:
 
 # -- inspect_ai ----------------------------------------------------------------------------------------------
 
-ZSTD = 93  # the method of a zip that Python reads from 3.14 on
+ZSTD = 93  # a zip compression method that Python itself reads from 3.14 on
 CUT = "(content truncated)"
 
 
 def _inspect(path: Path, files: Sequence[Path], wanted: Wanted) -> Log:
-    """A log per task. Summaries have every score; a question too long for them is read from its sample. An item that
-    was asked in several epochs has their mean."""
+    """Read the .eval files of one run, one per task. The summaries have every score; a question too long for them is
+    read from its sample. An item that was asked in several epochs gets their mean."""
     contents = {file: _eval_file(file) for file in files}
     for file, (header, _) in contents.items():
         if header.get("status") != "success":
@@ -121,7 +121,7 @@ def _inspected(task: str, samples: list[dict[str, Any]], wanted: Wanted, path: P
 
 
 def _said(question: Any) -> Any:
-    """Of a conversation, who says what: the names of messages are drawn anew in every run."""
+    """Reduce a conversation to who says what: the ids of its messages are drawn anew in every run."""
     return [[m.get("role"), m.get("content")] for m in question] if isinstance(question, list) else question
 
 
@@ -231,8 +231,8 @@ TABLES = (".csv", ".jsonl", ".ndjson", ".parquet")
 
 
 def _tables(path: Path, wanted: Wanted) -> list[Log]:
-    """A row per item with ``item`` and ``score``; ``task``, ``cluster``, ``seed``, ``metric``, ``hash`` or ``prompt``
-    where there are any. A log per seed; several metrics of an item are several rows."""
+    """Read a table with a row per item: ``item`` and ``score``, optionally ``task``, ``cluster``, ``seed``, ``metric``,
+    ``hash`` or ``prompt``. One log per seed; an item with several metrics has several rows."""
     table = _columns(path)
     missing = [name for name in ("item", "score") if name not in table]
     if missing:
@@ -251,7 +251,7 @@ def _tables(path: Path, wanted: Wanted) -> list[Log]:
         parts.setdefault(seed, {}).setdefault(task, {}).setdefault(metric, []).append(row)
     content = hashed(path)
     logs = []
-    for seed, tasks in (parts or {"": {}}).items():  # a log without items says so itself
+    for seed, tasks in (parts or {"": {}}).items():  # an empty table gives a log too, which `check` refuses
         name = f"{path} seed {seed}" if len(parts) > 1 else str(path)
         log = Log(name, "table", {}, f"{content} {seed}", path.stem, seed or None)
         for task, metrics in tasks.items():

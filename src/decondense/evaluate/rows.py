@@ -1,5 +1,5 @@
-"""Rows of benchmark files, checked against the task that reads them: of a field that a row lacks lm-eval makes None,
-and an answer that is none of the choices it counts as wrong."""
+"""Rows of benchmark files, checked against the task that reads them: lm-eval itself reads a missing field as None, and
+counts an item as wrong whose answer is not among the choices."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ..hub import first_line
 from ..words import list_of
 
 TEMPLATES = ("doc_to_text", "doc_to_choice", "doc_to_target")
-OPTIONAL = re.compile(r"\b(if|default|defined)\b")  # a template that may do without a field
+OPTIONAL = re.compile(r"\b(if|default|defined)\b")  # in a template whose fields may be missing
 GRADED = "mc2_targets"
-WORD = "⟦word⟧"  # that no file has
+WORD = "⟦word⟧"  # occurs in no file
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a file that a task reads, with their numbers in it, from 1."""
+    """Rows of a file that a task reads, with their row numbers in the file, from 1."""
 
     task: str
     file: Path
@@ -39,7 +39,7 @@ class Rows:
 
     @cached_property
     def data(self) -> Any:
-        """As lm-eval reads them."""
+        """The rows as the dataset that lm-eval reads."""
         import pyarrow
         from datasets import Dataset
 
@@ -52,22 +52,22 @@ class Rows:
                     if value is not None and kinds.setdefault(field, type(value)) is not type(value):
                         self.refuse(at, f"{field} must be of the kind that it is in the rows before, got {value!r}")
             raise
-        # Dataset.from_list would look at every value to name the data, which takes longer than all the rest
+        # without a fingerprint, Dataset would hash every value for one, which takes longer than all the rest
         state = self.file, self.file.stat().st_size, self.file.stat().st_mtime_ns, self.numbers
         return Dataset(table, fingerprint=hashlib.sha256(repr(state).encode()).hexdigest()[:16])
 
     def check(self, task: Any, limit: int | None) -> None:
-        """Prompt, choices and answer of every row can be made, up to the limit, and the answer is one of the choices.
-        The task need not be a whole one, that has made its items of these rows."""
+        """Refuse a row whose prompt, choices or answer cannot be made, or whose answer is not one of the choices; up to
+        the limit. ``task`` may be one that has not made its items of these rows yet (``bare_task``)."""
         chosen = task.OUTPUT_TYPE == "multiple_choice"
         templates = {key: getattr(task.config, key) for key in (TEMPLATES if chosen else (TEMPLATES[0], TEMPLATES[2]))}
         needed = {key: () if OPTIONAL.search(str(one)) else fields_of(one) for key, one in templates.items()}
         items = self._items(task)
         for number, item in enumerate(islice(items, limit)):
-            whole = len(items) == len(self.numbers)  # else some were left out
+            whole = len(items) == len(self.numbers)  # else the task left some rows out
             at, made = number if whole else len(self.numbers) + number, {}
             given = self.rows[number] if whole else item
-            row = _Watched((f, v) for f, v in item.items() if v is not None or f in given)  # a table fills in null
+            row = _Watched((f, v) for f, v in item.items() if v is not None or f in given)  # drop the dataset's nulls
             for key, template in templates.items():
                 row.read = []
                 try:
@@ -82,9 +82,10 @@ class Rows:
                 self._check_answer(at, task, row, made)
 
     def _items(self, task: Any) -> Sequence[dict[str, Any]]:
-        """What the task makes of the rows. A null that its own function reads is refused here, as it is gone after."""
+        """The items that the task makes of the rows. A null that the task's own function reads is refused here, as the
+        items no longer show it."""
         process, built = task.config.process_docs, getattr(task, "task_docs", None)
-        if process is None:  # the rows: reading the data takes as long as all checks
+        if process is None:  # return the rows: reading them from the dataset takes as long as all checks
             task.features = list((self.data if built is None else built).features)
             return self.rows
         try:
@@ -95,7 +96,7 @@ class Rows:
         one_of_each = items is not None and len(items) == len(self.rows)
         for at, row in enumerate(self.rows):
             nulls = [field for field, value in row.items() if value is None]
-            # to ask for every null takes long: only where no items were made, or one that has the word
+            # trying every null takes long: only where no items could be made, or where the item says None
             if items is None or (nulls and one_of_each and "None" in json.dumps(items[at], default=str)):
                 self._refuse_unfit(at, row, [f for f in nulls if _shows(partial(_made, process, apart=f), row, f)])
                 words, failed = _outcome(partial(_made, process), row)
@@ -114,8 +115,9 @@ class Rows:
         if any(choice is None for choice in choices):
             self.refuse(at, f"one of its {len(choices)} choices is null")
         if callable(task.config.process_results) and GRADED not in item:
-            return  # which says what is right
-        key = "doc_to_text" if isinstance(made["doc_to_text"], int) else "doc_to_target"  # prompts of several inputs
+            return  # process_results decides itself what is right
+        # a task with several inputs has the number of the right one in doc_to_text
+        key = "doc_to_text" if isinstance(made["doc_to_text"], int) else "doc_to_target"
         fields = [GRADED] if GRADED in item else sorted(fields_of(getattr(task.config, key))) or item.read[-1:]
         negative = any(isinstance(item.get(field), int) and item[field] < 0 for field in fields)
         if negative or not right_of(task, item, made[key], len(choices)):
@@ -123,7 +125,7 @@ class Rows:
 
 
 def right_of(task: Any, item: Any, answer: Any, choices: int) -> list[int]:
-    """The right ones among so many choices of an item; none where its answer is not among them."""
+    """The numbers of the right ones among the ``choices`` of an item; empty where its answer is not among them."""
     if callable(task.config.process_results) and GRADED in item:
         labels = item[GRADED]["labels"]
         return [i for i, label in enumerate(labels) if label == 1] if len(labels) == choices else []
@@ -135,7 +137,7 @@ def right_of(task: Any, item: Any, answer: Any, choices: int) -> list[int]:
 
 
 def fields_of(template: Any) -> set[str]:
-    """What a template reads: variables of Jinja, or the field that it is the name of."""
+    """The fields that a template reads: its Jinja variables, or the one field that it names."""
     return _variables(template) if isinstance(template, str) else set()
 
 
@@ -148,7 +150,7 @@ def _variables(template: str) -> set[str]:
 
 
 class _Watched(dict):
-    """A row that knows which fields were read, as a function does not say what it reads."""
+    """A row that records which of its fields are read: a function does not tell."""
 
     read: list[str]
 
@@ -158,15 +160,15 @@ class _Watched(dict):
 
 
 def _made(process: Callable[..., Any], row: dict[str, Any], *, apart: str = "") -> list[dict[str, Any]]:
-    """What a task's function makes of a row, but for the field `apart`."""
+    """What a task's function makes of a row, without the field `apart`."""
     from datasets import Dataset
 
     return [{key: one[key] for key in one if key != apart} for one in process(Dataset.from_list([row]))]
 
 
 def _shows(make: Callable[..., Any], row: dict[str, Any], field: str) -> bool:
-    """Whether the null in a field does harm in what is made of the row: it fails in another way, or not at all, with a
-    word in its place, or it says None where it would say that word. A function that looks for null does neither."""
+    """Whether the null in a field harms what is made of the row: with a word in its place the error changes or is gone,
+    or the word stands where None stood. A function that handles null itself does neither."""
     words, failed = _outcome(make, row)
     other, _ = _outcome(make, row | {field: WORD})
     return other != words and (failed or other.replace(WORD, "None") == words)

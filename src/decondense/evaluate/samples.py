@@ -1,7 +1,7 @@
 """lm-eval's samples: what ``--log_samples`` writes, JSON lines per task. Checked with lm-eval 0.4.13.
 
-A log repeats every prompt for every choice and may have a gigabyte of them. What a comparison needs is a hundred bytes
-of an item: lines are read one by one, and the rest of each is let go at once."""
+A log repeats every prompt for every choice and may hold a gigabyte of prompts, but a comparison needs a hundred bytes
+per item: lines are read one by one, and the rest of each is dropped at once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NOT_METRICS |= {"doc_hash", "prompt_hash", "target_hash"}
 
 class Sample(NamedTuple):
     """What is kept of a line. ``likelihoods``: of the choices, where there are any; ``gold``: the number of the right
-    one, if it can be told; ``own``: what lm-eval hashed itself, if it did; ``place``: of the line in its file."""
+    choice, empty if unknown; ``own``: lm-eval's own hashes, if logged; ``place``: number of the line in its file."""
 
     subtask: str
     doc_id: Any
@@ -42,8 +42,8 @@ class Sample(NamedTuple):
 
 
 def read_samples(path: Path, files: Sequence[Path], wanted: Wanted) -> Log:
-    """``samples_TASK_DATE.jsonl`` of --log_samples, with ``results_DATE.json`` beside them where it is: it says which
-    tasks are a group, and which metrics are better when lower."""
+    """Read ``samples_TASK_DATE.jsonl`` of --log_samples. ``results_DATE.json`` beside them, where there is one, says
+    which tasks form a group, and which metrics are better when lower."""
     by_name = logs.one_run(path, files, lambda f: match["task"] if (match := SAMPLES.fullmatch(f.name)) else f.stem)
     group: dict[str, str] = {}
     lower: dict[str, dict[str, bool]] = {}
@@ -51,7 +51,7 @@ def read_samples(path: Path, files: Sequence[Path], wanted: Wanted) -> Log:
     for results in sorted(files[0].parent.glob("results_*.json")):
         content = read_json(results)
         model = str(content.get("model_name") or model)
-        if path.is_dir():  # a file that is named stands for itself
+        if path.is_dir():  # a single file that the user named is a task of its own, not part of a group
             group |= {sub: name for name, subs in (content.get("group_subtasks") or {}).items() for sub in subs}
         lower |= content.get("higher_is_better") or {}
     tasks: dict[str, list[Sample]] = {}
@@ -110,12 +110,12 @@ def _samples(
     if not rows:
         return Scores([], None)
     first = rows[0]
-    # What lm-eval keeps for a perplexity is a log-likelihood, or one and a number of words or bytes.
+    # For a perplexity lm-eval logs no score but a log-likelihood, alone or with a number of words or bytes.
     scores = [m for m, v in first.metrics.items() if m != "perplexity" and not isinstance(v, (list, tuple))]
     metric = pick(scores, wanted, task, path)
     values = None if not metric else np.array([number_of(row.metrics.get(metric)) for row in rows])
     lower = bool(metric) and not directions.get(first.subtask, {}).get(metric, not lower_is_better(metric))
-    hashes: dict[str, Callable[[], list[str]]] = {}  # of two logs of lm-eval, by what it hashed itself
+    hashes: dict[str, Callable[[], list[str]]] = {}  # lm-eval's own first: they are there without reading anew
     if all(row.own is not None for row in rows):
         hashes["lm-eval"] = partial(list, [row.own for row in rows])
     hashes["prompt"] = partial(_prompt_hashes, [(row.subtask, row.place) for row in rows], files)
@@ -127,8 +127,8 @@ def _samples(
 
 
 def _likelihood(rows: Sequence[Sample]) -> np.ndarray | None:
-    """Of what is right: the log of the softmax share of the right choice, the log-likelihood of a single continuation,
-    or of a text per byte (per word where bytes were not counted). None where a log does not tell what is right."""
+    """Per item, the log of the softmax share of the right choice, the log-likelihood of a single continuation, or that
+    of a text per byte (per word where bytes were not counted). ``None`` where a log does not tell what is right."""
     kinds = ("byte_perplexity", "bits_per_byte", "word_perplexity")
     per = next((kind for kind in kinds if kind in rows[0].metrics), None)
     if per is not None:
@@ -139,8 +139,8 @@ def _likelihood(rows: Sequence[Sample]) -> np.ndarray | None:
 
 
 def _gold(right: Any, target: str, arguments: dict[str, Any], values: list[float]) -> list[int]:
-    """The right choice: the target where that is its number, and agrees with what lm-eval counted as right. Of two
-    choices the count alone tells. Nothing where it cannot be told."""
+    """The number of the right choice: of two choices, the one that lm-eval's accuracy implies; else the target, where
+    it is such a number and does not contradict that accuracy. Empty where it cannot be told."""
     if len(values) == 1:
         return [0]
     best = values.index(max(values))
@@ -156,8 +156,8 @@ def _gold(right: Any, target: str, arguments: dict[str, Any], values: list[float
 
 
 def _prompt_hashes(places: Sequence[tuple[str, int]], files: dict[str, Path]) -> list[str]:
-    """As an evaluation of ours hashes its prompts, of the lines at (subtask, number), whose prompts were let go: read
-    anew, as few comparisons need them."""
+    """Hash the prompts of the lines at (subtask, number) as ``decondense evaluate`` does. The prompts were dropped, and
+    are read anew: few comparisons need them."""
     asked: dict[tuple[str, int], str] = {}
     for name in dict.fromkeys(subtask for subtask, _ in places):
         with files[name].open("rb") as lines:
@@ -182,7 +182,7 @@ def _lines(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, 
 
 
 def _parsed(line: bytes) -> Any:
-    """Twice as fast as json, which reads what is no Unicode (half of a pair of surrogates) all the same."""
+    """Parse a line with pydantic, twice as fast as json, which only reads what pydantic refuses (lone surrogates)."""
     try:
         return from_json(line, cache_strings="keys")
     except ValueError:

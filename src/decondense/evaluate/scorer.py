@@ -56,7 +56,7 @@ class Scorer(HFLM):
             thread on a CPU.
         journal: where finished batches are kept.
 
-    ``scored_tokens`` are the positions of a batch that reach the output head: 16,384, and on a CPU 128 for every
+    ``scored_tokens`` limits the positions of a batch that reach the output head: 16,384, on a CPU 128 for every
     thread. ``progress`` is called with (requests done, requests in all).
     ``cut`` has, for every (task, doc_id) with a prompt longer than the context, the most tokens that were lost.
     """
@@ -82,8 +82,8 @@ class Scorer(HFLM):
     # -- tokens ----------------------------------------------------------------------------------------------
 
     def encode_many(self, strings: Sequence[str], *, special: bool | None = None) -> list[list[int]]:
-        """``tok_encode`` of every string, in one call per kind of string; but without what the tokenizer puts behind
-        a text, which would stand between a context and its continuation."""
+        """``tok_encode`` of every string, in one call per kind of string, but without the tokens that the tokenizer
+        appends to a text: they would stand between a context and its continuation."""
         bos = self.tokenizer.decode(self.prefix_token_id)
         wanted = self.add_bos_token if special is None else special
         kinds = [False if special is None and string.startswith(bos) else wanted for string in strings]
@@ -115,7 +115,7 @@ class Scorer(HFLM):
             if context:
                 head = lengths[context]
                 result.append((head, next(joined)[len(head) :]))
-            else:  # also where it was spaces only, which lm-eval encodes to nothing and then fails
+            else:  # also for a context of spaces only, which lm-eval encodes to nothing and then fails on
                 tokens = next(alone)
                 result.append((tokens[:1], tokens[1:]) if tokens[:1] == [first] else ([first], tokens))
         return result
@@ -141,7 +141,7 @@ class Scorer(HFLM):
         return self._loglikelihood_tokens([(pair, *tokens) for pair, tokens in zip(pairs, encoded)])
 
     def _lost(self, context: list[int], continuation: list[int]) -> int:
-        """Tokens on the left for which the context has no room."""
+        """How many tokens are cut on the left, as the model's context has no room for them."""
         return max(0, len(context) + len(continuation) - (self.max_length + 1))
 
     # -- scores ----------------------------------------------------------------------------------------------
@@ -259,8 +259,8 @@ class Scorer(HFLM):
 
     @torch.inference_mode()
     def _try_head(self) -> None:
-        """Use the short way only where it gives what the model itself gives: some models do more after the head than
-        act on each position by itself."""
+        """Apply the head to scored positions only, if that gives the model's own logits: after the head, some models do
+        more than act on each position by itself."""
         head = getattr(self.model, "get_output_embeddings", lambda: None)()
         if not isinstance(head, torch.nn.Module):
             return
@@ -277,7 +277,7 @@ class Scorer(HFLM):
 
 
 def _numbers(answers: list[Answer]) -> list[Answer]:
-    """Refuse NaN, of which the first choice of every item would be the best."""
+    """Refuse NaN, with which the first choice of every item would count as the best."""
     if any(math.isnan(value) for value, _ in answers):
         raise ValueError(
             "log-likelihoods must be numbers, but the model gives NaN: look for NaN or infinity in the weights, take "
@@ -287,7 +287,7 @@ def _numbers(answers: list[Answer]) -> list[Answer]:
 
 
 def _behind(tokenizer: Any) -> int:
-    """How many tokens of its own it puts behind a text."""
+    """How many tokens of its own the tokenizer appends to a text."""
     whole, bare = tokenizer("a")["input_ids"], tokenizer("a", add_special_tokens=False)["input_ids"]
     ends = range(len(whole), len(bare) - 1, -1)
     return next((len(whole) - end for end in ends if whole[end - len(bare) : end] == bare), 0)
@@ -302,8 +302,8 @@ def score_text(text: Any, scorer: Scorer, *, tokens: int) -> tuple[list[Item], d
         token perplexity = exp(−ℓ / tokens)        word perplexity = exp(−ℓ / words)
         bits per byte    = −ℓ / (bytes · ln 2)
 
-    Words are what white space divides (as in lm-eval), bytes those of UTF-8; the last two do not depend on the
-    tokenizer. Windows are kept as items, with the window's log-likelihood, so that two runs can be paired.
+    Words are what white space divides (as in lm-eval), bytes those of UTF-8; neither count depends on the tokenizer.
+    Windows are kept as items, with the window's log-likelihood, so that two runs can be paired.
 
     Args:
         text: a ``decondense.text.Text``; its documents are joined.
@@ -316,7 +316,7 @@ def score_text(text: Any, scorer: Scorer, *, tokens: int) -> tuple[list[Item], d
     name = f"{TEXT}{text.name}"
     if not 2 <= tokens <= scorer.max_length:
         raise ValueError(f"text_tokens must be between 2 and the model's context of {scorer.max_length}, got {tokens}.")
-    (ids,) = scorer.encode_many([whole], special=False)  # else a token in front of it is scored, after itself
+    (ids,) = scorer.encode_many([whole], special=False)  # else a BOS in front would be scored, after BOS as the prefix
     cut = get_rolling_token_windows(ids, scorer.prefix_token_id, max_seq_len=tokens, context_len=1)
     windows = [make_disjoint_window(window) for window in cut]
     answers = scorer._loglikelihood_tokens([(None, context, scored) for context, scored in windows])

@@ -1,4 +1,4 @@
-"""Names of lm-eval's tasks: what the user may say, and which tasks a group or a tag means."""
+"""Names of lm-eval's tasks: what the user may give, and which tasks a group or a tag stands for."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def _unknown(name: str, known: Sequence[str]) -> ValueError:
 
 
 def index_of(names: Sequence[str]) -> dict[str, Any]:
-    """The part of lm-eval's index of tasks that holds ``names``: the folders of the wanted ones take a second, where
-    the whole takes several seconds. A tag's tasks may lie in several folders, of which lm-eval would keep the
-    last one only; a name in an included file may belong to any; a group may have members elsewhere: then the whole."""
+    """The part of lm-eval's index of tasks that holds ``names``: indexing their folders takes a second, everything
+    several. Everything is indexed where single folders could mislead: for a tag with tasks in several folders, of which
+    lm-eval would keep only the last, a name in an included file, and a group with members elsewhere."""
     if all(name in PAPER for name in names):
         folders = [inside.tasks_folder() / FOLDERS.get(name, name) for name in names]
     else:

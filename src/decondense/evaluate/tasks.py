@@ -1,7 +1,7 @@
 """The benchmarks: lm-eval's own task definitions, with the data from the hub or from local files.
 
-No prompt is written here. A task is built from lm-eval's YAML; with a data folder only where its rows come from
-is changed. docs/evaluation.md says where few-shot examples come from, ``Benchmark.fewshot_source`` where they did.
+No prompt is written here. A task is built from lm-eval's YAML; a data folder changes only where its rows come from.
+docs/evaluation.md says where few-shot examples come from, ``Benchmark.fewshot_source`` where those of a task came from.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ def _task(
 
 
 def _set_shots(task: Any, wanted: int | None, seed: int) -> int:
-    """As ``lm_eval.simple_evaluate`` does it: a definition that says 0 keeps its 0 (its prompt has its own
-    examples), and the sampler starts anew from the seed for every task."""
+    """Set and return the number of examples, as ``lm_eval.simple_evaluate`` does: a definition that says 0 keeps its 0
+    (its prompt has examples of its own), and the sampler starts anew from the seed for every task."""
     own = task.get_config("num_fewshot")
     number = own if own is not None and (wanted is None or own == 0) else (wanted or 0)
     task.set_config(key="num_fewshot", value=number)
@@ -162,8 +162,8 @@ def _fewshot_source(task: Any) -> str:
 
 
 def bench_folder(bench: str | Path | None, *, texts: str | Path | None = None) -> Path | None:
-    """The folder of benchmark files: what was given, else $DECONDENSE_BENCH, else the folder ``bench`` in that of
-    ``texts``; ``None`` for the hub, which "hub" asks for by name."""
+    """The folder of benchmark files: the one given, else $DECONDENSE_BENCH, else the folder ``bench`` in the folder
+    ``texts``; ``None`` for the hub: where "hub" was given, or there is no folder."""
     bench = bench or os.environ.get("DECONDENSE_BENCH")
     if not bench and texts and (Path(texts) / "bench").is_dir():
         return Path(texts) / "bench"
@@ -183,7 +183,7 @@ def data_files(benchmark: Benchmark) -> list[tuple[str, int, int]]:
 
 
 def _local(name: str, leaf: str, config: dict[str, Any], folder: Path) -> tuple[dict[str, Any], dict[str, Rows]]:
-    """What to change in a task's definition so that its rows come from ``folder``; and those, by split."""
+    """What to change in a task's definition so that its rows come from ``folder``; and these rows, by split."""
     places = [folder / leaf, folder / name]
     place = next((p for p in places if p.is_dir()), None)
     if place is None:
@@ -201,28 +201,28 @@ def _local(name: str, leaf: str, config: dict[str, Any], folder: Path) -> tuple[
             "(or .json, .parquet; also .gz, .xz)."
         )
     present = {key: (split if split and files[split] is not None else None) for key, split in splits.items()}
+    # mmlu has one file for its 57 tasks, and a column that tells them apart
     subset = config.get("dataset_name") if name != leaf else None
     read = {split: _read(leaf, file, subset) for split, file in files.items() if file is not None}
-    # mmlu is one file for 57 tasks, told apart by what stands in a column of it
     data = {split: rows.data for split, rows in read.items()}
     return present | {"custom_dataset": lambda **_: data, "dataset_path": str(place), "dataset_kwargs": None}, read
 
 
 def _split_file(place: Path, leaf: str, split: str) -> Path | None:
-    """``dev_r2`` of the task ``anli_r2`` may also be called ``dev``."""
+    """The file of a split, if there is one: ``dev_r2`` of the task ``anli_r2`` may also be called ``dev``."""
     endings = [leaf[at:] for at, letter in enumerate(leaf) if letter == "_"]
     stems = [split, *(split.removesuffix(ending) for ending in endings if split.endswith(ending))]
     files = (place / f"{stem}{kind}{packed}" for stem in stems for kind in ENDINGS for packed in ("", ".gz", ".xz"))
     return next((file for file in files if file.is_file()), None)
 
 
-@functools.lru_cache(maxsize=2)  # that of mmlu is read once
+@functools.lru_cache(maxsize=2)  # so that mmlu's file is read once for its 57 tasks
 def _rows(file: Path, size: int, changed: int) -> list[dict[str, Any]]:
     return read_rows(file)
 
 
 def _read(leaf: str, file: Path, subset: str | None) -> Rows:
-    """The rows of a file, or those of a subset where it has a column for them."""
+    """The rows of a file, or those of ``subset`` where a column of the file names subsets."""
     rows = _rows(file, file.stat().st_size, file.stat().st_mtime_ns)
     numbers: Sequence[int] = range(1, len(rows) + 1)
     column = next((c for c in SUBSET_COLUMNS if c in rows[0]), None)

@@ -1,4 +1,4 @@
-"""What an evaluation has done so far, so that it can go on after an interruption. What is damaged is done again."""
+"""What an evaluation has done so far, so that it can resume after an interruption. Damaged parts are done again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .items import Item, read_items, write_items
 
 class Journal:
     """Finished batches in a file, a line each: a checksum and [stage, batch, answers] in JSON. A line that a crash cut
-    short, or that was damaged, does not count."""
+    short, or that is damaged, is ignored."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -41,8 +41,8 @@ class Journal:
 
 class Parts:
     """``partial/``: finished benchmarks as parquet, the batches of the current one as JSON lines, and the settings
-    they belong to. Anything that belongs to other settings is thrown away. Which benchmarks are wanted is no such
-    setting, so that one that cannot be scored may be left out; a benchmark on other data is another one."""
+    they belong to. The folder is emptied if it belongs to other settings. The list of benchmarks is not among these, so
+    that one that cannot be scored may be left out; a benchmark on other data counts as another one."""
 
     def __init__(self, folder: Path | None, settings: dict[str, Any]) -> None:
         self.folder = folder
