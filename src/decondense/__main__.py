@@ -1,5 +1,5 @@
-"""The installed command, and `python -m decondense`. It imports nothing by itself: the rest takes a second, in which
-Ctrl-C is to end the command as it does later."""
+"""The installed command, and `python -m decondense`. The other imports are inside `main`: they take a second, in which
+Ctrl-C must end the command as it does later."""
 
 from __future__ import annotations
 

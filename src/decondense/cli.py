@@ -1,8 +1,8 @@
-"""The ``decondense`` command. Every file in ``commands`` that has a function of its own name is a command of it.
+"""The ``decondense`` command. Every file in ``commands`` with a function of the file's name is a subcommand.
 
-What the package refuses on purpose becomes one sentence on stderr and exit code 2 (with DECONDENSE_TRACEBACK=1 the
-whole trace); an error that nobody raised on purpose is a bug, keeps its trace and ends in exit code 1. A reader that
-has gone, as in `decondense study list | head -1`, ends it in silence with exit code 141, as SIGPIPE ends other tools.
+An error that this package raises on purpose becomes one sentence on stderr and exit code 2 (with DECONDENSE_TRACEBACK=1
+the whole trace); any other error is a bug, keeps its trace and ends in exit code 1. When the reader of its output is
+gone, as in `decondense study list | head -1`, it ends silently with exit code 141, as SIGPIPE ends other tools.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ GROUPS = {
     "Claims and results": {"study": "study list", "report": "report results"},
     "This machine": {"doctor": "doctor"},
 }
-"""Commands in the order of the help, with an example each; others come after, without."""
+"""Commands in the order of the help, with an example each; other commands follow, without an example."""
 ORDER = [name for group in GROUPS.values() for name in group]
 FOREIGN = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
-"""The machine's fault, or a path that it does not take: nobody's bug."""
+"""Errors that are the machine's fault, or come from a path that it does not take: not a bug."""
 _formatwarning = warnings.formatwarning
 
 
@@ -49,8 +49,8 @@ class Grouped(typer.core.TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt as stop:  # which typer would end in silence
-            if first_process():  # in the words that the command has added as notes: what is there and how to go on
+        except KeyboardInterrupt as stop:  # typer would exit without a word
+            if first_process():  # the command has added notes: what is done and how to go on
                 print(*getattr(stop, "__notes__", ["interrupted."]), sep="\n", file=sys.stderr)
             sys.exit(130)
 
@@ -97,14 +97,14 @@ def _all(
 _names = [module.name for module in pkgutil.iter_modules(commands.__path__)]
 for _name in sorted(_names, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name)):
     _module = import_module(f"{commands.__name__}.{_name}")
-    if hasattr(_module, _name):  # it may also have OPTIONS, which typer is given: the class of the command, say
+    if hasattr(_module, _name):  # a module may also have OPTIONS for typer, such as the class of the command
         app.command(**getattr(_module, "OPTIONS", {}))(getattr(_module, _name))
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command and leave with 0, 1 (a bug), 2 (a sentence on stderr), 130 (interrupted) or 141 (closed pipe)."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a λ that its encoding does not have is no reason to fail
+        sys.stdout.reconfigure(errors="replace")  # a λ that the encoding lacks is no reason to fail
     warnings.formatwarning = _warning
     try:
         _run(arguments)
@@ -118,7 +118,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _warning(message: Any, category: Any, filename: str, *place: Any, **line: Any) -> str:
-    """As Python has it, but of ours the words alone: the caller's line, at which they are, is one of typer."""
+    """Format a warning as Python does, but our own without the place: the caller's line would be one of typer's."""
     ours = filename == typer.main.__file__
     return f"warning: {message}\n" if ours else _formatwarning(message, category, filename, *place, **line)
 
@@ -128,7 +128,7 @@ def _run(arguments: list[str] | None) -> None:
         try:
             app(arguments, prog_name="decondense")
         finally:
-            if sys.stdout is not None:  # here, and not when Python ends, which would complain of a pipe that is closed
+            if sys.stdout is not None:  # flush here, because Python at its end would complain of a closed pipe
                 sys.stdout.flush()
     except (ValueError, TypeError, OSError, MissingExtra) as error:
         if os.environ.get("DECONDENSE_TRACEBACK") or not _on_purpose(error):
@@ -138,8 +138,8 @@ def _run(arguments: list[str] | None) -> None:
 
 
 def _unheard() -> bool:
-    """Whether nobody reads what we say any more, or it is another pipe that broke. What is still in the buffers then
-    goes nowhere, so that Python does not try again and complain."""
+    """Whether stdout or stderr lost its reader; if not, another pipe broke. A stream without a reader is redirected to
+    the null device, so that Python does not try to write its buffer again and complain."""
     gone = [stream for stream in (sys.__stdout__, sys.__stderr__) if stream is not None and _closed(stream.fileno())]
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in gone:
@@ -148,7 +148,7 @@ def _unheard() -> bool:
 
 
 def _closed(pipe: int) -> bool:
-    """Whether its other end is; where rich has put nothing in its place, or the system cannot be asked, yes."""
+    """Whether the pipe's reader is gone; also true where rich has put the null device in its place, and without `poll`."""
     if not hasattr(select, "poll") or os.path.samestat(os.fstat(pipe), os.stat(os.devnull)):
         return True
     asked = select.poll()
@@ -158,7 +158,7 @@ def _closed(pipe: int) -> bool:
 
 def _on_purpose(error: BaseException) -> bool:
     """Whether a `raise` statement of this package made the error: an operation that fails (a wrong call, a value that
-    does not convert) raises without one, and what other libraries raise is not written for our users."""
+    does not convert) raises without one, and the messages of other libraries are not written for our users."""
     if isinstance(error, OSError) and error.errno in FOREIGN:
         return True
     trace = own_trace(error)

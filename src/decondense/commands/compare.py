@@ -61,8 +61,9 @@ def run_comparison(
     items: Sequence[str], options: dict[str, Any], how: dict[str, Any], *, out_dir: Path | None, force: bool,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """`options` of `measure`, and `how` to compare. Each measurement is kept in its own folder as soon as it is done,
-    so that nothing is measured twice after an interruption: name the folders again."""
+    """Compare `items`; `options` are those of `measure`, `how` those of `meter.compare`. Each measurement is saved in a
+    folder of its own as soon as it is done: after an interruption, give these folders as items to measure none twice.
+    """
     from ..meter import compare as run
     from ..meter.compare import plan
 
@@ -125,7 +126,7 @@ def _table(comparison: Comparison) -> Any:
     ]
     trend, last = "Spearman [95 %]", "last states [95 %]"
     memory = all(result.record.model.kind == "memory" for result in comparison.results)
-    size = "parameters" if memory else "parameters (no head)"  # which is not loaded; one that is tied adds none
+    size = "parameters" if memory else "parameters (no head)"  # the head is not loaded; a tied one adds none
     columns = ("model", "text", size, "layers", "mean cosine", trend, last, "verdict")
     same_text = ["text"] if len({row[1] for row in rows}) == 1 else []
     drop = (*same_text, "verdict", size, last, "layers")

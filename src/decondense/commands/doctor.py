@@ -1,4 +1,4 @@
-"""``decondense doctor``: what this machine has, and what is missing for what."""
+"""``decondense doctor``: what this machine has, what it lacks, and what that would be for."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def doctor(data: o.Data = None, as_json: o.Json = False) -> None:
 
 
 def _absent(name: str) -> str:
-    """What brings a text that is not on this machine."""
+    """How to get a text that is not on this machine."""
     from ..text import TEXTS
 
     if TEXTS[name].pip:
@@ -67,7 +67,7 @@ def _absent(name: str) -> str:
 
 
 def _uses() -> dict[str, dict[str, Any]]:
-    """Extra, GPU or folder → whether it is there, what for, and else what to do."""
+    """Extra, GPU or folder → whether it is there, what it is for, and how to get it."""
     import torch
 
     from .. import kernels

@@ -68,7 +68,7 @@ def evaluate(
 def _evaluate_into(
     folder: Path, model: str, options: dict[str, Any], move: Any, *, fresh: bool
 ) -> tuple[Evaluation, str]:
-    """The result, and how much it is in words."""
+    """Evaluate into the folder; return the result, and the number of items and the time in words."""
     from ..evaluate.harness import evaluate as run
     from ..evaluate.items import write_items
 
@@ -126,7 +126,7 @@ def show(record: Evaluation) -> None:
 
 
 def perplexity(value: float | None, digits: int = 3) -> str:
-    """Of a model that knows little it has many digits, which say nothing."""
+    """The perplexity as text; from a million on with three digits, as more say nothing about such a poor model."""
     return f"{value:.3g}" if value is not None and value >= 1e6 else _fixed(value, digits)
 
 

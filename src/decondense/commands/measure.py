@@ -83,7 +83,7 @@ def measure(
         check(model, **options)
         stored = _finished(target, config) if resume and not force else None
         if (result := stored) is None:
-            begun = resume and any(target.glob("partial-*.npz"))  # a finished one of other settings is not resumed over
+            begun = resume and any(target.glob("partial-*.npz"))  # --resume alone does not replace a finished result
             with fresh_folder(target, "measurement", force=force or begun or _same(target, config)) as folder:
                 result = _measure_into(folder, config, options, resume=resume, callbacks=callbacks)
     if not first_process():
@@ -97,8 +97,8 @@ def measure(
 
 
 def _finished(folder: Path, config: dict[str, Any]) -> Condensation | None:
-    """What the folder holds where that is all of this measurement, as far as names and settings tell. Of another folder
-    of texts, or of stdin, they do not."""
+    """The result in the folder where it is this measurement and complete, as far as names and settings tell: with
+    another folder of texts, or a text from stdin, they cannot."""
     from ..meter import Condensation, load
 
     named = mapping_in(folder / "config.yaml").get("data") == config["data"] and config["text"] != "-"

@@ -33,12 +33,12 @@ Trust = Annotated[bool, typer.Option("--trust-remote-code", help="run code that 
 Force = Annotated[bool, typer.Option("--force", help="replace a result in the output folder")]
 Json = Annotated[bool, typer.Option("--json", help="print the result as JSON and nothing else")]
 
-APART = ("model", "out_dir", "force", "as_json")  # parameters of commands that what they call does not take
+APART = ("model", "out_dir", "force", "as_json")  # parameters of commands that are no options of what they call
 
 
 def given(parameters: Mapping[str, Any], *apart: str) -> dict[str, Any]:
-    """The options of a command as what it calls takes them: its `locals()` in their order, without APART and `apart`,
-    and paths as text."""
+    """A command's `locals()` as options for the function that it calls: in their order, without APART and `apart`, and
+    with paths as text."""
     chosen = {name: value for name, value in parameters.items() if name not in (*APART, *apart)}
     return {name: str(value) if isinstance(value, Path) else value for name, value in chosen.items()}
 

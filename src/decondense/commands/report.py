@@ -50,7 +50,7 @@ def _serve(folders: list[Path], port: int, title: str | None, *, as_json: bool) 
 
     try:
         running = server(folders, port=port, title=title)
-    except FileNotFoundError:  # of a folder
+    except FileNotFoundError:  # a folder is missing
         raise
     except OSError as error:
         raise OSError(f"--port must be free, but {port} is not ({error.strerror}): give another, or 0.") from error

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..records import Significance
 
 SEPARATOR, DIVIDER = "--", "\x1f"
-"""What the user writes between base and treated runs, and the word for it that no folder is called."""
+"""What the user writes between base and treated runs, and its stand-in inside, a name that no folder has."""
 
 
 class SeparatorCommand(TyperCommand):
@@ -95,7 +95,7 @@ def _show(record: Significance) -> None:
         _print_table(rows)
         chance = f"{100 * record.power:.0f} %"
         legend = f"could: the smallest true difference that would have been found with {chance} probability"
-        if len(rows[0]) == len(SHORT):  # as S/N is its last column
+        if len(rows[0]) == len(SHORT):  # S/N, the last column, is there
             legend += "; S/N: how far the scores lie above chance, over the standard error of the difference"
         out.print(legend, style="dim")
     if record.likelihood:

@@ -97,7 +97,7 @@ def study(
 
 
 def _bench(settings: dict[str, Any], given: str | None, data: Path | None) -> str | None:
-    """Asked for only where the study evaluates anything."""
+    """The folder of benchmarks, or "hub"; ``None`` where the study evaluates nothing, or neither can be reached."""
     if not settings.get("tasks"):
         return None
     from ..evaluate.tasks import bench_folder
@@ -114,7 +114,7 @@ def _show_list(scale: str, as_json: bool) -> None:
     for s in studies.STUDIES.values():
         row: dict[str, Any] = {"study": s.name, "short": s.short, "scale": scale}
         row["runs"] = len(s.plan(studies.settings_of(s, scale)))
-        row["cost"] = s.scales[scale]["cost"].removeprefix("about ").partition(",")[0]  # which is the time of all runs
+        row["cost"] = s.scales[scale]["cost"].removeprefix("about ").partition(",")[0]  # the time of all runs
         row |= {key: getattr(s, key) for key in ("claim", "question", "criterion")}
         row["scales"] = {
             scale: {"runs": x["about"], "cost": x["cost"], "pieces": [p.name for p in s.plan(x)]}

@@ -1,4 +1,4 @@
-"""What all commands share: where words go, output folders, progress, and tables that fit the terminal."""
+"""What all commands share: consoles, output folders, progress, and tables that fit the terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rich.text import Text
 from ..files import first_process, os_sentence, output_folder, safe_name, sole_writer, to_yaml, write_text
 from ..words import duration, nobody
 
-# Names of models, texts and folders are no markup, and the ":train:" in them is no picture.
+# Names of models, texts and folders must not be read as markup, nor a ":train:" in them as an emoji.
 out = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
 err = Console(soft_wrap=True, highlight=False, markup=False, emoji=False, stderr=True)
 WORD = 16  # letters of a word that are kept together in a narrow table
@@ -38,11 +38,11 @@ def default_folder(kind: str, model: str) -> Path:
 
 @contextlib.contextmanager
 def fresh_folder(path: Path, kind: str, *, force: bool = False) -> Iterator[Path]:
-    """`output_folder` for a new result: one that is there is never replaced without `force`, one that is not of this
-    `kind` never at all, and nobody else works in the folder meanwhile."""
+    """`output_folder` for a new result, with this process as its sole writer. A result that is there is never replaced
+    without `force`, and a result of another `kind` never at all."""
     from ..records import Damaged, check_folder
 
-    with contextlib.suppress(Damaged):  # nobody knows what it was; `force` replaces it
+    with contextlib.suppress(Damaged):  # its kind is unknown; `force` replaces it
         check_folder(path, kind)
     if (path / "result.json").exists() and not force:
         raise ValueError(
@@ -53,13 +53,13 @@ def fresh_folder(path: Path, kind: str, *, force: bool = False) -> Iterator[Path
 
 
 def writing(folder: Path) -> contextlib.AbstractContextManager[None]:
-    """A full disk in the middle of writing is one sentence too; every file appears whole or not at all."""
+    """Report a failure to write, such as a full disk, in one sentence."""
     what = f"the results could not be written into {str(folder)!r}"
     return os_sentence(what, "choose another folder with --out")
 
 
 def write_origin(folder: Path, config: dict[str, Any], seconds: float) -> None:
-    """config.yaml, the command that made a result, and run.json, what may differ when it is made again."""
+    """Write config.yaml, the command that made a result, and run.json, what may differ when it is made again."""
     from ..models import hardware, pick_device
 
     where = hardware(pick_device(None if config["device"] == "auto" else config["device"]))
@@ -69,10 +69,10 @@ def write_origin(folder: Path, config: dict[str, Any], seconds: float) -> None:
 
 @contextlib.contextmanager
 def progress_bar(label: str, *, quiet: bool) -> Iterator[Callable[..., None]]:
-    """A callback (done, total, what, note) that shows on stderr how far the work is and how long it will still take:
-    a bar, or into a pipe a line now and then. Another `what` than before is another work: its clock starts anew. A
-    `total` of None: nobody knows how much there is. Where it is `quiet`, for JSON, it shows nothing, and stdout is for
-    that alone: what a library says there when it is imported, as deepspeed does, goes to stderr."""
+    """Yield a callback (done, total, what, note) that shows on stderr how far the work is and how long it will still
+    take: as a bar, or, where stderr is a pipe or a file, as a line now and then. A new `what` starts the clock anew; a
+    `total` of None means that the amount is unknown. If `quiet`, for JSON, nothing is shown, and what libraries print
+    to stdout on import, as deepspeed does, goes to stderr, so that stdout holds the JSON alone."""
     if quiet or not first_process():
         with contextlib.redirect_stdout(sys.stderr):
             yield nobody
@@ -105,7 +105,7 @@ def progress_bar(label: str, *, quiet: bool) -> Iterator[Callable[..., None]]:
             nonlocal task, at
             if at == (what, total is None):
                 shown.update(task, completed=done, total=total, note=note)
-            else:  # a line of its own, or numbers of the work before would stand beside the new words
+            else:  # a new task, or the numbers of the last one would stand beside the new words
                 at = (what, total is None)
                 shown.remove_task(task)
                 task = shown.add_task(what, total=total, completed=done, note=note)
@@ -115,8 +115,8 @@ def progress_bar(label: str, *, quiet: bool) -> Iterator[Callable[..., None]]:
 
 @contextlib.contextmanager
 def _progress_lines(label: str) -> Iterator[Callable[..., None]]:
-    """A line at most every EVERY seconds. Where a single call takes longer than that (it loads weights, say) a thread
-    writes it, as rich's does for the bar: nobody else could meanwhile."""
+    """`progress_bar` as lines, at most one every EVERY seconds. Where a single call takes longer than that (loading
+    weights, say), only a thread can write the line, as rich's own does for the bar."""
     at: tuple[int, int | None, str, str] = (0, None, label, "")
     first, begun = 0, time.monotonic()
     printed, ended, one = begun, threading.Event(), threading.Lock()
@@ -159,12 +159,12 @@ def _progress_lines(label: str) -> Iterator[Callable[..., None]]:
 
 
 def with_stages(move: Callable[..., None]) -> dict[str, Any]:
-    """The callbacks `progress` and `stage` of `measure`, for what `progress_bar` gave."""
+    """The callbacks `progress` and `stage` of `measure`, made from the callback of `progress_bar`."""
     at: tuple[int, int | None] = (0, None)
 
     def progress(done: int, total: int) -> None:
         nonlocal at
-        at = (done, total) if done < total else (0, None)  # what comes after the last has no number
+        at = (done, total) if done < total else (0, None)  # stages after the last window have no number
         move(done, total)
 
     def stage(words: str) -> None:
@@ -177,9 +177,9 @@ def table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[str] = (), drop: Sequence[str] = (),
     keep: Sequence[str] = (), heads: bool = True,
 ) -> Table:  # fmt: skip
-    """A table in which no cell is cut, nor read as markup: columns of `drop` are left out, in this order, until it fits
-    the terminal (or COLUMNS; into a pipe all are written). Those of `left` are words, which go over several lines where
-    that is not enough; those of `keep` are names and the others numbers, which do not: lines may become longer."""
+    """A table in which no cell is cut or read as markup. Columns of `drop` are left out, in this order, until the table
+    fits the terminal (or COLUMNS; a pipe gets all columns). If that is not enough, the columns of `left` (words) wrap;
+    those of `keep` (names) and the others (numbers) never do, so lines may be longer than the terminal."""
     cells = [[Text(cell) for cell in row] for row in rows]
     narrow = out.is_terminal or "COLUMNS" in os.environ
     for number in range(len(drop) + 1 if narrow else 1):

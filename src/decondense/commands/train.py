@@ -1,4 +1,4 @@
-"""``decondense train``: a recipe, or flags, carried out into a run folder."""
+"""``decondense train``: train as a recipe or flags say, into a run folder."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def train(
     import torch.distributed
 
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()  # torch complains about processes that just go
+        torch.distributed.destroy_process_group()  # torch complains about processes that exit without it
 
 
 def _several(names: str | None) -> str | list[str] | None:
@@ -153,7 +153,7 @@ def _build(path: Path | None, flags: dict[str, Any], settings: list[str]) -> Any
 
 
 def _name(recipe: Any) -> str:
-    """A model and what is done with it, so that a baseline has another folder than plain cross-entropy."""
+    """A name from the model and what is done with it, so that a baseline has another folder than plain training."""
     taught, ways = recipe.baselines.distillation, {"fresh": recipe.model.fresh, "lora": recipe.model.lora}
     done = [loss.name for loss in recipe.losses] + [way for way, used in ways.items() if used]
     done += (["distillation"] if taught else []) + [*recipe.baselines.on_logits, *_beside(recipe)]
@@ -162,14 +162,14 @@ def _name(recipe: Any) -> str:
 
 
 def _beside(recipe: Any) -> list[str]:
-    """Baselines that act otherwise than by a term of the loss."""
+    """The baselines that are not a term of the loss."""
     baselines = recipe.baselines
     others = baselines.model_dump(exclude={"distillation", *baselines.on_logits}, exclude_defaults=True)
     return ["no dropout" if name == "dropout" and not value else name for name, value in others.items()]
 
 
 def _run(recipe: Any, folder: Path, *, resume: bool, quiet: bool) -> Any:
-    """Carry the recipe out, show what came out unless `quiet`, and return it as it is written."""
+    """Carry out the recipe, show the result unless `quiet`, and return the record of the run."""
     from ..records import parse
     from ..train import train as carry_out
     from ..train.folder import where_it_goes_on
@@ -193,7 +193,7 @@ def _run(recipe: Any, folder: Path, *, resume: bool, quiet: bool) -> Any:
 
 
 def _tell(recipe: Any, model: dict[str, Any], begun: dict[Path, str | None]) -> None:
-    """What a run would do, and what with the runs that are `begun`; on stderr, since stdout is the recipe."""
+    """Print what a run would do, and what becomes of runs that are `begun`; on stderr, as stdout has the recipe."""
     from ..train.sections import shares_of
 
     for note in _notes(recipe):
@@ -227,7 +227,7 @@ def _often(recipe: Any) -> str:
 
 
 def _loss(recipe: Any) -> str:
-    """What is minimised, and which baselines act otherwise than by a term of it."""
+    """The loss that is minimised, as a formula, and the baselines that are not a term of it."""
     baselines, formula = recipe.baselines, "cross-entropy"
     if taught := baselines.distillation:
         formula = f"{1 - taught.share:g} · cross-entropy + {taught.share:g} · distillation from {taught.teacher}"
@@ -242,7 +242,7 @@ def _loss(recipe: Any) -> str:
 
 
 def _notes(recipe: Any) -> Iterator[str]:
-    """What a recipe asks for that may not have been meant."""
+    """Notes about settings of a recipe that may not have been meant."""
     run = f"the {several(recipe.steps, 'step')} of this run"
     for loss in recipe.losses:
         if loss.weight < 0:
@@ -265,12 +265,12 @@ def _notes(recipe: Any) -> Iterator[str]:
 
 
 def _speak_when_ended(folder: Path) -> None:
-    """When a process dies, torchrun ends the others by SIGTERM within a tenth of a second, mostly before they could
-    notice. They say so first; where they do notice, `train` has a sentence of its own."""
+    """Make SIGTERM raise an error that says how to resume: when a process dies, torchrun ends the others by SIGTERM
+    within a tenth of a second, mostly before they notice. Where they do notice, `train` raises an error of its own."""
     from ..train.folder import process_count, where_it_goes_on
 
     def ended(number: int, frame: Any) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one need not wait
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second SIGTERM ends the process at once
         raise OSError(
             "this process was told to end (SIGTERM), as launchers do when another process of the run has died: the "
             "same command with --resume, on as many processes or another number, "
@@ -283,8 +283,8 @@ def _speak_when_ended(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _progress(recipe: Any, *, quiet: bool) -> Iterator[dict[str, Any]]:
-    """The callbacks of `train` that drive one line on stderr; in a file or a pipe every part of the work before the
-    first step has a line as well, since it may take minutes."""
+    """The callbacks of `train` that show its progress on stderr; where that is a file or a pipe, every part of the work
+    before the first step gets a line as well, since it may take minutes."""
     from ..train.watch import in_words
 
     with progress_bar("getting ready", quiet=quiet) as move:
