@@ -6,12 +6,12 @@ TORCHTITAN = torchtitan spmd_types tyro docstring-parser typeguard torchdata tor
 PIN = --disable-pip-version-check --constraint constraints.txt
 PIP = $(BIN)/python -m pip install $(PIN)
 UV = $(BIN)/python .ci/uv_install.py --constraint constraints.txt
-# uv leaves compiling to the first import of a module, whose result must then be kept.
+# uv does not compile modules: their first import does, and must be allowed to keep the result.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test latest oldest slow lint format bench docs wheel clean
 
-# The pip that comes with Python puts pip and uv there in half the time that an environment with pip takes, where it can.
+# Where Python comes with pip, installing pip and uv with it takes half the time of making an environment with pip.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or newer is needed, got $$($(PYTHON) --version): set PYTHON=python3.11"; exit 2; }
@@ -34,7 +34,7 @@ $(VENV)/.others: $(VENV)/.installed
 		echo "torchvision does not fit this torch and was taken out again, and timm: the tests of timm and open_clip skip"; }
 	@touch $@
 
-# They want other versions of what is pinned, so they have an environment of their own, and from $(VENV) all the rest.
+# The loggers need other versions of pinned packages, so they have an environment of their own, with $(VENV) behind it.
 LOGGERS = wandb==0.31.0 mlflow-skinny==3.17.2 trackio==0.43.0 sqlalchemy alembic
 SITE = -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 .venv-loggers/.installed: $(VENV)/.installed
@@ -64,8 +64,8 @@ latest:  ## the tests with the newest releases of the libraries, without constra
 	.venv-latest/bin/python -m pip list --disable-pip-version-check | grep -Ei '^(torch|transformers|trl|peft|lm.eval) '
 	.venv-latest/bin/python -m pytest -n 2
 
-# Of the tests some are about later releases and fail there: GGUF files with a single merge (transformers 5.17), a loss
-# on the model of TRL's SFT (1.0 trains it), context_parallel after an exception (torch 2.11 leaves it switched on).
+# Some tests are about later releases and fail here: GGUF files with a single merge (transformers 5.17), a loss on the
+# model of TRL's SFT (1.0 trains it), context_parallel after an exception (torch 2.11 leaves it switched on).
 oldest:  ## the tests with the oldest releases that pyproject.toml allows, in .venv-oldest
 	@test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check uv

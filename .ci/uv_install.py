@@ -1,6 +1,6 @@
-"""uv_install.py ARGUMENTS: `uv pip install ARGUMENTS`, in a third of pip's time, from where pip would look.
+"""uv_install.py ARGUMENTS: `uv pip install ARGUMENTS`, in a third of pip's time, from the sources that pip would use.
 
-uv does not read pip's settings, so its sources are handed on. Where this fails pip is still there: see the Makefile.
+uv does not read pip's settings, so its sources are passed on as options. If this fails, the Makefile falls back to pip.
 """
 
 import ast
@@ -13,7 +13,7 @@ SOURCES = {"index-url": "--default-index", "extra-index-url": "--index", "find-l
 
 
 def settings() -> dict[str, str]:
-    """What pip's files and its environment say; of two sections the later counts."""
+    """pip's settings from its files and the environment; a later section overrides an earlier one."""
     told = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True)
     found = {}
     for section in ("global.", "install.", ":env:."):

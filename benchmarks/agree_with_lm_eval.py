@@ -3,7 +3,7 @@
     decondense evaluate MODEL --tasks paper --bench bench --out OURS
     python benchmarks/agree_with_lm_eval.py OURS --model FOLDER --bench bench --out OURS/lm_eval.csv
 
-lm-eval gets its own YAML files, included whole; only the data source and the splits that exist are named anew, and the
+lm-eval gets its own YAML files, included whole; only the data source and the splits that exist are overridden, and the
 rows go through its own JSON loader. So prompts, few-shot examples, tokenisation, scoring and metrics are all its own.
 Compared item by item: the hash of prompt, choices and target; what counted as right; every log-likelihood.
 """
@@ -92,7 +92,7 @@ def run_lm_eval(
     offline = {"HF_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     begun = time.monotonic()
     done = run(command, env=os.environ | offline)
-    # it writes the samples before it prints its table: what counts is whether they are all there
+    # lm-eval writes the samples before it prints its table: what counts is whether they are all there
     if done.returncode and len(list((folder / "out").rglob("samples_*.jsonl"))) < len(names):
         raise SystemExit(f"lm-eval ended with {done.returncode} before its samples were written")
     return time.monotonic() - begun

@@ -30,7 +30,7 @@ COLUMNS = ("task", "items", "requests", "ours_s", "lm_eval_s", "batch_size", "ra
 
 
 def unpack(folder: Path) -> None:
-    # dill, inside datasets, takes modules for importable only under a folder of this name
+    # dill, which datasets uses, treats modules as importable only below a folder of this name
     target = Path(tempfile.mkdtemp(prefix="wheels-")) / "site-packages"
     for wheel in sorted(folder.glob("*.whl")):
         with zipfile.ZipFile(wheel) as archive:

@@ -5,9 +5,9 @@ torch (float32, bfloat16 autocast, compiled), the released setting (256 sampled 
 extra memory at the peak in units of z, and the gradient's error against float64 on one sequence. The floor is that
 of bfloat16 products for float32 states too (under autocast).
 
-What is timed is what a user writes: z has required a gradient for long, the loss is the mean over the sequences, and
+What is timed is what a user writes: z already requires a gradient, the loss is the mean over the sequences, and
 `torch.autograd.grad` asks for its gradient; there is no `.grad` to be filled or cleared. "kernel" calls the kernels
-without autograd. "ms" is the time of the GPU, from replays of a CUDA graph of these calls, where it can be had;
+without autograd. "ms" is the time of the GPU, from replays of a CUDA graph of these calls, where one can be captured;
 "call_ms" is that of calls one after the other, by the clock. "compiled with CUDA graphs" is torch.compile's
 `mode="reduce-overhead"`, timed as calls: its graphs are replayed, but the host checks the guards, copies z to where the
 graphs read it and goes through autograd in every call.

@@ -1,7 +1,7 @@
 """The first-order estimator, forward and backward, against the time to move its bytes.
 
 Forward reads z, backward reads z and writes a gradient of its size: three times the bytes of z. The floor is the time
-in which a plain copy moves as many (a copy of z moves two).
+in which a plain copy moves that many bytes (a copy of z moves twice the bytes of z).
 
     python benchmarks/bench_first_order.py [--out DIR] [--plot]
 """

@@ -1,16 +1,16 @@
 """Output head and cross-entropy, value and gradients: the fused head of `decondense train` against other ways to do it.
 
 Every row: the last hidden states (batch, tokens, width) and the tied head weight (vocabulary, width), both float32 as
-they are in training under bfloat16 autocast, in; the mean loss over next tokens and the gradients of both, out. Logits
-are those of a trained model in kind, not of fresh weights: a few tokens have most of the probability, because
-cut-cross-entropy leaves out what is too small to change a bfloat16 sum, and nearly uniform logits have nothing else.
+they are in training under bfloat16 autocast, in; the mean loss over next tokens and the gradients of both, out. The
+logits resemble those of a trained model, not of fresh weights: a few tokens have most of the probability. Of nearly
+uniform logits cut-cross-entropy, which skips what is too small to change a bfloat16 sum, would leave nothing.
 
     python benchmarks/bench_heads.py [--out DIR]              # a GPU
-    python benchmarks/bench_heads.py --device cpu --out DIR   # small shape, nothing compiled: that it runs
+    python benchmarks/bench_heads.py --device cpu --out DIR   # small shape, nothing compiled: checks that it runs
 
 The error is ‖g − g₆₄‖/‖g₆₄‖ of a gradient from a second call of the same function at the same shape, in which only 512
-tokens have labels, so that float64 is cheap. cut-cross-entropy and liger-kernel are no dependencies of this project
-and are found where they are installed; a row that cannot be made says why and stops no other.
+tokens have labels, so that float64 is cheap. cut-cross-entropy and liger-kernel are not dependencies of this project
+and are used where they are installed; a row that cannot be made says why, and the others go on.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Case(NamedTuple):
 
 
 class Absent(Exception):
-    """What a row needs is not here."""
+    """A row needs something that this machine does not have."""
 
 
 def ours(compiled: bool) -> Head:
@@ -79,7 +79,7 @@ def torch_linear(chunked: bool) -> Head:
 
     def loss(hidden: Tensor, weight: Tensor, labels: Tensor, items: Tensor) -> Tensor:
         states, target = shifted(hidden, labels)
-        # no autocast inside: the casts it would make
+        # autocast does not reach inside: make its casts here
         lowered = (states.to(torch.bfloat16), weight.to(torch.bfloat16)) if chunked else (states, weight)
         return F.linear_cross_entropy(*lowered, target, reduction="sum", ignore_index=-100, options=options) / items
 
@@ -108,7 +108,7 @@ def cut(filtered: bool) -> Head:
     choice = {} if filtered else {"filter_eps": None}
 
     def loss(hidden: Tensor, weight: Tensor, labels: Tensor, items: Tensor) -> Tensor:
-        # its kernels know no autocast and want half precision: the casts that autocast would make
+        # its kernels ignore autocast and need half precision: make autocast's casts here
         half = hidden.to(torch.bfloat16), weight.to(torch.bfloat16)
         return linear_cross_entropy(*half, labels, shift=True, reduction="sum", **choice) / items
 

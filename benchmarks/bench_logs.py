@@ -2,9 +2,9 @@
 
 Four choices and prompts of some 160 characters, 193 MB a log, written with the keys and the hashes of lm-eval 0.4.13.
 `own_cpu` and `children_cpu`: processor seconds of the process and of those it starts to read beside it; `judging_cpu`:
-of the first, what is no reading; `longest`: the larger of the two readings, and the judging, which is what two cores
-take when nothing else runs on them. `wall` is what the clock said, on a machine that may be shared. Medians of rounds
-in which the trees take turns, each in a process of its own.
+the part of `own_cpu` that is not reading; `longest`: the larger of the two readings plus the judging, which is what two
+cores take when nothing else runs on them. `wall` is by the clock, on a machine that may be shared. Medians of rounds in
+which the trees take turns, each in a process of its own.
 
     mkdir -p /tmp/old && git archive COMMIT src | tar -x -C /tmp/old
     python benchmarks/bench_logs.py --old /tmp/old/src [--rounds 3] [--out benchmarks/results]
@@ -31,7 +31,7 @@ COLUMNS = ("wall", "own_cpu", "children_cpu", "judging_cpu", "longest", "peak_mb
 
 
 def write_log(folder: Path, items: int, seed: int) -> None:
-    """The same questions for every seed, other answers."""
+    """Write a log with the same questions for every seed, and different answers."""
     asked, answered, words = random.Random(7), random.Random(seed), WORDS.split()
     folder.mkdir(parents=True)
     with (folder / "samples_quiz_2026-11-16T07-00-00.000000.jsonl").open("w", encoding="utf-8") as file:
@@ -54,7 +54,7 @@ def write_log(folder: Path, items: int, seed: int) -> None:
 
 
 def measure(folder: Path) -> dict[str, float]:
-    """With the package on the path."""
+    """Measure the package that is on the path."""
     from decondense.evaluate.readers import read_logs
     from decondense.stats.significance import significance
 

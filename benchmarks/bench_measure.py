@@ -10,8 +10,8 @@ own. `--authors SITE` adds the paper authors' package, installed apart with
 `pip install --no-deps --target SITE embedding-condensation==2.0 nltk`: it is not a dependency of this project.
 
 On a GPU: everything in one process, since a GPU's memory has its own counter. A round is a whole pass over the batches
-by every variant in turn, as `measure` makes it, with one synchronisation at its end; the median of the rounds counts,
-after a round that does not. Loading the model is in none of them. Two more rows say what the eigenvalues alone take:
+by every variant in turn, as `measure` makes it, with one synchronisation at its end; the figures are medians over the
+rounds after a first, warm-up round. Loading the model is not timed. Two more rows say what the eigenvalues alone take:
 those of one batch, by the kernel and by torch.linalg on the GPU, times the batches. `--batch 4,16` does all this with 4
 windows a pass and then with 16, each beside bare passes of as many. Rows go to measure_gpu.csv.
 
@@ -152,7 +152,7 @@ def on_gpu(
 
 
 def eigenvalues(number: int, size: int) -> dict[str, float]:
-    """Seconds for the eigenvalues of so many matrices, of random tokens; torch is asked for some of them."""
+    """Seconds for the eigenvalues of `number` Gram matrices of random tokens; torch is timed on an eighth of them."""
     import torch
 
     from decondense.kernels import eigenvalues as kernel

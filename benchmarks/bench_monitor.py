@@ -1,9 +1,9 @@
 """What `dc.monitor` costs: training with a reading and without one, in turns, and the share of the time at every=100.
 
 A GPT2 (124M on a GPU, six layers of width 384 on a CPU), AdamW, all metrics; the readings are of the training batch, or
-of fixed inputs in a pass of their own. On a GPU a reading ends in a thread while the training goes on: timed is half
-the steps between two readings, the first of them with a reading, and what would be left for the thread to do at the
-next. On a CPU it is one step, and the time of the processor, which other programs do not change.
+of fixed inputs in a pass of their own. On a GPU a thread finishes a reading while the training goes on: timed is half
+the steps between two readings, the first of them with a reading, plus what the thread would still have to do at the
+next reading. On a CPU it is one step, in processor time, which other programs do not change.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def rows(rounds: int = 2) -> list[harness.Row]:
             one = trained()
             begun = clock()
             with dc.monitor(model, every=EVERY, inputs=inputs) as watch:
-                before = 1000 * (clock() - begun)  # fixed inputs are read at once
+                before = 1000 * (clock() - begun)  # fixed inputs are read on entry
                 other = before + trained()
                 begun = clock()
                 watch.settle()

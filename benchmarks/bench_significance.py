@@ -60,7 +60,7 @@ def measured_truth(file: Path) -> Truth:
         found = _task_rows(record)
         items, base = [int(row["items"]) for row in found], [float(row["base"]) for row in found]
         spread = [float(row["seed_sd"]) for row in found]
-        # of paired seeds the spread of a pair's difference is recorded: two independent seeds differ by as much
+        # for paired seeds the record has the spread of a pair's difference, √2 times that of independent seeds
         scale = 1 / math.sqrt(2) if record.get("paired") else 1.0
     except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
@@ -183,7 +183,7 @@ def _new_rules(
             hits["tied"] += 1
             hits["tied_coverage"] += inside
             hits["without_floor"] += low <= effect <= high
-        # the simulated tasks are not chosen from: guessing scores nothing
+        # the simulated tasks have no choices: guessing scores nothing
         ratios.append((base.mean() + treated.mean()) / 2 / estimate.se if estimate.se else 0.0)
     weights = np.array(ratios) / sum(ratios)
     low, high = crossed_macro(outcomes, paired=paired, clusters=groups, weights=weights).interval()
@@ -193,7 +193,7 @@ def _new_rules(
 
 
 def satterthwaite(estimate: Crossed) -> float:
-    """Degrees of freedom of the sum of the variances over seeds and over items, as the test does not use them."""
+    """Satterthwaite's degrees of freedom of the sum of both variances, over seeds and items; the test uses others."""
     parts = ((estimate.seed_variance, estimate.seed_df), (estimate.item_variance, estimate.item_df))
     bottom = sum(variance**2 / df for variance, df in parts)
     return estimate.se**4 / bottom if bottom > 0 else math.inf

@@ -1,7 +1,7 @@
 """Two states of this package against each other: a training step without a loss and with each estimator, in one run.
 
 GPT2-124M, 32 sequences of 1024 tokens, bfloat16 autocast, fused AdamW; eager, and with its blocks compiled one by one.
-Each tree runs in a process of its own; within it the variants take turns, and each time is told over that without loss.
+Each tree runs in a process of its own; within it the variants take turns, and times are ratios to that without a loss.
 
     mkdir -p /tmp/old && git archive COMMIT src | tar -x -C /tmp/old
     python benchmarks/bench_taps.py --old /tmp/old/src [--rounds 4]

@@ -7,9 +7,9 @@
 Every row is a run of its own through `decondense.train`, so what is timed is what a user gets: transformers' Trainer
 with its data loader, clipping and logging. The time is that of the steps after the first two, without checkpoints and
 evaluation. Every row adds one option to the row above; `baseline` is what transformers' Trainer does when nothing but
-the batch size is said. Target: the last row without a loss at least 2.5 × the baseline. In turns the ratios are those
-to the row without a loss of the same round, so that a clock that drifts does not count, and each loss is there twice:
-computed in the graphs of the blocks, as `train` does with float32 states, and afterwards, as in any other loop.
+the batch size is set. Target: the last row without a loss at least 2.5 × the baseline. With --turns, ratios are to the
+row without a loss of the same round, so that a drift of the clock does not count, and each loss has two rows: computed
+in the graphs of the blocks, as `train` does with float32 states, and afterwards, as in any other loop.
 
 Under autocast the hidden states between the blocks are float32, as the weights are. Under FSDP2's mixed precision
 (param_dtype=bfloat16) they are bfloat16: the rows `in a bfloat16 stream` have that on one GPU, see `bfloat16_stream`.
@@ -71,8 +71,8 @@ def recipe(steps: int, batch_tokens: int, settings: list[str]) -> Any:
 
 @contextlib.contextmanager
 def bfloat16_stream() -> Iterator[None]:
-    """In here `train` rounds what a Llama's embedding and its final norm put out to bfloat16. Autocast leaves both in
-    float32, with the weights; everything between them is a product in bfloat16 or is added to the embedding."""
+    """Make `train` round the outputs of a Llama's embedding and final norm to bfloat16. Autocast leaves both in
+    float32, like the weights; everything between them is a product in bfloat16 or is added to the embedding."""
     prepare = run.prepare
 
     def rounding(*args: Any) -> Any:
@@ -92,8 +92,8 @@ STREAMS: dict[str, tuple[str, Callable[[], contextlib.AbstractContextManager[Non
 
 
 def place(*dtypes: torch.dtype) -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """In here `train` computes the loss of such states in the graphs of the blocks, and of others when the model has
-    returned them. It has float32 by itself."""
+    """Make `train` compute the loss of states of these dtypes in the graphs of the blocks, and of others after the
+    model has returned them. Its own default is float32."""
     return lambda: mock.patch.object(fast, "TAPPED", dtypes)
 
 
@@ -101,7 +101,7 @@ PLACES = {", in the blocks": place(torch.float32, torch.bfloat16), ", afterwards
 
 
 def measure(name: str, settings: list[str], steps: int, batch_tokens: int, folder: Path) -> harness.Row:
-    """One run. What the text has been turned into, and its run, lie in `folder`."""
+    """One run. `folder` keeps the tokenised text for the next, and holds the run while it lasts."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     with tempfile.TemporaryDirectory(dir=folder) as own:
@@ -147,7 +147,7 @@ def main() -> None:
 
     def rows_in(folder: Path) -> Iterator[list[harness.Row]]:
         for stream in options.streams if options.turns else ["float32"]:
-            torch.compiler.reset()  # it keeps eight versions of a block, and one stream has three or more
+            torch.compiler.reset()  # torch keeps eight versions of a block, and one stream needs three or more
             for _ in range(max(1, options.turns)):
                 asked = (options.steps, options.batch_tokens, folder, options.turns > 0)
                 yield from ([row] for row in one_round(chosen, stream, *asked))

@@ -1,8 +1,8 @@
 """How often the meter's 95 % intervals hold the truth, with few windows and with many.
 
-The windows of a finished measurement are all there is to draw from: windows are drawn from them with replacement, the
-meter's bootstrap makes its intervals out of the draw, and the truth is the statistic of all of them. `plain` counts the
-2.5 and 97.5 % percentiles of the same resamplings, `expanded` what the meter gives (`stats.intervals.bootstrap`).
+The windows of a finished measurement serve as the population: windows are drawn from them with replacement, the meter's
+bootstrap makes its intervals from the draw, and the truth is the statistic of all of them. `plain` counts the 2.5 and
+97.5 % percentiles of the same resamplings, `expanded` the meter's own interval (`stats.intervals.bootstrap`).
 
     decondense measure stories260K --windows 800 --tokens 256 --out stories
     python benchmarks/coverage_of_windows.py stories results/smollm2-135m-wikitext2        # minutes on a CPU

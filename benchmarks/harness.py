@@ -39,7 +39,7 @@ class Line(dict[str, str]):
 
 
 def read(name: str, folder: Path = RESULTS) -> list[Line]:
-    """The rows of folder/name.csv, every one with where it comes from."""
+    """The rows of folder/name.csv, each with the path of the file as its `source`."""
     path = folder / f"{name}.csv"
     if not path.exists():
         raise SystemExit(f"{path} does not exist: run its benchmark first.")

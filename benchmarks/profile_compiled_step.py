@@ -4,9 +4,9 @@
 
 The last rows of `bench_throughput.py`: the same recipe through the same call, SmolLM2-135M's architecture with random
 weights. Two steps compile and allocate, `--steps` are timed, as many are recorded. A row is a kernel: its calls and its
-time per step, and how much of both the step without a loss, in the same stream, does not have. A difference at as many
-calls is noise (clock, cache), or the kernel waited for memory that the loss also wanted. Kernels below one part in two
-thousand of the step are one row; `sum` is all that the GPU did, `by the clock` a step that was not recorded.
+time per step, and how much of both is added to the step without a loss in the same stream. A difference in time at the
+same number of calls is noise (clock, cache), or the kernel waited for memory that the loss also used. Kernels below a
+two-thousandth of the step are one row; `sum` is all that the GPU did, `by the clock` a step that was not recorded.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CLOCKED = 2  # the step after which Trainer's clock runs
 
 
 class Profile(NamedTuple):
-    """Of a step, by the name of the kernel: calls and microseconds; and microseconds by the clock."""
+    """One step: calls and microseconds by the name of the kernel, and microseconds by the clock."""
 
     calls: dict[str, float]
     us: dict[str, float]
@@ -40,7 +40,7 @@ class Profile(NamedTuple):
 
 
 class Recorder:
-    """Records the steps from `begin` to `end`, told of every step by `train(show=…)`."""
+    """Records the steps from `begin` to `end`; `train(show=…)` calls it at every step."""
 
     def __init__(self, begin: int, end: int, batch_tokens: int) -> None:
         self.begin, self.end, self.batch_tokens = begin, end, batch_tokens
@@ -50,7 +50,7 @@ class Recorder:
         self.running = self.done = False
 
     def __call__(self, step: int, figures: dict[str, float]) -> None:
-        """A step may be told of twice, before and after its figures are logged."""
+        """A step may be reported twice, before and after its figures are logged."""
         if step == self.begin and not self.running:
             self.clock = 1e6 * self.batch_tokens / figures["tokens_per_second"]
             self.running = True
@@ -65,7 +65,7 @@ class Recorder:
         steps, calls, us = self.end - self.begin, Counter[str](), Counter[str]()
         kind = DeviceType.CUDA if torch.cuda.is_available() else DeviceType.CPU
         for event in self.profile.events():
-            if event.device_type == kind and not event.is_user_annotation:  # a span that holds kernels
+            if event.device_type == kind and not event.is_user_annotation:  # annotations are spans around kernels
                 calls[event.name] += 1
                 us[event.name] += event.time_range.elapsed_us()
         return Profile({k: n / steps for k, n in calls.items()}, {k: t / steps for k, t in us.items()}, self.clock)
@@ -137,7 +137,7 @@ def main() -> None:
                 base = base or found
                 about = {"stream": stream, "variant": name}
                 rows += [about | row for row in compared(found, base)]
-                path = harness.write("profile_compiled_step", rows, options.out)  # what is there when time runs out
+                path = harness.write("profile_compiled_step", rows, options.out)  # now, in case time runs out
                 shown = [r | {"kernel": short(r["kernel"])} for r in rows if r | about == r]
                 print(harness.table(shown, COLUMNS[2:]), about, sep="\n", flush=True)
     print(path)

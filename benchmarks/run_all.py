@@ -27,7 +27,7 @@ GPU = [
 
 
 def main() -> int:
-    argparse.ArgumentParser(description=__doc__).parse_args()  # --help must not begin
+    argparse.ArgumentParser(description=__doc__).parse_args()  # so that --help does not start the benchmarks
     scripts = CPU + (GPU if torch.cuda.is_available() else [])
     if not torch.cuda.is_available():
         print(f"no CUDA device here: leaving out {', '.join(GPU)}")

@@ -87,7 +87,7 @@ def number(row: Row, key: str, digits: int = 3) -> str:
 def exact(name: str = "exact") -> str:
     rows = read(name)
     header = ["shape", "z", "what", "GPU ms", "× floor", "call ms", "extra memory / z", "gradient error"]
-    # the same figure twice is that of calls, except where a call is so long that nothing else was timed
+    # equal figures are both of calls: the GPU column stays empty, unless a call is so long that only calls were timed
     lines = [
         [
             r["shape"], r["dtype"], r["variant"],

@@ -93,7 +93,7 @@ def train_all(chosen: argparse.Namespace) -> Runs:
 
 
 def finished(child: subprocess.Popen[str], folder: Path) -> Any:
-    """The measurement, once there; what the command said where it failed."""
+    """Wait for the measurement and load it; if the command failed, exit with what it said."""
     import decondense as dc
 
     if child.poll() is None:
@@ -133,7 +133,7 @@ def picture(real: Any, runs: Runs, losses: dict[str, np.ndarray]) -> Path:
     right.set_title(f"A small model after {trained(runs):,} tokens, {seeds} seeds", fontsize=10, loc="left")
     right.set(xlabel="layer (0 = embedding)", ylabel="mean cosine of two tokens", ylim=(-0.05, 1.05), xticks=layers)
     right.spines[["top", "right"]].set_visible(False)
-    right.legend(fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.13))  # curves may run anywhere
+    right.legend(fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.13))  # outside: curves may run anywhere
     figure.savefig(OUT / "demo.png", dpi=110)
     return OUT / "demo.png"
 
@@ -143,7 +143,7 @@ def trained(runs: Runs) -> int:
 
 
 def summary(real: Any, runs: Runs, losses: dict[str, np.ndarray]) -> list[str]:
-    """What was seen, in words; every number glossed where it first stands."""
+    """What was seen, in words; every quantity is explained where it first appears."""
     from decondense.stats.crossed import crossed_macro
     from decondense.stats.verdicts import decide, from_interval
     from decondense.words import several, signed
@@ -186,7 +186,7 @@ def summary(real: Any, runs: Runs, losses: dict[str, np.ndarray]) -> list[str]:
 
 
 def can_open() -> bool:
-    """Somebody looks, and a browser would not take over the terminal."""
+    """Whether somebody is at a terminal, and a browser would open beside it and not take it over."""
     shown = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     return sys.stdout.isatty() and bool(shown)
 

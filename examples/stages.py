@@ -68,7 +68,7 @@ def question(rng: random.Random) -> dict[str, str]:
 
 
 def questions(count: int, seed: int, *, without: frozenset[str] = frozenset()) -> list[dict[str, str]]:
-    """So many different ones, none of them with a prompt in `without`."""
+    """`count` different questions, none of them with a prompt in `without`."""
     rng, found = random.Random(seed), dict[str, dict[str, str]]()
     while len(found) < count:
         one = question(rng)
@@ -93,7 +93,7 @@ def answers(model: Any, tokenizer: Any, rows: list[dict[str, str]], *, batch: in
             for i, (a, b) in enumerate(zip(asked, said)):
                 ids[i, : len(a) + len(b)] = torch.tensor([*a, *b])
                 counted[i, len(a) : len(a) + len(b)] = True
-            # what stands to the right of a sequence is not seen from inside it: no mask is needed
+            # padding is on the right, where a causal model does not see it: no mask is needed
             with torch.no_grad():
                 logits = model(input_ids=ids.to(model.device), use_cache=False).logits[:, :-1].float().cpu()
             logs = logits.log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)
@@ -136,7 +136,7 @@ def trained(arm: str, seed: int, o: argparse.Namespace) -> dict[str, Any]:
     model, tokenizer = load(o.model, dtype="float32", device=device)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    asked = questions(o.items, 0)  # of all arms and seeds
+    asked = questions(o.items, 0)  # the same for all arms and seeds
     rows = questions(o.examples, seed, without=frozenset(row["prompt"] for row in asked))
     stages = {"before": looked_at(model, tokenizer, asked, o)}
     common: dict[str, Any] = {
@@ -171,7 +171,7 @@ def trained(arm: str, seed: int, o: argparse.Namespace) -> dict[str, Any]:
 
 
 def conclude(folder: Path) -> dict[str, Any]:
-    """Both questions from the files in a folder; written beside them."""
+    """Answer both questions from the runs in a folder, and write conclusion.json and table.csv into it."""
     runs = [json.loads(file.read_text()) for file in sorted((folder / "runs").glob("*.json"))]
     if not runs:
         raise SystemExit(f"there must be runs in {str(folder / 'runs')!r}, got none: run some first.")
@@ -230,7 +230,7 @@ def _words(values: list[float], digits: int = 3) -> str:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Decision):  # of which the verdict is about a direction that nobody claims here
+    if isinstance(value, Decision):  # without its verdict, which is about a direction that is not claimed here
         return {key: getattr(value, key) for key in ("estimate", "low", "high", "n", "reason", "resolution")}
     raise TypeError(f"{type(value).__name__} cannot be written")
 

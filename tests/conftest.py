@@ -21,11 +21,11 @@ from processes import FORKS_WORKERS, server
 
 
 def choose_interpreter() -> None:
-    """The kernels' tests want Triton's interpreter, which must be chosen before anything imports Triton. The tests of
-    other packages must not take the interpreter for a GPU, so the word is taken back when the choice is made."""
+    """Choose Triton's interpreter for the tests of the kernels, before anything imports Triton. The variable is removed
+    afterwards, so that the tests of other packages do not take the interpreter for a GPU."""
     import torch
 
-    loaded = sys.modules.get("triton.language.standard")  # by tests/processes.py, or by something that has not chosen
+    loaded = sys.modules.get("triton.language.standard")  # by tests/processes.py, or by something that did not choose
     if loaded is not None and type(loaded.cdiv).__name__ != "InterpretedFunction":
         return
     if torch.cuda.is_available() or "TRITON_INTERPRET" in os.environ:
@@ -41,24 +41,24 @@ def choose_interpreter() -> None:
     del os.environ["TRITON_INTERPRET"]
 
 
-gc.set_threshold(50_000, 20, 20)  # by default a tenth of the time of imports and traces is the collector's
-# The process that only tells workers what to do (`-n 3`) can spare the seconds of torch and Triton.
+gc.set_threshold(50_000, 20, 20)  # by default the collector takes a tenth of the time of imports and traces
+# xdist's controller (`-n 3`) runs no tests and saves the seconds of importing torch and Triton.
 if "PYTEST_XDIST_WORKER" in os.environ or not re.search(r" -n ?[1-9al]", " ".join(sys.argv)):
     choose_interpreter()
-# pytest would look through thousands of loggers three times in every test to listen to them, which no test asks of it
-# (pyproject.toml: no:logging). As with pytest, what is logged does not end up on the screen that tests look at.
+# pytest's logging plugin is off (pyproject.toml: no:logging): it would go through thousands of loggers three times per
+# test, and no test uses it. Like the plugin, this handler keeps logs out of the stderr that tests look at.
 logging.getLogger().addHandler(logging.NullHandler())
-gc.get_freeze_count = lambda: 1  # there is some, and to count it takes a study longer than a step of its training
-typer.main.get_command = functools.cache(typer.main.get_command)  # hundreds of tests call the command, which is one
-os.environ.pop("COLUMNS", None)  # a worker is told 80, and tables would not be those of a pipe
+gc.get_freeze_count = lambda: 1  # some objects are frozen, and counting them takes longer than a small training step
+typer.main.get_command = functools.cache(typer.main.get_command)  # hundreds of tests call this one command
+os.environ.pop("COLUMNS", None)  # xdist sets it to 80 for workers, and tables would not be those of a pipe
 ROOT = Path(__file__).resolve().parent.parent
-# They kill processes, launch several, run a shell script or make links, all of it in the manner of POSIX.
+# These kill processes, launch several, run a shell script or make links, in ways that need POSIX.
 POSIX = (
     "losses/test_context_parallel.py", "regularize/test_distributed.py", "train/test_distributed.py",
     "train/test_resume.py", "test_doc_shell.py", "test_fsdp2.py", "test_launch.py", "test_torchtitan.py",
 )  # fmt: skip
 collect_ignore = [*POSIX] if sys.platform == "win32" else []
-# They take longest, and come first, so that the workers of `make test`, of which each takes whole files, end together.
+# The longest test files, which come first, so that the workers of `make test`, which take whole files, end together.
 LONGEST = (
     "studies/test_smoke.py", "regularize/test_fullgraph.py", "kernels/test_operators.py", "report/test_browser.py",
     "train/test_fast.py", "test_distribution.py", "test_doc_shell.py", "test_docs.py", "kernels/test_routines.py",
@@ -79,7 +79,7 @@ LONGEST = (
     "stats/test_significance_command.py", "train/test_distillation.py", "test_package.py", "regularize/test_page.py",
     "losses/test_context_parallel.py", "meter/test_statistics.py", "meter/test_batches.py",
 )  # fmt: skip
-ASIDE = pytest.StashKey[int]()  # the full collection of garbage after which it is told to leave alone what there is
+ASIDE = pytest.StashKey[int]()  # the number of full garbage collections after which objects are frozen again
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -88,8 +88,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def compile_tests(config: pytest.Config) -> None:
-    """With pytest's assertions, into the files where it looks for them, as it does itself; without pytest's insides as
-    they are now it is left to the workers."""
+    """Compile the tests as pytest does, with its assertions and into the files where it looks for them. Where pytest's
+    insides are no longer as they are now, compiling is left to the workers."""
     from _pytest.assertion import rewrite
 
     for file in (ROOT / "tests").rglob("*.py"):
@@ -103,9 +103,9 @@ def compile_tests(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config, specs: list) -> None:
-    """One process imports what tests/processes.py forks, the workers among it. It does so before them: after an
-    installation it leaves the compiled files that every worker would make at the same time. Those of the tests are made
-    here in the meantime."""
+    """Start the process of tests/processes.py that imports once and forks everything else, the workers included. It
+    imports before the workers start, so that after an installation they do not all compile the same files at the same
+    time. The test files are compiled here in the meantime."""
     if sys.platform == "linux":
         if not sys.dont_write_bytecode:
             threading.Thread(target=compile_tests, args=(config,)).start()
@@ -116,8 +116,8 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Trainer collects garbage in every training, and looking through all that was imported, traced and remembered
-    before takes longer than a small one: it is set aside, and what was added since after every few collections."""
+    """Freeze all objects that exist, again after every few full collections: Trainer collects garbage in every
+    training, and going through all that was imported, traced and cached takes longer than a small one."""
     if gc.get_stats()[2]["collections"] >= item.config.stash.get(ASIDE, 0):
         gc.collect()
         gc.freeze()
@@ -126,7 +126,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(autouse=True)
 def _few_threads() -> None:
-    """For every test: a script that a test runs may ask for more, which then wait for a core in all later tests."""
+    """Before every test, as a script that a test ran may have set more, which would wait for a core in later tests."""
     import torch
 
     torch.set_num_threads(1 if os.environ.get("PYTEST_XDIST_WORKER") else 2)
@@ -134,13 +134,13 @@ def _few_threads() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_latency() -> None:
-    """Of every graph torch measures how long its guards take, and empties the processor's caches first: a fifth of the
-    time of a small graph, and the other worker has to fill its caches again."""
+    """Keep torch from timing the guards of every graph: for that it empties the processor's caches, which takes a fifth
+    of the time of a small graph, and the other worker has to fill its caches again."""
     guards = sys.modules.get("torch._dynamo.guards")
     if hasattr(guards, "profile_guard_manager"):
         guards.profile_guard_manager = lambda *_: 0.0
         settings = sys.modules["torch._dynamo.config"]
-        with contextlib.suppress(AttributeError):  # of an older torch; else a message is made of every side effect
+        with contextlib.suppress(AttributeError):  # absent in older torch; the default makes a message per side effect
             settings.side_effect_replay_policy = "silent"
         with contextlib.suppress(AttributeError):  # every graph would collect garbage, which workers do often enough
             settings.run_gc_after_compile = False
@@ -148,8 +148,8 @@ def _no_latency() -> None:
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
-    """Without a GPU alone the generator that there is: for all others torch writes down, a millisecond each time, where
-    they were asked for."""
+    """Seed torch; without a GPU only the CPU's generator, since for the others torch records where they were seeded,
+    which takes a millisecond each time."""
     import torch
 
     (torch if torch.accelerator.is_available() else torch.default_generator).manual_seed(0)
@@ -166,8 +166,8 @@ def shared() -> Path:
 
 @pytest.fixture
 def unpainted(monkeypatch) -> None:
-    """Figures are made, and are empty files: laying one out and painting it takes as long as a small measurement. For
-    tests of words and numbers, of commands whose figures other tests look at."""
+    """Save figures as empty files: laying one out and painting it takes as long as a small measurement. For tests of
+    words and numbers, of commands whose figures other tests look at."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     monkeypatch.setattr(FigureCanvasAgg, "print_png", lambda self, path, **metadata: Path(path).touch())
@@ -176,6 +176,6 @@ def unpainted(monkeypatch) -> None:
 @pytest.fixture
 def make_run(tmp_path):
     """make_run(name, {task: outcomes}, weights=…, checkpoint=…, settings=…) → folder."""
-    from by_hand import write_run  # whose imports the process that only tells workers what to do can spare
+    from by_hand import write_run  # here, so that xdist's controller saves its imports
 
     return lambda name, outcomes, **changes: write_run(tmp_path / name, outcomes, **changes)

@@ -1,9 +1,9 @@
-"""Processes that cost a fork, not an import of torch and transformers: `launch` runs a script on one or several.
+"""Processes that cost a fork, not an import of torch and transformers: `launch` runs a script in one or several.
 
-The first call of a session, or tests/conftest.py for all workers of one, starts `python processes.py`, which imports
-what takes seconds, but nothing of decondense, and then forks for every caller. Several processes get what torchrun
-would tell them; when one fails the others get SIGTERM, as from torchrun. Only on Linux: elsewhere it is torchrun, or a
-process of its own. `python processes.py -u -c CODE`, which xdist starts for a worker, is a fork as well.
+The first call of a session, or tests/conftest.py for all workers of a session, starts `python processes.py`, which
+imports what takes seconds, but nothing of decondense, and then forks for every caller. Several processes get the
+environment that torchrun would set; when one fails the others get SIGTERM, as from torchrun. Only on Linux: elsewhere
+`launch` starts torchrun or a plain process. `python processes.py -u -c CODE`, xdist's worker, is a fork as well.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ IMPORTED = (
     "torch.distributed.tensor", "transformers.trainer", "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto", "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.llama.modeling_llama",
-    "lm_eval.models.huggingface", "pytorch_lightning", "torch._dynamo.testing", "trl",  # for workers, which collect
+    "lm_eval.models.huggingface", "pytorch_lightning", "torch._dynamo.testing", "trl",  # for workers, to collect tests
 )  # fmt: skip
 
 
@@ -47,10 +47,10 @@ FORKS_WORKERS = sys.platform == "linux" and not any(map(os.path.exists, ("/dev/n
 def launch(
     number: int, script: Path, *arguments: object, cwd: Path | None = None, torchrun=False, **environment: object
 ):
-    """What the script said and the exit code, as from `subprocess.run`."""
+    """Run the script in `number` processes; return its output and exit code as `subprocess.run` does."""
     words = [str(script), *map(str, arguments)]
     settings = {**os.environ, "OMP_NUM_THREADS": "1", **{name: str(value) for name, value in environment.items()}}
-    if torchrun or sys.platform != "linux":  # elsewhere a fork is not there, or not safe
+    if torchrun or sys.platform != "linux":  # other systems have no fork, or none that is safe
         command = [sys.executable, *([*TORCHRUN, str(number)] if number > 1 else []), *words]
         return subprocess.run(command, capture_output=True, text=True, env=settings, cwd=cwd, timeout=LIMIT)
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as caller:
@@ -68,7 +68,7 @@ def start(script: Path, *arguments: object, **environment: object) -> Future[sub
 
 
 def worker() -> int:
-    """What Python would be with these words, in a fork that has this process's streams; its exit code."""
+    """Run Python with this process's arguments and streams in a fork; return its exit code."""
     asked = {"number": 0, "words": sys.argv[1:], "cwd": str(Path.cwd()), "files": [], "environment": {**os.environ}}
     with socket.socket(socket.AF_UNIX) as caller:
         caller.connect(os.environ[ADDRESS])
@@ -78,9 +78,9 @@ def worker() -> int:
 
 
 def server() -> str:
-    """The address of the process that forks, which is there for this process and all that it starts."""
+    """The address of the process that forks, for this process and all that it starts; the first call starts it."""
     if ADDRESS not in os.environ:
-        folder = tempfile.TemporaryDirectory()  # nobody else may enter
+        folder = tempfile.TemporaryDirectory()  # which no other user may enter
         os.environ[ADDRESS] = str(Path(folder.name) / "door")
         settings = os.environ | {"OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", "HF_HUB_OFFLINE": "1"}
         settings["HF_DATASETS_CACHE"] = str(Path(folder.name) / "datasets")  # read at the import
@@ -92,9 +92,9 @@ def server() -> str:
 
 
 class Caller(socketserver.StreamRequestHandler):
-    """Forks as often as one caller asks for, waits for all, and tells the exit code."""
+    """Forks as often as one caller asks for, waits for all, and sends the exit code back."""
 
-    rbufsize = 0  # streams come with a byte of their own
+    rbufsize = 0  # nothing is read ahead: the byte after the line carries the streams
 
     def handle(self) -> None:
         asked = json.loads(self.rfile.readline())
@@ -109,7 +109,7 @@ class Caller(socketserver.StreamRequestHandler):
         for rank in range(asked["number"] or 1):
             child = os.fork()
             if child == 0:
-                os._exit(run(rank, port, **asked))  # without taking to pieces what was imported, which takes a second
+                os._exit(run(rank, port, **asked))  # skip tearing down the imported modules, which takes a second
             running.add(child)
         failed = 0
         while running:
@@ -130,19 +130,19 @@ class Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
 
 
 def serve() -> None:
-    gc.disable()  # a sixth of the time of an import is the collector's
-    if FORKS_WORKERS and "TRITON_INTERPRET" not in os.environ:  # as tests/conftest.py, which says why, has it
+    gc.disable()  # the collector takes a sixth of the time of an import
+    if FORKS_WORKERS and "TRITON_INTERPRET" not in os.environ:  # as in tests/conftest.py, which says why
         os.environ["TRITON_INTERPRET"] = "1"
         with contextlib.suppress(ImportError):
             importlib.import_module("triton.experimental.gluon")
         del os.environ["TRITON_INTERPRET"]
     for name in IMPORTED:
-        with contextlib.suppress(Exception):  # what is missing, or broken, is for the tests that need it to miss
+        with contextlib.suppress(Exception):  # a missing or broken package is reported by the tests that need it
             importlib.import_module(name)
-    with contextlib.suppress(ImportError):  # of an older transformers, which has no such table to make
+    with contextlib.suppress(ImportError):  # an older transformers has no such table to make
         importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("llama")
-    gc.freeze()  # a process need not look through it, nor copy it by doing so
-    gc.set_threshold(50_000, 20, 20)  # as tests/conftest.py has it
+    gc.freeze()  # the forks' collectors then do not go through these objects, which would copy them
+    gc.set_threshold(50_000, 20, 20)  # as in tests/conftest.py
     gc.enable()
     with Server(os.environ[ADDRESS], Caller) as door:
         print("ready", flush=True)
@@ -150,7 +150,7 @@ def serve() -> None:
 
 
 def run(rank: int, port: str, *, number: int, words: list[str], cwd: str, files: list[str], environment: dict) -> int:
-    """What is left of this process is the script, or a worker; the exit code that Python would end with."""
+    """Turn this forked process into the script, or a worker; return the exit code that Python would end with."""
     signal.alarm(LIMIT if number else 0)
     for stream, file in enumerate(files, 1):
         os.dup2(os.open(file, os.O_CREAT | os.O_WRONLY | os.O_APPEND), stream)

@@ -107,7 +107,7 @@ def perplexity_entropy(z: Tensor, tau=1.0, eps=1e-2) -> Tensor:
 
 
 def over_batch(loss, z: Tensor, mask: Tensor | None = None, **options) -> Tensor:
-    """The mean over the sequences of a batch that have at least two tokens, each trimmed to its own; 0 without any."""
+    """The mean over the sequences of a batch with at least two unmasked tokens, which alone count; 0 without any."""
     clouds = [z[b] if mask is None else z[b][mask[b]] for b in range(len(z))]
     values = [loss(cloud, **options) for cloud in clouds if len(cloud) >= 2]
     return torch.stack(values).mean() if values else torch.zeros((), dtype=z.dtype)

@@ -38,7 +38,7 @@ def koleo(z: Tensor, eps=1e-8) -> Tensor:
 
 
 def covariances(z: Tensor) -> list[list[Tensor]]:
-    """Unbiased, of any two features over the tokens."""
+    """The unbiased covariances of all pairs of features over the tokens."""
     centred = [x - x.sum() / len(z) for x in z.T]
     return [[torch.dot(x, y) / (len(z) - 1) for y in centred] for x in centred]
 
@@ -56,7 +56,7 @@ def vicreg(z: Tensor, mu=25.0, nu=1.0, gamma=1.0, eps=1e-4) -> Tensor:
 
 
 def barlow_twins(z: Tensor, weight=5e-3) -> Tensor:
-    """Σ_f (1 − R_ff)² + λ Σ_f≠g R_fg² with both views the same: the first sum is there, and is zero."""
+    """Σ_f (1 − R_ff)² + λ Σ_f≠g R_fg² with both views the same: the first sum is written out, though it is zero."""
     d, c = z.shape[1], covariances(z)
 
     def correlation(f: int, g: int) -> Tensor:

@@ -148,7 +148,7 @@ def _unheard() -> bool:
 
 
 def _closed(pipe: int) -> bool:
-    """Whether the pipe's reader is gone; also true where rich has put the null device in its place, and without `poll`."""
+    """Whether the pipe's reader is gone; also true where rich has put the null device in its place, or without poll."""
     if not hasattr(select, "poll") or os.path.samestat(os.fstat(pipe), os.stat(os.devnull)):
         return True
     asked = select.poll()
