@@ -48,7 +48,7 @@ def read(name: str, folder: Path = RESULTS) -> list[Line]:
         for number, row in enumerate(csv.DictReader(file), start=2):
             if None in row or None in row.values():
                 raise SystemExit(
-                    f"{path}, line {number}, has other cells than columns: make it again with its benchmark."
+                    f"{path}, line {number}, must have a cell per column: make the file again with its benchmark."
                 )
             lines.append(Line(row))
             lines[-1].source = str(path)

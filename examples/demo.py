@@ -46,10 +46,10 @@ Runs = dict[str, list[Any]]  # arm → its runs, one per seed
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--tokens", default="49152", help="that every small model is trained on [49152]")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="of the small models [1 2 3]")
+    parser.add_argument("--tokens", default="49152", help="tokens that every small model is trained on [49152]")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="seeds of the small models [1 2 3]")
     parser.add_argument("--rate", default="0.002", help="learning rate [0.002]")
-    parser.add_argument("--model", default=REAL, help=f"that is measured [{REAL}]")
+    parser.add_argument("--model", default=REAL, help=f"the model that is measured [{REAL}]")
     return parser.parse_args()
 
 

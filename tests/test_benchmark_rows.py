@@ -30,7 +30,11 @@ def test_what_is_written_is_read_with_where_it_comes_from(harness, tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("a,b\n1,2\n", "has no column 'date'"), ("a,b\n1,2,3\n", "line 2, has other cells"), ("a,b\n1\n", "line 2, has")],
+    [
+        ("a,b\n1,2\n", "has no column 'date'"),
+        ("a,b\n1,2,3\n", "line 2, must have a cell per column"),
+        ("a,b\n1\n", "line 2, must have a cell per column"),
+    ],
 )
 def test_a_file_that_does_not_fit(harness, tmp_path, content, message):
     (tmp_path / "x.csv").write_text(content)

@@ -160,7 +160,8 @@ def test_perplexity_against_a_loop(pair, tmp_path):
     assert figures["word_perplexity"] == pytest.approx(math.exp(-total / (len(text.split()) + 1)), rel=1e-4)
     assert figures["bits_per_byte"] == pytest.approx(-total / len(text.encode()) / math.log(2), rel=1e-4)
     assert sum(item["units"][0] for item in items) == len(tokens)
-    with pytest.raises(ValueError, match="text_tokens must be between 2 and the model's context of 512, got 600"):
+    words = "text_tokens must be between 2 and the model's context of 512, got 600: leave it out for the default."
+    with pytest.raises(ValueError, match=words):
         evaluate(pair, tasks="", text=str(file), text_tokens=600)
 
 
@@ -171,7 +172,7 @@ def test_perplexity_against_a_loop(pair, tmp_path):
     ("options", "words"),
     [
         ({"limit": 0}, "limit must be at least 1 item, got 0: leave it out"),
-        ({"tasks": "", "text": "pydoc"}, "limit is of the items of tasks, a text is scored whole, got 2: leave it out"),
+        ({"tasks": "", "text": "pydoc"}, "limit counts items of tasks, a text is scored whole, got 2: leave it out"),
         ({"selected_by": "best-benchmark"}, "selected_by must be one of final, held-out-loss"),
         ({"shots": "many"}, "shots must be"),
         ({"tasks": "piqaa"}, "nearest names are piqa"),

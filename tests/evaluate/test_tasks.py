@@ -275,9 +275,7 @@ def test_rows_that_fit_are_taken(task, tmp_path):
 
 
 def test_a_value_of_another_kind_and_a_subject_that_is_not_there(tmp_path):
-    with pytest.raises(
-        ValueError, match=r"row 3 of .* label must be of the kind that it is in the rows before, got 'x'"
-    ):
+    with pytest.raises(ValueError, match=r"row 3 of .* label must be of the same kind as in the rows before, got 'x'"):
         tasks.build(["piqa"], bench=with_row("piqa", tmp_path, {"label": "x"}, 2))
     row = {"question": "q", "choices": list("abcd"), "answer": 1, "subject": "anatomy"}
     (tmp_path / "mmlu").mkdir()

@@ -211,9 +211,9 @@ ROWS = [(n, n % 2) for n in range(8)]
         ([{"item": 1, "score": 1, "prompt": "a"}], [{"item": 1, "score": 0, "prompt": "b"}], "in other words (1)"),
         ([(1, 1)], [{"item": 1, "score": 1, "metric": "wer"}], "better when higher and 'wer' in 'b.csv' is"),
         (ROWS, ROWS, "every outcome is the same in all of them"),
-        (ROWS, [*ROWS[:-1], (7, "nan")], r"1 of 8 of 'items' in .*b.csv' are missing or not finite \(7\)"),
-        (ROWS, [*ROWS[:-1], (7, "")], "are missing or not finite"),
-        (ROWS, [*ROWS[:-1], (7, "maybe")], "are missing or not finite"),
+        (ROWS, [*ROWS[:-1], (7, "nan")], r"must be a finite number .* 1 of the 8 of 'items' in .*b.csv' are not \(7\)"),
+        (ROWS, [*ROWS[:-1], (7, "")], "every score must be a finite number"),
+        (ROWS, [*ROWS[:-1], (7, "maybe")], "every score must be a finite number"),
         (ROWS, [*ROWS, (0, 1)], r"an item must occur once in 'items' of .* 1 item \(0\)"),
         (ROWS, [{"item": n, "score": 1, "task": "x"} for n in range(8)], "task 'items' is missing in 1 of 2 runs"),
         (ROWS, [], "must hold items, got none"),
@@ -265,7 +265,7 @@ def archive(path: Path, **members) -> Path:
     [
         ("lm-eval", r"an item must occur once in 'stars'"),
         ("lighteval", r"an item must occur once in 'stars'.* 1 item"),
-        ("inspect", r"must be asked in as many epochs, got 2 to 3"),
+        ("inspect", r"must be asked in the same number of epochs, got 2 to 3"),
     ],
 )
 def test_items_that_are_reordered_lost_or_copied(tmp_path, tool, copied):

@@ -81,8 +81,8 @@ def test_bad_options(six):
         (([], treated), {}, "at least one base and one treated"),
         ((base[:2], treated), {"paired": True}, "as many base as treated runs, at least 2, got 2 and 3"),
         ((base[:1], treated[:1]), {"paired": True}, "at least 2, got 1 and 1"),
-        (six, {"alpha": 5}, "alpha and power must lie between 0 and 1"),
-        (six, {"power": 0.04}, r"power must be above alpha, got 0.04 and 0.05: .*\.$"),
+        (six, {"alpha": 5}, r"alpha and power must lie between 0 and 1, got 5 and 0.8: take 0.05 and 0.8\.$"),
+        (six, {"power": 0.04}, r"power must be above alpha, got 0.04 and 0.05: .* probability alpha; take 0.8\.$"),
         (six, {"bootstrap": -3}, r"bootstrap must be a number of resamplings, got -3: .*\.$"),
         (six, {"permutations": 0}, r"permutations must be a whole number of at least 1, got 0: .*\.$"),
     ):
@@ -110,8 +110,8 @@ def test_tables_of_unlike_items_need_the_words_of_each(tmp_path):
 
     bare = table("a.csv", range(9)), table("b.csv", range(5))
     words = (
-        r"with --common too, but 4 of 9 items .*: give logs of one tool, or tables with a column hash or prompt, or, "
-        r"if an id surely means the same item in all of them, without the 4 other items\.$"
+        r"with --common too, but 4 of 9 items .*: give logs of one tool, or tables with a column hash or prompt; if an "
+        r"id surely means the same item in all runs, leave the 4 other items out\.$"
     )
     for common in (True, False):
         with pytest.raises(ValueError, match=words):
@@ -130,5 +130,5 @@ def test_what_is_no_run_is_named(tmp_path):
             significance(base, base)
     path = tmp_path / "huge.csv"
     frame.assign(score=1e300).to_csv(path, index=False)
-    with pytest.raises(ValueError, match=r"3 of 3 of .* are missing or not finite \(0, 1, 2\), or beyond 1e100"):
+    with pytest.raises(ValueError, match=r"of at most 1e100, but 3 of the 3 of .* are not \(0, 1, 2\): score"):
         significance(path, path)

@@ -192,9 +192,9 @@ def test_defaults_follow_a_short_context_and_a_small_file(recipe, tmp_path):
         (["small.yaml", "--set", "train.sed=1"], "small.yaml: 'train.sed' is no key of a recipe: did you mean 'seed'?"),
         (
             ["small.yaml", "--seeds", "1,x"],
-            "--seeds must be different whole numbers with commas, like 1,2,3, got '1,x'",
+            "--seeds must be different whole numbers, got '1,x': separate them by commas, like 1,2,3.",
         ),
-        (["small.yaml", "--seeds", "1", "--seed", "2"], "--seed and --seeds say the same twice"),
+        (["small.yaml", "--seeds", "1", "--seed", "2"], "--seed and --seeds cannot be combined: give one of them"),
         (
             ["small.yaml", "--seeds", "9,2", "--set", "train.seed=9"],
             "--seeds 9,2 gives every run a seed of its own, but",

@@ -24,7 +24,7 @@ def compare(
     ] = None,
     family: Annotated[str | None, typer.Option(help="a family of the paper, such as qwen3 or gpt2")] = None,
     paired: Annotated[bool, typer.Option("--paired", help="items come in pairs: a b, c d, …")] = False,
-    revisions: Annotated[str | None, typer.Option(help="a,b,c: the one model at each of them")] = None,
+    revisions: Annotated[str | None, typer.Option(help="a,b,c: one model at each of these revisions")] = None,
     texts: Annotated[str | None, typer.Option(help="several texts a,b,c: every model on each")] = None,
     text: o.Text = "wikitext-2",
     windows: o.Windows = 100,

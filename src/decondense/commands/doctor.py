@@ -21,7 +21,8 @@ FOLDERS = {"DECONDENSE_DATA": "named texts", "DECONDENSE_BENCH": "benchmark file
 
 
 def doctor(data: o.Data = None, as_json: o.Json = False) -> None:
-    """Say what is missing for what: extras with their command, GPU and kernels, models, texts and data folders."""
+    """Show what this machine can use and what it lacks: extras with their command, GPU and kernels, models, texts and
+    data folders."""
     from .. import text, weights_cache
 
     ready = weights_cache.available()

@@ -29,7 +29,7 @@ def evaluate(
     limit: Annotated[int | None, typer.Option(help="first N items of every task, not of a text; to try out")] = None,
     text: Annotated[str | None, typer.Option(help="perplexity and bits per byte on texts a,b (name or file)")] = None,
     text_tokens: Annotated[
-        int | None, typer.Option(help="tokens per window of text; default those it was trained on, or the context")
+        int | None, typer.Option(help="tokens per window of text; default as in training, or the context")
     ] = None,
     seed: Annotated[int, typer.Option(help="draws the few-shot examples; 1234 is lm-eval's default")] = 1234,
     out_dir: Annotated[Path | None, typer.Option("--out", help="output folder; default evaluation/MODEL")] = None,
@@ -41,7 +41,7 @@ def evaluate(
     dtype: o.Dtype = None,
     device: o.Device = None,
     batch_tokens: Annotated[
-        int | None, typer.Option(help="tokens per batch; default 65536, on CPU 256 a thread")
+        int | None, typer.Option(help="tokens per batch; default 65536, on a CPU 256 per thread")
     ] = None,
     trust_remote_code: o.Trust = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="start anew, not from an unfinished evaluation")] = False,

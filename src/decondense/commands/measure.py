@@ -46,7 +46,7 @@ def measure(
     stack: o.Stack = "decoder",
     init: o.Init = False,
     revision: o.Revision = None,
-    revisions: Annotated[str | None, typer.Option(help="several, a,b,c: a row of checkpoints, side by side")] = None,
+    revisions: Annotated[str | None, typer.Option(help="several revisions, a,b,c: side by side, in order")] = None,
     dtype: o.Dtype = None,
     device: o.Device = None,
     batch: o.Batch = None,

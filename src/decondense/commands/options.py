@@ -13,7 +13,7 @@ Text = Annotated[str, typer.Option(help="named text (see `decondense doctor`), f
 Column = Annotated[str | None, typer.Option(help="column or field of a table or of JSON lines that holds the text")]
 Windows = Annotated[int, typer.Option(help="number of windows of text")]
 Tokens = Annotated[int, typer.Option(help="tokens per window")]
-Seed = Annotated[int, typer.Option(help="places of the windows, bootstrap, fresh weights")]
+Seed = Annotated[int, typer.Option(help="seed of the windows' places, the bootstrap and fresh weights")]
 Spectral = Annotated[bool, typer.Option("--spectral", help="also effective rank, IsoScore and the like")]
 Released = Annotated[bool, typer.Option("--released", help="also the histogram as the published figures made it")]
 Stack = Annotated[str, typer.Option(help="decoder or encoder, of an encoder-decoder")]
@@ -54,5 +54,5 @@ def seeds_of(text: str | None) -> list[int] | None:
         return None
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdigit() for part in parts) or len(set(parts)) < len(parts):
-        raise ValueError(f"--seeds must be different whole numbers with commas, like 1,2,3, got {text!r}.")
+        raise ValueError(f"--seeds must be different whole numbers, got {text!r}: separate them by commas, like 1,2,3.")
     return [int(part) for part in parts]

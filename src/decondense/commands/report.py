@@ -17,7 +17,7 @@ LARGE = 15_000_000
 
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="folders with results, searched through and through")],
+    folders: Annotated[list[Path], typer.Argument(help="folders with results, searched at any depth")],
     out_file: Annotated[Path | None, typer.Option("--out", help="the page; default report.html")] = None,
     title: Annotated[str | None, typer.Option(help="title of the page")] = None,
     table: Annotated[bool, typer.Option("--table", help="print the studies as a Markdown table; no page")] = False,

@@ -29,17 +29,17 @@ def study(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="change one setting: base.data.tokens=5M; may be repeated")
     ] = None,
-    merge: Annotated[bool, typer.Option("--merge", help="run nothing: the result of the runs that are there")] = False,
+    merge: Annotated[bool, typer.Option("--merge", help="run nothing, conclude from the runs that are there")] = False,
     sources: Annotated[
         list[Path] | None,
-        typer.Option("--from", help="with --merge: also take the runs below this folder that belong; repeatable"),
+        typer.Option("--from", help="with --merge: also take this study's runs below this folder; repeatable"),
     ] = None,
     reuse: Annotated[
         list[Path] | None,
         typer.Option(help="take over runs of the same recipe and seed that lie below this folder; repeatable"),
     ] = None,
     shared_device: Annotated[
-        bool, typer.Option("--shared-device", help="other runs are made on this device at the same time: keep no times")
+        bool, typer.Option("--shared-device", help="other runs use this device at the same time: record no times")
     ] = False,
     data: o.Data = None,
     bench: o.Bench = None,
@@ -61,7 +61,7 @@ def study(
         return
     wanted = studies.find(name)
     if merge and any(given is not None for given in (piece, seeds, settings or None, reuse or None)):
-        raise ValueError("--merge runs nothing: --piece, --seeds, --set and --reuse have no meaning, leave them out.")
+        raise ValueError("--merge runs nothing, so --piece, --seeds, --set and --reuse mean nothing: leave them out.")
     chosen = studies.settings_of(wanted, scale, settings or [], o.seeds_of(seeds))
     pieces = None if piece is None else o.names_of(piece) or []
     if plan:

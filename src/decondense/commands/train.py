@@ -44,15 +44,15 @@ def train(
     tokens: Annotated[str | None, typer.Option(help="budget in tokens: 2M, 200M")] = None,
     context: Annotated[int | None, typer.Option(help="tokens per block")] = None,
     loss: Annotated[str | None, typer.Option(help="none, dispersion, decorrelation, … (decondense.losses)")] = None,
-    weight: Annotated[float | None, typer.Option(help="λ, what that loss is multiplied by")] = None,
+    weight: Annotated[float | None, typer.Option(help="λ, the factor of that loss")] = None,
     estimator: Annotated[str | None, typer.Option(help="first_order, second_order, exact, sampled")] = None,
     layers: Annotated[str | None, typer.Option(help="all, last, early_half, late_half, or numbers: 1,2,3")] = None,
     teacher: Annotated[str | None, typer.Option(help="distil from this model")] = None,
-    noisy_embedding: Annotated[float | None, typer.Option(help="NEFTune's α; the paper: 1")] = None,
-    active_forgetting: Annotated[int | None, typer.Option(help="draw embeddings anew every so many steps")] = None,
+    noisy_embedding: Annotated[float | None, typer.Option(help="NEFTune's α; the paper uses 1")] = None,
+    active_forgetting: Annotated[int | None, typer.Option(help="re-initialise the embeddings every N steps")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="peak learning rate")] = None,
-    seed: Annotated[int | None, typer.Option(help="order of the data, fresh weights, noise")] = None,
-    seeds: Annotated[str | None, typer.Option(help="several, 1,2,3: one run folder each")] = None,
+    seed: Annotated[int | None, typer.Option(help="seed of the data's order, fresh weights and noise")] = None,
+    seeds: Annotated[str | None, typer.Option(help="several seeds, 1,2,3: one run folder each")] = None,
     data: o.Data = None,
     device: o.BestDevice = None,
     on_nan: Annotated[str | None, typer.Option(help="loss not finite: stop (default), or skip the step")] = None,
@@ -60,7 +60,7 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="continue an interrupted run with the same command")] = False,
     push_to_hub: Annotated[str | None, typer.Option(help="OWNER/NAME: upload the model when it is trained")] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="print the recipe and what it would do, look whether all is there, stop")
+        bool, typer.Option("--dry-run", help="print the recipe and what it would do, check what it needs, and stop")
     ] = False,
     as_json: o.Json = False,
 ) -> None:
@@ -80,7 +80,7 @@ def train(
     if push_to_hub is not None:
         check_repo(push_to_hub)
     if seed is not None and seeds is not None:
-        raise ValueError("--seed and --seeds say the same twice: give one of them.")
+        raise ValueError("--seed and --seeds cannot be combined: give one of them.")
     chosen: Sequence[int | None] = o.seeds_of(seeds) or [None]
     recipes = [_build(recipe, flags | ({} if n is None else {"train.seed": n}), settings or []) for n in chosen]
     for one, built in zip(chosen, recipes):  # before the first run starts

@@ -149,7 +149,7 @@ def check(
     texts = [text] if isinstance(text, str) else list(text or ())
     names = names_of(tasks) if tasks or not texts else []
     if limit is not None and not names:
-        raise ValueError(f"limit is of the items of tasks, a text is scored whole, got {limit}: leave it out.")
+        raise ValueError(f"limit counts items of tasks, a text is scored whole, got {limit}: leave it out.")
     if isinstance(model, (str, os.PathLike)):
         models.check(model, **{key: how[key] for key in ("revision", "dtype", "trust_remote_code")})
     return names, texts

@@ -81,9 +81,9 @@ def check(log: Log) -> None:
             wrong = [] if values is None else np.flatnonzero(~(np.abs(values) <= 1e100)).tolist()
             if wrong:
                 raise ValueError(
-                    f"scores must be numbers, but {len(wrong)} of {len(scores.ids)} of {task!r} in {log.path!r} are "
-                    f"missing or not finite {named([scores.ids[i] for i in wrong])}, or beyond 1e100: score these "
-                    "items, or leave them out of all runs."
+                    f"every score must be a finite number of at most 1e100, but {len(wrong)} of the {len(scores.ids)} "
+                    f"of {task!r} in {log.path!r} are not {named([scores.ids[i] for i in wrong])}: score these items, "
+                    "or leave them out of all runs."
                 )
 
 

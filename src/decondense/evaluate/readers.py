@@ -104,7 +104,7 @@ def _inspected(task: str, samples: list[dict[str, Any]], wanted: Wanted, path: P
     epochs = {len(of) for of in values.values()}
     if len(epochs) > 1:
         raise ValueError(
-            f"every item of {task!r} in {str(path)!r} must be asked in as many epochs, got {min(epochs)} to "
+            f"every item of {task!r} in {str(path)!r} must be asked in the same number of epochs, got {min(epochs)} to "
             f"{max(epochs)}: repeat the evaluation."
         )
     notes = [f"{task}: the mean over {max(epochs)} epochs of every item."] if max(epochs) > 1 else []

@@ -50,7 +50,7 @@ class Rows:
             for at, row in enumerate(self.rows):
                 for field, value in row.items():
                     if value is not None and kinds.setdefault(field, type(value)) is not type(value):
-                        self.refuse(at, f"{field} must be of the kind that it is in the rows before, got {value!r}")
+                        self.refuse(at, f"{field} must be of the same kind as in the rows before, got {value!r}")
             raise
         # without a fingerprint, Dataset would hash every value for one, which takes longer than all the rest
         state = self.file, self.file.stat().st_size, self.file.stat().st_mtime_ns, self.numbers

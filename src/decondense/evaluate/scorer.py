@@ -315,7 +315,10 @@ def score_text(text: Any, scorer: Scorer, *, tokens: int) -> tuple[list[Item], d
     whole = text.joined
     name = f"{TEXT}{text.name}"
     if not 2 <= tokens <= scorer.max_length:
-        raise ValueError(f"text_tokens must be between 2 and the model's context of {scorer.max_length}, got {tokens}.")
+        raise ValueError(
+            f"text_tokens must be between 2 and the model's context of {scorer.max_length}, got {tokens}: leave it out "
+            "for the default."
+        )
     (ids,) = scorer.encode_many([whole], special=False)  # else a BOS in front would be scored, after BOS as the prefix
     cut = get_rolling_token_windows(ids, scorer.prefix_token_id, max_seq_len=tokens, context_len=1)
     windows = [make_disjoint_window(window) for window in cut]

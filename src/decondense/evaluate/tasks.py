@@ -247,7 +247,9 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
         else:
             rows = [json.loads(line) for line in re.split(rb"\r?\n", content) if line.strip()]
     except (EOFError, OSError, lzma.LZMAError, zlib.error, ValueError, RecursionError) as error:
-        raise ValueError(f"{str(file)!r} could not be read as rows: {error}; the file is damaged.") from error
+        raise ValueError(
+            f"{str(file)!r} could not be read as rows, {error}: the file is damaged, correct it or copy it again."
+        ) from error
     if not rows or not all(isinstance(row, dict) for row in rows):
-        raise ValueError(f"{str(file)!r} must hold one object per item: it holds none, or something else.")
+        raise ValueError(f"{str(file)!r} must hold one object per item, but holds none, or something else: correct it.")
     return rows

@@ -103,8 +103,8 @@ def _task(task: str, arms: list[list[Log]], common: bool, notes: list[str]) -> M
         raise ValueError(
             "items whose wording cannot be compared must have the same ids in all runs, with --common too, but "
             f"{len(absent)} of {len(union)} items of {task!r} are not in all {named(absent)}: give logs of one tool, "
-            "or tables with a column hash or prompt, or, if an id surely means the same item in all of them, without "
-            f"the {several(len(absent), 'other item')}."
+            "or tables with a column hash or prompt; if an id surely means the same item in all runs, leave the "
+            f"{several(len(absent), 'other item')} out."
         )
     else:
         notes.append(f"{task}: items are matched by id alone; the logs do not tell whether their words are the same.")
@@ -147,7 +147,7 @@ def _same_metric(task: str, runs: Sequence[Log], columns: Sequence[Scores], note
             )
     names = list(dict.fromkeys(column.metric for column in columns))
     if len(names) > 1:
-        notes.append(f"{task}: the metric is called {' and '.join(names)}; they are taken for the same.")
+        notes.append(f"{task}: the metric is called {' and '.join(names)}; they are compared as one metric.")
     if first.lower:
         notes.append(f"{task}: {first.metric} is better when lower, so its sign is turned: above 0 is better.")
 

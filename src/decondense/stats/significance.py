@@ -159,7 +159,7 @@ def _check_ties(outcomes: Iterable[Pair]) -> None:
     if all(np.ptp(np.concatenate(pair), axis=0).max() == 0 for pair in outcomes):
         raise ValueError(
             "the runs must differ on at least one item, but every outcome is the same in all of them: "
-            "there is nothing to test; look whether base and treated are different models."
+            "there is nothing to test; check that base and treated are different models."
         )
 
 
@@ -218,11 +218,11 @@ def analyse(
 
 def _check_options(alpha: float, power: float, bootstrap: int, permutations: int) -> None:
     if not 0 < alpha < 1 or not 0 < power < 1:
-        raise ValueError(f"alpha and power must lie between 0 and 1, got {alpha} and {power}.")
+        raise ValueError(f"alpha and power must lie between 0 and 1, got {alpha} and {power}: take 0.05 and 0.8.")
     if power <= alpha:
         raise ValueError(
-            f"power must be above alpha, got {power} and {alpha}: a test finds no difference at all that often; take "
-            "0.8."
+            f"power must be above alpha, got {power} and {alpha}: even without a difference a test rejects with "
+            "probability alpha; take 0.8."
         )
     if not is_whole(bootstrap, 0):
         raise ValueError(f"bootstrap must be a number of resamplings, got {bootstrap!r}: take 0 to leave it out.")
@@ -312,7 +312,8 @@ def _doubts(macro: dict[str, Any] | None, seeds: tuple[int, int]) -> list[str]:
     wide = (macro or {}).get("bootstrap")
     if macro and wide and macro["significant"] and wide["low"] <= 0 <= wide["high"]:
         notes.append(
-            "the hierarchical bootstrap of the average, which errs on the wide side, includes 0: take more seeds."
+            "the average differs by the test, but its hierarchical bootstrap interval, which errs on the wide side, "
+            "includes 0: take more seeds."
         )
     if seeds == (1, 1):
         notes.append(
@@ -323,6 +324,6 @@ def _doubts(macro: dict[str, Any] | None, seeds: tuple[int, int]) -> list[str]:
         notes.append("one arm has a single seed: it is given the other arm's seed variance, which cannot be checked.")
     elif min(seeds) < 3:
         notes.append(
-            "there are only 2 seeds in an arm: their variance is hardly known, and the intervals are wide for it."
+            "an arm has only 2 seeds: their variance is hardly known, which makes the intervals wide; take 3 or more."
         )
     return notes
