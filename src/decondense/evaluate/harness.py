@@ -62,7 +62,7 @@ def evaluate(
         seed: draws the few-shot examples.
         selected_by: how the checkpoint was chosen: "final" or "held-out-loss". Never by these benchmarks.
         training_seed: recorded, so that significance can pair runs.
-        partial: folder for unfinished work; a second call with the same arguments goes on from there.
+        partial: folder for unfinished work; a second call with the same arguments resumes from it.
         progress: called with (what, done, of).
 
     Returns:

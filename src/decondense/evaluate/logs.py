@@ -27,7 +27,7 @@ USUAL = ("acc", "exact_match", "accuracy", "em", "score")
 @dataclass
 class Wanted:
     """What to take out of a log: the first of these ``metrics`` that a task has, the outcome after this ``filter``
-    (lm-eval), and the field by which items belong together."""
+    (lm-eval), and the field that groups the items."""
 
     metrics: tuple[str, ...] = ()
     filter: str | None = None
@@ -66,7 +66,7 @@ class Log:
 
 
 def check(log: Log) -> None:
-    """Refuse a log without items, with an id that occurs twice in a task, or with scores that are no numbers."""
+    """Refuse a log without items, with an id that occurs twice in a task, or with scores that are not finite."""
     if not any(scores.ids for scores in log.tasks.values()):
         raise ValueError(f"{log.path!r} must hold items, got none: give a log that was finished.")
     for task, scores in log.tasks.items():

@@ -1,4 +1,4 @@
-"""Logs that other tools wrote, each read as it lies on the disk and without the tool: lm-eval's samples (JSON lines),
+"""Logs that other tools wrote, read from their files without the tools: lm-eval's samples (JSON lines),
 inspect_ai's .eval (a zip of JSON), lighteval's details (parquet), and plain tables. Checked with lm-eval 0.4.13,
 inspect_ai 0.3.285 and lighteval 0.13.0."""
 

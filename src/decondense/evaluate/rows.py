@@ -150,7 +150,7 @@ def _variables(template: str) -> set[str]:
 
 
 class _Watched(dict):
-    """A row that records which of its fields are read: a function does not tell."""
+    """A row that records which of its fields are read, since a function does not declare them."""
 
     read: list[str]
 
@@ -183,7 +183,7 @@ def _outcome(make: Callable[..., Any], row: dict[str, Any]) -> tuple[str, bool]:
 
 
 def _shown(fields: Sequence[str], item: Any) -> str:
-    """The fields, with what they hold where that is short."""
+    """The names of the fields, each with its value where that is short."""
     plain = [f for f in fields if isinstance(item.get(f), (int, float)) or len(str(item.get(f))) <= 20]
     return list_of([f"{f} {item[f]!r}" if f in plain and f in item else f for f in fields])
 

@@ -140,7 +140,7 @@ def _likelihood(rows: Sequence[Sample]) -> np.ndarray | None:
 
 def _gold(right: Any, target: str, arguments: dict[str, Any], values: list[float]) -> list[int]:
     """The number of the right choice: of two choices, the one that lm-eval's accuracy implies; else the target, where
-    it is such a number and does not contradict that accuracy. Empty where it cannot be told."""
+    it is the number of a choice and does not contradict that accuracy. Empty where it cannot be told."""
     if len(values) == 1:
         return [0]
     best = values.index(max(values))

@@ -38,8 +38,8 @@ def _unknown(name: str, known: Sequence[str]) -> ValueError:
 
 def index_of(names: Sequence[str]) -> dict[str, Any]:
     """The part of lm-eval's index of tasks that holds ``names``: indexing their folders takes a second, everything
-    several. Everything is indexed where single folders could mislead: for a tag with tasks in several folders, of which
-    lm-eval would keep only the last, a name in an included file, and a group with members elsewhere."""
+    several. Everything is indexed where their folders are not enough: for a tag with tasks in several folders, of which
+    lm-eval would keep only the last, for a name in an included file, and for a group with members elsewhere."""
     if all(name in PAPER for name in names):
         folders = [inside.tasks_folder() / FOLDERS.get(name, name) for name in names]
     else:
