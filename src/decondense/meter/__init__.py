@@ -14,6 +14,6 @@ __all__ = ["Comparison", "Condensation", "Interrupted", "compare", "load", "meas
 def __getattr__(name: str) -> Any:
     if name not in ("Interrupted", "measure"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import run  # when somebody asks: it brings torch along, which a saved result has no use for
+    from . import run  # on first use only: it imports torch, which reading a saved result does not need
 
     return getattr(run, name)

@@ -1,7 +1,7 @@
-"""``measure`` of batches: pixel values, features, padded token ids, whatever a model is called with.
+"""``measure`` with ``inputs``: batches of pixel values, features, padded token ids, whatever the model is called with.
 
-A sequence of a batch takes the place of a window: its tokens are those its mask keeps, and it gets a row of statistics
-of its own. A packed row, whose position ids restart, is cut into documents, each a sequence. Sequences may differ in
+Each sequence of a batch takes the place of a window: its tokens are those that the mask keeps, and it has its own row
+of statistics. A packed row, whose position ids restart, is cut into documents, each a sequence. Sequences may differ in
 length: docs/measuring.md says how each counts.
 """
 
@@ -69,7 +69,7 @@ class NamedStates:
                 visit(number, z)
 
     def _once(self, batch: Batch) -> Capture:
-        """A batch is read once: what its padding is, torch's own stacks may be told first inside of the model."""
+        """Run a batch once, for states and mask: torch's own stacks may get their padding only inside of the model."""
         if self._seen is None or self._seen[0] is not batch:
             self._seen = None
             with torch.inference_mode():
@@ -79,16 +79,16 @@ class NamedStates:
 
 @dataclass
 class Row:
-    """A sequence: where it lies in its batch, its tokens that count, and of every state read the statistics of
-    ``columns(tokens)``."""
+    """A sequence: its place in the batch, how many of its tokens count, and for every state that was read the
+    statistics of ``columns(tokens)``."""
 
     place: dict[str, int]
     tokens: int = 0
     statistics: dict[int, np.ndarray] = field(default_factory=dict)
 
     def table(self, states: int, names: int, spectral: int) -> np.ndarray:
-        """(states, names), NaN where there is nothing: distances that it does not have, a state that was not read.
-        Spectral statistics, so many, come last."""
+        """Return (states, names), NaN for distances that the sequence is too short for and for states not read. The
+        last ``spectral`` columns are the spectral statistics."""
         table = np.full((states, names), np.nan)
         for number, values in self.statistics.items():
             head = len(values) - spectral
@@ -98,7 +98,7 @@ class Row:
 
 @dataclass
 class Gathered:
-    """What a process has read: counts (states, fine bins), and a row for each (batch, sequence of it)."""
+    """What a process has read: counts (states, fine bins), and rows by (batch, sequence in it)."""
 
     counts: np.ndarray
     rows: dict[tuple[int, int], Row] = field(default_factory=dict)
@@ -109,8 +109,8 @@ def measure_batches(
     source: Source, network: nn.Module, inputs: Any, *, modules: str | Sequence[str] | None, mask: Mask | None,
     stack: str, init: bool, settings: dict[str, Any], progress: Callable[[int, int], None],
 ) -> Condensation:  # fmt: skip
-    """``settings["windows"]`` is the most sequences that are read; under a launcher every process goes over the same
-    batches and reads its share of them."""
+    """Measure batches; at most ``settings["windows"]`` sequences are read. Under a launcher every process iterates over
+    the same batches and measures its share of them."""
     rank, world = processes.join_group()
     main = main_input(unwrap_peft(network))
     batches = (checked(batch, network) for batch in batches_of(inputs, main))
@@ -118,14 +118,14 @@ def measure_batches(
     if first is None:
         raise ValueError("inputs must hold at least one batch, got none.")
     _size(first, main)
-    reader_of(network, modules)  # refuses what returns no hidden states, and has no layers of these names
+    reader_of(network, modules)  # refuses a model without hidden states or without layers of these names
     reader: Any = StateReader(network, stack=stack, probe=first) if modules is None else NamedStates(network, modules)
     mine = Gathered(np.zeros((reader.states, FINE_BINS), dtype=np.int64))
     digest, seen, more, packed = hashlib.sha256(), 0, False, False
-    waiting: list[Callable[[], None]] = []  # a GPU has its next batch before anybody waits for this one
+    waiting: list[Callable[[], None]] = []  # a GPU gets the next batch before the host waits for this one
     for number, batch in enumerate(chain([first], batches)):
         rows = _size(batch, main)
-        positions = batch.get("position_ids")  # packed rows are cut as the loss and the monitor cut them
+        positions = batch.get("position_ids")  # packed rows are cut as in the loss and the monitor
         cut = None if positions is None else unmasked_documents(positions, reader.mask(batch), rows)
         packed, size = packed or cut is not None, rows if cut is None else len(cut.index)
         more = seen + size > settings["windows"] or seen == settings["windows"]
@@ -166,7 +166,7 @@ def measure_batches(
 
 
 def identity(source: Source, network: nn.Module, reader: Any, *, init: bool, width: int) -> dict[str, Any]:
-    """What a record says of the model."""
+    """Return the ``model`` section of a record."""
     return {key: getattr(source, key) for key in ("name", "kind", "description", "revision")} | {
         "init": init,
         "architecture": type(reader.model).__name__,
@@ -179,7 +179,7 @@ def identity(source: Source, network: nn.Module, reader: Any, *, init: bool, wid
 
 
 def _size(batch: Batch, name: str) -> int:
-    """The number of its sequences."""
+    """Return the number of sequences in a batch; ``name`` is the model's main input."""
     tensors = [v for v in (batch.get(name), *batch.values()) if isinstance(v, Tensor) and v.ndim]
     if not tensors:
         raise ValueError(f"a batch must hold tensors (sequences, …), got {', '.join(batch) or 'nothing'}.")
@@ -192,9 +192,9 @@ def _size(batch: Batch, name: str) -> int:
 
 
 def _positions(network: nn.Module, *, given: bool) -> float:
-    """How many tokens a model has positions for. One without a table of them, as rotary models are and those with
-    relative positions, has no limit. Numbers that the model makes itself begin after its padding, as RoBERTa's do;
-    OPT's table has two rows to spare."""
+    """Return how many tokens the model has positions for; no limit without a table of absolute positions, as with
+    rotary or relative ones. Positions that the model numbers itself (not ``given``) may begin after the padding index,
+    as in RoBERTa. The configuration's limit counts too: OPT's table has two rows to spare."""
     limit: float = getattr(network.config, "max_position_embeddings", None) or math.inf
     rows = math.inf
     for name, part in network.named_modules():
@@ -206,13 +206,13 @@ def _positions(network: nn.Module, *, given: bool) -> float:
 
 
 def checked(batch: Batch, network: nn.Module) -> Batch:
-    """Refuse token ids and positions that the model has no vectors for: a GPU would only say that something is wrong,
-    and some time later. Beside pixels and the like there may be ids that stand for those."""
+    """Refuse token ids and positions that the model has no vectors for: a GPU would only report some failed assertion,
+    and later. Not checked beside pixels and the like, as ids may then stand for those."""
     ids = batch.get("input_ids")
     if isinstance(ids, Tensor) and ids.ndim == 1:
         raise ValueError(f"inputs must be (batch, tokens), got {tuple(ids.shape)}: give ids[None].")
     alone = not any(isinstance(v, Tensor) and v.is_floating_point() for k, v in batch.items() if k != "input_ids")
-    with contextlib.suppress(TypeError):  # it reads none
+    with contextlib.suppress(TypeError):  # a model that reads no token ids
         size = getattr(token_embedding(network), "num_embeddings", None)
         if size is None or not isinstance(ids, Tensor) or not ids.numel() or not alone:
             return batch
@@ -245,15 +245,15 @@ def _read(
     into: Gathered, reader: Any, batch: Batch, taken: tuple[int, int, int], mask: Mask | None, cut: Documents | None,
     *, spectral: bool,
 ) -> Callable[[], None]:  # fmt: skip
-    """Put a batch through the model → a function that adds what its states gave. ``taken``: its number, its rows, and
-    how many of its sequences are read."""
+    """Run a batch through the model → a function that adds its statistics to ``into``. ``taken``: (number of the batch,
+    its rows, how many of its sequences are read)."""
     number, rows, most = taken
     masks = [reader.mask(batch), None if mask is None else _chosen(mask, batch)]
     masks = [counting(one) for one in masks if one is not None]
     counts = masks[0] if masks else None
     if len(masks) == 2:
         counts = masks[0] & masks[1].to(masks[0].device)
-    places = _places(counts, cut, most)  # not for every state: on a GPU each answer is a wait
+    places = _places(counts, cut, most)  # once and not for every state: on a GPU each call waits
     later = Later(spectral=spectral)
 
     def visit(at: int, z: Tensor) -> None:
@@ -274,7 +274,7 @@ def _read(
             parts = [(which, tokens[index]) for which, index in places]
         for which, part in parts:
             if part.shape[1] < 2:
-                continue  # no pair
+                continue  # a single token makes no pair
             later.add((at, which, part.shape[1]), part, f"hidden state {min(at, reader.layers)} of batch {number}")
 
     def collect() -> None:
@@ -305,8 +305,8 @@ def _chosen(mask: Mask, batch: Batch) -> Tensor:
 
 
 def _places(counts: Tensor | None, cut: Documents | None, most: int) -> list[tuple[range, Tensor]] | None:
-    """The first so many of the sequences, as ``trimmed`` has them, each by the places of its tokens among those of all
-    rows; None where these are all tokens of all rows."""
+    """Return the first ``most`` sequences as ``trimmed`` does, each as the indices of its tokens in the flattened rows;
+    None where every token of every row counts."""
     if cut is not None:
         inside = cut.mask if counts is None else cut.mask & cut.gather(counts.to(cut.mask.device))
         return trimmed(cut.index[:most], inside[:most])

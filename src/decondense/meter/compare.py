@@ -27,7 +27,7 @@ Item = AnyPath | Condensation | tuple[Any, Any]
 
 @dataclass(frozen=True)
 class Comparison:
-    """``axis`` is what the results differ in: "size", "checkpoint", "text" or "order"; with ``paired``, results
+    """``axis`` is what the results vary in: "size", "checkpoint", "text", or else "order"; with ``paired``, results
     2k and 2k+1 belong together."""
 
     results: list[Condensation]
@@ -35,7 +35,7 @@ class Comparison:
     paired: bool = False
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row per result: what it is, and every trend statistic with its interval."""
+        """One row per result: its model and text, and every trend statistic with its interval."""
         rows = []
         for number, (r, label) in enumerate(zip(self.results, self.labels)):
             row: dict[str, Any] = {
@@ -60,7 +60,7 @@ class Comparison:
 
     @property
     def labels(self) -> list[str]:
-        """A name for each result; results of one name and text are told apart by what else differs."""
+        """One name per result; where two share name and text, what else differs follows in brackets."""
         labels = []
         for r in self.results:
             alike = [s for s in self.results if (s.label, s.text) == (r.label, r.text)]
@@ -73,8 +73,8 @@ class Comparison:
 
     @property
     def notes(self) -> list[str]:
-        """What makes the results hard to compare: other depths, windows of other lengths, other numbers of last
-        states, other texts, too few windows."""
+        """What makes the results hard to compare: different depths, window lengths, numbers of last states or texts,
+        and too few windows."""
         notes = []
         depths = sorted({r.layers for r in self.results})
         if len(depths) > 1:
@@ -129,8 +129,8 @@ class Comparison:
 
     @cached_property
     def difference(self) -> records.Shift | None:
-        """Of two results by how much their mean cosines differ, over windows: in pairs where both have the same
-        passages of one text, else apart."""
+        """The difference in mean cosine of exactly two results, with an interval over windows: paired where both have
+        the same passages of one text, else of independent samples."""
         if len(self.results) != 2:
             return None
         first, second = self.results
@@ -149,11 +149,11 @@ class Comparison:
 
     @property
     def _models(self) -> list[list[Condensation]]:
-        """The results of each model: a model on several texts is one."""
+        """The results grouped by model: a model measured on several texts is one group."""
         return list(grouped((r.record.model.model_dump_json(), r) for r in self.results).values())
 
     def to_pandas(self) -> Any:
-        """A row per result."""
+        """One row per result."""
         return self.record().to_pandas()
 
     def to_json(self) -> str:
@@ -172,8 +172,8 @@ class Comparison:
     def plot(
         self, path: AnyPath | None = None, *, ax: Any = None, title: str | None = None, view: str = "pooled"
     ) -> Any:
-        """The heatmaps side by side, as ``decondense.plot`` draws them; beside a file there are also trend.png and
-        curves.png, the mean cosines over depth over each other."""
+        """Draw the heatmaps side by side, as ``decondense.plot`` does; with a ``path`` also trend.png and, with all
+        curves of mean cosine over depth in one chart, curves.png beside that file."""
         from ..figures.measurements import curve_plot, heatmaps, trend_plot
 
         drawn = heatmaps(self.results, path, view=view, names=self.labels, ax=ax, title=title)
@@ -193,22 +193,22 @@ def compare(
     finished: Callable[[Condensation], None] | None = None,
     **options: Any,
 ) -> Comparison:
-    """Measure what is not measured yet, and put everything side by side.
+    """Measure the models that are not measured yet, and put all results side by side.
 
     Args:
-        items: models (any name ``measure`` takes), saved results (file or folder) or ``Condensation`` objects; one
-            of them stands for a list of it.
+        items: models (any name ``measure`` takes), saved results (file or folder) or ``Condensation`` objects; a
+            list, or a single item.
         texts: measure every model on each of these.
         revisions: measure the one model at each of these revisions: a row of checkpoints.
         paired: items come in pairs, (a, b), (c, d) …
         started, finished: called before and after each measurement.
-        options: handed on to ``measure``.
+        options: passed on to ``measure``.
     """
     from .run import measure
 
     jobs = plan(items, texts, revisions, paired, options)
     results = []
-    # what can be read once, for all models
+    # stdin and iterators can be read only once, so all models share the result
     opened: Callable[..., Any] = cache(partial(open_text, column=options.get("column")))
     for number, job in enumerate(jobs):
         if isinstance(job, Condensation):
@@ -228,7 +228,7 @@ def compare(
 
 
 def plan(items: Item | Sequence[Item], texts: Any, revisions: Any, paired: bool, options: dict[str, Any]) -> list[Any]:
-    """The results that are there, and (model, options) of those to be measured: the last is missed before the first."""
+    """Return the given results, and (model, options) for each one to measure; all are checked before the first runs."""
     from .run import check, measure
 
     check_flags(paired=paired)
@@ -259,12 +259,12 @@ def plan(items: Item | Sequence[Item], texts: Any, revisions: Any, paired: bool,
 
 
 def _as_list(given: Any) -> Any:
-    """A name stands for itself, not for its letters."""
+    """Wrap a single name or result in a list, so that a name is not iterated by its letters."""
     return [given] if isinstance(given, (str, os.PathLike, Condensation)) else given
 
 
 def _saved(item: Any) -> Condensation | None:
-    """A saved measurement: a file or a folder, told from a model's or a run's by what is in it."""
+    """Read a saved measurement from a file or folder; None for a model, a training run or anything else to measure."""
     if not isinstance(item, (str, os.PathLike)):
         return None
     path = Path(item)
@@ -279,18 +279,18 @@ def _saved(item: Any) -> Condensation | None:
 
 
 def _passages(result: Condensation) -> tuple[str, list[dict[str, int]]]:
-    """Where its windows begin: another tokenizer ends them elsewhere."""
+    """Return the text and where the windows begin in it. Their ends are left out: they depend on the tokenizer."""
     windows = [{key: at for key, at in window.items() if key != "end"} for window in result.record.windows]
     return result.record.text.sha256, windows
 
 
 def _last(result: Condensation) -> np.ndarray:
-    """(windows,) the mean over the last states."""
+    """Return the mean cosine over the last states of every window, (windows,)."""
     return result.per_window[:, -result.record.settings["last"] :].mean(-1)
 
 
 def _apart(a: records.Interval, b: records.Interval) -> records.Interval:
-    """b − a with the interval that those of two independent samples give: b + (−a), whose ends change places."""
+    """Return b − a of two independent samples, its interval from theirs: b + (−a), where the ends of −a swap."""
     first, second = ([records.known(x) for x in (one.value, one.low, one.high)] for one in (a, b))
     values, ends = (-first[0], second[0]), ((-first[2], -first[1]), (second[1], second[2]))
     low, high = mean_interval(values, ends, weights=(1, 1))
@@ -306,7 +306,7 @@ def _range(name: str, values: Sequence[float], digits: int) -> str:
 
 
 def _change(places: Sequence[float], values: Sequence[float], what: str) -> str:
-    """How those that are defined change along their places; nothing where there are none."""
+    """Say how the defined values change along their places; "" where no value is defined."""
     known = [(place, value) for place, value in zip(places, values) if math.isfinite(value)]
     if not known:
         return ""
@@ -324,7 +324,7 @@ def _axis(results: list[Condensation], paired: bool) -> str:
 
 
 def _facts(result: Condensation) -> dict[str, str]:
-    """What two results of one name may differ in, in words."""
+    """Return in words the facts in which two results of the same name may differ."""
     model, settings = result.record.model, result.record.settings
     facts = {"name": model.name, "revision": str(model.revision), "dtype": model.dtype, "stack": model.stack}
     facts |= {"windows": f"{result.record.windows_done} windows"}

@@ -1,9 +1,9 @@
-"""The statistics of the hidden states of a batch; on a GPU without a wait for each of them.
+"""The statistics of the hidden states of a batch, on a GPU with one wait per batch instead of one per state.
 
-To read a number from a GPU the host waits until everything launched before is done, and meanwhile launches nothing: at
-32 states a batch that costs more than the model. So several states lie side by side, every operation is launched once
-for all of them, and what comes out goes to the host unasked. One wait per batch is left, which comes when the
-next batch is already launched.
+To read a number from a GPU the host waits until everything launched before is done, and meanwhile launches nothing:
+with 32 states per batch that costs more than the model. So several states lie side by side, every operation is launched
+once for all of them, and the results are copied to the host without waiting. The one wait per batch comes after the
+next batch is launched.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from ..losses.options import fused
 from .spectrum import of_moments, second_moments
 from .statistics import WindowStatistics, check_peak, on_device, peaks, state_statistics
 
-# States side by side take at most this much, and this share of a GPU's free memory: what is computed of them takes
-# about four times as much, with spectra eight times (benchmarks/results/measure_gpu.csv).
+# States side by side take at most so many bytes, and this share of a GPU's free memory: their statistics take about
+# four times as much, with spectra eight times (benchmarks/results/measure_gpu.csv).
 SIDE_BY_SIDE, SHARE = 256 * 2**20, 1 / 40
-ROWS = 2**16 - 1  # of a GPU's grid, in which the kernel of the cosines has one for each window
+ROWS = 2**16 - 1  # limit of a GPU's grid, in which the kernel of the cosines has one row per window
 
 
 def can_wait(z: Tensor) -> bool:
-    """Whether nothing in the statistics of this state asks the host."""
+    """Whether the statistics of this state can be computed without the host waiting for a value."""
     return fused(z, "auto")
 
 
 class Sent(NamedTuple):
-    """On its way to the host, of several states: rows of all their windows and counts of each; the ``peaks`` of all;
-    their spectra, if wanted (states, windows, 8); and the mark behind which all has come."""
+    """Results of several states on their way to the host: scalars of all their windows and counts of each state; the
+    ``peaks`` of the states; their spectra (states, windows, 8), if wanted; the event after which all have arrived."""
 
     states: list[tuple[Any, str, torch.dtype]]
     statistics: WindowStatistics
@@ -42,7 +42,7 @@ class Sent(NamedTuple):
 
 
 class Later:
-    """The states of one batch: ``add`` and ``launch`` do not wait for a GPU, ``results`` does."""
+    """The states of one batch. ``add`` and ``launch`` do not wait for a GPU; ``results`` does."""
 
     def __init__(self, *, spectral: bool) -> None:
         self.spectral = spectral
@@ -52,9 +52,9 @@ class Later:
         self.known: list[tuple[list[Any], WindowStatistics]] = []
 
     def add(self, key: Any, z: Tensor, where: str, *, matrix: Tensor | None = None) -> None:
-        """z (windows, tokens, width), which ``results`` gives back by its key and an error by ``where``. On a GPU it is
-        copied, since a model may go on to write in it; elsewhere, and with a ``matrix`` as in ``window_statistics``,
-        its statistics are computed here."""
+        """Add a state z (windows, tokens, width). ``results`` names it by ``key``, errors by ``where``. On a GPU it is
+        copied, since the model may overwrite it later; elsewhere, and with a ``matrix`` as in ``window_statistics``,
+        its statistics are computed at once."""
         if matrix is not None or not can_wait(z):
             scalars, counts = state_statistics(z, where, spectral=self.spectral, matrix=matrix)
             self.known.append(([key], WindowStatistics(scalars[None], counts[None])))
@@ -70,7 +70,7 @@ class Later:
 
     @torch.inference_mode()
     def launch(self) -> None:
-        """Everything that was added."""
+        """Launch the statistics of all states that were added since the last launch."""
         if self.beside is None:
             return
         z, states = self.beside[: len(self.states)], self.states
@@ -79,14 +79,15 @@ class Later:
         statistics = WindowStatistics(*map(sent, on_device(z.flatten(0, 1), states=len(z))))
         spectra = None
         if self.spectral:
-            bad = ~highest.isfinite()  # torch would refuse it here; `results` names the state
+            bad = ~highest.isfinite()  # torch would refuse NaN here; `results` names the state
             z.masked_fill_(bad[:, None, None, None], 0)
             spectra = sent(of_moments(second_moments(z)))
         highest = sent(highest)
         self.sent.append(Sent(states, statistics, highest, spectra, mark(z.device)))
 
     def results(self) -> Iterator[tuple[list[Any], WindowStatistics]]:
-        """(keys, statistics) of several states each: scalars (states, windows, columns), counts (states, bins)."""
+        """Yield (keys, statistics) of several states at a time: scalars (states, windows, columns), counts (states,
+        bins)."""
         yield from self.known
         for part in self.sent:
             if part.come is not None:
@@ -100,7 +101,7 @@ class Later:
 
 
 def _room(z: Tensor) -> int:
-    """How many states like z lie side by side."""
+    """Return how many states like z are put side by side."""
     free = torch.cuda.mem_get_info(z.device)[0] * SHARE if z.is_cuda else SIDE_BY_SIDE
     return max(1, min(int(min(SIDE_BY_SIDE, free)) // max(1, 4 * z.numel()), ROWS // len(z)))
 

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def join_group() -> tuple[int, int]:
-    """Join the processes of a launcher, if there is one: (rank, number of processes), (0, 1) without."""
+    """Join the launcher's process group; return (rank, number of processes), (0, 1) without a launcher."""
     launched = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if not dist.is_available() or not (dist.is_initialized() or launched):
         return 0, 1
@@ -22,7 +22,7 @@ def join_group() -> tuple[int, int]:
 
 
 def local_device() -> str | None:
-    """The accelerator that belongs to this process, or ``None`` to let the caller choose."""
+    """Return this process's own GPU, or ``None`` to let the caller choose a device."""
     rank = os.environ.get("LOCAL_RANK")
     return f"cuda:{rank}" if rank is not None and torch.cuda.is_available() else None
 

@@ -1,4 +1,4 @@
-"""The result of a measurement: a view on its record, and how it is made out of a tally. No torch here."""
+"""The result of a measurement: a view of its record, and how a tally becomes a record. No torch here."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ FEW = 10  # windows: an interval from fewer is too narrow (benchmarks/results/co
 
 
 class Condensation(Geometry):
-    """How condensed a model is. Arrays have one entry per hidden state, 0 (embedding layer) … L; the last one is
-    after the final norm, last_hidden_state. ``before_norm`` has the same numbers for it before the norm.
-    ``record`` is all of it, as ``result.json`` holds it."""
+    """How condensed a model is. Arrays have one entry per hidden state, 0 (embedding layer) … L; the last entry is
+    last_hidden_state, after the final norm, and ``before_norm`` has the same numbers for that state before the norm.
+    ``record`` holds everything, as in ``result.json``."""
 
     def __init__(self, record: Measurement | Mapping[str, Any]) -> None:
         whole = record if isinstance(record, Record) else parse(record, "the record of a measurement")
@@ -93,8 +93,8 @@ def build(
     origins: list[dict[str, int]], final_norm: bool | None, versions: dict[str, str],
     names: list[str] | None = None, notes: Sequence[str] = (),
 ) -> Condensation:  # fmt: skip
-    """Make the record out of a tally. ``names`` are those of the states where they are modules, the first of which is
-    no embedding layer then; a short window has no cosines at long distances."""
+    """Make the record out of a tally. ``names``: of the modules whose outputs the states are, if they were named; then
+    state 0 is no embedding layer. A statistic that a short window lacks is averaged over the other windows."""
     layers = int(model["layers"])
     known = min(len(tally.counts), layers + 2 if final_norm is not None else layers + 1)
     done = tally.windows
@@ -128,7 +128,7 @@ def build(
 
 
 def _mean(table: np.ndarray) -> np.ndarray:
-    """table (windows, states): the means over the windows that have the number."""
+    """table (windows, states) → (states,), the mean over the windows that have a number."""
     known = ~np.isnan(table)
     return np.where(known, table, 0).sum(0) / np.where(known.any(0), known.sum(0), np.nan)
 

@@ -1,4 +1,4 @@
-"""``measure``: windows of text through a model, statistics of every hidden state out."""
+"""``measure``: run windows of text through a model and collect statistics of every hidden state."""
 
 from __future__ import annotations
 
@@ -81,31 +81,31 @@ def measure(
         text: a named text, a file, ``"-"`` for stdin, strings, or a table; see ``decondense.text``.
         inputs: instead of a text, batches of what the model reads: a tensor (token ids, pixel values, features), a
             mapping of its arguments, or an iterable of either, such as a DataLoader. The first ``windows`` sequences
-            count, in the tokens that their mask keeps, and take the place of windows; see docs/measuring.md.
+            take the place of windows, each with the tokens that its mask keeps; see docs/measuring.md.
         modules: with ``inputs``: patterns of submodules whose outputs (batch, tokens, width) are measured instead of
             the model's hidden states, for any ``nn.Module``; as in ``regularize``.
-        mask: with ``inputs``: which tokens count beside the attention mask, a function of a batch that returns
-            (batch, tokens): ``lambda batch: batch["input_ids"] == image_token``.
-        windows, tokens, seed: how many windows (of inputs: at most), their exact length (not of inputs), and the seed
-            of their places. The seed also drives the bootstrap and, with ``init``, the fresh weights.
+        mask: with ``inputs``: a function of a batch that returns (batch, tokens), true where a token counts; tokens
+            that the attention mask leaves out stay out: ``lambda batch: batch["input_ids"] == image_token``.
+        windows, tokens, seed: the number of windows (with ``inputs``: at most so many sequences), their exact length
+            (not with ``inputs``), and the seed of their places, of the bootstrap and, with ``init``, of the weights.
         spectral: also effective rank, share of the top singular value, distance to rank one, HFC/LFC ratio,
             participation ratio and IsoScore.
         released: also the histogram of the matrices averaged over windows, as the published figures were made;
             holds one N×N sum per hidden state.
         stack: "decoder" or "encoder" of an encoder–decoder.
         init: measure the same architecture, freshly initialised.
-        dtype, device, revision, trust_remote_code: see ``decondense.models.load``. A model in memory is measured as and
-            where it is.
+        dtype, device, revision, trust_remote_code: see ``decondense.models.load``. A model in memory keeps its dtype
+            and device.
         data: folder of named texts; default ``$DECONDENSE_DATA``.
-        column: where the documents of a table or of JSON lines are; default "text" and the like.
-        batch: windows per forward pass; default 4, on a GPU 16 (fewer of more than 512 tokens, or where a process has
-            fewer). It changes nothing but rounding. ``inputs`` come in batches of their own.
+        column: the column of a table, or field of JSON lines, that holds the documents; default "text" and the like.
+        batch: windows per forward pass; default 4, on a GPU 16 (fewer if they are longer than 512 tokens, or if each
+            process has fewer). Changes nothing but rounding. ``inputs`` keep their own batches.
         last: how many last states the ``last`` statistic averages.
         bootstrap: resamplings of the windows for the 95 % intervals.
         label: what tables and figures call a model in memory; default its class.
         progress: called with (windows done, windows in all).
-        stage: called with a few words on what is done now: loading, or which state of which windows.
-        partial: a folder in which progress is kept; ``resume`` continues from what is there.
+        stage: called with a few words on the current step: loading, or which state of which windows.
+        partial: a folder in which progress is saved; ``resume`` continues from there.
 
     Started by torchrun or ``accelerate launch``, the windows are split over the processes and every process
     returns the whole result.
@@ -134,7 +134,7 @@ def measure(
     rank, world = processes.join_group()
     stage = stage or nobody
     if not isinstance(model, (str, os.PathLike)):
-        _open_model(model, label, revision, loading)  # what cannot be measured is told before a text is looked for
+        _open_model(model, label, revision, loading)  # a model that cannot be measured is refused before a text is read
     stage("reading the text")
     opened = open_text(text, data=data, column=column)
     stage("loading the model")
@@ -151,7 +151,7 @@ def measure(
     if batch is None:
         where = next(network.parameters()).device.type
         batch = windows_at_once(where, windows=windows, tokens=tokens, world=world)
-        batch = min(processes.gather(batch, world))  # one without a GPU would cut other groups of windows
+        batch = min(processes.gather(batch, world))  # all processes must cut the same groups, with or without a GPU
     settings = {
         "windows": windows, "tokens": tokens, "seed": seed, "batch": batch, "spectral": spectral, "released": released,
         "last": last, "bootstrap": bootstrap,
@@ -159,8 +159,8 @@ def measure(
     with evaluating(network):
         reader = StateReader(network, stack=stack)
         about_model = identity(source, network, reader, init=init, width=reader.width)
-        same = {name: value for name, value in about_model.items() if name != "name"}  # it may lie elsewhere by now
-        asked = {name: value for name, value in settings.items() if name != "batch"}  # and go on on another device
+        same = {name: value for name, value in about_model.items() if name != "name"}  # the model may have moved
+        asked = {name: value for name, value in settings.items() if name != "batch"}  # another device may be used
         key = hashlib.sha256(json.dumps([same, opened.sha256, asked]).encode()).hexdigest()
         finish = functools.partial(
             build, model=about_model, text=about_text, settings=settings, origins=drawn.origins, notes=notes,
@@ -169,7 +169,7 @@ def measure(
         parts = _resume(partial, key) if resume else {}
         seen = {window for part in parts.values() for window in part.rows}
         tally = parts.get(rank, _empty(reader, settings))
-        # of processes that are no more; what is read from a file is never written into another
+        # Tallies of ranks that this run no longer has: merged at the end only, never saved into another rank's file.
         left = [part for number, part in parts.items() if number >= world and rank == 0]
         groups = [[w for w in range(i, min(i + batch, windows)) if w not in seen] for i in range(0, windows, batch)]
         mine = [group for group in groups[rank::world] if group]
@@ -179,7 +179,7 @@ def measure(
         try:
             progress(done, total)
             for group, of_batch in _tallies(reader, torch.from_numpy(drawn.ids), mine, settings, stage):
-                tally.merge(of_batch)  # it counts only when all of its states have been seen
+                tally.merge(of_batch)  # a batch counts only once all of its states have been seen
                 done += len(group)
                 progress(done, total)
                 if store is not None and time.monotonic() - saved >= interval:
@@ -188,7 +188,7 @@ def measure(
         except KeyboardInterrupt:
             if store is not None and tally.rows:
                 tally.save(store, key)
-            others = [part for number, part in parts.items() if number != rank]  # as they were: they may run on
+            others = [part for number, part in parts.items() if number != rank]  # as they were saved
             known = functools.reduce(Tally.merge, others, tally)
             raise Interrupted(finish(known) if known.rows else None) from None
         stage("computing the intervals")
@@ -198,13 +198,13 @@ def measure(
 
 
 def windows_at_once(device: str, *, windows: int, tokens: int, world: int) -> int:
-    """How many windows go through the model together where nobody says: with 4 a GPU waits for the host. More tokens
-    than those of 16 windows of 512 might not fit, and every process is to have its share of the windows."""
+    """Return the default number of windows per forward pass. With 4 a GPU waits for the host; more tokens than 16 · 512
+    might not fit in its memory; and every process should get its share of the windows."""
     return 4 if device != "cuda" else max(1, min(16, 16 * 512 // tokens, -(-windows // world)))
 
 
 def check(model: Any, *, inputs: Any = None, **options: Any) -> None:
-    """Refuse options of ``measure``, and a name that is no model's, before a text is read or a folder made."""
+    """Refuse bad options of ``measure``, and the name of a model that is not there, before any other work."""
     for name, least in {"windows": 1, "tokens": 2, "batch": 1, "last": 1, "bootstrap": 1, "seed": 0}.items():
         value = options.get(name, least)
         if name == "batch" and value is None:
@@ -229,7 +229,7 @@ def check(model: Any, *, inputs: Any = None, **options: Any) -> None:
 def _open_model(
     model: Any, label: str | None, revision: str | None, loading: dict[str, Any], *, reads_text: bool = True
 ) -> tuple[models.Source, Any, Any]:
-    """(where it comes from, model, tokenizer)"""
+    """Return (source, model, tokenizer)."""
     if isinstance(model, (str, os.PathLike)):
         source = models.resolve(model, revision=revision)
         if loading["device"] is None:
@@ -238,7 +238,7 @@ def _open_model(
     if not reads_text and isinstance(model, torch.nn.Module):
         model = (model, None)
     if isinstance(model, torch.nn.Module):
-        token_embedding(unwrapped(model))  # a model that reads no token ids cannot be helped by a tokenizer
+        token_embedding(unwrapped(model))  # without token ids, asking for a tokenizer would be no help
     pair = model if isinstance(model, (tuple, list)) else ()
     if len(pair) != 2 or not isinstance(pair[0], torch.nn.Module):
         what = ", ".join(type(one).__name__ for one in pair)
@@ -248,7 +248,7 @@ def _open_model(
             "or measure(model, inputs=…) with batches of what it reads."
         )
     for name, value in {"revision": revision, **loading}.items():
-        if value and name != "seed":  # nobody would heed it, and the record would still say `init`
+        if value and name != "seed":  # it would have no effect, and the record would still say `init`
             raise ValueError(
                 f"{name} is for a model that measure loads by its name, got {value!r} with one in memory: leave it "
                 "out, and give the model as it is to be."
@@ -260,7 +260,7 @@ def _open_model(
 def _tallies(
     reader: StateReader, ids: torch.Tensor, groups: Iterable[list[int]], settings: dict[str, Any], stage: Stage
 ) -> Iterator[tuple[list[int], Tally]]:
-    """(windows, what was found in them) of every batch. A GPU has its next batch before anybody waits for this one."""
+    """Yield (windows, their tally) of every batch. A GPU gets the next batch before the host waits for this one."""
     waiting: list[tuple[list[int], Callable[[], Tally]]] = []
     for group in groups:
         waits, finish = _batch(reader, ids[group], group, settings, stage)
@@ -275,7 +275,7 @@ def _tallies(
 def _batch(
     reader: StateReader, ids: torch.Tensor, windows: list[int], settings: dict[str, Any], stage: Stage
 ) -> tuple[bool, Callable[[], Tally]]:
-    """Put a batch through the model → (whether a GPU still works at it, a function that gives its tally)."""
+    """Run a batch through the model → (whether a GPU is still working on it, a function that returns its tally)."""
     tally = _empty(reader, settings)
     rows = np.full((reader.states, len(windows), len(tally.columns)), np.nan)
     last, before = reader.layers, reader.layers + 1
@@ -284,7 +284,7 @@ def _batch(
     def visit(number: int, z: torch.Tensor) -> None:
         stage(f"state {min(number, last)} of {last} of the next {several(len(windows), 'window')}")
         if number == last and reader.final_norm is False:
-            return  # the same tensor as the one before the norm
+            return  # without a final norm states L and L + 1 are the same tensor
         where = f"hidden state {min(number, last)} of windows {windows[0]}–{windows[-1]}"
         later.add(number, z, where, matrix=None if tally.matrices is None else torch.from_numpy(tally.matrices[number]))
 
@@ -320,7 +320,7 @@ def _check_length(network: Any, tokens: int) -> None:
 
 
 def _resume(folder: AnyPath | None, key: str) -> dict[int, Tally]:
-    """Number of a process → what it had found."""
+    """Read the partial tallies in a folder, by the rank of the process that saved them."""
     if folder is None:
         raise ValueError("resume must know where the partial measurement lies: give its output folder.")
     parts: dict[int, Tally] = {}

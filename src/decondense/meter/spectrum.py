@@ -1,5 +1,5 @@
-"""Spectral views of one hidden state Z (tokens × width), σ its singular values, λ the eigenvalues of the
-covariance of its tokens (over the width, mean removed).
+"""Spectral views of one hidden state Z (tokens × width): σ are its singular values, λ the eigenvalues of the
+covariance of its tokens (width × width, mean removed).
 
 ======================  ========================================================================================
 effective_rank          exp(−Σ p log p), p = σ/Σσ (Roy & Vetterli 2007)
@@ -14,9 +14,9 @@ isoscore                Rudman et al. 2022: with n the width and λ̂ = √n λ/
                         φ = (n − δ²(n − √n))²/n², IsoScore = (nφ − 1)/(n − 1); 1 where n = 1
 ======================  ========================================================================================
 
-Only effective_rank and σ₁ need eigenvalues; they come from the smaller Gram matrix in float64, which costs a
-quarter of a singular value decomposition; singular values under about 3e-7 σ₁ (512 tokens) are taken as zero, which is
-also where those of a float32 state end. ``isoscore`` is (P − 1)/(n − 1) with P the participation ratio, as
+The σ come from the eigenvalues of the smaller Gram matrix in float64, which cost a quarter of a singular value
+decomposition; singular values under about 3e-7 σ₁ (512 tokens) count as zero, which is also the accuracy of a float32
+state. ``isoscore`` is (P − 1)/(n − 1) with P the participation ratio, as
 ‖λ̂ − 1‖² = 2(n − √n Σλ/‖λ‖) makes nφ = P; both depend on λ through Σλ and Σλ² alone.
 """
 
@@ -35,8 +35,8 @@ SPECTRAL = ("effective_rank", "top_singular_share", "distance_to_rank_one", "hig
 
 
 class SecondMoments(NamedTuple):
-    """All that the statistics need of clouds (…, tokens, width), in float64: the smaller Gram matrix (…, k, k);
-    ‖1mᵀ‖², ‖Z − 1mᵀ‖² and the Frobenius norm of the latter's Gram matrix, each (…); the width."""
+    """What the statistics need of clouds (…, tokens, width), in float64: the smaller Gram matrix (…, k, k); ‖1mᵀ‖²,
+    ‖Z − 1mᵀ‖² and the Frobenius norm of the Gram matrix of Z − 1mᵀ, each (…); the width."""
 
     gram: torch.Tensor
     low: torch.Tensor
@@ -45,7 +45,7 @@ class SecondMoments(NamedTuple):
     width: int
 
     def on_host(self) -> SecondMoments:
-        """On the CPU. Those of a GPU will be there when its stream has come so far: nobody waits for it here."""
+        """Return a copy on the CPU. From a GPU it is complete once its stream has got that far: this does not wait."""
         gram, low, high, frobenius = map(sent, (self.gram, self.low, self.high, self.frobenius))
         return SecondMoments(gram, low, high, frobenius, self.width)
 
@@ -72,7 +72,7 @@ def second_moments(z: torch.Tensor) -> SecondMoments:
 
 
 def of_moments(moments: SecondMoments) -> torch.Tensor:
-    """→ (…, 8) values in the order of ``SPECTRAL``. The eigenvalues cost more than all the rest of the meter."""
+    """Return (…, 8) values in the order of ``SPECTRAL``. The eigenvalues cost more than all the rest of the meter."""
     gram, low, high, frobenius, width = moments
     power = _trace(gram)
     squared = _eigenvalues(gram)
@@ -92,8 +92,8 @@ def of_moments(moments: SecondMoments) -> torch.Tensor:
 
 
 def _eigenvalues(gram: torch.Tensor) -> torch.Tensor:
-    """Ascending. Torch up to 2.11 gives a GPU one matrix after the other, our kernel all of them; what is too large for
-    the kernel is left to torch even so."""
+    """Return the eigenvalues, ascending. On a GPU torch up to 2.11 takes one matrix after the other, our kernel all at
+    once; matrices too large for the kernel are left to torch."""
     if gram.is_cuda and available(gram.device):
         from ..kernels.eigenvalues import LIMIT, eigenvalues
 
@@ -107,7 +107,7 @@ def _trace(gram: torch.Tensor) -> torch.Tensor:
 
 
 def _slope(squared: torch.Tensor) -> torch.Tensor:
-    """``squared`` (…, ranks) descending; NaN where fewer than two of the ranks have anything."""
+    """``squared`` (…, ranks), descending, → α (…); NaN where fewer than two ranks from 3 to 100 are above zero."""
     tail = squared[..., 2:100]
     some = tail > 0
     count = some.sum(-1, keepdim=True)

@@ -5,8 +5,8 @@ L is, as transformers returns it, what comes *after the final norm*. One more st
 of block L *before* that norm. In a model without a final norm (BERT) the two are the same tensor.
 
 Forward hooks on the blocks read the states; asking the model for ``output_hidden_states`` would keep all of them
-alive at once. The hooks are checked against ``output_hidden_states`` on a few tokens before they are trusted; a
-model they do not fit is read through its outputs instead, and there the state before the norm is not known.
+alive at once. The hooks are first checked against ``output_hidden_states`` on a few tokens; a model that they do
+not fit is read through its outputs instead, and then the state before the norm is not known.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ STACKS = ("decoder", "encoder")
 
 
 class StateReader:
-    """``states`` is L + 2; ``read(batch, visit)`` calls ``visit(number, tensor)`` once for each, in any order.
+    """``read(batch, visit)`` calls ``visit(number, tensor)`` once per hidden state, in any order. ``states`` is L + 2;
+    without hooks number L + 1 is never visited.
 
-    A batch is token ids (batch, tokens) or a mapping of the model's arguments; ``probe`` is one, a few ids by default.
+    A batch is token ids (batch, tokens) or a mapping of the model's arguments. The hooks are checked on ``probe``, a
+    batch of a few token ids by default.
     """
 
     def __init__(self, model: Any, *, stack: str = "decoder", probe: Batch | None = None) -> None:
@@ -55,7 +57,7 @@ class StateReader:
         self.layers = len(returned) - 1
         self.states = self.layers + 2
         self.width = int(returned[0].shape[-1])
-        read: dict[int, torch.Tensor] = {}  # what the hooks read; nothing where they do not fit the blocks
+        read: dict[int, torch.Tensor] = {}  # states from the hooks; incomplete where these do not fit the blocks
         if len(self.blocks) == self.layers:
             with contextlib.suppress(TypeError, AttributeError, IndexError, KeyError):
                 self._read_hooked(probe, lambda number, z: read.__setitem__(number, z.clone()))
@@ -75,7 +77,7 @@ class StateReader:
                     visit(number, z)
 
     def mask(self, batch: Batch) -> torch.Tensor | None:
-        """(batch, tokens): which tokens of a batch are no padding; None where all are."""
+        """Return (batch, tokens), true where a token is not padding; None where the batch says nothing of padding."""
         return token_mask(self._inputs(batch), "decoder_" if self.stack == "decoder" else "")
 
     def _inputs(self, batch: Batch) -> Batch:
@@ -112,7 +114,7 @@ class StateReader:
             hooks.enter_context(self.blocks[0].register_forward_pre_hook(entering, with_kwargs=True))
             for number, block in zip((*range(1, layers), layers + 1), self.blocks):
                 hooks.enter_context(block.register_forward_hook(functools.partial(leaving, number)))
-            if self.stack == "decoder":  # what the whole model returns may be logits
+            if self.stack == "decoder":  # the whole model may return logits instead of states
                 hooks.enter_context(self.model.get_decoder().register_forward_hook(ending))
                 self.model(**self._inputs(batch), return_dict=True)
             else:
@@ -120,7 +122,7 @@ class StateReader:
 
 
 def token_embedding(model: Any) -> Any:
-    """The table of token vectors, which only a transformers model that reads token ids has."""
+    """Return the model's token embedding; TypeError unless it is a transformers model that reads token ids."""
     if not hasattr(model, "config") or not hasattr(model, "get_input_embeddings"):
         reason = "is no transformers model"
     else:

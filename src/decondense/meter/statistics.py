@@ -30,7 +30,7 @@ from ..geometry import inverse
 from ..losses.options import fused
 from .spectrum import SPECTRAL, spectral_statistics
 
-# Pooled counts are kept eight times finer than the 128 bins that are shown, so that quantiles read from them
+# Pooled counts are kept in bins eight times finer than the 128 that are shown, so that quantiles read from them
 # are off by at most 1/512; int16 bin numbers make torch.bincount five times faster than torch.histc.
 FINE_BINS = 1024
 
@@ -40,8 +40,8 @@ SCALARS = ("mean_cosine", "mean_cosine_all", "mean_square_cosine", "mean_directi
 
 
 class WindowStatistics(NamedTuple):
-    """``scalars`` (windows, columns), in the order of ``columns``, float64 on the CPU; ``counts`` of the pairs of all
-    windows per fine bin, int64."""
+    """``scalars`` (windows, columns), float64, in the order of ``columns``; ``counts`` (fine bins), int64, of the pairs
+    of all windows together."""
 
     scalars: torch.Tensor
     counts: torch.Tensor
@@ -60,8 +60,8 @@ def columns(tokens: int, *, spectral: bool = False) -> tuple[str, ...]:
 def state_statistics(
     z: torch.Tensor, where: str, *, spectral: bool, matrix: torch.Tensor | None = None
 ) -> WindowStatistics:
-    """``window_statistics`` of a state that must be ``measurable``, ``where`` in words; ``spectral``: with those
-    statistics."""
+    """Return ``window_statistics`` of a state, which must be ``measurable``; ``spectral`` adds the spectral statistics.
+    Errors call the state by ``where``."""
     check_peak(where, float(peaks(z[None])), z.dtype)
     # All windows go through each operation together: dozens of small ones per window, or one thread per window,
     # cost a CPU half as much again.
@@ -72,14 +72,14 @@ def state_statistics(
 
 
 def peaks(z: torch.Tensor) -> torch.Tensor:
-    """The largest absolute entry of each of z (states, …), in one pass; NaN where there is one."""
+    """Return the largest absolute entry of each state in z (states, …), in one pass; NaN for a state with a NaN."""
     low, high = z.flatten(1).aminmax(dim=1)
     return torch.maximum(-low, high)
 
 
 def measurable(peak: float, dtype: torch.dtype) -> bool:
-    """No NaN, no infinity, and nothing whose squares, or sums of them, overflow or vanish: cosines would come out as 0
-    or −1/(N−1), plausible numbers, and wrong."""
+    """Whether a state with this largest entry can be measured: no NaN, no infinity, and no squares, or sums of squares,
+    that overflow or vanish, which would give 0 or −1/(N−1) as cosines: plausible and wrong."""
     return peak == 0 or 1 / _limit(dtype) <= peak <= _limit(dtype)
 
 
@@ -121,8 +121,8 @@ def window_statistics(z: torch.Tensor, *, matrix: torch.Tensor | None = None) ->
 
 
 def on_device(z: torch.Tensor, matrix: torch.Tensor | None = None, *, states: int = 1) -> WindowStatistics:
-    """The same where z lies, of the windows of one or several states one after the other, with counts (states, bins) of
-    each."""
+    """``window_statistics`` left on the device of z, which holds the windows of one state or of several ``states``, one
+    after the other; ``counts`` (states, bins)."""
     if z.dtype not in (torch.float32, torch.float64):
         z = z.float()
     n = z.shape[1]
@@ -141,7 +141,7 @@ def on_device(z: torch.Tensor, matrix: torch.Tensor | None = None, *, states: in
     k = min(3, z.shape[2])
     by_variance = torch.topk(variance, k)
     by_cosine = torch.topk(by_dimension, k)
-    # A state of identical tokens has no variance, and so no outlier dimension: 0/0 is to be 0 here.
+    # A state of identical tokens has no variance and so no outlier dimension: 0/0 counts as 0 here.
     variance_share = by_variance.values.double().sum(1) / variance.double().sum(1).clamp_min(1e-300)
     cosine_share = by_cosine.values.sum(1) / length2.clamp_min(1e-300)
     without_variance3, without_cosine3 = _mean_cosines_without(z, squared, by_variance.indices, by_cosine.indices)
@@ -164,8 +164,8 @@ def on_device(z: torch.Tensor, matrix: torch.Tensor | None = None, *, states: in
 
 
 def trimmed(z: torch.Tensor, mask: torch.Tensor | None) -> list[tuple[range, torch.Tensor]]:
-    """Sequences z (sequences, tokens, width) without what a mask of booleans leaves out, as (which of them, states):
-    all together where every token counts, else one by one."""
+    """Drop the tokens of z (sequences, tokens, width) that a boolean mask leaves out → pairs (indices of sequences,
+    their states): one pair for all sequences where every token counts, else one for each."""
     if mask is None or bool(mask.all()):
         return [(range(len(z)), z)]
     return [(range(i, i + 1), z[i : i + 1, counts.to(z.device)]) for i, counts in enumerate(mask)]
@@ -173,7 +173,7 @@ def trimmed(z: torch.Tensor, mask: torch.Tensor | None) -> list[tuple[range, tor
 
 @functools.lru_cache(maxsize=16)
 def _pairs_apart(tokens: int, device: str) -> torch.Tensor:
-    """How many pairs each of ``distance_buckets`` has, float64."""
+    """Return the number of pairs in each of ``distance_buckets``, float64."""
     pairs = [sum(tokens - d for d in range(low, high)) for low, high in distance_buckets(tokens)]
     with torch.inference_mode(False):
         return torch.tensor(pairs, dtype=torch.float64, device=device)
@@ -185,22 +185,22 @@ def _sum_tokens(x: torch.Tensor) -> torch.Tensor:
 
 
 def _sums(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Σ_i w_i x_i of each window, several weights (windows, tokens) at once → (windows, width) each. On a CPU a matrix
-    product is several times faster than a sum over rows; elsewhere it might be one of lower precision."""
+    """Return Σ_i w_i x_i of each window, (windows, width), for each of the ``weights`` (windows, tokens). On a CPU a
+    matrix product is several times faster than a sum over rows; elsewhere it might run at lower precision."""
     if x.device.type != "cpu":
         return tuple((x * w[..., None]).sum(1) for w in weights)
     return (torch.stack(weights, dim=1) @ x).unbind(1)
 
 
 def _mean_cosines_without(z: torch.Tensor, squared: torch.Tensor, *sets: torch.Tensor) -> list[torch.Tensor]:
-    """The mean cosine of each window without some of its dimensions, for each of the ``sets`` (windows, k) of them.
-    ``squared`` holds z²."""
+    """Return the mean cosine of each window after deleting k dimensions, for each of the ``sets`` (windows, k) of
+    dimensions. ``squared`` holds z²."""
     n = z.shape[1]
     inverses = []
     for dimensions in sets:
         columns = dimensions[:, None].expand(-1, n, -1)
         removed = squared.gather(2, columns)
-        # Zeroed and put back, because ‖z‖² less their squares would cancel where they are nearly all of it.
+        # Zeroed and put back: ‖z‖² minus these squares would cancel where they are nearly all of ‖z‖².
         inverses.append(inverse(squared.scatter_(2, columns, 0.0).sum(2).sqrt()))
         squared.scatter_(2, columns, removed)
     totals = _sums(z, *inverses)
@@ -213,7 +213,7 @@ def _mean_cosines_without(z: torch.Tensor, squared: torch.Tensor, *sets: torch.T
 def _pairs_of_states(
     u: torch.Tensor, matrix: torch.Tensor | None, states: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Counts of each state, and what else ``_pairs`` gives of each window."""
+    """``_pairs`` of several states: counts (states, fine bins), and the other two results for every window."""
     if matrix is None and has_kernel(u):
         return _fused_pairs(u, states)
     counts, squares, apart = zip(*(_pairs(part, matrix) for part in u.chunk(states)))
@@ -221,13 +221,13 @@ def _pairs_of_states(
 
 
 def _pairs(u: torch.Tensor, matrix: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Over all pairs i < j: counts per bin of all windows together, and for each window Σ c² and Σ c for each of
+    """Return, over all pairs i < j: counts per bin of all windows together, and of each window Σ c², and Σ c in each of
     ``distance_buckets``.
 
     A tile holds rows a … a+r and columns a … N of the Gram matrix. Its part on and under the diagonal is set to
     zero; then row i of the tile, shifted left by i places, has distance d in column d. The shift costs nothing:
-    it is the same memory read with row stride m + 1, and what runs over the end of a row falls on the zeros of
-    the next one.
+    the same memory is read with row stride m + 1, and what runs over the end of a row falls on the zeros of
+    the next row.
     """
     windows, n = u.shape[:2]
     # A CPU wants tiles that stay in its cache, an accelerator few launches; either way 64 MiB at most.
@@ -250,7 +250,7 @@ def _pairs(u: torch.Tensor, matrix: torch.Tensor | None) -> tuple[torch.Tensor, 
             matrix[a : a + r, a:] += tile.sum(0).to(matrix.device)
         counts += _bin_(tile)
         pairs = r * (m - 1) - r * (r - 1) // 2
-        counts[FINE_BINS // 2] -= windows * (r * m - pairs)  # the zeros we put there ourselves
+        counts[FINE_BINS // 2] -= windows * (r * m - pairs)  # the zeros of triu_, which are no cosines
     apart = [by_distance[:, low:high].sum(1) for low, high in distance_buckets(n)]
     return counts, squares, torch.stack(apart, dim=1)
 
@@ -260,7 +260,7 @@ def has_kernel(u: torch.Tensor) -> bool:
 
 
 def _fused_pairs(u: torch.Tensor, states: int = 1) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`_pairs_of_states` on a GPU, without a tile in memory."""
+    """``_pairs_of_states`` by the fused kernel, which keeps no tile in memory."""
     from ..kernels.cosines import cosines
 
     found = cosines(u, bins=FINE_BINS)
@@ -268,13 +268,13 @@ def _fused_pairs(u: torch.Tensor, states: int = 1) -> tuple[torch.Tensor, torch.
 
 
 def _bin_(cosines: torch.Tensor) -> torch.Tensor:
-    """Counts per bin; the cosines are overwritten. Rounding may put one a hair outside [−1, 1]: it belongs to the first
-    or the last bin."""
+    """Count the cosines per bin, overwriting them. A cosine that rounding puts a hair outside [−1, 1] counts in the
+    first or the last bin."""
     if cosines.device.type != "cpu":
-        # No answer has to come back to the host. At most 2²⁴ cosines at a time, so float32 counts are exact.
+        # Unlike bincount, histc does not make the host wait. A tile has at most 2²⁴ cosines: float32 counts are exact.
         return torch.histc(cosines.clamp_(-1, 1).float(), FINE_BINS, -1, 1).to(torch.int64)
     half = FINE_BINS / 2
-    # −1 − ε truncates into bin 0, 1 + ε makes one more bin.
+    # −1 − ε truncates into bin 0; 1 + ε lands in one extra bin.
     counts = torch.bincount(cosines.mul_(half).add_(half).to(torch.int16).view(-1), minlength=FINE_BINS + 1)
     counts[FINE_BINS - 1] += counts[FINE_BINS:].sum()
     return counts[:FINE_BINS]

@@ -1,8 +1,8 @@
-"""What a measurement accumulates, and how two of them become one.
+"""What a measurement accumulates, and how two tallies are merged.
 
 A tally holds, for every hidden state, pooled counts of cosines per fine bin (integers: any order of merging gives
-the same), and for every window one row of scalars (kept by window number: again any order). Rows are about
-4 kB a window for a 30-layer model; nothing else grows. The ``released`` view adds one N×N sum per state.
+the same), and for every window one row of scalars per state (kept by window number: again any order). Rows take
+about 4 kB a window for a 30-layer model; nothing else grows. The ``released`` view adds one N×N sum per state.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Tally:
         return cls(columns, np.zeros((states, bins), dtype=np.int64), {}, matrices)
 
     def merge(self, other: Tally) -> Tally:
-        """Add ``other``, of the same measurement, into this tally. Each window may be in one of the two only."""
+        """Add ``other``, of the same measurement, into this tally. No window may be in both."""
         twice = self.rows.keys() & other.rows.keys()
         if twice:
             raise ValueError(f"window {min(twice)} is in both tallies: each window may be counted once.")
@@ -46,12 +46,12 @@ class Tally:
         return sorted(self.rows)
 
     def column(self, name: str) -> np.ndarray:
-        """(windows, states), windows in order."""
+        """Return one statistic as (windows, states), windows in order."""
         at = self.columns.index(name)
         return np.stack([self.rows[w][:, at] for w in self.windows])
 
     def save(self, path: Path, key: str) -> None:
-        """``key`` names the measurement it belongs to."""
+        """Write the tally to a file; ``key`` identifies the measurement it belongs to."""
         arrays = {
             "key": np.array(key),
             "columns": np.array(self.columns),

@@ -7,13 +7,13 @@ A curve is y_l, l = 0 … n−1, one value per hidden state.
 * slope:    least-squares slope of y against l/(n−1): the change of mean cosine over the whole depth;
 * last:     mean of y over the last ``last`` states.
 
-Ranks take what may be rounding for a tie. Mean cosines come from unit vectors in float32, a few roundings of 2⁻²⁴ ≈
-6e-8 each. Where tokens differ these average out: against float64 the mean is off by at most 3e-7. Tokens of the same
-few directions round alike, and thousands of them are off together: by up to 3e-6 with two directions in 16 dimensions,
-so values within ``TIED`` of each other are equal, and by up to 6e-6 with one: whatever lies within ``COLLAPSED`` of 1
-is 1.
+Ranks count differences that may be rounding as ties. Mean cosines come from unit vectors in float32, a few roundings
+of 2⁻²⁴ ≈ 6e-8 each. Where tokens differ these average out: against float64 the mean is off by at most 3e-7. Tokens that
+share a few directions round alike, and with thousands of them nothing averages out: the mean is off by up to 3e-6 with
+two directions in 16 dimensions, so values within ``TIED`` of each other are equal, and by up to 6e-6 with one direction,
+so values within ``COLLAPSED`` of 1 are 1.
 
-Spearman and Kendall do not care whether the diagonal is counted: μ_all = 1/N + (1 − 1/N) μ_off is increasing.
+Spearman and Kendall are the same with and without the diagonal: μ_all = 1/N + (1 − 1/N) μ_off is increasing.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ TIED, COLLAPSED = 5e-6, 1e-5
 
 
 def curve_statistics(curves: np.ndarray, *, last: int = 3) -> np.ndarray:
-    """curves (…, n) → (…, 4) in the order of ``STATISTICS``. A curve that is constant but for rounding has no rank
-    correlation, and one state no trend: NaN."""
+    """curves (…, n) → (…, 4) in the order of ``STATISTICS``. NaN: the rank correlations of a curve that is constant up
+    to rounding, and every trend of a single state."""
     curves = np.asarray(curves, dtype=np.float64)
     n = curves.shape[-1]
     depth = np.arange(n) - (n - 1) / 2
@@ -46,7 +46,7 @@ def curve_statistics(curves: np.ndarray, *, last: int = 3) -> np.ndarray:
     pairs = n * (n - 1) / 2
     untied = np.abs(sign).sum(-1)
     with np.errstate(invalid="ignore", divide="ignore"):
-        # One root of whole numbers, not a product of two: a perfect order is exactly 1.
+        # One root of whole numbers instead of the product of two roots: a perfect order gives exactly 1.
         spearman = (ranks * depth).sum(-1) / np.sqrt((ranks**2).sum(-1) * spread)
         kendall = sign.sum(-1) / np.sqrt(pairs * untied)
         slope = (curves * depth).sum(-1) / spread * (n - 1)
@@ -55,14 +55,13 @@ def curve_statistics(curves: np.ndarray, *, last: int = 3) -> np.ndarray:
 
 
 def _order(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The sign of a − b; 0 for a tie."""
+    """Return the sign of a − b; 0 for a tie."""
     one, other = (np.where(np.abs(1 - v) <= COLLAPSED, 1.0, v) for v in (a, b))
     return np.where(np.abs(one - other) <= TIED, 0.0, np.sign(one - other))
 
 
 def rank_correlation(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> float:
-    """Spearman's ρ of two rows of numbers, of which either may have ties (they share their mean rank); NaN where one
-    of them is constant."""
+    """Return Spearman's ρ of two rows of numbers; ties share their mean rank; NaN where one row is constant."""
     rows = (np.asarray(x, np.float64), np.asarray(y, np.float64))
     a, b = (_order(row[:, None], row).sum(1) for row in rows)
     both = np.sqrt((a @ a) * (b @ b))  # a, b: twice the rank minus the mean rank, as above
@@ -71,8 +70,8 @@ def rank_correlation(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.nd
 
 def bootstrap_trend(table: np.ndarray, *, samples: int = 2000, seed: int = 0, last: int = 3) -> dict[str, Estimate]:
     """table (windows, states) of mean cosines → for each statistic its value on the mean curve and a 95 % interval over
-    ``samples`` resamplings of the windows (``stats.intervals.bootstrap``), in which a curve of ties alone counts as 0.
-    One window has no interval (``None``), nor has a statistic without a value."""
+    ``samples`` resamplings of the windows (``stats.intervals.bootstrap``), in which a curve of only ties counts as 0.
+    The interval is ``None`` with a single window and for a statistic without a value."""
     table = np.asarray(table, dtype=np.float64)
     estimates = bootstrap(table, lambda curves: curve_statistics(curves, last=last), samples=samples, seed=seed)
     rows = finite(estimates.T.tolist())
