@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, one writer at a time, the same content the same bytes. Nothing of models here."""
+"""Files: written whole or not at all, by one writer at a time, the same content as the same bytes. No models here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DEEPEST = 200  # levels of a YAML file
 
 @contextlib.contextmanager
 def atomic(target: Path) -> Iterator[Path]:
-    """A temporary path beside `target`, with its ending, that takes its name when the block ends without an error."""
+    """Yield a temporary path beside `target`, with its suffix, renamed to `target` if the block ends without error."""
     handle, name = tempfile.mkstemp(prefix=f".{target.stem}-", suffix=target.suffix, dir=target.parent)
     os.close(handle)
     temporary = Path(name)
@@ -43,9 +43,9 @@ def atomic(target: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def replaced(folder: Path, *, stale: Iterable[str] = ()) -> Iterator[Path]:
-    """An empty folder to write a whole result into; its files take their places in `folder` when the block ends without
-    an error. result.json goes first and comes last, so that a result never stands beside files of another one, and a
-    disk that fills leaves what was there. `stale`: files of an earlier result that this one may not have."""
+    """Yield an empty folder to write a whole result into; its files move to `folder` if the block ends without error.
+    The old result.json is removed first and the new one moved last, so that it never stands beside files of another
+    result; a full disk leaves the old result. `stale`: files of an old result that the new one may lack."""
     with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as name:
         yield Path(name)
         for old in ("result.json", *stale):
@@ -60,7 +60,7 @@ def write_text(target: Path, content: str) -> None:
 
 
 def csv_text(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Columns in the order in which they first appear; a value that a row lacks, and None, is empty."""
+    """Return rows as CSV, columns in the order in which they first appear; a missing value or None is an empty cell."""
     rows = list(rows)
     columns = list(dict.fromkeys(key for row in rows for key in row))
     stream = io.StringIO()
@@ -75,7 +75,7 @@ def write_csv(target: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file; what cannot be read is a ValueError that names the file and the reason."""
+    """Return the content of a JSON file; one that cannot be read is a ValueError with the file and the reason."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -89,8 +89,8 @@ def read_json(path: Path) -> Any:
 
 
 def pretty_json(record: Mapping[str, Any], *, tight: bool = False) -> str:
-    """JSON with a key per line at the top, and the members of a list of lists or sections a line each; `tight`: without
-    spaces inside the lines."""
+    """Return JSON with one top-level key per line; a list of lists or sections has one member per line. `tight`: no
+    spaces within lines."""
 
     def line(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":") if tight else None)
@@ -104,12 +104,12 @@ def pretty_json(record: Mapping[str, Any], *, tight: bool = False) -> str:
 
 
 def from_yaml(text: str) -> Any:
-    """What YAML says, read by libyaml where PyYAML has it: the same in a seventh of the time. A key that a section has
-    twice, of which PyYAML would take the last, is a ValueError, and so are more levels than anybody writes: libyaml
-    goes down by recursion in C, which ends the process."""
+    """Parse YAML, by libyaml where PyYAML has it: the same result in a seventh of the time. ValueError for a key that a
+    section has twice, of which PyYAML would take the last, and for more than `DEEPEST` levels: libyaml recurses in C,
+    and running out of stack there ends the process."""
     import yaml
 
-    # a level takes a bracket, or half a column in front of a line; levels are counted only where there may be so many
+    # A level needs a bracket, or half a column of indentation: levels are counted only where there may be too many.
     if sum(map(text.count, "[{")) > DEEPEST // 2 or re.search(rf"[-?:\s]{{{DEEPEST // 4 - 1}}}", text):
         steps = (
             isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -130,12 +130,12 @@ def _loader() -> Any:
             self.known: set[Any] = set()
 
         def flatten_mapping(self, node: Any) -> None:
-            """Called for every section, before what `<<` names is put into it, and again where another names this."""
+            """Called for every section before its `<<` is merged in, and again when another section merges this one."""
             lines: dict[Any, int] = {}
             for key, _ in () if node in self.known else node.value:
                 if not isinstance(key, yaml.ScalarNode) or key.tag.endswith((":merge", ":value")):  # << and =
                     continue
-                name, line = self.construct_object(key), key.start_mark.line + 1  # 1 and 01 are one key
+                name, line = self.construct_object(key), key.start_mark.line + 1  # by value: 1 and 01 are one key
                 if name in lines:
                     raise ValueError(
                         f"a section may have a key once, got {key.value!r} in line {lines[name]} and again in line "
@@ -149,12 +149,12 @@ def _loader() -> Any:
 
 
 def to_yaml(value: Any, *, width: int = 80) -> str:
-    """YAML in the order of the sections, letters as they are; by libyaml in a quarter of the time. The bytes are those
-    of PyYAML but for an empty key and U+0085, U+2028 and U+2029, which either writes in its own way."""
+    """Return YAML with keys in their order and letters unescaped, by libyaml in a quarter of the time. Its bytes are the
+    same as PyYAML's, except for an empty key and U+0085, U+2028 and U+2029."""
     import yaml
 
     options: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "width": width}
-    with contextlib.suppress(UnicodeEncodeError):  # half of a pair of surrogates, which is no UTF-8: it is escaped
+    with contextlib.suppress(UnicodeEncodeError):  # half a surrogate pair is no UTF-8: escaped below
         text = yaml.dump(value, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), **options)
         if "\\U" not in text:  # libyaml escapes letters above U+FFFF
             return text
@@ -162,7 +162,7 @@ def to_yaml(value: Any, *, width: int = 80) -> str:
 
 
 def mapping_in(path: Path) -> dict[str, Any]:
-    """The content of a YAML or JSON file beside a result, which helps where it is there; else, or damaged, nothing."""
+    """Return the content of an optional YAML or JSON file beside a result; {} if it is missing or damaged."""
     import yaml
 
     try:
@@ -173,7 +173,7 @@ def mapping_in(path: Path) -> dict[str, Any]:
 
 
 def finite(value: Any) -> Any:
-    """The same content with None for every number that is not finite, which JSON cannot say."""
+    """Replace every number that is not finite, which JSON does not have, with None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -184,14 +184,14 @@ def finite(value: Any) -> Any:
 
 
 def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} as {"a.b": 1}; an empty section stays one."""
+    """Flatten {"a": {"b": 1}} to {"a.b": 1}; an empty section stays {}."""
     if not isinstance(tree, dict) or not tree:
         return {prefix.rstrip("."): tree}
     return {k: v for key, value in tree.items() for k, v in flat(value, f"{prefix}{key}.").items()}
 
 
 def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
-    """Every key with its values, both in the order in which they come."""
+    """Group values by key, both in the order in which they come."""
     groups: dict[K, list[V]] = {}
     for key, value in pairs:
         groups.setdefault(key, []).append(value)
@@ -199,14 +199,14 @@ def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
 
 
 def first_process() -> bool:
-    """Under torchrun or accelerate only the first process prints and writes."""
+    """Whether this process is the only one or the first of its launcher: only that one prints and writes."""
     return os.environ.get("RANK", "0") == "0"
 
 
 @contextlib.contextmanager
 def locked(path: Path, *, busy: str | None = None) -> Iterator[None]:
-    """Hold the lock file `path`; it is dropped when the process ends, however it ends. While another process holds it,
-    wait, or raise ValueError with the sentence `busy`. A file system without locks counts as ours alone."""
+    """Hold the lock file `path`, which the system releases however the process ends. While another process holds it,
+    wait, or raise ValueError with the sentence `busy`. On a file system without locks, go on without one."""
     import filelock
 
     lock = filelock.FileLock(path, timeout=-1 if busy is None else 0)
@@ -226,15 +226,15 @@ def locked(path: Path, *, busy: str | None = None) -> Iterator[None]:
 
 
 def os_reason(error: OSError) -> str:
-    """What went wrong, as the end of a sentence."""
+    """Return what went wrong, as the end of a sentence."""
     if error.errno == errno.ENOSPC:
         return "the disk is full"
-    return error.strerror.lower() if error.strerror else str(error).rstrip(".")  # a library's words may hold a path
+    return error.strerror.lower() if error.strerror else str(error).rstrip(".")  # not lowered: it may hold a path
 
 
 @contextlib.contextmanager
 def os_sentence(what: str, remedy: str) -> Iterator[None]:
-    """Whatever the system refuses inside is one sentence: what is wrong, the reason, the remedy."""
+    """Raise any OSError of the block again as one sentence: `what` is wrong, the reason, the `remedy`."""
     try:
         yield
     except OSError as error:
@@ -243,7 +243,7 @@ def os_sentence(what: str, remedy: str) -> Iterator[None]:
 
 
 def look_writable(folder: Path) -> None:
-    """Refuse, in the system's words, a folder that could not be made or written into. Nothing is written."""
+    """Raise the system's own OSError for a folder that could not be made or written into. Writes nothing."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not there.is_dir():
         reason = errno.EEXIST if there == folder else errno.ENOTDIR
@@ -258,7 +258,7 @@ def writable(path: Path, kind: str = "output folder") -> contextlib.AbstractCont
 
 @contextlib.contextmanager
 def output_folder(path: Path, kind: str = "output folder") -> Iterator[Path]:
-    """Make the folder and see that it can be written *before* minutes of work; leave no empty one behind."""
+    """Make the folder and check that it can be written *before* minutes of work; remove it if it is left empty."""
     fresh = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         with writable(path, kind):
@@ -268,19 +268,19 @@ def output_folder(path: Path, kind: str = "output folder") -> Iterator[Path]:
         yield path
     finally:
         if first_process():
-            with contextlib.suppress(OSError):  # the first that is not empty ends it
+            with contextlib.suppress(OSError):  # stops at the first folder that is not empty
                 for folder in fresh:
                     folder.rmdir()
 
 
 def sole_writer(path: Path, kind: str = "folder") -> contextlib.AbstractContextManager[None]:
-    """Nobody else works in the folder meanwhile."""
+    """Hold the folder's lock, or raise ValueError if another process holds it."""
     busy = f"the {kind} {str(path)!r} is in use by another process: wait for it, or choose another with --out."
     return locked(path / ".lock", busy=busy)
 
 
 def file_in(path: AnyPath, name: str) -> Path:
-    """`path`, or `path`/`name` if it is a folder (it exists, or has no ending); folders are made."""
+    """Return `path`, or `path`/`name` if `path` is a folder (an existing one, or no suffix); make the folders."""
     target = Path(path)
     if target.is_dir() or not target.suffix:
         target = target / name
@@ -289,7 +289,7 @@ def file_in(path: AnyPath, name: str) -> Path:
 
 
 def packaged_file(package: str, suffix: str) -> Path | None:
-    """The file of an installed package whose path ends in `suffix`, if both are there."""
+    """Return the file of an installed package whose path ends in `suffix`; None if either is missing."""
     try:
         listed = importlib.metadata.files(package) or []
     except importlib.metadata.PackageNotFoundError:
@@ -299,8 +299,8 @@ def packaged_file(package: str, suffix: str) -> Path | None:
 
 
 def remembered_sha256(file: Path, folder: Path) -> str:
-    """The sha256 of a file's content. Reading gigabytes takes seconds, so it is kept in `folder` for as long as path,
-    size, time of change and inode stay as they are; a folder that cannot be written is reported where it is needed."""
+    """Return the sha256 of a file. Reading gigabytes takes seconds, so the digest is kept in `folder` while the file's
+    path, size, time of change and inode stay the same; a folder that cannot be written is ignored here."""
     state = file.stat()
     identity = f"{file.resolve()} {state.st_size} {state.st_mtime_ns} {state.st_ino}"
     note = folder / f".{hashlib.sha256(identity.encode()).hexdigest()[:20]}.sha256"
@@ -316,11 +316,11 @@ def remembered_sha256(file: Path, folder: Path) -> str:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """The installed version of each package that is installed; our own with the commit where there is one."""
+    """Return the version of each installed package; for this package with its commit, if known."""
     return {name: found for name in packages if (found := _version(name)) is not None}
 
 
-@functools.cache  # a study asks hundreds of times, and each answer is read from a file
+@functools.cache  # a study asks hundreds of times, and each call reads a file
 def _version(package: str) -> str | None:
     if package == "decondense":
         from . import __version__
@@ -333,8 +333,8 @@ def _version(package: str) -> str | None:
 
 
 def commit() -> str:
-    """That of the clone which this code lies in, ".dirty" behind it where files differ from it; "" where there is none.
-    DECONDENSE_COMMIT says it for a copy without a history."""
+    """Return the commit of the clone that holds this code, with ".dirty" if files differ from it; "" outside a clone.
+    DECONDENSE_COMMIT names it for a copy without history."""
     if given := os.environ.get("DECONDENSE_COMMIT"):
         return given
     folder, root = Path(__file__).parents[1:3]
@@ -350,14 +350,14 @@ def commit() -> str:
 
 
 def safe_name(text: str) -> str:
-    """A name for a file or folder: letters, digits, dots, plus and minus."""
+    """Turn text into a name for a file or folder: letters, digits, dots, plus and minus."""
     for letter, word in (("λ", "lambda"), ("τ", "tau"), ("−", "-")):
         text = text.replace(letter, word)
     return re.sub(r"[^A-Za-z0-9.+-]+", "-", text).strip(".-") or "unnamed"
 
 
 def told_apart(paths: Sequence[AnyPath]) -> list[str]:
-    """The last parts of every path, as few as tell them apart: a/model and b/model, never twice model."""
+    """Return the last parts of every path, as few as tell all paths apart: a/model and b/model, never model twice."""
     parts = [PurePath(path).parts for path in paths]
     longest = max(map(len, parts), default=1)
     depth = next((d for d in range(1, longest) if len({p[-d:] for p in parts}) == len(set(parts))), longest)
@@ -365,7 +365,7 @@ def told_apart(paths: Sequence[AnyPath]) -> list[str]:
 
 
 def own_trace(error: BaseException) -> TracebackType | None:
-    """Where an error was raised, if that is a line of this package; None where another library raised it."""
+    """Return the traceback where an error was raised, if that is in this package; None if another library raised it."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -29,7 +29,7 @@ from .words import near, perhaps_beside, quoted, several
 if TYPE_CHECKING:
     import torch
 
-LARGEST = {"layers$|^n_layer$": 10_000, "size$|embd$|^d_": 10_000_000}  # by the name of a configuration's key
+LARGEST = {"layers$|^n_layer$": 10_000, "size$|embd$|^d_": 10_000_000}  # by pattern of a configuration's key
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def resolve(name: AnyPath, *, revision: str | None = None) -> Source:
     if text.lower() in BUNDLED:
         name = text.lower()
         return Source(name, "bundled", str(bundled_folder(name)), BUNDLED[name].description)
-    if os.path.isfile(path):  # which Path.is_file does not answer for a name that is too long
+    if os.path.isfile(path):  # unlike Path.is_file, False for a name that is too long
         if path.suffix.lower() != ".gguf":
             raise ValueError(
                 f"a model file must be GGUF, got {text!r}: give the folder that holds config.json and "
@@ -66,7 +66,7 @@ def resolve(name: AnyPath, *, revision: str | None = None) -> Source:
     if text and os.path.isdir(path):
         folder = path if (path / "config.json").exists() or not (path / "model").is_dir() else path / "model"
         _check_folder(folder)
-        # "model" is what every run folder calls its own: the run's name tells it from others.
+        # In every run folder the model is called "model": the run's own name tells them apart.
         named = folder.resolve().parent if folder.name == "model" else folder.resolve()
         return Source(text, "folder", str(folder), named.name)
     if path.is_absolute() or text.startswith((".", "~")) or text.lower().endswith(".gguf") or text.count("/") > 1:
@@ -105,10 +105,10 @@ def load(
             no weights: the model has its modules and shapes and no numbers.
         init: the same architecture, freshly initialised from ``seed``, instead of the trained weights.
         head: with the language-model head where the checkpoint has one; ``False`` loads the bare stack.
-        tokenizer: ``False`` for a model that reads no text: ``None`` comes in its place.
-        trust_remote_code: run code that comes with the model. Never unless said.
+        tokenizer: ``False`` for a model that reads no text: ``None`` is returned instead.
+        trust_remote_code: run code that comes with the model, which is never run otherwise.
         config_changes: values of the model's configuration to change; with ``init`` only.
-        options: handed on to transformers' ``from_pretrained`` (``from_config`` when ``init``).
+        options: passed on to transformers' ``from_pretrained`` (``from_config`` when ``init``).
     """
     import torch
 
@@ -145,7 +145,7 @@ def load(
 
 
 def check(name: AnyPath, *, revision: str | None = None, dtype: Any = None, trust_remote_code: bool = False) -> None:
-    """Refuse a model that is not there, by its configuration alone: before a text is read or another model measured."""
+    """Refuse a model that cannot be found, going by its configuration alone, before any text is read."""
     _dtype(dtype, "cpu")
     source = resolve(name, revision=revision)
     with _one_sentence(source):
@@ -164,7 +164,7 @@ def load_tokenizer(source: Source, *, trust_remote_code: bool = False) -> Any:
     try:
         return AutoTokenizer.from_pretrained(source.location, **_hub_options(source, trust_remote_code))
     except ValueError as error:
-        if "backend tokenizer" not in str(error):  # transformers' word for: there is none
+        if "backend tokenizer" not in str(error):  # how transformers says that there is none
             raise
         raise ValueError(
             "it has no tokenizer: save one beside it with tokenizer.save_pretrained(folder); a model that reads no "
@@ -173,8 +173,8 @@ def load_tokenizer(source: Source, *, trust_remote_code: bool = False) -> Any:
 
 
 def provenance(source: Source) -> dict[str, str]:
-    """``base_model``, the hub id of its weights, and ``licence``, as far as both are known here: from the bundled
-    model's entry, or from the card (README.md) beside the weights."""
+    """Return ``base_model`` (the hub id of the weights) and ``licence``, each only if known: from the name, the bundled
+    model's entry, or the card (README.md) beside the weights."""
     if source.kind == "bundled":
         return {"licence": BUNDLED[source.name].licence}
     known = {"base_model": source.name} if source.kind == "hub" else {}
@@ -191,9 +191,9 @@ def provenance(source: Source) -> dict[str, str]:
 
 
 def trained_context(folder: Path) -> int | None:
-    """The tokens of a block that a run of `decondense train` with fresh weights was trained on, by the recipe beside
-    its model/ or above its checkpoints/: it knows no longer texts, whatever positions its architecture has. Weights
-    that were only trained further may: None, as where nothing is known."""
+    """Return the block length in tokens with which `decondense train` trained fresh weights, from the recipe beside
+    model/ or above checkpoints/: such a model has seen no longer text, however many positions it has. None where the
+    run started from trained weights, which may have, and where there is no recipe."""
     whole = folder.resolve()
     if whole.name != "model" and not whole.name.startswith("checkpoint-"):
         return None
@@ -205,7 +205,7 @@ def trained_context(folder: Path) -> int | None:
 
 
 def load_image_processor(source: Source, *, trust_remote_code: bool) -> Any:
-    """What turns images into the pixel values that an image model reads."""
+    """Return the processor that turns images into the pixel values that an image model reads."""
     from transformers import AutoImageProcessor
 
     try:
@@ -225,7 +225,7 @@ def load_image_processor(source: Source, *, trust_remote_code: bool) -> Any:
 
 
 def _hub_options(source: Source, trust_remote_code: bool) -> dict[str, Any]:
-    """Those of ``from_pretrained``; of a hub id out of reach only what an earlier download left on this machine."""
+    """Return options of ``from_pretrained``. If the hub cannot be reached only an earlier download is read."""
     local = source.kind != "hub" or not hub.hub_reachable()
     return {"revision": source.revision, "local_files_only": local, "trust_remote_code": trust_remote_code}
 
@@ -237,7 +237,7 @@ def pick_device(device: str | torch.device | None = None) -> torch.device:
     if device is None:
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         return torch.device(accelerator.type if accelerator is not None else "cpu")
-    reason = "devices are called cpu, cuda, cuda:0, mps and the like"  # torch would name twenty
+    reason = "devices are called cpu, cuda, cuda:0, mps and the like"  # torch would list twenty
     try:
         chosen = torch.device(device)
         reason = ""
@@ -251,7 +251,7 @@ def pick_device(device: str | torch.device | None = None) -> torch.device:
 
 
 def hardware(device: torch.device) -> str:
-    """A device in words, for records."""
+    """Describe a device in words, for records."""
     import torch
 
     if device.type == "cuda":
@@ -292,8 +292,8 @@ def _auto_class(config: Any, head: bool) -> Any:
 
 
 def check_config(config: Any) -> None:
-    """Refuse what no machine could build: a damaged number would fill the memory, or take for ever, and then fail."""
-    if getattr(config, "num_hidden_layers", 1) < 1:  # transformers builds a model of none in silence
+    """Refuse a configuration that no machine could build: a damaged number would fill the memory, or take for ever."""
+    if getattr(config, "num_hidden_layers", 1) < 1:  # transformers silently builds a model without layers
         raise ValueError(f"num_hidden_layers must be at least 1, its configuration says {config.num_hidden_layers}")
     for key, value in flat(config.to_dict()).items():
         for pattern, largest in LARGEST.items():
@@ -327,15 +327,15 @@ def _check_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def _one_sentence(source: Source) -> Iterator[None]:
-    """Turn the many ways in which transformers says "not found" or "does not fit" into one, and whatever a damaged file
-    or a wrong value of config.json breaks deep inside it."""
+    """Turn the many errors by which transformers says "not found" or "does not fit", and those that a damaged file or a
+    wrong value in config.json causes deep inside it, into one sentence."""
     from huggingface_hub import errors
 
     try:
         yield
     except Exception as error:
         if not isinstance(error, (ValueError, OSError)) and own_trace(error):
-            raise  # a bug of ours is no damaged model
+            raise  # a bug of this package, not a damaged model
         reason = hub.first_line(error)
         if isinstance(error, errors.StrictDataclassError):
             reason = str(error).splitlines()[-1].strip()

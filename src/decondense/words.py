@@ -15,8 +15,8 @@ CALLERS = ("decondense", "torch", "transformers", "accelerate", "peft", "trl", "
 
 
 def warn(words: str, kind: type[Warning] = UserWarning) -> None:
-    """A warning at the caller's line: the first that is neither ours nor of a library that calls our hooks. (Python
-    3.12 has `skip_file_prefixes` for it.)"""
+    """Warn at the user's line: the first outside this package and outside the libraries that call its hooks. (From
+    Python 3.12 `skip_file_prefixes` does that.)"""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in CALLERS:
         frame, level = frame.f_back, level + 1
@@ -24,11 +24,11 @@ def warn(words: str, kind: type[Warning] = UserWarning) -> None:
 
 
 def nobody(*words: object, **more: object) -> None:
-    """Who is told, of progress or of a sentence, unless somebody wants to know."""
+    """Do nothing: the default for callbacks that report progress or a sentence."""
 
 
 def signed(value: float | None, digits: int = 3) -> str:
-    """+0.123, with a true minus sign; 0.000 has none; a dash for what is not finite."""
+    """+0.123, with a true minus sign; 0.000 has no sign; a dash for a value that is not finite."""
     return "–" if value is None or not math.isfinite(value) else _fixed(value, digits, True)
 
 
@@ -43,7 +43,7 @@ def nats(value: float | None, *, sign: bool = False) -> str:
 
 
 def _fixed(value: float, digits: int, sign: bool = False) -> str:
-    """So many decimals; what rounds to zero has no sign."""
+    """Format with so many decimals; a value that rounds to zero has no sign."""
     text = f"{value:{'+' if sign else ''}.{digits}f}"
     return text.replace("-", "−") if float(text) else text.lstrip("+-")
 
@@ -61,7 +61,7 @@ DIFFERENCE = (
 
 
 def difference_cells(row: Mapping[str, Any], say: Callable[..., str] = points, items: str = "{}") -> tuple[str, ...]:
-    """A row of a comparison (`records.differences`) for people, under the heads of `DIFFERENCE`."""
+    """Format a row of a comparison (`records.differences`) for people, under the heads in `DIFFERENCE`."""
     reach = "–" if row["low"] is None else f"{say(row['low'], sign=True)} to {say(row['high'], sign=True)}"
     holm = "" if row.get("p_holm") is None else p_value(row["p_holm"])
     head = str(row["task"]), items.format(row["items"]), say(row["base"]), say(row["treated"])
@@ -76,7 +76,7 @@ def p_words(value: float) -> str:
 
 
 def span(value: Any, low: Any = None, high: Any = None, digits: int = 2, *, sign: bool = False) -> str:
-    """0.82 [0.80, 0.83], or 0.82 where the interval is not known; a dash for what is not finite."""
+    """0.82 [0.80, 0.83], or 0.82 where the interval is not known; a dash for a value that is not finite."""
     known = (None if x is None or not math.isfinite(x) else x for x in (value, low, high))
     middle, *ends = (None if x is None else _fixed(x, digits, sign) for x in known)
     if middle is None or None in ends:
@@ -98,7 +98,7 @@ def several(n: int, unit: str) -> str:
 
 
 def from_where(name: str, source: str) -> str:
-    """wikitext-2 (pip package …); of a file, whose source is its name, that alone."""
+    """wikitext-2 (pip package …); the name alone for a file, whose source is its name."""
     return name if name == source else f"{name} ({source})"
 
 
@@ -109,7 +109,7 @@ def duration(seconds: float) -> str:
 
 
 def cell(value: Any) -> str:
-    """A value in a table for people: four significant digits, a true minus sign."""
+    """Format a value for a table for people: four significant digits, a true minus sign."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return "–"
     if isinstance(value, bool):
@@ -124,8 +124,8 @@ def cell(value: Any) -> str:
 
 
 def round_to(value: Any, digits: int = 6, *, whole: bool = True) -> Any:
-    """Numbers with so many significant digits, whole ones as such (where `whole`), NaN and infinity as None; also
-    inside lists and sections. Small files, and valid JSON."""
+    """Round numbers to so many significant digits, whole floats to integers (if `whole`), NaN and infinity to None,
+    also inside lists and dictionaries: files stay small and valid JSON."""
     if isinstance(value, dict):
         return {key: round_to(inner, digits, whole=whole) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
@@ -140,14 +140,14 @@ def round_to(value: Any, digits: int = 6, *, whole: bool = True) -> Any:
 
 
 def slug(*words: str) -> str:
-    """A short name out of words: small letters, digits and dashes only."""
+    """Make a short name out of words: lower-case letters, digits and dashes only."""
     name = "-".join(re.sub(r"[^A-Za-z0-9]+", "-", word).strip("-") for word in words)
     return re.sub(r"-+", "-", name).strip("-")[:80].lower() or "result"
 
 
 def near(name: object, known: Iterable[str], *, n: int = 1, cutoff: float = 0.65) -> list[str]:
-    """The known words that are nearest to another, best first: those that begin with it, else those of which it is a
-    part, else those spelt alike."""
+    """Return the known words nearest to `name`, best first: those that begin with it, else those that have it between
+    underscores, else those spelt alike."""
     words, name = [*dict.fromkeys(known)], str(name)
     begun = [word for word in words if name and word.startswith(name)]  # "first" for "first_order"
     begun = begun or [word for word in words if name in word.split("_")]  # "norm" for "token_norm"
@@ -155,19 +155,19 @@ def near(name: object, known: Iterable[str], *, n: int = 1, cutoff: float = 0.65
 
 
 def nearest(name: object, known: Collection[str], otherwise: str | None = None) -> str:
-    """ "did you mean 'dispersion'?", or the names there are: the end of a sentence about a name that does not exist."""
+    """End a sentence about an unknown name: "did you mean 'dispersion'?", or `otherwise`, or all names."""
     close = near(name, known)
     return f"did you mean {close[0]!r}?" if close else otherwise or f"known are {', '.join(known)}."
 
 
 def perhaps(name: object, known: Iterable[str], *, cutoff: float = 0.65) -> str:
-    """ ": did you mean 'gpu'?" where one is near, else ".": the end of a sentence that needs no list of names."""
+    """End a sentence that needs no list of names: ": did you mean 'gpu'?" if a name is near, else "."."""
     close = near(name, known, cutoff=cutoff)
     return f": did you mean {close[0]!r}?" if close else "."
 
 
 def neighbours(path: Path) -> list[str]:
-    """What lies beside a path, for a sentence about one that does not exist."""
+    """Return the names beside a path that does not exist, to suggest one."""
     try:
         return sorted(entry.name for entry in path.parent.iterdir())
     except (OSError, ValueError):  # a null character
@@ -175,12 +175,12 @@ def neighbours(path: Path) -> list[str]:
 
 
 def perhaps_beside(path: Path) -> str:
-    """The end of a sentence about a path that does not exist: what beside it is spelt alike, or a full stop."""
+    """End a sentence about a path that does not exist: a name beside it that is spelt alike, or a full stop."""
     return perhaps(path.name, neighbours(path), cutoff=0.7)
 
 
 def quoted(text: str, most: int = 80) -> str:
-    """A string that somebody gave, for a sentence about it: in quotes, and never longer than a line."""
+    """Quote a string that a user gave, cut to at most `most` characters."""
     return repr(text if len(text) <= most else f"{text[: most - 1]}…")
 
 

@@ -9,9 +9,9 @@ A curve is y_l, l = 0 … n−1, one value per hidden state.
 
 Ranks count differences that may be rounding as ties. Mean cosines come from unit vectors in float32, a few roundings
 of 2⁻²⁴ ≈ 6e-8 each. Where tokens differ these average out: against float64 the mean is off by at most 3e-7. Tokens that
-share a few directions round alike, and with thousands of them nothing averages out: the mean is off by up to 3e-6 with
-two directions in 16 dimensions, so values within ``TIED`` of each other are equal, and by up to 6e-6 with one direction,
-so values within ``COLLAPSED`` of 1 are 1.
+share a few directions round alike, and with thousands of them nothing averages out: the mean is off by up to 3e-6
+with two directions in 16 dimensions, so values within ``TIED`` of each other are equal, and by up to 6e-6 with one, so
+values within ``COLLAPSED`` of 1 are 1.
 
 Spearman and Kendall are the same with and without the diagonal: μ_all = 1/N + (1 − 1/N) μ_off is increasing.
 """
