@@ -149,8 +149,8 @@ def _loader() -> Any:
 
 
 def to_yaml(value: Any, *, width: int = 80) -> str:
-    """Return YAML with keys in their order and letters unescaped, by libyaml in a quarter of the time. Its bytes are the
-    same as PyYAML's, except for an empty key and U+0085, U+2028 and U+2029."""
+    """Return YAML with keys in their order and letters unescaped, by libyaml in a quarter of the time. The bytes are
+    those of PyYAML, except for an empty key and U+0085, U+2028 and U+2029."""
     import yaml
 
     options: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "width": width}

@@ -1,4 +1,4 @@
-"""The hub of models and datasets: whether it can be reached, and what its clients' many errors mean."""
+"""The hub of models and datasets: whether it can be reached, what its errors say, and uploads to it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 
 def hub_reachable() -> bool:
-    """Whether the hub's name can be looked up. Without this a machine with no network waits half a minute in
-    retries for every file. Behind a proxy the name need not be known here, so then the answer is yes."""
+    """Whether the hub's host name can be resolved. Without this check a machine with no network spends half a minute
+    on retries for every file. Behind a proxy the name need not resolve here, so then the answer is yes."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
@@ -32,7 +32,7 @@ def first_line(error: BaseException) -> str:
 
 
 def check_repo(repo: str) -> None:
-    """Refuse what cannot be a repository of the hub, before anything is trained for it."""
+    """Refuse a name that no repository of the hub can have, before anything is trained for it."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -43,12 +43,12 @@ def check_repo(repo: str) -> None:
 
 
 def push(folder: Path, repo: str) -> str:
-    """Upload a saved model, with its tokenizer and card, as transformers' Trainer does: the repository is made where
-    there is none, and the folder is one commit. → its address"""
+    """Upload a saved model with its tokenizer and card, as transformers' Trainer does: create the repository if there
+    is none, commit the folder at once, and return the repository's address."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
-    network: Any = HfHubHTTPError.__base__  # of the client's HTTP library, which changes with its version
+    network: Any = HfHubHTTPError.__base__  # error class of the client's HTTP library, which differs by version
 
     api = HfApi()
     try:

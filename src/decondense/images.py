@@ -1,4 +1,4 @@
-"""Images of a folder as batches of an image model, prepared by the model's own processor."""
+"""Images of a folder as batches for an image model, prepared by the model's own processor."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def image_batches(
     batch: int = 4,
     trust_remote_code: bool = False,
 ) -> Named:
-    """The images in and below ``folder``, at most ``windows`` of them, drawn by ``seed`` and in the order of their
-    names; what comes is what the image processor of ``source`` makes of them: ``pixel_values`` and the like."""
+    """Return batches of the images in and below ``folder``: at most ``windows`` images, drawn by ``seed``, in the order
+    of their names, as the image processor of ``source`` prepares them (``pixel_values`` and the like)."""
     need("images", "measuring images")
     root = Path(folder)
     if not root.is_dir():

@@ -1,10 +1,10 @@
-"""The extras of this package: which modules each brings, what for, and the sentence for one that is missing."""
+"""The extras of this package: the modules that each brings, their purpose, and the error when one is missing."""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
 
-# Extra of pyproject.toml -> what it is asked for, as it is imported, and the purpose.
+# Extra of pyproject.toml -> (the modules to import, what needs them).
 EXTRAS = {
     "train": (("accelerate",), "`decondense train` and `study`"),
     "evaluate": (("lm_eval", "accelerate", "peft"), "`decondense evaluate` and benchmarks in studies"),
@@ -15,15 +15,15 @@ EXTRAS = {
     "images": (("PIL",), "models of images"),
 }
 
-PACKAGES = {"PIL": "pillow"}  # where the module has another name
+PACKAGES = {"PIL": "pillow"}  # module -> package, where the names differ
 
 
 class MissingExtra(ImportError):
-    """Something was asked for whose packages are not installed; the message is the sentence for the user."""
+    """A feature was asked for whose packages are not installed; the message says which to install."""
 
 
 def missing(extra: str) -> list[str]:
-    """The packages of `extra` that are not installed."""
+    """Return the packages of `extra` that are not installed."""
     return [PACKAGES.get(name, name).replace("_", "-") for name in EXTRAS[extra][0] if find_spec(name) is None]
 
 

@@ -1,5 +1,5 @@
-"""Documents out of files and tables: .txt, .jsonl, .json, .csv, .tsv, .parquet, each also .gz or .xz, a folder of them,
-or rows in memory."""
+"""Read documents from files and tables: .txt, .jsonl, .json, .csv, .tsv, .parquet, each also .gz or .xz, a folder of
+such files, or rows in memory."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ TABLES = {".csv": ",", ".tsv": "\t"}
 PLAIN = {"", ".txt", ".raw", ".md", ".tokens"}
 READABLE = {*PLAIN, ".jsonl", ".json", ".parquet", *TABLES}
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-BEGINNING = 1 << 20  # bytes; of a text in Latin-1 they nearly always hold a letter that UTF-8 does not have
-LARGEST = 1 << 30  # bytes of a file, unpacked: a few kilobytes of .xz may hold more than any memory
+BEGINNING = 1 << 20  # bytes, in which a Latin-1 text nearly always has a letter that is not valid UTF-8
+LARGEST = 1 << 30  # bytes of an unpacked file: a few kilobytes of .xz may unpack to more than any memory
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files of a text, none of them read: a folder's, or the file itself."""
+    """Return the files of a text without reading them: those in a folder, or the file itself."""
     if path.is_dir():
         files = sorted(p for p in path.iterdir() if p.is_file() and ending_of(p) in READABLE - {""})
         if not files:
@@ -43,8 +43,8 @@ def files_of(path: Path) -> list[Path]:
 
 
 def read_documents(path: Path, *, column: str | None = None) -> tuple[list[str], list[str]]:
-    """(the documents, what is to be said of how they were read). ``column``: the field of a row that is the document;
-    default the first of ``FIELDS`` that it has."""
+    """Return (documents, notes on how they were read). ``column``: the field of a row that is the document; default the
+    first of ``FIELDS`` that the row has."""
     files = files_of(path)
     if path.is_dir():
         read = [read_documents(file, column=column) for file in files]
@@ -63,14 +63,14 @@ def read_documents(path: Path, *, column: str | None = None) -> tuple[list[str],
             content, notes = decoded(blob, path.name)
             if ending not in TABLES:
                 return [content], notes
-            csv.field_size_limit(LARGEST)  # a document is longer than the 128 kB that a cell may have
+            csv.field_size_limit(LARGEST)  # documents may be longer than csv's limit of 128 kB for a cell
             rows = csv.DictReader(io.StringIO(content, newline=""), delimiter=TABLES[ending])
         documents, more = complete(row_documents(rows, column, where=where), path.name)
     return [d for d in documents if d] if ending == ".parquet" else documents, notes + more
 
 
 def read_beginning(path: Path) -> list[str]:
-    """What ``read_documents`` would say of the encoding of a file, as far as its beginning tells."""
+    """Return the notes that ``read_documents`` would make on a file's encoding, judging by its beginning."""
     if ending_of(path) not in (*PLAIN, *TABLES):
         return []
     with _undamaged(path), _opener(path)(path, "rb") as file:
@@ -78,7 +78,7 @@ def read_beginning(path: Path) -> list[str]:
         if head.startswith(UTF_16):
             return []
         try:
-            codecs.getincrementaldecoder("utf-8")().decode(head)  # its last letter may be cut
+            codecs.getincrementaldecoder("utf-8")().decode(head)  # incremental: the last letter may be cut
         except UnicodeDecodeError:
             return decoded(head, path.name)[1]
     return []
@@ -95,7 +95,7 @@ def _undamaged(path: Path) -> Iterator[None]:
 
 
 def row_documents(rows: Iterable[Any], column: str | None, *, where: str) -> Iterator[str | None]:
-    """The documents of rows: strings, or dictionaries with the field ``column``, where None and NaN are none."""
+    """Yield the document of every row, a string or a dictionary with the field ``column``; None for None and NaN."""
     for row in rows:
         fields = [column] if column is not None else [name for name in FIELDS if isinstance(row, dict) and name in row]
         if isinstance(row, str) and column is None:
@@ -119,7 +119,7 @@ def row_documents(rows: Iterable[Any], column: str | None, *, where: str) -> Ite
 
 
 def complete(of_rows: Iterable[str | None], name: str) -> tuple[list[str], list[str]]:
-    """(the documents that are there, a note about the rows without one)."""
+    """Return (documents, notes): the rows that have a document, and a note on how many have none."""
     rows = list(of_rows)
     documents = [document for document in rows if document is not None]
     none = len(rows) - len(documents)
@@ -132,14 +132,14 @@ def _is_document(value: Any) -> bool:
 
 
 def ending_of(path: Path) -> str:
-    """That of the file's kind, in small letters, also where it is packed."""
+    """Return a file's suffix in lower case, without a .gz or .xz behind it."""
     return Path(path.stem).suffix.lower() if path.suffix.lower() in (".gz", ".xz") else path.suffix.lower()
 
 
 def unpacked(path: Path) -> bytearray:
     opener = _opener(path)
     most = LARGEST if opener is open else min(LARGEST, max(1 << 26, 200 * path.stat().st_size))
-    blob = bytearray()  # grows in its place: one read of it all would hold everything twice
+    blob = bytearray()  # grows in place: a single read() would hold everything twice
     with opener(path, "rb") as file:
         while block := file.read(1 << 22):
             blob += block
@@ -156,29 +156,29 @@ def _opener(path: Path) -> Any:
 
 
 def decoded(blob: bytes | bytearray, name: str) -> tuple[str, list[str]]:
-    """UTF-8, UTF-16 where the text begins by saying so, else Latin-1 as Windows has it, with a note."""
+    """Decode UTF-8, UTF-16 with a byte order mark, or else Windows-1252; return (text, notes), one for Windows-1252."""
     if blob.startswith(UTF_16):
         return blob.decode("utf-16"), []
     try:
         return blob.decode("utf-8-sig"), []
     except UnicodeDecodeError:
-        if b"\0" in blob:  # no text at all
+        if b"\0" in blob:  # binary, not text
             raise
         return blob.decode("cp1252"), [f"{name} is not UTF-8: read as Latin-1 (Windows-1252)."]
 
 
 def _json(text: str, start: int = 0, end: int | None = None) -> Any:
-    """The value in a part of the text; an error says where in all of it."""
+    """Parse a part of the text; an error gives the position in the whole text."""
     try:
         return json.loads(text[start:end])
     except json.JSONDecodeError as error:
         raise json.JSONDecodeError(error.msg, text, start + error.pos) from None
-    except (RecursionError, ValueError) as error:  # brackets in brackets, or a number of thousands of digits
+    except (RecursionError, ValueError) as error:  # too deeply nested, or a number with thousands of digits
         raise json.JSONDecodeError(str(error), text, start) from error
 
 
 def _json_lines(content: str, where: str) -> Iterator[Any]:
-    if content.lstrip().startswith("["):  # no row is a list: does it go on over the lines?
+    if content.lstrip().startswith("["):  # no row is a list: is the whole file one array?
         with contextlib.suppress(json.JSONDecodeError):
             _json(content)
             raise ValueError(f"{where} must have a JSON value in every line, and is one array of them: call it .json.")
@@ -190,7 +190,7 @@ def _json_lines(content: str, where: str) -> Iterator[Any]:
 
 
 def _rows(content: str) -> list[Any]:
-    """Of a .json file: a list, one row, or SQuAD's own layout."""
+    """Return the rows of a .json file: a list, a single row, or SQuAD's own layout."""
     whole = _json(content) if content.strip() else []
     if isinstance(whole, dict) and isinstance(whole.get("data"), list):
         inside = [row.get("paragraphs") if isinstance(row, dict) else None for row in whole["data"]]

@@ -1,6 +1,6 @@
 """Propositions E.1 and E.2 of the paper, with the upper bound that holds. The proofs are in docs/theory.md.
 
-E.1  Repeating the entries of two vectors k times leaves their cosine as it was.
+E.1  Repeating the entries of two vectors k times leaves their cosine unchanged.
 E.2  Padding x and y with m independent standard normal entries each multiplies their expected cosine by
      α(‖x‖, m) · α(‖y‖, m), where
 
@@ -14,7 +14,7 @@ E.2  Padding x and y with m independent standard normal entries each multiplies 
 
      κ_m = 2 (Γ(m/2)/Γ((m−1)/2))² = 1/E[U^(−1/2)]²,   m − 3/2 < κ_m < m − 1.
 
-All of it follows from one quantity, the number of coordinates that the padding is worth, `effective_padding`:
+All bounds follow from one quantity, the number of coordinates that the padding is worth, `effective_padding`:
 α = r/√(r² + k) with k(r, m) = r²(1/α² − 1), which rises strictly from κ_m (r → 0) to m (r → ∞).
 
 numpy and scipy only; r and m are plain numbers, m the number of padded coordinates, at least 1.
@@ -28,12 +28,12 @@ import numpy as np
 import scipy
 from numpy.typing import ArrayLike, NDArray
 
-ACCURACY = 1e-10  # relative, of the quadrature; what `alpha` promises
+ACCURACY = 1e-10  # relative, of the quadrature in `alpha`
 GPT2_PADDING = 832  # 1600 − 768 coordinates: from the width of GPT2 to that of GPT2-xl, the paper's example
 
 
 def cosine(x: ArrayLike, y: ArrayLike) -> float:
-    """x·y/(‖x‖‖y‖) of two vectors of one length, neither of them zero."""
+    """Return x·y/(‖x‖‖y‖) of two vectors of the same size, neither of them zero."""
     a, b = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
     if a.ndim != 1 or a.shape != b.shape:
         raise ValueError(f"x and y must be vectors of one length, got {a.shape} and {b.shape}: flatten them.")
@@ -56,7 +56,7 @@ def alpha(r: float, m: int) -> float:
         return 0.0
 
     def exponent(y: float) -> float:
-        # log cosh y = y + log((1 + e^(−2y))/2); for small y by a form that keeps its digits
+        # log cosh y = y + log((1 + e^(−2y))/2), for small y in a form that loses no digits
         logcosh = math.log1p(2 * math.sinh(y / 2) ** 2) if y < 1 else y + math.log1p(math.exp(-2 * y)) - math.log(2)
         try:
             stretch = r * math.sinh(y)
@@ -65,7 +65,7 @@ def alpha(r: float, m: int) -> float:
         return (m - 1) * logcosh + 0.5 * stretch * stretch
 
     end = 1 / math.hypot(r, math.sqrt(m))
-    while exponent(end) < 45:  # beyond, less than 1e-19 of the integrand is left
+    while exponent(end) < 45:  # beyond `end` the integrand is below e^−45 < 1e-19 of its peak
         end *= 1.5
     integral, error = scipy.integrate.quad(lambda y: math.exp(-exponent(y)), 0, end, epsabs=0, epsrel=1e-12, limit=200)
     if not error <= ACCURACY * integral:
@@ -74,8 +74,8 @@ def alpha(r: float, m: int) -> float:
 
 
 def simulate_cosine(x: ArrayLike, y: ArrayLike, m: int, *, draws: int = 10_000, seed: int = 0) -> tuple[float, float]:
-    """The expected cosine of x and y after padding, straight from its definition: pad, measure, average; and the
-    standard error of that average."""
+    """Estimate the expected cosine of x and y after padding straight from its definition: pad, measure, average. Return
+    the average and its standard error."""
     _check(1.0, m)
     if draws < 2:
         raise ValueError(f"draws must be at least 2, got {draws}: a standard error needs two.")
@@ -83,7 +83,7 @@ def simulate_cosine(x: ArrayLike, y: ArrayLike, m: int, *, draws: int = 10_000, 
     inner, left, right = float(a @ b), float(a @ a), float(b @ b)
     rng = np.random.default_rng(seed)
     values = np.empty(draws)
-    step = max(1, 2**20 // m)  # rows at a time, so that the memory does not grow with the draws
+    step = max(1, 2**20 // m)  # rows at a time: memory does not grow with the draws
     for start in range(0, draws, step):
         rows = slice(start, min(start + step, draws))
         g, h = rng.standard_normal((2, rows.stop - rows.start, m))
@@ -97,10 +97,10 @@ def expected_cosine(x: ArrayLike, y: ArrayLike, m: int) -> float:
 
 
 def effective_padding(r: float, m: int) -> float:
-    """k with α(r, m) = r/√(r² + k): what the m random coordinates are worth in fixed ones; κ_m at r = 0.
+    """Return k with α(r, m) = r/√(r² + k): how many fixed coordinates the m random ones are worth; κ_m at r = 0.
 
-    1 − α has few digits left where r is long. There the excess D = α√(r² + m)/r − 1 is integrated by itself, as the
-    difference of the two integrands in x = v√(r² + m), and k = m − (r² + m) D(2 + D)/(1 + D)².
+    For r² > m, where 1 − α loses digits, the excess D = α√(r² + m)/r − 1 is integrated by itself, as the difference of
+    the two integrands in x = v√(r² + m), and k = m − (r² + m) D(2 + D)/(1 + D)².
     """
     _check(r, m)
     if r == 0:
@@ -115,11 +115,11 @@ def effective_padding(r: float, m: int) -> float:
 
     def difference(x: float) -> float:
         w = x * x / total
-        # w − ½ log(1 + 2w), for small w by its series, as the difference would be rounding
+        # w − ½ log(1 + 2w), for small w by its series, as the difference would be mostly rounding error
         gap = w * w * (1 - w * (4 / 3 - w * (2 - w * 16 / 5))) if w < 1e-3 else w - math.log1p(2 * w) / 2
         return math.exp(-x * x) * math.expm1(m * gap)
 
-    # exp(−x²) · exp(m w) ≤ exp(−x²/2) where r² > m: 12 is far enough
+    # the integrand is at most exp(−x²) · exp(m w) ≤ exp(−x²/2) where r² > m: 12 is far enough
     excess = 2 / math.sqrt(math.pi) * scipy.integrate.quad(difference, 0, 12, epsabs=0, epsrel=1e-10, limit=200)[0]
     return m - total * excess * (2 + excess) / (1 + excess) ** 2
 
@@ -128,7 +128,7 @@ def kappa(m: int) -> float:
     """κ_m = 2 (Γ(m/2)/Γ((m−1)/2))², the limit of `effective_padding` for short vectors; 0 for m = 1.
 
     Γ overflows for large arguments and the difference of two large logarithms loses digits (scipy's poch is off by
-    1e-7 for m = 16384), so from x = (m − 1)/2 = 64 on a series is summed whose first omitted term is below 1e-12:
+    1e-7 for m = 16384). So from x = (m − 1)/2 = 64 on a series is summed, whose first omitted term is below 1e-12:
 
         (Γ(x + ½)/Γ(x))² = x − 1/4 + 1/(32 x) + 1/(128 x²) − 5/(2048 x³) − 23/(8192 x⁴) + …
     """
@@ -147,7 +147,7 @@ def lower_bound(r: float, m: int) -> float:
 
 
 def published_upper(r: float, m: int) -> float:
-    """r/√(r² + m − 1), which the paper claims to lie above α. It does from `crossing(m)` on, and not before."""
+    """r/√(r² + m − 1), which the paper claims to lie above α. It does so only for r above `crossing(m)`."""
     return _curve(r, m, float(m - 1))
 
 
@@ -167,9 +167,9 @@ BOUNDS = {"lower": lower_bound, "published": published_upper, "simple": simple_u
 
 
 def crossing(m: int) -> float:
-    """The one r at which α = r/√(r² + m − 1), m ≥ 2: below it the published upper bound fails, above it holds.
+    """Return the one r with α = r/√(r² + m − 1), m ≥ 2: the published upper bound fails below it and holds above it.
 
-    Its square is less than (m − 1)/2, and for m > 12 more than m/2 − 6.
+    r² is less than (m − 1)/2, and for m > 12 more than m/2 − 6.
     """
     if m < 2:
         raise ValueError(f"the published bound crosses α for m of at least 2, got {m}: for m = 1 it is 1 and holds.")
@@ -179,10 +179,10 @@ def crossing(m: int) -> float:
 
 
 def cosine_bounds(x: ArrayLike, y: ArrayLike, m: int) -> tuple[float, float]:
-    """What the expected cosine after padding lies between: (low, high).
+    """Return (low, high), between which the expected cosine after padding lies.
 
-    The bounds of α multiply a positive cosine. A negative one turns them round, and 0 stays 0: the paper's inequality
-    is stated without a sign and needs a positive cosine.
+    The bounds of α multiply a positive cosine; a negative cosine swaps them, and 0 stays 0. The paper states its
+    inequality for any cosine, but it needs a positive one.
     """
     c = cosine(x, y)
     lengths = [float(np.linalg.norm(v)) for v in (x, y)]
@@ -192,8 +192,8 @@ def cosine_bounds(x: ArrayLike, y: ArrayLike, m: int) -> tuple[float, float]:
 
 
 def curves(m: int = GPT2_PADDING, *, points: int = 121) -> dict[str, NDArray]:
-    """The figure's numbers: α, its bounds and the padding each is worth, over lengths "r" from 1/100 to 100 times the
-    crossing, evenly in log r; m > 2."""
+    """Return the figure's numbers: α, its bounds and its effective padding, over lengths "r" from 1/100 to 100 times
+    the crossing, evenly in log r; m > 2."""
     if m <= 2 or points < 2:
         raise ValueError(f"curves need m > 2 and at least 2 points, got m = {m} and {points}: take the default ones.")
     r = crossing(m) * np.logspace(-2, 2, points)

@@ -1,4 +1,4 @@
-"""Models that travel in packages, and the cache of dequantised GGUF weights: float32 safetensors under
+"""Models that come in Python packages, and the cache of dequantised GGUF weights: float32 safetensors under
 ``$DECONDENSE_CACHE`` or ``~/.cache/decondense``, made once and read from there afterwards."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .insides.transformers import without_gguf_bar
 from .needs import need
 
 MARK = "converted.json"
-CONVERSION = "4"  # the version of it
+CONVERSION = "4"  # version of the conversion: another one makes new folders
 WORDS, LARGE = "The people of this country have been there for many years, and some would come back.", 10_000
 
 
@@ -68,8 +68,8 @@ def cache_dir() -> Path:
 
 
 def bundled_folder(name: str) -> Path:
-    """The folder with config.json, safetensors and tokenizer of a bundled model, made on the first visit; without its
-    packages one sentence with the pip command that brings them."""
+    """Return the folder with config.json, safetensors and tokenizer of a bundled model, made on first use. Without its
+    packages raise FileNotFoundError with the pip command that installs them."""
     entry = BUNDLED[name]
     paths = []
     for package, suffix in entry.files:
@@ -85,7 +85,7 @@ def bundled_folder(name: str) -> Path:
 
 
 def available() -> dict[str, bool]:
-    """Which bundled models are installed, without loading anything."""
+    """Return which bundled models are installed, without loading anything."""
     return {name: all(packaged_file(*file) for file in entry.files) for name, entry in BUNDLED.items()}
 
 
@@ -105,7 +105,7 @@ def _join(parts: Sequence[Path], whole: Path, sha256: str | None) -> Path:
 
 
 def _converted(stem: str, content: str) -> tuple[Path, bool]:
-    """The folder of the converted weights, and whether it is there and whole and was made of this very content."""
+    """Return the folder of the converted weights, and whether it is complete and was made from this very content."""
     folder = cache_dir() / "models" / f"{stem}-{content[:16]}"
     mark = folder / MARK
     return folder, mark.exists() and read_json(mark) == {"content": content, "weights": _sizes(folder)}
@@ -118,7 +118,7 @@ def _sizes(folder: Path) -> dict[str, int]:
 def convert_gguf(parts: Sequence[Path], stem: str, *, sha256: str | None = None) -> Path:
     """Dequantise a GGUF file, which may come in several ``parts``, to float32 safetensors in the cache and return the
     folder. Atomic: the folder appears under its name only when complete, and two processes that convert at once end
-    with one copy. ``sha256``: of the parts together."""
+    with one copy. ``sha256``: what the joined parts must have."""
     with parts[0].open("rb") as file:
         if file.read(4) != b"GGUF":
             raise ValueError(
@@ -130,7 +130,7 @@ def convert_gguf(parts: Sequence[Path], stem: str, *, sha256: str | None = None)
     if ready:
         return target
     need("gguf", f"reading {parts[0].name}")
-    shutil.rmtree(target, ignore_errors=True)  # of another content, or not whole
+    shutil.rmtree(target, ignore_errors=True)  # made from other content, or incomplete
     what = f"the cache {target.parent} must be writable, and have room for what becomes of {parts[0].name}"
     with os_sentence(what, "set DECONDENSE_CACHE to another folder"):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -142,7 +142,7 @@ def convert_gguf(parts: Sequence[Path], stem: str, *, sha256: str | None = None)
             try:
                 folder.rename(target)
             except OSError:
-                if not _converted(stem, content)[1]:  # else another process was faster
+                if not _converted(stem, content)[1]:  # unless another process was faster
                     raise
     return target
 
@@ -152,8 +152,8 @@ def _dequantise(path: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    # A header holds every word of the vocabulary: seconds of Python. transformers reads it for the tokenizer, for the
-    # configuration and for the weights, each time through `gguf.GGUFReader`.
+    # A header holds every word of the vocabulary, which takes Python seconds to read. transformers reads it for the
+    # tokenizer, for the configuration and for the weights, each time through `gguf.GGUFReader`: once is enough.
     once = functools.cache(gguf.GGUFReader)
     where, file = str(path.resolve().parent), path.name
     try:
@@ -164,12 +164,12 @@ def _dequantise(path: Path, folder: Path) -> None:
             plain = {"dtype": torch.float32, "quantization_config": GgufConfig(dequantize=True)}
             model = whole_model(AutoModelForCausalLM, where, gguf_file=file, **plain)
     except Exception as error:
-        # Whatever a damaged file breaks deep inside the reader (struct, numpy, KeyError): one fact.
+        # A damaged file breaks something deep inside the reader (struct, numpy, KeyError): say only that.
         raise ValueError(
             f"{path} could not be read as GGUF: {first_line(error)}; "
             "the file is damaged or its architecture is unknown."
         ) from error
-    if add_bos:  # the tokenizer comes back without what adds the first token; Gemma, for one, is lost without it
+    if add_bos:  # the loaded tokenizer does not add the first token, and Gemma, for one, is lost without it
         tokenizer.add_bos_token = True
     model.config.architectures = [type(model).__name__]
     with quiet_loading():
@@ -179,8 +179,8 @@ def _dequantise(path: Path, folder: Path) -> None:
 
 
 def _check_words(folder: Path, file: str) -> None:
-    """Refuse a large vocabulary that spells out what anyone writes. A file may hold scores from which the rules must be
-    made; transformers 5.17 makes wrong ones of Gemma's, and whatever reads a text is then wrong in silence."""
+    """Refuse a tokenizer with a large vocabulary that still spells out common words. Some files hold scores from which
+    transformers makes the merge rules; 5.17 makes wrong ones for Gemma, and every result is then silently wrong."""
     import transformers
 
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
@@ -194,8 +194,8 @@ def _check_words(folder: Path, file: str) -> None:
 
 
 def _wants_bos(path: str) -> bool:
-    """Whether the header asks for a first token. One that asks for more blocks than there are tensors is refused here:
-    building a thousand million of them would never end."""
+    """Return whether the header asks for a first token. A header with more blocks than tensors is refused here:
+    building a thousand million blocks would never end."""
     from gguf import GGUFReader
 
     reader = GGUFReader(path)
@@ -207,7 +207,7 @@ def _wants_bos(path: str) -> bool:
 
 
 def whole_model(auto: Any, where: str, **options: Any) -> Any:
-    """``auto.from_pretrained``, where a block that the weights lack is refused: it would be random, in silence."""
+    """``auto.from_pretrained``, but refuse weights that lack tensors of a block, which would silently be random."""
     with quiet_loading():
         model, seen = auto.from_pretrained(where, output_loading_info=True, **options)
     lacking = sorted(key for key in seen["missing_keys"] if re.search(r"\.\d+\.", key))
@@ -220,7 +220,7 @@ def whole_model(auto: Any, where: str, **options: Any) -> Any:
 
 @contextlib.contextmanager
 def quiet_loading() -> Iterator[None]:
-    """Silence loading bars and notices, and put the caller's settings back."""
+    """Silence loading bars and notices, and restore the caller's settings afterwards."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -1,4 +1,4 @@
-"""Windows of exactly N tokens, drawn from a text by seed, which never overlap."""
+"""Draw windows of exactly N tokens from a text, by seed, so that none overlap."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from .words import several
 
 @dataclass(frozen=True)
 class Windows:
-    """``ids`` (windows, tokens); ``origins``: for each window the document it begins in, its first
-    character in the joined text and the one after its last."""
+    """``ids`` (windows, tokens); ``origins``: for each window the document it begins in, and its first
+    character and the one after its last in the joined text."""
 
     ids: np.ndarray
     origins: list[dict[str, int]]
 
 
 def draw_windows(text: Text, tokenizer: Any, *, windows: int, tokens: int, seed: int = 0) -> Windows:
-    """Draw ``windows`` windows of exactly ``tokens`` tokens, which never overlap.
+    """Draw ``windows`` windows of exactly ``tokens`` tokens, so that none overlap.
 
     The text is cut into as many equal stretches as windows, and one window is placed at random (``seed``) in
     each of them, beginning at a word. Where the stretches are too short for that, the whole text is tokenised
@@ -48,7 +48,7 @@ def _special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
     try:
         bare = list(tokenizer("word", add_special_tokens=False)["input_ids"])
         full = list(tokenizer("word")["input_ids"])
-        _ = [operator.index(i) for i in (*bare, *full)]  # a batch of one would be taken for one token
+        _ = [operator.index(i) for i in (*bare, *full)]  # a batch of one sequence would pass for one token
     except (TypeError, KeyError, AttributeError, IndexError) as error:
         raise TypeError(
             "the tokenizer must be one of transformers, called with a string and returning input_ids, a list of "
@@ -66,7 +66,7 @@ def _encode(tokenizer: Any, piece: str) -> tuple[list[int], list[int]]:
         out = tokenizer(piece, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         return list(out["input_ids"]), [end for _, end in out["offset_mapping"]]
     ids = list(tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"])
-    # Without offsets the characters are shared out evenly; only the record of origins uses them.
+    # Without offsets the characters are spread evenly over the tokens; only the record of origins uses them.
     return ids, [round((i + 1) * len(piece) / max(1, len(ids))) for i in range(len(ids))]
 
 

@@ -1,17 +1,17 @@
 """Every file that one part of the package writes and another reads: its fields, its version, one reader, one writer.
 
     measurement   decondense.condensation/2   the meter on one model and one text
-    training      decondense.train/2          one training run; its snapshots stand inside, in short
+    training      decondense.train/2          one training run, with its snapshots in short form
     evaluation    decondense.evaluation/1     benchmarks on one model; the items lie beside it in items.parquet
-    outcomes      decondense.outcomes/1       the same in the small, beside a training run of a study (outcomes.json)
-    measured      decondense.measured/1       a measurement in short, as a run of a study
+    outcomes      decondense.outcomes/1       an evaluation in short form, beside a study's training run (outcomes.json)
+    measured      decondense.measured/1       a measurement in short form, as a run of a study
     comparison    decondense.comparison/1     measurements side by side
     significance  decondense.significance/1   two sets of evaluations on the same items
     study         decondense.study/2          a claim: verdict, table, and the runs it rests on
 
-`read` takes a file or the folder that holds its result.json and returns the record as its class. A file that does not
-fit is a `Damaged` with the path and the field. Measurements of version 1 are read too. Numbers that are not finite are
-null.
+`read` takes a file, or a folder that holds a result.json, and returns an instance of the record's class. A file that
+does not fit its schema raises `Damaged` with the path and the field. Measurements of version 1 are read too. Numbers
+that are not finite are null.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What all records share: parts that forbid unknown fields, the record, which is a whole file, and its reader."""
+"""What all records share: `Part`, which forbids unknown fields, `Record`, which is a whole file, and the reader."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from ..words import perhaps_beside, quoted
 
 Number = float | None
 Density = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=0, lt=2**53)]  # what a browser can hold too
+Count = Annotated[int, Field(ge=0, lt=2**53)]  # exact in a browser too
 Words = Annotated[str, Field(pattern=r"\S")]  # not empty
 Section = dict[str, Any]
 REMEDY = "delete it and make the result again, or leave it out"
 
 
 def known(value: Number) -> float:
-    """NaN where there is none."""
+    """Return the number as a float, None as NaN."""
     return math.nan if value is None else float(value)
 
 
 class Damaged(ValueError):
-    """A file is not what its schema says. The sentence names the file, the field and the remedy."""
+    """A file does not fit its schema. The message names the file, the field and the remedy."""
 
 
 class Part(BaseModel):
@@ -36,13 +36,13 @@ class Part(BaseModel):
 
 
 class Open(Part):
-    """A part beside whose fields others may stand, under their own names."""
+    """A part that may have further fields beside those of its class."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
 
 class Record(Part):
-    """A whole file. `kind` is its name for people, `reads` the schemas that this class reads, the newest first."""
+    """A whole file. `kind` is its name for people; `reads` are the schemas that the class reads, newest first."""
 
     kind: ClassVar[str]
     reads: ClassVar[tuple[str, ...]]
@@ -55,7 +55,7 @@ class Record(Part):
         Record.by_schema |= dict.fromkeys(reads, cls)
 
     def __repr__(self) -> str:
-        """In short: words and numbers in full, of lists and sections the length; those of pydantic fill screens."""
+        """Show strings and numbers in full and lists and sections by length: pydantic's own repr fills screens."""
         parts = []
         for name, value in self:
             if isinstance(value, (list, dict)):
@@ -67,18 +67,18 @@ class Record(Part):
     __str__ = __repr__
 
     def lines(self) -> list[Section]:
-        """The result as a table: a row for each state, task, step or model that it is about."""
+        """Return the result as a table, one row for each state, task, step or model."""
         raise NotImplementedError
 
     def to_pandas(self) -> Any:
-        """`lines` as a pandas frame, every number a column under the name it has in the file."""
+        """Return `lines` as a pandas frame, columns named as in the file."""
         need("pandas", "a table")
         import pandas
 
         return pandas.DataFrame(self.lines())
 
     def to_json(self) -> str:
-        """The same numbers give the same bytes; fields that were never set are left out."""
+        """Return the file's content. The same numbers give the same bytes; fields that were never set are left out."""
         content = self.model_dump(mode="json", by_alias=True, exclude_unset=True)
         return pretty_json(finite(content))
 
@@ -90,7 +90,7 @@ class Record(Part):
 
 
 def parse(content: Any, name: str = "result.json") -> Record:
-    """Content of a JSON file as its record. `name` is what the sentence calls the file."""
+    """Turn the content of a JSON file into its record. `name` is what an error calls the file."""
     schema = content.get("schema") if isinstance(content, dict) else None
     if not isinstance(schema, str):
         raise Damaged(f"{name} names no schema: it is not a result of decondense.")
@@ -110,27 +110,27 @@ def parse(content: Any, name: str = "result.json") -> Record:
 
 
 def read(path: AnyPath) -> Record:
-    """The record in a file, or in the result.json of a folder."""
+    """Read the record in a file, or in the result.json of a folder."""
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"path must be that of a result, got {path!r}: give result.json or the folder that holds it.")
     target = Path(path)
-    if os.path.isdir(target):  # which Path.is_dir does not answer for a name that is too long
+    if os.path.isdir(target):  # unlike Path.is_dir, False for a name that is too long
         target = target / "result.json"
     try:
         content = read_json(target)
     except FileNotFoundError:
         raise FileNotFoundError(f"no result at {str(path)!r}: give result.json or the folder that holds it.") from None
     except ValueError as error:
-        # what cannot be opened may be whole
+        # A file that cannot be opened may be intact: do not advise to delete it.
         remedy = "" if isinstance(error.__cause__, OSError) else f"; {REMEDY}"
         raise Damaged(f"{str(error).removesuffix('.')}{remedy}.") from error
     return parse(content, str(target))
 
 
 def check_folder(folder: Path, kind: str) -> None:
-    """A folder that holds a result of another kind is left alone: files of the same names would be replaced."""
+    """Refuse a folder that holds a result of another kind, whose files of the same names would be replaced."""
     there, config = kind, folder / "config.yaml"
-    if (folder / "recipe.yaml").is_file():  # a training or a study that is not finished, too
+    if (folder / "recipe.yaml").is_file():  # unfinished trainings and studies count too
         there = "training"
     elif config.is_file() and config.read_bytes().startswith(b"command: study\n"):
         there = "study"
@@ -143,8 +143,8 @@ def check_folder(folder: Path, kind: str) -> None:
 
 
 def find(places: Sequence[AnyPath]) -> Iterator[tuple[Path, str]]:
-    """(path, name to show) of every result.json in and below the folders, or of the files themselves, each once, in a
-    fixed order. Hidden folders and links to folders are not entered."""
+    """Yield (path, name to show) of every result.json in and below the folders, or of the files themselves, each once
+    and in a fixed order. Hidden folders and links to folders are not entered."""
     seen: set[Path] = set()
     for place in map(Path, places):
         if not place.exists():

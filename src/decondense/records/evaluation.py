@@ -1,4 +1,4 @@
-"""Benchmarks on one model, the same in the small, and two sets of evaluations on the same items."""
+"""Benchmarks on one model, in full and in short form, and two sets of evaluations compared on the same items."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class EvaluatedTask(Open):
 
 
 class EvaluatedModel(Open):
-    """`weights` is a fingerprint: a copy has the same, another training seed has not."""
+    """`weights` is a fingerprint: the same for a copy, different for another training seed."""
 
     name: str
     description: str
@@ -33,8 +33,8 @@ class EvaluatedModel(Open):
 
 
 class Checkpoint(Part):
-    """Of which training run and step the weights are, and how they were chosen. `place` is a hash of the run's path,
-    `folder` the name inside it; a model that lies in no folder has neither."""
+    """The training run and step that the weights are from, and how they were chosen. `place` is a hash of the run's
+    path, `folder` the name inside it; a model that is in no folder has neither."""
 
     selected_by: str
     step: int | None = None
@@ -62,8 +62,8 @@ class Evaluation(Record, reads=("decondense.evaluation/1",)):
 
 
 class TaskOutcomes(Part):
-    """`correct` is a string of 0 and 1, or numbers where the task is graded; `log_share` float16 in base64; `items` a
-    hash over the prompts in their order."""
+    """`correct` is a string of 0 and 1, or a list of numbers if the task is graded; `log_share` is float16 in base64;
+    `items` is a hash of the prompts in their order."""
 
     n: int
     items: str
@@ -97,9 +97,9 @@ class Outcomes(Record, reads=("decondense.outcomes/1",)):
 
 
 class Difference(Open):
-    """treated − base on one task, or on their average. `signal_to_noise`: of a task, how far its scores lie above
-    chance over the standard error of the difference. More where it applies: `gained` and `lost` items, the `pairs` of
-    seeds, `se`, `seed_se`, `item_se`, `seed_sd`, `df`, `bootstrap`."""
+    """treated − base on one task or on the average of tasks. `signal_to_noise`, of a task: how far its scores lie above
+    chance, divided by the standard error of the difference. Further fields where they apply: `gained` and `lost` items,
+    `pairs` of seeds, `se`, `seed_se`, `item_se`, `seed_sd`, `df`, `bootstrap`."""
 
     items: int = Field(gt=0)
     base: float
@@ -123,7 +123,7 @@ class TaskDifference(Difference):
 
 
 class WeightedDifference(Difference):
-    """Of the average in which every task has its own weight."""
+    """treated − base on the average in which every task has its own weight."""
 
     weights: dict[str, float]
 
@@ -155,12 +155,12 @@ class Significance(Record, reads=("decondense.significance/1",)):
     verdict: str
 
     def lines(self) -> list[Section]:
-        """A row per task and, where there are several, for their averages; scores as fractions."""
+        """Return a row per task and, with several tasks, for their averages; scores as fractions."""
         return differences(self)
 
     @property
     def arms(self) -> str:
-        """What was compared, for a title."""
+        """Say for a title what was compared."""
         base, treated = self.seeds
         return "two checkpoints" if self.claim == "checkpoints" else f"{base} base and {treated} treated seeds"
 
@@ -169,8 +169,8 @@ AVERAGE, WEIGHTED = "average", "average by S/N"
 
 
 def differences(part: Significance | Differences) -> list[Section]:
-    """A row for each task and, where there are several, one for their average, and one for that weighted by signal to
-    noise where it is known."""
+    """Return a row for each task and, with several tasks, one for their average and, where it is known, one for their
+    average weighted by signal to noise."""
     rows = [task.model_dump() for task in part.tasks]
     if part.macro is not None and len(rows) > 1:
         rows.append(part.macro.model_dump(exclude={"weighted"}) | {"task": AVERAGE})

@@ -1,4 +1,4 @@
-"""The meter on one model and one text: whole, in short, and several side by side."""
+"""Measurements of one model on one text, in full and in short form, and several side by side."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class MeasuredText(Part):
 
 
 class Histogram(Part):
-    """`counts` (states, bins) of cosines from `low` to `high`, an empty bin 0."""
+    """`counts` (states, bins) of cosines from `low` to `high`."""
 
     low: float
     high: float
@@ -56,7 +56,7 @@ class Histogram(Part):
 
 
 class State(Open):
-    """One hidden state: means over the windows. Spectral statistics stand beside these under their own names."""
+    """Means over the windows for one hidden state. Other statistics, spectral ones too, are further fields."""
 
     __pydantic_extra__: dict[str, Number]
 
@@ -68,7 +68,7 @@ class State(Open):
     by_distance: list[Number]
 
     def row(self) -> dict[str, Any]:
-        """A row of a table: quantile_5 … quantile_95 and distance_1, distance_2, distance_4 … stand beside the rest."""
+        """Return a row of a table, with columns quantile_5 … quantile_95 and distance_1, distance_2, distance_4 …"""
         plain = self.model_dump(exclude={"quantiles", "by_distance"})
         plain |= {f"quantile_{q}": value for q, value in zip((5, 25, 50, 75, 95), self.quantiles)}
         return plain | {f"distance_{2**k}": value for k, value in enumerate(self.by_distance)}
@@ -115,8 +115,8 @@ class Measurement(Record, reads=("decondense.condensation/2", "decondense.conden
 
 
 class Snapshot(Part):
-    """A measurement in short, as a training run or a study keeps it: `mean_cosine` (states,), the trends over depth,
-    and, where a heatmap will be drawn, `histogram` (states, bins), a density over [−1, 1]."""
+    """A measurement in short form, as a training run or a study keeps it: `mean_cosine` (states,), the trends over
+    depth, and, where a heatmap will be drawn, `histogram` (states, bins), a density over [−1, 1]."""
 
     step: Count | None = None
     tokens: Count | None = None
@@ -129,10 +129,10 @@ class Snapshot(Part):
     last: Number
     windows: Count
     final_norm: bool
-    outlier_share: list[Number] | None = None  # (states,) of the variance, in the 3 dimensions that have most of it
-    effective_rank: list[Number] | None = None  # (states,), where the measurement is spectral
+    outlier_share: list[Number] | None = None  # (states,) share of the variance in the 3 dimensions with the most
+    effective_rank: list[Number] | None = None  # (states,), if the measurement is spectral
     histogram: list[list[Density]] | None = None
-    window_interval: tuple[Number, Number] | None = None  # of spearman, over windows
+    window_interval: tuple[Number, Number] | None = None  # interval of spearman over windows
     model: str | None = None
     parameters: int | None = None
     text: str | None = None
@@ -148,12 +148,12 @@ class Snapshot(Part):
 
     @property
     def blocks(self) -> float:
-        """Mean cosine of the block outputs, which are what the losses act on."""
+        """Mean cosine over the outputs of the blocks, on which the losses act."""
         return sum(map(known, self.mean_cosine[1:])) / (len(self.mean_cosine) - 1)
 
 
 def in_short(whole: Measurement, *, histogram: bool = False, **more: Any) -> Snapshot:
-    """A measurement as training runs and studies keep it; `histogram`: with the density, in 64 bins."""
+    """Shorten a measurement as training runs and studies keep it; `histogram`: include the density, in 64 bins."""
     states = whole.model.layers + 1
     rows = [state.model_dump() for state in whole.states[:states]]
     named = {"outlier_share": "top3_variance_share", "effective_rank": "effective_rank"}
@@ -171,14 +171,14 @@ def in_short(whole: Measurement, *, histogram: bool = False, **more: Any) -> Sna
 
 
 def _coarse_density(counts: Sequence[float], bins: int = 64) -> list[float]:
-    """Counts over [−1, 1] as a density in `bins` bins, two decimals."""
+    """Turn counts over [−1, 1] into a density in `bins` bins, two decimals."""
     size, total = len(counts) // bins, max(1.0, sum(counts))
     return [round(sum(counts[i * size : (i + 1) * size]) / total * bins / 2, 2) for i in range(bins)]
 
 
 class Measured(Record, reads=("decondense.measured/1",)):
     measurement: Snapshot
-    config: Section  # what was asked for, in the study's own terms
+    config: Section  # what the study asked for, in its own terms
     hardware: str
     versions: dict[str, str]
     seconds: Number = None
@@ -188,8 +188,8 @@ class Measured(Record, reads=("decondense.measured/1",)):
 
 
 class Compared(Open):
-    """A result of a comparison. The same statistics of the blocks alone, with `_blocks` in their names, stand beside
-    these."""
+    """One result in a comparison. The same statistics over the blocks alone are further fields, with `_blocks` in their
+    names."""
 
     model: str
     revision: str | None
@@ -212,7 +212,8 @@ class Compared(Open):
 
 
 class Shift(Part):
-    """Of two results, the second minus the first, over windows; `same_windows`: of one text, resampled in pairs."""
+    """The second of two results minus the first, with intervals over windows; `same_windows`: both have the same
+    windows of one text, resampled in pairs."""
 
     sentence: str
     same_windows: bool

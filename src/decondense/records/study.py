@@ -21,7 +21,7 @@ class Table(Part):
 
 
 class Study(Record, reads=("decondense.study/2",)):
-    """`runs` are the folders below runs/ that the result rests on; `headline` is what decided the verdict, in short."""
+    """`runs` are the folders below runs/ that the result rests on; `headline` says what decided the verdict."""
 
     study: Words
     claim: Words

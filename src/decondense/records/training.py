@@ -1,4 +1,4 @@
-"""One training run; its snapshots stand inside, in short."""
+"""One training run, with its snapshots in short form."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .measurement import Snapshot
 
 
 class Step(Open):
-    """A line of the history. `loss` = `task_loss` + `penalty_weight` · `penalty`; other terms under their own names."""
+    """A line of the history. `loss` = `task_loss` + `penalty_weight` · `penalty`; other terms are further fields."""
 
     step: Count
     tokens: Count
@@ -30,7 +30,7 @@ class HeldOut(Part):
 
 
 class Probe(Part):
-    """`gradient_noise` in tokens, `frequency_share` of the last state: see `train/probes.py`."""
+    """`gradient_noise` is in tokens, `frequency_share` is of the last state: see `train/probes.py`."""
 
     step: Count
     tokens: Count
@@ -49,7 +49,7 @@ class TrainedModel(Part):
     name: str
     source: str = "unknown source"
     parameters: int
-    base_model: str | None = None  # hub id of the weights that it started from
+    base_model: str | None = None  # hub id of the weights that training started from
     licence: str | None = None  # of those weights
 
 
@@ -89,11 +89,11 @@ class Training(Record, reads=("decondense.train/2",)):
     fused_loss: bool | None = None
     hardware: str
     versions: dict[str, str]
-    arm: str | None = None  # of a study
-    origin: str | None = None  # where a study took the run over from
+    arm: str | None = None  # of a study that the run belongs to
+    origin: str | None = None  # where a study took the run from
 
     def lines(self) -> list[Section]:
-        """A row per logged step; the held-out loss stands beside those at which it was taken."""
+        """Return a row per logged step, with the held-out loss at the steps where it was measured."""
         held_out = {entry.step: entry.loss for entry in self.held_out}
         rows = {line.step: line.model_dump() for line in self.history}
         for entry in self.held_out:
@@ -102,8 +102,8 @@ class Training(Record, reads=("decondense.train/2",)):
 
     @property
     def quantisation_cost(self) -> dict[str, float]:
-        """Scheme → held-out loss after quantisation minus before, nats per token, mean over texts; NaN where one is not
-        finite."""
+        """Map each scheme to the held-out loss after quantisation minus before, in nats per token, averaged over texts;
+        NaN where a loss is not finite."""
         before = self.held_out_texts or {}
         return {
             scheme: sum(known(loss) - known(before[text]) for text, loss in after.items()) / len(after)
@@ -112,5 +112,5 @@ class Training(Record, reads=("decondense.train/2",)):
 
     @property
     def skipped(self) -> int:
-        """How many steps were left out because their loss was not finite; a study keeps the number alone."""
+        """Number of steps skipped because their loss was not finite; a study keeps only this number."""
         return self.skipped_steps if isinstance(self.skipped_steps, int) else len(self.skipped_steps)
