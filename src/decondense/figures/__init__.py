@@ -1,1 +1,1 @@
-"""Pictures as files, and what they share with the charts of the page. No torch here."""
+"""Figures as files, and the description of charts that they share with the page. No torch here."""

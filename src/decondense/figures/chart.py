@@ -1,8 +1,8 @@
-"""What a chart shows, said once: `draw` makes a file of it with matplotlib, the page shows the same with plotly.
+"""A chart as plain data: `draw` makes a file of it with matplotlib, and the page shows the same chart with plotly.
 
-Colours are Okabe and Ito's, told apart without red-green vision on white and on dark, and two more; every series has a
-dash and a symbol of its own too, so that nothing is said by hue alone. INK and FAINT are the colours of the text
-and of faint lines, whatever these are where the chart is drawn. Sizes and widths are in pixels of the page.
+Colours are Okabe and Ito's, distinguishable without red-green vision on white and on dark, and two more; every series
+also has a dash and a symbol, so that nothing is said by hue alone. INK and FAINT stand for the colours of text and of
+faint lines wherever the chart is drawn. Sizes and widths are in pixels of the page.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Values = Sequence[Any] | np.ndarray
 
 
 def look(number: int) -> dict[str, Any]:
-    """Colour, dash and symbol of the n-th series: no two alike among the first 48."""
+    """Return colour, dash and symbol of the n-th series; no two of the first 48 look alike."""
     turn = number % len(PALETTE) + number // len(PALETTE)
     names = {"dash": DASHES[turn % len(DASHES)], "symbol": SYMBOLS[turn % len(SYMBOLS)]}
     return {"colour": PALETTE[number % len(PALETTE)], **names}
@@ -33,8 +33,8 @@ def look(number: int) -> dict[str, Any]:
 
 @dataclass
 class Axis:
-    """`scale`: linear, log or symlog; `ticks`: (place, label); `amounts`: labels like 10M; `whole`: what is counted,
-    layers or steps, has no ticks between."""
+    """`scale`: linear, log or symlog; `ticks`: (place, label); `amounts`: labels like 10M; `whole`: ticks at whole
+    numbers only, for layers or steps."""
 
     title: str = ""
     range: tuple[float, float] | None = None
@@ -47,7 +47,7 @@ class Axis:
 
 @dataclass
 class Heat:
-    """Density (states, bins) of cosines −1 … 1, a column at each of `x`; the colours end at `top`."""
+    """Density (states, bins) of cosines −1 … 1, a column at each of `x`; the colour scale ends at `top`."""
 
     x: Sequence[float]
     density: np.ndarray
@@ -56,10 +56,10 @@ class Heat:
 
 @dataclass
 class Series:
-    """Points, joined where there is a `dash`, marked where there is a `symbol` (one, or one for each), with an interval
-    each where there are `low` and `high`: along y, or along x where it is `across`. `name` stands in the legend, once
-    for all of a `group`; `label` says which run it is. `hover` is what a point says: lines with {label}, {x}, {y} and
-    {of}, which is what else is known of every point (its step, or words)."""
+    """Points, joined by a line if there is a `dash`, marked if there is a `symbol` (one for all, or one for each), with
+    intervals if there are `low` and `high`: along y, or along x if `across`. The legend shows `name`, once for all of a
+    `group`; `label` is the run. `hover` is the text of a point: lines with {label}, {x}, {y} and {of}, the point's
+    entry in `of` (its step, or words)."""
 
     x: Values
     y: Values
@@ -137,9 +137,9 @@ class Frame:
 
 @dataclass
 class Chart:
-    """A file shows the last of the `frames`. `right` is a column of words at the right edge, which the page has in
-    `hover`; `rows` are the numbers for a CSV, or `columns` names those in the series: field (label, of, x, y) → name. A
-    heatmap is its own table."""
+    """A chart, of which a file shows the last frame. `right`: a column of words at the right edge of a file; the page
+    has them in `hover`. `rows`: the numbers for the CSV; without them `columns` names the fields of the series that are
+    its columns: field (label, of, x, y) → name. A heatmap is its own table."""
 
     title: str
     x: Axis
@@ -161,8 +161,8 @@ def dots(
     x: Sequence[float], values: Sequence[Sequence[Any]], *, colour: str = PALETTE[0], name: str = "",
     joined: bool = False, level: float = 0.95, across: bool = False, hollow: bool = False,
 ) -> list[Series]:  # fmt: skip
-    """At every `x` its values as small open dots, and their mean with Student's interval where there are several, as a
-    square that may be `hollow`; `across`: values along the x axis, places along the y axis."""
+    """Show the values at every `x` as small open dots and, if there are several, their mean with Student's interval as
+    a square, which may be `hollow`; `across`: values along the x axis, places along the y axis."""
     known = [[v for v in some if v is not None and math.isfinite(v)] for some in values]
     means = [float(np.mean(some)) if some else math.nan for some in known]
     singles = [(place, v) for place, some in zip(x, known) for v in some]
@@ -183,7 +183,7 @@ def with_intervals(
     x: Sequence[Any], rows: Sequence[Mapping[str, Any]], value: str, *, text: Sequence[str], number: int, joined: bool,
     **more: Any,
 ) -> Series:  # fmt: skip
-    """Values with their intervals: rows hold `value`, `value`_low and `value`_high; `text` says what each is."""
+    """Show values with their intervals: rows hold `value`, `value`_low and `value`_high; `text` names each point."""
     ends = [(row[value], row.get(f"{value}_low"), row.get(f"{value}_high")) for row in rows]
     words = [f"{what}\n{span(*three)}" for what, three in zip(text, ends)]
     style = look(number) if joined else look(number) | {"dash": None}

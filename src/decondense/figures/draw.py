@@ -1,5 +1,5 @@
-"""Charts with matplotlib: as a file, which is written to a temporary name and renamed (the same numbers give the same
-bytes), on your own axes, or as a figure."""
+"""Draw charts with matplotlib: into a file, which is written under a temporary name and renamed (the same numbers give
+the same bytes), on the caller's axes, or as a figure."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ SYMBOL = dict(zip(SYMBOLS, "osD^xP"))
 Where = AnyPath | None
 VECTORS = ("svg", "pdf")
 DPI = 160
-POINTS = 0.62  # of a pixel of the page
-LETTERS, LINE = 16, 0.15  # labels of ticks: letters to an inch, inches from line to line
+POINTS = 0.62  # per pixel of the page
+LETTERS, LINE = 16, 0.15  # tick labels: letters per inch, inches per line
 
 
 @dataclass
 class Strip:
-    """Rows of charts with common words on their left and below, in all `size` inches; `shared`: with common axes."""
+    """Rows of charts, `size` inches in all, with common labels on the left and below; `shared`: with common axes."""
 
     rows: Sequence[Sequence[Chart]]
     size: tuple[float, float]
@@ -42,8 +42,8 @@ def draw(
     strips: Sequence[Strip], path: Where = None, *, name: str = "figure.png", title: str | None = None, ax: Any = None,
     rows: Iterable[Mapping[str, Any]] | None = None,
 ) -> Any:  # fmt: skip
-    """Strips below each other; `figures.plot` says what `path`, `ax`, `title` and the value are. `name` is that of the
-    file where `path` is a folder (it exists, or has no ending), and `rows` go into a CSV beside it."""
+    """Draw strips below each other; `figures.plot` explains `path`, `ax`, `title` and the return value. `name` is the
+    file's name if `path` is a folder (an existing one, or no suffix), and `rows` go into a CSV beside the file."""
     kind = "" if path is None or Path(path).is_dir() else Path(path).suffix.lstrip(".").lower()
     if kind and kind not in ("png", *VECTORS):
         raise ValueError(f"a figure must be .png, .svg or .pdf, got {os.fspath(path or '')!r}.")
@@ -62,16 +62,16 @@ def draw(
         write_csv(target.with_suffix(".csv"), rows)
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {"Software": None})
     whole.set_dpi(DPI)
-    with atomic(target) as temporary, _mpl().rc_context({"svg.hashsalt": "decondense"}):  # else names are random
+    with atomic(target) as temporary, _mpl().rc_context({"svg.hashsalt": "decondense"}):  # random ids otherwise
         if kind in VECTORS:
             whole.savefig(temporary, format=kind, metadata=metadata)
         else:
-            whole.canvas.print_png(temporary, metadata=metadata)  # savefig draws all of it twice
+            whole.canvas.print_png(temporary, metadata=metadata)  # savefig would draw twice
     return target
 
 
 def _mpl() -> Any:
-    """Imported where something is drawn: half a second, which `decondense study list` can spare."""
+    """Import matplotlib only when something is drawn: it takes half a second, which `decondense study list` saves."""
     import matplotlib.backends.backend_agg
     import matplotlib.figure
     import matplotlib.patheffects
@@ -160,7 +160,7 @@ def _chart(axis: Any, chart: Chart, size: int) -> None:
         where: dict[str, Any] = {"loc": chart.legend}
         if chart.legend == "beside":
             where = {"loc": "upper left", "bbox_to_anchor": (1.01, 1)}
-        elif heat and chart.rules:  # right of its line a heatmap has one state, which is to be seen
+        elif heat and chart.rules:  # do not hide the one state right of the line
             left, right = axis.get_xlim()[0], chart.rules[0].at
             where |= {"bbox_to_anchor": (left, 0, right - left, 1), "bbox_transform": axis.get_xaxis_transform()}
         axis.legend(fontsize=size - 1, framealpha=0.9, **where)
@@ -191,8 +191,8 @@ def _axis(axis: Any, side: str, described: Axis, size: int) -> None:
 
 
 def _turn(axis: Any, ticks: Sequence[tuple[float, str]]) -> None:
-    """Labels below an axis are slanted where side by side they have no room, upright where slanted they have none, and
-    where they have none upright either, some are left out."""
+    """Slant the labels below an axis if they do not fit side by side, turn them vertical if they do not fit slanted,
+    and leave some out if they do not fit vertically either."""
     inches = axis.get_xaxis_transform().transform([(place, 0) for place, _ in ticks])[:, 0] / axis.figure.dpi
     at, places, labels = zip(*sorted((x, *tick) for x, tick in zip(inches, ticks)))
     wide = [max(map(len, label.splitlines() or [""])) / LETTERS for label in labels]

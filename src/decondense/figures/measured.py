@@ -23,22 +23,22 @@ do not see its size: cosines that all read 0.00 can rise with every layer."""
 
 
 class Geometry:
-    """A measurement with its numbers as arrays: one entry per hidden state, 0 (embedding layer) … L; the last one is
-    after the final norm, last_hidden_state. `before_norm` is the same state before it."""
+    """A measurement with its numbers as arrays: one entry per hidden state, 0 (embedding layer) … L; the last entry is
+    last_hidden_state, after the final norm. `before_norm` is that state before the norm."""
 
     def __init__(self, record: Measurement) -> None:
         self.record = record
         self.layers = record.model.layers  # L, the number of blocks
         self.states, rest = record.states[: self.layers + 1], record.states[self.layers + 1 :]
-        self.before_norm: State | None = rest[0] if rest else None  # None where the model does not give it away
-        self.first = 0 if record.model.stack.startswith("modules ") else 1  # named modules are blocks all of them
+        self.before_norm: State | None = rest[0] if rest else None  # None where it could not be read
+        self.first = 0 if record.model.stack.startswith("modules ") else 1  # all named modules count as blocks
         self.final_norm = record.final_norm
         self.text = record.text.name
         self.label = record.model.description + (", freshly initialised" if record.model.init else "")
         """What tables and figures call it."""
 
     def values(self, name: str) -> np.ndarray:
-        """(L+1,) of any statistic of the states, by name."""
+        """Return any statistic of the states by name, (L+1,)."""
         if not hasattr(self.states[0], name):
             names = [key for key, value in self.states[0].model_dump().items() if isinstance(value, float)]
             remedy = nearest(name, names, "was --spectral left out?")
@@ -51,7 +51,7 @@ class Geometry:
 
     @property
     def band(self) -> tuple[np.ndarray, np.ndarray]:
-        """(L+1,) twice: the ends of the 95 % intervals of the mean cosines over windows; NaN of a single one."""
+        """(L+1,) twice: the ends of the mean cosines' 95 % intervals over windows; NaN with a single window."""
         _, half = student(self.per_window)
         return self.mean_cosine - half, self.mean_cosine + half
 
@@ -72,8 +72,8 @@ class Geometry:
 
     @property
     def released_histogram(self) -> np.ndarray:
-        """(L+1, bins), matrices averaged over windows first and binned then, diagonal counted: how the published
-        figures were made."""
+        """(L+1, bins) density of the cosine matrices averaged over windows before binning, diagonal counted: how the
+        published figures were made."""
         if self.record.released_histogram is None:
             raise ValueError("the released view was not measured: ask for it with released=True (--released).")
         return self._density(self.record.released_histogram.counts)
@@ -95,31 +95,31 @@ class Geometry:
         return self.over_windows(self.levels(states)) if name == "mean_cosine" else table[states][name]
 
     def levels(self, states: str = "blocks") -> np.ndarray:
-        """(windows,) the mean over the states of a curve, from the windows, which every record has."""
+        """Return the mean cosine over a curve's states in each window, (windows,)."""
         rows = self.record.per_window.mean_cosine
         width = min(self.layers + 2, *map(len, rows))
         table = np.array([row[:width] for row in rows], dtype=np.float64)
         return curves(table, self.layers, first=self.first)[states].mean(-1)
 
     def over_windows(self, values: np.ndarray) -> Interval:
-        """The mean of `values` (windows,), resampled as for trends."""
+        """Return the mean of `values` (windows,) with its interval, resampled as for the trends."""
         drawn = {"samples": self.record.settings.get("bootstrap", 2000), "seed": self.record.settings.get("seed", 0)}
         value, low, high = finite(bootstrap(values, lambda mean: mean, **drawn).tolist())
         return Interval(value=value, low=low, high=high)
 
     @cached_property
     def verdict(self) -> str:
-        """The trend in a word and the level, with their intervals, in a line: from the numbers, so that a record
-        written when the words were others reads as one of today."""
+        """The trend in a word and the level, with their intervals, in a line. It is made from the numbers and not taken
+        from the record, whose words may be those of an older version."""
         return verdict(self.record.trend, self.over_windows(self.levels()))
 
     def trend(self, name: str, *, states: str = "all") -> float:
-        """`name`: spearman, kendall, slope or last, or mean_cosine, its mean over the states; `states`: "all" (L+1),
-        "blocks" (L), or either with "_before_norm"."""
+        """Return a statistic of mean cosine over depth. `name`: spearman, kendall, slope, last, or mean_cosine, the
+        mean over the states; `states`: "all" (L+1), "blocks" (L), or either with "_before_norm"."""
         return known(self._trend(name, states).value)
 
     def interval(self, name: str, *, states: str = "all") -> tuple[float, float]:
-        """The 95 % interval of the same, from a bootstrap over windows; NaN where there is none."""
+        """Return the 95 % interval of a `trend`, from a bootstrap over windows; NaN where there is none."""
         entry = self._trend(name, states)
         return known(entry.low), known(entry.high)
 
@@ -129,8 +129,8 @@ class Geometry:
 
 
 def curves(table: np.ndarray, layers: int, *, first: int) -> dict[str, np.ndarray]:
-    """table (windows, states) of mean cosines, the state before the final norm last where it is known → the curves over
-    depth; the blocks are the states from `first` on."""
+    """table (windows, states) of mean cosines, whose last column is the state before the final norm if that is known →
+    curves over depth by name; the blocks are the states from `first` on."""
     found = {"all": table[:, : layers + 1], "blocks": table[:, first : layers + 1]}
     if table.shape[1] == layers + 2:
         before = np.delete(table, layers, axis=1)
@@ -149,7 +149,8 @@ def verdict(trend: Mapping[str, Mapping[str, Interval]], level: Interval) -> str
 
 
 def _word(curve: Mapping[str, Interval]) -> str:
-    """A trend is one by rank whose slope, the change over depth, has the same sign and can be seen."""
+    """Name the trend: the ranks must show one, and the slope, the change over depth, one of the same sign that can be
+    seen (`_side`)."""
     rank = curve["spearman"]
     if rank.value is None:
         return "no trend in a single state" if curve["slope"].value is None else "constant over depth"
@@ -162,7 +163,7 @@ def _word(curve: Mapping[str, Interval]) -> str:
 
 
 def _side(entry: Interval, least: float) -> int:
-    """1 or −1 for what is at least so large and has its interval on that side of 0, else 0."""
+    """Return 1 or −1 if the value is at least `least` in size and its interval lies on that side of 0, else 0."""
     value, low, high = known(entry.value), known(entry.low), known(entry.high)
     return (abs(value) >= least) * ((low > 0) - (high < 0))
 
@@ -172,7 +173,7 @@ def _interval(curve: Mapping[str, Interval]) -> str:
     if rank.value is None:
         return "undefined"
     line = span(rank.value, rank.low, rank.high)
-    if _side(rank, SMALLEST) and _word(curve) == "no clear trend":  # which the ranks alone do not explain
+    if _side(rank, SMALLEST) and _word(curve) == "no clear trend":  # because of the slope
         line += f" with a change of {span(slope.value, slope.low, slope.high, 3, sign=True)} over depth"
     return line
 
@@ -183,7 +184,7 @@ cosines −1 … 1; `mean_cosine` (states,)."""
 
 
 def histogram_quantiles(counts: np.ndarray) -> list[float]:
-    """`QUANTILES` of a histogram over [−1, 1], linear inside a bin: off by at most the width of one bin."""
+    """Return the `QUANTILES` of a histogram over [−1, 1], linear inside a bin: off by at most one bin's width."""
     edges = np.linspace(-1, 1, len(counts) + 1)
     cumulative = np.concatenate([[0], np.cumsum(counts)]).astype(np.float64)
     wanted = np.asarray(QUANTILES) * cumulative[-1]

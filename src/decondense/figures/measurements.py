@@ -1,7 +1,7 @@
 """Charts of measurements: the density of cosines over depth, and how it changes along a row of results.
 
 `heat_frame` and `heat_chart` describe one heatmap, for files and for the page; `trend_charts` a statistic along a
-row of results. The others are whole figures: a file has a CSV of its numbers beside it, `where` is that of `draw`.
+row of results. The others draw whole figures, with a CSV of the numbers beside a file; `where` is passed on to `draw`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DEPTH = "depth: layer / number of layers (right of a white line: after the final
 
 
 def floor_of(densities: Iterable[np.ndarray]) -> float:
-    """Leave out the lower part of the axis where no state has 0.1 % of its mass."""
+    """Return the lower end of the cosine axis, below which no state has 0.1 % of its mass."""
     lowest = 1.0
     for density in densities:
         share = np.cumsum(density, axis=1) / np.maximum(1e-9, density.sum(1, keepdims=True))
@@ -33,14 +33,14 @@ def floor_of(densities: Iterable[np.ndarray]) -> float:
 
 
 def top_of(densities: Iterable[np.ndarray]) -> float:
-    """The end of the colour scale: the largest density, but never more than where the published figures cut it, and
-    not so much that one narrow picture (a model before training) leaves the others dark: 1.5 × the usual largest."""
+    """Return the end of the colour scale: the largest density, but at most `CLIP`, and at most 1.5 × the median of the
+    panels' largest, so that one narrow density (a model before training) does not leave the other panels dark."""
     peaks = [float(density.max()) for density in densities]
     return min(CLIP, float(math.ceil(min(max(peaks), 1.5 * float(np.median(peaks))))))
 
 
 def density_of(result: Short, view: str = "pooled") -> np.ndarray:
-    """(states, bins) over cosines −1 … 1; `view`: pooled, or released where that was measured."""
+    """Return (states, bins) over cosines −1 … 1; `view`: pooled, or released if that was measured."""
     check_choice("view", view, ("pooled", "released"))
     return np.asarray(getattr(result, "histogram" if view == "pooled" else "released_histogram"), dtype=float)
 
@@ -48,9 +48,9 @@ def density_of(result: Short, view: str = "pooled") -> np.ndarray:
 def heat_frame(
     result: Short, *, top: float, view: str = "pooled", relative: bool = False, spread: bool = True, **more: Any
 ) -> Frame:
-    """The density at every state (0 … L, or with `relative` 0 … 1), its mean and, with `spread`, in the pooled view its
-    5 and 95 % quantiles. The last state may have another normalisation: the curve stops before it, and it stands by
-    itself."""
+    """Describe one heatmap: the density at every state (0 … L, or with `relative` 0 … 1), the mean and, with `spread`
+    in the pooled view, the 5 and 95 % quantiles. A state after the final norm is normalised differently: the curve
+    stops before it, and its mean is a marker by itself."""
     density = density_of(result, view)
     mean = np.array(result.mean_cosine, dtype=float)
     layers = len(mean) - 1
@@ -77,7 +77,7 @@ def heat_frame(
 def heat_chart(
     title: str, frames: Sequence[Frame], results: Sequence[Short], *, floor: float, y: str = "", relative: bool = False
 ) -> Chart:
-    """The frames of one or several results as one chart; without `y` a small one, whose axes say little."""
+    """Put the frames of one or several results into one chart; without `y` a small chart with short axis titles."""
     layers = max(len(result.mean_cosine) - 1 for result in results)
     normed = any(result.final_norm for result in results)
     step = 1 / layers if relative else 1.0
@@ -92,14 +92,14 @@ def heat_chart(
 def heat_rows(
     rows: Sequence[Sequence[tuple[str, Short]]], *, view: str = "pooled", spread: bool = False
 ) -> list[list[Chart]]:
-    """Small heatmaps (title, result) on one scale, for a file."""
+    """Describe small heatmaps (title, result) on one scale, for a file."""
     densities = [density_of(result, view) for row in rows for _, result in row]
     floor, top = floor_of(densities), top_of(densities)
 
     def small(title: str, result: Short) -> Chart:
         frame = heat_frame(result, top=top, view=view, relative=True, spread=spread)
         chart = heat_chart(title, [frame], [result], floor=floor, relative=True)
-        chart.x.title = chart.y.title = ""  # one for all
+        chart.x.title = chart.y.title = ""  # the strip has common titles
         return chart
 
     return [[small(*panel) for panel in row] for row in rows]
@@ -121,7 +121,7 @@ def heatmaps(
     results: Sequence[Geometry], path: Where = None, *, view: str = "pooled", names: Sequence[str] | None = None,
     **where: Any,
 ) -> Any:  # fmt: skip
-    """Several heatmaps side by side on one scale; `names` instead of the models' own."""
+    """Draw several heatmaps side by side on one scale; `names` replace the models' own."""
     columns = min(4, len(results))
     names = [r.label for r in results] if names is None else names
     panels: list[tuple[str, Short]] = []
@@ -135,14 +135,14 @@ def heatmaps(
 
 
 def _with_texts(results: Sequence[Geometry], names: Sequence[str]) -> list[str]:
-    """The names, with their texts where these differ."""
+    """Add the texts to the names, if the texts differ."""
     one = len({r.text for r in results}) == 1
     return [name if one else f"{name}, {r.text}" for r, name in zip(results, names)]
 
 
 def curve_chart(results: Sequence[Geometry], names: Sequence[str]) -> Chart:
-    """The mean cosines over depth of several results, over each other, with their 95 % intervals over windows; a curve
-    stops before the final norm, as in a heatmap."""
+    """Show the mean cosines of several results over depth in one chart, with 95 % intervals over windows; a curve stops
+    before the final norm, as in a heatmap."""
     bands: list[Any] = []  # below all lines
     lines: list[Any] = []
     curves = _curves(results, names)
@@ -177,7 +177,7 @@ MEAN = ("mean_cosine", "mean_cosine_low", "mean_cosine_high")
 
 
 def _curves(results: Sequence[Geometry], names: Sequence[str]) -> list[list[dict[str, Any]]]:
-    """For each result a row for each state."""
+    """Return for each result a list of rows, one per state."""
     curves = []
     for result, name in zip(results, names):
         values = np.stack([result.mean_cosine, *result.band], -1).tolist()  # NaN is a gap in a band
@@ -257,12 +257,12 @@ def trend_plot(rows: Sequence[Mapping[str, Any]], path: Where = None, *, axis: s
     for chart in charts:
         chart.title = ""  # the axis says it
     note = "bars: 95 % intervals from a bootstrap over windows"
-    more = max(0, max(len(label) for _, label in charts[0].x.ticks or ()) - 18) / LETTERS  # else no room for the curves
+    more = max(0, max(len(label) for _, label in charts[0].x.ticks or ()) - 18) / LETTERS  # room for long labels
     return draw([Strip([charts], (8.4 + 2 * more, 4.2 + more), note)], path, name="trend.png", rows=rows, **where)
 
 
 def positions(rows: Sequence[Mapping[str, Any]], axis: str, paired: bool) -> tuple[list[float], list[str], str]:
-    """x, tick labels and title of the axis."""
+    """Return the places on the x axis, the tick labels and the axis title."""
     if axis == "size":
         sizes = [float(row["parameters"]) for row in rows]
         return sizes, [amount(size) for size in sizes], "parameters"
@@ -277,7 +277,7 @@ def positions(rows: Sequence[Mapping[str, Any]], axis: str, paired: bool) -> tup
 
 
 def _short(label: str, width: int) -> str:
-    """Of what tells two results of one name apart, which stands in brackets, nothing is cut."""
+    """Shorten a label, but not the part in brackets, which tells apart two results of the same name."""
     name, bracket, rest = label.partition(" (")
     name, room = name.rsplit("/", maxsplit=1)[-1], max(4, width - len(bracket + rest))
     return (name if len(name) <= room else name[: room - 1] + "…") + bracket + rest

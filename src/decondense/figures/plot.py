@@ -19,8 +19,8 @@ def plot(result: Any, path: Where = None, *, ax: Any = None, title: str | None =
 
     Args:
         result: what ``load`` or the function that made it returns.
-        path: a .png, .svg or .pdf, or a folder, where the file gets a name of its own (heatmap.png, …). Folders are
-            made, and the numbers stand in a CSV beside it.
+        path: a .png, .svg or .pdf, or a folder, in which the file is named after the figure (heatmap.png, …). Folders
+            are made; heatmaps, trends and scores have their numbers in a CSV beside the file.
         ax: your own matplotlib axes instead of a file, as many as the figure has panels.
         title: instead of the figure's own.
         view: of heatmaps: pooled, or released where that was measured.

@@ -28,7 +28,7 @@ def heat_grid(
 ) -> Path:  # fmt: skip
     """Rows of heatmaps on one scale; each row has a label and (title, snapshot) panels.
 
-    below: panels as `curves` has them, for what heatmaps are too coarse to show.
+    below: panels as in `curves`, for what heatmaps are too coarse to show.
     """
     charts = _heats([panels for _, panels in rows])
     for line, (label, _) in zip(charts, rows):
@@ -48,7 +48,7 @@ def heat_row(
     (label on the x axis, values).
 
     numbers: the labels on the x axis are numbers, and the axis is logarithmic.
-    limits: label of a y axis → what the dots cannot go below, in words and for each of them: a dashed line.
+    limits: label of the y axis → (words, values) of a dashed line below which the dots cannot lie.
     line: a level to draw.
     """
     lines = math.ceil(len(panels) / 6)
@@ -73,7 +73,7 @@ def _points(points: Points, y: str, numbers: bool) -> dict[str, Any]:
     values = [values for _, values in points]
     panel = {"y": y, "series": {"": (places, values)}, "ticks": places, "labels": [p[0] for p in points]}
     if numbers:
-        # labels at powers of ten where those of all models would lie over each other
+        # labels at powers of ten only, where the labels of all models would overlap
         low, high = (math.floor(math.log10(f(places))) for f in (min, max))
         shown = [float(10**k) for k in range(low, high + 2)] if len(places) > 8 else places
         panel |= {"scale": "log", "ticks": shown, "labels": list(map(amount, shown))}
@@ -88,9 +88,9 @@ def effects(
     right: Sequence[str] | None = None, right_title: str = "", level: float = 0.95, note: str = "",
     far: float = math.inf, strong: Sequence[bool] | None = None, groups: Sequence[str] = (),
 ) -> Path:  # fmt: skip
-    """One line per comparison: dots are seeds, the bar is Student's interval; `margin` is shaded around 0, `right` is
-    a column of text (speed, say). A comparison with a dot further from 0 than `far` would flatten the others: its
-    label tells its mean instead. Squares are hollow where `strong` says no, and a line parts two `groups`."""
+    """Draw one line per comparison: dots are seeds, the bar is Student's interval; `margin` is shaded around 0, `right`
+    is a column of text (speed, say). A comparison with a dot further from 0 than `far`, which would flatten the others,
+    is not drawn: its label gives its mean. Squares are hollow where `strong` is false; lines separate the `groups`."""
     places = [float(place) for place in range(len(rows), 0, -1)]
     rows = [
         (f"{label}: {signed(float(np.mean(values)), 2)}, off the scale", ()) if max(map(abs, values), default=0.0) > far
@@ -127,10 +127,10 @@ def effects(
 
 
 def curves(panels: Sequence[Mapping[str, Any]], path: Path, *, note: str = "", columns: int | None = None) -> Path:
-    """Panels side by side, or so many in a row. Each has `title`, `x`, `y` (labels), `series`: name → (x values, one
-    list of values per x); and optionally `scale` ("log", "symlog"), `line` (a level to draw), `ticks` and their
-    `labels`, `limits` of y, `legend`, `band`: many points, drawn as their mean and their range; `names`:
-    all names of a figure, so that each has its colour in every panel."""
+    """Draw panels side by side, `columns` in a row. Each has `title`, `x`, `y` (labels), `series`: name → (x values,
+    one list of values per x); and optionally `scale` ("log", "symlog"), `line` (a level to draw), `ticks` and their
+    `labels`, `limits` of y, `legend`, `band` (draw many values as their mean and range), and `names` (all names in the
+    figure, so that each has the same colour in every panel)."""
     columns = columns or len(panels)
     rows = [[_panel(panel) for panel in panels[i : i + columns]] for i in range(0, len(panels), columns)]
     size = (3.9 * columns + 0.4, 3.3 * len(rows) + 0.4)

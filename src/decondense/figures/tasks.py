@@ -51,9 +51,9 @@ def forest_chart(
     title: str, rows: Sequence[Row], *, scale: float = 100.0, unit: str = "points", power: float,
     contrast: str = "treated − base",
 ) -> Chart:  # fmt: skip
-    """One line per task, averages last. A square is the difference (`contrast` names the arms), as large as the task
-    has items, filled where Holm's correction leaves a difference; its line is the 95 % interval. Small dots are single
-    seeds. The grey band is what this design could have missed."""
+    """One line per task, averages last. A square is the difference (`contrast` names the arms), larger with more items,
+    filled if it is significant (for tasks after Holm's correction); its line is the 95 % interval. Small dots are
+    single seeds. The grey band holds differences that this design could have missed."""
     places = list(range(len(rows), 0, -1))
     averages = sum(row["task"] in (AVERAGE, WEIGHTED) for row in rows)
     reaches = [None if row["smallest_effect"] is None else scale * row["smallest_effect"] for row in rows]
@@ -110,8 +110,8 @@ def _p(row: Row) -> float:
 
 
 def _shown_range(rows: Sequence[Row], scale: float) -> tuple[float, float]:
-    """Every square, dot and interval is on it. Grey bands may go on beyond it: with two seeds they are wider than
-    anything there is to see."""
+    """Return a range with every square, dot and interval in it. Grey bands may reach beyond: with two seeds they are
+    wider than all the rest."""
     ends = [0.0]
     for row in rows:
         seeds = [value - row["base"] for value in row["treated_seeds"]]
@@ -133,7 +133,7 @@ def forest(
     )
     if published is not None:
         names = [row["task"] for row in rows]
-        at = len(rows) - (names.index(AVERAGE) if AVERAGE in names else 0)  # of one task it is the task
+        at = len(rows) - (names.index(AVERAGE) if AVERAGE in names else 0)  # a single task has no average
         line = Series([published] * 2, [at - 0.45, at + 0.45], colour=PALETTE[1], dash="dash", width=2.5)
         chart.frames[0].marks.append(line)
         chart.remarks = [Remark(f"published {signed(published, 2)}", published, at + 0.1, PALETTE[1])]

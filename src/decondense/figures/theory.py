@@ -1,9 +1,9 @@
-"""The figure of proposition E.2: α between its bounds, and the published upper bound that it passes.
+"""The figure of proposition E.2: α between its bounds, and the published upper bound that α exceeds.
 
 On a plot of α no eye could tell the bounds apart: they differ by about a thousandth for the paper's example. So the
-first panel draws what α and its upper bounds have in excess of the lower bound. All of them are r/√(r² + k) with some
-k, and the second panel draws k itself, less m: the bounds are level lines there, and an upper bound fails where α's
-curve runs below its line.
+first panel draws by how much α and its upper bounds exceed the lower bound. All of them are r/√(r² + k) with some k,
+and the second panel draws k − m: there the bounds are horizontal lines, and an upper bound fails where α's curve runs
+below its line.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def theory_figure(path: AnyPath, *, points: int = 121) -> Path:
 
 
 def _charts(data: Mapping[str, list[float]], m: int) -> list[Chart]:
-    """100 (x/lower − 1) for α and the upper bounds; and k − m against r for α, and the level of every bound."""
+    """Two charts over r: 100 (x/lower − 1) for α and the upper bounds; k − m for α, with the level of every bound."""
     r, where = data["r"], crossing(m)
     drawn = (
         ("simple", GREY, "dash", "simple upper bound, m − 2"),

@@ -20,7 +20,7 @@ PARTS = (
 
 @dataclass
 class Curve:
-    """A run: seeds of an arm share its `number`, and so colour, dash and the entry of the legend."""
+    """A run. The seeds of an arm share its `number`, and with it colour, dash and legend entry."""
 
     arm: str
     label: str = ""
@@ -28,7 +28,7 @@ class Curve:
     record: Training | None = None
 
     def points(self, name: str) -> tuple[list[int], list[int], list[float | None]]:
-        """Steps, tokens and values; where the task loss is not kept apart, the loss is the task loss."""
+        """Return steps, tokens and values; where no separate task loss is recorded, the loss is the task loss."""
         assert self.record is not None, "only runs that were trained have curves"
         rows: Sequence[Any] = self.record.held_out if name == "held_out" else self.record.history
         if name == "held_out":
@@ -41,7 +41,7 @@ class Curve:
 
 
 def curve_charts(runs: Sequence[Curve], *, unit: str = "tokens", height: int = 340) -> list[Chart]:
-    """A chart for each of the losses that any run has, with a line for each run that has values."""
+    """Return a chart for each of `PARTS` that any run has, with a line for each run that has values."""
     counted = unit == "tokens"
     hover = "{label}\n" + ("step {of:,}\n{x:.3s} tokens\n{y:.4f}" if counted else unit + " {x:,}\n{y:.4f}")
     legend = "best" if len({run.number for run in runs}) > 1 else ""
@@ -66,7 +66,7 @@ def curve_charts(runs: Sequence[Curve], *, unit: str = "tokens", height: int = 3
 
 def training_figure(runs: Sequence[tuple[str, Training]], path: Where = None, **where: Any) -> Any:
     """`runs`: (name, record of a training run). A panel each for the task loss, the held-out loss and, where any run
-    has one, the penalty. A loss that fell apart leaves the picture, and the legend has its last value."""
+    has one, the penalty. A diverged loss runs out of the picture; the legend has the last value of each run."""
     curves = [Curve(name, name, number, record) for number, (name, record) in enumerate(runs)]
     charts = [chart for chart in curve_charts(curves) if chart.title != "Mean cosine while training"]
     for chart in charts:
@@ -83,8 +83,8 @@ def training_figure(runs: Sequence[tuple[str, Training]], path: Where = None, **
 
 
 def _without_collapse(lines: Sequence[Sequence[float]]) -> tuple[float, float] | None:
-    """Every value; but a run that ends above where all began, and far above all that the others show, would flatten
-    them: it leaves the picture."""
+    """Return a y range with every value in it, except those of a run that ends above all starts and far above the other
+    runs, which it would flatten."""
     low, high = min(map(min, lines)), max(map(max, lines))
     starts = [line[0] for line in lines]
     others = [max(line) for line in lines if line[-1] <= max(starts)]

@@ -17,7 +17,7 @@ PICTURE = "picture"
 
 
 class Shown(NamedTuple):
-    """What a study is about: where its effect stands in `estimate` (nowhere, if it is no single number), what that is
+    """What a study is about: the path of its effect in `estimate` (empty if the effect is not one number), the effect
     in words, the title of the panel that matters."""
 
     path: tuple[str, ...]
@@ -48,7 +48,7 @@ STUDIES = {
 
 
 class _Decision(BaseModel):
-    """As `stats.verdicts.Decision` is written into `estimate`; a section without verdict is none."""
+    """A `stats.verdicts.Decision` as it is written into `estimate`; a section without a verdict is not one."""
 
     verdict: str
     estimate: FiniteFloat
@@ -61,7 +61,7 @@ class _Decision(BaseModel):
 
 @dataclass(frozen=True)
 class Effect:
-    """A number with its interval; `words` say of what. Places in the bar are percent of its width, 0 in the middle."""
+    """A number with its interval; `words` say what it is. `place` is in percent of the bar's width, 0 in the middle."""
 
     words: str
     value: float
@@ -77,14 +77,14 @@ class Effect:
         ends = [] if self.low is None or self.high is None else [self.low, self.high]
         most = max(abs(x) for x in (self.value, *ends))
         digits = 2 if most >= 0.1 else 3 if most >= 0.01 else 4
-        digits += any(x and not round(x, digits) for x in ends)  # else the side of 0 on which it ends is hidden
+        digits += any(x and not round(x, digits) for x in ends)  # no end may round to 0, which hides its side
         value, *ends_said = (signed(x, digits) for x in (self.value, *ends))
         return value + (f" [{', '.join(ends_said)}]" if ends else "")
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A line of the table; `effect` is None where the study decides by something else than one number."""
+    """A line of the table; `effect` is None where the study decides by something other than one number."""
 
     name: str
     question: str
@@ -108,7 +108,7 @@ def claim_of(record: Study) -> Claim:
 
 
 def parted(record: Study) -> str:
-    """The verdicts by the trend and by the level, where a study has both and they differ; else nothing."""
+    """Return the verdicts by the trend and by the level, if a study has both and they differ; else ""."""
     match record.estimate.get("verdicts"):
         case {"trend": trend, "level": level} if trend != level:
             return f"by the trend over depth {trend}, by the level {level}"
@@ -116,9 +116,9 @@ def parted(record: Study) -> str:
 
 
 def _decision(record: Study) -> list[tuple[str, _Decision]]:
-    """The first decision at or below the place where the study has its effect, with its name; where nothing stands
-    there, the first with the verdict of the whole. One with an interval goes before one without, and one with the
-    verdict of the whole before others."""
+    """Return [(name, decision)] with the decision at or below the path of the study's effect or, if there is none, one
+    with the study's own verdict, or else any; [] for a study without a single effect. Decisions with an interval come
+    before those without, then those with the study's verdict before others."""
     found = list(_decisions(record.estimate))
     known = STUDIES.get(record.study)
     if known and not known.path:
@@ -142,6 +142,6 @@ def _decisions(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
 
 
 def place_of(claim: str) -> tuple[int, str]:
-    """The paper's claims in their order, then what else was asked, the theory last."""
+    """Sort key of a claim: the paper's claims in their order, then the other questions, the theory last."""
     rank = 0 if re.match(r"C\d", claim) else 2 if claim.startswith("Appendix") else 1
     return rank, claim

@@ -1,9 +1,9 @@
-"""The page: one HTML file with everything inside, that works from disk and offline.
+"""The page: one HTML file with everything inside, which works from disk and offline.
 
-plotly.js and the page's own script are inlined (the first as text, which the second starts when a chart is to be
-drawn); nothing is fetched, and the content policy forbids it. Only these two scripts may run: the policy names them by
-hash, so text that got into the page by mistake would stay text. Every string is escaped by jinja2; inside the JSON,
-`<`, `>` and `&` are written as escapes, so that no name can end the script element.
+plotly.js and the page's own script are inlined (plotly.js as text, which the page's script starts when it draws the
+first chart); nothing is fetched, and the content policy forbids it. Only these two scripts may run: the policy names
+them by hash, so text that got into the page by mistake would stay text. Every string is escaped by jinja2; inside the
+JSON, `<`, `>` and `&` are written as escapes, so that no name can end the script element.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Report:
 
 def collect(places: Places, *, running: bool = False, progress: Progress = nobody) -> Report:
     """Read results and make sections out of them. Raises `ValueError` when there is no result to show. A file that does
-    not fit its schema is skipped, with the reason; whatever else goes wrong is a bug, and is raised.
-    `running`: also runs that still train, as far as they are; there may be nothing yet. `progress` is called with
+    not fit its schema is skipped, with the reason; any other error is a bug, and is raised. `running`: include runs
+    that still train, as far as they have come; then it is no error if there is nothing yet. `progress` is called with
     (results done, results in all)."""
     sources, skipped = read_sources(places)
     studies = {source.path.resolve().parent / "runs" for source in sources if isinstance(source.record, Study)}
@@ -111,7 +111,7 @@ def _below(source: Source[Any], sources: Sequence[Source[Any]]) -> list[Source[A
 
 
 class Pool:
-    """Every long list once: charts and tables that share numbers refer to the same entry, {"$": number}."""
+    """Stores every long list once: charts and tables that share numbers refer to the same entry, {"$": number}."""
 
     def __init__(self) -> None:
         self.entries: dict[str, int] = {}
@@ -136,7 +136,7 @@ def to_json(value: Any) -> str:
     """JSON that may stand in a script element: no character in it can begin a tag."""
     try:
         body = _JSON.encode(value)
-    except ValueError:  # a number that is not finite: rare, and looking for it takes longer than writing
+    except ValueError:  # not finite: rare, and looking for it first takes longer than encoding
         body = _JSON.encode(finite(value))
     for letter in "<>&\u2028\u2029":
         body = body.replace(letter, f"\\u{ord(letter):04x}")
@@ -154,13 +154,13 @@ def _chart_data(chart: Chart, file: str, pool: Pool) -> dict[str, Any]:
 
 
 def _table_data(table: Table, pool: Pool) -> dict[str, Any]:
-    """By column: long columns are shared with the charts that draw them."""
+    """Return a table by column: long columns are shared with the charts that draw them."""
     columns = [list(column) for column in zip(*table.rows)] if table.rows else [[] for _ in table.columns]
     return {"title": table.title, "columns": table.columns, "data": [pool.pack(column) for column in columns]}
 
 
 def page_data(content: Report, progress: Progress = nobody) -> tuple[dict[str, Any], Pool]:
-    """What the page's script works with: sections, charts and tables by id, and the pool of their numbers."""
+    """Return what the page's script works with: sections, charts and tables by id, and the pool of their numbers."""
     pool = Pool()
     charts: dict[str, Any] = {}
     tables: dict[str, Any] = {}
@@ -185,8 +185,8 @@ def page_data(content: Report, progress: Progress = nobody) -> tuple[dict[str, A
 
 
 def render(content: Report, *, title: str | None = None, live: str = "", progress: Progress = nobody) -> str:
-    """The whole page as a string. The same results give the same bytes. `live`: the stamp of a page that is served, and
-    asks its server for another. `progress` is called with (sections done, sections in all, what is done)."""
+    """Return the whole page as a string. The same results give the same bytes. `live`: the stamp of a served page,
+    which asks its server for a newer one. `progress` is called with (sections done, sections in all, what is done)."""
     from plotly.offline import get_plotlyjs
 
     library = get_plotlyjs()
@@ -210,10 +210,10 @@ def render(content: Report, *, title: str | None = None, live: str = "", progres
         data=to_json(data),
         pool=pool.to_json(),
     )
-    return page.encode("utf-8", "replace").decode("utf-8")  # half a surrogate pair in a name must not end the writing
+    return page.encode("utf-8", "replace").decode("utf-8")  # half a surrogate pair cannot be written as UTF-8
 
 
-@functools.cache  # a served page is rendered again and again; to compile the templates takes as long as to render one
+@functools.cache  # a served page is rendered again and again; compiling the templates takes as long as rendering it
 def _template() -> Template:
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
@@ -225,7 +225,7 @@ def _template() -> Template:
 
 
 def _script(*names: str) -> str:
-    """Parts of one function, so that they share what they define and nothing else does."""
+    """Join scripts into one function, so that they share their definitions and leave nothing global."""
     parts = "\n".join((TEMPLATES / f"{name}.js").read_text(encoding="utf-8") for name in names)
     return f'"use strict";\n(() => {{\n{parts}document.documentElement.dataset.ready = "yes";\n}})();\n'
 
@@ -240,7 +240,7 @@ def _policy(*scripts: str) -> str:
 
 
 def _hardware(content: Report) -> str:
-    """Which machines, and for how many results nobody wrote that down."""
+    """Name the machines, and for how many results none was recorded."""
     unknown = sum(1 for s in content.sections for o in s.origins if not o.hardware)
     if not content.hardware:
         return "Hardware was not recorded." if content.sections else ""

@@ -24,7 +24,7 @@ BLOCKS = ("mean_cosine", "mean cosine of all blocks", lambda shot: shot.result.b
 
 @dataclass
 class Shot:
-    """A measurement of a run: whole, or what a study keeps of it. `name` is that of a checkpoint."""
+    """A measurement of a run, whole or in the short form that runs keep. `name` is the checkpoint's, if it has one."""
 
     result: Short
     step: int | None = None
@@ -46,7 +46,7 @@ class Shot:
 
     @property
     def on_slider(self) -> str:
-        """A step is the same for all runs; a checkpoint has another name in every model."""
+        """The label on the slider: a step is the same for all runs, but checkpoints have other names in every model."""
         if self.name:
             return f"checkpoint {(self.step or 0) + 1}"
         return f"step {self.step or 0:,}" + ("" if self.tokens is None else f" · {amount(self.tokens)} tokens")
@@ -58,20 +58,19 @@ class Shot:
         return f"{self.when}: {rho}" if self.when else rho
 
     def interval(self, name: str) -> Sequence[Any]:
-        """Its ends over windows, where they are known."""
+        """Return the ends of a statistic's interval over windows, None where they are not known."""
         return round_to(self.result.interval(name)) if isinstance(self.result, Geometry) else (None, None)
 
 
 @dataclass
 class Line(Curve):
-    """A run, or a model that was measured: `arm` is shared with other seeds, `label` is its own, `number` that of the
-    arm."""
+    """A run, or a model that was measured: `arm` and its `number` are shared with other seeds, `label` is not."""
 
     shots: list[Shot] = field(default_factory=list)
 
     @property
     def seed(self) -> int | None:
-        """Of a training; none where its recipe, which may hold anything, has no number there."""
+        """The seed of a training run; None where its recipe, which may hold anything, has no integer there."""
         seed = flat(self.record.recipe).get("train.seed") if self.record is not None else None
         return seed if isinstance(seed, int) else None
 
@@ -89,7 +88,7 @@ L = TypeVar("L", bound=Line)
 
 
 def numbered(lines: Sequence[L]) -> dict[str, list[L]]:
-    """The lines by arm, each with the number of its arm."""
+    """Group the lines by arm, and give each the number of its arm."""
     arms = grouped((line.arm, line) for line in lines)
     for number, members in enumerate(arms.values()):
         for line in members:
@@ -103,8 +102,8 @@ def _views(result: Short) -> list[str]:
 
 
 def heat_panel(rows: Sequence[tuple[str, Sequence[Shot]]], title: str = "", note: str = "", **more: Any) -> Panel:
-    """A heatmap per row on one scale, small ones if there are several, and one slider for all: each shows its last
-    state up to that step. Both views if any of the results has the released one; else no choice."""
+    """Show a heatmap per row on one scale, small ones if there are several, with one slider for all: each row shows its
+    last measurement up to that step. A choice of views if any of the results has the released one."""
     results = [shot.result for _, row in rows for shot in row]
     floor = floor_of([density_of(r, view) for r in results for view in _views(r)])
     top = top_of([density_of(r) for r in results])
@@ -132,7 +131,7 @@ def curve_panel(lines: Sequence[Line], title: str, note: str, *, unit: str) -> P
 def trend_panel(
     lines: Sequence[Line], parts: Sequence[tuple[str, str, Callable[[Shot], Any]]], title: str, note: str, *, unit: str
 ) -> Panel | None:
-    """A statistic at the snapshots of every run that has several, with its interval over windows where it is known."""
+    """Show statistics at the snapshots of every run that has several, with intervals over windows where known."""
     shown = [line for line in lines if len(line.shots) > 1]
     charts = []
     for name, words, value in parts:
@@ -160,7 +159,7 @@ def trend_panel(
 
 
 def _height(least: int, entries: int) -> int:
-    """A legend may take half of a chart, and an entry 20 pixels of it."""
+    """Return a chart's height: its legend takes 20 pixels per entry and may fill half of the chart."""
     return max(least, 20 + 40 * entries)
 
 
@@ -168,7 +167,7 @@ def _height(least: int, entries: int) -> int:
 
 
 def depth_panel(lines: Sequence[Line]) -> Panel | None:
-    """Mean cosine over depth before and after, and what training changed of it."""
+    """Show mean cosine over depth before and after training, and the change."""
     arms = numbered([line for line in lines if line.shots])
     if not arms:
         return None
@@ -177,7 +176,7 @@ def depth_panel(lines: Sequence[Line]) -> Panel | None:
     relative = len({len(line.shots[-1].mean_cosine) for line in every}) > 1
     axis = Axis("depth: layer / number of layers" if relative else "layer (0 = embedding)")
     starts = {arm: _mean([line.shots[0] for line in members]) for arm, members in trained.items() if members}
-    # arms that begin with the same model: it is drawn with the first of them
+    # Arms that begin with the same model: its curve is drawn with the first of them.
     alike = grouped((mean.round(4).tobytes(), arm) for arm, mean in starts.items())
     begun = {same[0]: same for same in alike.values()}
     marks: list[Any] = []
@@ -208,7 +207,7 @@ def depth_panel(lines: Sequence[Line]) -> Panel | None:
 
 
 def depths_of(lines: Sequence[Line]) -> list[Depth]:
-    """The curves of every run or model for the comparison of any two: at the end, and before training."""
+    """Return the curves of every run or model, for a comparison of any two: after and before training."""
     curves = []
     for line in lines:
         ends = [(", after", line.shots[-1]), (", before", line.shots[0])] if len(line.shots) > 1 else []
@@ -219,7 +218,7 @@ def depths_of(lines: Sequence[Line]) -> list[Depth]:
 
 
 def _change(trained: Sequence[Line], axis: Axis, height: int, relative: bool) -> Chart | None:
-    """After minus before, where the curves themselves lie over each other."""
+    """Show after minus before: the curves themselves may lie over each other."""
     marks: list[Any] = []
     rows = []
     for line in trained:
@@ -238,7 +237,7 @@ def _change(trained: Sequence[Line], axis: Axis, height: int, relative: bool) ->
 
 
 def _mean(shots: Sequence[Shot]) -> np.ndarray:
-    """The mean over seeds, of those that are as deep as the first."""
+    """Return the mean curve over seeds, of those that are as deep as the first."""
     curves = [shot.mean_cosine for shot in shots]
     return np.mean([curve for curve in curves if len(curve) == len(curves[0])], axis=0)
 
@@ -247,8 +246,8 @@ def _over_depth(
     values: np.ndarray, name: str, *, of: Line, relative: bool, hover: str, label: str = "", dash: str = "",
     width: float = 1.6, shade: str = "",
 ) -> list[Series]:  # fmt: skip
-    """Values against layers. The last state has another normalisation where there is a final norm: the line stops
-    before it, and it is a marker by itself."""
+    """Show values against layers. A last state after a final norm is normalised differently: the line stops before it,
+    and it is a marker by itself."""
     layers = list(range(len(values)))
     x = [layer / layers[-1] for layer in layers] if relative else layers
     y = [known(value) for value in values]

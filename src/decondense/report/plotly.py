@@ -1,6 +1,6 @@
-"""A chart as plotly.js takes it: the layout, and the traces of every frame. Plain dictionaries.
+"""A chart in the form that plotly.js takes: the layout, and the traces of every frame. Plain dictionaries.
 
-Three stand-ins are replaced by the colours of the light or dark page when it is drawn (page.js).
+INK, FAINT and PAPER have stand-in colours, which page.js replaces by those of the light or dark page.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ QUIET = {"hoverinfo": "skip"}
 
 
 def plain(text: Any) -> str:
-    """Text that plotly shows as it is: its labels know a little HTML, which a name must not be able to use."""
+    """Escape text so that plotly shows it unchanged: plotly renders some HTML, which a name must not be able to use."""
     return html.escape(" ".join(str(text).split()), quote=False)
 
 
 def unfilled(text: Any) -> str:
-    """The same where plotly also fills %{…}, in hover texts and in the names of traces that have a `meta`: a name must
-    not be able to ask for that."""
+    """Escape text where plotly also fills in %{…}, which a name must not be able to use either: in hover texts, and in
+    the names of traces with a `meta`."""
     return plain(text).replace("%{", "%\u200b{")
 
 
 def columns(chart: Chart) -> dict[str, str] | None:
-    """The fields of the traces that are columns of the CSV, and their names."""
+    """Return the fields of the traces that are columns of the CSV, with the columns' names."""
     return {FIELDS.get(key, key): name for key, name in chart.columns.items()} or None
 
 
 def layout(chart: Chart) -> dict[str, Any]:
-    """The page brings fonts and colours."""
+    """Return plotly's layout, without fonts and colours, which the page sets."""
     named = {s.name for f in chart.frames for s in f.marks if isinstance(s, (Series, Band)) and s.name}
     heat = isinstance(chart.frames[0].marks[0], Heat)
     described: dict[str, Any] = {
@@ -65,14 +65,14 @@ def _axis(axis: Axis) -> dict[str, Any]:
 
 
 def _whole(chart: Chart) -> dict[str, Any]:
-    """A tick for each, where plotly would have room for more; where there are many it takes fewer by itself."""
+    """Ask for a tick per whole number where plotly would put more; with many it takes fewer by itself."""
     places = [float(x) for frame in chart.frames for mark in frame.marks for x in mark.x]
     low, high = chart.x.range or (min(places, default=0.0), max(places, default=0.0))
     return {"dtick": 1} if high - low <= 20 else {}
 
 
 def _in_lines(axis: dict[str, Any]) -> dict[str, Any]:
-    """Of labels that reach beyond the chart plotly would show nothing, and lose the axis' title when none is left."""
+    """Wrap tick labels. Plotly would hide those that reach beyond the chart, and lose the axis title with the last."""
     if "ticktext" not in axis:
         return axis
     lines = [textwrap.wrap(label, 20, break_long_words=False, break_on_hyphens=False) for label in axis["ticktext"]]
@@ -112,8 +112,8 @@ def traces(frame: Frame) -> list[dict[str, Any]]:
 
 
 def _heat(heat: Heat) -> dict[str, Any]:
-    """Bins that are empty at every layer are left out at both ends: the background has the colour of zero. Three
-    decimals; "0" and not "0.0", as most bins are empty."""
+    """Leave out bins at both ends that are empty at every layer: the background has the colour of zero. Three decimals,
+    and "0" instead of "0.0", as most bins are empty."""
     bins = heat.density.shape[1]
     rounded = heat.density.round(3)
     used = np.flatnonzero(rounded.any(0))

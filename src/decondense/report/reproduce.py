@@ -1,4 +1,4 @@
-"""The command that makes a result again, from what the result recorded."""
+"""The command that makes a result again, derived from what the result recorded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..records import Evaluation, Measurement, Significance
 
 
 def measure_command(record: Measurement, config: dict[str, Any]) -> str:
-    """From config.yaml where it is, else from the settings inside the result."""
+    """Return the command, from config.yaml if it is there, else from the settings inside the result."""
     if config.get("command") == "measure" and "model" in config:
         return _line("measure", config["model"], _options(config))
     model = record.model
@@ -35,7 +35,7 @@ def significance_command(record: Significance) -> str:
     flags = [*(["--paired"] if record.paired else []), "--alpha", str(record.alpha), "--power", str(record.power)]
     flags += ["--common"] if record.settings.get("common") else []
     for key in ("metric", "filter", "cluster", "matters", "bootstrap", "permutations", "seed"):
-        if key in record.settings:  # where it was given
+        if key in record.settings:  # recorded only if given
             flags += [f"--{key}", shlex.quote(str(record.settings[key]))]
     return " ".join(["decondense significance", *flags, *base, "--", *treated])
 
@@ -45,7 +45,7 @@ def _options(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _line(command: str, model: Any, options: dict[str, Any]) -> str:
-    """Every option that was set, also where it is the default: defaults may change."""
+    """Return a command line with every option that was set, even to its default: defaults may change."""
     words = ["decondense", command, shlex.quote(str(model))]
     for key, value in options.items():
         flag = "--" + str(key).replace("_", "-")

@@ -1,7 +1,7 @@
 """The Markdown tables of studies, and their places in a README.
 
-<!-- results -->    one line per study that was run, with what decided its verdict, and below them the hardware
-<!-- verdicts -->   one line per study there is, with its question and verdict; "undecided: not run" where there is none
+<!-- results -->    one line per study that was run, with what decided its verdict, and below the table the hardware
+<!-- verdicts -->   one line per known study, with its question and verdict; "undecided: not run" without a result
 """
 
 from __future__ import annotations
@@ -23,12 +23,8 @@ Known = Sequence[tuple[str, str, str]]
 
 
 def results_table(places: Places, *, base: AnyPath = ".") -> tuple[str, list[Skipped]]:
-    """One line per study in and below `places`, in the order of claim and name; folders near `base` (default the
-    current folder) are links.
-
-    Returns:
-        the table, and what was left out with the reason.
-    """
+    """Return a table with one line per study in and below `places`, ordered by claim and name, and what was skipped
+    with the reason. Folders in or beside `base` (default the current folder) are links."""
     studies, skipped = _studies(places)
     root = Path(base).resolve()
     names = _names(studies)
@@ -57,7 +53,7 @@ def results_rows(places: Places) -> tuple[list[dict[str, str | None]], list[Skip
 
 
 def verdicts_table(places: Places, *, known: Known, base: AnyPath) -> tuple[str, list[Skipped]]:
-    """One line per study that is known: its question, and the verdict of each result in `places`."""
+    """Return a table with every known study: its question, and one line with the verdict of each result in `places`."""
     studies, skipped = _studies(places)
     root, names = Path(base).resolve(), _names(studies)
     rows = []
@@ -82,7 +78,7 @@ def _studies(places: Places) -> tuple[list[Source[Study]], list[Skipped]]:
 
 
 def _names(studies: Sequence[Source[Study]]) -> dict[str, str]:
-    """What each folder is called: its study, or where one has several the ends of the paths that tell them apart."""
+    """Name each folder by its study or, if a study has several folders, by path endings that tell them apart."""
     return {
         folder: own if len(several) > 1 else study
         for study, several in grouped((source.record.study, source.folder) for source in studies).items()
@@ -96,12 +92,12 @@ def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _cell(value: object) -> str:
-    """One line of text: no bar ends the cell, no tag begins."""
+    """Escape a value as one line of text, in which no bar ends the cell and no tag begins."""
     return html.escape(" ".join(str(value).split()), quote=False).replace("|", "\\|")
 
 
 def _link(source: Source[Study], root: Path, words: str, *, far: str | None = None) -> str:
-    """A link to the folder where it lies in `root` or beside it; elsewhere there is none, and the words are `far`."""
+    """Link to a folder in `root` or beside it; for one elsewhere return `far` (or the words) without a link."""
     folder = source.path.resolve().parent
     place = Path(os.path.relpath(folder, root)).as_posix()
     if place.count("..") > 1:
@@ -110,8 +106,8 @@ def _link(source: Source[Study], root: Path, words: str, *, far: str | None = No
 
 
 def insert_table(file: AnyPath, places: Places, *, known: Known = ()) -> tuple[str, list[Skipped]]:
-    """The content of `file` with the tables between their markers, and what was left out. Writes nothing. `known` are
-    the studies that the short table names."""
+    """Return the content of `file` with the tables between their markers, and what was skipped. Writes nothing. `known`
+    are the studies in the table of verdicts."""
     path = Path(file)
     try:
         text = path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Training runs side by side: runs of one model on one text make one section, seeds of one arm share a colour."""
+"""Training runs side by side: runs of one model on one text form a section, and seeds of one arm share a colour."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .section import Section, Source, Table, inside, reason
 from .sections import origin_of
 
 DIGITS = {"held_out": 4, "spearman": 2, "mean_cosine": 3}
-HELD_OUT = "held-out loss (mean over blocks)"  # other than the mean over documents that studies compare
+HELD_OUT = "held-out loss (mean over blocks)"  # not the mean over documents, which studies compare
 SILENT = 60.0
 """After so many seconds without a line of its log a run is said to be silent."""
 COMPARED = 3
@@ -36,7 +36,7 @@ LAST = ("last", "mean cosine of the last states", lambda shot: shot.last)
 class Run(Line):
     source: Source[Training] = None  # type: ignore[assignment]
     notes: list[str] = field(default_factory=list)
-    named: str = ""  # its label and, where runs differ in settings, those
+    named: str = ""  # the label and, where runs differ in settings, these settings
 
     @property
     def training(self) -> Training:
@@ -44,16 +44,16 @@ class Run(Line):
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
-        """Its settings, "loss.weight" and the like; a section that is empty is none."""
+        """The run's settings by dotted name ("loss.weight"), without empty sections."""
         return {key: value for key, value in flat(self.training.recipe).items() if value != {}}
 
     def last(self, name: str) -> Any:
-        """The last value of a column of the history."""
+        """Return the last value in a column of the history."""
         return next((value for value in reversed(self.points(name)[2]) if value is not None), None)
 
     @property
     def ends(self) -> dict[str, tuple[Any, Any]]:
-        """First and last finite value of what training moves, by the names of DIGITS."""
+        """First and last finite value of each quantity in `DIGITS`."""
         values = {
             "held_out": [row.loss for row in self.training.held_out],
             "spearman": [shot.result.spearman for shot in self.shots],
@@ -68,13 +68,13 @@ def group_of(record: Training) -> tuple[str, str]:
 
 
 def read_run(source: Source[Training]) -> Run:
-    """A run with its snapshots: whole where their files lie there, else what the run keeps of them."""
+    """Return a run with its snapshots: whole where their files are there, else in the short form that the run keeps."""
     record, folder = source.record, source.path.parent
     run = Run("", record=record, source=source)
     if not record.finished and source.path.name == "progress.json":
         run.notes.append(f"it trains: {record.steps:,} steps are planned.")
         for one in sorted((folder / "snapshots").glob("step-*.json")):
-            with contextlib.suppress(ValueError, OSError):  # it is being written: the next look sees it
+            with contextlib.suppress(ValueError, OSError):  # still being written: the next reading sees it
                 result, step = Geometry(_whole(folder, f"snapshots/{one.name}")), int(one.stem.split("-")[1])
                 run.shots.append(Shot(result, step, step * (record.tokens or 0) // max(1, record.steps)))
     elif not record.finished and record.history:
@@ -97,10 +97,10 @@ def read_run(source: Source[Training]) -> Run:
 
 
 def read_running(places: Sequence[Any]) -> list[Source[Training]]:
-    """Runs that are not finished, as far as they have come: what they keep in progress.json."""
+    """Return the runs that are not finished, with what they have so far in progress.json."""
     running = []
     for file in sorted({file for place in map(Path, places) for file in place.rglob("progress.json")}):
-        with contextlib.suppress(Damaged, OSError):  # it ends just now: the next look sees it
+        with contextlib.suppress(Damaged, OSError):  # the run is just ending: the next reading sees its result
             record = read(file)
             if isinstance(record, Training) and not (file.parent / "result.json").exists():
                 running.append(Source(file.parent.name, file, record))
@@ -108,7 +108,7 @@ def read_running(places: Sequence[Any]) -> list[Source[Training]]:
 
 
 def now(places: Sequence[Any]) -> list[dict[str, Any]]:
-    """How far the runs are that train now, in words and numbers, and their losses so far."""
+    """Say how far each run that is training has come, in words and numbers, with its losses so far."""
     runs = read_running(places)
     states = []
     for label, source in zip(told_apart([str(source.path.parent) for source in runs]), runs):
@@ -137,7 +137,7 @@ def _whole(folder: Path, file: str) -> Measurement:
 
 
 def training(runs: Sequence[Run]) -> Section:
-    """The section of runs that share model and text; those without a loss come first, as what is compared with."""
+    """Make the section of runs that share model and text; runs without an added loss, the baseline, come first."""
     runs = sorted(runs, key=lambda run: run.recipe.get("loss.name") != "none")
     differing = _name_runs(runs)
     arms = numbered(runs)
@@ -166,7 +166,7 @@ def training(runs: Sequence[Run]) -> Section:
         origin.title = run.named if many else ""
         origins.append(origin)
     differences, each = _differences(arms), _each(arms)
-    if not differences:  # the first line would be about the first arm alone
+    if not differences:  # else the first line would be about the first arm alone
         each = _first_line(each)
     return Section(
         "training", title, "; ".join([*differences, *each]), origins,
@@ -181,8 +181,8 @@ def training(runs: Sequence[Run]) -> Section:
 
 
 def _name_runs(runs: Sequence[Run]) -> list[str]:
-    """Label runs by folder, arms as the study does that made them or else by the settings in which they differ; return
-    the names of those settings."""
+    """Label runs by folder, and arms by the name from the study that made them or else by the settings in which they
+    differ; return the names of these settings."""
     keys = dict.fromkeys(key for run in runs for key in run.recipe)
     differing = [k for k in keys if _is_setting(k) and len({str(run.recipe.get(k)) for run in runs}) > 1]
     names = [_last(key) for key in differing]
@@ -191,7 +191,7 @@ def _name_runs(runs: Sequence[Run]) -> list[str]:
         run.label = run.named = label
         settings = []
         for key, name in zip(differing, names):
-            if recipe.get("loss.name") == "none" and key.startswith("loss."):  # then its weight says nothing
+            if recipe.get("loss.name") == "none" and key.startswith("loss."):  # its weight and the like have no effect
                 settings += ["no added loss"] if key == "loss.name" else []
             elif recipe.get(key) is not None:
                 settings.append(f"{name if names.count(name) == 1 else key} {recipe[key]}")
@@ -203,7 +203,7 @@ def _name_runs(runs: Sequence[Run]) -> list[str]:
     for (arm, members), called in zip(arms.items(), of_study):
         if len(called) == 1 == of_study.count(called) and (given := members[0].training.arm):
             arm = given
-        elif differing and (len(arm) > LONG or not arm):  # one without a name is called after its first run
+        elif differing and (len(arm) > LONG or not arm):  # too long or empty: called after its first run
             arm = members[0].label + (f" and others of its settings{_seeds(members)}" if len(members) > 1 else "")
         for run in members:
             run.arm = arm
@@ -211,18 +211,18 @@ def _name_runs(runs: Sequence[Run]) -> list[str]:
 
 
 def _seeds(runs: Sequence[Run]) -> str:
-    """After "settings", as runs of one arm may also be repetitions."""
+    """End a name that ends in "settings": runs of one arm may be of several seeds, or repetitions of one seed."""
     seeds = {run.seed for run in runs}
     return " and seed" if len(seeds) == 1 else f", {len(seeds)} seeds"
 
 
 def _last(key: str) -> str:
-    """ "loss.name dispersion" is said as "loss dispersion", "loss.weight 0.1" as "weight 0.1"."""
+    """Shorten a setting's name: "loss.name" to "loss", "loss.weight" to "weight"."""
     return key.removesuffix(".name").rsplit(".", 1)[-1]
 
 
 def _is_setting(key: str) -> bool:
-    """What a run is called, where it lies and its seed say nothing about the arm."""
+    """Whether a key tells arms apart: a run's name, place and seed do not."""
     return key != "name" and key.rsplit(".", 1)[-1] not in ("seed", "out", "folder", "report_to", "device")
 
 
@@ -230,8 +230,9 @@ def _is_setting(key: str) -> bool:
 
 
 def _differences(arms: dict[str, list[Run]]) -> list[str]:
-    """What a reader came for, in front: with the loss minus without it at the end, where two arms differ in nothing
-    else and have finished runs of the same seeds; means over those pairs, with Student's interval from three on."""
+    """Return the clauses that come first: values at the end with the loss minus without it, for two arms that differ in
+    nothing else and have finished runs of the same seeds; means over the pairs, with Student's interval from three
+    pairs on."""
     losses = {arm: members[0].recipe.get("loss.name") for arm, members in arms.items()}
     bare = {_but_loss(members[0]): members for arm, members in arms.items() if losses[arm] == "none"}
     treated = {arm: members for arm, members in arms.items() if losses[arm] != "none"}
@@ -254,25 +255,25 @@ def _differences(arms: dict[str, list[Run]]) -> list[str]:
 
 
 def _first_line(clauses: Sequence[str]) -> list[str]:
-    """The clauses, with the first few as one."""
+    """Join the first few clauses into one."""
     more = [f"And {len(clauses) - COMPARED} more"] if len(clauses) > COMPARED else []
     return [". ".join([*clauses[:COMPARED], *more]), *clauses[COMPARED:]] if clauses else []
 
 
 def _but_loss(run: Run) -> str:
-    """The settings of an arm other than those of the loss, as text."""
+    """Return the settings of an arm other than those of the loss, as text."""
     rest = {k: v for k, v in run.recipe.items() if _is_setting(k) and not k.startswith("loss.")}
     return str(sorted((k, str(v)) for k, v in rest.items() if v is not None))
 
 
 def _pairs(base: Sequence[Run], treated: Sequence[Run]) -> list[tuple[Run, Run]]:
-    """Finished runs of the same seed; the first where one was run twice."""
+    """Pair finished runs of the same seed; of a seed that was run twice take the first run."""
     first, second = ({run.seed: run for run in reversed(runs) if run.training.finished} for runs in (base, treated))
     return [(first[seed], second[seed]) for seed in first if seed is not None and seed in second]
 
 
 def _each(arms: dict[str, list[Run]]) -> list[str]:
-    """One clause per arm: held-out loss, mean cosine and Spearman, before and after, means over seeds, of which one
+    """Return one clause per arm: held-out loss, mean cosine and Spearman before and after, as means over seeds; a seed
     that was run twice counts once."""
     clauses = []
     for arm, members in arms.items():

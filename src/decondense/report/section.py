@@ -40,7 +40,7 @@ class Skipped:
 
 
 def read_sources(places: Places) -> tuple[list[Source[Any]], list[Skipped]]:
-    """Every result in and below the places, and what could not be read, with the reason."""
+    """Read every result in and below the places; also return what could not be read, with the reason."""
     sources, skipped = [], []
     for path, folder in find(places):
         try:
@@ -54,12 +54,12 @@ def read_sources(places: Places) -> tuple[list[Source[Any]], list[Skipped]]:
 
 
 def reason(error: Exception, folder: Path) -> str:
-    """What an error says, on one line and without the path to the folder: a page goes to other machines."""
+    """Return an error's message on one line, without the path to the folder: pages are read on other machines."""
     return " ".join(str(error).replace(f"{folder}{os.sep}", "").split())
 
 
 def inside(folder: Path, name: str, folder_of: str) -> Path:
-    """The file of that name in the folder; nothing from elsewhere is taken in."""
+    """Return the path of the named file in the folder; refuse a name that leads out of the folder."""
     path = (folder / name).resolve()
     if not path.is_relative_to(folder.resolve()):
         raise Damaged(f"it lies outside the {folder_of} folder.")
@@ -67,13 +67,13 @@ def inside(folder: Path, name: str, folder_of: str) -> Path:
 
 
 def brief(words: str, most: int = 110) -> tuple[str, str]:
-    """One line, and what is behind "more": words longer than that are cut after their first sentence or clause."""
+    """Split words into (one line, the rest, behind "more"): after the first sentence or clause if they are too long."""
     clause = re.match(r"(.{12,}?)(; |\. )(.+)", words, re.DOTALL)
     return (clause[1] + ".", clause[3]) if clause and len(words) > most else (words, "")
 
 
 def nothing(what: str, places: Places, remedy: str, skipped: Sequence[Skipped]) -> ValueError:
-    """There is nothing of that sort in the places; with the first reasons why."""
+    """Return the error for places without `what`, with the first reasons why results were skipped."""
     listed = ", ".join(repr(str(place)) for place in places)
     why = "".join(f" Skipped {s.folder}: {s.reason}" for s in skipped[:3])
     return ValueError(f"no {what} in {listed}: give folders {remedy}.{why}")
@@ -81,7 +81,7 @@ def nothing(what: str, places: Places, remedy: str, skipped: Sequence[Skipped]) 
 
 @dataclass
 class Table:
-    """`rows` go into the CSV; `shown` is the same in words for people (by default made from `rows`)."""
+    """`rows` go into the CSV; `shown` are the same rows as text for people (by default made from `rows`)."""
 
     title: str
     columns: list[str]
@@ -92,7 +92,7 @@ class Table:
 
     @classmethod
     def of(cls, title: str, rows: Sequence[Mapping[str, Any]], **more: Any) -> Table:
-        """Rows by name; the names of the first are the columns."""
+        """Make a table from rows by name; the names in the first row are the columns."""
         columns = list(rows[0]) if rows else []
         return cls(title, columns, [[round_to(row.get(name)) for name in columns] for row in rows], **more)
 
@@ -102,14 +102,14 @@ class Table:
 
     @cached_property
     def numeric(self) -> list[bool]:
-        """Which of the shown columns are numbers, and so stand to the right."""
+        """Which of the shown columns hold only numbers, and so are right-aligned."""
         places = range(len(self.heads or self.columns))
         return [all(_FIGURES.fullmatch(row[i]) for row in self.cells if i < len(row)) for i in places]
 
 
 @dataclass
 class Panel:
-    """Charts that are looked at together, with the controls they share: `views` (radio buttons) and `steps`
+    """Charts that belong together, with the controls they share: `views` (radio buttons) and `steps`
     (a slider of that name; pairs of step and label)."""
 
     charts: list[Chart]
@@ -131,8 +131,8 @@ class Picture:
 
 @dataclass
 class Depth:
-    """A curve that can be compared with any other: the mean cosine of every state; `normed`: whether the last is after
-    a final norm."""
+    """A curve that can be compared with any other: the mean cosine of every state; `normed`: whether the last state
+    is after a final norm."""
 
     name: str
     cosine: list[Any]
@@ -173,13 +173,13 @@ class Section:
 
     @property
     def word(self) -> str | None:
-        """The verdict in a word, where there is one: of a study, and of a measurement what its numbers follow."""
+        """The verdict in a word, for studies and measurements; else None."""
         return self.badge or (self.verdict.partition(":")[0] if self.kind == "measurement" else None)
 
     @property
     def lines(self) -> tuple[str, list[str]]:
-        """The verdict in one line, and what is behind "more": the whole of it where there is a headline, the other
-        clauses, or a line for each further arm of a training."""
+        """The verdict in one line, and the lines behind "more": the whole verdict if the one line is a headline, else
+        the rest of it; for training runs, one line for each further arm."""
         if self.kind == "training":
             first, *arms = self.verdict.split("; ")
             return first, arms

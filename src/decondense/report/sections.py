@@ -1,4 +1,4 @@
-"""From a result to its section of the page, one function per kind. Training runs and studies have own files."""
+"""Make a result's section of the page, one function per kind. Training runs and studies have modules of their own."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def measurement(source: Source[Measurement]) -> Section:
     if not panel.views:
         chart.note += " The released view was not measured (option --released)."
     model, settings = record.model, record.settings
-    head = "" if model.kind == "memory" else " (an output head of its own not counted)"  # as it is not loaded
+    head = "" if model.kind == "memory" else " (an output head of its own not counted)"  # the meter loads none
     facts = [
         ("model", f"{model.parameters:,} parameters{head}, {model.layers} layers, width {model.width}, {model.dtype}"),
         ("text", from_where(record.text.name, record.text.source)),
@@ -245,19 +245,19 @@ EFFECTS = (
 
 
 def effect_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Fractions (or nats), not points, six digits."""
+    """Return the differences as fractions (or nats), not in points, with six digits."""
     return Table.of(title, [{name: row.get(name) for name in EFFECTS} for row in rows])
 
 
 def difference_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """The same in points and in words."""
+    """Return `effect_table` with text in points for people."""
     note = "In points (percent). Could have shown: the smallest true difference that would probably have been found."
     shown = [list(difference_cells(row, items="{:,}")) for row in rows]
     return replace(effect_table("Differences", rows), shown=shown, heads=list(DIFFERENCE), note=note)
 
 
 def _configuration(source: Source[Any], *parts: str) -> dict[str, Any]:
-    """What config.yaml says, and these parts of the record."""
+    """Return the content of config.yaml and these parts of the record."""
     content = source.record.model_dump(include=set(parts), exclude_unset=True)
     written = {"config.yaml": source.config} if source.config else {}
     return written | {key: content[key] for key in parts if key in content}

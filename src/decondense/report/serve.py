@@ -1,5 +1,5 @@
-"""The page on loopback, which follows runs while they train: it asks every few seconds how far they are, and is made
-anew when a result or a snapshot has come or changed."""
+"""Serve the page on loopback to follow runs while they train: it asks every few seconds how far they are, and is
+rendered again when a result or a snapshot is new or has changed."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ PATTERNS = ("result.json", "snapshots/step-*.json")
 
 
 def stamp(places: Places) -> str:
-    """Another whenever a result or a snapshot in or below the places is another, or a run has begun."""
+    """Return a hash that changes when a result or a snapshot in or below the places does, or when a run begins."""
     digest = hashlib.sha256()
     for place in map(Path, places):
         files = [place] if place.is_file() else [f for pattern in PATTERNS for f in place.rglob(pattern)]
         for file in sorted(files):
             try:
                 state = file.stat()
-            except OSError:  # it went while we looked
+            except OSError:  # deleted meanwhile
                 continue
             digest.update(f"{file}\0{state.st_mtime_ns}\0{state.st_size}\n".encode())
-        for file in sorted(place.rglob("progress.json")):  # that it is there; what it says is asked for by itself
+        for file in sorted(place.rglob("progress.json")):  # only that it exists: its content is served by /now
             digest.update(f"{file}\n".encode())
     return digest.hexdigest()[:16]
 
 
 def server(places: Places, *, port: int = 0, title: str | None = None) -> ThreadingHTTPServer:
-    """Listens on 127.0.0.1 alone; `port` 0 takes a free one. Serves the page and how far runs are, and no file."""
-    for _ in find(places):  # a place that does not exist is told at once
+    """Return a server on 127.0.0.1; `port` 0 takes a free port. It serves the page and the runs' state, no files."""
+    for _ in find(places):  # refuse a place that does not exist at once
         pass
     made: dict[str, bytes] = {}
     lock = Lock()
@@ -54,7 +54,7 @@ def server(places: Places, *, port: int = 0, title: str | None = None) -> Thread
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             known = {"/": (page, "text/html"), "/now": (state, "application/json")}
-            # another name in Host is a page elsewhere that had its name point here
+            # Another name in Host: a page elsewhere whose name was pointed at this address (DNS rebinding).
             if (self.headers.get("Host") or "").rpartition(":")[0] not in ("127.0.0.1", "localhost"):
                 self.send_error(403)
             elif self.path not in known:

@@ -65,7 +65,7 @@ def study(source: Source[Study]) -> Section:
 
 
 def sentence_of(record: Study) -> str:
-    """The sentence without the verdict in front, which stands beside it anyway."""
+    """Return the sentence without the verdict at its beginning, which the page shows beside it."""
     rest = record.sentence.removeprefix(f"{record.verdict}:").strip()
     return rest or record.sentence
 
@@ -84,10 +84,10 @@ def _png(folder: Path, name: str) -> str:
 
 
 def read_lines(source: Source[Study]) -> tuple[list[Line], list[str]]:
-    """The runs and measurements of a study in the order in which its settings name them, then by seed; and a note for
-    every one that could not be read."""
+    """Read the runs and measurements of a study, in the order in which its settings name them and then by seed; also
+    return notes on those that could not be read."""
     root = source.path.parent / "runs"
-    lines: list[tuple[str, Line]] = []  # under the name that the settings have for it
+    lines: list[tuple[str, Line]] = []  # with its name in the settings
     measured: list[Measured] = []
     notes: list[str] = []
     missing = 0
@@ -120,7 +120,8 @@ def read_lines(source: Source[Study]) -> tuple[list[Line], list[str]]:
 
 
 def _measured(records: Sequence[Measured]) -> list[tuple[str, Line]]:
-    """Models, texts where they differ, or the checkpoints of a model as one line; with the key in the settings."""
+    """Return (name in the settings, line): a line per model, per text if texts differ, or for all checkpoints of a
+    model."""
     texts = {str(record.config.get("text")) for record in records}
     models = {str(record.config.get("model")) for record in records}
     lines: dict[str, tuple[str, Line]] = {}
@@ -162,14 +163,14 @@ def _panels(lines: Sequence[Line]) -> list[Panel]:
 
 
 def _spread(items: Sequence[T], count: int) -> list[T]:
-    """At most so many of them, the first and the last among them, the others evenly between."""
+    """Return at most `count` items: the first, the last, and others evenly between."""
     if len(items) <= count:
         return list(items)
     return [items[i] for i in sorted({round(k * (len(items) - 1) / (count - 1)) for k in range(count)})]
 
 
 def _heat(arms: dict[str, list[Line]]) -> Panel | None:
-    """A heatmap per arm, of its first seed; not all arms where there are many, nor all steps."""
+    """Show a heatmap of each arm's first seed; if there are many arms or steps, only some of them."""
     firsts = [members[0] for members in arms.values() if members[0].drawable]
     if not firsts:
         return None
@@ -190,15 +191,15 @@ def _heat(arms: dict[str, list[Line]]) -> Panel | None:
 
 
 class _Estimate(BaseModel):
-    """Of a comparison of two arms; what else it has is not looked at."""
+    """The estimate of a comparison of two arms; its other fields are ignored."""
 
     runs: dict[str, dict[str, dict[str, float]]] = Field(min_length=2, max_length=2)  # by arm, seed and task
     macro: dict[str, Any] | None = None
 
 
 def benchmark_rows(record: Study) -> tuple[list[dict[str, Any]], str]:
-    """The rows of a table of differences between two arms, as the forest plot takes them, and which arms; none if it is
-    another table. Single seeds come from the estimate, whose runs are base and treated arm."""
+    """Return the rows of a table of differences between two arms for the forest plot, and the names of the arms; no
+    rows if the table is of another kind. Single seeds come from the estimate, whose `runs` are (base, treated)."""
     rows = []
     try:
         estimate = _Estimate.model_validate(record.estimate)
