@@ -15,11 +15,11 @@ from ..words import nearest, span
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 SMALLEST = 0.2
-"""Of Spearman over depth, to be called a trend: the margin within which study `text` takes two for the same. The order
-of the layers is the same in nearly all windows, so that an interval beside 0 can be one step wide and mean nothing."""
+"""The least Spearman over depth that is called a trend: the margin within which study `text` calls two values the same.
+Nearly all windows order the layers alike, so an interval that excludes 0 can be one step wide and mean nothing."""
 SEEN = 0.01
-"""Of the change of the mean cosine over the whole depth, to be called one: cosines are shown with two decimals. Ranks
-do not see its size: cosines that all read 0.00 can rise with every layer."""
+"""The least change of the mean cosine over the whole depth that is called a trend: cosines are shown with two decimals.
+Ranks do not see its size: cosines that all read 0.00 can rise with every layer."""
 
 
 class Geometry:
@@ -35,7 +35,7 @@ class Geometry:
         self.final_norm = record.final_norm
         self.text = record.text.name
         self.label = record.model.description + (", freshly initialised" if record.model.init else "")
-        """What tables and figures call it."""
+        """The name of the model in tables and figures."""
 
     def values(self, name: str) -> np.ndarray:
         """Return any statistic of the states by name, (L+1,)."""
@@ -179,7 +179,7 @@ def _interval(curve: Mapping[str, Interval]) -> str:
 
 
 Short = Snapshot | Geometry
-"""What a heatmap is drawn of: a measurement, or what a run keeps of it. `histogram` (states, bins) is a density over
+"""What a heatmap is drawn from: a measurement, whole or in short form. `histogram` (states, bins) is a density over
 cosines −1 … 1; `mean_cosine` (states,)."""
 
 

@@ -89,7 +89,7 @@ def measure(
         windows, tokens, seed: the number of windows (with ``inputs``: at most so many sequences), their exact length
             (not with ``inputs``), and the seed of their places, of the bootstrap and, with ``init``, of the weights.
         spectral: also effective rank, share of the top singular value, distance to rank one, HFC/LFC ratio,
-            participation ratio and IsoScore.
+            participation ratio, IsoScore, matrix entropy and spectral slope.
         released: also the histogram of the matrices averaged over windows, as the published figures were made;
             holds one N×N sum per hidden state.
         stack: "decoder" or "encoder" of an encoder–decoder.

@@ -13,7 +13,7 @@ from ..records import Study
 from ..words import several, signed
 
 PICTURE = "picture"
-"""Stands for the study's own figure, where that is what matters and not a chart of the runs."""
+"""In place of a panel's title: the study's own figure is what matters, not a chart of its runs."""
 
 
 class Shown(NamedTuple):

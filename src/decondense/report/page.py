@@ -41,9 +41,9 @@ KINDS = {
     "measurement": ("Measurements", "measurement", "measurements"),
     "evaluation": ("Evaluations", "evaluation", "evaluations"),
 }
-"""Title, and how one and several are called, in the order of the page: conclusions stand before what they rest on."""
+"""Title, singular and plural of each kind, in the order of the page: conclusions before the results they rest on."""
 SECTIONS: dict[str, Callable[[Any], Section]] = {f.__name__: f for f in (study, significance, measurement, evaluation)}
-"""Kind → the section of one result; training runs share theirs, and a comparison takes in what lies below it."""
+"""Kind → function for one result's section. Training runs share sections; comparisons include what lies below them."""
 
 
 @dataclass

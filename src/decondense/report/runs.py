@@ -23,12 +23,12 @@ from .sections import origin_of
 DIGITS = {"held_out": 4, "spearman": 2, "mean_cosine": 3}
 HELD_OUT = "held-out loss (mean over blocks)"  # not the mean over documents, which studies compare
 SILENT = 60.0
-"""After so many seconds without a line of its log a run is said to be silent."""
+"""Seconds without a new line in its log after which the page says so of a run."""
 COMPARED = 3
-"""So many arms stand in the first line, each against the arm without a loss where there is one; others are counted,
-and behind "more"."""
+"""Arms in the first line of the verdict, each against the arm without a loss if there is one; the line gives the number
+of the others, which are behind "more"."""
 LONG = 48
-"""Letters: settings that fill a line are no name."""
+"""Most letters of a name made of settings: settings that fill a line are no name."""
 LAST = ("last", "mean cosine of the last states", lambda shot: shot.last)
 
 

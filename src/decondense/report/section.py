@@ -167,7 +167,7 @@ class Section:
     pictures: list[Picture] = field(default_factory=list)
     id: str = ""
     opened: Sequence[int] = (0,)
-    """The panels that stand open, the others are folded; none where the picture is what matters, which then is open."""
+    """The panels that are open, while the others are folded; if there are none, the pictures are open."""
     claim: Claim | None = None
     depths: list[Depth] = field(default_factory=list)
 

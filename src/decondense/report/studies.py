@@ -19,11 +19,11 @@ from .section import Panel, Picture, Section, Source, Table, inside, reason
 from .sections import difference_table, origin_of
 
 HEATMAPS = 6
-"""So many runs at most are drawn as heatmaps."""
+"""Most runs that are drawn as heatmaps."""
 FRAMES = 16
-"""So many heatmaps a study has in all, over runs and steps: they are most of the page's size."""
+"""Most heatmaps of a study in all, over runs and steps: they make up most of the page's size."""
 ALPHA, POWER = 0.05, 0.8
-"""At which studies state significance and the smallest effect, as `decondense significance` does."""
+"""Level and power at which studies state significance and the smallest effect, as `decondense significance` does."""
 T = TypeVar("T")
 
 
