@@ -163,7 +163,7 @@ def test_stdin_is_decoded_as_a_file_is(tmp_path, monkeypatch, encoding):
 
 def test_stdin_that_is_no_text_is_refused(monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"PK\0\xff\xe7")))
-    with pytest.raises(ValueError, match=r"^stdin must be text in UTF-8, got bytes that are none \('utf-8' codec .*: "):
+    with pytest.raises(ValueError, match=r"^stdin must be text in UTF-8, got other bytes \('utf-8' codec .*: "):
         open_text("-")
 
 
@@ -235,7 +235,7 @@ def test_a_damaged_line_is_named_by_its_number(tmp_path):
         open_text(file)
     for content in ('[{"text": "a"}, {"text": "b"}]', '[\n  {"text": "a"}\n]\n'):
         file.write_text(content)
-        with pytest.raises(ValueError, match=r"^'.*a\.jsonl' must have a JSON value in every line, and is one array"):
+        with pytest.raises(ValueError, match=r"^'.*a\.jsonl' must have a JSON value in every line, but is one array"):
             open_text(file)
 
 

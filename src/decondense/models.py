@@ -167,8 +167,8 @@ def load_tokenizer(source: Source, *, trust_remote_code: bool = False) -> Any:
         if "backend tokenizer" not in str(error):  # how transformers says that there is none
             raise
         raise ValueError(
-            "it has no tokenizer: save one beside it with tokenizer.save_pretrained(folder); a model that reads no "
-            "text is measured on measure(model, inputs=…), images with --images FOLDER"
+            "it has no tokenizer: save one beside it with tokenizer.save_pretrained(folder); measure a model that "
+            "reads no text with measure(model, inputs=…), or a model of images with --images FOLDER"
         ) from error
 
 
@@ -308,7 +308,8 @@ def _check_folder(path: Path) -> None:
         base = content.get("base_model_name_or_path") if isinstance(content, dict) else None
         raise ValueError(
             f"{str(path)!r} holds a LoRA adapter of {base!r} and no model: merge them with peft, "
-            "AutoPeftModelForCausalLM.from_pretrained(folder).merge_and_unload().save_pretrained(other), and name that."
+            "AutoPeftModelForCausalLM.from_pretrained(folder).merge_and_unload().save_pretrained(other), and give the "
+            "other folder."
         )
     if not (path / "config.json").exists():
         inside = sorted(str(p.parent) for p in path.glob("*/config.json")) or sorted(

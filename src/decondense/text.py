@@ -170,7 +170,7 @@ def _piped() -> Text:
     try:
         content, notes = decoded(sys.stdin.buffer.read(), "stdin")
     except UnicodeError as error:
-        raise ValueError(f"stdin must be text in UTF-8, got bytes that are none ({error}): convert it.") from error
+        raise ValueError(f"stdin must be text in UTF-8, got other bytes ({error}): convert it.") from error
     return Text("stdin", "stdin", (content,), notes=tuple(notes))
 
 

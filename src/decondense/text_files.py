@@ -181,7 +181,7 @@ def _json_lines(content: str, where: str) -> Iterator[Any]:
     if content.lstrip().startswith("["):  # no row is a list: is the whole file one array?
         with contextlib.suppress(json.JSONDecodeError):
             _json(content)
-            raise ValueError(f"{where} must have a JSON value in every line, and is one array of them: call it .json.")
+            raise ValueError(f"{where} must have a JSON value in every line, but is one array: rename it to .json.")
     start = 0
     for line in content.split("\n"):
         if line.strip():

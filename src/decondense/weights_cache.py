@@ -131,7 +131,7 @@ def convert_gguf(parts: Sequence[Path], stem: str, *, sha256: str | None = None)
         return target
     need("gguf", f"reading {parts[0].name}")
     shutil.rmtree(target, ignore_errors=True)  # made from other content, or incomplete
-    what = f"the cache {target.parent} must be writable, and have room for what becomes of {parts[0].name}"
+    what = f"the cache {target.parent} must be writable, and have room for the converted {parts[0].name}"
     with os_sentence(what, "set DECONDENSE_CACHE to another folder"):
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".converting-", dir=target.parent) as work:
@@ -187,9 +187,9 @@ def _check_words(folder: Path, file: str) -> None:
     tokens = len(tokenizer(WORDS, add_special_tokens=False)["input_ids"])
     if len(tokenizer) >= LARGE and 2 * tokens > len(WORDS):
         raise ValueError(
-            f"the tokenizer of {file}, with {len(tokenizer):,} tokens, must read common words whole, transformers "
-            f"{transformers.__version__} makes {tokens} tokens of {len(WORDS)} letters: install another (5.22 reads "
-            "Gemma's)."
+            f"the tokenizer of {file}, with {len(tokenizer):,} tokens, must read common words whole, but transformers "
+            f"{transformers.__version__} makes {tokens} tokens of {len(WORDS)} letters: install another release (5.22 "
+            "reads Gemma's)."
         )
 
 

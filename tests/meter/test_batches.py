@@ -192,7 +192,7 @@ def test_inputs_have_a_fingerprint_and_the_result_is_one_like_any_other(tmp_path
     pixels[3, 0, 0, 0] += 1
     other = measure(model, inputs=pixels, label="tiny")
     assert other.record.text.sha256 != c.record.text.sha256
-    assert "a difference may be that of the texts" in dc.compare([c, other]).notes[0]
+    assert "a difference may come from the texts" in dc.compare([c, other]).notes[0]
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_inputs_have_a_fingerprint_and_the_result_is_one_like_any_other(tmp_path
         ({"inputs": torch.ones(2, 4)}, "token ids must be whole numbers .*, got torch.float32"),
         ({"inputs": torch.ones(2, 4, dtype=torch.long), "modules": 3}, "modules must be a name .*, got 3: give names"),
         ({"inputs": torch.ones(2, 4, dtype=torch.long), "modules": ["layers.0", 3]}, r"got \['layers.0', 3\]: give"),
-        ({"modules": "layers.*"}, "modules and mask go with inputs"),
+        ({"modules": "layers.*"}, "modules and mask need inputs"),
         ({"inputs": torch.ones(2, 4, dtype=torch.long), "mask": torch.ones(2, 4)}, r"^mask must .* got \(2, 4\): a"),
         ({"inputs": torch.ones(2, 4, dtype=torch.long), "mask": lambda batch: None}, "must return .* got NoneType"),
         *(

@@ -333,7 +333,7 @@ def test_means_over_other_numbers_of_last_states_are_said():
     model = nn.Sequential(*map(nn.Linear, [16] * 4, [16] * 4))
     two, three = (measure(model, inputs=x, modules="*", last=last) for last in (2, 3))
     assert compare([two, three]).notes == [
-        "the last states are 2 and 3 in number, and their means others: measure all with the same --last."
+        "the statistic last is a mean of 2 and 3 states, and so not comparable: measure all with the same --last."
     ]
     assert compare([two, two]).notes == []
 
@@ -384,16 +384,16 @@ def test_a_missing_model_is_told_before_anything_is_measured(shared, results):
 
 
 def test_errors(results):
-    with pytest.raises(TypeError, match=r"'pared' is no option of compare, nor of measure: did you mean 'paired'\?$"):
+    with pytest.raises(TypeError, match=r"'pared' is not an option of compare or measure: did you mean 'paired'\?$"):
         compare(results, pared=True)
-    with pytest.raises(TypeError, match=r"'window' is no option of compare, nor of measure: did you mean 'windows'\?$"):
+    with pytest.raises(TypeError, match=r"'window' is not an option of compare or measure: did you mean 'windows'\?$"):
         compare(results, window=3)
     with pytest.raises(ValueError, match="at least two results"):
         compare(results[0])
     for idle in ({"windows": 5}, {"batch": 0}, {"texts": ["wikitext-2"]}, {"spectral": True}):
         (name,) = idle
         with pytest.raises(
-            ValueError, match=f"^'{name}' is for measuring, and all 2 items are saved results: leave it"
+            ValueError, match=f"^'{name}' is for measuring, but all 2 items are saved results: leave it"
         ):
             compare(results, **idle)
     assert compare(results, windows=100, progress=lambda *_: None).results == results  # as by default: said or not

@@ -223,10 +223,10 @@ def test_a_record_of_older_words_reads_as_one_of_today():
 def test_too_little_is_said(stories, prose):
     notes = measure(stories, text=prose, **(SMALL | {"windows": 2, "tokens": 2})).notes
     assert "an interval from 2 windows is too narrow: measure at least 10." in notes
-    assert "a window of 2 tokens has 1 pair: take longer ones." in notes
+    assert "a window of 2 tokens has only 1 pair: take longer windows." in notes
     assert not any("narrow" in n for n in measure(stories, text=prose, **(SMALL | {"windows": 10})).notes)
     states = stories[0].config.num_hidden_layers + 1
-    clamped = f"the statistic last is the mean of all {states} states: there are no 99."
+    clamped = f"the statistic last is the mean of all {states} states, as there are fewer than 99."
     assert clamped in measure(stories, text=prose, last=99, **SMALL).notes
     assert not any("last is" in n for n in measure(stories, text=prose, last=states, **SMALL).notes)
     one = measure(stories, text=prose, **(SMALL | {"windows": 1}))
@@ -292,7 +292,7 @@ def test_half_precision(shared, prose, whole):
         ({"batch": 0}, "batch must be an integer of at least 1"),
         ({"bootstrap": -1}, "bootstrap must be an integer of at least 1"),
         ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
-        ({"resume": True}, "resume must know where"),
+        ({"resume": True}, "resume needs the folder of the partial measurement, got none"),
         (
             {"windows": 5000},
             r"5000 windows of 40 tokens \(195000 tokens without the 1 special token in each\), it has .* too few",

@@ -136,7 +136,7 @@ def test_what_two_processes_began_one_may_go_on_with_and_stop_again(stories, pro
         ("partial-old.npz", r"partial-old\.npz is no partial measurement: delete it and start again\.$"),
         ("partial-0 (1).npz", r"partial-0 \(1\)\.npz is no partial measurement: delete it"),
         ("partial-00.npz", r"partial-00\.npz is no partial measurement: delete it"),
-        ("partial-3.npz", r"but 0 is in partial-0\.npz and in partial-3\.npz: delete one of them, and resume\.$"),
+        ("partial-3.npz", r"0 is in partial-0\.npz and in partial-3\.npz: delete one of these files, and resume\.$"),
     ):
         (tmp_path / name).write_bytes(first)
         with pytest.raises(ValueError, match=sentence):

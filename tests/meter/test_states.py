@@ -86,7 +86,7 @@ def test_errors():
         StateReader(build("llama"), stack="middle")
     for name, told in (("llama", "LlamaModel"), ("bert", "BertModel")):
         with pytest.raises(
-            ValueError, match=rf"^stack 'encoder' is a side of .*, and {told} has one stack: leave it out"
+            ValueError, match=rf"^stack 'encoder' needs an encoder–decoder, but {told} has one stack: leave it out"
         ):
             StateReader(build(name), stack="encoder")
     with pytest.raises(TypeError, match=r"Linear is no transformers model: measure it with inputs=…"):

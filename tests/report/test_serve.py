@@ -67,7 +67,7 @@ def test_the_page_follows_a_run_while_it_trains(tmp_path):
         assert run["lines"]["held_out"] == [[held_out["step"]], [held_out["loss"]]]
         page = get("/")
         assert f"data-stamp={begun['stamp']}" in page
-        assert "it trains: 20 steps are planned" in page
+        assert "still training: 20 steps are planned" in page
         assert "connect-src &#39;self&#39;" in page
         os.utime(tmp_path / "run" / "progress.json", (1, 1))
         assert "nothing new for" in json.loads(get("/now"))["runs"][0]["words"]
@@ -76,7 +76,7 @@ def test_the_page_follows_a_run_while_it_trains(tmp_path):
         ended = json.loads(get("/now"))
         assert ended["stamp"] != begun["stamp"]
         assert ended["runs"] == []
-        assert "it trains" not in get("/")
+        assert "still training" not in get("/")
         write_measurement(tmp_path / "m", layers=3)
         assert "1 measurement" in get("/")
         for path, headers, code in (("/recipe.yaml", {}, 404), ("/", {"Host": "evil.example"}, 403)):
@@ -121,4 +121,4 @@ def test_a_snapshot_that_cannot_be_read_hides_no_run(tmp_path):
     (tmp_path / "run" / "snapshots" / "step-000010.json").write_text("{")
     assert [run["step"] for run in now([tmp_path])] == [5]
     (section,) = collect([tmp_path], running=True).sections
-    assert section.notes == ["it trains: 20 steps are planned."]
+    assert section.notes == ["still training: 20 steps are planned."]

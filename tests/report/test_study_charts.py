@@ -247,7 +247,7 @@ def test_runs_that_cannot_be_read_are_named(tmp_path, runs):
     assert "names no schema" in no_record
     assert not any(str(tmp_path) in note for note in section.notes)
     assert "outside the result folder" in outside
-    assert missing == "1 of 8 runs are not there: the charts are without them."
+    assert missing == "1 of 8 runs are missing: the charts are without them."
 
 
 def test_a_study_without_runs_says_nothing(tmp_path):

@@ -52,10 +52,10 @@ class NamedStates:
         if len(set(self.reader.sides)) > 1:
             raise ValueError(
                 f"modules must name layers of one stack of {type(model).__name__}, whose encoder and decoder read "
-                "other tokens, got both: measure them one after the other."
+                "different tokens, got both: measure them one after the other."
             )
         if len(self.names) < 2:
-            raise ValueError(f"modules must name at least 2 layers, a curve over depth, got {self.names[0]!r} alone.")
+            raise ValueError(f"modules must name at least 2 layers for a curve over depth, got only {self.names[0]!r}.")
         self.layers, self.states = len(self.names) - 1, len(self.names)
         self._seen: tuple[Batch, Capture] | None = None
         self.stack = "modules " + (patterns if isinstance(patterns, str) else ", ".join(patterns))
@@ -144,7 +144,9 @@ def measure_batches(
     everyone = processes.gather(mine, world)
     sequences = dict(sorted((key, row) for part in everyone for key, row in part.rows.items()))
     if not sequences:
-        raise ValueError(f"inputs must hold sequences of at least 2 tokens that count, got none among {seen}.")
+        raise ValueError(
+            f"inputs must hold sequences of at least 2 tokens that count, got none among {seen}: check the masks."
+        )
     lengths = [one.tokens for one in sequences.values()]
     names = columns(max(lengths), spectral=settings["spectral"])
     spectral = len(SPECTRAL) if settings["spectral"] else 0
@@ -261,7 +263,7 @@ def _read(
             came, remedy = f"{tuple(z.shape)}", ""
             if counts is not None:
                 came += f" and a mask of {tuple(counts.shape)}"
-                remedy = ": leave it out, and give sequences of one length, where the model shortens them"
+                remedy = ": if the model shortens its sequences, leave the mask out and give sequences of one length"
             raise ValueError(
                 f"state {at} of a batch of {several(rows, 'sequence')} must be (sequences, tokens, width) and its mask "
                 f"(sequences, tokens), got {came}{remedy}."

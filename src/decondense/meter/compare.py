@@ -85,21 +85,21 @@ class Comparison:
         lengths = sorted({int(r.record.settings["tokens"]) for r in self.results})
         if len(lengths) > 1:
             notes.append(
-                f"the windows have {', '.join(map(str, lengths))} tokens: shorter windows have other cosines, "
+                f"the windows have {', '.join(map(str, lengths))} tokens: cosines depend on their length, "
                 "measure all with the same --tokens."
             )
         last = sorted({int(r.record.settings["last"]) for r in self.results})
         if len(last) > 1:
             notes.append(
-                f"the last states are {list_of([str(number) for number in last])} in number, and their means others: "
-                "measure all with the same --last."
+                f"the statistic last is a mean of {list_of([str(number) for number in last])} states, and so not "
+                "comparable: measure all with the same --last."
             )
         texts = {r.record.text.sha256: r.text for r in self.results}
         each = [[r] for r in self.results] if self.axis == "order" else self._models
         if self.axis != "text" and len({frozenset(r.record.text.sha256 for r in own) for own in each}) > 1:
             notes.append(
                 f"the results are of {len(texts)} different texts ({', '.join(sorted(set(texts.values())))}): a "
-                "difference may be that of the texts."
+                "difference may come from the texts."
             )
         few = sorted({r.record.windows_done for r in self.results if 1 < r.record.windows_done < FEW})
         if few:
@@ -236,7 +236,7 @@ def plan(items: Item | Sequence[Item], texts: Any, revisions: Any, paired: bool,
     known = [one.name for one in both if one.kind is one.KEYWORD_ONLY]
     for name in options:
         if name not in known:
-            raise TypeError(f"{name!r} is no option of compare, nor of measure{perhaps(name, known)}")
+            raise TypeError(f"{name!r} is not an option of compare or measure{perhaps(name, known)}")
     given, texts, revisions = map(_as_list, (items, texts, revisions))
     variants: list[dict[str, Any]] = [{"revision": r} for r in revisions] if revisions else [{}]
     variants = [v | {"text": t} for v in variants for t in texts] if texts else variants
@@ -252,7 +252,7 @@ def plan(items: Item | Sequence[Item], texts: Any, revisions: Any, paired: bool,
     asked, default = options | {"texts": texts, "revisions": revisions}, {one.name: one.default for one in both}
     idle = [name for name, value in asked.items() if value != default[name] and not callable(value)]
     if idle and not to_measure:
-        raise ValueError(f"{idle[0]!r} is for measuring, and all {len(jobs)} items are saved results: leave it out.")
+        raise ValueError(f"{idle[0]!r} is for measuring, but all {len(jobs)} items are saved results: leave it out.")
     for name, extra in to_measure:
         check(name, **(options | extra))
     return jobs

@@ -178,12 +178,12 @@ def _notes(means: dict[str, np.ndarray], model: dict[str, Any], final_norm: bool
 def _cautions(windows: int, settings: dict[str, Any], states: int) -> list[str]:
     notes, tokens, last = [], settings["tokens"], settings["last"]
     if last > states:
-        notes.append(f"the statistic last is the mean of all {states} states: there are no {last}.")
+        notes.append(f"the statistic last is the mean of all {states} states, as there are fewer than {last}.")
     if 1 < windows < FEW:
         notes.append(f"an interval from {several(windows, 'window')} is too narrow: measure at least {FEW}.")
     if tokens < 16:
         pairs = several(tokens * (tokens - 1) // 2, "pair")
-        notes.append(f"a window of {tokens} tokens has {pairs}: take longer ones.")
+        notes.append(f"a window of {tokens} tokens has only {pairs}: take longer windows.")
     return notes
 
 

@@ -120,7 +120,7 @@ def measure(
         for name, there in given.items():
             if there:
                 raise ValueError(
-                    f"{name} has no meaning beside inputs, which take the place of a text: leave one of them out."
+                    f"{name} has no meaning beside inputs, which take the place of a text: leave out {name} or inputs."
                 )
         source, network, _ = _open_model(model, label, revision, loading, reads_text=False)
         settings = {"windows": windows, "seed": seed, "spectral": spectral, "last": last, "bootstrap": bootstrap}
@@ -130,7 +130,7 @@ def measure(
                 progress=progress,
             )  # fmt: skip
     if modules is not None or mask is not None:
-        raise ValueError("modules and mask go with inputs, batches of what the model reads: give those too.")
+        raise ValueError("modules and mask need inputs, batches of what the model reads: give inputs too.")
     rank, world = processes.join_group()
     stage = stage or nobody
     if not isinstance(model, (str, os.PathLike)):
@@ -250,8 +250,8 @@ def _open_model(
     for name, value in {"revision": revision, **loading}.items():
         if value and name != "seed":  # it would have no effect, and the record would still say `init`
             raise ValueError(
-                f"{name} is for a model that measure loads by its name, got {value!r} with one in memory: leave it "
-                "out, and give the model as it is to be."
+                f"{name} is for a model that measure loads by its name, got {value!r} with a model in memory: leave it "
+                "out, and change the model itself."
             )
     network, tokenizer = unwrapped(pair[0]), pair[1]
     return models.Source(type(network).__name__, "memory", "", label or type(network).__name__), network, tokenizer
@@ -322,7 +322,7 @@ def _check_length(network: Any, tokens: int) -> None:
 def _resume(folder: AnyPath | None, key: str) -> dict[int, Tally]:
     """Read the partial tallies in a folder, by the rank of the process that saved them."""
     if folder is None:
-        raise ValueError("resume must know where the partial measurement lies: give its output folder.")
+        raise ValueError("resume needs the folder of the partial measurement, got none: give it as partial=….")
     parts: dict[int, Tally] = {}
     held: dict[int, str] = {}
     for path in sorted(Path(folder).glob("partial-*.npz")):
@@ -331,8 +331,8 @@ def _resume(folder: AnyPath | None, key: str) -> dict[int, Tally]:
         parts[int(named[1])] = part = Tally.open(path, key)
         if twice := held.keys() & part.rows.keys():
             raise ValueError(
-                f"a window may be in one partial measurement, but {min(twice)} is in {held[min(twice)]} and in "
-                f"{path.name}: delete one of them, and resume."
+                f"each window must be in only one partial measurement, but window {min(twice)} is in "
+                f"{held[min(twice)]} and in {path.name}: delete one of these files, and resume."
             )
         held |= dict.fromkeys(part.rows, path.name)
     return parts

@@ -43,8 +43,7 @@ class StateReader:
         check_choice("stack", stack, STACKS)
         if stack == "encoder" and not is_encoder_decoder(model):
             raise ValueError(
-                f"stack 'encoder' is a side of an encoder–decoder, and {type(model).__name__} has one stack: leave it "
-                "out."
+                f"stack 'encoder' needs an encoder–decoder, but {type(model).__name__} has one stack: leave it out."
             )
         if probe is None:
             vocabulary = len(token_embedding(model).weight)
@@ -133,5 +132,5 @@ def token_embedding(model: Any) -> Any:
         reason = "does not read token ids"
     raise TypeError(
         f"a text needs a transformers model that reads token ids; {type(model).__name__} {reason}: measure it with "
-        "inputs=…, batches of what it reads, and where it is no transformers model name its layers with modules=[…]."
+        "inputs=…, batches of what it reads, and if it is no transformers model name its layers with modules=[…]."
     )

@@ -112,5 +112,5 @@ class Training(Record, reads=("decondense.train/2",)):
 
     @property
     def skipped(self) -> int:
-        """Number of steps skipped because their loss was not finite; a study keeps only this number."""
+        """Number of steps skipped because loss or gradient was not finite; a study keeps only this number."""
         return self.skipped_steps if isinstance(self.skipped_steps, int) else len(self.skipped_steps)

@@ -72,7 +72,7 @@ def read_run(source: Source[Training]) -> Run:
     record, folder = source.record, source.path.parent
     run = Run("", record=record, source=source)
     if not record.finished and source.path.name == "progress.json":
-        run.notes.append(f"it trains: {record.steps:,} steps are planned.")
+        run.notes.append(f"still training: {record.steps:,} steps are planned.")
         for one in sorted((folder / "snapshots").glob("step-*.json")):
             with contextlib.suppress(ValueError, OSError):  # still being written: the next reading sees it
                 result, step = Geometry(_whole(folder, f"snapshots/{one.name}")), int(one.stem.split("-")[1])
@@ -92,7 +92,7 @@ def read_run(source: Source[Training]) -> Run:
     if lost:
         run.notes.append(f"{lost} of {len(record.history)} steps have no finite loss: the curve has gaps there.")
     if record.skipped:
-        run.notes.append(f"{several(record.skipped, 'step')} left out, where the loss was not finite.")
+        run.notes.append(f"{several(record.skipped, 'step')} left out, where loss or gradient was not finite.")
     return run
 
 

@@ -21,13 +21,13 @@ from .panels import Line, Shot, depths_of, heat_panel
 from .reproduce import evaluate_command, measure_command, significance_command
 from .section import Origin, Panel, Section, Source, Table
 
-ALIKE = "How alike the directions of the tokens of one text are, the mean cosine itself says."
+ALIKE = "The mean cosine itself says how alike the directions of a text's tokens are."
 GLOSS = {
     "condensing": f"By rank, deeper layers mostly have the higher mean cosine. {ALIKE}",
     "dispersing": f"By rank, deeper layers mostly have the lower mean cosine. {ALIKE}",
     "no clear trend": "By rank, the mean cosine neither rises nor falls clearly with depth (Spearman is below "
-    f"{SMALLEST:g} in size, or its interval includes zero), or what it changes by, the slope, is below {SEEN:g} in "
-    f"size, has the other sign or an interval that includes zero. {ALIKE}",
+    f"{SMALLEST:g} in size, or its interval includes zero), or its change over depth, the slope, is below {SEEN:g} in "
+    f"size, has the opposite sign, or has an interval that includes zero. {ALIKE}",
 }
 TREND_NOTE = (
     "Spearman and Kendall: rank correlation of mean cosine with depth, +1 when every layer is more condensed than the "

@@ -110,7 +110,7 @@ def read_lines(source: Source[Study]) -> tuple[list[Line], list[str]]:
             notes.append(f"the run {name} could not be read and is not in the charts: {reason(error, root.resolve())}")
     lines += _measured(measured)
     if missing and lines:
-        notes.append(f"{missing} of {len(source.record.runs)} runs are not there: the charts are without them.")
+        notes.append(f"{missing} of {len(source.record.runs)} runs are missing: the charts are without them.")
     settings = json.dumps(source.record.config, ensure_ascii=False)
     places = {name: settings.find(json.dumps(name, ensure_ascii=False)) for name, _ in lines}
     lines.sort(key=lambda entry: (places[entry[0]] < 0, places[entry[0]], entry[1].seed or 0))
