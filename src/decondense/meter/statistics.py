@@ -231,7 +231,7 @@ def _pairs(u: torch.Tensor, matrix: torch.Tensor | None) -> tuple[torch.Tensor, 
     """
     windows, n = u.shape[:2]
     # A CPU wants tiles that stay in its cache, an accelerator few launches; either way 64 MiB at most.
-    block = max(16, min(128 if u.device.type == "cpu" else n, (1 << 24) // (n * windows)))
+    block = max(1, min(128 if u.device.type == "cpu" else n, (1 << 24) // (n * windows)))
     counts = torch.zeros(FINE_BINS, dtype=torch.int64, device=u.device)
     squares = torch.zeros(windows, dtype=torch.float64, device=u.device)
     by_distance = torch.zeros(windows, n, dtype=torch.float64, device=u.device)
