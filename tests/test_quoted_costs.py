@@ -31,7 +31,7 @@ def test_losses_in_a_step():
     assert [name for name, ratio in last.items() if ratio > 1.003] == ["+ decorrelation, last"]
     assert f"decorrelation has {last['+ decorrelation, last']:.4f}, the others less" in KERNELS
     assert f"differ by up to {max(float(row['spread']) for row in rows('train_step_losses')):.4f}" in KERNELS
-    assert f"Measured again, first order on GPT2 took {ratios['+ first_order']:.3f} of the time" in README
+    assert f"second measurement on GPT2 first order had a ratio of {ratios['+ first_order']:.3f} (" in README
 
 
 def of_turns(place: str, stream: str = "") -> tuple[list[float], list[float]]:
@@ -68,7 +68,7 @@ def test_compiled_training():
     bare = [float(row["tokens_per_s"]) for row in rows("throughput_turns") if row["option"].endswith("of 128")]
     assert f"the three runs have {min(bare):,.0f} to {max(bare):,.0f} tokens a second, 3 % apart" in KERNELS
     assert (len(bare), round(100 * (max(bare) / min(bare) - 1))) == (3, 3)
-    assert "in two rounds, {:.2f} and {:.2f} in another measurement.".format(*clocks) in README
+    assert "another measurement gave {:.2f} and {:.2f}.".format(*clocks) in README
     training = " ".join((ROOT / "docs" / "training.md").read_text(encoding="utf-8").split())
     speeds = [1 / x for x in (*first, *exact)]
     assert "has {:.3f} and {:.3f} of the speed without a loss and exact {:.3f} and {:.3f}".format(*speeds) in training
@@ -81,7 +81,10 @@ def test_compiled_training():
     fused = by_option["+ fused head and loss"]
     for speed in (eager, fused, bare, treated):
         assert f"| {speed:,.0f} | {speed / eager:.3g} |" in training
-    assert f"reads {treated / eager:.2f} times the tokens per second of Trainer's eager defaults without it" in README
+    assert (
+        f"reads {treated / eager:.2f} times as many tokens per second as Trainer's eager defaults without a loss"
+        in README
+    )
     stream = ", in a bfloat16 stream"
     ((inside,), (exact_inside,)), ((afterwards,), _) = of_turns("in the blocks", stream), of_turns("afterwards", stream)
     assert f"first order takes {inside:.3f} in the blocks and {afterwards:.3f} afterwards" in KERNELS
@@ -89,12 +92,11 @@ def test_compiled_training():
     assert f"Exact takes {exact_inside:.3f} in the blocks" in KERNELS
     assert inside > afterwards > 1.015
     assert (
-        "SmolLM2-135M's shape: {:.2f} for first order and {:.2f} and {:.2f} for exact in two rounds,".format(
-            first[0], *exact
+        "shape, two rounds gave {:.2f} and {:.2f} for first order and {:.2f} and {:.2f} for exact;".format(
+            *first, *exact
         )
         in README
     )
-    assert f"{first[0]:.2f}" == f"{first[1]:.2f}"
     plain = next(float(row["tokens_per_s"]) for row in rows("throughput_turns") if row["option"].startswith("+"))
     step = 128 * 1024 / plain
     passes = 4 * 30 * 128 * 1024 * 576 * 4 / 4.1e12
@@ -309,7 +311,7 @@ def test_the_clock_of_the_profile():
     assert "by the clock of the profile {2:.3f} with ℓ2-repel and {3:.3f} with koleo |".format(*clocks) in FIRST
     more = [float(of[x, "step by the clock"]["added_ms"]) - float(of[x, "sum"]["added_ms"]) for x in losses]
     assert f"in these five, {min(more):.1f} to {max(more):.1f} ms, is not explained." in KERNELS
-    assert f" of the time ({clocks[0]:.3f} by the clock of a profile)" in README
+    assert f" ({clocks[0]:.3f} by the clock of a profile), and every other" in README
 
 
 def test_how_often_intervals_over_windows_hold_the_truth():
