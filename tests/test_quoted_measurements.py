@@ -69,7 +69,7 @@ def test_outlier_dimensions():
     assert f"{len(lost)} of the {len(states)} states lose more than half of their mean cosine when 3 of" in page
     counted = sum(state.mean_cosine >= 0.3 for state in lost)
     assert any(note.startswith(f"outlier dimensions explain {counted} of {len(states)}") for note in measured.notes)
-    assert f"the note under it, which counts the {counted} with a mean cosine of at least 0.3, and `states.csv`" in page
+    assert f"its note (which counts the {counted} with a mean cosine of at least 0.3) and `states.csv`" in page
     eleven = states[11]
     told = f"from {eleven.mean_cosine:.2f} to {eleven.mean_cosine_without_cosine3:.2f}, because 3 dimensions carry"
     assert f"at block 11 {told} {100 * eleven.top3_cosine_share:.0f} % of it" in page
