@@ -74,7 +74,7 @@ def test_compiled_training():
     assert "has {:.3f} and {:.3f} of the speed without a loss and exact {:.3f} and {:.3f}".format(*speeds) in training
     by_option = {row["option"]: float(row["tokens_per_s"]) for row in rows("throughput")}
     eager, bare, treated = (by_option[o] for o in ("baseline", "+ micro-batch of 128", "with dispersion, first order"))
-    assert f"So {bare / eager:.2f} is without the loss" in training
+    assert f"Without the loss the ratio is {bare / eager:.2f}, where" in training
     assert f"gets {treated / eager:.2f}: {treated / bare:.3f} of the speed without a loss" in training
     scale = " ".join((ROOT / "docs" / "scale.md").read_text(encoding="utf-8").split())
     assert f"and {100 * (bare / treated - 1):.1f} % of SmolLM2-135M's, which is narrow, deep and compiled" in scale
