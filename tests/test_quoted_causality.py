@@ -50,7 +50,7 @@ def test_release():
         )
         at_release.append(100 * strongest / np.mean([one.snapshots[2].blocks for one in plain.values()]))
         assert 1 - last / strongest == pytest.approx(1 / 3, abs=0.015)
-    told = "{:.1f} % open with a weight of 1 and {:.1f} % with 3, a third came back with either"
+    told = "{:.1f} % more open with a weight of 1 and {:.1f} % with 3; a third of that closed again with either"
     assert told.format(*at_release) in RESULTS
     ranks = [mean("release", arm, "spearman") for arm in (released, stronger, PLAIN, opposite)]
     told = "Spearman {:.2f} and, with 3, {:.2f}; cross-entropy {:.2f}, condensed and released {:.2f}."
@@ -62,7 +62,7 @@ def test_placebo():
     real, blind, away = "dispersion λ +1", "placebo λ +1", "placebo λ −1"
     alone, more = found["against_no_loss"], found["dispersion_minus_placebo"][real]
     seen = found["seen_percent"][blind]
-    assert f"it has {signed(seen['estimate'], 1)} %, 90 % interval {bounds(seen, 1)}" in RESULTS
+    assert f"its change is {signed(seen['estimate'], 1)} %, 90 % interval {bounds(seen, 1)}" in RESULTS
     costs = f"It costs {alone[blind]['estimate']:.4f} nats {bounds(alone[blind], 4)}, dispersion"
     assert f"{costs} {alone[real]['estimate']:.4f}: {more['estimate']:.4f} more {bounds(more, 4)}" in RESULTS
     assert f"| +{alone[real]['estimate']:.4f} {bounds(alone[real], 4)}; +{more['estimate']:.4f}" in RESULTS

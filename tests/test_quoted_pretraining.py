@@ -349,7 +349,7 @@ def test_doubts():
     assert "the warm-up is {:.0f}M tokens with 40M and {:.0f}M with 320M;".format(*ends) in RESULTS
     sizes = [KEPT[f"{PLAIN} · {model} · 40M"][11].model.parameters / 1e6 for model in ("gpt2", "llama")]
     assert "Models of {:.0f}M (GPT2) and {:.0f}M parameters (Llama)".format(*sizes) in RESULTS
-    assert f"(of {min(sizes):.0f}M to 270M parameters; in the study of sizes from 2M on)" in RESULTS
+    assert f"({min(sizes):.0f}M to 270M parameters; from 2M in the study of sizes)" in RESULTS
 
     def over(model: str, tokens: str, seeds: tuple[int, ...], loss: str = UNIFORM) -> str:
         pairs = by_texts(*([KEPT[f"{arm} · {model} · {tokens}"][s] for s in seeds] for arm in (PLAIN, loss)))

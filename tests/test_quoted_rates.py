@@ -83,10 +83,10 @@ def test_each_at_its_own_rate():
     assert f"| each at its best rate: 160M tokens {gained}; 80M {level}; at one rate: 40M " in README
     brief, low, high = re.findall(r"[\d.]+", gained)
     assert (
-        f"Each at its best learning rate it gains {brief} [{high}, {low}], over the four seeds that had no" in RESULTS
+        f"With each arm at its best learning rate it gains {brief} [{high}, {low}], over the four seeds that had no" in RESULTS
     )
-    assert f"the paper's loss lowers the held-out loss by {brief} nats, each at its own rate;" in RESULTS
-    assert f"dispersion still gains in the GPT2 with 160M, by {brief} nats," in RESULTS
+    assert f"the paper's loss lowers the held-out loss by {brief} nats, each arm at its own rate;" in RESULTS
+    assert f"dispersion still gains in the GPT2 with 160M, by {brief} nats;" in RESULTS
     assert f"(−{brief} nats, each at" in CHANGES
     recipe = " ".join((ROOT / "recipes" / "pretrain-small.yaml").read_text(encoding="utf-8").replace("#", "").split())
     assert f"with 160M dispersion on all layers gained {brief} nats, each at its best rate;" in recipe

@@ -124,7 +124,7 @@ def test_the_same_runs_in_geometry_and_loss():
     corrected = estimate("benchmarks")["perplexity"]["lambada_openai perplexity"]
     assert corrected["low"] == pytest.approx(interval(ppl, 1 - 0.05 / 10).low, rel=1e-4)
     assert f"by {corrected['estimate']:.2f} of 38.0" in RESULTS
-    assert f"that is not resolved ({bounds(corrected, 2)})" in RESULTS
+    assert f"this is not resolved ({bounds(corrected, 2)})" in RESULTS
     nats = estimate("benchmarks")["likelihood"]
     assert f"changes by {signed(nats['difference'], 4)} nats per item {bounds(nats, 4)}" in RESULTS
     assert f"{nats['smallest_effect']:.4f} would have been found four times out of five" in RESULTS
@@ -252,7 +252,7 @@ def test_dose():
     assert f"the same weight gives {signed(small['estimate'], 4)} {bounds(small, 4)} nats" in RESULTS
     most = max(-interval(gaps(arm), 1 - 0.05 / 3).low for arm in ("λ +0.1", "λ +0.3", "λ +1"))
     assert found["gain_at_most"] == pytest.approx(most, rel=1e-3)
-    assert f"it is at most {most:.4f} nats (at 0.3; at 0.1, had no other been tried, {-small['low']:.4f})" in RESULTS
+    assert f"the gain is at most {most:.4f} nats (at 0.3; at 0.1, had no other been tried, {-small['low']:.4f})" in RESULTS
     assert f"Over three weights a gain is at most {most:.4f} nats" in README
     assert min(against, key=lambda arm: against[arm]["estimate"]) == "λ +0.1"
     assert f"At −0.3 held-out loss is {against['λ −0.3']['estimate']:.4f} nats higher than at 0" in RESULTS
