@@ -53,7 +53,7 @@ def test_release():
     told = "{:.1f} % more open with a weight of 1 and {:.1f} % with 3; a third of that closed again with either"
     assert told.format(*at_release) in RESULTS
     ranks = [mean("release", arm, "spearman") for arm in (released, stronger, PLAIN, opposite)]
-    told = "Spearman {:.2f} and, with 3, {:.2f}; cross-entropy {:.2f}, condensed and released {:.2f}."
+    told = "Spearman is {:.2f} and, with 3, {:.2f}; cross-entropy has {:.2f}, and condensed and released {:.2f}."
     assert told.format(*ranks) in RESULTS
 
 
@@ -62,7 +62,7 @@ def test_placebo():
     real, blind, away = "dispersion λ +1", "placebo λ +1", "placebo λ −1"
     alone, more = found["against_no_loss"], found["dispersion_minus_placebo"][real]
     seen = found["seen_percent"][blind]
-    assert f"its change is {signed(seen['estimate'], 1)} %, 90 % interval {bounds(seen, 1)}" in RESULTS
+    assert f"its change is {signed(seen['estimate'], 1)} % of dispersion's, 90 % interval {bounds(seen, 1)}" in RESULTS
     costs = f"It costs {alone[blind]['estimate']:.4f} nats {bounds(alone[blind], 4)}, dispersion"
     assert f"{costs} {alone[real]['estimate']:.4f}: {more['estimate']:.4f} more {bounds(more, 4)}" in RESULTS
     assert f"| +{alone[real]['estimate']:.4f} {bounds(alone[real], 4)}; +{more['estimate']:.4f}" in RESULTS

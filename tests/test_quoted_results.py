@@ -306,12 +306,12 @@ def test_trend_and_level():
     found = estimate("init")
     starts = [row["spearman_start"] for row in table("width")]
     assert starts == [1.0] * 12
-    assert f"{signed(found['start']['estimate'], 2)} at initialisation, in 12 of 12 of them over four widths" in RESULTS
+    assert f"{signed(found['start']['estimate'], 2)} at initialisation, in 12 of 12 models over four widths" in RESULTS
     assert f"{-found['change']['estimate']:.2f} lower at the end of training" in RESULTS
     assert (
         f"training *raises* it by {found['mean_cosine']['estimate']:.3f} {bounds(found['mean_cosine'], 3)}" in RESULTS
     )
-    assert f"training lowers it by {-found['last']['estimate']:.3f}" in RESULTS
+    assert f"training lowers the mean cosine by {-found['last']['estimate']:.3f}" in RESULTS
     assert estimate("width")["mean_cosine"]["high"] < 0
 
 
