@@ -188,7 +188,7 @@ def test_lone_calls():
     alone = [bare[shape][1] for shape in ("8x1024x1024", "32x1024x768")]
     assert "the kernels take {:.2f} and {:.2f} by the clock, and a step of autograd".format(*alone) in KERNELS
     assert f"takes {gpu:.3f} ms for 8×1024×1024 and {larger:.3f} for 32×1024×768, by the clock" in KERNELS
-    assert f"by the clock {call:.2f} and {longer:.2f} (bfloat16 states; such times wander:" in KERNELS
+    assert f"by the clock {call:.2f} and {longer:.2f} (bfloat16 states; such times vary:" in KERNELS
     assert f"| 0.25 and 0.45 ms by the clock | {call:.2f} and {longer:.2f} |" in FIRST
     assert (call > 0.25, longer > 0.45) == (True, False)  # "the second aim is met in one of two"
     apart = {
