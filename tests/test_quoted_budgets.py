@@ -96,7 +96,7 @@ def noise(arm: str, place: str) -> list[float]:
 
 def test_the_llama_with_160m():
     ends = [corrected(f"{loss} · llama · 160M") for loss in (UNIFORM, DISPERSED)]
-    assert "Both last, uniformity's with {} and dispersion's with {}.".format(*ends) in RESULTS
+    assert "Both harms last, uniformity's with {} and dispersion's with {}.".format(*ends) in RESULTS
     assert min(CELLS[f"{loss} · llama · 160M"]["low"] for loss in (UNIFORM, DISPERSED)) > 0
     (level,) = {cell["level"] for cell in CELLS.values()}
     words = (
@@ -104,9 +104,11 @@ def test_the_llama_with_160m():
     )
     assert words in RESULTS
     weakest = corrected(f"{DISPERSED} · llama · 80M")
-    assert f"dispersion's harm with 80M is significant by it, and is {weakest} at this level.)" in RESULTS
+    assert (
+        f"by it dispersion's harm with 80M is significant, while its interval at this level is {weakest}.)" in RESULTS
+    )
     (fewer,) = {cost(loss, 160) for loss in (UNIFORM, DISPERSED)}
-    assert f"Cross-entropy alone needs some {fewer:.0f}M tokens for what 160M reach with either." in RESULTS
+    assert f"Cross-entropy alone needs some {fewer:.0f}M tokens to reach what 160M reach with either loss." in RESULTS
     gaps = course(UNIFORM, "llama · 160M", seeds=FIVE)
     words = "uniformity leads by up to {:.3f} (after {:.0f}M) and is behind in every seed from {:.0f}M on."
     assert words.format(*lead(gaps), behind_from(gaps)) in RESULTS
@@ -141,7 +143,7 @@ def test_the_harms_with_320m():
         for seed, run in treated.items():
             assert all((changed - plain).mean() > 0 for plain, changed in by_texts([base[seed]], [run]))
         assert CELLS[f"{loss} · llama · 320M"]["low"] > 0  # "the harm lasts"
-        assert f"Cross-entropy alone needs some {cost(loss, 320):.0f}M tokens for that." in RESULTS
+        assert f"Cross-entropy alone needs some {cost(loss, 320):.0f}M tokens to reach the same loss." in RESULTS
         assert f"the difference changes by {words_of(per_doubling(loss, 'llama', seeds=FIVE))}." in RESULTS
     ends = [[row[end] for end in ("difference", "low", "high")] for row in (rows[UNIFORM], rows[DISPERSED])]
     words = "by {:.3f} nats [{:.3f}, {:.3f}] by uniformity and by {:.3f} [{:.3f}, {:.3f}] by the paper's loss."
@@ -182,7 +184,7 @@ def test_the_harms_with_320m():
     assert 4.5 < blocks[PLAIN] / blocks[DISPERSED] < 5.6  # "a fifth of the level"
     ends = [np.mean([shot.mean_cosine[-1] for shot in shots[arm]]) for arm in (PLAIN, UNIFORM)]
     told = (
-        "with 320M from {:.3f} to {:.3f}. The blocks have {:.3f} then, less than cross-entropy's in four of five seeds."
+        "with 320M from {:.3f} to {:.3f}. The blocks then have {:.3f}, less than cross-entropy's in four of five seeds."
     )
     assert told.format(*ends, blocks[UNIFORM]) in RESULTS
     assert sum(one.blocks < base.blocks for base, one in zip(shots[PLAIN], shots[UNIFORM])) == 4
@@ -233,7 +235,7 @@ def test_what_the_llama_with_320m_said_before():
     assert before in RESULTS
     assert f"(p = {p:.3f})" in page("docs/studies-log.md")
     shrinks = [old - new for old, new in zip(shorter, gaps)]
-    assert "had shrunk by {:.3f} [{:.3f}, {:.3f}] over the four seeds".format(*interval(shrinks[:4])) in RESULTS
+    assert "had shrunk by {:.3f} [{:.3f}, {:.3f}] over the first four seeds".format(*interval(shrinks[:4])) in RESULTS
     middle, *ends = interval(shrinks)
     assert f"with the fifth that is {middle:.3f} [{', '.join(signed(end, 3) for end in ends)}]." in RESULTS
     passes = [

@@ -112,7 +112,10 @@ def test_size():
     at = [np.mean([at_loss(run, last) for run in of[row["model"]].values()], axis=0) for row in rows]
     (high, wide), (low, narrow) = at[0], at[-1]
     assert f"Spearman goes from {signed(high, 2)} to {signed(low, 2)} and the mean cosine from {wide:.2f} to" in RESULTS
-    assert f"to {narrow:.2f}; a third of the rise of the mean cosine is gone, and from {rows[3]['parameters'] / 1e6:.0f}M" in RESULTS
+    assert (
+        f"to {narrow:.2f}; a third of the rise of the mean cosine is gone, and from {rows[3]['parameters'] / 1e6:.0f}M"
+        in RESULTS
+    )
     assert 1 - (narrow - wide) / (large["mean_cosine"] - small["mean_cosine"]) == pytest.approx(1 / 3, abs=0.03)
     assert np.ptp([level for _, level in at[3:]]) < 0.003
     each = [of[row["model"]][1].tokens / row["parameters"] for row in (small, large)]
@@ -152,7 +155,10 @@ def test_arch():
     curves = [run.snapshots[-1].mean_cosine for arm in of.values() for run in arm.values()]
     assert {(len(curve), curve.index(min(curve))) for curve in curves} == {(13, 0)}
     none = float(np.mean([spearmanr(range(13), [0, *order]).statistic for order in (range(1, 13), range(12, 0, -1))]))
-    assert f"cannot fall below {signed(floor(13), 2)}, and reads {signed(none, 2)} where the blocks have no trend." in RESULTS
+    assert (
+        f"cannot fall below {signed(floor(13), 2)}, and reads {signed(none, 2)} where the blocks have no trend."
+        in RESULTS
+    )
     last = [curve[-1] for curve in curves]
     assert f"After the final norm all are alike ({min(last):.2f} to {max(last):.2f})" in RESULTS
     ways = {arm: [run.snapshots[-1].mean_cosine[1:] for run in some.values()] for arm, some in of.items()}
@@ -198,7 +204,9 @@ def test_the_level_of_architectures():
     assert f"also have the lower loss, {low} instead of {high}. But" in RESULTS
     equal = {arm: float(np.mean([at_loss(run, 4.11)[1] for run in some.values()])) for arm, some in of.items()}
     assert 4.10 < max(run.held_out[-1].loss for some in of.values() for run in some.values()) < 4.11
-    assert "looked at afterwards), they have a mean cosine of {} and the six others {}.".format(*spans(equal)) in RESULTS
+    assert (
+        "looked at afterwards), they have a mean cosine of {} and the six others {}.".format(*spans(equal)) in RESULTS
+    )
 
 
 def test_the_level_and_the_learning_rate():

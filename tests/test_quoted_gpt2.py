@@ -55,8 +55,9 @@ def test_the_gpt2_with_160m():
         f"{ahead[DISPERSED]} in the five seeds, and in every text: {told[DISPERSED]}, {p[DISPERSED]} after correction."
     )
     assert f"{words} At the corrected level that is {corrected(f'{DISPERSED} · {place}', 4)}: a gain" in RESULTS
-    words = f"Cross-entropy alone needs some {cost(DISPERSED, 160, 'gpt2 at 0.005'):.0f}M tokens for that (its 320M, on"
-    assert f"{words} which this rests, have three seeds, all unsteady)." in RESULTS
+    words = f"Cross-entropy alone needs some {cost(DISPERSED, 160, 'gpt2 at 0.005'):.0f}M tokens to reach the same loss"
+    words += " (its runs with 320M, on"
+    assert f"{words} which this rests, are three seeds, all unsteady)." in RESULTS
     words = f"{ahead[DECORRELATED]}, and in every text: {told[DECORRELATED]}, {p[DECORRELATED]}; at the corrected level"
     assert f"{words} {corrected(f'{DECORRELATED} · {place}')}, so open." in RESULTS
     words = f"{ahead[UNIFORM]} in four seeds and behind by {max(gaps[UNIFORM]):.3f} in one; at the corrected level"
@@ -85,8 +86,8 @@ def test_the_gpt2_with_160m():
     assert by_document(KEPT[f"{PLAIN} · {place}"][12]) == last
     assert {min(gap) == gap[FIVE.index(12)] for gap in gaps.values()} == {True}  # "the largest lead of each"
     without = -np.mean([gap for seed, gap in zip(FIVE, gaps[DISPERSED]) if seed != 12])
-    words = f"seed 12's is the worst by {last - others[-1]:.3f} nats and gives each its largest lead: without it"
-    assert f"{words} dispersion's is {without:.3f}." in RESULTS
+    words = f"seed 12's is the worst by {last - others[-1]:.3f} nats and gives each its largest lead. Without that"
+    assert f"{words} seed dispersion's lead is {without:.3f}." in RESULTS
 
     way = course(DISPERSED, place, seeds=FIVE)
     means = {at: float(np.mean(gap)) for at, gap in way.items()}
@@ -122,7 +123,7 @@ def test_the_gpt2_with_160m():
 
     high = {arm: peaks(f"{arm} · {place}", 64e6) for arm in (PLAIN, *losses)}
     assert [sum(peak > 1 for peak in high[arm]) for arm in (PLAIN, *losses)] == [0, 3, 1, 0]
-    assert f"(another of these reaches {sorted(high[UNIFORM])[-2]:.2f}), and never above" in RESULTS
+    assert f"(another of these reaches {sorted(high[UNIFORM])[-2]:.2f}), but never above" in RESULTS
     assert max(*high[PLAIN], *high[DISPERSED]) < 0.40  # "never above 0.40"
     shares = [x for loss in losses for x in early_outliers(f"{loss} · {place}")], early_outliers(f"{PLAIN} · {place}")
     words = "hold {:.0f} to {:.0f} % of the variance after the second block with any of the three losses, where"
@@ -165,7 +166,7 @@ def test_the_gpt2_with_more_tokens():
     assert high == [True] * 5 + [False]  # "the seed that ends ahead"
     llama = [run for arm in (PLAIN, UNIFORM, DISPERSED) for run in KEPT[f"{arm} · llama · 320M"].values()]
     norms = [h.grad_norm for run in llama for h in run.history if h.tokens > 128e6]
-    assert f"In the Llama with 320M it never exceeds {math.ceil(100 * max(norms)) / 100:.2f}." in RESULTS
+    assert f"In the Llama with 320M the norm never exceeds {math.ceil(100 * max(norms)) / 100:.2f}." in RESULTS
 
     short, long = (over(course(UNIFORM, f"{model} · {m}"), 100, 113) for m in ("160M", "320M"))
     assert max(short) < 0  # "ahead in every seed with 160M and behind in two of three with 320M"
@@ -201,7 +202,7 @@ def test_twice_the_width():
     level, narrow = (
         np.mean([by_document(KEPT[f"{PLAIN} · {model} · 40M"][s]) for s in base]) for model in ("gpt2 768", "gpt2")
     )
-    assert f"ends at {level:.3f}, over the same seeds {narrow - level:.3f} nats below the one of width 384" in RESULTS
+    assert f"ends at {level:.3f}, over the same seeds {narrow - level:.3f} nats below that of width 384" in RESULTS
     gaps = [signed(gap, 4) for gap in apart(UNIFORM, "gpt2 768 · 40M")]
     assert "level with it ({}, {} and {} over the seeds);".format(*gaps) in RESULTS
     assert f"the corrected interval, {corrected(f'{UNIFORM} · gpt2 768 · 40M')}, contains" in RESULTS

@@ -183,13 +183,13 @@ def test_tables_of_tasks_and_rounding():
     shares = [ROWS[DISPERSED, "llama", x * 1e7] for x in (4, 8, 16, 32)]
     saved = [f"{-100 * row['int4_difference'] / row['int4_cross_entropy']:.0f}" for row in shares]
     assert "by estimate {}, {}, {} and {} % of the cost with 40M to 320M".format(*saved) in RESULTS
-    words = "With 320M that is {:.3f} nats, where held-out loss is {:.3f} higher before"
+    words = "With 320M that is {:.3f} nats, where held-out loss before rounding is {:.3f} higher."
     assert words.format(-shares[3]["int4_difference"], shares[3]["difference"]) in RESULTS
     plain, uniform = (
         [quantisation("int8-int8")(run) for run in KEPT[f"{arm} · gpt2 at 0.005 · 160M"].values()]
         for arm in (PLAIN, UNIFORM)
     )
-    words = "in all five seeds, {:.3f} to {:.3f} nats where cross-entropy loses {:.3f} to {:.3f}, and decorrelation in"
+    words = "in all five seeds, {:.3f} to {:.3f} nats where cross-entropy loses {:.3f} to {:.3f}, with decorrelation in"
     words = words.format(min(uniform), max(uniform), min(plain), max(plain))
     assert all(more > less for less, more in zip(plain, uniform))
     costs = {scheme: {arm: [quantisation(scheme)(run) for run in KEPT[f"{arm} · gpt2 at 0.005 · 160M"].values()]
@@ -199,7 +199,7 @@ def test_tables_of_tasks_and_rounding():
     for arms in costs.values():  # "dispersion costs less by both in every seed"
         assert all(less < more for more, less in zip(arms[PLAIN], arms[DISPERSED]))
     means = [np.mean(costs["int8-int8"][arm]) for arm in (DISPERSED, PLAIN)]
-    assert "by int8 with activations {:.4f} nats instead of {:.4f}, where its held-out loss".format(*means) in RESULTS
+    assert "by int8 with activations {:.4f} nats instead of {:.4f}, and its held-out loss".format(*means) in RESULTS
     known = ROWS[UNIFORM, "gpt2", 4e7]["int8-int8_cross_entropy"]
     assert f"(cross-entropy {known:.4f} in two other seeds)" in RESULTS
 
@@ -228,7 +228,7 @@ def test_lambada():
     right = over(dispersed, "320M", kind="correct", paired=False)
     assert right.interval(1 - 0.05 / cells)[1] > 0
     wide = over(dispersed, "320M", kind="log_share", paired=False).interval(1 - 0.05 / (3 * cells))
-    assert f"it is still resolved, [{signed(wide[0], 2)}, {signed(wide[1], 2)}]; with seeds paired" in RESULTS
+    assert f"this is still resolved, [{signed(wide[0], 2)}, {signed(wide[1], 2)}]; with seeds paired" in RESULTS
     assert wide[1] < 0
     paired = over(dispersed, "320M", kind="log_share", paired=True)
     assert paired.interval(1 - 0.05 / cells)[1] < 0 < paired.interval(1 - 0.05 / (3 * cells))[1]

@@ -74,7 +74,7 @@ def test_each_at_its_own_rate():
     assert f"; 80M, own rates: **{dispersed}**; 160M" in RESULTS
     level, behind = own(DISPERSED, "gpt2")
     assert f"; 80M, own rates: {level}; 160M" in RESULTS
-    assert f"so compared its gain is not seen with 80M ({level}), and" in RESULTS
+    assert f"compared in this way dispersion shows no gain with 80M ({level}), and" in RESULTS
     words = "the other three seeds are not ahead: behind by {1:.3f} and {2:.3f}, and level ({0:.3f})."
     assert words.format(*sorted(behind)) in PROSE
     gained, ahead = own(DISPERSED, LONGER)
@@ -83,7 +83,8 @@ def test_each_at_its_own_rate():
     assert f"| each at its best rate: 160M tokens {gained}; 80M {level}; at one rate: 40M " in README
     brief, low, high = re.findall(r"[\d.]+", gained)
     assert (
-        f"With each arm at its best learning rate it gains {brief} [{high}, {low}], over the four seeds that had no" in RESULTS
+        f"With each arm at its best learning rate it gains {brief} [{high}, {low}], over the four seeds that had no"
+        in RESULTS
     )
     assert f"the paper's loss lowers the held-out loss by {brief} nats, each arm at its own rate;" in RESULTS
     assert f"dispersion still gains in the GPT2 with 160M, by {brief} nats;" in RESULTS
@@ -176,7 +177,7 @@ def test_cross_entropy_at_three_rates():
     levels = [float(np.mean([by_document(run) for run in arm.values()])) for arm in base.values()]
     words = "On average it ends within {:.3f} at three rates: {:.3f}, {:.3f} and {:.3f} with 0.003, 0.005 and 0.008,"
     assert words.format(max(levels) - min(levels), *levels) in PROSE
-    assert f"at two others it ends within {max(levels) - min(levels):.3f} on average" in PROSE
+    assert f"at two other rates cross-entropy ends within {max(levels) - min(levels):.3f} on average" in PROSE
     assert min(levels) == levels[0]  # "at 0.003, which is the best of the three on average and the lowest"
     pairs = [paired(base[a], base[b], FIVE) for a, b in itertools.combinations(RATES, 2)]
     assert all(low < 0 < high for low, high in (pair.interval() for pair in pairs))
@@ -202,14 +203,16 @@ def test_losses_against_cross_entropy_at_three_rates():
     first_, *rest = (by(DISPERSED, rate) for rate in RATES)
     words = "by {}, at 0.005 by {} and at 0.008 by {};".format(first_.replace(" [", " nats ["), *rest)
     assert words in PROSE
-    words = "by {}, {} and {}, corrected for nothing.".format(*(by(DECORRELATED, rate) for rate in RATES))
+    words = "by {}, {} and {}, uncorrected.".format(*(by(DECORRELATED, rate) for rate in RATES))
     assert words in PROSE
     assert "by {}, {} and {}; none is resolved.".format(*(by(UNIFORM, rate) for rate in RATES)) in PROSE
     assert [rate for rate, arm in longer(UNIFORM).items() if arm] == [0.005]
     below = [by_document(base[r][11]) - first(DISPERSED, LONGER, r) for r in (0.003, 0.008)]
     assert "{:.3f} and {:.3f} below cross-entropy there.".format(*below) in PROSE
     own_rates = [first(DECORRELATED, LONGER, rate) for rate in (0.008, 0.003, 0.005)]
-    assert "({:.3f}; {:.3f} and {:.3f} at 0.003 and 0.005), which has no other seed.".format(*own_rates) in PROSE
+    assert (
+        "({:.3f}; {:.3f} and {:.3f} at 0.003 and 0.005), which was run with no other seed.".format(*own_rates) in PROSE
+    )
     gap = signed(own_rates[0] - by_document(base[0.008][11]), 3)
     assert f"own rates: {gap} in the one seed that chose them |" in RESULTS
 

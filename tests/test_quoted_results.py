@@ -252,7 +252,9 @@ def test_dose():
     assert f"the same weight gives {signed(small['estimate'], 4)} {bounds(small, 4)} nats" in RESULTS
     most = max(-interval(gaps(arm), 1 - 0.05 / 3).low for arm in ("λ +0.1", "λ +0.3", "λ +1"))
     assert found["gain_at_most"] == pytest.approx(most, rel=1e-3)
-    assert f"the gain is at most {most:.4f} nats (at 0.3; at 0.1, had no other been tried, {-small['low']:.4f})" in RESULTS
+    assert (
+        f"the gain is at most {most:.4f} nats (at 0.3; at 0.1, had no other been tried, {-small['low']:.4f})" in RESULTS
+    )
     assert f"Over three weights a gain is at most {most:.4f} nats" in README
     assert min(against, key=lambda arm: against[arm]["estimate"]) == "λ +0.1"
     assert f"At −0.3 held-out loss is {against['λ −0.3']['estimate']:.4f} nats higher than at 0" in RESULTS

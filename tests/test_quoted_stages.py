@@ -55,7 +55,9 @@ def test_stages():
     )
     every = {r["spearman"] for r in runs_of if (r["arm"], r["stage"]) == ("none", "DPO")}
     assert len(every) == 1
-    assert f"ends {told(large['spearman'], 3, 1)} higher than without: that model is more condensed by the trend" in prose
+    assert (
+        f"ends {told(large['spearman'], 3, 1)} higher than without: that model is more condensed by the trend" in prose
+    )
     assert all(small[key]["low"] < 0 < small[key]["high"] for key in ("text_loss", "log_share", "right", "spearman"))
     assert max(map(abs, (large["log_share"]["low"], large["log_share"]["high"]))) < 0.01  # "nothing that matters"
     texts = [told(arm["text_loss"], digits) for arm, digits in ((small, 4), (large, 3))]
