@@ -1,7 +1,7 @@
-"""A loss attached to something that trains: the handle on it, and what an engine must provide.
+"""A loss attached to a model or trainer: `Handle` for users, `Attachment` for engines, and what an `Engine` must have.
 
-`Handle` is what `regularize` returns, and all that a user needs of an `Attachment`, which is what engines work with. An
-`Engine` is the place where a loss is computed: one file in `integrations/` for each. What is added is a `Term`.
+`regularize` returns a `Handle`, the part of an `Attachment` that users need. An `Engine` is the place where the task
+loss is computed, one file in `integrations/` for each. What is added to that loss is a `Term`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from .named_layers import ModuleReader
 from .term import Term, or_one
 from .words import warn
 
-MANY = 64  # training calls: more than most accumulate for a step
-OVERWHELMS = 10  # times the task loss: then it is the penalty that the model learns
+MANY = 64  # training calls, more than most runs accumulate for one step
+OVERWHELMS = 10  # times the task loss: beyond that the model learns the penalty instead
 _attached: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 class Engine(Protocol):
-    """What trains. A new engine is one file with such a class, handed to `Attachment`, and one test."""
+    """What trains. A new engine is one file with a class like this, passed to `Attachment`, and one test."""
 
     model: nn.Module
     """Whose hidden states are read."""
@@ -41,18 +41,18 @@ class Engine(Protocol):
     """Optimiser steps done so far: the clock of the schedule."""
 
     def attach(self, attachment: Attachment) -> None:
-        """Arrange that the loss of every training call grows by `attachment.weight * attachment.take(…)`.
+        """Add `attachment.weight * attachment.take(…)` to the loss of every training call from now on.
 
-        `attachment.read(wanted)` begins to collect hidden states, in calls for which wanted() is true;
-        `attachment.undo` takes callbacks for everything that `remove()` must put back.
+        Call `attachment.read(wanted)` to collect the hidden states of the calls for which wanted() is true; push
+        onto `attachment.undo` a callback for everything that `remove()` must put back.
         """
 
 
 class Handle:
     """A loss attached to an engine. Also a context manager; `remove()` takes everything off again.
 
-    `save_pretrained` and `state_dict` are those of the model alone while it is attached; what is loaded, and a copy by
-    `copy.deepcopy`, has no loss.
+    While it is attached, `save_pretrained` and `state_dict` still save the model alone; a model loaded from them, or
+    copied by `copy.deepcopy`, has no loss attached.
     """
 
     __slots__ = ("__weakref__", "_attachment")  # so that a misspelt name cannot be assigned to
@@ -60,10 +60,10 @@ class Handle:
     def __init__(self, attachment: Attachment) -> None:
         self._attachment = attachment
 
-    if not TYPE_CHECKING:  # to which there are no such names
+    if not TYPE_CHECKING:  # a type checker would accept any name
 
         def __getattr__(self, name: str) -> Any:
-            # Also asked where a property fails, and by copies for __setstate__ before there is an attachment.
+            # Also called where a property fails, and for __setstate__ by a copy that has no attachment yet.
             if name.startswith("_") or hasattr(type(self), name) or not hasattr(self._attachment, name):
                 return object.__getattribute__(self, name)  # raises, in Python's words
             now = {"model": "the model that you attached to", "agreement": 'handle.last["agreement"]'}
@@ -72,16 +72,16 @@ class Handle:
 
     @property
     def last(self) -> dict[str, Any]:
-        """The latest training call, as means over it: task_loss, penalty (before the weight), per_layer, share and,
-        where the estimator gives it for nothing, mean_cosine; with check_every, from the first check on, agreement.
-        These are tensors, so that reading them is what waits for a GPU; weight is a number, and a tensor where a
-        compiled model computes it. Under accumulation the loss of a call is share · (task_loss + weight · penalty)."""
+        """Means over the latest training call: task_loss, penalty (before the weight), per_layer, share; mean_cosine
+        where the estimator gives it for free; agreement from the first check on, with check_every. All are tensors, so
+        only reading them waits for a GPU; weight is a number, or a tensor where a compiled model computes it. Under
+        accumulation the loss of a call is share · (task_loss + weight · penalty)."""
         return self._attachment.last
 
     @property
     def step(self) -> int:
-        """The optimiser steps done so far, which drive the schedule; set it when a loop of your own is resumed, and
-        after each step of an optimiser that is not one of torch's: handle.step += 1."""
+        """The optimiser steps done so far, which drive the schedule. Set it when you resume a loop of your own, and
+        after each step of an optimiser that is not a torch optimiser: handle.step += 1."""
         return self._attachment.step
 
     @step.setter
@@ -104,11 +104,11 @@ class Handle:
 
     @property
     def attached(self) -> bool:
-        """Until it is removed."""
+        """Whether the loss is attached: true until `remove()`."""
         return self._attachment.attached
 
     def penalty(self) -> Tensor:
-        """weight · penalty of the last training call that had no loss of its own, to be added to yours."""
+        """Return weight · penalty of the last training call, if that returned no loss: add it to your own loss."""
         if not self._attachment.captures:
             raise RuntimeError(
                 "penalty() needs a training call without a loss just before it, got none: call the model in train() "
@@ -117,7 +117,7 @@ class Handle:
         return self._attachment.give()
 
     def remove(self) -> None:
-        """Take the loss off. The model is as it was before; calling this twice does no harm."""
+        """Take the loss off and leave the model as it was before. Calling this twice does no harm."""
         self._attachment.remove()
 
     def __repr__(self) -> str:
@@ -131,12 +131,12 @@ class Handle:
 
 
 class Attachment:
-    """The same for engines, which collect hidden states by it and take the penalty from it.
+    """An attached loss as engines use it: it collects the hidden states and computes the penalty from them.
 
-    calls      training calls so far; every `check_every` of them there is a new `agreement`, a cosine per layer
-    captures   the hidden states of the calls that are collected and not yet taken
-    known      of the present call: what compiled blocks have already computed of it; None between calls
-    given      penalties handed out since the last step; `reached`: whether a backward pass came by
+    calls      training calls so far; every `check_every` of them `agreement`, a cosine per layer, is renewed
+    captures   the hidden states of collected calls whose penalty has not been taken yet
+    known      losses that compiled blocks have computed in the present call; None outside of a collected call
+    given      penalties handed out since the last step; `reached`: whether a backward pass has reached one of them
     """
 
     def __init__(self, engine: Engine, term: Term, modules: str | Sequence[str] | None = None) -> None:
@@ -150,21 +150,21 @@ class Attachment:
         self.calls = 0
         self.agreement: Tensor | None = None
         self.captures: list[Capture] = []
-        self._autocast: torch.dtype | None = None  # of the present call, as the reader's parts note it
+        self._autocast: torch.dtype | None = None  # of the present call, noted by hooks on `reader.parts`
         self.known: list[Known] | None = None  # a list during a call that is collected
         self.reader, states = hs.reader_of(self.model, modules)
-        # An impossible choice of layers is refused here and now.
+        # An impossible choice of layers must fail now, not in the first training call.
         chosen = [] if states is None else term.chosen(states, self.reader.first)
         self.reads = [self.reader.name(i) for i in chosen]
         self.given, self.reached, self._used, self._warned = 0, False, False, False
-        self._stood: tuple[int, float] = (0, 0)  # the step, and how many calls there had been when it began
-        self._still: list[int] = []  # of the layers that the last call read: below which nothing learns,
+        self._stood: tuple[int, float] = (0, 0)  # the latest step seen, and `calls` when it began
+        self._still: list[int] = []  # layers of the last call: with nothing trainable below,
         self._moved: list[int] = []  # and the others
         self._told = False
         self._looked: tuple[int, Tensor, torch.cuda.Event | None] | None = None  # step, both terms on their way, mark
         self._number = compiled.number_of(self)
-        # What cannot be traced is one graph break at the end of a compiled model. Wrapped here and not where it is
-        # defined, because that would import the compiler together with this package.
+        # What cannot be traced becomes a single graph break at the end of a compiled model. Wrapped here and not where
+        # the method is defined, because that would import the compiler together with this package.
         self._give_untraced = torch.compiler.disable(self._give)
         self.undo = ExitStack()
         self.attached = True
@@ -187,12 +187,12 @@ class Attachment:
         _attached.discard(self.model)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Attachment:
-        return self  # a copy of a handle is one on the same
+        return self  # the copy of a handle controls the same attachment
 
     def read(self, wanted: Callable[[], bool]) -> None:
-        """Collect the hidden states of the training calls for which wanted() is true, in `captures`."""
+        """Collect in `captures` the hidden states of the training calls for which wanted() is true."""
         stack = getattr(self.reader, "stack", None)
-        prepare = torch.compiler.assume_constant_result(lambda: collect_hidden_states(stack))  # run while it traces
+        prepare = torch.compiler.assume_constant_result(lambda: collect_hidden_states(stack))  # runs during tracing
         if isinstance(self.reader, ModuleReader):
             torch.compiler.assume_constant_result(self.reader.tell)
 
@@ -205,13 +205,13 @@ class Attachment:
             self.known = []
             return True
 
-        def keep(capture: Capture) -> None:  # torch 2.11 does not trace the method itself
+        def keep(capture: Capture) -> None:  # a function, because torch 2.11 does not trace the method
             capture.autocast, capture.known, self.known = self._autocast, self.known or (), None
             self.captures.append(capture)
 
         def note(module: nn.Module, args: Any, out: Any) -> None:
             out = next(iter(out.values())) if isinstance(out, dict) else out[0] if isinstance(out, tuple) else out
-            # Where it is off says nothing: a reader may call the embedding layer once more, after the model's call.
+            # No autocast here proves nothing: a reader may call the embedding layer again after the model's call.
             if isinstance(out, Tensor) and autocast_dtype(out) is not None:
                 self._autocast = autocast_dtype(out)
 
@@ -220,7 +220,7 @@ class Attachment:
             self.undo.callback(hook.remove)
 
     def take(self, labels: Tensor | None = None, items: Tensor | int | None = None, scale: float = 1.0) -> Tensor:
-        """The penalty of the captured calls, times `scale`, ready to be weighted and added; `last` tells of it."""
+        """Return the penalty of the captured calls times `scale`, to be multiplied by the weight, and fill `last`."""
         self.term.refuse_parts()
         captures = list(self.captures)
         penalty = self._penalty(labels, items, scale)
@@ -234,7 +234,7 @@ class Attachment:
         return penalty
 
     def _penalty(self, labels: Tensor | None, items: Tensor | int | None, scale: float = 1.0) -> Tensor:
-        """The tensors of `take`."""
+        """The tensor computation of `take`, which torch.compile can trace."""
         captures, self.captures[:] = list(self.captures), []
         first = self.reader.first
         if labels is not None and is_encoder_decoder(self.model):
@@ -253,7 +253,7 @@ class Attachment:
         return penalty
 
     def give(self, labels: Tensor | None = None, items: Tensor | int | None = None) -> Tensor:
-        """weight · penalty of the captured call. `given` counts those, `reached` says that a backward pass came by."""
+        """Return weight · penalty of the captured call, counted in `given`; a backward pass sets `reached`."""
         if not torch.compiler.is_compiling():
             return self._give(labels, items)
         if not all(self.term.traceable(capture) for capture in self.captures):
@@ -271,14 +271,14 @@ class Attachment:
         return term
 
     def weigh(self) -> float:
-        """The Python of `take` and `give`, in every call of a compiled model."""
+        """Do the bookkeeping of `take` and `give` in every call of a compiled model, and return the weight."""
         self.term.refuse_parts()
         self.calls, self.given = self.calls + 1, self.given + 1
         self._await_step()
         return self.weight
 
     def _await_step(self) -> None:
-        """Once: only the steps of torch's optimisers are seen, and a schedule waits for them."""
+        """Warn once if a schedule waits for steps in vain: only those of torch optimisers are seen."""
         if self.step != self._stood[0]:
             self._stood = (self.step, self.calls)
         elif self.term.schedule != "constant" and self.calls - self._stood[1] > MANY:
@@ -289,8 +289,8 @@ class Attachment:
             )
 
     def reach(self, gradient: Tensor) -> None:
-        """A backward pass has come by, in a compiled model. Its graph is differentiated as a whole, with zeros for what
-        the loop does not use; looking waits for a GPU, so once a gradient was there this looks no more."""
+        """Note a backward pass of a compiled model. Its graph is differentiated as a whole, with zero gradients for
+        outputs that the loop does not use; looking waits for a GPU, so it stops at the first nonzero gradient."""
         self._used = self._used or bool(gradient.any())
         self.reached |= self._used
 
@@ -298,8 +298,8 @@ class Attachment:
         self.reached = True
 
     def look(self) -> None:
-        """After each optimiser step: `warn` of the steps 1, 2, 4, …, on a GPU at the first step by which their numbers
-        have come; those of the last may come too late."""
+        """Called after each optimiser step: give the losses of steps 1, 2, 4, … to `warn`. From a GPU they arrive some
+        steps later; those of the last such step may arrive too late."""
         self._tell()
         if self._looked is None and self.step & (self.step - 1) == 0 and "task_loss" in self.last:
             term = self.last["weight"] * self.last["penalty"]
@@ -314,7 +314,8 @@ class Attachment:
         self.warn(task_loss, added, step)
 
     def warn(self, task_loss: float, added: float, step: int) -> None:
-        """Once: losses without a bound (ℓ2-repel) and weights of another scale destroy a model without a word."""
+        """Warn once if the penalty outweighs the task loss: an unbounded loss (ℓ2-repel) or a weight of the wrong scale
+        destroys a model silently."""
         if not self._warned and abs(added) > OVERWHELMS * max(1.0, abs(task_loss)):  # a policy's loss is about 0
             self._warned = True
             warn(
@@ -323,8 +324,8 @@ class Attachment:
             )
 
     def refuse_frozen(self) -> None:
-        """What nothing that learns lies below cannot be moved. Some such layers are told of once, all are an error. A
-        weight of 0, that of a control or after a release, asks for nothing; one that is to rise from 0 does."""
+        """Refuse layers that the loss cannot move because nothing trainable lies below them: one warning if some are
+        such, an error if all are. A weight of 0 (a control, or after a release) is fine, unless it is about to rise."""
         if not self.weight and (self.step or not self.term.weight):
             return
         if self._still and not self._moved:
@@ -341,13 +342,13 @@ class Attachment:
             )
 
     def task_loss(self, loss: Tensor) -> None:
-        """Note the loss to which the penalty that was just taken is added, on the same scale."""
+        """Record in `last` the task loss to which the penalty just taken is added, on the same scale."""
         self.last["task_loss"] = loss.detach() / or_one(self.last["share"]).to(loss.device)
 
 
 def _as_called(capture: Capture) -> AbstractContextManager[Any]:
-    """The autocast under which the model was called, which tells the losses in what precision to multiply. That of
-    accelerate, and so of every Trainer, is over when the model has returned."""
+    """Restore the autocast under which the model was called, which decides in what precision the losses multiply.
+    accelerate's autocast, and so every Trainer's, ends when the model returns."""
     states = capture.states[-1]
     if capture.autocast is None or autocast_dtype(states) is not None:
         return nullcontext()

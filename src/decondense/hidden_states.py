@@ -1,8 +1,8 @@
 """Where the hidden states of a training call come from, and which of them count.
 
-A Hugging Face model is asked for its own `output_hidden_states`, at its decoder stack and only while it trains,
-and the answer is taken out again unless the caller wanted it. A loss computed inside a layer's hook would run
-twice under non-reentrant checkpointing and have no gradient under reentrant checkpointing; outputs of the model
+A Hugging Face model is asked for its own `output_hidden_states`, at its stack of blocks and only while it trains,
+and the states are removed from its output unless the caller wanted them. A loss computed inside a layer's hook would
+run twice under non-reentrant checkpointing and have no gradient under reentrant checkpointing; outputs of the model
 have neither problem. Other modules are read through hooks on the layers that the user names.
 """
 
@@ -25,7 +25,7 @@ from .split import refuse_pipeline
 from .stack import stack_of, unwrap_peft
 
 LAYER_NAMES = ("all", "last", "early_half", "late_half")
-# They return what every block puts out and the last one's once more after the norm, nothing of the embedding layer.
+# Model types that return the output of every block, and that of the last again after the norm, but no embedding layer.
 LATE = ("mamba", "mamba2", "falcon_mamba", "rwkv")
 GIVEN = ("position_ids", "input_ids", "inputs_embeds", "past_key_values")
 Layers = str | Sequence[int] | Callable[[int], Sequence[int]]
@@ -40,7 +40,7 @@ class StackReader:
         self.model, self.stack = model, stack_of(model)
         self.parts = list(self.stack.children())
         self._wanted: Any = None
-        self._given: dict[str, Any] | None = None  # of a call that is read: its mask, and arguments in `GIVEN`
+        self._given: dict[str, Any] | None = None  # mask and `GIVEN` arguments of the call being read
 
     def name(self, i: int) -> str:
         return f"hidden state {i} of {type(self.stack).__name__}"
@@ -69,24 +69,24 @@ class StackReader:
                 )
             mask = given["mask"]
             if given["past_key_values"] is not None and isinstance(mask, Tensor) and mask.ndim == 2:
-                mask = mask[:, -states[0].shape[1] :]  # the others are of the cache, which prefix tuning fills
+                mask = mask[:, -states[0].shape[1] :]  # the rest is the cache's, which prefix tuning fills
             after(Capture(in_order(module, states, given), mask, given["position_ids"]))
             if self._wanted is True:
                 return None
             rest = {key: value for key, value in out.items() if key != "hidden_states"}
-            if self._wanted:  # some layers only, counted from the first block; the others are None
+            if self._wanted:  # some layers, counted from the first block: the others become None
                 asked = set(self._wanted)
                 rest["hidden_states"] = tuple(s if i in asked else None for i, s in enumerate(states[1:]))
             return type(out)(**rest)
 
         return [
             Hook.hang(self.stack.register_forward_pre_hook, ask, with_kwargs=True),
-            # Of two readers, a loss and a monitor, the one that asked first takes the states out: it must be the last.
+            # Of two readers, a loss and a monitor, the first to ask removes the states: its hook here must run last.
             Hook.hang(self.stack.register_forward_hook, take, with_kwargs=True, prepend=True),
         ]
 
     def once(self, inputs: dict[str, Any]) -> Capture:
-        """The states of one call, here and now; `inputs` are the arguments of the model's body."""
+        """Call the model's body with `inputs`, its arguments, and return the states."""
         body = body_of(self.model, inputs)
         out = body(**inputs, output_hidden_states=True, return_dict=True)
         side = "decoder_" if is_encoder_decoder(self.model) else ""
@@ -101,7 +101,7 @@ hooks of the model itself, which may be all that is read, are outside of it."""
 
 
 def refuse_prompts(model: Any) -> None:
-    """Prefix and prompt tuning act in the call of the PEFT model, not in the modules of the one inside of it."""
+    """Refuse prefix and prompt tuning, which act in the call of the PEFT model, not in the modules inside."""
     config: Any = getattr(model, "active_peft_config", None)
     if getattr(config, "is_prompt_learning", False):
         raise ValueError(
@@ -111,7 +111,7 @@ def refuse_prompts(model: Any) -> None:
 
 
 def refuse_lightning(target: Any, callback: str) -> None:
-    """Lightning calls `training_step`, past the hooks of its module, and hands the loss to nobody but itself."""
+    """Refuse Lightning's objects: it calls `training_step`, past the module's hooks, and keeps the loss to itself."""
     kinds = {kind.__name__ for kind in type(target).__mro__ if "lightning" in kind.__module__}
     if kinds & {"LightningModule", "Trainer"}:
         raise TypeError(
@@ -127,7 +127,7 @@ def no_target(target: Any) -> TypeError:
 
 
 def reader_of(model: nn.Module, modules: str | Sequence[str] | None) -> tuple[Reader, int | None]:
-    """The reader for a model, and the number of states it will deliver where that is known beforehand."""
+    """The reader for a model, and the number of states it will deliver if that is known in advance."""
     inner: Any = unwrap_peft(model)
     refuse_pipeline(inner)
     if modules is not None:
@@ -139,7 +139,7 @@ def reader_of(model: nn.Module, modules: str | Sequence[str] | None) -> tuple[Re
             f"model must be a transformers model that can return hidden states, got {type(model).__name__}: "
             f"for other modules {naming(model)}."
         )
-    names = ["num_decoder_layers", "decoder_layers"]  # num_hidden_layers are then the encoder's, or those of both
+    names = ["num_decoder_layers", "decoder_layers"]  # with two stacks, num_hidden_layers counts the encoder's or all
     if not is_encoder_decoder(inner):
         names = [*(names if getattr(config, "is_decoder", False) else []), "num_hidden_layers"]
     blocks = next((number for name in names if (number := getattr(config, name, None))), None)
@@ -147,7 +147,7 @@ def reader_of(model: nn.Module, modules: str | Sequence[str] | None) -> tuple[Re
 
 
 def in_order(stack: Any, states: Sequence[Tensor], given: dict[str, Any]) -> Sequence[Tensor]:
-    """Hidden states as all models return them but those of `LATE`: the embedding layer, block 1, …, and the last block
+    """Hidden states in the order of all models but those in `LATE`: the embedding layer, block 1, …, and the last block
     after the final norm."""
     for state in states:
         if state.ndim != 3:
@@ -165,8 +165,8 @@ def in_order(stack: Any, states: Sequence[Tensor], given: dict[str, Any]) -> Seq
 
 
 def body_of(model: Any, inputs: dict[str, Any], stack: str = "decoder") -> Any:
-    """The part of a transformers model that is called for its hidden states: without the head, of an encoder–decoder
-    the encoder alone or all of it, and of two towers (CLIP, SigLIP) the one that reads `inputs`."""
+    """The part of a transformers model that is called for its hidden states: the model without its head; of an
+    encoder–decoder the encoder alone or both stacks; of two towers (CLIP, SigLIP) the one that reads `inputs`."""
     refuse_prompts(model)
     body = getattr(unwrap_peft(model), "base_model", model)
     if is_encoder_decoder(model) and stack == "encoder":
@@ -182,7 +182,7 @@ def body_of(model: Any, inputs: dict[str, Any], stack: str = "decoder") -> Any:
 
 
 def checked_layers(layers: Layers) -> Layers:
-    """The same, indices as a list: every call reads them, and a generator can be read once."""
+    """Check `layers` and return them, indices as a list: every call reads them, and a generator is read only once."""
     if isinstance(layers, str):
         check_choice("layers", layers, LAYER_NAMES)
     if isinstance(layers, str) or callable(layers):
@@ -197,7 +197,7 @@ def checked_layers(layers: Layers) -> Layers:
 
 
 def select(layers: Layers, states: int, first: int) -> list[int]:
-    """Indices into the hidden states (0 is the embedding layer of a transformers model, where first = 1).
+    """The chosen indices into the hidden states (0 is the embedding layer of a transformers model, where first = 1).
 
     "early_half" and "late_half" split the blocks; a callable gets the number of hidden states.
     """

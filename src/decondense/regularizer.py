@@ -1,4 +1,4 @@
-"""`regularize`: a loss on the hidden states of a model, attached in one line and added while it trains.
+"""`regularize`: attach a loss on the hidden states of a model in one line; training calls add it to the task loss.
 
     handle = regularize(model, "dispersion", weight=0.1)
     out = model(input_ids=x, attention_mask=m, labels=x)     # out.loss = task loss + weight · penalty
@@ -41,28 +41,30 @@ def regularize(
 ) -> Handle:
     """Attach a loss to a model, or to a transformers or TRL trainer.
 
-    loss = task_loss + weight · penalty. Dispersion is the logarithm of a mean of numbers of at most 1: its penalty
-    is negative, and `loss` is below `task_loss`.
+    loss = task_loss + weight · penalty. Dispersion is the logarithm of a mean of numbers that are at most 1, so its
+    penalty is negative and `loss` lies below `task_loss`.
 
-    target       a transformers model (decoder, encoder, encoder–decoder, PEFT-wrapped; also what DDP or torch.compile
-                 made of it); a trainer, whose `compute_loss` and `log` are then wrapped; or any `nn.Module` together
-                 with `modules`.
+    target       a transformers model (decoder, encoder, encoder–decoder, PEFT-wrapped, also inside DDP or after
+                 torch.compile); a trainer, whose `compute_loss` and `log` are then wrapped; or any `nn.Module`
+                 together with `modules`.
     loss         a name, with `options` as in `losses.get` (preset=…, tau=…, estimator=…), or what `losses.get`
-                 returned. Dispersion is estimated to first order unless told otherwise: docs/estimators.md.
-    weight       λ, what the penalty is multiplied by.
+                 returned. By name, dispersion is estimated to first order unless `estimator` or `preset` is given:
+                 docs/estimators.md.
+    weight       λ, the factor of the penalty.
     layers       "all" (every block, not the embedding layer), "last", "early_half", "late_half", a list of
-                 indices into the hidden states (0 is the embedding layer), or a callable of their number. Together
-                 with `modules`, into what these name, in the model's order: 0 is the first of them.
+                 indices into the hidden states (0 is the embedding layer), or a callable from their number to such
+                 a list. With `modules`, indices count the matching modules from 0, in the model's order.
     schedule     "constant"; "linear" or "cosine": the weight rises from 0 over `ramp_steps` optimiser steps;
-                 "release": it stays until step `release_at` and falls linearly to 0 over `ramp_steps`; or a callable
-                 from the optimiser step to a factor of the weight. Steps of torch optimisers are counted; after
-                 each of another, say handle.step += 1.
-    segments     "position_ids": a packed row is cut into documents where its position ids restart; "auto": so
-                 where no attention mask came; None: a row is a sequence.
-    modules      a pattern, or several, of submodule names whose outputs (batch, tokens, width) are read instead,
-                 matched level by level: "blocks.*" are the modules in `blocks`. `handle.reads` lists what is read.
-    options      those of the loss. Where a loop of your own splits sequences over processes (context parallelism),
-                 process_group says which: gradients must be averaged over them, as DDP and FSDP do.
+                 "release": it is constant until step `release_at` and then falls linearly to 0 over `ramp_steps`; or
+                 a callable from the optimiser step to a factor of the weight. Steps of torch optimisers are counted;
+                 after each step of any other optimiser, run handle.step += 1.
+    segments     "position_ids": cut a packed row into documents where its position ids restart; "auto": the same,
+                 but only in calls without an attention mask; None: a row is one sequence.
+    modules      one or several patterns of submodule names: the outputs of these modules, (batch, tokens, width), are
+                 read instead. Patterns match level by level: "blocks.*" are the modules directly in `blocks`.
+                 `handle.reads` lists what is read.
+    options      options of the loss. If your own loop splits sequences over processes (context parallelism), pass
+                 their process_group; gradients must be averaged over these processes, as DDP and FSDP do.
     check_every  every so many training calls, compare the estimator's gradient with the exact one on the first
                  sequence of the batch: `handle.last["agreement"]`, a cosine per layer, kept until the next check.
     """
@@ -74,7 +76,7 @@ def regularize(
 
 
 def term_of(loss: str | Loss = "dispersion", **options: Any) -> Term:
-    """The term that `regularize` attaches with these options: those of `Term`, the rest are those of the loss."""
+    """Build the term that `regularize` attaches: options that `Term` has go to it, all others to the loss."""
     own = {field.name: options.pop(field.name) for field in fields(Term) if field.name in options}
     if isinstance(loss, str):
         _refuse_misspelt(loss, options)
@@ -88,7 +90,7 @@ def term_of(loss: str | Loss = "dispersion", **options: Any) -> Term:
     return Term(loss=loss, **own)
 
 
-# What a recipe's `loss` has and `regularize` has otherwise.
+# Keys of a recipe's `loss` section that `regularize` takes in another form.
 RECIPE = {
     "name": "the loss is the second argument here, regularize(model, 'dispersion')",
     "options": "options of the loss are keywords here, tau=0.5",
@@ -98,7 +100,7 @@ LAMBDA = ("lam", "lambd", "lambda_", "λ", "coef", "coeff", "alpha")
 
 
 def _refuse_misspelt(loss: str, options: dict[str, Any]) -> None:
-    """A keyword of `regularize` that is misspelt looks like an option of the loss, which would name none but those."""
+    """Refuse misspelt keywords of `regularize`: passed on as options of the loss, its error would list only its own."""
     own = [name for name in signature(regularize).parameters if name not in ("target", "loss", "options")]
     for key in options.keys() - {"preset", *registered()[get(loss).name].options}:
         if key in RECIPE:

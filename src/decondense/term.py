@@ -1,8 +1,8 @@
-"""What is added to a task loss: one loss over the chosen layers with its weight at a step, or several at once.
+"""What is added to a task loss: a `Term`, one loss over the chosen layers with a scheduled weight, or several, `Terms`.
 
-A term knows nothing of models. How the sequences of a batch are weighted decides if gradient accumulation stays exact:
-where the number of items of the whole optimiser step is known (`num_items_in_batch`, as the transformers Trainer passes
-it), a sequence counts by its share of them, else the sequences that have a pair of tokens have equal weight.
+A term knows nothing about models. How it weights the sequences of a batch decides whether gradient accumulation stays
+exact: where the number of items of the whole optimiser step is known (`num_items_in_batch`, as the transformers Trainer
+passes it), a sequence is weighted by its share of them; otherwise all sequences with a pair of tokens weigh the same.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from .split import refuse_split
 
 Schedule = str | Callable[[int], float]
 Masks = Tensor | list[Tensor | None] | None
-MOST = 1e30  # of a weight: above 1e38 float32 has no numbers
+MOST = 1e30  # the largest weight allowed: float32 overflows near 3e38
 SCHEDULES = ("constant", "linear", "cosine", "release")
 
 
 @dataclass(kw_only=True)
 class Term:
-    """What is added: a loss over the chosen layers, and its weight at a step. Options as in `regularize`."""
+    """A loss over the chosen layers with a scheduled weight. Options as in `regularize`."""
 
     loss: Loss
     weight: float = 0.1
@@ -64,7 +64,7 @@ class Term:
                 f"weight must be a finite number, got {self.weight!r}: the paper uses 0.1, and {MOST:g} is the most."
             )
         if not isinstance(self.weight, (int, float)):
-            self.weight = float(self.weight)  # a number of numpy's: it would multiply tensors in its own way
+            self.weight = float(self.weight)  # a NumPy scalar would multiply tensors by NumPy's rules
         if not callable(schedule):
             check_choice("schedule", schedule, SCHEDULES)
         came = "a function" if callable(schedule) else repr(schedule)
@@ -98,12 +98,12 @@ class Term:
             )
 
     def weight_at(self, step: int) -> float:
-        """The weight at an optimiser step: 0 at step 0 of a rise, the full weight from `ramp_steps` on."""
+        """The weight at an optimiser step; a rising one is 0 at step 0 and complete from step `ramp_steps` on."""
         if callable(self.schedule):
             factor = self.schedule(step)
             try:
-                number = float(factor) if hasattr(factor, "__float__") else math.nan  # not that of a text
-            except (TypeError, ValueError, RuntimeError, OverflowError):  # several numbers, or more than a float can be
+                number = float(factor) if hasattr(factor, "__float__") else math.nan  # it would parse a string
+            except (TypeError, ValueError, RuntimeError, OverflowError):  # not one number, or too large for a float
                 number = math.nan
             if not math.isfinite(number):
                 raise ValueError(
@@ -122,7 +122,7 @@ class Term:
 
     @property
     def weights(self) -> list[float]:
-        """Of the losses that this is the sum of, at the current step; none where it is one."""
+        """The weights of the losses of a sum (`Terms`) at the current step; empty for a single loss."""
         return []
 
     def chosen(self, states: int, first: int) -> list[int]:
@@ -130,11 +130,11 @@ class Term:
 
     @property
     def group(self) -> Any:
-        """The processes among which every sequence is split; None where each process has whole ones."""
+        """The process group over which every sequence is split; None where each process has whole sequences."""
         return self.loss.keywords.get("process_group")
 
     def across(self, group: Any) -> Term:
-        """The same term where every sequence is split among the processes of a group."""
+        """The same term for sequences that are split over the processes of a group."""
         if "process_group" not in registered()[self.loss.name].options or self.check_every:
             what = "check_every" if self.check_every else f"{self.loss.name!r}"
             raise ValueError(
@@ -148,13 +148,13 @@ class Term:
     ) -> dict[str, Tensor]:
         """The penalty of one call: {"penalty", "share": scalars, "per_layer", "mean_cosine": (layers,)}.
 
-        labels (batch, tokens), as counted, and items = their number in the whole optimiser step: a sequence then
-        weighs its labels' share of the items, and `penalty` is the call's part of that of the step. `share` is the sum
-        of the weights, `per_layer` a mean over the call alone. Without items the sequences of the batch weigh the same,
-        as in `mean_cosine`: those with at least two tokens that count, as others have no pair.
+        labels (batch, tokens) are shifted as the task loss counts them, items is their number in the whole optimiser
+        step. Given both, a sequence is weighted by its labels' share of the items: `penalty` is this call's part of the
+        step's penalty, `share` the sum of the weights, `per_layer` a mean over this call alone. Without items all
+        sequences with at least two tokens that count weigh the same (others have no pair), as always in `mean_cosine`.
 
-        Where sequences are split among R processes, each has the value of the whole. Gradients will be averaged over
-        them, as DDP and FSDP do, so that of this process's tokens is taken R times; the value is not.
+        Where sequences are split over R processes, each process computes the loss of the whole sequence. Gradients will
+        be averaged over the processes, as DDP and FSDP do, so the gradient here is R times that of the value.
         """
         parts = self._parts(capture)
         states, mask, labels = self.sequences(capture, first, labels)
@@ -176,7 +176,7 @@ class Term:
         return result
 
     def _among(self, mask: Masks, like: Tensor) -> Tensor:
-        """What turns means over the sequences into means over those that have a pair, (layers, 1) or (1, 1)."""
+        """The factor from a mean over all sequences to one over those with a pair of tokens: (layers, 1) or (1, 1)."""
         ones = like.new_ones(1)
         each = [
             ones if one is None else geometry.over_enough(tokens_across(one, self.group), like.dtype).to(ones).view(1)
@@ -185,7 +185,7 @@ class Term:
         return torch.stack(each)
 
     def _values(self, states: Sequence[Tensor], mask: Masks, known: Sequence[Known]) -> tuple[Tensor, Tensor | None]:
-        """Of the loss, (layers, batch), and the mean cosines; `known` are those of whole rows, which had no mask."""
+        """Loss values (layers, batch) and mean cosines; without a mask `known` ones, of whole rows, are reused."""
         if mask is not None or not known:
             return self.loss.over_layers(states, mask)
         each = {id(z): rest for z, *rest in known}
@@ -194,14 +194,14 @@ class Term:
         return torch.cat(values), torch.cat(cosines) if cosines else None
 
     def refuse_parts(self) -> None:
-        """Raise where the sequences are split and nobody has said among which processes."""
+        """Raise if sequences are split over processes and no process group was given."""
         if self.group is None:
             remedy = "process_group=accelerator.torch_device_mesh['cp'].get_group(), or attach to the trainer"
             refuse_split("the loss", f"name the processes, {remedy}")
 
     def traceable(self, capture: Capture) -> bool:
-        """Whether torch.compile can see all of `penalty`: no documents of packed rows, whose values decide about
-        shapes, no generator and no other process."""
+        """Whether torch.compile can trace all of `penalty`: no packed rows, whose position ids decide shapes, no
+        generator, no process group and no `check_every`."""
         return not (self.check_every or self.group or self.loss.keywords.get("generator") or self._packed(capture))
 
     def _packed(self, capture: Capture) -> bool:
@@ -212,7 +212,7 @@ class Term:
         return cut and capture.masks is None and positions is not None and positions.ndim == 2
 
     def _parts(self, capture: Capture) -> int:
-        """Among how many processes a sequence is split. A packed row must not be: its documents lie on several."""
+        """The number of processes that share a sequence. If several, packed rows are refused: documents would cross."""
         positions, rows = capture.position_ids, len(capture.states[0])
         if self.group is None:
             return 1
@@ -227,10 +227,10 @@ class Term:
     def sequences(
         self, capture: Capture, first: int, labels: Tensor | None = None
     ) -> tuple[list[Tensor], Masks, Tensor | None]:
-        """The chosen states, each (sequences, tokens, width), their mask and labels; packed rows are cut up."""
+        """The chosen states, each (sequences, tokens, width), their masks and labels; packed rows become documents."""
         chosen = self.chosen(len(capture.states), first)
         states = [capture.states[i] for i in chosen]
-        if capture.masks is not None:  # of two stacks: a row is a sequence of each
+        if capture.masks is not None:  # states of two stacks, with a mask each
             return states, [self.mask(capture, i) for i in chosen], labels
         mask = self.mask(capture)
         positions = capture.position_ids
@@ -244,7 +244,7 @@ class Term:
 
     @torch.no_grad()
     def mean_cosine(self, capture: Capture, first: int) -> Tensor:
-        """Mean cosine per layer: what dispersion gives to first order for nothing, here in one more read."""
+        """Mean cosine per layer, from one more read of the states; first-order dispersion gives it for free."""
         states, mask, _ = self.sequences(capture, first)
         if self.group is not None:
             masks = mask if isinstance(mask, list) else [mask] * len(states)
@@ -254,8 +254,8 @@ class Term:
         return cosines.mean(1) * self._among(mask, cosines).squeeze(1)
 
     def agreement(self, capture: Capture, first: int) -> Tensor:
-        """Cosine between the estimator's gradient and the exact one, per layer, on the first sequence, or document of
-        packed rows, that has a pair of tokens; on the first where none has."""
+        """Cosine per layer between the estimator's gradient and the exact one, on the first sequence, or document of a
+        packed row, that has a pair of tokens; on the very first if none has."""
         exact = Loss(self.loss.name, **{**self.loss.keywords, "estimator": "exact", "max_tokens": None})
         cosines = []
         states, masks, _ = self.sequences(capture, first)
@@ -274,7 +274,7 @@ class Term:
         if not isinstance(mask, Tensor) or mask.shape != shape:
             came = geometry.shape_or_type(mask)
             remedy = "pass the two-dimensional mask, or none and position_ids that restart"
-            if isinstance(mask, Tensor) and mask.ndim == 2 and len(mask) == shape[0]:  # the samples of audio
+            if isinstance(mask, Tensor) and mask.ndim == 2 and len(mask) == shape[0]:  # audio: a mask of samples
                 came += ", of what it shortens first" if mask.shape[1] > shape[1] else ""
                 remedy = "attach to a part that is called with the mask of its states, regularize(model.encoder, "
                 remedy += "modules='layers.*'), and add handle.penalty(), or leave the mask out"
@@ -288,8 +288,8 @@ class Term:
 class Terms(Term):
     """Several losses at once, each over its own layers and with its own schedule: Σ_k weight_k(step) · penalty_k.
 
-    The sum has the weight 1, so that loss = task_loss + penalty; the logs have `penalty_k` and `penalty_weight_k`
-    beside it, k from 1. `clock` says which optimiser step it is, as the weights follow their schedules inside the sum.
+    The sum itself has weight 1, so loss = task_loss + penalty; the logs also have `penalty_k` and `penalty_weight_k`,
+    k from 1. `clock` returns the optimiser step, because the schedules act inside the sum.
     """
 
     def __init__(self, terms: Sequence[Term], clock: Callable[[], int]) -> None:
@@ -315,12 +315,12 @@ class Terms(Term):
             term.refuse_parts()
 
     def traceable(self, capture: Capture) -> bool:
-        return False  # the weights of this step would be constants of the graph
+        return False  # the weights of the current step would become constants of the graph
 
     def penalty(
         self, capture: Capture, first: int, *, labels: Tensor | None = None, items: Tensor | int | None = None
     ) -> dict[str, Tensor]:
-        """As that of a term; `per_layer` has the layers of the first loss, then of the second, and so on."""
+        """As `Term.penalty`; `per_layer` has the layers of the first loss, then of the second, and so on."""
         parts = [term.penalty(capture, first, labels=labels, items=items) for term in self.terms]
         weighted = [weight * part["penalty"] for weight, part in zip(self.weights, parts)]
         per_layer = torch.cat([part["per_layer"] for part in parts])
@@ -329,5 +329,5 @@ class Terms(Term):
 
 
 def or_one(share: Tensor) -> Tensor:
-    """A divisor: a call without a label has a share of 0, and losses of 0."""
+    """The share as a divisor, with 1 for 0: a call without labels has share 0, and its losses are 0 too."""
     return torch.where(share == 0, 1, share)

@@ -61,7 +61,7 @@ class Precision(NamedTuple):
     copy: torch.dtype | None  # dtype of the copy of z the products read, None for z itself
     weights: torch.dtype
     remainder: torch.dtype
-    dot: str  # tl.dot's input_precision, of weight for float32 operands only
+    dot: str  # tl.dot's input_precision, which matters for float32 operands only
 
 
 class Tile(NamedTuple):
@@ -84,13 +84,13 @@ def _precision(z: Tensor) -> Precision:
     return Precision(None, torch.float32, torch.float32, "tf32" if tf32 and z.is_cuda else "ieee")
 
 
-# Rows of a block are a multiple of this, and so of the height of any tile.
+# The rows of a block are a multiple of this, and so of the height of any tile.
 BLOCK = 128
 
 
 @functools.cache
 def gram_tile(itemsize: int, dot: str, device: torch.device, triangle: bool = True) -> Tile:
-    """Measured on an H200; a GPU with less shared memory gets fewer stages."""
+    """The tile of the Gram matrix, measured on an H200; a GPU with less shared memory gets fewer stages."""
     if INTERPRET:
         return Tile(32, 32, 32, 4, 1)
     if itemsize == 4 and dot == "ieee":
@@ -109,7 +109,7 @@ def _leading(tokens: int) -> int:
 
 
 class Plan(NamedTuple):
-    """What is worked on at a time: some sequences whole, or (rows < tokens) a block of rows of one."""
+    """The chunk worked on at a time: some whole sequences, or (rows < tokens) a block of rows of one sequence."""
 
     sequences: int
     rows: int
@@ -119,8 +119,8 @@ class Plan(NamedTuple):
 def plan(batch: int, tokens: int, width: int, *, itemsize: int, weight_itemsize: int, masked: bool, block: int) -> Plan:
     """Fit the buffers into `BUFFER_SHARE` of the bytes of z (or `SMALL_BUFFER`).
 
-    Masked tokens must not reach cuBLAS, where 0 · NaN is NaN: if a clean copy fits in beside the weights it is
-    taken, else the second product is `product_kernel`'s, which skips what is masked but is slower.
+    Masked tokens must not reach cuBLAS, where 0 · NaN is NaN: it gets a clean copy if one fits beside the weights,
+    else the second product is computed by `product_kernel`, which skips masked tokens but is slower.
     """
     row_bytes = _leading(tokens) * weight_itemsize
     budget = max(SMALL_BUFFER, int(BUFFER_SHARE * batch * tokens * width * itemsize))
@@ -155,7 +155,7 @@ def _multiply(
 ) -> None:
     """out[sequences, rows] = weights · x[sequences], weights (sequences, rows, tokens).
 
-    x begins with sequence first_x.  With `norms`, which carry the mask, the product is `product_kernel`'s.
+    x begins with sequence first_x.  With `norms`, which carry the mask, `product_kernel` computes the product.
     """
     sequence, first_row = step.sequence, step.first
     sequences, count_rows, tokens = weights.shape
@@ -189,7 +189,7 @@ def _multiply(
 
 
 class Options(NamedTuple):
-    """What a loss asks for, and has checked: tau is at least `MIN_TAU`."""
+    """The options of a loss, which has checked them: tau is at least `MIN_TAU`."""
 
     curve: str = "dispersion"
     tau: float = 1.0
@@ -198,14 +198,14 @@ class Options(NamedTuple):
     margin: float = 0.5
     eps: float = 1e-2
     diagonal: bool = False
-    mean: bool = False  # over the sequences, instead of a value of each
+    mean: bool = False  # return the mean over the sequences instead of a value for each
 
 
 class Work(NamedTuple):
-    """All that a call does for one shape with its options."""
+    """The prepared work of every call with the same shape and options."""
 
     at_once: Plan
-    tiles: int  # of a sequence
+    tiles: int  # per sequence
     steps: list[Step]
     finish: Launch
 
@@ -221,7 +221,7 @@ def prepared(
     need_grad: bool,
     options: Options,
 ) -> Work:
-    """The launches of a call, in order; `strides` are those of z, which the products may read a copy of."""
+    """The launches of a call, in order; `strides` are those of z, of which the products may read a copy."""
     curve, tau, clamp, hard_clamp, margin, eps, diagonal, mean = options
     batch, tokens, width = shape
     x_dtype = how.copy or dtype
@@ -235,7 +235,7 @@ def prepared(
     triangle = high == tokens
     t = gram_tile(x_dtype.itemsize, how.dot, device, triangle)
     across = rows.cdiv(tokens, t.columns)
-    # a block holds a whole number of tile rows, the last one apart: tiles are numbered block after block
+    # every block but the last holds a whole number of tile rows, so tiles are numbered block after block
     tiles = across * (across + 1) // 2 if triangle else across * rows.cdiv(tokens, t.rows)
     if clean or how.copy is not None:
         strides = (tokens * width, width, 1)
@@ -271,7 +271,7 @@ def prepared(
 
 
 class Sums(NamedTuple):
-    """What one pass over the Gram matrix gives; float32 but for the remainder."""
+    """What one pass over the Gram matrix gives, in float32 except for the remainder."""
 
     value: Tensor  # (B,), or () for their mean
     factors: Tensor  # (2, B)  k and w
@@ -350,8 +350,8 @@ def backward(
 ) -> Tensor:
     """∂(Σ_b upstream_b L_b)/∂z (B, N, F) in z's dtype, plus `other` if there is one; upstream (B,) float32.
 
-    An upstream () is that of the mean of the L_b. `saved` comes from `forward` on the same z and options; of
-    these only eps and diagonal matter here.
+    A scalar upstream () belongs to the mean of the L_b. `saved` comes from `forward` on the same z and options, of
+    which only eps and diagonal matter here.
     """
     z, (norms, total, factors, remainder) = rows.readable(z), saved
     return project(z, norms, total, factors, upstream, eps=eps, count_self=diagonal, remainder=remainder, other=other)

@@ -3,8 +3,9 @@
     u_i = z_i/(‖z_i‖ + ε),  c_ij = u_i·u_j,  D_ij = arccos(c_ij)/π ∈ [0, 1]
     L = log ( 1/(n(n−1)) Σ_{i≠j} exp(−D_ij/τ) ),   averaged over the sequences
 
-Identical tokens give 0, with the clamp t of the cosines −arccos(1 − t)/(πτ), orthogonal ones −1/(2τ): lower is more
-dispersed. Source: Liu et al. 2026, arXiv 2602.00217; `algorithm_1.py` has the paper's own formula in ten lines.
+Identical tokens give 0, or −arccos(1 − t)/(πτ) where cosines are clamped to ±(1 − t); orthogonal tokens give −1/(2τ):
+lower is more dispersed. Source: Liu et al. 2026, arXiv 2602.00217; `algorithm_1.py` has the paper's formula in ten
+lines.
 
 Four estimators of the same quantity, with f(c) = exp(−arccos(c)/(πτ)):
 
@@ -73,14 +74,14 @@ def dispersion(
     tau         temperature τ > 0.
     clamp       cosines are limited to ±(1 − clamp), straight-through: the value saturates and the gradient
                 keeps the slope of the boundary, so that a fully condensed cloud still feels a push.
-                `hard_clamp=True` is the paper's Algorithm 1, which has no gradient where the limit bites; we
-                recommend the other because it differs exactly where condensation is worst.
+                `hard_clamp=True` is the paper's Algorithm 1, which has no gradient where the limit bites. We
+                recommend straight-through: the two differ exactly where condensation is worst.
     eps         ε in u = z/(‖z‖ + ε). It bounds the gradient of very short vectors; 0 makes the loss invariant
                 to scale.
     estimator   "exact" is the definition; see above for the others.
     distance    "angular", or "cosine" for D = −c (Wang & He 2025), which needs no clamp.
-    diagonal    count the pairs i = i too (n² of them). We do not: they have no gradient and only dilute the
-                weights of the others, by S/(S + n).
+    diagonal    also count the n pairs i = j. Off by default: they have no gradient and only dilute the weights of
+                the others, by S/(S + n) with S the sum over i ≠ j.
     constant    added inside the log-sum-exp, as Algorithm 1 does with its ε: shifts the value, not the gradient.
     max_tokens, shared_sample, generator, reduction: the options of every loss, `registry.Common`.
     backend     "auto": a Triton kernel on CUDA; "torch": never; "triton": always, or an error.
@@ -122,7 +123,7 @@ def dispersion(
     return OfRoutine(routine, constant)
 
 
-@dataclass  # not frozen: torch 2.11 loses the fields of a frozen one that another holds, while it traces
+@dataclass  # not frozen: torch 2.11, when tracing, loses the fields of a frozen dataclass inside another
 class Logit:
     """log f(c) = −D(c)/τ: the values and slopes of f, and its Taylor series about the mean cosine.
 
@@ -147,7 +148,7 @@ class Logit:
         return f, slope.mul_(f).mul_(k)
 
     def taylor(self, mean: Tensor, square: Tensor | None = None) -> Tensor:
-        """log f(c̄) to first order; with the mean of c² also ½ (f″/f)(c̄) Var(c)."""
+        """log f(c̄), the first-order value; given `square`, the mean of c², plus ½ (f″/f)(c̄) Var(c)."""
         cosine, k = self.distance == "cosine", 1 / (math.pi * self.tau)
         c = mean if cosine else geometry.limited(mean, self.clamp, hard=self.hard_clamp)
         value = c / self.tau if cosine else -k * torch.arccos(c)

@@ -1,14 +1,14 @@
-"""Which losses there are. A loss is one file with one registered function; the rest follows from the registration.
+"""The registry of losses. A loss is one file with one registered function; the rest follows from the registration.
 
     @register("1 minus something", source="rival", reference="Somebody 2030, arXiv 3001.00001")
     def my_loss(z, mask=None, *, tau=1.0, **common: Unpack[Common]): ...
 
 is enough for `losses.my_loss`, `losses.get("my_loss")`, recipes and the command line, the study of variants, and the
-table in docs/method.md. Files in this folder are found by themselves; any other module registers when it is imported.
+table in docs/method.md. Files in this folder are imported automatically; in any other module, when you import it.
 
-What is written is the value of each sequence, (batch,), for states that have been checked; the registration adds what
-all losses share: the options of `Common`, 0 for a sequence with fewer than two tokens that count, and the mean over the
-others.
+The function returns the value of each sequence, (batch,), and gets states that have been checked; the registration adds
+what all losses share: the options of `Common`, the value 0 for a sequence with fewer than two tokens that count, and
+the mean over the other sequences.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ P = ParamSpec("P")
 class Common(TypedDict, total=False):
     """The options of every loss.
 
-    max_tokens     with more tokens than this a random subset is used (256 for `estimator="sampled"`)
+    max_tokens     from longer sequences, use a random subset of so many tokens (256 for `estimator="sampled"`)
     shared_sample  draw one set of positions for the whole batch
-    generator      where the draw comes from
+    generator      the random generator of this draw
     reduction      "mean" over the sequences with at least two tokens that count, 0 without any; or "none": (batch,)
     """
 
@@ -51,10 +51,10 @@ class Common(TypedDict, total=False):
 
 
 class OfMoments(NamedTuple):
-    """What a loss may return instead of its values: a curve of moments of the cosines, the mean first, and the routine
-    that computes them, (batch,) or (moments, batch).
+    """What a loss may return instead of its values: a curve of moments of the cosines, and the routine that computes
+    these moments, (batch,) or (moments, batch) with the mean first.
 
-    The curve is applied to all layers together: on a GPU its dozen of tiny operations would otherwise cost more than
+    The curve is applied to all layers at once: layer by layer, its dozen tiny operations would cost a GPU more than
     the sums over the tokens.
     """
 
@@ -67,9 +67,9 @@ class OfMoments(NamedTuple):
 
 
 class OfRoutine(NamedTuple):
-    """What a loss may return instead of its values: the routine that computes them, and what is added to each.
+    """What a loss may return instead of its values: the routine that computes them, and a constant added to each.
 
-    The mean over the sequences, which a lone call returns, can then be taken in the routine's own step of autograd.
+    A call of the loss by itself returns the mean over the sequences; the routine can take it in its own autograd step.
     """
 
     routine: Routine
@@ -89,13 +89,13 @@ def _stack(values: Sequence[Tensor]) -> Tensor:
 class Entry:
     """A registered loss.
 
-    written    of z (batch, tokens, width), mask (batch, tokens) and its own keywords: (batch,), or `OfMoments`, or
-               `OfRoutine`
-    about      what it is, in one line, for the table of the documents
+    written    the decorated function: z (batch, tokens, width), mask (batch, tokens) and its own keywords → (batch,),
+               `OfMoments` or `OfRoutine`
+    about      what it is, in one line, for the table in the documentation
     source     "paper", "released", "rival" or "control"
     reference  where it was published
-    presets    keywords under the name of a preset (`presets.PRESETS`)
-    flags      those of its keywords that are True or False
+    presets    preset name (`presets.PRESETS`) → keywords
+    flags      the keywords that must be True or False
     """
 
     written: Callable[..., Tensor | OfMoments | OfRoutine]
@@ -116,14 +116,14 @@ class Entry:
 
     @functools.cached_property
     def function(self) -> Callable[..., Tensor]:
-        """The loss as it is called: a scalar, or (batch,) with `reduction="none"`."""
+        """The loss as users call it: a scalar, or (batch,) with `reduction="none"`."""
 
         @functools.wraps(self.written)
         def function(z: Tensor, mask: Tensor | None = None, *, reduction: str = "mean", **options: Any) -> Tensor:
             if wrong := options.keys() - parameters.keys():  # which `**common` would swallow
                 raise TypeError(f"{self.name}() got an unexpected keyword argument {min(wrong)!r}")
             check_choice("reduction", reduction, ("mean", "none"))
-            # a mask may leave a sequence too few tokens, whose value is then made 0 afterwards
+            # under a mask a sequence may have too few tokens: its value is set to 0 before the mean is taken
             mean = reduction == "mean" and mask is None
             values, _ = self.over_layers([z], [mask], lambda alone: alone[0], mean, **options)
             if reduction == "none" or not values.ndim:
@@ -156,10 +156,10 @@ class Entry:
         generator: torch.Generator | None = None,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Values (layers, batch), on the device of the first layer, and mean cosines where they come for nothing.
+        """Values (layers, batch), on the device of the first layer, and mean cosines where they come for free.
 
-        `join` makes one tensor of those of the layers: that of a single one can do without the axis. `mean` allows a
-        loss to return the mean over the sequences instead, a scalar for each layer.
+        `join` makes one tensor of the layers' tensors; for a single layer it may drop the layer axis. `mean` allows a
+        loss to return the mean over the sequences instead, a scalar per layer.
         """
         if max_tokens is None and options.get("estimator") == "sampled":
             max_tokens = RELEASED_SAMPLE["max_tokens"]
@@ -182,11 +182,11 @@ class Entry:
             values = later[0][0].curve(cosines, *rest)
         else:
             values = join([part for part in parts if isinstance(part, Tensor)])
-        # The tokens of a split sequence are counted over the ranks.
+        # Not for split sequences: their losses count the tokens over all ranks.
         if not split and any(mask is not None for _, mask in layers):
             enough: list[Tensor] = []
             for i, (z, mask) in enumerate(layers):
-                if i and mask is layers[i - 1][1]:  # most layers share one
+                if i and mask is layers[i - 1][1]:  # most layers share one mask
                     enough.append(enough[-1])
                 else:
                     enough.append(mask.sum(1) >= 2 if mask is not None else values.new_ones(len(z), dtype=torch.bool))
@@ -194,8 +194,8 @@ class Entry:
         return values, cosines
 
     def beside(self, z: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-        """For the graph of a block that reads z: z as the block must read it, and `over_layers` of z alone. Where
-        `beside` can write the gradient, the compiler adds it to the block's in a kernel of the block."""
+        """For the graph of a block that reads z: z as the block must read it, then `over_layers` of z alone. Where
+        `losses/beside.py` has the gradient, the compiler adds it to the block's own in a kernel of the block."""
         drawn = options.get("max_tokens") or options.get("estimator") == "sampled"
         part = None if drawn else self.written(z, None, **options)
         if not (isinstance(part, OfMoments | OfRoutine) and isinstance(part.routine, Kernel) and part.routine.projects):
@@ -212,11 +212,11 @@ _entries: dict[str, Entry] = {}
 def register(
     about: str, *, source: str, reference: str, **rest: Any
 ) -> Callable[[Callable[P, Tensor | OfMoments | OfRoutine]], Callable[P, Tensor]]:
-    """Decorator: the function below is a loss. Arguments as in `Entry`."""
+    """Decorator that registers a function as a loss. Arguments as in `Entry`."""
     check_choice("source", source, tuple(SOURCES))
 
     def add(written: Callable[P, Tensor | OfMoments | OfRoutine]) -> Callable[P, Tensor]:
-        options = inspect.signature(written).parameters  # now, since compilers cannot read it
+        options = inspect.signature(written).parameters  # read now: compilers cannot
         flags = tuple(name for name, option in options.items() if isinstance(option.default, bool))
         entry = Entry(written, about, source, reference, flags=flags, **rest)
         other = _entries.get(entry.name)
@@ -232,7 +232,7 @@ def register(
 
 
 def registered(source: str | None = None) -> dict[str, Entry]:
-    """The losses by name, those of the paper first; or those of one source."""
+    """The losses by name, the paper's first: all, or those of one source."""
     order = list(SOURCES)
     names = sorted(_entries, key=lambda name: (order.index(_entries[name].source), name != "dispersion", name))
     return {name: _entries[name] for name in names if source in (None, _entries[name].source)}
