@@ -1,7 +1,7 @@
-"""The losses: plain functions of z (batch, tokens, width), and `get` for the same as modules with presets.
+"""The losses: plain functions of z (batch, tokens, width), and `get`, which returns them as modules, with presets.
 
-Every file here is imported, and with it every loss registered: a new loss is a new file (`registry.py`).
-`registered()` tells of all of them; `LOSSES` are the paper's, `RIVALS` those of the literature with the same aim,
+Every file here is imported, which registers its loss: a new loss is a new file (`registry.py`). `registered()` lists
+all losses; `LOSSES` are those of the paper and its released code, `RIVALS` those of the literature with the same aim,
 `CONTROLS` those that a study compares them with.
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run the loop be
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
-# A file and its loss have the same name: the function is what `losses.NAME` means.
+# A file and its loss have the same name: `losses.NAME` must be the function.
 globals().update({name: entry.function for name, entry in registered().items()})
 
 LOSSES = {name: entry.function for name, entry in (registered("paper") | registered("released")).items()}

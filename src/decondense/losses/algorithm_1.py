@@ -1,7 +1,7 @@
-"""Equation 2 and Algorithm 1 of Liu et al. 2026, arXiv 2602.00217, as they are written: what all of this computes.
+"""Equation 2 and Algorithm 1 of Liu et al. 2026, arXiv 2602.00217, as written: the loss that this package is about.
 
-`losses.get("dispersion", preset="paper")` gives the same value and gradient without the N × N matrix, and with masks;
-the bare `dispersion` differs from it in the clamp (straight-through, 0.1) and has no ε in the sum: docs/differences.md.
+`losses.get("dispersion", preset="paper")` gives the same value and gradient without the N × N matrix, and takes masks;
+the bare `dispersion` has another clamp (straight-through, 0.1) and no ε in the sum: docs/differences.md.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     R = correlation of the features over the n tokens,   L = λ Σ_f≠g R_fg²,   λ = 0.005
 
 Source: Zbontar et al. 2021, arXiv 2103.03230. There R is the *cross*-correlation of two augmented views of a batch, and
-Σ_f (1 − R_ff)² pulls its diagonal to one. A token sequence comes once: the cloud is correlated with itself, the
-diagonal is one by definition, and only the redundancy-reduction term is left. That is `decorrelation` with
+Σ_f (1 − R_ff)² pulls its diagonal to one. A token sequence has one view: the cloud is correlated with itself, the
+diagonal is one by definition, and only the redundancy-reduction term is left, which is `decorrelation` with
 axis="feature" and pairs="sum", times λ.
 """
 
@@ -25,7 +25,7 @@ def barlow_twins(
 ) -> Tensor:
     """Redundancy of the features of hidden states z (batch, tokens, width): a scalar, or (batch,) unreduced.
 
-    redundancy_weight is λ. A feature without variance has no correlation and counts as 0.
+    redundancy_weight is λ. A feature without variance has no correlations; they count as 0.
     """
     geometry.check_finite(redundancy_weight=redundancy_weight)
     return redundancy_weight * decorrelation(z, mask, axis="feature", pairs="sum", reduction="none")

@@ -1,9 +1,9 @@
-"""A kernel in the graph of what else reads the states: the gradients of both become one in a kernel of the compiler.
+"""A loss kernel inside the graph of a compiled block: the compiler adds the two gradients of z in a kernel of its own.
 
-Outside of a graph the loss's gradient is added to the block's in a pass of its own (`pending.py`): it reads z and the
-other gradient and writes their sum. The compiler has a kernel that does all this anyway, that of the gradient of the
-norm layer with which a block begins, and the loss's part is row by row, too (`kernels/projection.py`): with
-g_i = ∂L/∂u_i in the two parts k (w (T − u_i) + G_i/a_i), where a_i = 1/(‖z_i‖ + ε),
+Outside of a graph, the loss's gradient is added to the block's in a pass of its own (`pending.py`), which reads z and
+the other gradient and writes their sum. A compiled block already has a kernel with this traffic, for the gradient of
+the norm layer with which the block begins. The loss's part, too, is computed row by row (`kernels/projection.py`): with
+g_i = ∂L/∂u_i in two parts, k (w (T − u_i) + G_i/a_i), where a_i = 1/(‖z_i‖ + ε),
 
     ∂L/∂z_i = a_i (g_i − u_i (g_i·z_i)/‖z_i‖).
 """
@@ -22,7 +22,7 @@ from .kernel import Kernel, launched
 
 
 def beside(kernel: Kernel, z: Tensor) -> tuple[Tensor, Tensor]:
-    """z (batch, tokens, width) for whatever else reads it, and the values (batch,), as one node of a graph."""
+    """z (batch, tokens, width) for the block to read, and the loss values (batch,), as one node of a graph."""
     seen, values = _Beside.apply(z, kernel, autocast_dtype(z))
     return seen, values
 
@@ -50,9 +50,9 @@ def _sum(z: Tensor, saved: Sequence[Tensor], upstream: Tensor, other: Tensor, ep
     if remainder:
         factors, w = factors
         g = g * w[:, None, None] + remainder[0].float()
-    # As `geometry.unit_gradient`, of a_i g_i, and with a zero: the sum needs nothing of `other`, so the compiler would
-    # take it into an earlier kernel that reads z, and both get slower than the pass that this saves. A zero that
-    # depends on `other` keeps it here.
+    # As `geometry.unit_gradient`, of a_i g_i, plus a zero. Since the sum needs nothing of `other`, the compiler would
+    # move it into an earlier kernel that reads z, and both would lose more time than this saves. A zero that depends on
+    # `other` keeps it here.
     along = (g * x + 0.0 * other).sum(-1, keepdim=True) * scale / torch.where(norm == 0, 1, norm)
     k = (factors * upstream)[:, None, None]
     return (torch.where(k == 0, 0, (g - x * along) * k) + other).to(z.dtype)

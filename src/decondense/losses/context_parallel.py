@@ -1,12 +1,12 @@
-"""Context parallelism: one sequence split over the ranks of a process group, the loss of the whole of it on each.
+"""Context parallelism: a sequence is split over the ranks of a process group, each of which returns its whole loss.
 
     first order   Σ u_i, Σ ‖u_i‖² and n are summed over the ranks: one all-reduce of F + 2 numbers per sequence
     exact         the blocks of unit vectors go round a ring; each rank sums its own rows against all of them
 
 Every rank returns the value of the whole sequence, and the gradient of that value with respect to its own tokens:
 no communication in the backward pass, as ∂S/∂u_i = 2 Σ_j f'(c_ij) u_j is complete once the ring has closed. A
-framework that averages gradients over the ranks divides this one too: `regularize` makes up for it; where you call the
-loss yourself, multiply it by the group's size.
+framework that averages gradients over the ranks also divides this gradient by their number: `regularize` corrects for
+that; if you call the loss yourself, multiply it by the group's size.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .pairs import CosinePairs, apply, tiles
 
 @dataclass(frozen=True)
 class SharedMeanCosine(MeanCosine):
-    """`MeanCosine` whose sums run over the group. Its value is (2, batch): c̄, and n, which only the sum knows."""
+    """`MeanCosine` with sums over the group. Its value is (2, batch): c̄ and n, which no rank knows by itself."""
 
     group: Any = None
 
@@ -42,19 +42,19 @@ class SharedMeanCosine(MeanCosine):
 
 
 def mean_cosine_across(z: Tensor, mask: Tensor | None, group: Any) -> Tensor:
-    """The mean cosine (batch,) of sequences of which z holds this rank's part."""
+    """The mean cosine (batch,) of whole sequences, of which z holds this rank's part."""
     return apply(SharedMeanCosine(0.0, group), z, mask)[0]
 
 
 def sum_across(counts: Tensor, group: Any) -> Tensor:
-    """The sum of whole numbers over the ranks of a group; as they are without one."""
+    """The sum of integer counts over the ranks of a group; without a group, the counts themselves."""
     if group is not None:
         dist.all_reduce(counts := counts.clone(), group=group)
     return counts
 
 
 def tokens_across(mask: Tensor, group: Any) -> Tensor:
-    """The number of tokens (batch,) of each sequence that count; with a group the mask is this rank's part of it."""
+    """How many tokens of each sequence count, (batch,); with a group, `mask` is this rank's part of the sequences."""
     return sum_across(mask.bool().sum(1), group)
 
 
@@ -80,7 +80,7 @@ class RingPairs(CosinePairs):
         for turn in range(ranks):
             incoming = torch.empty_like(block)
             pending = []
-            if turn + 1 < ranks:  # the next block is on its way while this one is worked on
+            if turn + 1 < ranks:  # send the next block while this one is worked on
                 operations = [
                     dist.P2POp(dist.isend, block, to, self.group),
                     dist.P2POp(dist.irecv, incoming, source, self.group),

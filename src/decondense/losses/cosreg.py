@@ -2,9 +2,9 @@
 
     L = 1/(n(n−1)) Σ_{i≠j} c_ij = (‖Σ u_i‖² − n) / (n(n−1)),   u_i = z_i/‖z_i‖
 
-Source: Gao et al. 2019, arXiv 1907.12009, on the rows of the output embedding and divided by n² where we divide by the
-number of pairs, a factor of 1 − 1/n; Rudman & Eickhoff 2023 apply it to hidden states. O(NF), no pair is visited.
-`dispersion` to first order is an increasing curve of the same mean, so on one sequence the two gradients are parallel.
+Source: Gao et al. 2019, arXiv 1907.12009, who apply it to the rows of the output embedding and divide by n² instead of
+the number of pairs, a factor of 1 − 1/n; Rudman & Eickhoff 2023 apply it to hidden states. O(NF), no pair is visited.
+First-order `dispersion` is an increasing function of the same mean, so for one sequence the gradients are parallel.
 """
 
 from __future__ import annotations

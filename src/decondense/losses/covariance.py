@@ -1,4 +1,4 @@
-"""What VICReg and I-STAR need of a covariance matrix, without building it where the tokens are fewer than the features.
+"""What VICReg and I-STAR need from a covariance matrix, without building it if there are fewer tokens than features.
 
 With X (tokens, width) centred and C = XᵀX/(n − 1):
 
@@ -24,7 +24,7 @@ def off_diagonal_power(x: Tensor) -> Tensor:
 def pooled_covariance(z: Tensor, mask: Tensor | None = None) -> Tensor:
     """The covariance (width, width) of all tokens of a batch z (batch, tokens, width) that count, without gradient.
 
-    The shrinkage target of `i_star`: take a batch large enough, many more tokens than features.
+    Meant as the shrinkage target of `i_star`: use a large batch, with many more tokens than features.
     """
     mask = geometry.check_states(z, mask)
     tokens = z.detach().flatten(0, 1) if mask is None else z.detach()[mask]
@@ -44,7 +44,7 @@ class _OffDiagonal:
                 gram = x.mT @ x
                 gram.diagonal(dim1=-2, dim2=-1).zero_()  # before squaring: a feature may outweigh all others
                 return gram.square().sum((1, 2)), (gram,)
-            # One feature may outweigh all others and leave few digits to the difference: take more, where cheap.
+            # One feature may outweigh all others, which leaves the difference few digits: float64 where that is cheap.
             wide = x.double() if x.device.type == "cpu" else x
             gram = wide @ wide.mT
             power = gram.square().sum((1, 2)) - wide.square().sum(1).square().sum(1)

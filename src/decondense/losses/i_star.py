@@ -4,16 +4,16 @@
     λ̂ = √d λ/‖λ‖,   δ = ‖λ̂ − 1‖/√(2(d − √d)),   φ = (d − δ²(d − √d))²/d²,   IsoScore* = (dφ − 1)/(d − 1)
     L = 1 − IsoScore*
 
-Source: Rudman & Eickhoff 2023, arXiv 2305.19358. The seven steps are one: ‖λ̂ − 1‖² = 2(d − √d Σλ/‖λ‖), hence
+Source: Rudman & Eickhoff 2023, arXiv 2305.19358. Their seven steps reduce to one: ‖λ̂ − 1‖² = 2(d − √d Σλ/‖λ‖), hence
 φ = (Σλ)²/(d‖λ‖²) and
 
     L = (d − P)/(d − 1),   P = (tr Σ_ζ)²/‖Σ_ζ‖²_F  the participation ratio,
 
-so no eigenvalue is computed: value and gradient take two matrix products, O(N F min(N, F)).
+so no eigenvalues are computed: value and gradient take two matrix products, O(N F min(N, F)).
 
-A positive weight makes the cloud more isotropic; the authors report that a *negative* one, less isotropy, helps most
-tasks. They take one cloud of all tokens of a batch and all layers together; here every sequence of every layer is a
-cloud, as for the other losses. With n tokens C has rank n − 1 at most: without shrinkage L ≥ (d − n + 1)/(d − 1).
+A positive weight makes the cloud more isotropic; the authors report that a *negative* weight, for less isotropy, helps
+most tasks. Their cloud is all tokens of a batch in all layers together; here every sequence of every layer is a cloud,
+as for the other losses. With n tokens C has rank n − 1 at most: without shrinkage L ≥ (d − n + 1)/(d − 1).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def i_star(
     """1 − IsoScore* of hidden states z (batch, tokens, width): a scalar in [0, 1], or (batch,) unreduced.
 
     shrinkage  ζ ∈ [0, 1]; 0 is IsoScore, which does not see the scale of z.
-    target     S (width, width), the covariance of a larger sample (`losses.pooled_covariance`); else the identity.
+    target     S (width, width), the covariance of a larger sample (`losses.pooled_covariance`); default: the identity.
 
     Tokens that differ by no more than rounding have no shape: the value is 1, that of a line, and the gradient 0.
     """
@@ -66,10 +66,10 @@ def i_star(
 
 
 def _shape(z: Tensor, x: Tensor, *, scale: bool) -> Tensor:
-    """The centred states x, zero where they are nothing but rounding, and divided by their largest entry.
+    """The centred states x, zero where they are only rounding, and with `scale` divided by their largest entry.
 
-    The ratio does not see a scale, so neither does its gradient see that the divisor is held constant; float32 would
-    not hold the fourth power of large or small states.
+    float32 would not hold the fourth power of large or small states. The ratio P does not depend on the scale, so its
+    gradient is right although the divisor is treated as a constant.
     """
     with torch.no_grad():
         peak = x.abs().amax((1, 2), keepdim=True)
@@ -92,7 +92,7 @@ def _shrunk(
         s = (s + s.T) / 2
         with torch.no_grad(), full_precision(x.device):
             image = x @ s
-        # its value is x·Sx and its gradient 2Sx, without a matrix product in the backward pass
+        # has the value x·Sx and the gradient 2Sx, without a matrix product in the backward pass
         inner = ((2 * x - x.detach()) * image).sum((1, 2)) / freedom
         of_target, square = s.trace(), s.square().sum()
     rest = 1 - zeta

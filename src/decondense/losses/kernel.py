@@ -1,8 +1,8 @@
-"""A Triton kernel as a routine of autograd (`pairs.Routine`), and as operators into which torch.compile does not look.
+"""A Triton kernel as a routine of autograd (`pairs.Routine`), and as operators that are opaque to torch.compile.
 
-A plain call goes through `pairs.apply` like every routine: an operator would cost the host more than a small kernel
-takes. A traced call takes the operators. Behind both stand `forward` and `backward` of one module in `kernels`; its
-`like` says what they return without running them.
+A plain call goes through `pairs.apply` like every routine, because an operator would cost the host more time than a
+small kernel takes; a traced call uses the operators. Both call `forward` and `backward` of one module in `kernels`,
+whose `like` describes what these return without running them.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from torch import Tensor
 from ..kernels import autocast_dtype
 from .pending import Pending
 
-# What the operators take, in this order: None where a kernel has no such option.
+# The options of all kernels, in the order in which the operators take them: None where a kernel has no such option.
 OPTIONS = {
     "curve": "str", "tau": "float", "clamp": "float", "margin": "float", "hard_clamp": "bool", "eps": "float",
     "diagonal": "bool", "centred": "bool", "variance_weight": "float", "covariance_weight": "float", "gamma": "float",
 }  # fmt: skip
-# Whose `backward` adds its gradient to another: all but covariance, whose gradient is a product of cuBLAS.
+# Kernels whose `backward` can add its gradient to another: all but covariance, whose gradient is a cuBLAS product.
 ADDING = ("first_order", "nearest", "pairwise", "repulsion", "second_order")
-PROJECTING = ("first_order", "pairwise")  # whose gradient is `projection.project`
-AVERAGING = ("pairwise",)  # that take the option `mean`: of their values, with one number as the upstream gradient
+PROJECTING = ("first_order", "pairwise")  # their gradient is `projection.project`
+AVERAGING = ("pairwise",)  # their option `mean` returns the mean of the values, so the upstream gradient is one number
 _NAMED = "str name, " + ", ".join(f"{kind}? {name}" for name, kind in OPTIONS.items())
 
 
 class Kernel:
-    """A routine in Triton: the module `kernels.name`, with its options."""
+    """A routine in Triton: the module `name` in `kernels`, with its options."""
 
     def __init__(self, name: str, **options: Any) -> None:
         self.name, self.options = name, options
@@ -42,13 +42,13 @@ class Kernel:
     def backward(self, z: Tensor, mask: Tensor | None, saved: tuple[Tensor, ...], upstream: Tensor) -> Tensor:
         def compute(other: Tensor | None) -> Tensor:
             adding = {} if other is None else {"other": other}
-            with torch.cuda.device_of(z):  # autograd may be at work on another device
+            with torch.cuda.device_of(z):  # autograd may be working on another device
                 return _module(self.name).backward(z, saved, upstream, **adding, **self.options)
 
         return Pending(z, compute) if self.waits(z) else compute(None)
 
     def waits(self, z: Tensor) -> bool:
-        """Whether the gradient waits for another one: a leaf has no other."""
+        """Whether the gradient waits for another one to be added to: at a leaf there is none."""
         return self.name in ADDING and not z.is_leaf
 
     @property
@@ -56,14 +56,14 @@ class Kernel:
         return self.name in PROJECTING
 
     def traced(self, z: Tensor, mask: Tensor | None) -> Tensor:
-        """The values, as a node of a graph."""
+        """The values (batch,), as a node of a traced graph."""
         need_gradient = z.requires_grad and torch.is_grad_enabled()
         return launched(z, mask, need_gradient, autocast_dtype(z), *self.named)[0]
 
     @property
     def named(self) -> tuple[Any, ...]:
-        """Name and options as the operators take them."""
-        options = {**dict.fromkeys(OPTIONS), **self.options}  # one that is not among them is one argument too many
+        """Name and options in the order of the operators' arguments."""
+        options = {**dict.fromkeys(OPTIONS), **self.options}  # an unknown option makes one argument too many: an error
         return self.name, *options.values()
 
 
@@ -73,7 +73,7 @@ def _module(name: str) -> Any:
 
 
 def _again(z: Tensor, autocast: torch.dtype | None) -> torch.autocast:
-    """The autocast of the call that was traced: a graph runs without."""
+    """Restore the autocast of the call that was traced: a graph runs without it."""
     return torch.autocast(z.device.type, dtype=autocast, enabled=autocast is not None)
 
 
@@ -92,7 +92,7 @@ def launched(
     """The values, and what the backward pass needs."""
     with _again(z, autocast):
         value, saved = Kernel(name, **_given(*options)).forward(z, mask, need_gradient)
-    # the results of an operator must not share memory, which the small ones do
+    # results of an operator must not share memory, as small tensors from one allocation do
     return [x if x.untyped_storage().nbytes() == x.nbytes else x.clone() for x in (value, *saved)]
 
 
@@ -111,7 +111,7 @@ def _(
     schema=f"(Tensor z, Tensor[] saved, Tensor upstream, {_NAMED}) -> Tensor",
 )
 def _backward(z: Tensor, saved: list[Tensor], upstream: Tensor, name: str, *options: Any) -> Tensor:
-    """The gradient with respect to z. What is saved knows which tokens count."""
+    """The gradient with respect to z. There is no mask: what was saved marks the tokens that count."""
     with torch.cuda.device_of(z):
         return _module(name).backward(z, tuple(saved), upstream, **_given(*options))
 
@@ -122,7 +122,7 @@ def _(z: Tensor, saved: list[Tensor], upstream: Tensor, name: str, *options: Any
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    ctx.set_materialize_grads(False)  # no zeros for what was saved
+    ctx.set_materialize_grads(False)  # no zero gradients for what was saved
     z, _, _, _, *ctx.kernel = inputs
     ctx.save_for_backward(z, *output[1:])
 

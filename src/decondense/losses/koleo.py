@@ -5,8 +5,8 @@
 Source: Sablayrolles et al. 2019, arXiv 1806.03198: the Kozachenko–Leonenko estimate of the entropy, up to constants;
 DINOv2 adds ε. There the points are the images of a batch, here the tokens of one sequence.
 
-The slope is 1/ρ: two tokens in nearly the same state push each other with nearly unbounded force, and two in exactly
-the same state not at all, as they have no direction to part in. Where a text repeats itself both happen.
+The slope is 1/ρ: two tokens in nearly the same state push each other apart with nearly unbounded force, and two in
+exactly the same state not at all, as there is no direction in which to part. In a repetitive text both happen.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def koleo(
 ) -> Tensor:
     """KoLeo loss of hidden states z (batch, tokens, width): a scalar, or (batch,) unreduced.
 
-    eps is the ε inside the logarithm: two tokens at a distance under it count as one. A vector of zeros has no
-    direction and stays at the origin, one away from all that have one and at distance 0 from its like.
-    backend as in `dispersion`: the kernel is taken where products are asked for in 16 bits, by autocast or the states,
-    and then looks for neighbours with products in float16.
+    eps is the ε inside the logarithm; distances well below it are not told apart. A vector of zeros has no direction
+    and stays at the origin, at distance 1 from all unit vectors and 0 from other zeros.
+    backend as in `dispersion`: the kernel is used where autocast or the dtype of the states asks for 16-bit products,
+    and then finds neighbours with products in float16.
     """
     geometry.check_positive("eps", eps)
     kernel = fused_in_16_bits(z, backend, torch.bfloat16, torch.float16)
@@ -48,10 +48,10 @@ def koleo(
 class _Nearest(Stored):
     """With j(i) the nearest of i and e_i = u_i − u_j(i):
 
-        ∂L/∂e_i = −e_i / (n ρ_i (ρ_i + ε)),   which u_i takes and u_j(i) gives back.
+        ∂L/∂e_i = −e_i / (n ρ_i (ρ_i + ε)),   added to the gradient of u_i and subtracted from that of u_j(i).
 
-    The neighbours are found tile by tile; their distances come from the differences e_i, not from the cosines, in
-    which near neighbours leave no digits.
+    The neighbours are found tile by tile; their distances come from the differences e_i, not from the cosines, which
+    have no digits left for near neighbours.
     """
 
     eps: float
@@ -72,7 +72,7 @@ class _Nearest(Stored):
 
 
 def _nearest(x: Tensor, weight: Tensor | None) -> Tensor:
-    """The nearest other token that counts, for every token (batch, tokens); the first of several at one distance."""
+    """The nearest other token that counts, for every token (batch, tokens); of several equally near, the first."""
     index = torch.empty(x.shape[:2], dtype=torch.long, device=x.device)
     for b, rows in tiles(x.shape[0], x.shape[1], x.device):
         square = geometry.squared_distances(x[b, rows], x[b])

@@ -4,13 +4,13 @@
 
 Source: Liu et al. 2026, table of variants. The paper's formula has the bare sum and ‖Z‖²; its released code
 keeps the diagonal, divides by n² and takes the mean of z². We leave the diagonal out on purpose: hidden states
-of real models are thousands of units apart, so that every exp(−‖z_i − z_j‖²/τ) vanishes beside the n ones of the
-diagonal. With it the repulsion has no gradient at all there, and only the norm term trains.
+of real models are thousands of units apart, so every exp(−‖z_i − z_j‖²/τ) vanishes beside the n ones of the
+diagonal. With the diagonal, the repulsion then has no gradient at all, and only the norm term trains.
 
-Without it the loss can win by growing: with s·z for z it is about s²·(λ_norm·mean(z²) − d²/τ), d² the squared distance
-of the nearest pair, and d² is a sum over the features where mean(z²) is a mean. That is below any bound unless tokens
-nearly coincide. On SmolLM2-135M a weight of 0.1 on all layers destroys the model within 50 steps (study `variants`).
-The presets "released" (diagonal) and "paper" (‖Z‖²) are bounded below but pull the states towards 0.
+Without the diagonal the loss falls as states grow: for s·z it is about s²·(λ_norm·mean(z²) − d²/τ), d² the squared
+distance of the nearest pair; d² is a sum over the features where mean(z²) is a mean, so unless tokens nearly coincide
+there is no lower bound. On SmolLM2-135M a weight of 0.1 on all layers destroys the model within 50 steps (study
+`variants`). The presets "released" (diagonal) and "paper" (‖Z‖²) are bounded below but pull the states towards 0.
 With "released" the same study ends 0.23 nats above cross-entropy and with a narrower cone; "paper" was not tried.
 """
 
@@ -61,19 +61,19 @@ def l2_repel(
     norm_weight  λ_norm; `norm="mean"` weighs the mean of z², `norm="sum"` the paper's ‖Z‖².
     pairs        "mean": log of the mean over pairs; "sum": log of the sum, as the paper writes it.
     diagonal, constant: as in `dispersion`.
-    backend      as in `dispersion`: the kernel is taken where products are asked for in 16 bits, by autocast or the
-                 states, and then multiplies in float16.
+    backend      as in `dispersion`: the kernel is used where autocast or the dtype of the states asks for 16-bit
+                 products, and then multiplies in float16.
     """
     geometry.check_positive("tau", tau)
     geometry.check_finite(norm_weight=norm_weight, constant=constant)
     check_choice("norm", norm, ("mean", "sum"))
     check_choice("pairs", pairs, ("mean", "sum"))
-    n: Tensor | float = z.shape[1]  # a number where it can be: every operation of a layer is a launch
+    n: Tensor | float = z.shape[1]  # a plain number if possible: every tensor operation is a launch
     if mask is not None:
         n = mask.sum(1).to(z.dtype if z.dtype == torch.float64 else torch.float32)
     if fused_in_16_bits(z, backend, torch.bfloat16, torch.float16):
         value, square = apply(Kernel("repulsion", tau=tau), z, mask)
-        if diagonal:  # n pairs more, of distance 0
+        if diagonal:  # n more pairs, at distance 0
             value = torch.logaddexp(value, _log(n, value) + torch.zeros_like(value))
     else:
         value = apply(_Repulsion(tau=tau, diagonal=diagonal), z, mask)
@@ -97,7 +97,7 @@ class _Repulsion(Stored):
 
         ∂L/∂z_i = −(4/τ) Σ_j p_ij (z_i − z_j) = −(4/τ) (r_i z_i − Σ_j p_ij z_j).
 
-    The logits have no lower bound, so a running maximum goes along and what has been summed is rescaled by it.
+    The logits have no lower bound, so a running maximum is kept, and the sums so far are rescaled when it rises.
     """
 
     tau: float
@@ -123,7 +123,7 @@ class _Repulsion(Stored):
             peak[b] = top
             if not need_gradient:
                 continue
-            # A token neither repels itself, nor may its large weight drown the others in rounding.
+            # A token does not repel itself, and its large weight must not drown the others in rounding.
             p.diagonal(dim1=-2, dim2=-1).zero_()
             row[b] *= shrink[:, None]
             pull[b] *= shrink[:, None, None]

@@ -34,9 +34,9 @@ def second_routine(z: Tensor, eps: float, backend: str, *, centred: bool = False
 def mean_square(z: Tensor, mask: Tensor | None, *, backend: str, centred: bool = False) -> Tensor:
     """The mean of c_ij² over the pairs i ≠ j (batch,); 0 for fewer than two tokens.
 
-    `centred` takes the mean over its features off each token first, so that c_ij is their correlation.
+    `centred` first subtracts from each token the mean over its features, so that c_ij is a correlation.
     """
-    inside = fused(z, backend) and z.shape[1] > z.shape[2]  # there the kernel does it, without a pass over z
+    inside = fused(z, backend) and z.shape[1] > z.shape[2]  # the kernel then centres, without a pass over z
     if centred and not inside:
         z, _, _ = geometry.keep(z, mask)
         z = z - z.mean(-1, keepdim=True)
@@ -66,14 +66,14 @@ class MeanCosine:
         with full_precision(z.device):
             z, weight, _ = geometry.keep(z, mask)
             scale = self._scale(r, weight)
-            # g = k (s − u),  dz = (g − u (g·z)/r) / (r + ε)  collected as  dz = p s − q z: two passes over z
+            # g = k (s − u),  dz = (g − u (g·z)/r) / (r + ε),  rearranged as  dz = p s − q z: two passes over z
             k = geometry.enough(n, upstream * 2 / geometry.pair_count(n))[:, None, None]
             p = k * scale
             q = p * scale * (1 + torch.bmm(z, s.mT) * geometry.inverse(r) - r * scale)
             return (z * -q).addcmul_(p, s).to(dtype)
 
     def summed(self, s: Tensor, square: Tensor, n: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The sums over the whole sequence: here they are complete already."""
+        """The sums over the whole sequence: complete already, unless a subclass splits sequences."""
         return s, square, n
 
     def _scale(self, r: Tensor, weight: Tensor | None) -> Tensor:
@@ -83,9 +83,9 @@ class MeanCosine:
 
 @dataclass(frozen=True)
 class TwoMoments:
-    """With K = UᵀU:  ∂ Σ c_ij² /∂u_i = 4 (K u_i − ‖u_i‖² u_i); with the smaller UUᵀ where N < F.
+    """Means of c_ij and of c_ij², (2, batch). With K = UᵀU:  ∂ Σ c_ij² /∂u_i = 4 (K u_i − ‖u_i‖² u_i).
 
-    Its value is (2, batch).
+    Where N ≤ F the smaller UUᵀ is computed instead of K.
     """
 
     eps: float

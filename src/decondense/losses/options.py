@@ -1,4 +1,4 @@
-"""What the losses share around their mathematics: checked objects, and the choice of a kernel."""
+"""What the losses share besides their mathematics: checks of objects, and the choice of a kernel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from ..checks import check_choice
 
 
 def check_objects(*, generator: Any = None, process_group: Any = None, **others: Any) -> None:
-    """Refuse what is none: a generator is not looked at before the first draw, and a group fails in words of torch."""
+    """Refuse objects of the wrong type early: torch would notice a generator only at the first draw, and its error
+    about a process group would not name the option."""
     if generator is not None and not isinstance(generator, torch.Generator):
         raise TypeError(
             f"generator must be a torch.Generator, got {type(generator).__name__}: torch.Generator().manual_seed(1) is "
@@ -29,9 +30,9 @@ BACKENDS = ("auto", "torch", "triton")
 
 
 def fused(z: Tensor, backend: str, *, tau: float = 1.0) -> bool:
-    """Whether a Triton kernel computes this: on CUDA by itself, elsewhere only when told so ("triton").
+    """Whether a Triton kernel computes this: by default on CUDA, elsewhere only with backend="triton".
 
-    float64, very small temperatures and very wide states stay with torch.
+    float64, very small temperatures and very wide states are left to torch.
     """
     check_choice("backend", backend, BACKENDS)
     if backend == "torch" or (backend == "auto" and z.device.type != "cuda"):
@@ -48,7 +49,7 @@ def fused(z: Tensor, backend: str, *, tau: float = 1.0) -> bool:
 
 
 def fused_in_16_bits(z: Tensor, backend: str, *dtypes: torch.dtype) -> bool:
-    """`fused` for kernels whose matrix products are in 16 bits: where states or autocast ask for one of `dtypes`."""
+    """`fused` for kernels with 16-bit matrix products: only where states or autocast ask for one of `dtypes`."""
     check_choice("backend", backend, BACKENDS)
     asked = kernels.product_dtype(z)
     if backend == "triton" and asked not in dtypes:

@@ -48,8 +48,8 @@ def orthogonalization(
 ) -> Tensor:
     """Orthogonalization loss of hidden states z (batch, tokens, width): a scalar, or (batch,) unreduced.
 
-    The options that it shares with `dispersion` mean the same there. The straight-through clamp is what we
-    recommend: the hard clamp of Algorithm 1 cannot separate tokens that have already collapsed.
+    Options shared with `dispersion` mean the same as there. We recommend the straight-through clamp: the hard clamp
+    of Algorithm 1 cannot separate tokens that have already collapsed.
     """
     geometry.check_clamp(clamp)
     geometry.check_finite(margin=margin)

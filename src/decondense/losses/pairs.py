@@ -5,8 +5,8 @@ gradient can be computed beside the value and scaled later. For a loss of the co
 
     S = Σ_ij f(c_ij),   ∂S/∂u_i = 2 Σ_j f'(c_ij) u_j     (the Gram matrix is symmetric),
 
-a tile of rows needs two matrix products and then goes: no N × N matrix exists at any time. Only tiles on and
-above the diagonal are visited; each serves its mirror image as well.
+a tile of rows needs two matrix products and is then discarded: no N × N matrix exists at any time. Only tiles on and
+above the diagonal are visited; each also stands for its mirror image.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class _Apply(torch.autograd.Function):
             return ctx.routine.backward(z, mask, tuple(saved), upstream), None, None
         with torch.no_grad():
             gradient: Tensor = ctx.routine.backward(z, mask, tuple(saved), upstream)
-        # create_graph: it depends on z, and no formula says how
+        # create_graph=True: the gradient depends on z, but we have no formula for its derivative
         return _Once.apply(computed(gradient), z), None, None
 
 
 class _Once(torch.autograd.Function):
-    """A gradient that cannot be differentiated. torch's `once_differentiable` refuses only where the upstream gradient
-    depends on something, which that of a loss does not."""
+    """A gradient that cannot be differentiated. torch's `once_differentiable` refuses only if the upstream gradient
+    requires grad, which that of a loss does not."""
 
     @staticmethod
     def forward(ctx: Any, gradient: Tensor, z: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ class _Once(torch.autograd.Function):
 def apply(routine: Routine, z: Tensor, mask: Tensor | None, *, mean: bool = False) -> Tensor:
     """The values (batch,) of a routine, or their mean, with its gradient attached.
 
-    A kernel that can takes the mean itself: another operation and its step of autograd would cost the host more.
+    Kernels in `AVERAGING` take the mean themselves: another operation and its autograd step would cost the host more.
     """
     if isinstance(routine, Kernel):
         if torch.compiler.is_compiling():
@@ -84,10 +84,10 @@ def apply(routine: Routine, z: Tensor, mask: Tensor | None, *, mean: bool = Fals
 
 
 class Stored:
-    """Routines that find the gradient beside the value; the backward pass only scales it."""
+    """Base of routines that compute the gradient together with the value; the backward pass only scales it."""
 
     def sums(self, z: Tensor, weight: Tensor | None, n: Tensor, need_gradient: bool) -> tuple[Tensor, Tensor | None]:
-        """The values (batch,) and their gradient, for `geometry.keep`'s z, mask as numbers and n."""
+        """The values (batch,) and their gradient, from what `geometry.keep` returns: z, the mask as numbers, and n."""
         raise NotImplementedError
 
     def forward(self, z: Tensor, mask: Tensor | None, need_gradient: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -95,7 +95,7 @@ class Stored:
             value, gradient = self.sums(*geometry.keep(z, mask), need_gradient)
         if gradient is None:
             return value, ()
-        # It waits in the dtype of z, but not in float16, where unscaled gradients underflow.
+        # Stored in the dtype of z, except float16, in which gradients that are not scaled yet would underflow.
         return value, (gradient if z.dtype == torch.float16 else gradient.to(z.dtype),)
 
     def backward(self, z: Tensor, mask: Tensor | None, saved: tuple[Tensor, ...], upstream: Tensor) -> Tensor:
@@ -104,12 +104,12 @@ class Stored:
 
 
 def full_precision(device: torch.device) -> torch.autocast:
-    """Autocast would turn the products below into bfloat16."""
+    """Switch autocast off, which would compute the products in bfloat16."""
     return torch.autocast(device_type=device.type, enabled=False)
 
 
 def tiles(batch: int, tokens: int, device: torch.device) -> Iterator[tuple[slice, slice]]:
-    """(sequences, rows) of each tile. On a CPU a tile should stay in the cache; a GPU wants work to do."""
+    """(sequences, rows) of each tile: small enough for the cache on a CPU, large enough to fill a GPU."""
     area = 2**19 if device.type == "cpu" else 2**25
     group = min(batch, max(1, area // tokens**2))
     rows = min(tokens, 256 if device.type == "cpu" else 2048, max(32, area // (group * tokens)))
@@ -122,7 +122,7 @@ def tiles(batch: int, tokens: int, device: torch.device) -> Iterator[tuple[slice
 class CosinePairs(Stored):
     """log mean f(c_ij), or mean f(c_ij), over the pairs of each sequence: O(N²F) time, O(NF) memory.
 
-    `curve` gives f and f' of a tile of cosines, which it may overwrite.
+    `curve` returns f and f' of a tile of cosines, which it may overwrite.
     """
 
     curve: Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -143,14 +143,14 @@ class CosinePairs(Stored):
         return value, geometry.unit_gradient(u, r, gradient, self.eps).mul_(scale[:, None, None])
 
     def summed(self, total: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
-        """Σ f and n over the whole sequence: here they are complete already."""
+        """Σ f and n over the whole sequence: complete already, unless a subclass splits sequences."""
         return total, n
 
     def _sum(self, u: Tensor, weight: Tensor | None, need_gradient: bool) -> tuple[Tensor, Tensor | None]:
         """Σ f(c_ij) (batch,) and Σ_j f'(c_ij) u_j (batch, tokens, width)."""
         batch, tokens, _ = u.shape
         gradient = torch.zeros_like(u) if need_gradient else None
-        parts: list[Tensor] = []  # summed at the end, pairwise: adding tile to tile would lose digits
+        parts: list[Tensor] = []  # summed at the end, since adding tile after tile would lose digits
         groups: list[Tensor] = []
         for b, rows in tiles(batch, tokens, u.device):
             width = rows.stop - rows.start

@@ -1,9 +1,9 @@
-"""A gradient that waits for the one it will be added to, so that both become one in a single pass over the states.
+"""A gradient that is computed only when autograd adds it to another one, so that a single pass writes the sum.
 
 A hidden state is read by the next layer and by the loss, and autograd adds the two gradients: it reads both and writes
-their sum, as much traffic as the first-order loss itself. So a kernel that can add gives autograd a promise of its
-gradient, a tensor without memory. When that is added to another gradient, the kernel computes the sum; whatever else is
-done with it is done with the gradient itself, which it then keeps: a hook may change it in place.
+their sum, as much traffic as the first-order loss itself. So a kernel that can add gives autograd a placeholder for its
+gradient, a tensor without memory. When the placeholder is added to another gradient, the kernel computes the sum. Any
+other operation computes the gradient itself; the placeholder then keeps it, since a hook may change it in place.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 
 class Pending(Tensor):
-    """The gradient of z as `compute(None)`, and its sum with another as `compute(other)`."""
+    """A placeholder for the gradient of z: `compute(None)` computes it, `compute(other)` its sum with another one."""
 
     compute: Callable[[Tensor | None], Tensor]
     known: Tensor | None
@@ -29,7 +29,7 @@ class Pending(Tensor):
         return pending
 
     def whole(self) -> Tensor:
-        """The gradient by itself."""
+        """The gradient itself, computed once."""
         if self.known is None:
             self.known = self.compute(None)
         return self.known
@@ -48,6 +48,6 @@ class Pending(Tensor):
 
 
 def computed(gradient: Tensor) -> Tensor:
-    """The gradient itself. Also a hook of z, for where no other came to be added: what reads it next may look at its
-    memory."""
+    """The gradient itself, in place of a placeholder. Also used as a hook of z, for the case that no other gradient was
+    added: whatever reads it next may need its memory."""
     return gradient.whole() if isinstance(gradient, Pending) else gradient

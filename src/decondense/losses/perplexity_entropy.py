@@ -2,7 +2,7 @@
 
     P_ij = softmax over j ≠ i of −‖z_i − z_j‖²/τ,    L = mean_i Σ_j P_ij log₂(P_ij + ε)
 
-Not in the paper; it is one of the variants of its released code, and this is that form (ε = 0.01).
+Not in the paper, but one of the variants in its released code, whose form this is (ε = 0.01).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Neighbours(Stored):
 
         ∂L/∂z_i = 2 Σ_j (A_ij + A_ji)(z_i − z_j).
 
-    A row's softmax needs the whole row, so the tiles are rows and the matrix A is not symmetric.
+    A softmax needs its whole row, so tiles are whole rows. A is not symmetric, hence the two terms.
     """
 
     tau: float
@@ -60,7 +60,7 @@ class _Neighbours(Stored):
             x.diagonal(offset=rows.start, dim1=-2, dim2=-1).fill_(-torch.inf)
             if weight is not None:
                 x.masked_fill_(weight[b, None, :] == 0, -torch.inf)
-            x = torch.where(tokens < 2, 0, x)  # nobody to compare with: avoid the softmax of nothing
+            x = torch.where(tokens < 2, 0, x)  # no other token: avoid the softmax of an empty row
             p = torch.softmax(x, -1)
             logarithm = torch.log2(p + self.eps)
             share = 1 / tokens.clamp_min(1)

@@ -1,23 +1,23 @@
-"""A placebo for the dispersion loss: it pushes as hard, and leaves the mean cosine alone. A control, not a treatment.
+"""A placebo for the dispersion loss: it pushes as hard, but leaves the mean cosine alone. A control, not a treatment.
 
     v_i = z_i − z̄                    the states without their mean over the tokens of the sequence
     L   = dispersion(v), all pairs    the same pairwise loss, which does not see what the states have in common
     R   = ∂/∂z log f(c̄)              the real gradient (dispersion to first order), parallel to ∂c̄/∂z
-    B   = ∂L/∂z = C ∂L/∂v             C takes the mean over the tokens off: Σ_i B_i = 0, nothing along any direction
-                                      that all tokens share, the mean's among them
-    A   = C R                         what is left of R without a common part
+    B   = ∂L/∂z = C ∂L/∂v             C subtracts the mean over the tokens: Σ_i B_i = 0, no push along any direction
+                                      that all tokens share, such as their mean
+    A   = C R                         R without what its tokens have in common
     P   = B − A ⟨B, A⟩/⟨A, A⟩         Σ_i P_i = 0 still, and ⟨P, R⟩ = ⟨P, A⟩ + ⟨P, R − A⟩ = 0: a step along −P does not
                                       change c̄ to first order, ⟨·, ·⟩ being the sum over tokens and features
     gradient = σ P ‖R‖/‖P‖            σ = 1: the norm of the real one, for every sequence, layer and step
 
-So with σ = 1 a weight λ pushes the states of a layer as strongly with this loss as with dispersion to first order, sign
-for sign, and what the two do differently is in the direction. What reaches the *weights* has another norm: in
-SmolLM2-135M more of this push than of the real one. σ, `strength`, is there to match that, once, for a model and a size
-of the step (`benchmarks/placebo_strength.py`). Blind it is at the states of each layer: weights are shared by tokens
-and layers, so training with it may still move the mean cosine a little, which is to be measured (study `placebo`).
+So with σ = 1 a weight λ pushes the states of a layer as hard with this loss as with first-order dispersion, and the two
+differ only in direction. The norm of what reaches the *weights* may still differ: in SmolLM2-135M more of this push
+arrives there than of the real one. σ, the option `strength`, corrects for that, once for a model and a step size
+(`benchmarks/placebo_strength.py`). The push is blind to the mean cosine in the states of each layer; as weights are
+shared by tokens and layers, training with it may still move the mean cosine a little, which study `placebo` measures.
 
-What backward gives is not the derivative of the value, L, which is there to be looked at; P is L's gradient with one
-direction projected out, so a step along −P still lowers L. Two tokens have no such direction, and no gradient.
+The backward pass does not return the derivative of the value L, which is for information; P is L's gradient with one
+direction projected out, so a step along −P still lowers L. Two tokens have no such direction, and get no gradient.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .dispersion import Logit
 from .moments import MeanCosine
 from .registry import Common, register
 
-LEFT = 1e-5  # of B: if less than that is left after the projection, it is rounding
+LEFT = 1e-5  # of the norm of B: if less is left after the projection, it is rounding
 
 
 @register(
@@ -55,8 +55,8 @@ def placebo(
 ) -> Tensor:
     """Placebo of hidden states z (batch, tokens, width): a scalar, or (batch,) unreduced.
 
-    tau, clamp and eps are those of `dispersion`, of the loss that it stands in for as well as of its own; strength is
-    σ, the norm of the gradient in units of the real one's.
+    tau, clamp and eps are those of `dispersion`, for the real loss as well as for L; strength is σ, the norm of the
+    gradient relative to the real one.
     """
     geometry.check_positive("tau", tau)
     geometry.check_positive("strength", strength)
@@ -66,7 +66,7 @@ def placebo(
 
 @dataclass(frozen=True)
 class Blind(pairs.Stored):
-    """L of each sequence, and the gradient above."""
+    """L of each sequence, and σ P ‖R‖/‖P‖ as its gradient."""
 
     tau: float
     clamp: float

@@ -12,7 +12,7 @@ from ..checks import check_choice
 from .options import BACKENDS, check_objects
 from .registry import registered
 
-# The keywords of each are with the loss, in its registration.
+# The keywords of each preset are in the registration of each loss.
 PRESETS = {
     "paper": "the formulas of Liu et al. 2026: Algorithm 1 with its hard clamp, the feature-axis covariance, bare sums "
     "where the paper writes sums, no diagonal. Its ε is not stated; 0.01 is the released code's",
@@ -35,11 +35,11 @@ class Loss(nn.Module):
     def over_layers(
         self, states: Sequence[Tensor], mask: Tensor | list[Tensor | None] | None
     ) -> tuple[Tensor, Tensor | None]:
-        """The values (layers, batch) of several layers, and their mean cosines where they come for nothing.
+        """The values (layers, batch) of several layers, and their mean cosines where they come for free.
 
-        mask   one for all layers, or a list with one each.
+        mask   one for all layers, or a list with one for each.
 
-        A row of single tokens has no pair and the value 0.
+        Sequences of a single token have no pair and the value 0.
         """
         if states[0].shape[1] < 2 and self.keywords.get("process_group") is None:
             return torch.zeros(len(states), states[0].shape[0], device=states[0].device), None
@@ -48,8 +48,8 @@ class Loss(nn.Module):
         return registered()[self.name].over_layers(states, masks, **self.keywords)
 
     def beside(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """z (batch, tokens, width) for whatever else reads it in the same graph, its values (1, batch) and, where they
-        come for nothing, mean cosines."""
+        """z (batch, tokens, width) for whatever else reads it in the same graph, then the loss values (1, batch) and
+        the mean cosines where they come for free."""
         return registered()[self.name].beside(z, **self.keywords)
 
     def check(self) -> None:
@@ -71,11 +71,11 @@ class Loss(nn.Module):
 
 
 def get(name: str, *, preset: str | None = None, **keywords: Any) -> Loss:
-    """The loss `name` with the keywords of a preset, each of which can be overridden; without one, what we recommend.
+    """The loss `name` with the keywords of a preset, each of which can be overridden; without a preset, our defaults.
 
     `get("dispersion", preset="released", tau=1.0, clamp=0.1)` is what the paper's GPT2 runs trained with. The
-    released code is one class with one set of arguments, so that preset takes `tau` and `clamp` for every loss,
-    also for those that have no use for them.
+    released code is one class with one set of arguments, so with that preset every loss accepts `tau` and `clamp`,
+    even if it does not use them.
     """
     entries = registered()
     name = {alias: key for key, entry in entries.items() for alias in entry.aliases}.get(name, name)

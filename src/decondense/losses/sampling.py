@@ -17,7 +17,7 @@ def sample(
     """At most `max_tokens` tokens of each sequence, drawn without replacement among those that count; None: all.
 
     shared=True draws one set of positions for the whole batch, as the released code does; a position may then
-    be padding in some sequences. The draw happens on the generator's device, the CPU's default without one.
+    be padding in some sequences. The draw happens on the generator's device, without one on the device of z.
     """
     if max_tokens is not None and not is_whole(max_tokens, 2):
         raise ValueError(

@@ -2,10 +2,10 @@
 
     u_i = z_i/‖z_i‖,   L = log ( 1/(n(n−1)) Σ_{i≠j} exp(−t ‖u_i − u_j‖²) ),   t = 2
 
-Source: Wang & Isola 2020, arXiv 2005.10242, where the points are the representations of a batch of images and their
-alignment term stands beside it; here they are the token states of one sequence, and there is no second view to align.
+Source: Wang & Isola 2020, arXiv 2005.10242, where the points are the representations of a batch of images and an
+alignment term is added; here they are the token states of one sequence, and there is no second view to align.
 On the sphere ‖u_i − u_j‖² = 2 − 2 c_ij, so this is dispersion with D = −cosine and τ = 1/(2t), shifted by −2t: the
-same gradient as that of Wang & He 2025 without the diagonal.
+same gradient as the loss of Wang & He 2025 without the diagonal.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def uniformity(
 ) -> Tensor:
     """Uniformity loss of hidden states z (batch, tokens, width): a scalar, or (batch,) unreduced.
 
-    t is the sharpness of the potential: 0 for identical tokens at any t, −2t for orthogonal ones. A vector of zeros has
-    no direction and counts as orthogonal to all others; backend as in `dispersion`.
+    t is the sharpness of the potential. The value is 0 for identical tokens at any t, −2t for orthogonal ones. A vector
+    of zeros has no direction and counts as orthogonal to all others; backend as in `dispersion`.
     """
     if isinstance(t, NO_NUMBER) or not 0 < t <= LARGEST_T:
         raise ValueError(
