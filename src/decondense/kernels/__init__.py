@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-# Below this temperature exp(1/τ) leaves the range of float32; the kernels keep no running maximum.
+# Below this temperature exp(1/τ) may leave the range of float32, and the kernels keep no running maximum.
 MIN_TAU = 0.025
 # A row of z must fit into the registers of one program.
 MAX_WIDTH = 16384
-_INSTALLED = find_spec("triton") is not None  # a constant: torch.compile could not look for it
+_INSTALLED = find_spec("triton") is not None  # a constant, because torch.compile cannot trace find_spec
 
 
 def available(device: torch.device | str) -> bool:
@@ -34,11 +34,11 @@ def available(device: torch.device | str) -> bool:
         return interpreted and _INSTALLED
     if kind != "cuda" or interpreted or not _INSTALLED or torch.version.hip is not None:
         return False
-    return torch.cuda.is_initialized() or torch.cuda.is_available()  # to count GPUs takes the host longer
+    return torch.cuda.is_initialized() or torch.cuda.is_available()  # is_available counts GPUs, which is slower
 
 
 def autocast_dtype(z: torch.Tensor) -> torch.dtype | None:
-    """That of the autocast which is on where z lies; None without one."""
+    """The dtype of the autocast that is active on the device of z; None without one."""
     import torch
 
     kind = z.device.type

@@ -5,9 +5,9 @@ turns each cosine of a pair i > j into its bin
 
     ⌊(c + 1) · bins/2⌋, kept within 0 … bins − 1   (the last bin is closed on both sides),
 
-counts the tile on chip and adds the counts to those of its sequence.  Whole numbers add up to the same in any
-order, so the atomic additions do not make the result depend on the run.  Σ c², and Σ c by how far apart the tokens are,
-are kept per tile and added in a fixed order.  A cosine that is not a number is in no bin and no sum.
+counts the tile on chip and adds the counts to those of its sequence.  Integers add up to the same in any order, so
+the atomic additions give the same result in every run.  Σ c², and Σ c by the distance of the two positions, are kept
+per tile and added in a fixed order.  A NaN cosine is in no bin and no sum.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _cosines_kernel(
 
 
 class Cosines(NamedTuple):
-    """Of the pairs i > j of each sequence."""
+    """Statistics of the pairs i > j of each sequence."""
 
     counts: Tensor  # (B, bins) int64, by cosine over [−1, 1]
     squares: Tensor  # (B,) float64, Σ c²
@@ -76,9 +76,9 @@ class Cosines(NamedTuple):
 
 @torch.no_grad()
 def cosines(u: Tensor, *, bins: int = 128) -> Cosines:
-    """u (B, N, F) unit vectors, N ≥ 2.
+    """The histogram and sums for unit vectors u (B, N, F), N ≥ 2.
 
-    Products of float32 vectors are full float32, whatever torch's settings for its own: a bin's edge is sharp.
+    Products of float32 vectors are in full float32, whatever torch's own settings, because a bin's edge is sharp.
     """
     u = rows.readable(u)
     batch, tokens, width = u.shape

@@ -6,7 +6,7 @@ With X the centred states of one sequence (rows that do not count are zero), G =
     L = μ/F Σ_f max(0, γ − σ_f) + ν/(F m²) Σ_{f≠g} G_fg²,     ∂L/∂X = X M,
     M_fg = 4ν/(F m²) G_fg,     M_ff = −μ/(F m σ_f) where σ_f < γ, else 0.
 
-Centring needs no step of its own on the way back: the rows of X add up to zero, and so do those of X M.
+Centring needs no step of its own in the backward pass: the rows of X add up to zero, and so do those of X M.
 
 Launches: statistics and their reduction, X; G by cuBLAS; one kernel that reads a row of G, adds up its terms and writes
 its row of M. Backward: M times the upstream gradient, X M by cuBLAS.
@@ -28,7 +28,7 @@ def _terms_kernel(
     gram, number, part, matrix, width, variance_weight, covariance_weight, gamma, eps,
     GRAD: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Row f of G → what the feature f adds to L, and row f of M."""
+    """Row f of G → the contribution of feature f to L, and row f of M."""
     b = tl.program_id(1).to(tl.int64)
     f = tl.program_id(0)
     column = tl.arange(0, WIDTH)

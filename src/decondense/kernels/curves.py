@@ -1,4 +1,4 @@
-"""The curves of the pairwise losses, as functions a kernel calls on a tile of cosines.
+"""The curves of the pairwise losses, as functions that a kernel calls on a tile of cosines.
 
 A loss is a function of the cosines c_ij of one sequence: either a log-mean-exp of logits ℓ(c), or a mean of f(c).
 A curve gives, for a tile of cosines, the term that is summed and its slope divided by a constant, the gain.
@@ -21,7 +21,7 @@ arccos(c) = π/2 − arcsin(c), and for x = |c| arcsin(x) = π/2 − √(1−x²
 analytic at x = 1 (it is θ/sin θ as a function of cos θ; the nearest singularity is x = −1), so that a polynomial
 converges fast on [0, 1]: fitted for least relative error, degree 8 is within 7.1e-8 and degree 6 within 2.7e-6.
 1/√(1−c²) is wanted for the slope anyway, so value and slope together take one reciprocal root and one exponential.
-`FINE` takes degree 8 and 1−c² as (1−x)(1+x); 16-bit cosines, good to three digits, do with the other.
+`FINE` uses degree 8 and 1−c² as (1−x)(1+x); 16-bit cosines, accurate to three digits, need only degree 6.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CURVES = {
     "orthogonalization_cosine": 3,
     "decorrelation": 4,
 }
-# Nearer to 1 a float32 cosine cannot be.
+# A float32 cosine cannot be limited more closely to ±1.
 MIN_CLAMP = 2.0**-23
 
 DISPERSION = tl.constexpr(0)
@@ -53,7 +53,7 @@ SIGN = tl.constexpr(-(2**31))
 
 
 def gain(curve: str, tau: float) -> float:
-    """What the slopes of the kernels are to be multiplied by."""
+    """The factor by which the slopes from the kernels must be multiplied."""
     return {"dispersion": 1 / (math.pi * tau), "dispersion_cosine": 1 / tau, "orthogonalization": 2 / math.pi}.get(
         curve, 2.0
     )
@@ -61,7 +61,7 @@ def gain(curve: str, tau: float) -> float:
 
 @triton.jit
 def _reciprocal_root(x, FAST: tl.constexpr):
-    if FAST:  # without the steps that treat subnormal numbers, which do not occur
+    if FAST:  # without the handling of subnormal numbers, which do not occur
         return tl.inline_asm_elementwise("rsqrt.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
     return tl.rsqrt(x)
 
@@ -109,8 +109,8 @@ def term_and_slope(
 ):  # fmt: skip
     """The summed term and its derivative with respect to c, divided by the gain.
 
-    rate: 1/(πτ) for dispersion, 1/τ for dispersion_cosine.  shift: the arcsine of the mean cosine for the one, the
-    mean cosine for the other; other curves ignore both.
+    rate: 1/(πτ) for dispersion, 1/τ for dispersion_cosine.  shift: the arcsine of the mean cosine for dispersion,
+    the mean cosine for dispersion_cosine; other curves ignore both.
     """
     if CURVE == DISPERSION:
         a, r = arcsine(c, limit, FINE, FAST)
@@ -144,7 +144,7 @@ def term_and_slope(
 
 @triton.jit
 def anchor(length, square, n, rate, limit, margin, CURVE: tl.constexpr, HARD: tl.constexpr):
-    """Shift and slope at the mean off-diagonal cosine c̄ = (‖T‖² − Q)/(n(n−1)), of ‖T‖², Q and n."""
+    """Shift and slope at the mean off-diagonal cosine c̄ = (‖T‖² − Q)/(n(n−1)), from `length` ‖T‖², `square` Q and n."""
     mean = tl.where(n < 2.0, 0.0, (length - square) / tl.where(n < 2.0, 1.0, n * (n - 1.0)))
     shift = mean
     if CURVE == DISPERSION:

@@ -1,20 +1,20 @@
-"""Eigenvalues of many symmetric matrices at once, in float64 throughout: a program for each matrix.
+"""Eigenvalues of many symmetric matrices at once, in float64 throughout, with one program per matrix.
 
-A becomes tridiagonal, T = QᵀAQ, by reflections H = I − uuᵀ, ‖u‖² = 2, one for each column k, which leave nothing of it
-below its second entry. With p = Au and w = p − ½(uᵀp)u
+A is made tridiagonal, T = QᵀAQ, by reflections H = I − uuᵀ, ‖u‖² = 2, one for each column k, which zeroes that column
+below the entry next to the diagonal. With p = Au and w = p − ½(uᵀp)u
 
     HAH = A − uwᵀ − wuᵀ.
 
-What takes the time is to read A for every p. To write it as often would take as long again, so A stays as it is for a
-panel of columns, and the products and the next columns are corrected by what the panel's u and w, the rows of U and W,
-would have done:
+Most of the time goes into reading A for every p. Writing A as often would take as long again, so A stays unchanged for
+a panel of columns; the products, and the next columns, are corrected for the panel's reflections so far, whose u and w
+are the rows of U and W:
 
     p = A₀u − Uᵀ(Wu) − Wᵀ(Uu).
 
-Then one matrix product, A − UᵀW − WᵀU, brings what lies behind the panel up to date.
+Then one matrix product, A − UᵀW − WᵀU, updates the part of A behind the panel.
 
-The eigenvalues of T, its diagonal d and e beside it, come by bisection, each in a lane of its own: of the pivots
-q_i = d_i − x − e²_{i−1}/q_{i−1} as many are negative as there are eigenvalues below x.
+The eigenvalues of T, with diagonal d and off-diagonal e, are found by bisection, each in a lane of its own: the number
+of negative pivots q_i = d_i − x − e²_{i−1}/q_{i−1} is the number of eigenvalues below x.
 
 A is first divided by its largest entry, so that no square leaves the range of float64.
 """
@@ -31,15 +31,15 @@ from torch import Tensor
 from decondense.kernels.launch import Launch
 from decondense.kernels.rows import CASES, cdiv, power_of_2
 
-# A row of the matrix lies in the registers of one program.
+# The largest n: a row of the matrix must fit into the registers of one program.
 LIMIT = 2048
 PANEL = 16  # columns
-# Elements of A, of U or of W that a program takes at a time, and the narrowest row with its padding. Three tiles of A
-# are asked for in advance: there is one program on a multiprocessor, and it has to keep the memory busy.
+# Elements of A, U or W that a program loads at a time, the least padded width of a row, and the pipeline stages: three
+# tiles of A are requested in advance, because the one program on a multiprocessor must keep the memory busy.
 TILE, NARROWEST, STAGES, WARPS = 4096, 128, 4, 8
-# Eigenvalues of a program, and its warps. After so many halvings the interval is below the resolution of ‖A‖.
+# Eigenvalues per program, and its warps. After so many halvings the interval is below the resolution of ‖A‖.
 LANES, LANE_WARPS, HALVINGS = 128, 4, 56
-# Of a matrix whose largest entry is 1: a column with a smaller sum of squares counts as zero, so does a smaller pivot.
+# For a matrix whose largest entry is 1: a column with a smaller sum of squares, or a smaller pivot, counts as zero.
 NOTHING = tl.constexpr(1e-280)
 
 
@@ -48,10 +48,10 @@ def _panel_kernel(
     a, panel, diagonal, squares, n, number,
     PANEL: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Columns of what is left of A, those of a panel by its number → d there, e² from the next one on; its U, W and
-    again U, rows of `panel`.
+    """Reduce panel number `number` of columns → their d, and e², stored from the next column on; the rows of `panel`
+    become U, W and U again.
 
-    What some threads of a program write to memory others read: they see it behind the next barrier. A is not written.
+    Threads of a program read what other threads have written to memory, after the next barrier. A is not written.
     """
     b = tl.program_id(0).to(tl.int64)
     first = number * PANEL
@@ -79,7 +79,7 @@ def _panel_kernel(
         head = tl.sum(tl.where(c == k + 1, x, 0.0), axis=0)
         tail = tl.where(c > k + 1, x, 0.0)
         square = tl.sum(tail * tail, axis=0)
-        some = square > NOTHING  # else the column is as it should be
+        some = square > NOTHING  # else the column is tridiagonal already
         norm = tl.sqrt(head * head + square)
         e = tl.where(head < 0.0, norm, -norm)
         size = tl.where(some, tl.sqrt(norm * tl.abs(head - e)), 1.0)
@@ -116,7 +116,7 @@ def _bisection_kernel(
     diagonal, squares, found, n, stride,
     HALVINGS: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """d and e², none before the first d → eigenvalues, in each lane the one that as many as its number lie below."""
+    """d and e² (0 before the first d) → eigenvalues: lane number k finds the one with k eigenvalues below it."""
     b = tl.program_id(0).to(tl.int64)
     number = tl.program_id(1) * LANES + tl.arange(0, LANES)
     diagonal += b * stride
@@ -142,15 +142,15 @@ def _bisection_kernel(
 
 @torch.no_grad()
 def eigenvalues(gram: Tensor) -> Tensor:
-    """gram (…, n, n) float64, symmetric, n up to LIMIT → (…, n) ascending. Not finite of a matrix that is not."""
+    """gram (…, n, n) float64, symmetric, n ≤ LIMIT → eigenvalues (…, n) ascending, not finite if the matrix is not."""
     n = gram.shape[-1]
     if gram.numel() == 0:
         return gram.new_empty(gram.shape[:-1])
     matrices = gram.reshape(-1, n, n)
     largest = torch.linalg.vector_norm(matrices, torch.inf, (1, 2), keepdim=True)
     largest += largest == 0
-    batch, padded = len(matrices), cdiv(n, 16) * 16  # so that rows begin where two numbers can be read at once
-    a = gram.new_zeros(batch, padded, padded)  # zeros stay zeros: what is added has its d and e² behind the others'
+    batch, padded = len(matrices), cdiv(n, 16) * 16  # rows aligned for wide loads
+    a = gram.new_zeros(batch, padded, padded)  # the padding stays zero: its d and e² follow the real ones
     torch.div(matrices, largest, out=a[:, :n, :n])
     panels, bisection = _launches(batch, n, padded, a.device)
     panel = a.new_empty(batch, 3 * PANEL, padded)
@@ -161,7 +161,7 @@ def eigenvalues(gram: Tensor) -> Tensor:
             launch(a, panel, diagonal, squares)
             done = number * PANEL
             if done < n:
-                behind = panel[:, :, PANEL : PANEL + padded - done]  # its columns count from its first one
+                behind = panel[:, :, PANEL : PANEL + padded - done]  # columns of `panel` count from the panel's first
                 a[:, done:, done:].baddbmm_(behind[:, : 2 * PANEL].mT, behind[:, PANEL:], alpha=-1)
         bisection(diagonal, squares, found)
     return found.mul_(largest[:, 0]).view(gram.shape[:-1])
@@ -169,7 +169,7 @@ def eigenvalues(gram: Tensor) -> Tensor:
 
 @functools.lru_cache(CASES)
 def _launches(batch: int, n: int, padded: int, device: torch.device) -> tuple[list[Launch], Launch]:
-    """The panels, and the bisection."""
+    """The launches of the panels, and of the bisection."""
     panels = []
     for number in range(cdiv(n, PANEL)):
         block = max(NARROWEST, power_of_2(padded - number * PANEL))

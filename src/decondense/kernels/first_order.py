@@ -1,8 +1,8 @@
-"""The mean cosine of a sequence, which the first-order estimator puts into the curve of the loss, and its gradient.
+"""The mean cosine of a sequence, at which the first-order estimator evaluates the loss curve, and its gradient.
 
     c̄ = (‖T‖² − Q)/(n(n−1)),   T = Σ_i u_i,   Q = Σ_i ‖u_i‖²,   u_i = z_i/(‖z_i‖ + ε),
 
-so its cost is that of reading z.  Since ∂(‖T‖² − Q)/∂u_i = 2 (T − u_i),
+so it costs one read of z.  Since ∂(‖T‖² − Q)/∂u_i = 2 (T − u_i),
 
     ∂c̄/∂u_i = 2/(n(n−1)) (T − u_i),
 

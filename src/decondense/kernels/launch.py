@@ -1,10 +1,10 @@
-"""A kernel that is launched often: Triton looks at its arguments once.
+"""Launch a kernel often without Triton's overhead: it inspects the arguments only once.
 
-`kernel[grid](…)` looks at every argument of every call to find the compiled variant. With thirty of them the host is
-busy for longer than many of these kernels run. What decides are dtypes, whole numbers, constants and whether the
-tensors begin at a multiple of 16 bytes; a `Launch` holds all of it but the last, so a later call whose tensors do goes
-straight to the compiled kernel. It gets their addresses: of a tensor Triton would ask for its own once more, and then
-the driver whether it is one.
+`kernel[grid](…)` inspects every argument of every call to find the compiled variant. With thirty arguments that keeps
+the host busy for longer than many of these kernels run. The variant depends on dtypes, integers, constants and whether
+the tensors begin at a multiple of 16 bytes. A `Launch` fixes all of these but the last, so a later call with aligned
+tensors goes straight to the compiled kernel. It passes addresses: given tensors, Triton would ask each for its address
+again, and then ask the driver whether that lies on the GPU.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch import Tensor
 
 
 class Launch:
-    """kernel[grid](*tensors, *numbers, **constants) by `launch(*tensors)`.
+    """`launch(*tensors)` runs kernel[grid](*tensors, *numbers, **constants).
 
-    The tensors of a later call have the dtypes and the device of the first, and are None where they were: keep a launch
-    under all that decides about these (`functools.lru_cache` on what makes it).
+    The tensors of later calls must have the dtypes and the device of the first call's, and be None where those were. So
+    cache a launch under everything that decides these (`functools.lru_cache` on the function that makes it).
     """
 
     def __init__(

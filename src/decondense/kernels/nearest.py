@@ -1,16 +1,16 @@
 """KoLeo: the distance of every token to its nearest neighbour on the sphere, and its gradient.
 
-With u_i = z_i/‖z_i‖, j(i) the nearest of i among the n tokens that count and ρ_i = ‖u_i − u_j(i)‖,
+With u_i = z_i/‖z_i‖, j(i) the nearest neighbour of i among the n tokens that count and ρ_i = ‖u_i − u_j(i)‖,
 
-    L = −1/n Σ_i log(ρ_i + ε),     c_i = −1/(n ρ_i (ρ_i + ε))  (0 where ρ_i is),
+    L = −1/n Σ_i log(ρ_i + ε),     c_i = −1/(n ρ_i (ρ_i + ε))  (0 where ρ_i = 0),
     ∂L/∂u_i = c_i (u_i − u_j(i)) − Σ_{k: j(k)=i} c_k (u_k − u_i).
 
-The neighbours are found from products in float16 with float32 sums, as the largest u_i·u_j − ½‖u_j‖², of u as it was
-rounded: two candidates, of which float32 differences give the distances and decide. Only among three that are equally
-near up to the rounding a wrong one may be taken.
+Two candidates for each neighbour are found from float16 products with float32 sums, as the largest u_i·u_j − ½‖u_j‖² of
+the rounded u. Float32 differences then give their distances and decide. A wrong neighbour is possible only if three or
+more are equally near up to the rounding.
 
-Launches: statistics, which write u in float16; per chunk the products by cuBLAS and one row-wise kernel for j(i); one
-for ρ_i. Backward: tokens sorted by their neighbours, then one row-wise kernel, which adds in that order: no atomics.
+Launches: statistics, which write u in float16; per chunk the products by cuBLAS and a row-wise kernel for j(i); one
+kernel for ρ_i. Backward: tokens are sorted by their neighbours, then a row-wise kernel adds in that order: no atomics.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 from decondense.kernels import repulsion, rows
 from decondense.kernels.rows import inverse
 
-# u − v as one fused multiply and add would round u otherwise than v, and twins would not be at distance 0.
+# A fused multiply-add for u − v would round u differently from v, and identical tokens would not be at distance 0.
 AS_WRITTEN = {"enable_fp_fusion": False}
 
 
@@ -31,9 +31,9 @@ AS_WRITTEN = {"enable_fp_fusion": False}
 def _nearest_kernel(
     products, norms, sizes, index, second, first_sequence, first_row, count_rows, tokens, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """A row of products → the token of the largest y_i·y_j − ½‖y_j‖², the first of several, and that of the largest
-    among the others, if the products may have rounded them into the wrong order; −1 where there is none. Of tokens
-    whose numbers differ by a multiple of BLOCK one is seen."""
+    """A row of products → `index`, the token j with the largest u_i·u_j − ½‖u_j‖², the first of several; and `second`,
+    the next largest if rounding may have swapped the two, else −1. Of tokens whose numbers differ by a multiple of
+    BLOCK only the best is a candidate."""
     slot = tl.program_id(1).to(tl.int64)
     b = first_sequence + slot
     row = tl.program_id(0)
@@ -66,7 +66,7 @@ def _nearest_kernel(
 
 @triton.jit
 def _unit_row(z, norms, b, row, column, tokens, inside, stride_b, stride_n):
-    """u of one token, and 1/‖z‖; both 0 for the token −1."""
+    """u of one token, and 1/‖z‖; both 0 for token −1."""
     there = row >= 0
     norm = tl.load(norms + b * tokens + row, mask=there, other=0.0)
     x = tl.load(z + b * stride_b + row.to(tl.int64) * stride_n + column, mask=inside & there, other=0.0).to(tl.float32)
@@ -78,8 +78,8 @@ def _unit_row(z, norms, b, row, column, tokens, inside, stride_b, stride_n):
 def _distance_kernel(
     z, norms, number, index, second, part, weight, tokens, width, stride_b, stride_n, eps, WIDTH: tl.constexpr
 ):
-    """The nearer of two candidates, what it adds to L, and c_i; zeros for tokens that do not count, and for fewer than
-    two."""
+    """The nearer of the two candidates, its contribution to L, and c_i; the last two are 0 for tokens that do not count
+    and in sequences with fewer than two."""
     b = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0)
     column = tl.arange(0, WIDTH)
@@ -105,7 +105,7 @@ def _gradient_kernel(
     z, norms, index, weight, order, start, upstream, other, grad, tokens, width, stride_b, stride_n,
     WIDTH: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    """∂L/∂z of one token: weight c, order the tokens sorted by their neighbour, start where those of each one begin."""
+    """∂L/∂z of one token. `weight` is c, `order` the tokens sorted by neighbour, `start` where each group begins."""
     b = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0)
     column = tl.arange(0, WIDTH)

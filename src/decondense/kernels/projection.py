@@ -8,8 +8,8 @@ because ∂u/∂z = a (I − u zᵀ/‖z‖).  `project` takes a gradient in two
 
     g_i = k (w (T − u_i) + G_i / a_i),
 
-the first order one (w a scalar per sequence) and, for the exact losses, a stored remainder G whose rows
-already carry the factor a_i.  A zero vector has z/‖z‖ = 0 here, as torch's norm has at zero.
+the first-order part (w a scalar per sequence) and, for the exact losses, a stored remainder G whose rows
+already carry the factor a_i.  For a zero vector z/‖z‖ counts as 0, like the gradient of torch's norm at zero.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ def project(
     remainder: Tensor | None = None,
     other: Tensor | None = None,
 ) -> Tensor:
-    """k (w (T − u_i) + G_i/a_i) through u: one read of z (and of G), one write.
+    """∂L/∂z from g_i = k (w (T − u_i) + G_i/a_i): one read of z (and of G), one write.
 
-    k is `factors` (B,) times `upstream` (B,), or () for the mean over the sequences, and w is 1; beside a remainder G
-    (B, N, F) `factors` is (2, B), and has w in its second row. `count_self` keeps the token itself: T instead of
-    T − u_i. `other` is a gradient of the same shape and dtype that is added on the way.
+    k is `factors` (B,) times `upstream`, (B,) or () for the mean over the sequences, and w is 1. With a remainder G
+    (B, N, F), `factors` is (2, B) with w in the second row. `count_self` keeps the token itself: T instead of T − u_i.
+    `other` is a gradient of the same shape and dtype that is added in the same pass.
     """
     grad = torch.empty_like(z, memory_format=torch.contiguous_format)
     other = None if other is None else other.contiguous()

@@ -1,24 +1,24 @@
-"""ℓ2-repel: the log-sum-exp over all pairs of −‖z_i − z_j‖²/τ, and its gradient: attention of the states to themselves.
+"""ℓ2-repel: the log-sum-exp over all pairs of −‖z_i − z_j‖²/τ, and its gradient, in the form of self-attention.
 
-With x_i = z_i − c, c any point, and t_ij = −‖x_i − x_j‖²/τ, over the tokens that count,
+With x_i = z_i − c for any point c, and t_ij = −‖x_i − x_j‖²/τ, over the tokens that count,
 
     ℓ_i = log Σ_{j≠i} exp t_ij,    P_ij = exp(t_ij − ℓ_i),    L = log Σ_i exp ℓ_i,    w_i = exp(ℓ_i − L),
     ∂L/∂z_i = (4/τ) w_i (o_i − x_i),    o_i = Σ_j P_ij x_j;
 
-the rows of P are a softmax, so no maximum over all pairs is needed before the second product. Beside L stands
-Σ_i ‖z_i‖², of which the loss takes a share: its gradient 2 z_i is added in the same pass.
+each row of P is a softmax, so no maximum over all pairs is needed before the second product. Besides L the kernel
+returns Σ_i ‖z_i‖², which the loss adds with a weight; its gradient 2 z_i is added in the same pass.
 
-The products are in float16, on y = f x with f = 2¹⁴/√Σ‖z_i‖²: in range for any scale of z, with three bits more than
-bfloat16 has, which the exponential needs: squared distances are large beside τ. Their squares are those of y as it was
-rounded, so that t_ij is exact for points displaced by the rounding. The products y_i·y_j, ℓ and L are float32; o is
-rounded to float16, and cuBLAS may add up parts of its sums in it, as torch allows by default.
+The products are in float16, of y = f x with f = 2¹⁴/√Σ‖z_i‖²: in range for any scale of z, with three bits more than
+bfloat16, which the exponential needs because squared distances are large beside τ. ‖y_i‖² is computed from the rounded
+y, so that t_ij is exact for points displaced by the rounding. The products y_i·y_j, ℓ and L are float32; o is rounded
+to float16, in which cuBLAS may also add up parts of its sums, as torch allows by default.
 
-c = Σ_i z_i/‖z_i‖ / Σ_i 1/‖z_i‖, a mean in which one massive activation weighs no more than its direction: beside the
-plain mean, which it pulls away, the differences of all other tokens would be lost in float16. A token near the
-origin draws c there, where centring gains nothing; ‖c‖ never exceeds the largest norm, so y stays in range.
+c = Σ_i z_i/‖z_i‖ / Σ_i 1/‖z_i‖, a mean in which one massive activation counts only by its direction. It would pull the
+plain mean away, and the differences between all other tokens would be lost in float16. A token near the origin draws c
+there, which only makes centring useless; ‖c‖ never exceeds the largest norm, so y stays in range.
 
-Launches: statistics and their reduction, y; per chunk t by cuBLAS, one row-wise kernel for P and ℓ, o by cuBLAS; one
-for L. Backward: one row-wise kernel.
+Launches: statistics and their reduction, y; per chunk t by cuBLAS, a row-wise kernel for P and ℓ, o by cuBLAS; one
+kernel for L. Backward: one row-wise kernel.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from torch import Tensor
 from decondense.kernels import rows
 from decondense.kernels.rows import inverse
 
-# Products of pairs that exist at a time.
+# How many products of pairs are in memory at a time.
 CHUNK = 1 << 25
 COLUMNS = 4096
 
 
 @triton.jit
 def _grown(top, total, t):
-    """A log-sum-exp on the way, lane by lane: the largest so far, and the sum of exp(t − that)."""
+    """Add t to a running log-sum-exp, lane by lane: the largest t so far (top), and the sum of exp(t − top)."""
     higher = tl.where(t > top, t, top)
     level = tl.where(higher == float("-inf"), 0.0, higher)
     return higher, total * tl.exp(top - level) + tl.exp(t - level)
@@ -48,7 +48,7 @@ def _grown(top, total, t):
 
 @triton.jit
 def _summed(top, total):
-    """(level, sum) of all lanes: the log-sum-exp is level + log sum."""
+    """Combine the lanes to (level, sum): the log-sum-exp is level + log sum."""
     peak = tl.max(top, axis=0)
     level = tl.where(peak == float("-inf"), 0.0, peak)
     return level, tl.sum(total * tl.exp(top - level), axis=0)
@@ -56,14 +56,14 @@ def _summed(top, total):
 
 @triton.jit
 def _factor(square, b):
-    """f of sequence b."""
+    """The factor f of sequence b."""
     q = tl.load(square + b)
     return tl.where(q == 0.0, 1.0, 16384.0 / tl.sqrt(q))
 
 
 @triton.jit
 def _centred(z, norms, total, number, b, row, column, tokens, width, stride_b, stride_n):
-    """Some rows of z and of x, zeros where a token does not count, and which ones count."""
+    """Some rows of z and of x, zero where a token does not count, and which of them count."""
     norm = tl.load(norms + b * tokens + row, mask=row < tokens, other=-1.0)
     counts = ~(norm < 0.0)  # NaN counts, and must stay visible
     inside = column < width
@@ -80,7 +80,7 @@ def _scale_kernel(
     z, norms, total, square, number, y, half, tokens, width, stride_b, stride_n,
     SCALED: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """y, or x, rounded, and half its squared lengths, infinite for tokens that do not count."""
+    """y (or x, unless SCALED), rounded, and half its squared lengths, infinite for tokens that do not count."""
     b = tl.program_id(1).to(tl.int64)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
@@ -144,7 +144,7 @@ def _softmax_kernel(
 
 @triton.jit
 def _finish_kernel(logits, norms, square, value, whole, batch, tokens, BLOCK: tl.constexpr):
-    """ℓ_i of a sequence → L, 0 for fewer than two tokens, and Σ‖z_i‖²; once more L, infinite for those: w_i = 0."""
+    """ℓ_i of a sequence → `value`: L, 0 for fewer than two tokens, and Σ‖z_i‖²; `whole`: L, there ∞, so w_i = 0."""
     b = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     top = tl.full((BLOCK,), float("-inf"), dtype=tl.float32)
@@ -188,7 +188,7 @@ def _gradient_kernel(
 
 
 def chunks(batch: int, tokens: int) -> Iterator[tuple[slice, slice]]:
-    """(sequences, rows) that are multiplied with all tokens at a time: whole sequences, or some rows of one."""
+    """(sequences, rows) to multiply with all tokens at a time: some whole sequences, or some rows of one."""
     sequences, high = max(1, CHUNK // tokens**2), max(1, min(tokens, CHUNK // tokens))
     for b in range(0, batch, sequences):
         for row in range(0, tokens, high):
@@ -196,7 +196,8 @@ def chunks(batch: int, tokens: int) -> Iterator[tuple[slice, slice]]:
 
 
 def centred(z: Tensor, sums: rows.Statistics, dtype: torch.dtype, *, scaled: bool) -> tuple[Tensor, Tensor]:
-    """y, or x, (B, N, F) in `dtype`, zero for tokens that do not count, and half its squared lengths (B, N)."""
+    """y, or x unless `scaled`, (B, N, F) in `dtype`, zero for tokens that do not count, and half its squared lengths
+    (B, N), infinite for these tokens."""
     batch, tokens, width = z.shape
     copy = torch.empty(z.shape, dtype=dtype, device=z.device)
     half = torch.empty((batch, tokens), dtype=torch.float32, device=z.device)

@@ -8,7 +8,7 @@ Notation: tokens z_i of one sequence, ‖z_i‖ their norms, a_i = 1/(‖z_i‖ 
 
 from which the mean off-diagonal cosine follows: c̄ = (‖T‖² − Q) / (n(n−1)).  Every program sums its own
 rows, a second small kernel adds the programs' sums in a fixed order: no atomics, the same bits every time.
-On request the same read writes z, or u, in another dtype for the matrix products.
+On request the same pass also writes z, or u, in another dtype for the matrix products.
 
 A masked token is marked by the norm −1; its z is never loaded, so NaN there cannot leak.
 """
@@ -25,19 +25,19 @@ from torch import Tensor
 
 from decondense.kernels.launch import Launch
 
-# Whether Triton's interpreter runs the kernels, on a CPU: chosen when Triton is imported.
+# Whether Triton's interpreter runs the kernels, on a CPU: fixed when Triton is imported.
 INTERPRET: bool = triton.knobs.runtime.interpret
 
-# Elements of z a warp holds at a time; a program reads at least this many and a whole row (measured: smaller
+# Elements of z that a warp holds at a time; a program reads at least so many and at least one row (measured: smaller
 # programs keep more loads in flight).
 WARP = 1024
 STATISTICS_TILE, STATISTICS_STAGES = 2048, 3
 PROJECT_TILE = 1024
-# Programs the first pass over z is cut into: enough to fill a large GPU several times over, few enough
-# that their partial sums stay small beside z.
+# Programs in the first pass over z: enough to fill a large GPU several times over, few enough that their
+# partial sums stay small beside z.
 PROGRAMS = 1056
 REDUCE_WIDTH, REDUCE_PARTS = 32, 128
-# Cases, a shape with its options, whose launches are kept ready.
+# How many cases, a shape with its options, have their launches cached.
 CASES = 1024
 
 
@@ -48,8 +48,8 @@ class Statistics(NamedTuple):
     norms: Tensor  # (B, N)  ‖z_i‖, −1 where masked
     numbers: Tensor  # (2 + ⌈F/32⌉, B)  Q, n, and ‖T‖² in parts, one per 32 features
     copy: Tensor | None  # (B, N, F)  z or u in another dtype, zero where masked
-    sizes: Tensor | None  # (B, N)  ‖u_i‖² of the copy of u as it was rounded
-    fourth: Tensor | None  # (B, parts)  Σ ‖u_i‖⁴ of the copy of u as it was rounded
+    sizes: Tensor | None  # (B, N)  ‖u_i‖² of the rounded copy of u
+    fourth: Tensor | None  # (B, parts)  Σ ‖u_i‖⁴ of the rounded copy of u
 
     @property
     def square(self) -> Tensor:
@@ -63,8 +63,8 @@ class Statistics(NamedTuple):
 
 
 def readable(z: Tensor) -> Tensor:
-    """z with a last axis that is not strided: a copy only where it is. What the kernels cannot read at all, and empty
-    tensors, the losses refuse (`geometry.check_states`, `losses.options.fused`)."""
+    """z with a contiguous last axis, copied only if necessary. Empty tensors, and those that kernels cannot read, never
+    come here from the losses (`geometry.check_states`, `losses.options.fused`)."""
     return z if z.stride(2) == 1 else z.contiguous()
 
 
@@ -75,7 +75,7 @@ def flags(mask: Tensor | None) -> Tensor | None:
 
 def like(z: Tensor, remainder: torch.dtype | None, values: int | None = None) -> list[Tensor]:
     """Empty tensors for what the `forward` of an estimator returns: its values, (B,) or (values, B), ‖z_i‖, T and one
-    number per sequence; with a remainder two of them, (2, B), and the remainder."""
+    number per sequence; with a remainder two numbers per sequence, (2, B), and the remainder."""
     batch, tokens, width = z.shape
     numbers = (batch,) if remainder is None else (2, batch)
     shapes = [(batch,) if values is None else (values, batch), (batch, tokens), (batch, width), numbers]
@@ -84,9 +84,9 @@ def like(z: Tensor, remainder: torch.dtype | None, values: int | None = None) ->
 
 
 def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
-    """a b of matrices (B, ·, ·) in 16 bits, summed in float32: returned as that, or rounded into `out`."""
+    """The product a b of 16-bit matrices (B, ·, ·), summed in float32: returned in float32, or rounded into `out`."""
     with torch.autocast(a.device.type, enabled=False):
-        if not a.is_cuda:  # no product there sums 16 bits in 32
+        if not a.is_cuda:  # the CPU has no 16-bit product with 32-bit sums
             return a.float() @ b.float() if out is None else out.copy_(a.float() @ b.float())
         return torch.bmm(a, b, out_dtype=torch.float32) if out is None else torch.bmm(a, b, out=out)
 
@@ -106,7 +106,7 @@ def centre(x, inside, width):
 
 @triton.jit
 def through_unit(g, x, norm, scale, inside):
-    """a_i g_i → ∂L/∂z_i: takes out the part along z_i."""
+    """a_i g_i → ∂L/∂z_i: removes the part along z_i."""
     g = tl.where(inside[None, :], g, 0.0)
     along = tl.sum(g * x, axis=1) * scale / tl.where(norm == 0.0, 1.0, norm)
     return g - x * along[:, None]
@@ -179,7 +179,7 @@ def _statistics_kernel(
 
 @triton.jit
 def _reduce_kernel(scratch, total, numbers, parts, width, BLOCK: tl.constexpr, PARTS: tl.constexpr):
-    """What the programs have summed → T, and the rows of `numbers`."""
+    """The partial sums of the programs → T, and the rows of `numbers`."""
     block = tl.program_id(0)
     b = tl.program_id(1)
     batch = tl.num_programs(1)
@@ -221,17 +221,17 @@ def _mean_cosine_kernel(numbers, mean, coefficient, batch, parts, ROWS: tl.const
 
 
 def cdiv(a: int, b: int) -> int:
-    """⌈a/b⌉; Triton's own takes the host several microseconds, as the next one does."""
+    """⌈a/b⌉. Triton's own function takes the host several microseconds, and so does its `next_power_of_2`."""
     return -(-a // b)
 
 
 def power_of_2(n: int) -> int:
-    """The least power of two from n on."""
+    """The least power of two that is at least n."""
     return 1 << max(0, n - 1).bit_length()
 
 
 def row_tile(width: int, elements: int = PROJECT_TILE) -> tuple[int, int, int]:
-    """Rows of a program, its padded width, its warps."""
+    """The rows per program, its padded width and its warps."""
     padded = max(16, power_of_2(width))
     return max(1, elements // padded), padded, max(elements, padded) // WARP
 
@@ -249,7 +249,7 @@ def statistics(
 ) -> Statistics:
     """One read of z (B, N, F): norms, T, Q, n, ‖T‖², and on request a copy of z (`unit`: of u) in another dtype.
 
-    `centred` takes the mean over its features off each token first; `raw` takes z for u. `centre` gives Σ‖z_i‖² for
+    `centred` first subtracts from each token the mean over its features; `raw` uses z for u. `centre` gives Σ‖z_i‖² for
     Q and Σ a_i for n, so that T/n is the mean of z with weights a_i.
     """
     batch, tokens, width = z.shape
@@ -257,7 +257,7 @@ def statistics(
         z.shape, z.stride(), z.dtype, z.device, mask is not None, eps, copy, unit, centred, raw, centre
     )
     new = functools.partial(torch.empty, dtype=torch.float32, device=z.device)
-    # sizes one by one: as a tuple they take the host half as long again
+    # sizes as separate arguments: a tuple takes the host half as long again
     total, norms, numbers = new(batch, width), new(batch, tokens), new(2 + blocks, batch)
     copied = None if copy is None else torch.empty(batch, tokens, width, dtype=copy, device=z.device)
     lengths, fourth = (new(batch, tokens), new(batch, parts)) if unit else (None, None)
@@ -281,7 +281,7 @@ def _reading(
     raw: bool,
     centre: bool,
 ) -> tuple[Launch, Launch, int, int]:
-    """The read of z, the sum of what its programs found, how many they are, and the parts of ‖T‖²."""
+    """The launch that reads z, the one that adds its sums, and the numbers of programs and of parts of ‖T‖²."""
     batch, tokens, width = shape
     rows, padded, warps = row_tile(width, STATISTICS_TILE)
     per_program = rows * max(1, cdiv(tokens, rows * max(1, PROGRAMS // batch)))

@@ -8,22 +8,22 @@ m₁ follows from T = Σ u_i (`rows.py`).  With K = UᵀU (F × F),
 
     Σ_{i≠j} c_ij² = ‖K‖²_F − Σ_i ‖u_i‖⁴,     ∂m₂/∂u_i = 4/P (K u_i − ‖u_i‖² u_i),
 
-because ‖UᵀU‖_F = ‖UUᵀ‖_F; the ‖u_i‖⁴ are those of U as it was rounded for the product, or a short sequence would
-keep the difference.  The gradient of p m₁ + q m₂ (p, q one number per sequence) is then
+because ‖UᵀU‖_F = ‖UUᵀ‖_F; the ‖u_i‖⁴ are computed from U as rounded for the product, since in a short sequence
+the difference would show.  The gradient of p m₁ + q m₂ (p, q one number per sequence) is then
 
     g_i = 2p/P (T − u_i) + 4q/P (K u_i − ‖u_i‖² u_i).
 
-Centred.  What is stored in 16 bits is not K but the scatter about the mean, which is small beside K where tokens
-are condensed:
+Centred.  Not K is stored in 16 bits but the scatter about the mean, which is small beside K where tokens are
+condensed:
 
     C = K − T Tᵀ/n,     K u_i = C u_i + (T·u_i/n) T,
 
-so that only the correction C u_i carries their rounding; the rest is float32.  C is stored times F/n: its entries then
-are of order one at any length (float16 would leave its range with K itself, and lose digits with K/n).
+so that only the correction C u_i has 16-bit rounding; the rest is float32.  C is stored times F/n, so that its entries
+are of order one at any length (K itself would leave the range of float16, and K/n would lose digits).
 
-Launches: statistics, which write U in the dtype of the products in the same read of z, and their reduction; the tiles
-of C, lower triangle only, each written twice, with the sum of the squares of K; C U by cuBLAS; one kernel for the
-moments.  Backward: one row-wise kernel that puts g_i together and takes it through the normalisation.
+Launches: statistics, which also write U in the dtype of the products, and their reduction; the tiles of C, lower
+triangle only, each written twice, with the sum of the squares of K; C U by cuBLAS; one kernel for the moments.
+Backward: one row-wise kernel that assembles g_i and takes it through the normalisation.
 
 Where N ≤ F the smaller Gram matrix is UUᵀ, and Σ c_ij² is the `decorrelation` curve of `pairwise.py`, whose weights
 are anchored at the mean cosine: its remainder is G_i = a_i Σ_{j≠i} (c_ij − m₁) u_j, hence
@@ -42,8 +42,8 @@ from decondense.kernels import pairwise, product_dtype, rows
 from decondense.kernels.rows import INTERPRET, centre, inverse, through_unit
 from decondense.kernels.tiles import below_diagonal
 
-# At most: with more, two programs of the scatter kernel do not fit into the shared memory of one multiprocessor, and
-# nothing hides the end of one behind the products of another.
+# At most so many: with more, two programs of the scatter kernel do not fit into the shared memory of a multiprocessor,
+# and the end of one is not hidden behind the products of the other.
 STAGES = 3
 
 
@@ -60,7 +60,7 @@ def _scatter_kernel(
     row = i * SIDE + tl.arange(0, SIDE)
     column = j * SIDE + tl.arange(0, SIDE)
     depth = tl.arange(0, DEPTH)
-    # features are contiguous in memory, the sum runs over tokens: both operands are read along their outer side
+    # features are contiguous in memory but the sum runs over tokens: both operands are read along their outer axis
     start = u + b.to(tl.int64) * tokens * width
     left = start + depth[None, :] * width + row[:, None]
     right = start + depth[:, None] * width + column[None, :]
@@ -127,9 +127,9 @@ def _gradient_kernel(
     batch, tokens, width, stride_b, stride_n, eps,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, PAIRS: tl.constexpr, CENTRED: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    """g_i through the normalisation. PAIRS: remainder and factors are those of `pairwise`, m₁ instead of n.
+    """g_i taken through the normalisation. PAIRS: remainder and factors come from `pairwise`, with m₁ in place of n.
 
-    CENTRED: a gradient made of centred tokens is centred, so nothing is to be done on the way back.
+    CENTRED: z is centred again here; the gradient is then centred by itself, so needs no step of its own.
     """
     b = tl.program_id(1)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -180,8 +180,8 @@ def forward(
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """z (B, N, F) → (m₁, m₂) (2, B) float32, 0 for fewer than two tokens, and what `backward` needs.
 
-    mask (B, N) bool marks the tokens that count.  `need_grad=False` skips the second product.  `centred` takes the mean
-    over its features off each token first: where N > F only.
+    mask (B, N) bool marks the tokens that count.  `need_grad=False` skips the second product.  `centred` subtracts the
+    mean over its features from each token first; it is for N > F only, and ignored otherwise.
     """
     if z.shape[1] <= z.shape[2]:
         pairs = pairwise.sums(z, mask, need_grad, pairwise.Options(curve="decorrelation", eps=eps))
@@ -215,7 +215,7 @@ def forward(
     if scatter is None:
         return moments, ()
     remainder = torch.empty((batch, tokens, width), dtype=operand, device=z.device)
-    torch.bmm(u, scatter, out=remainder)  # `out` keeps autocast away
+    torch.bmm(u, scatter, out=remainder)  # autocast does not act on `out=`
     return moments, (sums.norms, sums.total, factors, remainder)
 
 

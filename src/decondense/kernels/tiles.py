@@ -11,7 +11,7 @@ from decondense.kernels.rows import inverse
 
 @triton.jit
 def below_diagonal(tile):
-    """Row i and column j ≤ i of a tile numbered i(i+1)/2 + j."""
+    """Row i and column j ≤ i of the tile with number i(i+1)/2 + j."""
     i = ((tl.sqrt(8.0 * tile.to(tl.float32) + 1.0) - 1.0) * 0.5).to(tl.int32)
     i = tl.where(i * (i + 1) // 2 > tile, i - 1, i)  # the root may be off by one in float32
     i = tl.where((i + 1) * (i + 2) // 2 <= tile, i + 1, i)
@@ -31,7 +31,7 @@ def tile_kernel(
 ):  # fmt: skip
     """One tile of cosines → the sum of its terms, and its weights D_ij = (s_ij − w) a_i a_j.
 
-    x begins with sequence first_x; weights with first_sequence, and its rows with first_row.
+    x begins with sequence first_x; weights begin with first_sequence, and their rows with first_row.
     MASKED: some tokens may not count; x may hold NaN there, which reaches only their own pairs, dropped below.
     """
     tile = tl.program_id(0)
@@ -80,7 +80,7 @@ def tile_kernel(
     shift, slope_there = anchor(length, square, n, rate, limit, margin, CURVE, HARD)
     term, d = term_and_slope(c, shift, rate, limit, margin, CURVE, HARD, FINE, FAST)
     d = (d - slope_there) * scale
-    # most tiles lie wholly inside the sequence and off its diagonal: nothing there is to be dropped
+    # most tiles lie wholly inside the sequence and off its diagonal: no pairs must be dropped there
     partly = (top + ROWS > end_row) | (side + COLUMNS > tokens)
     if not SELF:
         partly = partly | ((top < side + COLUMNS) & (side < top + ROWS))
@@ -114,7 +114,7 @@ def finish_kernel(
 ):  # fmt: skip
     """The sums of a sequence's tiles → its value, and the factor k and anchor w of its gradient.
 
-    MEAN: the mean of the values instead of these; one program then finishes all sequences, SEQUENCES at a time.
+    MEAN: store the mean of the values instead; one program then finishes all sequences, SEQUENCES at a time.
     """
     total = 0.0
     part = tl.arange(0, LENGTH_BLOCK)
@@ -165,7 +165,7 @@ def product_kernel(
     PRECISION: tl.constexpr, CAST: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """G = D z where rows of z may be masked: what is masked is never read, as 0 · NaN would be NaN."""
+    """G = D z where rows of z may be masked: masked rows are never read, because 0 · NaN would be NaN."""
     blocks = tl.cdiv(width, COLUMNS)
     row = (tl.program_id(0) // blocks) * ROWS + tl.arange(0, ROWS)
     column = (tl.program_id(0) % blocks) * COLUMNS + tl.arange(0, COLUMNS)
