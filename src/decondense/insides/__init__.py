@@ -1,8 +1,8 @@
-"""What this package needs of the insides of other libraries: one module per library, one function per inside.
+"""The private parts of other libraries that this package needs: one module per library, one function per part.
 
-Each function says why the inside is needed. When a new release has moved it, the function raises `Moved`, a sentence
-with the library, its version and what was needed; it never answers with a guess, because a guess would change a number
-without a word. `tests/insides` calls every function against the installed release.
+Each function says why the part is needed. If a new release has moved it, the function raises `Moved`, a sentence with
+the library, its version and what was needed; it never falls back on a guess, which could change a number silently.
+`tests/insides` calls every function against the installed release.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class Moved(RuntimeError):
-    """A library no longer has an inside that this package needs."""
+    """A library no longer has a private part that this package needs."""
 
     def __init__(self, library: str, inside: str, why: str) -> None:
         try:
@@ -49,7 +49,7 @@ def member(module: str, name: str, *, why: str) -> Any:
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """`owner.name` is `value` meanwhile. What only the class of `owner` has is the class's again afterwards."""
+    """Set `owner.name` to `value` meanwhile. If only the class of `owner` had the name, so it is again afterwards."""
     own, before = name in vars(owner), getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -58,4 +58,4 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         if own:
             setattr(owner, name, before)
         else:
-            vars(owner).pop(name, None)  # somebody else may have taken it off
+            vars(owner).pop(name, None)  # somebody else may have removed it

@@ -1,5 +1,5 @@
-"""Insides of accelerate: the gradient norm that Trainer does not hand on, the precision of sharded models, and whether
-sequences are split."""
+"""Insides of accelerate: the gradient norm that Trainer does not report in time, the precision of sharded models, and
+whether sequences are split."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from . import attribute, member
 
 
 def watch_gradient_norm(accelerator: Any, tell: Callable[[Any], None]) -> None:
-    """`tell` gets every norm that is clipped. A norm that is not finite must be known before the optimiser's step, and
-    Trainer keeps it to itself until the log."""
+    """Call `tell` with the gradient norm at every clipping. A norm that is not finite must be known before the
+    optimiser step, but Trainer reports it only in the log."""
     why = "a gradient that is not finite must be noticed"
     clip = attribute(accelerator, "clip_grad_norm_", library="accelerate", why=why)
 
@@ -28,9 +28,9 @@ def watch_gradient_norm(accelerator: Any, tell: Callable[[Any], None]) -> None:
 
 
 def sequence_parallel_size() -> int:
-    """Over how many processes Ulysses splits a sequence, in a loop by hand: only the state that all `Accelerator`s of a
-    process share knows."""
-    if "accelerate.state" not in sys.modules:  # who never imported it has no Accelerator
+    """Over how many processes Ulysses splits a sequence in a hand-written loop: only the state shared by all
+    `Accelerator`s of a process tells."""
+    if "accelerate.state" not in sys.modules:  # never imported: there is no Accelerator
         return 1
     why = "sequences that are split over processes must be noticed"
     state = member("accelerate.state", "AcceleratorState", why=why)
@@ -40,8 +40,8 @@ def sequence_parallel_size() -> int:
 
 
 def keep_float32(accelerator: Any) -> None:
-    """accelerate's policy for FSDP2 in bf16 also rounds what the model returns, its loss included, to 1/64, and adds up
-    the gradients of the processes in bf16. Both stay in float32, as they do without sharding."""
+    """Keep outputs and gradient sums in float32 under FSDP2 in bf16, as they are without sharding. accelerate's policy
+    would round what the model returns, its loss included, to 1/64, and add up the processes' gradients in bf16."""
     why = "a sharded model must return its loss in float32"
     if not attribute(accelerator, "is_fsdp2", library="accelerate", why=why):
         return

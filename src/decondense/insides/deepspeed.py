@@ -8,10 +8,10 @@ from . import attribute
 
 
 def sequence_parallel_size() -> int:
-    """Over how many processes Ulysses splits a sequence, with accelerate or without: its groups lie in a module, and
-    what would tell their size fails where there are none."""
+    """Over how many processes Ulysses splits a sequence, with or without accelerate. Its group is a module's global,
+    checked first because the function that tells its size fails where there is none."""
     module = sys.modules.get("deepspeed.runtime.sequence_parallel.parallel_state_sp")
-    if module is None:  # who never imported it has made no groups
+    if module is None:  # never imported: there are no groups
         return 1
     why = "sequences that are split over processes must be noticed"
     if attribute(module, "_SEQUENCE_PARALLEL_GROUP", library="deepspeed", why=why) is None:

@@ -1,8 +1,8 @@
-"""Insides of lm-eval: its folder of task files and their index, the parts of a task that have no public name, and what
-is replaced while one of its calls runs. Nothing is replaced outside these calls.
+"""Insides of lm-eval: its folder of task files and their index, the private parts of a task, and what is replaced while
+one of its calls runs. Nothing stays replaced outside these calls.
 
-lm-eval's own list of its 14,000 names takes seconds, because it parses every file; reading the names out of the files
-takes half a second.
+lm-eval takes seconds to list its 14,000 names, because it parses every file; searching the files for names takes half
+a second.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OVERRIDDEN = ("_loglikelihood_tokens", "loglikelihood", "prefix_token_id", "max_
 
 
 def tasks_folder() -> Path:
-    """Where the task files lie. Reading the few that are wanted is what makes a start fast."""
+    """The folder of the task files: starting is fast if only the few that are wanted are read."""
     spec = importlib.util.find_spec("lm_eval")  # without importing it, which takes seconds
     folder = Path(str(spec and spec.origin)).parent / "tasks"
     if not folder.is_dir():
@@ -40,9 +40,9 @@ def tasks_folder() -> Path:
 
 @functools.cache
 def homes() -> dict[str, set[Path]]:
-    """Every task, group and tag that a file spells out, with the folders of the files, read without parsing them. Files
-    without the ending .yaml are included by others: their names count, but what they define lies elsewhere, so they
-    have the folder of all."""
+    """Every task, group and tag that a file spells out → the folders of these files, found without parsing them. Files
+    that do not end in .yaml are included by others: their names count, but are defined wherever they are included, so
+    they get the folder of all tasks."""
     root = tasks_folder()
     places: dict[str, set[Path]] = {}
     for folder, _, files in sorted(os.walk(root)):
@@ -63,7 +63,7 @@ def homes() -> dict[str, set[Path]]:
 
 
 def index(folders: Sequence[Path] | None = None) -> dict[str, Any]:
-    """lm-eval's index, name → entry (``kind``, ``tags``, ``cfg``, ``yaml_path``), of some folders or of everything."""
+    """lm-eval's index, name → entry (``kind``, ``tags``, ``cfg``, ``yaml_path``), of some folders or of all tasks."""
     why = "groups and tags stand for the tasks that lm-eval says"
     manager = member("lm_eval.tasks", "TaskManager", why=why)
     if folders is None:
@@ -74,8 +74,8 @@ def index(folders: Sequence[Path] | None = None) -> dict[str, Any]:
 
 @functools.cache
 def _whole_index(manager: Any) -> dict[str, Any]:
-    """lm-eval reads a file again for every other that includes it, which is half of what it reads, and makes a class
-    each time: here a file is read once, and a folder has one class."""
+    """The index of all tasks, each file read once and one loader class per folder. lm-eval itself reads a file again
+    for every file that includes it, which is half of all its reading, and makes a class each time."""
     plain = member("lm_eval.tasks._yaml_loader", "load_yaml", why="an included file is read once")
     reader = member("lm_eval.tasks._yaml_loader", "_make_loader", why="files of a folder share one")
     loader: Any = importlib.import_module("lm_eval.tasks._yaml_loader")
@@ -84,16 +84,16 @@ def _whole_index(manager: Any) -> dict[str, Any]:
     def once(path: Path, **how: Any) -> dict[str, Any]:
         if path not in known:
             known[path] = plain(path, **how)
-        return dict(known[path])  # the caller takes entries out
+        return dict(known[path])  # a copy: the caller removes entries
 
-    # what load_yaml itself calls, for an included file and for every one
+    # load_yaml calls the first for an included file, the second for every file
     with replaced(loader, "load_yaml", once), replaced(loader, "_make_loader", functools.cache(reader)):
         return manager().task_index
 
 
 def definition(entry: Any) -> dict[str, Any]:
-    """A task's YAML file, with what it includes and its functions: a task is built from it after its data source is
-    changed, which no public call allows."""
+    """A task's YAML file with its includes and functions resolved: we change the data source in it before the task is
+    built, which no public call allows."""
     why = "a task is built from lm-eval's own definition"
     load = member("lm_eval.tasks._yaml_loader", "load_yaml", why=why)
     return dict(load(entry.yaml_path, resolve_func=True))
@@ -103,14 +103,14 @@ def definition(entry: Any) -> dict[str, Any]:
 
 
 def example_count(task: Any) -> int:
-    """How many rows few-shot examples can be drawn from: with fewer than asked for lm-eval fails in the middle."""
+    """How many rows few-shot examples can be drawn from: lm-eval fails in mid-run if there are fewer than asked for."""
     why = "the examples must suffice"
     sampler = attribute(task, "sampler", library="lm_eval", why=why)
     return len(list(attribute(sampler, "df", library="lm_eval", why=why)))
 
 
 def few_shot_split(task: Any) -> str | None:
-    """The split that examples are drawn from, by lm-eval's rule; ``None`` where the task lists its own."""
+    """The split from which lm-eval draws few-shot examples; ``None`` if the task lists its own examples."""
     settings = attribute(task, "fewshot_cfg", library="lm_eval", why="the source of examples must be stated")
     if settings.split is not None:
         return settings.split
@@ -120,27 +120,27 @@ def few_shot_split(task: Any) -> str | None:
 
 
 def leave_item_out(task: Any, split: str) -> None:
-    """Examples come from the evaluated split: lm-eval leaves the item itself out of them only where that split is the
-    test split by name."""
+    """Draw examples from the evaluated split, but never the item itself: lm-eval leaves it out only if that split is
+    the test split by name."""
     task.config.test_split = split
     attribute(task, "fewshot_cfg", library="lm_eval", why="an item must not be its own example").split = split
 
 
 def forget_prompts(task: Any) -> None:
-    """The prompts of a task are the largest thing in memory, and lm-eval keeps them."""
+    """Free a task's prompts, the largest thing in memory, which lm-eval keeps."""
     attribute(task, "_instances", library="lm_eval", why="prompts must not pile up over tasks")
     task._instances = None
 
 
 def check_model_class(model_class: Any) -> None:
-    """What our scorer overrides must still be what lm-eval calls."""
+    """Raise `Moved` if lm-eval no longer has what our scorer overrides."""
     for name in OVERRIDDEN:
         attribute(model_class, name, library="lm_eval", why="the scorer puts its own in this place")
 
 
 def bare_task(config: dict[str, Any]) -> Any:
-    """A task of this definition that reads rows and has no data: where a task cannot be built from its rows, this one
-    tells which of them is to blame."""
+    """A task of this definition without data, to which single rows can be given: if the task cannot be built from its
+    rows, this one finds the row to blame."""
     why = "a row that does not fit is named"
     task = object.__new__(member("lm_eval.api.task", "ConfigurableTask", why=why))
     task._config = member("lm_eval.api.task", "TaskConfig", why=why)(**config)
@@ -155,8 +155,8 @@ _LOCK = threading.RLock()
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """lm-eval logs and draws a bar of its own for every task, and has no option against it. One call at a time, so that
-    two threads do not put back each other's replacements."""
+    """Silence lm-eval's logging and its progress bar for every task, for which it has no option. One call at a time, so
+    that two threads do not restore each other's replacements."""
     import lm_eval.api.task as module
 
     logger = logging.getLogger("lm_eval")
@@ -172,8 +172,8 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def templates_compiled_once() -> Iterator[None]:
-    """lm-eval compiles a task's Jinja template anew for every item that it renders, which takes longer than scoring a
-    small model on a GPU. Inside, each distinct template is compiled once; what it renders is the same."""
+    """Compile each distinct Jinja template only once while this is on; the rendered text is the same. lm-eval compiles
+    a task's template for every item, which takes longer than scoring a small model on a GPU."""
     environment = member("lm_eval.utils", "env", why="its templates are compiled once")
     with _LOCK, replaced(environment, "from_string", functools.cache(environment.from_string)):
         yield

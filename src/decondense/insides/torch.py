@@ -1,4 +1,4 @@
-"""Insides of torch: what wraps a model, compiled modules set aside for a while, errors without a type."""
+"""Insides of torch: what wraps a model, compilation switched off for a while, errors without a type of their own."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from . import Moved, attribute, member
 
 
 def is_replica(module: Any) -> bool:
-    """Whether nn.DataParallel made this copy of a model: copies run side by side, which one handle cannot serve."""
+    """Whether this is a replica made by nn.DataParallel: replicas run side by side, which one handle cannot serve."""
     if not hasattr(type(module), "_replicate_for_data_parallel"):
         raise Moved("torch", "nn.Module._replicate_for_data_parallel", "replicas of nn.DataParallel must be refused")
     return "_is_replica" in vars(module)
 
 
 def unwrapped(model: Any) -> Any:
-    """The module inside what DDP or `torch.compile` made of it, in either order: DDP calls it and the compiler compiles
-    it with its hooks. Any other as it is."""
+    """The module inside wrappers of DDP and `torch.compile`, in any order; any other module as it is. Its hooks still
+    run: DDP calls the module, and the compiler compiles it with its hooks."""
     if isinstance(model, nn.DataParallel):
         raise TypeError(
             "a model must run in one place of a process, got nn.DataParallel, whose replicas run side by side: use "
@@ -37,17 +37,18 @@ _COMPILED = "compiled blocks must be called without their compilation, or with a
 
 
 def compiled_call(module: nn.Module) -> Any:
-    """What `nn.Module.compile` has made of a module's call; None where it was not compiled."""
+    """The compiled call that `nn.Module.compile` stores in a module; None if the module was not compiled."""
     return attribute(module, "_compiled_call_impl", library="torch", why=_COMPILED)
 
 
 def replace_compiled_call(module: nn.Module, call: Any) -> None:
-    """No public call puts another in its place. As torch's own it stays out of copies and pickles of the module."""
+    """Store another compiled call in a module, which no public function does. As in torch, it stays out of copies and
+    pickles of the module."""
     module._compiled_call_impl = call
 
 
 def call_with(module: nn.Module, forward: Any, *args: Any, **kwargs: Any) -> Any:
-    """The call that `nn.Module.compile` compiles, with its hooks, and another `forward` in the middle."""
+    """Run the call that `nn.Module.compile` compiles, hooks included, with another `forward` in the middle."""
     call = attribute(module, "_call_impl", library="torch", why=_COMPILED)
     vars(module)["forward"] = forward
     try:
@@ -58,7 +59,7 @@ def call_with(module: nn.Module, forward: Any, *args: Any, **kwargs: Any) -> Any
 
 @contextlib.contextmanager
 def eager(model: nn.Module) -> Iterator[None]:
-    """Compiled modules run as they are written: a look at the model in between is not worth a compilation."""
+    """Run compiled modules uncompiled: a look at the model during training is not worth a compilation."""
     compiled = {module: compiled_call(module) for module in model.modules()}
     for module in compiled:
         replace_compiled_call(module, None)
@@ -70,10 +71,10 @@ def eager(model: nn.Module) -> Iterator[None]:
 
 
 def context_is_parallel() -> bool:
-    """Whether torch's context parallelism is on, so that this process sees its part of every sequence. It makes
-    attention on DTensors go round a ring, and that is all that can be asked about it."""
+    """Whether torch's context parallelism is on, so that this process sees its part of every sequence. The only trace
+    of it is that attention on DTensors is dispatched to a ring."""
     module = "torch.distributed.tensor.experimental._context_parallel._attention"
-    if module not in sys.modules:  # who never imported it has not switched it on
+    if module not in sys.modules:  # never imported: it was not switched on
         return False
     why = "sequences that are split over processes must be noticed"
     rings = member(module, "custom_ops", why=why)
@@ -83,12 +84,12 @@ def context_is_parallel() -> bool:
 
 
 def out_of_memory(error: RuntimeError) -> bool:
-    """A GPU's memory has an error of its own, that of the machine has only a sentence."""
+    """Whether memory ran out: torch has an error type for a GPU's memory, but only a message for the host's."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def lost_process(error: RuntimeError) -> bool:
-    """Whether another process is gone. NCCL's errors have a type, those of gloo only the sentence of the connection."""
+    """Whether another process is gone: errors of NCCL have a type, those of gloo only the connection's message."""
     gloo = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo", "Gloo")
     known = isinstance(error, torch.distributed.DistError) if torch.distributed.is_available() else False
     return known or any(sentence in str(error) for sentence in gloo)

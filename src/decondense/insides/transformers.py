@@ -1,7 +1,7 @@
 """Insides of transformers: how its losses count labels, and how its Trainer scales a loss.
 
-Trainer divides the loss of a micro-batch by the accumulation steps, or does not where the loss is already a share of
-the whole step's items. A penalty that is added to it must follow the same rule, and no public method tells it.
+Trainer divides the loss of a micro-batch by the accumulation steps, unless the loss is already a share of the whole
+step's items. A penalty that is added to the loss must follow the same rule, and no public method tells which applies.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def shifts_labels(model: Any) -> bool:
 
 
 def name_loss(model: Any) -> None:
-    """Give a causal language model whose class names no loss, GPT2's say, the one that transformers would take, and
-    then complain of. One that brings a loss of its own keeps it. `loss_type` stays as it is: by that Trainer counts
-    labels."""
+    """Give a causal language model whose class names no loss (GPT2, for example) the loss that transformers would fall
+    back to with a warning. A model with a loss of its own keeps it. `loss_type` is left alone: Trainer counts labels
+    by it."""
     why = "a model whose class names no loss must be given one"
     base = member("transformers", "PreTrainedModel", why=why)
     own = attribute(base, "loss_function", library="transformers", why=why)
@@ -37,18 +37,18 @@ def name_loss(model: Any) -> None:
 
 
 def collect_hidden_states(stack: Any) -> None:
-    """Hang up the hooks by which transformers collects hidden states. It does so itself in the first call that asks for
-    them, under a lock, which torch.compile cannot trace; hung up for good, they would keep a model from being pickled,
-    so this is for the moment of tracing."""
+    """Install the hooks by which transformers collects hidden states. transformers does so in the first call that asks
+    for them, under a lock, which torch.compile cannot trace; installed for good, the hooks would keep the model from
+    being pickled. So call this only when tracing begins."""
     why = "its hooks must be there before a call is traced by torch.compile"
     member("transformers.utils.output_capturing", "maybe_install_capturing_hooks", why=why)(stack)
 
 
 def collect_hidden_states_alone(stack: Any) -> None:
-    """Hang up the hooks by which transformers collects hidden states, and what else the configuration asks for. In the
-    first call that asks for the states it would hang up all it has, one on every attention module among them, and a
-    hook inside a compiled block, which torch.compile cannot trace, cuts it into three graphs. From then on a call of
-    this model that asks for something else which its configuration does not, attentions say, gets none."""
+    """Install the hooks for hidden states, and for what else the model's configuration asks for, but no others. In the
+    first call that asks for the states transformers would install all hooks, also one on every attention module; inside
+    a compiled block torch.compile cannot trace it, and cuts the block into three graphs. From then on a call that asks
+    this model for an output that its configuration does not ask for, such as attentions, gets none."""
     module, why = "transformers.utils.output_capturing", "a hook inside a compiled block cuts it into pieces"
     recorded = member(module, "_CAN_RECORD_REGISTRY", why=why)
     install = member(module, "install_all_output_capturing_hooks", why=why)
@@ -65,8 +65,8 @@ def collect_hidden_states_alone(stack: Any) -> None:
 
 
 def without_gguf_bar() -> contextlib.AbstractContextManager[None]:
-    """transformers draws a bar of tqdm's own while it reads GGUF weights, whatever its settings say. A release that
-    draws none is as good, so this is no `Moved`."""
+    """Hide the tqdm bar that transformers draws while it reads GGUF weights, whatever its settings say. A release that
+    draws none is fine too, so this raises no `Moved`."""
     module: Any = import_module("transformers.modeling_gguf_pytorch_utils")
     if "tqdm" not in vars(module):
         return contextlib.nullcontext()
@@ -74,18 +74,19 @@ def without_gguf_bar() -> contextlib.AbstractContextManager[None]:
 
 
 def is_encoder_decoder(model: Any) -> bool:
-    """A model without a configuration is not of transformers, and has one stack."""
+    """Whether a model has an encoder and a decoder; one without a configuration is not of transformers, and has not."""
     return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
 
 
 def trainer_shifts_labels(trainer: Any) -> bool:
-    """The same as Trainer sees it: how it counts `num_items_in_batch`."""
+    """The same as `shifts_labels`, as Trainer sees it when it counts `num_items_in_batch`."""
     return bool(_of(trainer, "_loss_shifts_labels", "labels must be counted as Trainer counts num_items_in_batch"))
 
 
 def scaled_for_accumulation(trainer: Any, items: Any) -> bool:
-    """Whether the loss is already a share of the whole step, so that Trainer will not divide it by the steps."""
-    if _release() >= (5, 19):  # before, there was no such word, and the rule below was the whole rule
+    """Whether the loss is already a share of the whole step, so that Trainer does not divide it by the number of
+    accumulation steps."""
+    if _release() >= (5, 19):  # earlier releases have only the rule below
         stated = _of(trainer, "loss_is_scaled_for_ga", _SCALE)
         if stated is not None:
             return bool(stated)
@@ -94,45 +95,45 @@ def scaled_for_accumulation(trainer: Any, items: Any) -> bool:
 
 
 def accumulation_steps(trainer: Any) -> int:
-    """Micro-batches of the current optimiser step: fewer at the end of an epoch. Trainer sets it in train()."""
+    """The micro-batches of the current optimiser step, fewer at the end of an epoch; known inside train() only."""
     return int(_of(trainer, "current_gradient_accumulation_steps", _SCALE))
 
 
 def loss_copies(trainer: Any) -> int:
-    """By what Trainer multiplies a loss that is divided by the items of all processes: DDP will divide it again."""
+    """The factor of a loss that is divided by the items of all processes: Trainer multiplies, as DDP divides again."""
     if not trainer.args.average_tokens_across_devices:
         return 1
     return int(trainer.accelerator.num_processes // _of(trainer, "get_tp_size", _SCALE)())
 
 
 def sequence_shards(trainer: Any) -> dict[str, int]:
-    """Over how many processes a sequence is split before `compute_loss` sees it, by the name of the parallelism."""
+    """Kind of parallelism → over how many processes it splits a sequence before `compute_loss` sees it."""
     why = "a sequence that is split over processes must be noticed"
     return {"context": _of(trainer, "get_cp_size", why)(), "sequence": _of(trainer, "get_sp_size", why)()}
 
 
 def context_group(trainer: Any) -> Any:
-    """The processes among which a trainer with context parallelism splits a sequence."""
+    """The process group over which a trainer with context parallelism splits a sequence."""
     why = "the parts of a sequence must find another"
     return attribute(trainer.accelerator, "torch_device_mesh", library="accelerate", why=why)["cp"].get_group()
 
 
 def pipeline_stages(model: Any) -> int:
-    """Over how many processes transformers has put the layers of a model; 1 without its `DistributedConfig`."""
+    """Over how many pipeline stages transformers has spread a model's layers; 1 without a `DistributedConfig`."""
     config = getattr(getattr(model, "config", None), "distributed_config", None)
     size = config.get("pp_size") if isinstance(config, dict) else getattr(config, "pp_size", None)
     return int(size or 1)
 
 
 def loss_sum(trainer: Any) -> Any:
-    """The sum of the losses since the last line of the log. A step that is skipped must be taken out of it again."""
+    """Trainer's sum of the losses since the last log line, from which a skipped step must be subtracted again."""
     return _of(trainer, "_tr_loss", "a skipped step must not count in the log")
 
 
 def calling_trainer(callback: Any) -> Any:
     """The trainer that is calling this callback, or None: events carry its model, arguments and state, but not itself.
 
-    It is the `self` of one of the calling functions, the one that holds the callback.
+    It is found up the call stack, as the `self` that has `compute_loss` and holds the callback.
     """
     frame = sys._getframe(1)
     while frame is not None:
@@ -145,14 +146,14 @@ def calling_trainer(callback: Any) -> Any:
 
 
 def use_one_gpu(arguments: Any) -> None:
-    """One process, one GPU: with several in sight Trainer would split every batch over copies of the model."""
+    """Limit Trainer to one GPU per process: with several visible it would split each batch over copies of the model."""
     why = "Trainer must not split a batch over several GPUs of one process"
     attribute(arguments, "_n_gpu", library="transformers", why=why)
     arguments._n_gpu = min(1, arguments.n_gpu)
 
 
 def _release() -> tuple[int, ...]:
-    """(5, 22) of transformers 5.22.2. Asked in every step, and the package's metadata would take 14 ms each time."""
+    """The release, (5, 22) for transformers 5.22.2. Needed in every step, where package metadata would take 14 ms."""
     import transformers
 
     return tuple(int(part) for part in transformers.__version__.split(".")[:2])
