@@ -1,4 +1,4 @@
-"""A plugin of Axolotl: two keys of its YAML, and its trainer has the loss.
+"""A plugin for Axolotl: two keys in its YAML add the loss to its trainer.
 
     plugins: [decondense.integrations.axolotl.DecondensePlugin]
     decondense: {weight: 0.1}
@@ -31,13 +31,13 @@ class DecondenseArgs(BaseModel):
     def _known(cls, section: dict[str, Any]) -> dict[str, Any]:
         try:
             term_of(**{key: value for key, value in section.items() if key != "modules"})
-        except TypeError as error:  # pydantic tells a ValueError by itself
+        except TypeError as error:  # pydantic reports ValueErrors only
             raise ValueError(str(error)) from error
         return section
 
 
 class DecondensePlugin(BasePlugin):
-    """Attaches the loss when Axolotl has built its trainer."""
+    """Attaches the loss once Axolotl has built its trainer."""
 
     handle: Handle
 

@@ -1,8 +1,8 @@
-"""`DecondenseCallback`: `regularize` as a callback of a transformers or TRL trainer, for who builds no trainer himself.
+"""`DecondenseCallback`: `regularize` as a callback, for when a framework builds the transformers or TRL trainer.
 
     Trainer(…, callbacks=[DecondenseCallback(weight=0.1)])      # the same as regularize(trainer, weight=0.1)
 
-LLaMA-Factory and ms-swift build the trainer, and take callbacks.
+LLaMA-Factory and ms-swift build the trainer themselves, but take callbacks.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class DecondenseCallback(TrainerCallback):
     """Attaches the loss when the trainer has been built, or at the latest when it begins to train.
 
     loss, modules, options  as in `regularize`
-    trainer                 whose callback this is, where one knows it; else it is found as the caller
-    handle                  that of `regularize`, once attached; None before
+    trainer                 the trainer to attach to; by default the one that calls this callback
+    handle                  what `regularize` returned, once attached; None before
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class DecondenseCallback(TrainerCallback):
         modules: str | Sequence[str] | None = None,
         **options: Any,
     ) -> None:
-        term_of(loss, **options)  # what is wrong in the options is wrong here, not when the training begins
+        term_of(loss, **options)  # wrong options must fail here, not when training begins
         self.loss, self.options = loss, {"modules": modules, **options}
         self.trainer = trainer
         self.handle: Handle | None = None
@@ -51,4 +51,4 @@ class DecondenseCallback(TrainerCallback):
         self.handle = regularize(trainer, self.loss, **self.options)
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-        self.on_init_end()  # a callback of add_callback sees no other beginning
+        self.on_init_end()  # a callback added later by add_callback sees no on_init_end

@@ -2,9 +2,9 @@
 
     Trainer(callbacks=[RegularizeCallback(weight=0.1), MonitorCallback(every=100)])
 
-Lightning calls the module's `training_step`, so that is what the loss is added to: to what it returns, which Lightning
-divides by `accumulate_grad_batches` afterwards, penalty and all; with manual optimisation, to what is given to
-`manual_backward`. The hidden states are those of the model inside the module.
+Lightning calls the module's `training_step`, so the penalty is added to what that returns (Lightning then divides the
+sum by `accumulate_grad_batches`), or with manual optimisation to what is passed to `manual_backward`. The hidden states
+are those of the model inside the module.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..watch.monitor import Monitor
 from ..watch.reading import Reading
 from ..words import nobody, warn
 
-try:  # one package under two names; a script that uses one of them has imported it already
+try:  # one package under two names: use the one that the script has imported
     if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:
         raise ImportError
     from lightning.pytorch import Callback
@@ -40,15 +40,15 @@ except ImportError:
 
 
 class Clock(Callback):
-    """Counts training steps: batches after which an optimiser had stepped. Lightning's `global_step` counts each of two
-    optimisers. Kept in Lightning's checkpoints."""
+    """Counts training steps, the batches in which an optimiser stepped: with two optimisers Lightning's `global_step`
+    counts both. Saved in Lightning's checkpoints."""
 
     step = 0
-    _stepped = 0  # Lightning's count, at the last training batch
+    _stepped = 0  # `global_step` after the last training batch
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self._stepped = trainer.global_step  # of a checkpoint, too: it has been read by now
-        if not self._stepped:  # a training from its beginning, though this callback may have seen another
+        self._stepped = trainer.global_step  # a checkpoint has been loaded by now
+        if not self._stepped:  # a new training run, though this callback may have seen another
             self.step = 0
 
     def on_train_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
@@ -57,7 +57,7 @@ class Clock(Callback):
             self.on_step()
 
     def on_step(self) -> None:
-        """After each."""
+        """Called after each step."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"step": self.step}
@@ -70,15 +70,15 @@ class RegularizeCallback(Clock):
     """loss = task_loss + weight · penalty, in training; task_loss, penalty, penalty_weight, mean_cosine are logged.
 
     loss, options  as in `regularize`: weight, layers, schedule, tau, …
-    model          which attribute of the module is the model whose states are read, as in "student" or "net.encoder";
-                   without a name, the one transformers model in it, or the one submodule that has parameters; with
-                   `modules` and several of those, or "", the module itself
-    modules        patterns of the model's submodules to read; as in `regularize`
-    accumulate     with manual optimisation: how many `manual_backward` make a step. The penalty is divided by it, as
-                   your loss is by you.
+    model          the attribute of the module that is the model to read, like "student" or "net.encoder"; "" is the
+                   module itself. By default its only transformers model, else its only submodule with parameters; if
+                   there are several of these and `modules` is given, the module itself
+    modules        patterns of the model's submodules to read, as in `regularize`
+    accumulate     with manual optimisation: the number of `manual_backward` calls in a step. The penalty is divided
+                   by it, as you divide your own loss.
 
-    step           training batches after which an optimiser had stepped: the clock of the schedule. Two optimisers of
-                   one batch count once; it is kept in Lightning's checkpoints.
+    step           the batches in which an optimiser stepped: the clock of the schedule. Two optimisers in one batch
+                   count once; saved in Lightning's checkpoints.
     """
 
     model: nn.Module
@@ -101,7 +101,7 @@ class RegularizeCallback(Clock):
 
     @property
     def handle(self) -> Handle | None:
-        """That of `regularize`, from the start of the training on."""
+        """The handle, as `regularize` returns it, from the start of training on; None before."""
         return None if self._attachment is None else Handle(self._attachment)
 
     # ---- what Lightning calls ----
@@ -146,7 +146,7 @@ class RegularizeCallback(Clock):
         finally:
             self._collecting = False
         automatic = self._module.automatic_optimization
-        # with manual optimisation a step may leave it out, as one of a GAN does, once it has been seen to train
+        # with manual optimisation a step may skip the model, as in a GAN, if an earlier step has trained it
         unseen = not attachment.captures and (automatic or not attachment.calls)
         if unseen and self._evaluated and not (automatic and out is None):
             raise RuntimeError(
@@ -177,7 +177,7 @@ class RegularizeCallback(Clock):
         return self._grown(attachment, out)
 
     def _around_backward(self, attachment: Attachment, own: Any, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """The penalty goes with the states that this loss comes from: a critic's, of what is detached, has none."""
+        """Add the penalty of the states that this loss comes from; a critic's loss, from detached states, gets none."""
         captures = attachment.captures
         ours = [capture.leads_to(loss) for capture in captures]
         if any(ours):
@@ -195,7 +195,7 @@ class RegularizeCallback(Clock):
         attachment.task_loss(loss)
         last = attachment.last
         every, loop = self._trainer.log_every_n_steps, self._trainer.fit_loop  # 0: never
-        # Lightning has a line of its log every so many steps, or batches where the module makes the steps.
+        # Lightning logs every so many steps, or with manual optimisation every so many batches.
         done = self._trainer.global_step if self._module.automatic_optimization else loop.total_batch_idx
         if "mean_cosine" not in last and every and (done + 1) % every == 0:
             last["mean_cosine"] = self.term.mean_cosine(capture, attachment.reader.first)
@@ -207,7 +207,7 @@ class RegularizeCallback(Clock):
 
 
 class Around(functools.partial):
-    """What stands in the place of a method of the module; a copy of the module has its own."""
+    """Stands in for a method of the module; a copy of the module gets the method itself."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return copy.deepcopy(self.args[-1], memo)
@@ -216,8 +216,8 @@ class Around(functools.partial):
 class MonitorCallback(Clock):
     """`monitor` for Lightning: readings go to every logger of the trainer, and as a heatmap to TensorBoard.
 
-    Options as in `monitor`; `model`, and what a step is, as in `RegularizeCallback`. `monitor` is the `Monitor`, from
-    the start of the training on: `callback.monitor.to_pandas()`.
+    Options as in `monitor`; `model` and the meaning of a step as in `RegularizeCallback`. The `Monitor` is in the
+    attribute `monitor` from the start of training on: `callback.monitor.to_pandas()`.
     """
 
     monitor: Monitor
@@ -243,7 +243,7 @@ class MonitorCallback(Clock):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         super().on_train_start(trainer, pl_module)
-        self.step = self.step or trainer.global_step  # a checkpoint of a training that was not watched
+        self.step = self.step or trainer.global_step  # resumed from a run that was not watched
 
     def on_step(self) -> None:
         if self.step == 1 and self.monitor.seen is None:
@@ -262,8 +262,8 @@ class MonitorCallback(Clock):
 
 
 def model_of(module: nn.Module, name: str | None, modules: str | Sequence[str] | None) -> nn.Module:
-    """The submodule of that name; without one, the only transformers model, or the only one with parameters. Where
-    layers are named and there are several parts, or a list of them, the module is the network itself."""
+    """The submodule of that name; by default the only transformers model, else the only submodule with parameters. If
+    there are several such parts, or a list of them, and layers are named, the module itself."""
     if name is not None:
         return module.get_submodule(name)
     children = {key: child for key, child in module.named_children() if any(True for _ in child.parameters())}

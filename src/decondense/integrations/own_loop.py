@@ -1,7 +1,7 @@
 """A loss attached to a model, for every loop that differentiates the loss which the model returns.
 
 Hooks on the model add the term to the `loss` of a training call's output. A loop that does not use that loss, or
-forgets to call `train()`, is told so at its first optimiser step.
+forgets to call `train()`, gets an error at its first optimiser step.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from ..stack import unwrap_peft
 
 
 class OwnLoop:
-    """The engine of a loop that uses the model's own loss: the `loss` in a training call's output grows."""
+    """The engine of a loop that uses the model's own loss: adds the term to the `loss` in a training call's output."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.step = 0
         self._call: tuple[Tensor | None, Tensor | int | None] = (None, None)
         self._inside = False
-        self._collects = False  # whether the present call's states are collected: those of one before may still wait
-        # Modes of the calls with gradients since the last step. A call writes and never reads them: what it reads is a
-        # condition under which torch.compile's graph holds.
+        self._collects = False  # whether this call's states are collected; states of an earlier call may still wait
+        # Modes of the calls with gradients since the last step. A call writes these and never reads them: torch.compile
+        # would guard its graph with whatever a call reads.
         self._trained = self._evaluated = False
         self._owner = False  # whether an optimiser that holds the model's own parameters has been seen
 
@@ -37,8 +37,8 @@ class OwnLoop:
         self._attachment = attachment
         inner = unwrap_peft(self.model)  # asked once: torch.compile cannot trace the question
         self._shifts = getattr(inner, "loss_type", None) is not None and shifts_labels(inner)
-        self._begun = any(p.grad is not None for p in self.model.parameters())  # a step that began without the loss
-        # The model's own pre-hook comes first and its own forward hook last, whatever the reader hangs between.
+        self._begun = any(p.grad is not None for p in self.model.parameters())  # a step had begun before
+        # The pre-hook on the model must come first and the forward hook last; those of the reader lie between.
         enter = Hook.hang(self.model.register_forward_pre_hook, self._enter, with_kwargs=True)
         attachment.undo.callback(enter.remove)
         attachment.read(self._wanted)
@@ -90,10 +90,11 @@ class OwnLoop:
         return out
 
     def stepped(self, optimiser: torch.optim.Optimizer) -> None:
-        """After the step of any optimiser: a training step of the model, if a backward pass has reached the penalty.
+        """After the step of any optimiser: count a step of the model if a backward pass has reached the penalty.
 
-        So two optimisers over one model count once, and so does one over copies of its weights. Where an optimiser
-        holds the model itself, others do not count. A loss that nobody uses is an error here, in the first step.
+        So two optimisers over one model count once, and one over copies of its weights counts too. Once an optimiser
+        holds the model's own parameters, others do not count. A penalty that is never used is an error at the first
+        step.
         """
         attachment = self._attachment
         mine = [p for p in self.model.parameters() if p.requires_grad]
@@ -102,10 +103,10 @@ class OwnLoop:
         self._owner |= own
         if self._owner and not own:
             return
-        # Copies of the weights, in one piece or many, are as many numbers as the model trains.
+        # An optimiser over copies of the weights, flattened or not, has as many numbers as the model trains.
         copies = sum(p.numel() for p in its) == sum(p.numel() for p in mine)
         if attachment.reached:
-            attachment.refuse_frozen()  # which compiled calls do not stop for
+            attachment.refuse_frozen()  # compiled calls do not check this
             self.step += 1
             attachment.look()
         elif not own and not (copies and any(p.grad is not None for p in mine)):
@@ -142,7 +143,7 @@ class OwnLoop:
 
 
 def _loss_of(out: Any, labels: bool) -> Tensor | None:
-    """The loss in a model's output: a key of a ModelOutput or dict, or the first of a tuple when labels were given."""
+    """The loss in a model's output: `loss` of a ModelOutput or dict, or with labels the first entry of a tuple."""
     if isinstance(out, dict):
         loss = out.get("loss")
         if not isinstance(loss, Tensor | None):

@@ -1,20 +1,20 @@
-"""The loss inside torchtitan's trainer (PyPI `torchtitan` 0.3): a subclass, a section of its configuration, no fork.
+"""The loss inside torchtitan's trainer (PyPI `torchtitan` 0.3): a subclass and a section of its configuration, no fork.
 
     torchrun --nproc-per-node 8 -m torchtitan.train --module decondense.integrations.torchtitan \
         --config qwen3_0_6b --regularizer.weight 0.1
 
-Every configuration of torchtitan's models has here the same name, with a section `regularizer` added; in Python,
-`regularized(config, weight=0.1)` makes one from any `torchtitan.trainer.Trainer.Config`.
+This module has every configuration of torchtitan's models under the same name, with a section `regularizer` added; in
+Python, `regularized(config, weight=0.1)` makes one from any `torchtitan.trainer.Trainer.Config`.
 
 torchtitan prepares a model in this order: pipeline split, tensor and context parallelism, activation checkpointing,
-compilation of each block, FSDP2. The hooks are registered after all of it, on the blocks as they then are, outside of
-their checkpoints; nothing is computed in them, they only note the output. The penalty is computed after torchtitan's
-own loss, from those outputs, and added to it. Its scale is torchtitan's: the loss is a sum over the tokens of the rank
-divided by the number of tokens of the whole optimiser step, and gradients are summed over the ranks; so the penalty of
-a sequence is multiplied by the sequence's share of those tokens. The hidden states are those of a transformers model:
-the last one is after the final norm, state 0 is the embedding.
+compilation of each block, FSDP2. The hooks are registered after all that, on the finished blocks and outside their
+checkpoints; they compute nothing and only record the outputs. The penalty is computed from these after torchtitan's own
+loss, and added to it. It is scaled like that loss, which is a sum over the tokens of the rank divided by the number of
+tokens of the whole optimiser step, with gradients summed over the ranks: the penalty of a sequence is multiplied by the
+sequence's share of these tokens. The hidden states are those of a transformers model: state 0 is the embedding, the
+last state is after the final norm.
 
-docs/scale.md says what goes together with what, what of this has been run, where, and what has not.
+docs/scale.md says which features work together, which of them have been run, and where.
 """
 
 from __future__ import annotations
@@ -117,11 +117,11 @@ class Trainer(titan.Trainer):
 
 
 class Penalty:
-    """A loss on the model of a finished trainer, whose `loss_fn` it wraps; the validator keeps the bare one.
+    """A loss on the model of a finished trainer, whose `loss_fn` it wraps; the validator keeps the bare loss.
 
-    `last` has task_loss, penalty, weight of the latest step, on this rank; `handle.remove()` takes all of it off.
-    All that changes from step to step lives in tensors that are written in place: under a CUDA graph the Python in
-    the loss runs only once.
+    `last` has task_loss, penalty and weight of the latest step on this rank; `handle.remove()` takes everything off.
+    Whatever changes from step to step is kept in tensors that are written in place, because under a CUDA graph the
+    Python code in the loss runs only once.
     """
 
     def __init__(self, trainer: titan.Trainer, settings: Regularizer) -> None:
@@ -133,7 +133,7 @@ class Penalty:
         options = {"estimator": settings.estimator, "tau": settings.tau, "process_group": self._split}
         loss = get(settings.loss, preset=settings.preset, **{k: v for k, v in options.items() if v is not None})
         self._weight = torch.zeros((), device=trainer.device)
-        self._sums = torch.zeros(2, device=trainer.device)  # of the task loss and of the penalty, over the step
+        self._sums = torch.zeros(2, device=trainer.device)  # of task loss and penalty over the calls of a step
         term = Term(
             loss=loss,
             weight=settings.weight,
@@ -158,13 +158,13 @@ class Penalty:
         return {"task_loss": self._sums[0].clone(), "penalty": self._sums[1].clone(), "weight": self._weight.clone()}
 
     def begin(self, step: int) -> None:
-        """Before an optimiser step; torchtitan counts them from 1."""
+        """Called before each optimiser step; torchtitan counts steps from 1."""
         self.step = step - 1
         self._weight.fill_(self._attachment.weight)
         self._sums.zero_()
 
     def log(self, step: int) -> None:
-        """Both terms, summed over the ranks as torchtitan sums its loss, to its console and its loggers."""
+        """Log both terms, summed over the ranks like torchtitan's loss, to its console and loggers."""
         mesh = self.trainer.parallel_dims.get_optional_mesh("loss")
         task, penalty = (float(x) for x in dist_sum_tensor(self._sums, mesh))
         weight = float(self._weight)
@@ -175,7 +175,7 @@ class Penalty:
         self._attachment.warn(task, weight * penalty, step)
 
     def _with_penalty(self, bare: Any) -> Any:
-        """A loss of torchtitan, plus the term of the call just made."""
+        """Wrap a loss function of torchtitan: its loss plus the penalty term of the call just made."""
 
         def with_penalty(
             pred: Tensor, labels: Tensor, global_valid_tokens: Tensor | None = None, **rest: Any
@@ -186,7 +186,7 @@ class Penalty:
             with spmd.no_typecheck():
                 task = (loss.to_local() if isinstance(loss, DTensor) else loss).detach()
                 added = self._added(task, labels, global_valid_tokens, rest.get("positions"))
-                if isinstance(loss, DTensor):  # under tensor parallelism: the same number on every rank of it
+                if isinstance(loss, DTensor):  # tensor parallelism: the same number on all its ranks
                     added = DTensor.from_local(added, loss.device_mesh, loss.placements)
                 return loss + added, metrics
 
@@ -203,18 +203,18 @@ class Penalty:
         per_sequence = term.loss.over_layers(states, mask)[0].mean(0)
         counted = (cut != -100).sum(1)
         here = (per_sequence.detach() * counted / items).sum()
-        # Under context parallelism the gradient of this rank's tokens belongs to the whole sequence, with the whole
-        # sequence's share; the value does too, but torchtitan adds up the ranks' losses, and this rank's labels are
-        # its part in that.
+        # Under context parallelism the loss of a sequence, and its gradient for this rank's tokens, count with the
+        # share of the whole sequence. But torchtitan adds up the losses of the ranks, so the value that this rank
+        # reports, `here`, counts only with the share of its own labels.
         penalty = (per_sequence * sum_across(counted, self._labels_split) / items).sum()
         self._sums += torch.stack([task, here])
         return self._weight * (penalty - penalty.detach() + here)
 
     def _local(self, states: Sequence[Tensor]) -> list[Tensor]:
-        """The states as this rank's part of the sequence, plain tensors.
+        """The states as plain tensors with this rank's part of the sequence.
 
-        Under tensor parallelism they are DTensors. Sequence parallelism splits them over the tokens; the final norm
-        gathers them again: each rank then takes its own tokens of it, so that the ranks' gradients add up to one.
+        Under tensor parallelism states are DTensors. Sequence parallelism splits them over the tokens, but the output
+        of the final norm is gathered: each rank takes its own tokens of it, so that the ranks' gradients add up.
         """
         local = []
         for z in states:
@@ -260,7 +260,7 @@ def _model_of(trainer: titan.Trainer) -> Any:
 
 
 def _sequence_axis(trainer: titan.Trainer) -> str | None:
-    """The mesh axis over which the sequences between two blocks are split."""
+    """The mesh axis over which sequences are split between blocks, "cp" or "tp"; None if they are whole."""
     dims = trainer.parallel_dims
     by_tensor = dims.tp > 1 and trainer.config.parallelism.enable_sequence_parallel
     if dims.cp > 1 and by_tensor:
@@ -283,7 +283,7 @@ def _state_names(model: Any) -> list[str]:
 
 
 def _layers(text: str) -> hs.Layers:
-    """ "all", … as they are; "1,14,28" as indices."""
+    """Layers from text: "1,14,28" as indices, "all" and the other names as they are."""
     return [int(i) for i in text.split(",")] if text.strip("-0123456789, ") == "" else text
 
 

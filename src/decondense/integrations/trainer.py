@@ -1,8 +1,8 @@
 """A loss attached to a transformers `Trainer` or a TRL trainer: its `compute_loss` and `log` are wrapped.
 
-Callbacks see neither the loss nor, in time, the logs; and TRL's SFTTrainer computes its loss from the decoder's
-output and never reads `out.loss`. What every trainer has is `compute_loss`, so the term is added to what that
-returns, with the weights that match how this trainer divides it by the accumulation steps afterwards.
+Callbacks do not see the loss, and see the logs too late; TRL's SFTTrainer computes its loss from the decoder's
+output and never reads `out.loss`. But every trainer has `compute_loss`, so the term is added to what that returns,
+weighted to match how the trainer then divides the loss by the accumulation steps.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ..named_layers import naming
 class TrainerEngine:
     """The engine of a trainer: the term goes into its loss, and into its logs as task_loss, penalty, mean_cosine.
 
-    The step of the schedule is the trainer's `global_step`, so it survives resumption.
+    The step of the schedule is the trainer's `global_step`, so resuming keeps it.
 
-    sums         what the next line of the log will be made of
-    logged_step  the step of the last line; negative before the first training call
+    sums         sums over the training calls since the last log line, for the next one
+    logged_step  the step of the last log line; negative before the first training call
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -46,7 +46,7 @@ class TrainerEngine:
         self.trainer, self.model = trainer, trainer.model
         self.sums: dict[str, Tensor] = {}
         self.logged_step = -1
-        self._weights: dict[str, set[float]] = {}  # penalty → its weights in the steps since the last line
+        self._weights: dict[str, set[float]] = {}  # penalty → its weights since the last log line
         self._wants_cosine = True
         self._collecting = False
 
@@ -109,9 +109,9 @@ class TrainerEngine:
         return (loss + added, result[1]) if return_outputs else loss + added
 
     def _terms(self, labels: Tensor | None, items: Tensor | int | None, loss: Tensor) -> Tensor:
-        """weight · penalty, scaled the way the trainer expects its loss; the parts go into the log."""
+        """weight · penalty, scaled as the trainer expects its loss; both terms are noted for the log."""
         attachment = self._attachment
-        whole = inside.scaled_for_accumulation(self.trainer, items)  # a share of the step, which nobody divides again
+        whole = inside.scaled_for_accumulation(self.trainer, items)  # a share of the step: not divided again
         by_items = whole and items is not None and labels is not None
         if by_items:
             scale = float(inside.loss_copies(self.trainer))
@@ -140,11 +140,11 @@ class TrainerEngine:
 
     def _note(self, name: str, value: Tensor) -> None:
         if self.logged_step < 0:
-            self.logged_step = self.step  # a resumed run does not begin at 0
+            self.logged_step = self.step  # not 0 in a resumed run
         self.sums[name] = self.sums[name] + value if name in self.sums else value
 
     def _with_terms(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """The trainer's log, with both terms beside its own loss."""
+        """Replaces the trainer's `log`: adds both terms beside its own loss."""
         if "loss" in logs and self.sums:
             sums = {name: self._everywhere(value) for name, value in self.sums.items()}
             steps = max(1, self.step - self.logged_step)
@@ -165,7 +165,7 @@ class TrainerEngine:
         self._log(logs, *args, **kwargs)
 
     def _everywhere(self, value: Tensor) -> float:
-        """The mean over the processes, as the trainer does with its own loss."""
+        """The mean over the processes, as in the trainer's log of its own loss."""
         accelerator = self.trainer.accelerator
         if accelerator.num_processes > 1:
             value = accelerator.gather(value.reshape(1)).mean()
@@ -173,9 +173,9 @@ class TrainerEngine:
 
 
 def _line_weight(name: str, weights: set[float], sums: dict[str, float]) -> float:
-    """The weight of the line's steps, so that loss = task_loss + penalty_weight · penalty.
+    """The weight over the steps of a log line, such that loss = task_loss + penalty_weight · penalty.
 
-    Where it changes from step to step: its mean, in which a step counts by its penalty.
+    If it changed between these steps: its mean, in which each step is weighted by its penalty.
     """
     if len(weights) == 1 or sums[name] == 0:
         return max(weights)

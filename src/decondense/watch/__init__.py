@@ -1,4 +1,4 @@
-"""Watching the geometry of a model that trains, without changing anything."""
+"""Watch the geometry of a model while it trains, without changing anything."""
 
 from .engines import monitor
 from .monitor import Collapse, Monitor

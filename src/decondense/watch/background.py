@@ -1,4 +1,4 @@
-"""What need not keep a GPU waiting: the eigenvalues of a reading, on the CPU, while the next steps run."""
+"""Compute the eigenvalues of a reading on the CPU while the GPU runs the next steps."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _running: set[Future] = set()
 
 
 def in_background(state: Tensor) -> bool:
-    """On a CPU there is nobody to wait for: training and eigenvalues would share the cores."""
+    """Whether to work in the background: for states on a GPU. On a CPU, training and eigenvalues share the cores."""
     return state.is_cuda
 
 
 def beside_training(job: Callable[[], T], device: torch.device) -> Future[T]:
-    """Run it in a thread, once the GPU has done what was asked of it so far. Torch computes nearly all of the time, and
-    leaves Python to the training."""
+    """Run a job in a thread once the GPU has done what was launched so far. The job is nearly all torch computation,
+    which releases the GIL for the training loop."""
     reached = mark(device)
 
     def run() -> T:
@@ -40,7 +40,7 @@ def beside_training(job: Callable[[], T], device: torch.device) -> Future[T]:
 
 @functools.cache
 def _thread() -> ThreadPoolExecutor:
-    # A DataLoader forks, and a child of a process in the middle of LAPACK may find its locks taken for ever.
+    # A DataLoader forks; a child forked in the middle of a LAPACK call may find its locks taken for ever.
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(before=lambda: wait(list(_running)))
     return ThreadPoolExecutor(1, "decondense-monitor")

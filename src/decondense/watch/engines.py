@@ -1,12 +1,12 @@
 """`monitor`: the geometry of a model's hidden states while it trains. Nothing is added to the loss, and neither weights
-nor random numbers notice it: the run is bit for bit what it would have been.
+nor random numbers change: the run is bit for bit the same as without it.
 
     watch = monitor(trainer)                 # or a model in a loop of your own
     trainer.train()
     watch.to_pandas()                        # one row for every reading and layer
 
-Every `every` steps the states of a training batch are read on their way (or those of `inputs`, fixed ones, in a pass of
-their own), and the meter's statistics taken of some of its sequences, per layer; docs/monitoring.md has them all.
+Every `every` steps the states of a training batch are read during its forward pass (or those of `inputs`, fixed ones,
+in a separate pass); the meter's statistics are computed from some of its sequences, per layer: docs/monitoring.md.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ def monitor(
 ) -> Monitor:
     """Watch the geometry of a model, or of a transformers or TRL trainer's model, while it trains.
 
-    target     a model, whose steps are those of the torch optimiser with its parameters; or a trainer, which logs the
-               readings too: `log_history`, and whatever it reports to (TensorBoard, wandb, trackio, mlflow), one
-               number per metric and layer, and where pictures are taken a heatmap.
+    target     a model, whose steps are those of the torch optimiser that holds its parameters; or a trainer, which also
+               logs the readings, to `log_history` and wherever it reports to (TensorBoard, wandb, trackio, mlflow): one
+               number per metric and layer, and a heatmap where pictures are supported.
     every      steps between two readings; the first is at step 0
     inputs     fixed batches to read instead of the training batches: token ids, a mapping of the model's arguments, or
-               several of them. They cost a pass of their own each time.
-    sequences  of the batch, that are looked at
-    metrics    which of them; docs/monitoring.md says what each is
-    modules    patterns of submodules to read instead of a transformers model's own states; as in `regularize`
+               several of either. They cost an extra forward pass for each reading.
+    sequences  how many sequences of the batch to read
+    metrics    which metrics to compute; docs/monitoring.md explains each
+    modules    patterns of submodules to read instead of a transformers model's own states, as in `regularize`
     collapse   warn (`Collapse`) when a layer's mean cosine rises above it
     log        called with every `Reading`, to send it elsewhere
     """
@@ -73,8 +73,8 @@ def _of_model(model: nn.Module, log: Log | None, options: dict[str, Any]) -> Mon
 
 
 class Steps:
-    """The steps of a loop of one's own, counted by the optimisers: one after a training call counts, whichever it is,
-    and only one."""
+    """Counts the steps of a user's own loop: the first optimiser step after a training call counts, by any optimiser
+    that holds parameters of the model; further ones before the next call do not."""
 
     def __init__(self, model: nn.Module, log: Log | None, options: dict[str, Any]) -> None:
         self.model, self.count = model, 0
@@ -87,7 +87,7 @@ class Steps:
         self._called = self._called or (module.training and torch.is_grad_enabled())
 
     def stepped(self, optimiser: torch.optim.Optimizer) -> None:
-        own = {id(p) for p in self.model.parameters()}  # asked each time: FSDP2 replaces them, LoRA adds some
+        own = {id(p) for p in self.model.parameters()}  # read each time: FSDP2 replaces parameters, LoRA adds some
         if not any(id(p) in own for group in optimiser.param_groups for p in group["params"]):
             return
         if self._called:
@@ -99,7 +99,7 @@ class Steps:
 
 
 def _of_trainer(trainer: Any, log: Log, options: dict[str, Any]) -> Monitor:
-    """A monitor whose readings go into the trainer's log, and as a heatmap to where it sends pictures."""
+    """A monitor whose readings go into the trainer's log, and as heatmaps to callbacks that take pictures."""
     from transformers import TrainerCallback
 
     def report(reading: Reading) -> None:
@@ -108,7 +108,7 @@ def _of_trainer(trainer: Any, log: Log, options: dict[str, Any]) -> Monitor:
             _log_reading(trainer, reading)
 
     class Watch(TrainerCallback):
-        """Fixed inputs are read between two steps; training batches pass by themselves."""
+        """Reads fixed inputs between two steps; training batches are read in their own forward pass."""
 
         def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
             watch.look()
@@ -127,18 +127,18 @@ def _of_trainer(trainer: Any, log: Log, options: dict[str, Any]) -> Monitor:
     callback = Watch()
     trainer.add_callback(callback)
     listed = trainer.callback_handler.callbacks
-    listed.insert(0, listed.pop())  # the last reading must come before those that report close their run
+    listed.insert(0, listed.pop())  # first, so that the last reading comes before reporters end their run
     watch.undo.callback(trainer.remove_callback, callback)
     return watch
 
 
 def _log_reading(trainer: Any, reading: Reading) -> None:
-    """Into `log_history`, and to every callback that reports somewhere; those that print would fill the screen."""
+    """Log to `log_history` and to every callback, except those that print: they would fill the screen."""
     from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
     logs = reading.figures()
     state = copy.copy(trainer.state)
-    state.global_step, state.epoch = reading.step, reading.epoch  # the trainer may be some steps further
+    state.global_step, state.epoch = reading.step, reading.epoch  # the trainer may be some steps ahead
     if reading.epoch is not None:
         logs["epoch"] = reading.epoch
     state.log_history.append({**logs, "step": reading.step})
@@ -150,7 +150,7 @@ def _log_reading(trainer: Any, reading: Reading) -> None:
             _show(callback, reading)
 
 
-# What the callbacks of transformers that report to TensorBoard, mlflow, trackio and wandb keep it in.
+# The attributes in which transformers' callbacks keep TensorBoard, mlflow, trackio and wandb.
 PLACES = ("tb_writer", "_ml_flow", "_trackio", "_wandb")
 
 
@@ -159,7 +159,7 @@ def _takes_pictures(callback: Any) -> bool:
 
 
 def _show(callback: Any, reading: Reading) -> None:
-    """The heatmap, to whichever of them this callback reports to, if there is a run."""
+    """Send the heatmap to whichever of these a callback reports to, if a run is open."""
     writer, mlflow, trackio, wandb = (getattr(callback, place, None) for place in PLACES)
     if writer is not None:
         writer.add_image(PICTURE, reading.picture, reading.step, dataformats="HWC")

@@ -1,4 +1,4 @@
-"""`Monitor`: readings of a model's geometry at every so many steps, and what comes out of them."""
+"""`Monitor`: readings of a model's geometry every so many steps, as a table and as pictures."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Collapse(UserWarning):
 
 
 class Monitor:
-    """What `monitor` returns: the `readings` so far, the table and the picture of them. `remove()` ends it."""
+    """What `monitor` returns: the `readings` so far, also as a table and a picture. `remove()` ends the monitoring."""
 
     def __init__(
         self,
@@ -86,8 +86,8 @@ class Monitor:
         self.seen: int | None = None  # the step of the last reading
         self.batches: list[dict[str, Any]] | None = None
         if inputs is None:
-            self._labels: Tensor | None = None  # of the present call, of an encoder–decoder
-            note = torch.compiler.disable(self._note_call)  # of a compiled model: what is seen once is not worth it
+            self._labels: Tensor | None = None  # of the present call of an encoder–decoder
+            note = torch.compiler.disable(self._note_call)  # not worth compiling: it runs rarely
             hooks = self.reader.attach(self._due, lambda capture: note(capture))
             if is_encoder_decoder(unwrap_peft(model)):
                 hooks.append(Hook.hang(model.register_forward_pre_hook, self._enter, with_kwargs=True))
@@ -119,7 +119,7 @@ class Monitor:
         return step % self.every == 0 and step != self.seen
 
     def look(self) -> None:
-        """What an engine calls between two steps: read `inputs` if a reading is due, and report one that is ready."""
+        """Called by engines between two steps: read `inputs` if a reading is due, and report one that is ready."""
         if not self._due() or self.batches is None:
             return
         inner = unwrap_peft(self.model)
@@ -140,7 +140,7 @@ class Monitor:
     @torch.no_grad()
     def _note(self, captures: list[Capture]) -> None:
         refuse_split("the monitor", "watch without context or sequence parallelism")
-        self.settle()  # one at a time, so that no more than one reading's matrices are held
+        self.settle()  # one at a time, so that the matrices of only one reading are held
         step = self.seen = self.step()
         epoch = self.epoch()
         cuts = [_documents(capture) for capture in captures]
@@ -161,7 +161,7 @@ class Monitor:
         names = tuple(f"{i:02d}" if self.modules is None else self.reader.name(i) for i in range(len(rows)))
         reading = Reading(step, names, table, trend, density, epoch)
         if self._pictured():
-            _ = reading.picture  # here, where it may keep nobody waiting
+            _ = reading.picture  # drawn here, possibly in the background
         return reading
 
     def settle(self, *, wait: bool = True) -> None:
@@ -176,7 +176,7 @@ class Monitor:
         self._log(reading)
 
     def _sequences(self, captures: list[Capture], cuts: list[Documents | None], state: int) -> list[Tensor]:
-        """A hidden state of the first so many sequences, or documents of packed rows, without their padding."""
+        """One hidden state of the first `self.sequences` sequences, or documents of packed rows, without padding."""
         parts: list[Tensor] = []
         room = self.sequences
         for capture, cut in zip(captures, cuts):
@@ -196,8 +196,8 @@ class Monitor:
         return parts
 
     def _counting(self, mask: Any, shape: torch.Size) -> Tensor | None:
-        """Which tokens count. Of a mask that does not tell, None and a warning, once: the loss refuses it, but watching
-        is no reason to end a training."""
+        """Which tokens count. For a mask that does not tell, return None and warn once: the loss would refuse it, but
+        watching is no reason to end a training."""
         try:
             if isinstance(mask, Tensor) and mask.shape == shape:
                 return counting(mask.cpu())  # a reading waits for the GPU anyway
@@ -213,7 +213,7 @@ class Monitor:
     def _warn(self, reading: Reading) -> None:
         fallen = [i for i, c in enumerate(reading.table["mean_cosine"]) if c > self.collapse]
         new = [i for i in fallen if reading.layers[i] not in self._warned]
-        self._warned = {reading.layers[i] for i in fallen}  # one that recovers may fall again
+        self._warned = {reading.layers[i] for i in fallen}  # a layer that recovers may collapse again
         if new:
             worst = max(new, key=lambda i: reading.table["mean_cosine"][i])
             cosine = reading.table["mean_cosine"][worst]
@@ -277,13 +277,13 @@ class Monitor:
 
 
 def _with_pairs(mask: Tensor) -> Tensor:
-    """The numbers of the sequences that have two tokens that count; all, where none has."""
+    """The indices of the sequences with at least two tokens that count; of all sequences if none has."""
     enough = mask.sum(1) >= 2
     return (enough | ~enough.any()).nonzero().squeeze(1)
 
 
 def _documents(capture: Capture) -> Documents | None:
-    """Where the documents of packed rows lie, as the loss cuts them; states of two stacks have masks of their own."""
+    """The documents of packed rows, cut as the loss cuts them; None for states of two stacks, with a mask each."""
     if capture.masks is not None:
         return None
     return unmasked_documents(capture.position_ids, capture.attention_mask, len(capture.states[0]))

@@ -25,8 +25,8 @@ METRICS = (
 
 @dataclass(frozen=True)
 class Reading:
-    """`table`: metric → (layers,), the layers in the order of `layers`, their names; `density` (layers, bins) of the
-    cosines within sequences, −1 … 1; `epoch` when it was taken, if the engine has one."""
+    """`table`: metric → (layers,), in the order of the names in `layers`; `density` (layers, bins): distribution of the
+    cosines within sequences over −1 … 1; `epoch`: when the reading was taken, if the engine knows epochs."""
 
     step: int
     layers: tuple[str, ...]
@@ -35,13 +35,13 @@ class Reading:
     density: np.ndarray
     epoch: float | None = None
 
-    def __repr__(self) -> str:  # that of a dataclass is a screen full of densities
+    def __repr__(self) -> str:  # a dataclass's own fills the screen with densities
         layers = f"{self.layers[0]} … {self.layers[-1]}"
         cosines = ", ".join(f"{value:.3f}" for value in self.table["mean_cosine"])
         return f"Reading(step={self.step}, layers={layers}, mean_cosine={cosines}, trend={self.trend:.2f})"
 
     def figures(self) -> dict[str, float]:
-        """One number for every metric and layer, and the trend, as loggers want them."""
+        """One number for every metric and layer, and the trend, as loggers want them; only finite ones."""
         flat = {
             f"geometry/{metric}/{layer}": float(value)
             for metric, values in self.table.items()
@@ -73,18 +73,18 @@ class Reading:
 
 @torch.no_grad()
 def begun(parts: Sequence[Tensor], metrics: Sequence[str]) -> Callable[[], tuple[Tensor, Tensor]]:
-    """Sequences without padding, each of `parts` (sequences, tokens, width) → the metrics, each a mean over the
-    sequences that have it, float64; and the counts of cosines within sequences in fine bins. NaN where a state
-    is not `measurable`.
+    """Begin the measurement of sequences without padding, each of `parts` (sequences, tokens, width). Return a function
+    that finishes it: → the metrics, float64, each a mean over the sequences that have it, and the counts of cosines
+    within sequences in fine bins. All metrics are NaN if a state is not `measurable`.
 
-    What is returned finds the eigenvalues, for which a GPU would need several steps' time, on the CPU and in any
-    thread, once the GPU's stream has come so far; the states may change meanwhile."""
+    The function finds the eigenvalues on the CPU, since a GPU would take several steps' time. Call it in any thread
+    once the GPU's stream has reached this point; the states may change meanwhile."""
     parts = [part.detach() for part in parts if part.shape[1] > 1 and len(part)]
     if not parts or not all(measurable(float(peaks(part[None])), part.dtype) for part in parts):
         nothing = torch.full((len(metrics),), math.nan, dtype=torch.float64), torch.zeros(FINE_BINS, dtype=torch.int64)
         return lambda: nothing
     spectral = any(name in metrics for name in SPECTRAL)
-    with torch.autocast(parts[0].device.type, enabled=False):  # products are to be in the states' own precision
+    with torch.autocast(parts[0].device.type, enabled=False):  # products in the states' own precision
         measured = [window_statistics(part) for part in parts]
         moments = [second_moments(part).on_host() for part in parts] if spectral else []
     values = dict(zip(SCALARS, torch.cat([m.scalars[:, : len(SCALARS)] for m in measured]).nanmean(0)))
