@@ -22,8 +22,8 @@ __all__ = [
     "plot", "regularize", "significance",
 ]  # fmt: skip
 
-# Imported when somebody asks for them: torch takes seconds, which `decondense --help` need not, and the meter brings
-# matplotlib and scipy along, which a training loop has no use for.
+# Imported on first use: torch takes seconds, which `decondense --help` should not, and the meter brings matplotlib and
+# scipy along, which a training loop has no use for.
 _HOMES = {
     ".figures.plot": ("plot",),
     ".handle": ("Handle",),

@@ -1,4 +1,4 @@
-"""What a training call delivers, its hidden states and what came in with them, and the hooks that take it."""
+"""What a training call delivers, hidden states and the arguments that came with them, and the hooks that take it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
-Known = tuple[Tensor, Tensor, Tensor | None]  # a state, the loss of it and its mean cosines, (1, batch) each
+Known = tuple[Tensor, Tensor, Tensor | None]  # a state; its loss and its mean cosines, (1, batch) each
 
 
 @dataclass
 class Capture:
-    """One training call of the stack: its states, embedding layer first, and what came in with them. `masks` has one
-    for each state where they are of two stacks, which read other tokens; `autocast` is the dtype of the call's. `known`
-    are states whose values, and mean cosines where they came for nothing, the blocks have computed."""
+    """One training call: its hidden states, embedding layer first, and the arguments that came with them. `masks` has
+    one mask per state where the states belong to two stacks, which read different tokens; `autocast` is the call's
+    dtype under autocast. `known` are states whose losses, and mean cosines if free, the blocks have computed."""
 
     states: Sequence[Tensor]
     attention_mask: Tensor | None = None
@@ -34,14 +34,14 @@ class Capture:
     def __post_init__(self) -> None:
         positions = self.position_ids
         if isinstance(positions, Tensor) and positions.ndim == 3 and len(positions) == 4:
-            self.position_ids = positions[0]  # of models with images: time, height and width are behind the text's
+            self.position_ids = positions[0]  # of models with images: text first, then time, height, width
 
     def mask_of(self, state: int) -> Tensor | None:
         return self.attention_mask if self.masks is None else self.masks[state]
 
     def leads_to(self, loss: Tensor) -> bool:
-        """Whether the loss was computed from these states: a walk back through its graph, which ends at the first. Of
-        states that have no graph nobody knows."""
+        """Whether the loss was computed from these states: walk back through its graph until one of them is found. True
+        also for states without a graph, of which this cannot be known."""
         ours = {state.grad_fn for state in self.states} - {None}
         seen, waiting = set(), deque([loss.grad_fn])
         while waiting:
@@ -54,8 +54,8 @@ class Capture:
         return False
 
     def targets(self, labels: Tensor, sides: Sequence[str]) -> None:
-        """Targets are padded with −100, and the decoder sees them shifted: no label, no token. `sides`, one per state,
-        or one for all, says which are the decoder's; a mask that was given stands."""
+        """Derive missing decoder masks from the labels: targets are padded with −100, and where there is no label there
+        is no token. `sides`, one per state or one for all, tells which are the decoder's; given masks stay."""
         labelled = labels.ne(-100)
         for i, side in enumerate(sides):
             if side == "decoder" and self.mask_of(i) is None and labelled.shape == self.states[i].shape[:2]:
@@ -66,7 +66,7 @@ class Capture:
 
 
 class Hook(partial):
-    """A hook that copies and pickles of a model leave behind: they are the model without the loss.
+    """A hook that copies and pickles of a model do not keep: they are the model without the loss.
 
     It has no `__call__` in Python: torch.compile counts compilations by code object, and all hooks would share one.
     """
@@ -75,13 +75,13 @@ class Hook(partial):
 
     @classmethod
     def hang(cls, register: Callable[..., RemovableHandle], function: Callable[..., Any], **options: Any) -> Any:
-        """`register(hook of function, …)`, and what it returns."""
+        """Register a hook that calls `function`; return what `register` returns."""
         hook = cls(function)
         hook.handle = register(hook, **options)
         return hook.handle
 
     def __deepcopy__(self, memo: dict[Any, Any]) -> Hook:
-        # A hook cannot take itself out of a copy that is being made. `memo` goes when it is done, and with it the set.
+        # A hook cannot take itself out of a copy in the making. `memo`, and this set in it, are freed when it is made.
         if self.handle is not None:
             weakref.finalize(memo.setdefault("decondense", set()), copy.deepcopy(self.handle, memo).remove)
         return Hook(_nothing)
@@ -91,8 +91,8 @@ class Hook(partial):
 
 
 def after_optimisers(owner: Any) -> Callable[[], None]:
-    """Have `owner.stepped(optimiser)` called after every step of torch's optimisers, until what is returned is called
-    or the owner is gone: the hook is global, and keeps neither it nor a model alive."""
+    """Call `owner.stepped(optimiser)` after every step of a torch optimiser, until the returned function is called or
+    the owner is garbage-collected: the hook is global, and keeps neither owner nor model alive."""
     me = weakref.ref(owner)
 
     def stepped(optimiser: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -105,9 +105,9 @@ def after_optimisers(owner: Any) -> Callable[[], None]:
 
 
 def _nothing(*args: Any) -> None:
-    """What is left of a hook in a model that was loaded from a file, or is being copied."""
+    """What is left of a hook in a model that was unpickled, or is being copied."""
 
 
 def shifted(labels: Tensor) -> Tensor:
-    """Labels as a causal loss counts them: that of position i is label i + 1, the last position has none."""
+    """Labels as a causal loss counts them: position i gets label i + 1, the last position gets none (−100)."""
     return nn.functional.pad(labels[..., 1:], (0, 1), value=-100)

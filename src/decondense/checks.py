@@ -1,4 +1,4 @@
-"""Checks of what users give that need to know nothing of it: a choice, a flag, a whole number."""
+"""Generic checks of arguments: a choice, a flag, a whole number."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from .words import nearest
 
 
 def check_choice(name: str, value: object, choices: Collection[str]) -> None:
-    """One of a few words; the error names the nearest."""
+    """Refuse a value that is not among the choices; the error suggests the nearest one."""
     if value not in choices:
         remedy = nearest(value, choices, "pick one of these.")
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}: {remedy}")
 
 
 def is_whole(value: object, least: int) -> bool:
-    """Whether it is a whole number of at least `least`; True is none, though Python counts with it."""
+    """Whether a value is a whole number of at least `least`; True and False are not, although a bool is an int."""
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
 
 
 def check_flags(**flags: object) -> None:
-    """True or False; any other object would be taken for True, or for False, without a word."""
+    """Refuse anything but True and False: by its truth value, any other object would silently pass for one of them."""
     for name, value in flags.items():
         if not isinstance(value, bool):
             raise ValueError(f"{name} must be True or False, got {value!r}: give one of the two, or leave it out.")

@@ -1,7 +1,7 @@
-"""What a compiled model still does in Python at every call: weigh the penalty, and note that a backward pass came by.
+"""What a compiled model still does in Python at every call: weight the penalty, and note that a backward pass ran.
 
-torch.compile traces a call once. A number that changes from step to step would be a constant of its graph, or a reason
-to compile again; an operator is not looked into, and runs every time.
+torch.compile traces a call once. A number that changes from step to step would become a constant of the graph, or a
+reason to compile again; a custom operator is opaque to it, and runs every time.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _attachments: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionar
 
 
 def number_of(attachment: Any) -> int:
-    """The number under which the operators, which take no objects, find an attachment (`handle.py`): at every call they
-    ask it to `weigh()`, and to note a backward pass, `reach(gradient)`."""
+    """Register an attachment (`handle.py`) under a number, since operators cannot take objects. The operators call its
+    `weigh()` at every call and its `reach(gradient)` at every backward pass."""
     _attachments[id(attachment)] = attachment
     return id(attachment)
 
 
-# CUDA graphs replay kernels and leave Python out.
+# Unsafe for CUDA graphs: they replay kernels without running any Python.
 @torch.library.custom_op("decondense::weighted", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def weighted(penalty: Tensor, number: int) -> tuple[Tensor, Tensor]:
     """weight · penalty, and the weight as a scalar tensor."""
@@ -37,7 +37,7 @@ def _(penalty: Tensor, number: int) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("decondense::reached", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def reached(gradient: Tensor, weight: Tensor, number: int) -> Tensor:
-    """weight · gradient, on its way back to the penalty."""
+    """The backward pass of `weighted`: weight · gradient, after telling the attachment."""
     _attachments[number].reach(gradient)
     return weight * gradient
 

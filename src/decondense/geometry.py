@@ -12,7 +12,7 @@ import sys
 import torch
 from torch import Tensor
 
-NO_NUMBER = (str, bool, list, tuple, dict, type(None))  # named, since torch.compile cannot ask what a value can do
+NO_NUMBER = (str, bool, list, tuple, dict, type(None))  # listed, since torch.compile cannot trace a test of abilities
 
 
 def check_states(z: Tensor, mask: Tensor | None) -> Tensor | None:
@@ -48,13 +48,13 @@ def check_states(z: Tensor, mask: Tensor | None) -> Tensor | None:
 
 
 def shape_or_type(value: object) -> str:
-    """(2, 3) of a tensor, and the type of what is none: what came, in a sentence about it."""
+    """What came, for an error message: the shape of a tensor, like (2, 3), else the name of the type."""
     return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
 
 
 def counting(mask: Tensor) -> Tensor:
-    """The mask as booleans, true where a token counts. Floats must be 1 or 0: what is added to attention's logits has 0
-    for a token, and would be read as its opposite. A GPU is not asked, all would wait for it: there it keeps no token.
+    """The mask as booleans, true where a token counts. Floats must be 1 or 0: a mask added to attention's logits has 0
+    for a token, the opposite. On a GPU, where a check would have to wait, such a mask keeps no token.
     """
     if not mask.is_floating_point():
         return mask.bool()
@@ -92,7 +92,7 @@ def check_clamp(clamp: float) -> None:
 
 
 def keep(z: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
-    """z with zeros where the mask is false, the mask as numbers, and n (batch,): float64 stays, all else is float32.
+    """z with zeros where the mask is false, the mask as numbers, and n (batch,): float64 for float64 z, else float32.
 
     Selection instead of multiplication: a NaN at a position that does not count is gone, not 0 · NaN.
     """
@@ -107,13 +107,13 @@ def keep(z: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]
 def norms(z: Tensor) -> Tensor:
     """‖z_i‖ (…, tokens, 1), also for float32 entries whose squares overflow or vanish (beyond 1e19, below 1e-19).
 
-    Such a vector would otherwise have an infinite norm and count as zero: a plausible number, and wrong.
+    Otherwise a vector whose squares overflow would have an infinite norm, and count as zero without any error.
     """
     if z.dtype == torch.float64 or z.device.type == "mps":  # MPS has no float64
         return torch.linalg.vector_norm(z, dim=-1, keepdim=True)
     if z.device.type == "cpu" and not torch.compiler.is_compiling():  # no branch on a value in a compiled graph
         plain = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
-        # float64 is half as fast here; looking at the values costs nothing on a CPU, on a GPU it would wait
+        # float64 is half as fast here; checking the values is cheap on a CPU, on a GPU it would wait
         if bool(((plain > 1e-15) & (plain < 1e18)).all()):
             return plain
     return torch.linalg.vector_norm(z, dim=-1, keepdim=True, dtype=torch.float64).to(z.dtype)
@@ -145,19 +145,19 @@ def pair_count(n: Tensor, *, diagonal: bool = False) -> Tensor:
 
 
 def enough(n: Tensor, value: Tensor) -> Tensor:
-    """value where a sequence has at least two tokens that count, else 0: nothing to compare, nothing to learn."""
+    """`value` where a sequence has at least two tokens that count, else 0: there is no pair to compare."""
     return torch.where(n >= 2, value, 0)
 
 
 def over_enough(n: Tensor, dtype: torch.dtype) -> Tensor:
-    """What the mean over the sequences, of which those without a pair have the value 0, is multiplied by to be the mean
-    over the others. n is (…, batch). Exactly 1 where all have a pair: then nothing changes, not in the last bit."""
+    """The factor from the mean over all sequences, where those without a pair have the value 0, to the mean over those
+    with one. n is (…, batch). Exactly 1 where all have a pair, so that not even the last bit changes then."""
     having, batch = (n >= 2).sum(-1), n.shape[-1]
     return torch.where(having == batch, 1, batch / having.clamp_min(1).to(dtype))
 
 
 def limited(c: Tensor, clamp: float, *, hard: bool) -> Tensor:
-    """Cosines within ±(1 − clamp). Straight-through, a gradient passes as if nothing had happened; hard, none does.
+    """Cosines limited to ±(1 − clamp). Where that changes them, straight-through passes the gradient on, hard does not.
 
     The limit stays one rounding step away from ±1, where the slope of the arccosine is infinite.
     """
@@ -167,9 +167,9 @@ def limited(c: Tensor, clamp: float, *, hard: bool) -> Tensor:
 
 
 def arc(c: Tensor, clamp: float, *, hard: bool) -> tuple[Tensor, Tensor]:
-    """θ = arccos(c) and −dθ/dc = 1/√(1 − c²) of a tile of cosines, which it may overwrite, limited as in `limited`.
+    """θ = arccos(c) and −dθ/dc = 1/√(1 − c²) of a tile of cosines, limited as in `limited`; overwrites the tile.
 
-    Straight-through, where the limit bites the angle saturates, and the slope is the one at the boundary.
+    Where the limit bites, the angle saturates; straight-through, the slope is the one at the boundary, hard it is 0.
     """
     flat = c.abs() > 1 - clamp if hard else None
     bound = 1 - max(clamp, torch.finfo(c.dtype).eps)
@@ -180,7 +180,7 @@ def arc(c: Tensor, clamp: float, *, hard: bool) -> tuple[Tensor, Tensor]:
 
 
 def centred(z: Tensor, weight: Tensor | None, n: Tensor) -> Tensor:
-    """z minus the mean over its tokens that count. Distances do not change, and lose fewer digits below."""
+    """z minus the mean over its tokens that count: the same distances, with less cancellation in computing them."""
     mean = z.sum(1, keepdim=True) / n.clamp_min(1)[:, None, None]
     z = z - mean
     return z if weight is None else z * weight.unsqueeze(-1)

@@ -1,4 +1,4 @@
-"""What a model is called with: batches of any kind as its arguments."""
+"""The arguments that a model is called with: batches of any kind turned into them, masks found among them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from .geometry import shape_or_type
 from .insides.transformers import is_encoder_decoder
 
-TARGETS = ("labels", "return_loss")  # a loss is none of our business
-PADDING = ("src_key_padding_mask", "key_padding_mask")  # as torch's own modules call it: true where there is padding
+TARGETS = ("labels", "return_loss")  # dropped, since a measurement needs no loss
+PADDING = ("src_key_padding_mask", "key_padding_mask")  # names in torch's own modules; true where there is padding
 
 
 @dataclass
 class Named:
-    """Batches with a name and where they come from, for the record of a measurement."""
+    """Batches with their name and their source, for the record of a measurement."""
 
     batches: Iterable[Any]
     name: str
@@ -30,27 +30,27 @@ class Named:
 
 
 def main_input(model: nn.Module) -> str:
-    """The argument that a bare tensor is given to: input_ids, pixel_values, input_features, or the first there is."""
+    """The argument that takes a bare tensor: `main_input_name` (input_ids, pixel_values, …), else the first one."""
     named = getattr(model, "main_input_name", None)
     return named if isinstance(named, str) else next(iter(inspect.signature(model.forward).parameters), "input")
 
 
 def called_with(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by their names, whether they were given by keyword or by position."""
+    """The arguments of a call by name, whether they were given by keyword or by position."""
     if not args:  # torch.compile takes longer for a signature than for a block
         return dict(kwargs)
     return {**dict(zip(inspect.signature(function).parameters, args)), **kwargs}
 
 
 def unpacked(given: dict[str, Any]) -> dict[str, Any]:
-    """Arguments, and what a mapping among them holds: a batch that is one argument."""
+    """The arguments, together with the contents of any mapping among them (a whole batch given as one argument)."""
     inside = [value for value in given.values() if isinstance(value, Mapping)]
     return {name: value for one in [*inside, given] for name, value in one.items() if isinstance(name, str)}
 
 
 def token_mask(given: dict[str, Any], side: str = "", shape: torch.Size | None = None) -> Tensor | None:
-    """Which tokens, (batch, tokens), are no padding, as the arguments of a call say; `side` is "decoder_" for those of
-    an encoder–decoder's decoder. None where nothing says so. A mask of torch's must have the `shape` of the states."""
+    """The mask (batch, tokens) of a call, true or 1 for tokens and not for padding; None if the arguments have none.
+    `side` is "decoder_" for the decoder of an encoder–decoder. A torch padding mask must have `shape`, the states'."""
     mask, name = given.get(f"{side}attention_mask"), _padding(given)
     if isinstance(mask, dict):
         mask = _of_tokens(mask, f"{side}attention_mask")
@@ -60,7 +60,7 @@ def token_mask(given: dict[str, Any], side: str = "", shape: torch.Size | None =
 
 
 def _of_tokens(masks: dict[str, Any], name: str) -> Tensor | None:
-    """The mask of tokens among those for each kind of attention, a mapping that some models of transformers take."""
+    """The two-dimensional mask in a mapping of one mask per kind of attention, which some transformers models take."""
     given = {kind: mask for kind, mask in masks.items() if mask is not None}
     of_tokens = next((mask for mask in given.values() if isinstance(mask, Tensor) and mask.ndim == 2), None)
     if of_tokens is None and given:
@@ -73,7 +73,7 @@ def _of_tokens(masks: dict[str, Any], name: str) -> Tensor | None:
 
 
 def tokens_of(padding: Any, name: str, shape: torch.Size | None = None) -> Tensor:
-    """Which tokens are none, of a mask of padding as torch's modules take it in the argument `name`."""
+    """The tokens that are no padding, true, from a padding mask that a torch module takes in the argument `name`."""
     if not isinstance(padding, Tensor) or (shape is not None and padding.shape != shape):
         wanted = "" if shape is None else f" = {tuple(shape)}"
         raise ValueError(
@@ -84,18 +84,19 @@ def tokens_of(padding: Any, name: str, shape: torch.Size | None = None) -> Tenso
 
 
 def _padding(given: dict[str, Any]) -> str | None:
-    """Which argument is torch's mask of padding. That of a source says nothing of layers that may read a target."""
+    """The argument that is torch's padding mask. With a target in the call a source's mask is skipped: layers may read
+    the target."""
     two = any(name.startswith("tgt") and value is not None for name, value in given.items())
     return next((name for name in PADDING[two:] if given.get(name) is not None), None)
 
 
 def unread_mask(given: dict[str, Any], shape: torch.Size) -> str | None:
-    """The name of an argument that may be a mask of tokens where no other was given that `token_mask` reads."""
+    """The name of an argument that may be a mask of tokens, if `token_mask` finds none of those that it reads."""
     if any(given.get(f"{side}attention_mask") is not None for side in ("", "decoder_")) or _padding(given) is not None:
         return None
     masks = {name: value for name, value in given.items() if "mask" in name and isinstance(value, Tensor)}
     for name, value in masks.items():
-        # What attention adds, or is square, is more often for pairs of tokens, unless its name says otherwise.
+        # A float mask, which attention adds, or a square one is probably for pairs of tokens, unless named for padding.
         pairs = value.is_floating_point() or shape[0] == shape[1]
         if value.shape == shape and ("pad" in name or not pairs):
             return name
@@ -105,7 +106,7 @@ def unread_mask(given: dict[str, Any], shape: torch.Size) -> str | None:
 def stating(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str, value: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call that gives `value` to the parameter `name`, in the place where it was given."""
+    """The arguments of a call with `value` for the parameter `name`, by position if it was given by position."""
     names = list(inspect.signature(function).parameters)[: len(args)] if args else []
     if name not in names:
         return args, {**kwargs, name: value}
@@ -113,8 +114,8 @@ def stating(
 
 
 def batches_of(inputs: Any, name: str) -> Iterator[dict[str, Any]]:
-    """Batches as keyword arguments of the model: a tensor, which is the argument `name`; a mapping; or any iterable of
-    either, such as a DataLoader. Of a pair (inputs, targets) the first counts."""
+    """Yield batches as keyword arguments of the model. `inputs` is a tensor, for the argument `name`; a mapping; or any
+    iterable of these, such as a DataLoader. Of a batch that is a pair (inputs, targets) the first is taken."""
     several = any(hasattr(inputs, way) for way in ("__iter__", "__getitem__"))
     if isinstance(inputs, Tensor) or hasattr(inputs, "keys") or not several:
         inputs = [inputs]
@@ -132,10 +133,10 @@ def batches_of(inputs: Any, name: str) -> Iterator[dict[str, Any]]:
 
 
 def arguments(model: Any, batch: dict[str, Any], *, stack: str = "decoder") -> dict[str, Any]:
-    """A batch as the model's body is called with it, on its device: without targets and without a cache (with one
-    transformers lets the documents of a packed row attend to each other), and, for the decoder of an encoder–decoder,
-    with what it reads: `decoder_input_ids`, else the labels shifted right by one, else the same passage so shifted
-    (teacher forcing)."""
+    """A batch as arguments of the model's body, on its device. Targets are dropped, and the cache is switched off (with
+    a cache transformers lets the documents of a packed row attend to each other). The decoder of an encoder–decoder
+    also gets what it reads: `decoder_input_ids`, else the labels shifted right by one, else `input_ids` shifted in the
+    same way (teacher forcing)."""
     parameter = next(model.parameters(), None)
     if parameter is None:
         raise ValueError(
@@ -160,7 +161,7 @@ def arguments(model: Any, batch: dict[str, Any], *, stack: str = "decoder") -> d
             )
         starts = (getattr(model.config, name, None) for name in ("decoder_start_token_id", "pad_token_id"))
         first = torch.full_like(passage[:, :1], next((s for s in starts if s is not None), 0))
-        # A label of −100 has no token; the decoder's mask leaves it out.
+        # A label of −100 is no token: it becomes 0 here, and the decoder's mask leaves it out.
         shifted = torch.cat([first, passage[:, :-1]], 1)
         given["decoder_input_ids"] = shifted.clamp_min(0)
         if labels is not None and "decoder_attention_mask" not in given and bool((labels < 0).any()):

@@ -1,4 +1,4 @@
-"""Hidden states of any `nn.Module`: the outputs of layers that the user names, read through hooks on them."""
+"""Hidden states of any `nn.Module`: the outputs of layers that the user names, read through hooks on these layers."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from .insides.transformers import is_encoder_decoder
 from .stack import padded_by, repeated_blocks, unwrap_peft
 from .words import near, warn
 
-SEEING = ("vision_model", "vision_tower", "visual")  # the parts of models of transformers that read images
+SEEING = ("vision_model", "vision_tower", "visual")  # the parts of transformers models that read images
 
 
 class ModuleReader:
     """The outputs of named submodules, for any `nn.Module`.
 
-    A pattern is matched level by level: `h.*` are the modules right below `h`, not what is inside them.
+    A pattern is matched level by level: `h.*` are the modules directly in `h`, not those inside them.
     """
 
     first = 0
@@ -66,18 +66,19 @@ class ModuleReader:
                     "batch_first=True."
                 )
         self.parts = [modules[name] for name in self.names]
-        # Of each layer the stack of torch's own around it; where all are of one kind, what lies outside has its tokens.
+        # For each layer the torch stack around it. If all stacks mask the same side, layers outside of them use the
+        # first one's mask.
         stacks = [padded_by(model, name) for name in self.names]
         around = [one for one in stacks if one is not None]
         alone = around[0] if len({argument for _, argument in around}) == 1 else ("", "")
         self.padded = [one or alone for one in stacks]
         self.sides = _sides(self.names, self.parts, unwrap_peft(model), self.padded)
-        self.differentiated = True  # whether a loss is taken of the states, so that they must carry a gradient
+        self.differentiated = True  # whether a loss is computed from the states, which must then carry a gradient
         self._outputs: dict[str, Tensor] | None = None
-        self._paddings: dict[str, Any] = {}  # what torch's own stacks and layers were called with, by their names
+        self._paddings: dict[str, Any] = {}  # module name of a torch stack → its padding mask in this call
         warned = set()
 
-        def tell(words: str) -> None:  # no method: a compiler that traces calls it then and there (`Attachment.read`)
+        def tell(words: str) -> None:  # a function: the compiler calls it while it traces (`Attachment.read`)
             if words not in warned:
                 warned.add(words)
                 warn(words)
@@ -116,7 +117,7 @@ class ModuleReader:
             self._paddings[name] = called_with(module.forward, args, kwargs).get(argument)
 
     def _record(self, name: str, module: nn.Module, args: Any, out: Any) -> None:
-        # Only during the call itself: a checkpoint's recomputation passes here again, in the backward.
+        # Only during the call itself: a checkpoint's recomputation comes here again, in the backward pass.
         if self._outputs is None:
             return
         if name in self._outputs:
@@ -128,10 +129,10 @@ class ModuleReader:
         self._outputs[name] = out[0] if isinstance(out, tuple) else out
 
     def once(self, inputs: dict[str, Any]) -> Capture:
-        """The states of one call, here and now."""
+        """Call the model with `inputs` and return the states."""
         self._outputs, self._paddings = {}, {}
         with ExitStack() as undo:
-            # Where nothing is differentiated, torch's encoder makes nested tensors of padded batches.
+            # Without gradients torch's encoder would turn padded batches into nested tensors.
             undo.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
             mha.set_fastpath_enabled(False)
             for register, hook, options in self._hooks():
@@ -156,12 +157,12 @@ class ModuleReader:
         return Capture(states, masks[0], positions, None if one else masks)
 
     def _own(self, given: dict[str, Any], state: int) -> dict[str, Any]:
-        """Of the model's arguments those that may tell of a layer's tokens: a target's are not those of its source."""
+        """The model's arguments that may describe a layer's tokens: for a layer over the target, none of the source."""
         others = ("src", "memory") if self.padded[state][1].startswith("tgt") else ()
         return {name: value for name, value in given.items() if not name.startswith(others)}
 
     def _mask(self, given: dict[str, Any], state: int, shape: torch.Size, padding: Any) -> Tensor | None:
-        """The tokens that count: without the `padding` with which torch's own stack was called, or as `given` says."""
+        """The tokens that count: by the `padding` that a torch stack was called with, else by the arguments `given`."""
         if padding is not None:
             return tokens_of(padding, self.padded[state][1], shape)
         if self.sides[state] == "image":
@@ -169,7 +170,7 @@ class ModuleReader:
         return token_mask(given, "decoder_" if self.sides[state] == "decoder" else "", shape)
 
     def _states(self, outputs: dict[str, Tensor]) -> list[Tensor]:
-        """The outputs in the order of the names, or the error that says which of them are no hidden states."""
+        """The outputs in the order of the names; raise if some are missing or are no hidden states."""
         missing = [name for name in self.names if name not in outputs]
         if missing:
             raise RuntimeError(
@@ -192,7 +193,7 @@ class ModuleReader:
 
 
 def naming(model: nn.Module | None = None) -> str:
-    """The remedy where a model does not say what its hidden states are: the option, with a guess at its blocks."""
+    """The remedy in errors about models that do not return hidden states: the option, with a guess at the blocks."""
     blocks = [] if model is None else repeated_blocks(model)[:1]
     names = [name for name, module in model.named_modules() if module in blocks] if model is not None else []
     pattern = repr(names[0].rpartition(".")[0] + ".*") if names else "[…]"
@@ -202,10 +203,10 @@ def naming(model: nn.Module | None = None) -> str:
 
 
 def _sides(names: list[str], layers: list[nn.Module], model: Any, padded: list[tuple[str, str]]) -> list[str]:
-    """What each layer reads, which decides about its mask: an image beside a text, whose mask is the text's; a stack of
-    an encoder–decoder; one of torch's own, by what that calls its mask; or the only one there is."""
+    """What each layer reads, which decides its mask: "image" (the mask is the text's, not the image's), "encoder" or
+    "decoder", the name of the padding argument of the torch stack around it, or "only", the model's one sequence."""
     decoder = model.get_decoder() if is_encoder_decoder(model) else model
-    inside = set() if decoder is model else {id(module) for module in decoder.modules()}  # else it is a stack itself
+    inside = set() if decoder is model else {id(module) for module in decoder.modules()}  # else the model is one stack
     sides = []
     for name, layer, (_, argument) in zip(names, layers, padded):
         if any(level in SEEING for level in name.split(".")):
@@ -218,7 +219,7 @@ def _sides(names: list[str], layers: list[nn.Module], model: Any, padded: list[t
 
 
 def _tokens_first(layer: Any) -> bool:
-    """Whether it is one of torch's own as these are by default: of its states no shape tells where there is no mask."""
+    """Whether this is a torch module with batch_first=False, torch's default: without a mask, no shape reveals that."""
     if isinstance(layer, nn.TransformerEncoder | nn.TransformerDecoder):
         layer = layer.layers[0]
     if isinstance(layer, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
@@ -232,7 +233,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def came(value: Any) -> str:
-    """A wrong argument in a few words; that of a module would be a page."""
+    """A wrong argument in a few words, for an error message; the repr of a module would fill a page."""
     each = value if isinstance(value, (list, tuple)) else [value]
     if all(isinstance(one, (int, float, str)) for one in each):
         return repr(value)

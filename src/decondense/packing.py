@@ -1,4 +1,4 @@
-"""Rows that hold several documents one after the other: where each of them lies."""
+"""Packed rows, which hold several documents one after the other: where each document lies."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 
 @dataclass
 class Documents:
-    """Rows cut into documents where the position ids restart: gather(x) is (documents, longest, …)."""
+    """Packed rows cut into documents where the position ids restart: gather(x) is (documents, longest, …)."""
 
     index: Tensor  # (documents, longest) into the flattened rows
     mask: Tensor  # (documents, longest)
-    shape: tuple[int, int]  # of the rows: how many, and their tokens
+    shape: tuple[int, int]  # (rows, tokens) of the packed rows
 
     def flat(self, x: Tensor) -> Tensor:
-        """The tokens of all rows, one after the other, as `index` counts them."""
+        """The tokens of all rows in one sequence, in which `index` counts."""
         if x.shape[:2] != self.shape:
             raise ValueError(
                 "position_ids that restart, as in packed rows, must have the rows and tokens of the states, "
@@ -30,16 +30,16 @@ class Documents:
         return self.flat(x)[self.index]
 
     def place(self, number: int) -> dict[str, int]:
-        """The row in which a document lies, and its first token there."""
+        """The row of a document, and the position in this row at which it starts."""
         row, start = divmod(int(self.index[number, 0]), self.shape[1])
         return {"row": row, "start": start}
 
 
 def documents(position_ids: Tensor, mask: Tensor | None, rows: int) -> Documents | None:
-    """Where each document of packed rows lies; None when every row is one document. Position ids may have one row for
-    all of so many.
+    """Find the documents of packed rows; None when every row is one document. `position_ids` may be a single row that
+    stands for all `rows`.
 
-    A document starts where a position is not its predecessor plus one. Its length decides the shape of the
+    A document starts where a position is not its predecessor plus one. The longest one decides the shape of the
     result, so this waits once per step for a GPU that holds the position ids.
     """
     position_ids = position_ids.expand(rows, -1) if len(position_ids) == 1 else position_ids
@@ -62,8 +62,8 @@ def documents(position_ids: Tensor, mask: Tensor | None, rows: int) -> Documents
 
 
 def unmasked_documents(position_ids: object, mask: object, rows: int) -> Documents | None:
-    """The documents of a call without a mask, whose position ids (rows, tokens), or one row for all, may restart. With
-    a mask a row is one sequence, and its padding may have any positions."""
+    """`documents` for a call without a mask, with position ids (rows, tokens) or one row for all; else None: with a
+    mask a row is one sequence, and its padding may have any positions."""
     if mask is not None or not isinstance(position_ids, Tensor) or position_ids.ndim != 2:
         return None
     return documents(position_ids, None, rows)

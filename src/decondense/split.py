@@ -1,7 +1,7 @@
-"""Models and sequences that lie on several processes: who split them, and what cannot be computed then.
+"""Models and sequences that are split over several processes: detected, and refused where they cannot be supported.
 
-Under context parallelism a process has its part of every sequence. A mean over pairs of tokens of the parts is another
-number than that of the sequence, and nothing about the states tells the two apart: one has to ask who splits.
+Under context parallelism each process has its part of every sequence. A mean over pairs of tokens within the parts is
+not the mean over the sequence, and the states do not show the difference: the libraries that split must be asked.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def refuse_split(what: str, remedy: str) -> None:
 
 
 def refuse_pipeline(model: Any) -> None:
-    """A stage of a pipeline has some of the layers, and the loss is on another."""
+    """Raise for a pipeline: each of its stages has some of the layers, and the task loss is on the last one."""
     if (stages := pipeline_stages(model)) > 1:
         raise ValueError(
             f"{type(model).__name__} must have all its layers on this process, got a pipeline of {stages} stages "

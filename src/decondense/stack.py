@@ -1,4 +1,4 @@
-"""The modules of a Transformer: where its blocks are, and how to look at it while it trains."""
+"""The modules of a Transformer: where its blocks are, and how to run it for a look during training."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def unwrap_peft(model: Any) -> Any:
 
 def stack_of(model: Any) -> Any:
     """The module of a transformers model that every call goes through, from the embedding layer to the last block; of
-    an encoder–decoder the decoder. Where the body is nothing but a wrapper of a decoder, it is that: the heads of OPT,
-    and of BART and its like without an encoder, call the decoder past the body."""
+    an encoder–decoder, the decoder. If the body only wraps a decoder, that decoder: OPT with a head, and decoder-only
+    BART and the like, call the decoder directly, past the body."""
     if is_encoder_decoder(model):
         return model.get_decoder()
     body = model.base_model
@@ -31,8 +31,8 @@ def stack_of(model: Any) -> Any:
 
 
 def padded_by(model: nn.Module, name: str) -> tuple[str, str] | None:
-    """Of torch's own stacks and layers the innermost around a module, or the one that it wraps, as a checkpoint does:
-    its name, and what its argument is called that says what is padding."""
+    """The innermost Transformer stack or layer of torch's own that contains a module, or that the module wraps (as a
+    checkpoint wrapper does): its name, and the name of its padding-mask argument. None if there is none."""
     sources = (nn.TransformerEncoder, nn.TransformerEncoderLayer)
     targets = (nn.TransformerDecoder, nn.TransformerDecoderLayer)
     while len(inside := list(model.get_submodule(name).named_children())) == 1:
@@ -47,15 +47,15 @@ def padded_by(model: nn.Module, name: str) -> tuple[str, str] | None:
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """The blocks of the stack: of all lists of modules in the model the one with the most parameters, and of two that
-    hold the same ones the outer. The longest would not do: a layer may hold more experts than there are layers."""
+    """The blocks of the stack: the module list with the most parameters in the model; of two with the same parameters
+    the outer. Not the longest list: a layer may hold more experts than there are layers."""
     lists = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m)]
     return list(max(lists, key=lambda modules: sum(p.numel() for p in modules.parameters()), default=()))
 
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """In eval mode, and afterwards every module in the mode it had: a frozen part may have been in another."""
+    """Put the model in eval mode, and afterwards every module back in its own mode: frozen parts may differ."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -67,8 +67,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unnoticed(model: nn.Module) -> Iterator[None]:
-    """A look at a model that trains: in eval mode, compiled modules as they are written, and afterwards the random
-    numbers as they were."""
+    """Run a model for a look during training without effect on it: in eval mode, compiled modules uncompiled, and the
+    random state restored afterwards."""
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with evaluating(model), eager(model), torch.random.fork_rng(devices):
         yield
