@@ -65,7 +65,7 @@ class Handle:
         def __getattr__(self, name: str) -> Any:
             # Also called where a property fails, and for __setstate__ by a copy that has no attachment yet.
             if name.startswith("_") or hasattr(type(self), name) or not hasattr(self._attachment, name):
-                return object.__getattribute__(self, name)  # raises, in Python's words
+                return object.__getattribute__(self, name)  # raises Python's own error
             now = {"model": "the model that you attached to", "agreement": 'handle.last["agreement"]'}
             where = now.get(name) or f"{name} of a decondense.handle.Attachment, which engines are given"
             raise AttributeError(f"a handle has no {name!r} since 0.2: use {where}.")
@@ -314,8 +314,7 @@ class Attachment:
         self.warn(task_loss, added, step)
 
     def warn(self, task_loss: float, added: float, step: int) -> None:
-        """Warn once if the penalty outweighs the task loss: an unbounded loss (ℓ2-repel) or a weight of the wrong scale
-        destroys a model silently."""
+        """Warn once of a penalty that outweighs the task loss: unbounded ones (ℓ2-repel) silently destroy a model."""
         if not self._warned and abs(added) > OVERWHELMS * max(1.0, abs(task_loss)):  # a policy's loss is about 0
             self._warned = True
             warn(

@@ -84,8 +84,7 @@ def tokens_of(padding: Any, name: str, shape: torch.Size | None = None) -> Tenso
 
 
 def _padding(given: dict[str, Any]) -> str | None:
-    """The argument that is torch's padding mask. With a target in the call a source's mask is skipped: layers may read
-    the target."""
+    """The argument that is torch's padding mask, but not a source's in a call with a target, which layers may read."""
     two = any(name.startswith("tgt") and value is not None for name, value in given.items())
     return next((name for name in PADDING[two:] if given.get(name) is not None), None)
 

@@ -66,8 +66,7 @@ class ModuleReader:
                     "batch_first=True."
                 )
         self.parts = [modules[name] for name in self.names]
-        # For each layer the torch stack around it. If all stacks mask the same side, layers outside of them use the
-        # first one's mask.
+        # The torch stack around each layer; a layer outside of any uses the first one's mask if all mask the same side.
         stacks = [padded_by(model, name) for name in self.names]
         around = [one for one in stacks if one is not None]
         alone = around[0] if len({argument for _, argument in around}) == 1 else ("", "")

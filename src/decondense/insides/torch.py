@@ -42,8 +42,7 @@ def compiled_call(module: nn.Module) -> Any:
 
 
 def replace_compiled_call(module: nn.Module, call: Any) -> None:
-    """Store another compiled call in a module, which no public function does. As in torch, it stays out of copies and
-    pickles of the module."""
+    """Store another compiled call, as no public function does. Copies and pickles of the module leave it out."""
     module._compiled_call_impl = call
 
 

@@ -26,8 +26,7 @@ def shifts_labels(model: Any) -> bool:
 
 def name_loss(model: Any) -> None:
     """Give a causal language model whose class names no loss (GPT2, for example) the loss that transformers would fall
-    back to with a warning. A model with a loss of its own keeps it. `loss_type` is left alone: Trainer counts labels
-    by it."""
+    back to with a warning. A model with its own loss keeps it. `loss_type` stays: Trainer counts labels by it."""
     why = "a model whose class names no loss must be given one"
     base = member("transformers", "PreTrainedModel", why=why)
     own = attribute(base, "loss_function", library="transformers", why=why)
@@ -84,8 +83,7 @@ def trainer_shifts_labels(trainer: Any) -> bool:
 
 
 def scaled_for_accumulation(trainer: Any, items: Any) -> bool:
-    """Whether the loss is already a share of the whole step, so that Trainer does not divide it by the number of
-    accumulation steps."""
+    """Whether the loss is already a share of the whole step, so that Trainer does not divide it by micro-batches."""
     if _release() >= (5, 19):  # earlier releases have only the rule below
         stated = _of(trainer, "loss_is_scaled_for_ga", _SCALE)
         if stated is not None:

@@ -93,8 +93,7 @@ class OwnLoop:
         """After the step of any optimiser: count a step of the model if a backward pass has reached the penalty.
 
         So two optimisers over one model count once, and one over copies of its weights counts too. Once an optimiser
-        holds the model's own parameters, others do not count. A penalty that is never used is an error at the first
-        step.
+        holds the model's own parameters, others do not count. A penalty that nobody uses is an error at the first step.
         """
         attachment = self._attachment
         mine = [p for p in self.model.parameters() if p.requires_grad]

@@ -24,10 +24,10 @@ The deviations are stored as  D_ij = (s_ij − w) a_i a_j: symmetric, so a tile 
 once and written twice, and (D z)_i = a_i Σ_j (s_ij − w) u_j is the remainder G_i that `projection.project` adds.
 
 Launches: statistics and their reduction; then per chunk of sequences the tile kernel and one batched product by
-cuBLAS; then one that finishes the sums.  Backward: one row-wise kernel.  D lives
-in a buffer reused by every chunk, at most `BUFFER_SHARE` of the bytes of z (or `SMALL_BUFFER`); when a whole
-sequence does not fit, the chunk is a block of rows of one sequence and both triangles are computed.  The sum of
-the terms is kept per tile and added in a fixed order: no atomics, the same bits every time.
+cuBLAS; then a kernel that finishes the sums.  Backward: one row-wise kernel.  D lives in a buffer reused by every
+chunk, at most `BUFFER_SHARE` of the bytes of z (or `SMALL_BUFFER`); when a whole sequence does not fit, the chunk is
+a block of rows of one sequence and both triangles are computed.  The sum of the terms is kept per tile and added in a
+fixed order: no atomics, the same bits every time.
 
 Precision (accumulation is always float32):
     z bfloat16                     products in bfloat16, D and G stored in bfloat16

@@ -247,8 +247,7 @@ def forward(
 def backward(
     z: Tensor, saved: tuple[Tensor, ...], upstream: Tensor, *, tau: float = 1.0, other: Tensor | None = None
 ) -> Tensor:
-    """∂(Σ_b upstream_0b L_b + upstream_1b Σ‖z_i‖²)/∂z (B, N, F) in z's dtype, plus `other` if there is one; upstream
-    (2, B) float32."""
+    """∂(Σ_b upstream_0b L_b + upstream_1b Σ‖z_i‖²)/∂z (B, N, F) in z's dtype, plus `other`; upstream (2, B) float32."""
     z = rows.readable(z)
     batch, tokens, width = z.shape
     grad = torch.empty(z.shape, dtype=z.dtype, device=z.device)

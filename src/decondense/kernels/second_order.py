@@ -228,8 +228,7 @@ def backward(
     centred: bool = False,
     other: Tensor | None = None,
 ) -> Tensor:
-    """∂(Σ_b upstream_0b m₁_b + upstream_1b m₂_b)/∂z (B, N, F) in z's dtype, plus `other` if there is one; upstream
-    (2, B) float32."""
+    """∂(Σ_b upstream_0b m₁_b + upstream_1b m₂_b)/∂z (B, N, F) in z's dtype, plus `other`; upstream (2, B) float32."""
     z = rows.readable(z)
     norms, total, factors, remainder = saved
     batch, tokens, width = z.shape

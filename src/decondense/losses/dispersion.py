@@ -4,8 +4,7 @@
     L = log ( 1/(n(n−1)) Σ_{i≠j} exp(−D_ij/τ) ),   averaged over the sequences
 
 Identical tokens give 0, or −arccos(1 − t)/(πτ) where cosines are clamped to ±(1 − t); orthogonal tokens give −1/(2τ):
-lower is more dispersed. Source: Liu et al. 2026, arXiv 2602.00217; `algorithm_1.py` has the paper's formula in ten
-lines.
+lower is more dispersed. Source: Liu et al. 2026, arXiv 2602.00217; `algorithm_1.py` has the paper's own formula.
 
 Four estimators of the same quantity, with f(c) = exp(−arccos(c)/(πτ)):
 

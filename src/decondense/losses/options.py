@@ -12,8 +12,7 @@ from ..checks import check_choice
 
 
 def check_objects(*, generator: Any = None, process_group: Any = None, **others: Any) -> None:
-    """Refuse objects of the wrong type early: torch would notice a generator only at the first draw, and its error
-    about a process group would not name the option."""
+    """Refuse objects of a wrong type, which torch would notice late (generator) or report in its own words (group)."""
     if generator is not None and not isinstance(generator, torch.Generator):
         raise TypeError(
             f"generator must be a torch.Generator, got {type(generator).__name__}: torch.Generator().manual_seed(1) is "
