@@ -284,8 +284,8 @@ class Attachment:
         elif self.term.schedule != "constant" and self.calls - self._stood[1] > MANY:
             self._stood = (self.step, math.inf)
             warn(
-                f"a schedule moves by the steps of torch optimisers, got none in {MANY} training calls: after each "
-                "step of another optimiser, handle.step += 1; where so many calls are accumulated, all is well."
+                f"a schedule counts the steps of torch optimisers, got none in {MANY} training calls: after each step "
+                "of any other optimiser run handle.step += 1; ignore this if you accumulate more calls than that."
             )
 
     def reach(self, gradient: Tensor) -> None:
@@ -329,15 +329,15 @@ class Attachment:
             return
         if self._still and not self._moved:
             raise RuntimeError(
-                f"the loss must reach what it is to move, but nothing that learns lies below layers {self._still}: "
+                f"the loss must reach trainable parameters, but nothing trainable lies below layers {self._still}: "
                 "train something in the blocks (LoRA: target_modules there, not lm_head alone), read later layers, or "
-                "handle.remove(); reentrant checkpointing hides it, use use_reentrant=False."
+                "call handle.remove(); reentrant checkpointing hides parameters, use use_reentrant=False."
             )
         if self._still and not self._told:
             self._told = True
             warn(
-                f"the loss cannot move all that it reads, since nothing that learns lies below layers {self._still}: "
-                f"leave them out, layers={self._moved}, or they share its weight for nothing."
+                f"the loss cannot move all that it reads, since nothing trainable lies below layers {self._still}: "
+                f"leave them out, layers={self._moved}, or part of the weight is wasted on them."
             )
 
     def task_loss(self, loss: Tensor) -> None:

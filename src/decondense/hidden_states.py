@@ -105,8 +105,8 @@ def refuse_prompts(model: Any) -> None:
     config: Any = getattr(model, "active_peft_config", None)
     if getattr(config, "is_prompt_learning", False):
         raise ValueError(
-            f"an adapter must be in the model's own modules for its hidden states to be asked for, got "
-            f"{config.peft_type.value}, in front of them: {naming(model)}; no mask where tokens are added."
+            f"an adapter must lie in the model's own modules for its hidden states to be read, got "
+            f"{config.peft_type.value}, which acts in front of them: {naming(model)}; pass no mask if it adds tokens."
         )
 
 
@@ -154,7 +154,7 @@ def in_order(stack: Any, states: Sequence[Tensor], given: dict[str, Any]) -> Seq
             raise TypeError(
                 f"the hidden states of {type(stack).__name__} must be (batch, tokens, width), got "
                 f"{tuple(state.shape)}, several streams or a feature map: name layers that return such states "
-                "with modules=[…], in a recipe loss.modules."
+                "with modules=[…] (loss.modules in a recipe)."
             )
     if getattr(getattr(stack, "config", None), "model_type", None) not in LATE:
         return states
@@ -175,8 +175,8 @@ def body_of(model: Any, inputs: dict[str, Any], stack: str = "decoder") -> Any:
         return body
     if ("pixel_values" in inputs) == ("input_ids" in inputs):
         raise ValueError(
-            f"{type(model).__name__} has two towers, which read different things: give pixel_values or input_ids, "
-            f"one of them, got {', '.join(inputs)}."
+            f"inputs of {type(model).__name__}, which has two towers, must have either pixel_values or input_ids, got "
+            f"{', '.join(inputs)}: give those of the tower that you want."
         )
     return body.vision_model if "pixel_values" in inputs else body.text_model
 

@@ -148,9 +148,9 @@ class ModuleReader:
         masks = [self._mask(self._own(given, i), i, z.shape[:2], padding) for i, (z, padding) in enumerate(each)]
         if masks[0] is None and (unread := unread_mask(self._own(given, 0), states[0].shape[:2])) is not None:
             self.tell(
-                "padding is what attention_mask (1: a token) or key_padding_mask (True: padding) says, got "
-                f"{unread}, which is not read, so that every token counts: where it marks padding, let forward call it "
-                "by one of those names."
+                "padding is read from attention_mask (1: a token) or key_padding_mask (True: padding), got "
+                f"{unread}, which is not read, so that every token counts: if it marks padding, give this argument of "
+                "forward one of those names."
             )
         positions = None if "image" in self.sides else given.get("position_ids")
         return Capture(states, masks[0], positions, None if one else masks)
@@ -174,8 +174,8 @@ class ModuleReader:
         if missing:
             raise RuntimeError(
                 f"modules must name layers that run in every training call, but {', '.join(missing)} did not: "
-                "leave them out; a compiled model that was called before does not notice what is attached to its "
-                "layers, until torch.compiler.reset()."
+                "leave them out, or, if the model is compiled and was called before attaching, call "
+                "torch.compiler.reset()."
             )
         for name, state in outputs.items():
             if not isinstance(state, Tensor) or state.ndim != 3:
@@ -196,9 +196,9 @@ def naming(model: nn.Module | None = None) -> str:
     blocks = [] if model is None else repeated_blocks(model)[:1]
     names = [name for name, module in model.named_modules() if module in blocks] if model is not None else []
     pattern = repr(names[0].rpartition(".")[0] + ".*") if names else "[…]"
-    which = "the layers to read, that return (batch, tokens, width)"
-    norm = "; of blocks the last is then read before a final norm" if names else ""
-    return f"name {which}, with modules={pattern}, in a recipe loss.modules{norm}"
+    which = "the layers to read, which return (batch, tokens, width)"
+    norm = "; the last block is then read before any final norm" if names else ""
+    return f"name {which}, with modules={pattern} (loss.modules in a recipe){norm}"
 
 
 def _sides(names: list[str], layers: list[nn.Module], model: Any, padded: list[tuple[str, str]]) -> list[str]:

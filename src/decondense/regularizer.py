@@ -94,7 +94,7 @@ def term_of(loss: str | Loss = "dispersion", **options: Any) -> Term:
 RECIPE = {
     "name": "the loss is the second argument here, regularize(model, 'dispersion')",
     "options": "options of the loss are keywords here, tau=0.5",
-    "release_end": "the weight is 0 from step release_at + ramp_steps on, both whole numbers of optimiser steps",
+    "release_end": "give release_at and ramp_steps in optimiser steps, the weight is 0 from their sum on",
 }
 LAMBDA = ("lam", "lambd", "lambda_", "λ", "coef", "coeff", "alpha")
 

@@ -81,12 +81,13 @@ class Term:
             )
         if schedule == "release" and not is_whole(release_at, 0):
             raise ValueError(
-                f"release_at must be an optimiser step, a whole number from 0 on, got {release_at!r}: say from which "
-                "on the weight falls, over ramp_steps; a share of the run is what a recipe takes."
+                f"release_at must be an optimiser step, a whole number from 0 on, got {release_at!r}: give the "
+                "step at which the weight begins to fall, over ramp_steps; only a recipe takes a share of the run."
             )
         if schedule != "release" and release_at is not None:
             raise ValueError(
-                f"release_at goes with schedule='release', got {release_at!r} with {came}: choose it, or leave it out."
+                f"release_at goes with schedule='release', got {release_at!r} with {came}: choose that schedule, or "
+                "leave release_at out."
             )
         if self.segments is not None:
             check_choice("segments", self.segments, ("auto", "position_ids"))
@@ -108,7 +109,7 @@ class Term:
             if not math.isfinite(number):
                 raise ValueError(
                     f"schedule must return a finite number, by which the weight is multiplied, got {factor!r} for step "
-                    f"{step}: return 1 where nothing is to change."
+                    f"{step}: return 1 for the full weight."
                 )
             return self.weight * number
         if self.schedule == "constant":

@@ -320,7 +320,9 @@ def test_an_adapter_in_front_of_the_model_is_not_left_out(kind):
     model, batch = peft.get_peft_model(llama(), config).eval(), {"input_ids": tokens(2, 12)}
     nn.init.normal_(model.prompt_encoder["default"].embedding.weight, std=2)
     for attempt in (measure, dc.monitor):
-        with pytest.raises(ValueError, match=r"_TUNING, in front of them: .*modules='base_model.model.layers"):
+        with pytest.raises(
+            ValueError, match=r"_TUNING, which acts in front of them: .*modules='base_model.model.layers"
+        ):
             attempt(model, inputs=batch)
     c = measure(model, inputs=batch, modules="base_model.model.layers.*")
     z = model(**batch, output_hidden_states=True).hidden_states[1].detach().double().numpy()

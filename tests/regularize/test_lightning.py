@@ -74,7 +74,7 @@ def fit(module, *callbacks, parts=2, steps=4, checkpoint=None, every=1):
     logger = Lines()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        warnings.filterwarnings("always", "the model that is watched|the penalty goes with")
+        warnings.filterwarnings("always", "the watched model|the penalty goes with")
         trainer = pl.Trainer(
             max_steps=steps, accelerator="cpu", logger=logger, log_every_n_steps=every, callbacks=list(callbacks),
             accumulate_grad_batches=parts if module.automatic_optimization else 1, enable_progress_bar=False,
@@ -188,7 +188,7 @@ def test_without_lines_of_a_log():
 
 
 def test_what_is_read_must_be_called_and_named():
-    with pytest.raises(ValueError, match="one model whose hidden states are read, got model, teacher: say which"):
+    with pytest.raises(ValueError, match="one model whose hidden states are read, got model, teacher: name it with"):
         fit(Module(frozen=True), RegularizeCallback())
     module = Module(frozen=True)
     with pytest.raises(RuntimeError, match="training_step must call LlamaForCausalLM"):
@@ -283,7 +283,7 @@ def test_a_loss_of_nothing_that_is_read_is_told():
         fit(Apart("manual"), RegularizeCallback(), steps=4)
     told = [str(one.message) for one in caught if "the penalty goes with a loss" in str(one.message)]
     assert len(told) == 1
-    assert "no loss of manual_backward has yet" in told[0]
+    assert "no manual_backward has got one yet" in told[0]
 
 
 class Network(pl.LightningModule):
@@ -315,7 +315,7 @@ def test_a_module_that_is_the_network_itself(embedded):
         callback, watch = (kind(model=name, modules="blocks.*") for kind in (RegularizeCallback, MonitorCallback))
         fit(Network(embedded), callback, watch, parts=1, steps=1)
         assert len(callback.handle.last["per_layer"]) == len(watch.monitor.readings[0].layers) == 3
-    words = "say which, model='…', or where it is the network itself, its layers, modules='…'"
+    words = "name it with model='…', or, if the module itself is the network, its layers with modules='…'"
     with pytest.raises(ValueError, match=rf"whose hidden states are read, got (embed, )?blocks: {words}"):
         fit(Network(embedded), RegularizeCallback())
 

@@ -337,8 +337,8 @@ def test_a_mask_that_is_not_read_is_named_once():
     model, (ids, mask, _) = Other().train(), padded(12)
     square = torch.ones(12, 12).triu(1).bool()  # as many sequences as tokens
     words = (
-        r"^padding is what attention_mask \(1: a token\) or key_padding_mask \(True: padding\) says, got pad_mask, "
-        "which is not read, so that every token counts: where it marks padding, let forward call it by one of those"
+        r"^padding is read from attention_mask \(1: a token\) or key_padding_mask \(True: padding\), got pad_mask, "
+        "which is not read, so that every token counts: if it marks padding, give this argument of forward one of those"
     )
     for call in (lambda: watched(model, ids, mask == 0), lambda: measured(model, ids=ids, pad_mask=mask == 0)):
         with pytest.warns(UserWarning, match=words):

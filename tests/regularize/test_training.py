@@ -285,7 +285,7 @@ def test_a_trainer_of_a_head_alone_is_refused(tmp_path):
     trainer = Trainer(model=model, args=arguments(tmp_path, max_steps=1), train_dataset=Rows(False))
     with (
         dc.regularize(trainer),
-        pytest.raises(RuntimeError, match=r"nothing that learns lies below layers \[1\]: train"),
+        pytest.raises(RuntimeError, match=r"nothing trainable lies below layers \[1\]: train"),
     ):
         trainer.train()
 

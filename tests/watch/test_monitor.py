@@ -429,7 +429,7 @@ def test_a_model_whose_calls_do_not_pass_is_told():
     watch = dc.monitor(model, collapse=1)
     model(input_ids=tokens(2), labels=tokens(2)).loss.backward()
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.warns(UserWarning, match="no training call has passed: watch a model before it is compiled"):
+    with pytest.warns(UserWarning, match="no training call has passed: watch a model before it is compiled and called"):
         optimiser.step()  # and the training goes on
     with warnings.catch_warnings(action="error"):
         optimiser.step()  # told once

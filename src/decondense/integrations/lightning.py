@@ -93,7 +93,7 @@ class RegularizeCallback(Clock):
         **options: Any,
     ) -> None:
         if accumulate < 1:
-            raise ValueError(f"accumulate must be at least 1, got {accumulate}: the calls that make a step.")
+            raise ValueError(f"accumulate must be at least 1, got {accumulate}: give the backward calls of a step.")
         self.term = term_of(loss, **options)
         self.name, self.modules, self.accumulate = model, modules, accumulate
         self._attachment: Attachment | None = None
@@ -156,7 +156,7 @@ class RegularizeCallback(Clock):
         if automatic and out is not None and not attachment.captures:
             raise RuntimeError(
                 f"training_step must call {type(self.model).__name__}, whose hidden states are read, but none came: "
-                "say which attribute of the module it is, RegularizeCallback(model='…'), and where it is the module "
+                "name the attribute of the module that it is, RegularizeCallback(model='…'), or, if it is the module "
                 "itself, call self(…), not self.forward(…)."
             )
         if not automatic and attachment.captures and not self._backwards:
@@ -167,8 +167,8 @@ class RegularizeCallback(Clock):
         if not automatic and attachment.captures and not attachment.calls and not self._told:
             self._told = True
             warn(
-                f"the penalty goes with a loss that comes from the states of {type(self.model).__name__}, but no loss "
-                "of manual_backward has yet: that of what is detached does not, another step's may."
+                f"the penalty goes with a loss that comes from the states of {type(self.model).__name__}, but no "
+                "manual_backward has got one yet: do not detach them, unless another step of yours trains the model."
             )
         if not automatic or out is None:  # None: Lightning skips the batch
             return out
@@ -275,6 +275,6 @@ def model_of(module: nn.Module, name: str | None, modules: str | Sequence[str] |
         return module
     raise ValueError(
         f"{type(module).__name__} must have one model whose hidden states are read, got "
-        f"{', '.join(models) or 'none'}: say which, model='…', or where it is the network itself, its layers, "
-        "modules='…'."
+        f"{', '.join(models) or 'none'}: name it with model='…', or, if the module itself is the network, its layers "
+        "with modules='…'."
     )

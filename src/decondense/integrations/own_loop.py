@@ -48,7 +48,7 @@ class OwnLoop:
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if is_replica(module):
-            raise RuntimeError("nn.DataParallel runs its replicas side by side, which a handle cannot: use DDP.")
+            raise RuntimeError("a handle must have one model, got replicas of nn.DataParallel, side by side: use DDP.")
         if self._inside:  # the last call raised an error: its states belong to no loss
             self._attachment.captures.clear()
         self._inside, self._collects = True, False
@@ -67,8 +67,8 @@ class OwnLoop:
     def _wanted(self) -> bool:
         if self._attachment.captures:
             raise RuntimeError(
-                "the penalty of the last training call was never added: that call returned no loss. Pass labels, "
-                "or add handle.penalty() to your own loss before the next call, or attach to the trainer with "
+                "the penalty of a training call must be added before the next call, but the last call returned no loss "
+                "to add it to: pass labels, add handle.penalty() to your own loss, or attach to the trainer with "
                 "regularize(trainer, …)."
             )
         self._collects = True
@@ -128,14 +128,13 @@ class OwnLoop:
             read = getattr(attachment.reader, "stack", self.model)
             if self._trained and not read.training:
                 raise RuntimeError(
-                    f"what is read must be in training mode, got {type(read).__name__} in eval mode inside of a model "
+                    f"the part read must be in training mode, got {type(read).__name__} in eval mode inside of a model "
                     "that trains: call its train(), or handle.remove()."
                 )
             raise RuntimeError(
-                "the hidden states of the model must be seen, but the gradients of this first optimiser step came "
-                "without: a compiled model that has been called, or another one of its class, does not notice what is "
-                "attached to it. Attach before the first call, or call torch.compiler.reset() after attaching; or the "
-                "loop calls another module."
+                "the hidden states of the model must be seen, but none came before this first optimiser step, which "
+                "has gradients: attach before a compiled model, or another one of its class, is first called, or call "
+                "torch.compiler.reset() after attaching; else check that the loop calls this very module."
             )
         attachment.given, attachment.reached, self._begun = 0, False, False
         self._trained = self._evaluated = False

@@ -107,7 +107,7 @@ def _check(shrinkage: float, target: Tensor | None, width: int) -> None:
     if not isinstance(target, Tensor) or target.shape != (width, width):
         raise ValueError(
             f"target must be a covariance (width, width) = ({width}, {width}), got {geometry.shape_or_type(target)}: "
-            "losses.pooled_covariance makes one."
+            "make one with losses.pooled_covariance."
         )
     if shrinkage == 0:
-        raise ValueError("target needs a shrinkage above 0, got 0.0: the target would not count.")
+        raise ValueError("target needs a shrinkage above 0, got 0.0: give a shrinkage, or leave target out.")

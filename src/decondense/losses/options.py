@@ -15,13 +15,13 @@ def check_objects(*, generator: Any = None, process_group: Any = None, **others:
     """Refuse objects of a wrong type, which torch would notice late (generator) or report in its own words (group)."""
     if generator is not None and not isinstance(generator, torch.Generator):
         raise TypeError(
-            f"generator must be a torch.Generator, got {type(generator).__name__}: torch.Generator().manual_seed(1) is "
-            "one, of a seed."
+            f"generator must be a torch.Generator, got {type(generator).__name__}: for a seed pass "
+            "torch.Generator().manual_seed(1)."
         )
     if process_group is not None and not isinstance(process_group, torch.distributed.ProcessGroup):
         raise TypeError(
-            f"process_group must be a torch.distributed.ProcessGroup, got {type(process_group).__name__}: of a device "
-            "mesh give get_group()."
+            f"process_group must be a torch.distributed.ProcessGroup, got {type(process_group).__name__}: for a device "
+            "mesh pass mesh.get_group()."
         )
 
 

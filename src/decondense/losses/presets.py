@@ -87,8 +87,8 @@ def get(name: str, *, preset: str | None = None, **keywords: Any) -> Loss:
             having = ", ".join(key for key, other in entries.items() if preset in other.presets)
             others = [f"preset={p!r}" for p in entry.presets]
             raise ValueError(
-                f"preset={preset!r} has {having}, got {name!r}: "
-                f"it is not in that source; use {' or '.join([*others, 'none'])}."
+                f"preset={preset!r} exists for {having}, got {name!r}, which that source does not have: "
+                f"use {' or '.join([*others, 'no preset'])}."
             )
         settings.update(entry.presets[preset])
     for key, value in keywords.items():

@@ -27,8 +27,8 @@ from .reading import METRICS, Reading
 
 PICTURE = "geometry/cosines"
 UNSEEN = (
-    "the model that is watched must be called to train, but an optimiser steps and no training call has passed: watch "
-    "a model before it is compiled and called, in training mode, or call remove()."
+    "the watched model must be called in training mode, but an optimiser has stepped and no training call has passed: "
+    "watch a model before it is compiled and called, call its train(), or call remove() on the monitor."
 )
 
 
