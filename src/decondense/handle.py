@@ -35,7 +35,7 @@ class Engine(Protocol):
     """What trains. A new engine is one file with a class like this, passed to `Attachment`, and one test."""
 
     model: nn.Module
-    """Whose hidden states are read."""
+    """The model whose hidden states are read."""
 
     step: int
     """Optimiser steps done so far: the clock of the schedule."""

@@ -96,8 +96,8 @@ class StackReader:
 
 Reader = StackReader | ModuleReader
 """Delivers a `Capture` for every training call. `first` is the index of the first layer that "all" means; `parts` are
-modules that such a call calls inside of the model's `forward`, and so of the autocast that accelerate puts around that;
-hooks of the model itself, which may be all that is read, are outside of it."""
+modules that run inside the model's `forward`, and so inside the autocast that accelerate puts around it. Hooks on the
+model itself run outside of that autocast."""
 
 
 def refuse_prompts(model: Any) -> None:

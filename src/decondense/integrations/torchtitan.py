@@ -57,7 +57,7 @@ class Regularizer:
     """Name of a loss of this package."""
 
     weight: float = 0.1
-    """What the penalty is multiplied by; 0 switches it off."""
+    """The factor of the penalty; with a constant schedule 0 switches it off."""
 
     estimator: str | None = "first_order"
     """Estimator of the dispersion loss: first_order, exact, second_order, sampled. None for the other losses."""
@@ -75,10 +75,10 @@ class Regularizer:
     """constant, linear or cosine: the weight rises over ramp_steps optimiser steps."""
 
     ramp_steps: int | None = None
-    """Length of the rise."""
+    """The optimiser steps over which the weight rises."""
 
     documents: bool = True
-    """A packed row is cut into its documents where its positions restart; False: a row is one sequence."""
+    """Cut a packed row into documents where its positions restart; False: a row is one sequence."""
 
 
 def regularized(config: titan.Trainer.Config, **settings: Any) -> Trainer.Config:
