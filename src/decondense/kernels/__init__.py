@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-# Below this temperature exp(1/τ) may leave the range of float32, and the kernels keep no running maximum.
+# The kernels keep no running maximum, so the largest term, exp(1/τ) or for the cosine exp(2/τ), must fit float32 (e⁸⁸).
 MIN_TAU = 0.025
 # A row of z must fit into the registers of one program.
 MAX_WIDTH = 16384
