@@ -90,6 +90,30 @@ def test_bad_options(six):
             compared(*arms, **options)
 
 
+def test_pairs_share_their_recorded_seed(make_run, tmp_path):
+    """Pairs are made by place, and a seed that stands at another place in the other arm is no pair of its own."""
+    outcomes = iter([[1, 0, 1, 1], [0, 0, 1, 1], [1, 1, 1, 0], [1, 0, 0, 1]])
+    runs = [make_run(n, {"t": next(outcomes)}, checkpoint={"training_seed": s}) for n, s in zip("abcd", (1, 2, 1, 2))]
+    base, treated = runs[:2], runs[2:]
+    words = r"share their training seed, but 'a' has 1 and 'd' 2: give both arms, .*, in one order of the seeds\.$"
+    with pytest.raises(ValueError, match=words):
+        compared(base, treated[::-1], paired=True)
+    assert compared(base[::-1], treated[::-1], paired=True, bootstrap=0)["paired"]
+    assert compared(base, treated[::-1], bootstrap=0)["seeds"] == [2, 2]
+    table = pandas.DataFrame({"item": [1, 2, 1, 2], "score": [1, 0, 0, 1], "seed": [1, 1, 2, 2]})
+    table.to_csv(tmp_path / "rising.csv", index=False)
+    table[::-1].assign(score=[1, 1, 1, 0]).to_csv(tmp_path / "falling.csv", index=False)
+    with pytest.raises(ValueError, match=r"but 'rising.csv seed 1' has 1 and 'falling.csv seed 2' 2"):
+        significance(tmp_path / "rising.csv", tmp_path / "falling.csv", paired=True)
+    other = [
+        make_run(n, {"t": o}, checkpoint={"training_seed": s})
+        for n, o, s in (("e", [1, 1, 1, 1], 7), ("f", [0, 1, 1, 1], 8))
+    ]
+    assert compared(base, other, paired=True, bootstrap=0)["paired"], (
+        "seeds that are none of the other arm's say nothing"
+    )
+
+
 def test_notes_about_few_seeds(six):
     base, treated = six
     assert "single seed" in compared(base[:1], treated, bootstrap=0)["notes"][0]

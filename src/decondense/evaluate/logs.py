@@ -64,6 +64,11 @@ class Log:
     notes: list[str] = field(default_factory=list)
     label: str = ""  # names the run among those it is compared with
 
+    @property
+    def training_seed(self) -> str | None:
+        seed = self.seed if self.record is None else self.record.checkpoint.training_seed
+        return None if seed is None else str(seed)
+
 
 def check(log: Log) -> None:
     """Refuse a log without items, with an id that occurs twice in a task, or with scores that are not finite."""

@@ -13,9 +13,18 @@ from ..words import several
 from .checkpoints import Pair
 
 
-def check_runs(arms: list[list[Log]]) -> list[str]:
-    """Refuse checkpoints picked from the middle, several checkpoints of one training run, and copies."""
+def check_runs(arms: list[list[Log]], *, paired: bool = False) -> list[str]:
+    """Refuse checkpoints picked from the middle, several checkpoints of one training run, copies, and pairs of which
+    one half stands elsewhere."""
     notes = []
+    others = {run.training_seed for run in arms[1]} - {None}
+    for one, other in zip(*arms) if paired else ():
+        if one.training_seed != other.training_seed and one.training_seed in others:
+            raise ValueError(
+                f"with --paired the i-th runs must share their training seed, but {one.label!r} has "
+                f"{one.training_seed} and {other.label!r} {other.training_seed}: give both arms, and the rows of a "
+                "table, in one order of the seeds."
+            )
     for arm, runs in zip(("base", "treated"), arms):
         seen: Counter[str] = Counter()
         names: dict[str, str] = {}

@@ -95,7 +95,7 @@ def significance(
     runs = [run for arm in arms for run in arm]
     for run, label in zip(runs, told_apart([run.path for run in runs])):
         run.label = label
-    notes = check_runs(arms)
+    notes = check_runs(arms, paired=paired)
     matched, left_out = match(arms, common=common)
     clusters = {task: one.clusters for task, one in matched.items()}
     accuracy = {task: one.score for task, one in matched.items() if one.score is not None}
