@@ -120,7 +120,7 @@ def _decision(record: Study) -> list[tuple[str, _Decision]]:
     with the study's own verdict, or else any; [] for a study without a single effect. Decisions with an interval come
     before those without, then those with the study's verdict before others."""
     found = list(_decisions(record.estimate))
-    known = STUDIES.get(record.study)
+    known = _shown(record)
     if known and not known.path:
         return []
     start = known.path if known else ()
@@ -129,6 +129,17 @@ def _decision(record: Study) -> list[tuple[str, _Decision]]:
     there = there or [entry for entry in found if entry[1].verdict == record.verdict] or found
     chosen = sorted(there, key=lambda entry: (entry[1].low is None, entry[1].verdict != record.verdict))[:1]
     return [(", ".join([*first, *(part.replace("_", " ") for part in path)]), one) for path, one in chosen]
+
+
+def _shown(record: Study) -> Shown | None:
+    """What the study is about; in `dose` that is the arm of the weight that its settings ask about."""
+    known, arms = STUDIES.get(record.study), record.config.get("arms")
+    if record.study == "dose" and known and isinstance(arms, dict):
+        for arm, recipe in arms.items():
+            match recipe:
+                case {"loss": {"weight": int() | float() as weight}} if weight == record.config.get("dose"):
+                    return known._replace(path=("against_zero", arm), words=f"held-out loss, λ {weight:g} − λ 0")
+    return known
 
 
 def _decisions(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], _Decision]]:
