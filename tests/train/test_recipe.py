@@ -52,13 +52,14 @@ def test_there_are_the_recipes_of_the_paper():
 @pytest.mark.parametrize(
     ("given", "number"),
     [(7, 7), ("200M", 200_000_000), ("1.5B", 1_500_000_000), ("131_072", 131072), ("2k", 2000), ("1e3", 1000),
-     ("156b", 156_000_000_000), ("2,000", 2000), ("3T", 3 * 10**12)],
+     ("156b", 156_000_000_000), ("2,000", 2000), ("3T", 3 * 10**12),
+     ("156.7T", 1567 * 10**11), ("1,234,567", 1_234_567), (2e3, 2000)],
 )  # fmt: skip
 def test_numbers_of_tokens(given, number):
     assert count(given) == number
 
 
-@pytest.mark.parametrize("given", ["", "many", "0", -1, "M", True, "inf", "nan", "2MM"])
+@pytest.mark.parametrize("given", ["", "many", "0", -1, "M", True, "inf", "nan", "2MM", 1.5, "0.5", "1.0005K", "1,5M"])
 def test_what_is_no_number_of_tokens(given):
     with pytest.raises(ValueError, match="a number of tokens must be"):
         count(given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
@@ -17,10 +18,13 @@ def count(value: Any) -> int:
     if isinstance(value, int):
         number = value
     else:
-        text = str(value).strip().lower().replace("_", "").replace(",", "")
+        text = re.sub(r",(?=\d{3}(?!\d))", "", str(value).strip().lower().replace("_", ""))
         factor = SUFFIXES.get(text[-1:], 1)
         try:
-            number = round(float(text[:-1] if factor > 1 else text) * factor)
+            exact = float(text[:-1] if factor > 1 else text) * factor
+            number = round(exact)
+            if abs(exact - number) > 0.2:  # 1.5, where the letter is missing; a product like 1.1 · 10¹² is not exact
+                raise ValueError
         except (ValueError, OverflowError):
             raise ValueError(f"a number of tokens must be like 2000000, 2M or 1.5B, got {value!r}") from None
     if number < 1:
