@@ -59,13 +59,24 @@ def test_every_text_has_its_share_and_a_short_one_gives_all_it_has(tmp_path, cac
         f"data={{text: {{{names[0]}: 2, {names[1]}: 1, {names[2]}: 1}}, held_out: [{held_out}], tokens: 1280, "
         "held_out_tokens: 96, context: 32}"
     )
-    seen: list[int] = []
-    record = train(recipe, tmp_path / "run", cache=cache, show=lambda step, figures: seen.append(step)).record
+    said: list[str] = []
+    record = train(recipe, tmp_path / "run", cache=cache, say=said.append).record
     assert [(t["name"], t["documents"], t["tokens"]) for t in record["text"]] == [
         (names[0], 12, 768), (names[1], 6, 384), (names[2], 2, 128),
     ]  # fmt: skip
     assert record["blocks"] == 40
     assert record["recipe"]["data"]["text"] == {names[0]: 2, names[1]: 1, names[2]: 1}
+    read = zip(("60", "30", "10"), names, (50, 25, 25))
+    mixture = " + ".join(f"{share} % {name} (asked for: {asked} %)" for share, name, asked in read)
+    assert said == [f"a text has run out: the blocks are {mixture}"]
+    said.clear()
+    train(
+        recipe.model_copy(update={"data": recipe.data.model_copy(update={"tokens": 320})}),
+        tmp_path / "b",
+        cache=cache,
+        say=said.append,
+    )
+    assert said == [], "all have enough"
 
 
 def test_a_long_text_is_read_as_far_as_a_run_of_eight_times_the_length_could_need(tmp_path):

@@ -35,6 +35,7 @@ from .probes import Probes
 from .quantised import quantised_losses
 from .recipe import Recipe
 from .result import record_of, save_model, write_result
+from .sections import shares_of
 from .watch import Clock, Milestones, Progress, Show, Shown
 
 
@@ -145,6 +146,22 @@ def _carry_out(
     return json.loads(record.to_json())
 
 
+def _other_shares(prepared: Prepared) -> str:
+    """What of the mixture is read of each text, where that is not what was asked for, because one of them is short."""
+    data, texts = prepared.recipe.data, prepared.blocks.texts
+    asked, total = list(shares_of(data.text).values()), len(prepared.blocks.tokens)
+    if data.order == "sequential" or len(asked) != len(texts):
+        return ""
+    read = [text["tokens"] / total for text in texts]
+    near = max(0.01, 2 * data.context / total)  # whole blocks, some of them held out
+    if all(abs(one - share) <= near for one, share in zip(read, asked)):
+        return ""
+    return " + ".join(
+        f"{100 * one:.3g} % {text['name']} (asked for: {100 * share:.3g} %)"
+        for one, text, share in zip(read, texts, asked)
+    )
+
+
 def _trainer(
     prepared: Prepared, show: Show | None, say: Callable[[str], None], progress: Tell = nobody, *, start: bool
 ) -> Any:
@@ -155,6 +172,8 @@ def _trainer(
     isolated = recipe.data.boundaries == "isolated"
     cut: dict[str, Any] = {"isolated": isolated, "begin": prepared.begin}
     order = Order(prepared.blocks, recipe.steps * recipe.batch_blocks, seed=recipe.train.seed, **cut)
+    if read := _other_shares(prepared):
+        say(f"a text has run out: the blocks are {read}")
     passes = len(order) / len(prepared.blocks)
     if passes > 1:
         say(f"the text has {len(prepared.blocks)} blocks: the run goes over it {passes:.2f} times")
