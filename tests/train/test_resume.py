@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from decondense.train import train
-from decondense.train.folder import last_complete_checkpoint, mark, marked, would_go_on
+from decondense.train.folder import last_complete_checkpoint, mark, marked, remove_other_checkpoints, would_go_on
 from train.runs import child, content, fail_in_step_five, result, tiny, weights
 
 # Everything that has a state of its own: dropout, the sampler's draws, noise on the embeddings, the clock of active
@@ -153,7 +153,7 @@ def test_resume_with_another_text_is_refused(changed, tmp_path, cache, monkeypat
     before = {key: f"The {key} has lines.\n" * 300 for key in files}
     for key, file in files.items():
         file.write_text(before[key])
-    recipe = tiny(*(f"data.{key}={file}" for key, file in files.items()), "train.checkpoints=2")
+    recipe = tiny(*(f"data.{key}={file}" for key, file in files.items()), "train.checkpoints=4")
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:
         fail_in_step_five(patch, KeyboardInterrupt())
@@ -173,6 +173,7 @@ def test_resume_with_another_text_is_refused(changed, tmp_path, cache, monkeypat
         train(recipe, folder, cache=cache, resume=True)
     files[changed].write_text(before[changed])
     assert would_go_on(folder, recipe, resume=True, cache=cache) is not None
+    assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == ["checkpoint-2", "checkpoint-4"]
     train(recipe, folder, cache=cache, resume=True)
     assert result(folder)["finished"]
 
@@ -219,7 +220,7 @@ def test_only_whole_checkpoints_count(tmp_path):
     assert last_complete_checkpoint(tmp_path) == folder / "checkpoint-10"
     marker = folder / "checkpoint-10" / "complete.json"
     marker.write_text(marker.read_text().replace("10", "11", 1))
-    last_complete_checkpoint(tmp_path, remove_others=True)
+    remove_other_checkpoints(tmp_path, last_complete_checkpoint(tmp_path))
     assert sorted(p.name for p in folder.iterdir()) == ["checkpoint-5", "checkpoint-old"]
     (folder / "checkpoint-5" / "complete.json").write_text('{"step": 5}')
     assert last_complete_checkpoint(tmp_path) is None

@@ -178,20 +178,23 @@ def _digest(checkpoint: Path, content: dict[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def last_complete_checkpoint(run: Path, *, remove_others: bool = False) -> Path | None:
-    """The latest complete checkpoint of a run, or None.
+def last_complete_checkpoint(run: Path) -> Path | None:
+    """The latest complete checkpoint of a run, or None."""
+    return next((path for path in _checkpoints(run) if marked(path) is not None), None)
 
-    A resumed run removes the others: half-written ones are of no use, and an older one may be half deleted, its marker
-    still there, if the run was killed while Trainer made room.
-    """
+
+def remove_other_checkpoints(run: Path, last: Path | None) -> None:
+    """Delete all checkpoints but `last`, once nothing can refuse the resumed run any more: half-written ones are of no
+    use, and an older one may be half deleted, its marker still there, if the run was killed while Trainer made room."""
+    for path in _checkpoints(run):
+        if path != last:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _checkpoints(run: Path) -> list[Path]:
+    """The folders of checkpoints, the latest first."""
     folders = [p for p in (run / "checkpoints").glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name)]
-    paths = sorted(folders, key=lambda p: -int(p.name.partition("-")[2]))
-    last = next((path for path in paths if marked(path) is not None), None)
-    if remove_others:
-        for path in paths:
-            if path != last:
-                shutil.rmtree(path, ignore_errors=True)
-    return last
+    return sorted(folders, key=lambda p: -int(p.name.partition("-")[2]))
 
 
 def where_it_goes_on(run: Path) -> str:

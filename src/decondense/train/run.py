@@ -93,7 +93,7 @@ def train(
             return Run(target, record)
         checkpoint = None
         if resume:
-            checkpoint = run_folder.last_complete_checkpoint(target, remove_others=first_process())
+            checkpoint = run_folder.last_complete_checkpoint(target)
             run_folder.check_contents(checkpoint, recipe, cache)
             start = "there is no complete checkpoint" if begun else f"there is no run in {str(target)!r} yet"
             say(f"resuming from {checkpoint.name}" if checkpoint else f"{start}: starting from step 0")
@@ -103,6 +103,8 @@ def train(
         fast = prepared.device.type == "cuda" and prepared.speed["compiled"]
         with quiet_loading(), matmul_precision("high" if fast else torch.get_float32_matmul_precision()):
             trainer = _trainer(prepared, show, say, progress, start=checkpoint is None)
+            if resume and first_process():
+                run_folder.remove_other_checkpoints(target, checkpoint)
             look = "" if checkpoint else "held-out loss at step 0, then "
             slow = "; the first ones compile and take longer" if prepared.speed["compiled"] else ""
             stage(f"training: {look}{several(recipe.steps, 'step')} of {recipe.step_tokens:,} tokens{slow}")
