@@ -20,11 +20,11 @@ from transformers import TrainerCallback
 
 def embedding_learning_rate(step: int, *, steps: int, every: int, warmup: float = 0.08) -> float:
     """The factor of the embeddings' peak learning rate at an optimiser step."""
-    at = (step * max(1, steps // every)) % steps
-    rise = max(1, round(warmup * steps))
-    if at < rise:
-        return at / rise
-    return max(0.0, (steps - at) / max(1, steps - rise))
+    cycle_step = (step * max(1, steps // every)) % steps
+    warmup_steps = max(1, round(warmup * steps))
+    if cycle_step < warmup_steps:
+        return cycle_step / warmup_steps
+    return max(0.0, (steps - cycle_step) / max(1, steps - warmup_steps))
 
 
 class Forgetting(TrainerCallback):

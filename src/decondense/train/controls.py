@@ -42,12 +42,12 @@ def logit_terms(logits: Tensor, labels: Tensor, items: Tensor | int) -> dict[str
     logits (tokens, vocabulary) in float32; labels (tokens,), the token that each row predicts, −100 for none.
     `label_smoothing` is what ε multiplies: mean_v(−log p_v) − CE.
     """
-    counts = labels != -100
-    partition = torch.logsumexp(logits, -1)
-    own = logits.gather(-1, labels.clamp(min=0)[:, None])[:, 0]
+    predicted = labels != -100
+    log_partition = torch.logsumexp(logits, -1)
+    label_logits = logits.gather(-1, labels.clamp(min=0)[:, None])[:, 0]
     return {
-        "z_loss": (partition.square() * counts).sum() / items,
-        "label_smoothing": ((own - logits.mean(-1)) * counts).sum() / items,
+        "z_loss": (log_partition.square() * predicted).sum() / items,
+        "label_smoothing": ((label_logits - logits.mean(-1)) * predicted).sum() / items,
     }
 
 

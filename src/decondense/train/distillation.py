@@ -39,8 +39,8 @@ def distillation(student: Tensor, teacher: Tensor, labels: Tensor, *, temperatur
     student, teacher (batch, tokens, vocabulary); labels (batch, tokens), −100 where nothing is predicted, not shifted:
     the logits at position i predict label i + 1.
     """
-    counts = torch.nn.functional.pad(labels[:, 1:] != -100, (0, 1))
-    return _SoftTargets.apply(student.flatten(0, 1), teacher.flatten(0, 1), counts.flatten(), temperature)
+    labelled = torch.nn.functional.pad(labels[:, 1:] != -100, (0, 1))
+    return _SoftTargets.apply(student.flatten(0, 1), teacher.flatten(0, 1), labelled.flatten(), temperature)
 
 
 class _SoftTargets(torch.autograd.Function):
@@ -48,10 +48,10 @@ class _SoftTargets(torch.autograd.Function):
     the gradient for s is τ² · (q − p)/τ; only that gradient is kept, which is as large as the logits."""
 
     @staticmethod
-    def forward(ctx: Any, student: Tensor, teacher: Tensor, counts: Tensor, temperature: float) -> Tensor:
+    def forward(ctx: Any, student: Tensor, teacher: Tensor, labelled: Tensor, temperature: float) -> Tensor:
         total = student.new_zeros((), dtype=torch.float32)
         gradient = torch.empty_like(student)
-        for s, t, counted, out in zip(*(x.split(POSITIONS) for x in (student, teacher, counts[:, None], gradient))):
+        for s, t, counted, out in zip(*(x.split(POSITIONS) for x in (student, teacher, labelled[:, None], gradient))):
             p = torch.softmax(t.float() / temperature, -1)
             q = torch.log_softmax(s.float() / temperature, -1)
             total -= torch.where(counted, p * q, 0).sum()

@@ -135,12 +135,12 @@ def fuse_head(model: Any, *, compiled: bool = True, terms: OfLogits | None = Non
     if not plain or not _reproduces(model, head):
         return False
     function = compiled_head(terms) if compiled else functools.partial(head_loss, terms=terms)
-    own = model.forward
+    model_forward = model.forward
 
-    @functools.wraps(own)
+    @functools.wraps(model_forward)
     def forward(*args: Any, labels: Tensor | None = None, **kwargs: Any) -> Any:
         if labels is None or not model.training or args:
-            return own(*args, **({} if labels is None else {"labels": labels}), **kwargs)
+            return model_forward(*args, **({} if labels is None else {"labels": labels}), **kwargs)
         items = kwargs.pop("num_items_in_batch", None)
         if items is None:
             items = (labels[:, 1:] != -100).sum()

@@ -83,26 +83,26 @@ def document_losses(
     device = next(model.parameters()).device
     losses: list[np.ndarray] = []
     groups: dict[str, list[np.ndarray]] = {"document": [], "frequency": [], "position": []}  # of every predicted token
-    done, of_all = 0, sum(len(document.tokens) for document in documents)
+    done, in_all = 0, sum(len(document.tokens) for document in documents)
     with torch.no_grad(), unnoticed(model):
-        for of, ids, length in _batches(documents, context):
-            progress(f"tokens of {what}", done, of_all)
-            done += int(length.sum())
-            given = torch.from_numpy(ids).to(device)
-            logits = model(input_ids=given, use_cache=False)["logits"][:, :-1].float()
-            loss = F.cross_entropy(logits.transpose(1, 2), given[:, 1:], reduction="none")
-            place = np.arange(1, ids.shape[1])
-            predicted = place < length[:, None]
+        for row_documents, ids, lengths in _batches(documents, context):
+            progress(f"tokens of {what}", done, in_all)
+            done += int(lengths.sum())
+            input_ids = torch.from_numpy(ids).to(device)
+            logits = model(input_ids=input_ids, use_cache=False)["logits"][:, :-1].float()
+            loss = F.cross_entropy(logits.transpose(1, 2), input_ids[:, 1:], reduction="none")
+            positions = np.arange(1, ids.shape[1])
+            predicted = positions < lengths[:, None]
             losses.append(loss.double().cpu().numpy()[predicted])
-            groups["document"].append(np.broadcast_to(of[:, None], predicted.shape)[predicted])
+            groups["document"].append(np.broadcast_to(row_documents[:, None], predicted.shape)[predicted])
             groups["frequency"].append(deciles[ids[:, 1:][predicted]])
-            groups["position"].append(np.broadcast_to(place * OCTILES // context, predicted.shape)[predicted])
+            groups["position"].append(np.broadcast_to(positions * OCTILES // context, predicted.shape)[predicted])
 
     def by(name: str, size: int) -> list[tuple[float, int]]:
         """(sum of the losses, number of tokens) of each group."""
-        of = np.concatenate([np.zeros(0, np.int64), *groups[name]])
-        sums = np.bincount(of, weights=np.concatenate([np.zeros(0), *losses]), minlength=size)
-        return list(zip(sums.tolist(), np.bincount(of, minlength=size).tolist()))
+        group_of_token = np.concatenate([np.zeros(0, np.int64), *groups[name]])
+        sums = np.bincount(group_of_token, weights=np.concatenate([np.zeros(0), *losses]), minlength=size)
+        return list(zip(sums.tolist(), np.bincount(group_of_token, minlength=size).tolist()))
 
     rows: list[dict[str, Any]] = []
     totals: dict[str, tuple[float, int]] = {}
@@ -132,6 +132,6 @@ def _batches(documents: list[Document], context: int) -> Iterator[tuple[np.ndarr
     pieces = sorted((p for p in cut if len(p[1]) > 1), key=lambda p: -len(p[1]))
     while pieces:
         longest = len(pieces[0][1])
-        some, pieces = pieces[: max(1, TOKENS // longest)], pieces[max(1, TOKENS // longest) :]
-        ids = np.stack([np.pad(piece, (0, longest - len(piece))) for _, piece in some])
-        yield np.array([number for number, _ in some]), ids, np.array([len(piece) for _, piece in some])
+        batch, pieces = pieces[: max(1, TOKENS // longest)], pieces[max(1, TOKENS // longest) :]
+        ids = np.stack([np.pad(piece, (0, longest - len(piece))) for _, piece in batch])
+        yield np.array([number for number, _ in batch]), ids, np.array([len(piece) for _, piece in batch])

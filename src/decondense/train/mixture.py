@@ -32,20 +32,20 @@ def blocks_of(recipe: Recipe, tokenizer: Any, cache: Path, progress: Progress) -
     """
     data = recipe.data
     options: dict[str, Any] = {"context": data.context, "cache": cache, "data": data.folder}
-    asked, of_held_out = _asked(recipe)
-    parts = [prepare(tokenizer=tokenizer, progress=progress, **one, **options) for one in asked]
-    needed, aside = _blocks(recipe)
+    training_requests, held_out_requests = _text_requests(recipe)
+    parts = [prepare(tokenizer=tokenizer, progress=progress, **one, **options) for one in training_requests]
+    training_count, held_out_count = _block_counts(recipe)
     shares = list(_training_shares(data).values()) if len(parts) > 1 else [1.0]
     if len(parts) > 1:
-        counts = allot(needed, shares, [len(blocks) for blocks in parts])
+        counts = allot(training_count, shares, [len(blocks) for blocks in parts])
         parts = [_cut(blocks, 0, count) for blocks, count in zip(parts, counts)]
     if data.held_out is not None:
-        portions = _portions(shares_of(data.held_out).values(), aside)
-        texts = [prepare(tokenizer=tokenizer, **one, **options) for one in of_held_out]
+        portions = _portions(shares_of(data.held_out).values(), held_out_count)
+        texts = [prepare(tokenizer=tokenizer, **one, **options) for one in held_out_requests]
         held_out = [t.part(0, min(len(t), portion)) for t, portion in zip(texts, portions)]
         return join(parts), join(held_out), texts
-    portions = _portions(shares, aside)
-    if data.held_out_tokens == Data.model_fields["held_out_tokens"].default and sum(map(len, parts)) < needed:
+    portions = _portions(shares, held_out_count)
+    if data.held_out_tokens == Data.model_fields["held_out_tokens"].default and sum(map(len, parts)) < training_count:
         portions = [min(portion, _end_of(len(part), recipe)) for part, portion in zip(parts, portions)]
     for part, portion in zip(parts, portions):
         if len(part) < portion + 1:
@@ -72,7 +72,7 @@ def contents(recipe: Recipe, cache: Path) -> dict[str, str]:
 def check_texts(recipe: Recipe, tokenizer: Any, cache: Path) -> None:
     """Refuse a text that is missing, or a cache that cannot be written, as `blocks_of` does, reading no more than the
     beginnings of texts. A text that is already tokenised need not be there; without a tokenizer that is not known."""
-    for one in itertools.chain(*_asked(recipe)):
+    for one in itertools.chain(*_text_requests(recipe)):
         try:
             for name in one["texts"]:
                 text.check_text(name, data=recipe.data.folder)
@@ -82,21 +82,21 @@ def check_texts(recipe: Recipe, tokenizer: Any, cache: Path) -> None:
                 raise
 
 
-def _asked(recipe: Recipe) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _text_requests(recipe: Recipe) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Arguments of `token_files.prepare`: (for the training blocks, for the held-out texts, if there are any)."""
     data = recipe.data
-    needed, aside = _blocks(recipe)
+    training_count, held_out_count = _block_counts(recipe)
     names = list(_training_shares(data))
-    training: list[dict[str, Any]] = [{"texts": names, "tokens": needed * data.context}]
+    training: list[dict[str, Any]] = [{"texts": names, "tokens": training_count * data.context}]
     if len(names) > 1 and data.order != "sequential":
-        least = needed * data.context
-        ahead = max(least, min(AHEAD * least, WHOLE))
-        tokens = {name: ahead if _on_disk(name, data.folder) else least for name in names}
+        needed_tokens = training_count * data.context
+        ahead = max(needed_tokens, min(AHEAD * needed_tokens, WHOLE))
+        tokens = {name: ahead if _on_disk(name, data.folder) else needed_tokens for name in names}
         training = [{"texts": [name], "tokens": n, "whole": True} for name, n in tokens.items()]
-    others = {} if data.held_out is None else shares_of(data.held_out)
+    held_out_shares = {} if data.held_out is None else shares_of(data.held_out)
     held_out = [
         {"texts": [name], "tokens": portion * data.context, "documents": data.held_out_documents}
-        for name, portion in zip(others, _portions(others.values(), aside))
+        for name, portion in zip(held_out_shares, _portions(held_out_shares.values(), held_out_count))
     ]
     return training, held_out
 
@@ -105,7 +105,7 @@ def _training_shares(data: Data) -> dict[str, float]:
     return {_training_split(name, data.folder): share for name, share in shares_of(data.text).items()}
 
 
-def _blocks(recipe: Recipe) -> tuple[int, int]:
+def _block_counts(recipe: Recipe) -> tuple[int, int]:
     """(blocks to take from the training texts, blocks to hold out, of the same texts or of others)."""
     aside = -(-recipe.data.held_out_tokens // recipe.data.context)
     return recipe.steps * recipe.batch_blocks + (aside if recipe.data.held_out is None else 0), aside
@@ -116,17 +116,17 @@ def allot(total: int, shares: Sequence[float], limits: Sequence[int]) -> list[in
     up by the others, by their shares. Where all limits together are less than `total`, the limits."""
     counts, left, open_ = list(limits), min(total, sum(limits)), list(range(len(limits)))
     while True:
-        among = sum(shares[i] for i in open_)
-        asked = {i: left * shares[i] / among for i in open_}
-        full = [i for i in open_ if asked[i] >= limits[i]]
+        open_shares = sum(shares[i] for i in open_)
+        quotas = {i: left * shares[i] / open_shares for i in open_}
+        full = [i for i in open_ if quotas[i] >= limits[i]]
         left -= sum(limits[i] for i in full)
         open_ = [i for i in open_ if i not in full]
         if not full or not open_:
             break
-    by_remainder = sorted(open_, key=lambda i: math.floor(asked[i]) - asked[i])
-    over = left - sum(math.floor(asked[i]) for i in open_)
+    by_remainder = sorted(open_, key=lambda i: math.floor(quotas[i]) - quotas[i])
+    over = left - sum(math.floor(quotas[i]) for i in open_)
     for rank, i in enumerate(by_remainder):
-        counts[i] = math.floor(asked[i]) + (rank < over)
+        counts[i] = math.floor(quotas[i]) + (rank < over)
     return counts
 
 

@@ -68,20 +68,20 @@ def check(recipe: Recipe) -> dict[str, Any]:
     the names of the texts tell; return the description of the model. No weights are read, nothing is tokenised."""
     _check_reports(recipe.train.report_to)
     _device(recipe)
-    where, nowhere = token_folder(None), torch.device("meta")
+    cache, meta_device = token_folder(None), torch.device("meta")
     with quiet_loading():
-        model, tokenizer, source = _model(recipe, nowhere, where)
+        model, tokenizer, source = _model(recipe, meta_device, cache)
         _check_context(recipe, model)
-        _micro_batch(recipe, model, nowhere)
+        _micro_batch(recipe, model, meta_device)
         if tokenizer is not None:
-            _teacher(recipe, model, tokenizer, nowhere)
+            _teacher(recipe, model, tokenizer, meta_device)
             _begin(recipe, tokenizer)
     _warn_of_vocabulary(recipe, model, tokenizer)
     for loss in recipe.losses:
         reader, states = reader_of(model, loss.modules)
         if states is not None:
             select(loss.layers, states, reader.first)
-    check_texts(recipe, tokenizer, where)
+    check_texts(recipe, tokenizer, cache)
     return source
 
 
@@ -90,15 +90,15 @@ def prepare(recipe: Recipe, folder: Path, cache: AnyPath | None, tell: Progress 
     if recipe.train.quantised and sharded():
         raise ValueError("train.quantised rounds whole weights, which FSDP splits: leave it out.")
     device, bf16 = _device(recipe)
-    where = token_folder(cache)
-    read = contents(recipe, where)  # before anything else: a file may change meanwhile
+    tokens_folder = token_folder(cache)
+    text_digests = contents(recipe, tokens_folder)  # before anything else: a file may change meanwhile
     with quiet_loading():
-        model, tokenizer, source = _model(recipe, device, where)
+        model, tokenizer, source = _model(recipe, device, tokens_folder)
     _check_context(recipe, model)
     micro = _micro_batch(recipe, model, device)
     _check_disk(folder, model, recipe)
     teacher = _teacher(recipe, model, tokenizer, device)
-    blocks, held_out, texts = blocks_of(recipe, tokenizer, where, tell)
+    blocks, held_out, texts = blocks_of(recipe, tokenizer, tokens_folder, tell)
     _check_tokenizer(model, tokenizer, blocks, held_out)
     window_text = _window_text(recipe, tokenizer, held_out)
     centre = Centre(model) if recipe.baselines.centre_last else None
@@ -107,7 +107,7 @@ def prepare(recipe: Recipe, folder: Path, cache: AnyPath | None, tell: Progress 
     documents = documents_in(texts, recipe.data, begin)
     return Prepared(
         recipe, folder, model, tokenizer, source, blocks, held_out, documents, window_text, teacher, centre, device,
-        bf16, micro, speed, read, begin,
+        bf16, micro, speed, text_digests, begin,
     )  # fmt: skip
 
 
@@ -163,76 +163,76 @@ def _device(recipe: Recipe) -> tuple[torch.device, bool]:
 def _model(recipe: Recipe, device: torch.device, cache: Path) -> tuple[Any, Any, dict[str, Any]]:
     """Return (model in train mode on the device, tokenizer, description of the model). On the meta device the model has
     no weights, and a tokenizer still to be learnt is None: its vocabulary is taken at the largest size it may have."""
-    wanted, seed = recipe.model, recipe.train.seed
-    options: dict[str, Any] = {} if wanted.attention is None else {"attn_implementation": wanted.attention}
-    empty = device.type == "meta"
-    learnt = wanted.tokenizer if isinstance(wanted.tokenizer, TrainedTokenizer) else None
-    given = None if empty and learnt else wanted.tokenizer
-    own: Any = None if given is None else open_tokenizer(given, recipe.data, cache)
-    changes = dict(wanted.config)
-    if wanted.fresh and (own is not None or learnt):
+    section, seed = recipe.model, recipe.train.seed
+    options: dict[str, Any] = {} if section.attention is None else {"attn_implementation": section.attention}
+    on_meta = device.type == "meta"
+    learnt = section.tokenizer if isinstance(section.tokenizer, TrainedTokenizer) else None
+    tokenizer_choice = None if on_meta and learnt else section.tokenizer
+    own_tokenizer: Any = None if tokenizer_choice is None else open_tokenizer(tokenizer_choice, recipe.data, cache)
+    changes = dict(section.config)
+    if section.fresh and (own_tokenizer is not None or learnt):
         # The defaults are another tokenizer's ids, and the embedding of a padding token never learns.
-        ends = {key: getattr(own, key, 0) for key in ("bos_token_id", "eos_token_id")}  # of a learnt one both are 0
-        size = {"vocab_size": learnt.train if own is None else len(own)} if learnt else {}
+        ends = {key: getattr(own_tokenizer, key, 0) for key in ("bos_token_id", "eos_token_id")}  # both 0 where learnt
+        size = {"vocab_size": learnt.train if own_tokenizer is None else len(own_tokenizer)} if learnt else {}
         changes = ends | {"pad_token_id": None} | size | changes
     dropout = recipe.baselines.dropout
-    if wanted.architecture is not None:
-        tokenizer = own
-        known, causal = transformers.CONFIG_MAPPING, transformers.MODEL_FOR_CAUSAL_LM_MAPPING
-        if wanted.architecture not in known or known[wanted.architecture] not in causal:
+    if section.architecture is not None:
+        tokenizer = own_tokenizer
+        configurations, causal_models = transformers.CONFIG_MAPPING, transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+        if section.architecture not in configurations or configurations[section.architecture] not in causal_models:
             raise ValueError(
                 "model.architecture must be a causal model type of transformers, such as gpt2, llama or qwen3, got "
-                f"{quoted(wanted.architecture)}{perhaps(wanted.architecture, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)}"
+                f"{quoted(section.architecture)}{perhaps(section.architecture, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)}"
             )
-        with _fitting(wanted.architecture):
-            config = transformers.AutoConfig.for_model(wanted.architecture, **changes)
+        with _fitting(section.architecture):
+            config = transformers.AutoConfig.for_model(section.architecture, **changes)
             models.check_config(config)
-        _check_keys(config, wanted.config)
+        _check_keys(config, section.config)
         if dropout is not None:
             config.update(dict.fromkeys(dropout_keys(config), dropout))
         torch.manual_seed(seed)
-        with _fitting(wanted.architecture), device if empty else contextlib.nullcontext():
+        with _fitting(section.architecture), device if on_meta else contextlib.nullcontext():
             model = transformers.AutoModelForCausalLM.from_config(config, **options)
-        source = {"name": wanted.architecture, "source": "from scratch"}
+        source = {"name": section.architecture, "source": "from scratch"}
     else:
-        assert wanted.name is not None
-        resolved = models.resolve(wanted.name, revision=wanted.revision)
+        assert section.name is not None
+        resolved = models.resolve(section.name, revision=section.revision)
         if dropout is not None:
-            config = models.configuration(resolved, wanted.trust_remote_code)
+            config = models.configuration(resolved, section.trust_remote_code)
             changes |= dict.fromkeys(dropout_keys(config), dropout)
         model, tokenizer = models.load(
-            resolved, dtype="float32", device="meta" if empty else "cpu", init=wanted.init, seed=seed,
-            trust_remote_code=wanted.trust_remote_code, config_changes=changes or None, **options,
+            resolved, dtype="float32", device="meta" if on_meta else "cpu", init=section.init, seed=seed,
+            trust_remote_code=section.trust_remote_code, config_changes=changes or None, **options,
         )  # fmt: skip
-        _check_keys(model.config, wanted.config)
-        if own is not None:
-            if not wanted.init and not same_tokens(own, tokenizer):
+        _check_keys(model.config, section.config)
+        if own_tokenizer is not None:
+            if not section.init and not same_tokens(own_tokenizer, tokenizer):
                 raise ValueError(
                     f"model.tokenizer must split text as the trained weights of {resolved.name!r} know it, got "
-                    f"{wanted.tokenizer!r}, which splits it differently: leave it out, or set model.init to true for "
+                    f"{section.tokenizer!r}, which splits it differently: leave it out, or set model.init to true for "
                     "fresh weights."
                 )
-            tokenizer = own
-        elif empty and learnt:
+            tokenizer = own_tokenizer
+        elif on_meta and learnt:
             tokenizer = None
-        source = {"name": resolved.name, "source": resolved.description + (", fresh weights" if wanted.init else "")}
-        source |= {} if wanted.init else models.provenance(resolved)
+        source = {"name": resolved.name, "source": resolved.description + (", fresh weights" if section.init else "")}
+        source |= {} if section.init else models.provenance(resolved)
     if not hasattr(model, "lm_head") and model.get_output_embeddings() is None:
         raise ValueError(f"train needs a causal language model, got {type(model).__name__}: choose another model.")
     name_loss(model)
     model = model.to(device)
     source["parameters"] = sum(p.numel() for p in model.parameters())
-    if wanted.lora is not None:
+    if section.lora is not None:
         need("peft", "a recipe with LoRA")
         from peft import LoraConfig, get_peft_model
 
-        lora = wanted.lora
+        lora = section.lora
         adapters = LoraConfig(
             r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=lora.target_modules,
             task_type="CAUSAL_LM",
         )  # fmt: skip
         torch.manual_seed(seed)
-        with device if empty else contextlib.nullcontext():
+        with device if on_meta else contextlib.nullcontext():
             model = get_peft_model(model, adapters)
     model.config.use_cache = False
     return model.train(), tokenizer, source
@@ -256,15 +256,15 @@ def _check_keys(config: Any, keys: Collection[str]) -> None:
     if not keys:
         return
     try:
-        plain = type(config)()
+        default_config = type(config)()
     except Exception:  # a class from a model's own code may have no defaults to compare with
         return
-    home = Path(inspect.getfile(type(config)))
-    code = (home, home.with_name(home.name.replace("configuration_", "modeling_")))
-    words = {word for file in code if file.exists() for word in re.findall(r"\w+", file.read_text(encoding="utf-8"))}
+    config_file = Path(inspect.getfile(type(config)))
+    sources = (config_file, config_file.with_name(config_file.name.replace("configuration_", "modeling_")))
+    names = {word for file in sources if file.exists() for word in re.findall(r"\w+", file.read_text(encoding="utf-8"))}
     for key in keys:
-        if hasattr(config, key) and not hasattr(plain, key) and key not in words:
-            close = perhaps(key, plain.to_dict(), cutoff=0.55)
+        if hasattr(config, key) and not hasattr(default_config, key) and key not in names:
+            close = perhaps(key, default_config.to_dict(), cutoff=0.55)
             raise ValueError(f"model.config must hold keys that {config.model_type} has, got {key!r}{close}")
 
 
@@ -293,11 +293,11 @@ def _check_tokenizer(model: Any, tokenizer: Any, *texts: Blocks) -> None:
 
 def _warn_of_vocabulary(recipe: Recipe, model: Any, tokenizer: Any) -> None:
     """Warn of tokens without an embedding: only tokenising tells whether the text uses any (`_check_tokenizer`)."""
-    wanted, rows = recipe.model.tokenizer, model.get_input_embeddings().weight.shape[0]
-    if wanted is None:  # the model's own tokenizer
+    tokenizer_choice, rows = recipe.model.tokenizer, model.get_input_embeddings().weight.shape[0]
+    if tokenizer_choice is None:  # the model's own tokenizer
         return
-    if isinstance(wanted, TrainedTokenizer):
-        size = wanted.train
+    if isinstance(tokenizer_choice, TrainedTokenizer):
+        size = tokenizer_choice.train
     else:
         size = 1 + max(tokenizer.get_vocab().values(), default=-1)
     if size > rows:
@@ -329,9 +329,9 @@ def _check_disk(folder: Path, model: Any, recipe: Recipe) -> None:
     moments = sum(p.numel() for p in model.parameters() if p.requires_grad) * 8
     checkpoints = min(recipe.train.keep, recipe.train.checkpoints) + 1 if recipe.train.checkpoints else 0
     needed = (weights + moments) * checkpoints + weights
-    there = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())  # a resumed run has some of it already
+    written = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())  # a resumed run has some of it already
     free = shutil.disk_usage(next(p for p in (folder, *folder.absolute().parents) if p.exists())).free
-    if free + there < needed:
+    if free + written < needed:
         raise OSError(
             f"the disk must hold {needed / 2**20:,.1f} MiB of checkpoints, it has {free / 2**20:,.1f} MiB free: free "
             "some space or choose another folder with --out."

@@ -26,10 +26,10 @@ BATCHES = 32
 
 
 class Probes(TrainerCallback):
-    """Logs `gradient_noise` and `frequency_share` at step 0 and at `steps`; `cut` as in `Order`."""
+    """Logs `gradient_noise` and `frequency_share` at step 0 and at `steps`; `order_options` as in `Order`."""
 
     def __init__(
-        self, trainer: Any, steps: set[int], held_out: Blocks, counts: np.ndarray, progress: Tell, **cut: Any
+        self, trainer: Any, steps: set[int], held_out: Blocks, counts: np.ndarray, progress: Tell, **order_options: Any
     ) -> None:
         if trainer.is_fsdp_enabled:
             raise ValueError(
@@ -42,7 +42,7 @@ class Probes(TrainerCallback):
                 f"snapshots.probes needs two held-out blocks, got {len(held_out)}: raise data.held_out_tokens."
             )
         # Held-out texts lie one after the other; in random order every batch has blocks of all of them.
-        blocks = Order(held_out, min(BATCHES, len(held_out) // size) * size, seed=0, **cut)
+        blocks = Order(held_out, min(BATCHES, len(held_out) // size) * size, seed=0, **order_options)
         self.batches = torch.stack([blocks[i]["input_ids"] for i in range(len(blocks))]).split(size)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -51,11 +51,11 @@ class Probes(TrainerCallback):
         if state.global_step not in self.steps:
             return
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        given = [batch.to(self.trainer.args.device) for batch in self.batches]
+        batches = [batch.to(self.trainer.args.device) for batch in self.batches]
         with unnoticed(model):
-            noise = gradient_noise(_gradients(model, given, self.progress), tokens=given[0][:, 1:].numel())
+            noise = gradient_noise(_gradients(model, batches, self.progress), tokens=batches[0][:, 1:].numel())
             direction = frequency_direction(model.get_output_embeddings().weight, self.counts)
-            share = frequency_share(_last_states(model, given), direction)
+            share = frequency_share(_last_states(model, batches), direction)
         self.trainer.log({"gradient_noise": noise, "frequency_share": share})
 
 

@@ -189,14 +189,14 @@ def with_settings(content: dict[str, Any], settings: Settings) -> dict[str, Any]
 def put(content: dict[str, Any], path: Sequence[str], value: Any) -> None:
     """Put the value in its place; make the sections on the way there."""
     *parents, last = path
-    here = content
+    section = content
     for parent in parents:
-        if here.get(parent) is None:
-            here[parent] = {}
-        here = here[parent]
-        if not isinstance(here, dict):
+        if section.get(parent) is None:
+            section[parent] = {}
+        section = section[parent]
+        if not isinstance(section, dict):
             raise ValueError(f"setting {'.'.join(path)!r} goes into {parent!r}, which is a value and not a section.")
-    here[last] = value
+    section[last] = value
 
 
 def _setting(setting: str) -> tuple[str, Any]:
@@ -231,32 +231,32 @@ def _sentence(error: ValidationError, name: str) -> str:
     # A value that may be of several kinds has an error for each; the one with the longest path is the kind meant.
     first = max((e for e in errors if e["loc"][:2] == errors[0]["loc"][:2]), key=lambda e: len(e["loc"]))
     place = _place(first)
-    where = ".".join(map(str, place))
+    key_path = ".".join(map(str, place))
     if first["type"] == "extra_forbidden":
         known, section = list(_keys(_part_at(place[:-1]))), ".".join(map(str, place[:-1]))
         close = _option(place) or near(place[-1], known) or _in_other_words(str(place[-1]), section)
         hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}."
-        return f"{name}: {where!r} is no key of a recipe: {hint}"
+        return f"{name}: {key_path!r} is no key of a recipe: {hint}"
     if first["type"] == "missing":
-        return f"{name}: {where!r} must be given, and it is missing."
+        return f"{name}: {key_path!r} must be given, and it is missing."
     got = first.get("input")
-    alike = [e for e in errors if _place(e) == place]  # one for every kind that the value may have
-    if [e["type"] for e in alike] == ["model_type"]:
-        key = f"{where}.{next(iter(_keys(_part_at(place))))}"
+    same_key_errors = [e for e in errors if _place(e) == place]  # one for every kind that the value may have
+    if [e["type"] for e in same_key_errors] == ["model_type"]:
+        key = f"{key_path}.{next(iter(_keys(_part_at(place))))}"
         remedy = f"give it as {key}: {got}" if isinstance(got, str) else f"give {key}, or leave it out"
-        return f"{name}: {where} must be a section of keys, got {got!r}: {remedy}."
-    literals = [e["ctx"]["expected"] for e in alike if e["type"] == "literal_error"]
+        return f"{name}: {key_path} must be a section of keys, got {got!r}: {remedy}."
+    literals = [e["ctx"]["expected"] for e in same_key_errors if e["type"] == "literal_error"]
     choices = re.findall(r"'([^']*)'", " ".join(literals))
-    kinds = [CONTRACTS[e["type"]].format(**e.get("ctx", {})) for e in alike if e["type"] in CONTRACTS]
-    if choices or kinds:
-        any_of = list_of([*choices, *(word for kind in kinds for word in kind.split(" or "))], "or")
-        must = any_of if kinds else f"one of {', '.join(choices)}"
-        came = repr(got) if got is None or isinstance(got, (str, int, float)) else type(got).__name__
-        return f"{name}: {where} must be {must}, got {came}: {nearest(got, choices, f'{_remedy(place)}.')}"
+    contracts = [CONTRACTS[e["type"]].format(**e.get("ctx", {})) for e in same_key_errors if e["type"] in CONTRACTS]
+    if choices or contracts:
+        any_of = list_of([*choices, *(word for kind in contracts for word in kind.split(" or "))], "or")
+        must = any_of if contracts else f"one of {', '.join(choices)}"
+        shown_value = repr(got) if got is None or isinstance(got, (str, int, float)) else type(got).__name__
+        return f"{name}: {key_path} must be {must}, got {shown_value}: {nearest(got, choices, f'{_remedy(place)}.')}"
     message = first["msg"].removeprefix("Value error, ").rstrip(".")
     shown = f", got {got!r}" if isinstance(got, (str, int, float, bool)) and "got" not in message else ""
     end = "" if message.endswith("?") and not shown else "."
-    return f"{name}: {where}{': ' if where else ''}{message}{shown}{end}"
+    return f"{name}: {key_path}{': ' if key_path else ''}{message}{shown}{end}"
 
 
 def _option(place: Sequence[int | str]) -> list[str]:

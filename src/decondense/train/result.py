@@ -37,8 +37,8 @@ def record_of(
     log = trainer.state.log_history
     names = (*Step.model_fields, *recipe.baselines.on_logits, *(n for pair in recipe.several for n in pair))
     lines = [at(e["step"]) | {k: finite(e[k]) for k in names if k in e} for e in log if "loss" in e]
-    beside = ("gradient_noise", "frequency_share")
-    probes = [at(e["step"]) | {name: finite(e[name]) for name in beside} for e in log if beside[0] in e]
+    probe_names = ("gradient_noise", "frequency_share")
+    probes = [at(e["step"]) | {name: finite(e[name]) for name in probe_names} for e in log if probe_names[0] in e]
     snapshots = []
     for file in sorted((prepared.folder / "snapshots").glob("step-*.json")) if finished else ():
         place = at(int(file.stem.split("-")[1])) | {"file": f"snapshots/{file.name}"}
@@ -105,20 +105,20 @@ def model_card(record: Training) -> str:
     """How a model was made, from its result alone: Markdown with the front matter that model hubs read."""
     recipe, model, held_out = record.recipe, record.model, record.held_out
     losses, methods = recipe["loss"], {"LoRA": recipe["model"]["lora"]} | recipe["baselines"]
-    used = [_method(name, value) for name, value in methods.items() if value is not None and value is not False]
-    added = []
+    methods_used = [_method(name, value) for name, value in methods.items() if value is not None and value is not False]
+    loss_lines = []
     for loss in losses if isinstance(losses, list) else [losses]:
         if loss["name"] != "none":
             options = [f"{key} = {value}" for key, value in loss["options"].items()]
             parts = [loss["name"], f"weight {loss['weight']:g}", str(loss["layers"]), Loss(**loss).over_time, *options]
-            added.append(", ".join(part for part in parts if part))
+            loss_lines.append(", ".join(part for part in parts if part))
     rows = {
         "started from": f"{model.source} ({model.parameters:,} parameters)",
         "text": ", ".join(from_where(text.name, text.source) for text in record.text),
         "tokens": f"{record.tokens:,} in {record.steps:,} steps",
         "context": f"{recipe['data']['context']} tokens",
-        "loss on the hidden states": " + ".join(added) or "no regulariser",
-        "other methods": "; ".join(used) or "none",
+        "loss on the hidden states": " + ".join(loss_lines) or "no regulariser",
+        "other methods": "; ".join(methods_used) or "none",
         "held-out loss": f"{nats(held_out[0].loss)} before, {nats(held_out[-1].loss)} after",
         "seed": recipe["train"]["seed"],
         "hardware": record.hardware,
@@ -166,10 +166,10 @@ def _method(name: str, value: Any) -> str:
     name = name.replace("_", " ")
     if not isinstance(value, dict):
         return name if value is True else f"{name}: {value}"
-    given = {key: ", ".join(v) if isinstance(v, list) else str(v) for key, v in value.items() if v is not None}
-    if "teacher" in given and Path(given["teacher"]).expanduser().exists():
-        given["teacher"] = Path(given["teacher"]).name
-    return f"{name}: " + ", ".join(f"{key.replace('_', ' ')} {v}" for key, v in given.items())
+    settings = {key: ", ".join(v) if isinstance(v, list) else str(v) for key, v in value.items() if v is not None}
+    if "teacher" in settings and Path(settings["teacher"]).expanduser().exists():
+        settings["teacher"] = Path(settings["teacher"]).name
+    return f"{name}: " + ", ".join(f"{key.replace('_', ' ')} {v}" for key, v in settings.items())
 
 
 def _front_matter(record: Training) -> dict[str, Any]:
@@ -179,8 +179,8 @@ def _front_matter(record: Training) -> dict[str, Any]:
     if model.base_model is not None:
         front["base_model"] = model.base_model
     if model.licence is not None:
-        known = re.fullmatch(r"[a-z0-9.-]+", model.licence.lower())
-        front |= {"license": model.licence.lower()} if known else {"license": "other", "license_name": model.licence}
+        is_id = re.fullmatch(r"[a-z0-9.-]+", model.licence.lower())
+        front |= {"license": model.licence.lower()} if is_id else {"license": "other", "license_name": model.licence}
     places = [TEXTS[name].hub for name in texts if name in TEXTS]
     datasets = sorted({place[0] for place in places if place is not None})
     front |= {"datasets": datasets} if datasets else {}

@@ -121,8 +121,8 @@ def _carry_out(
 ) -> dict[str, Any]:
     trainer.begin(checkpoint)
     if first_process():
-        so_far = functools.partial(record_of, prepared, trainer, command, {}, finished=False)
-        trainer.add_callback(Progress(so_far, prepared.folder / "progress.json"))
+        record_so_far = functools.partial(record_of, prepared, trainer, command, {}, finished=False)
+        trainer.add_callback(Progress(record_so_far, prepared.folder / "progress.json"))
     try:
         with _one_sentence(prepared):
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
@@ -133,11 +133,11 @@ def _carry_out(
     if prepared.documents:
         vocabulary = prepared.model.get_input_embeddings().weight.shape[0]
         deciles = frequency_deciles(prepared.blocks.tokens, vocabulary)
-        asked = (trainer.model_wrapped, prepared.documents, prepared.recipe.data.context, deciles)
-        losses = document_losses(*asked, progress=progress)
+        loss_arguments = (trainer.model_wrapped, prepared.documents, prepared.recipe.data.context, deciles)
+        losses = document_losses(*loss_arguments, progress=progress)
         if prepared.recipe.train.quantised:
             schemes = prepared.recipe.train.quantised
-            losses["held_out_quantised"] = quantised_losses(*asked, schemes, progress=progress)
+            losses["held_out_quantised"] = quantised_losses(*loss_arguments, schemes, progress=progress)
     progress("saving the model", 0, None)
     record = record_of(prepared, trainer, command, losses)
     if prepared.centre is not None:
@@ -172,16 +172,16 @@ def _trainer(
 
     recipe = prepared.recipe
     isolated = recipe.data.boundaries == "isolated"
-    cut: dict[str, Any] = {"isolated": isolated, "begin": prepared.begin}
-    order = Order(prepared.blocks, recipe.steps * recipe.batch_blocks, seed=recipe.train.seed, **cut)
+    order_options: dict[str, Any] = {"isolated": isolated, "begin": prepared.begin}
+    order = Order(prepared.blocks, recipe.steps * recipe.batch_blocks, seed=recipe.train.seed, **order_options)
     if read := _other_shares(prepared):
         say(f"a text has run out: the blocks are {read}")
     passes = len(order) / len(prepared.blocks)
     if passes > 1:
         say(f"the text has {len(prepared.blocks)} blocks: the run goes over it {passes:.2f} times")
-    twice = {text["name"] for text in prepared.blocks.texts} & {text["name"] for text in prepared.held_out.texts}
-    if twice and recipe.data.held_out is not None:
-        say(f"not all held-out text is unseen: the run also trains on {list_of(sorted(twice))}")
+    in_both = {text["name"] for text in prepared.blocks.texts} & {text["name"] for text in prepared.held_out.texts}
+    if in_both and recipe.data.held_out is not None:
+        say(f"not all held-out text is unseen: the run also trains on {list_of(sorted(in_both))}")
     for name, tokens in one_document(prepared.documents, recipe.data).items():
         say(f"{name} is one document, and the loss by document uses {tokens:,} tokens of it: a .jsonl may have more")
     clock = Clock()
@@ -193,7 +193,7 @@ def _trainer(
         model=prepared.model,
         args=_arguments(prepared, start=start),
         train_dataset=order,
-        eval_dataset=Order(prepared.held_out, len(prepared.held_out), seed=None, **cut),
+        eval_dataset=Order(prepared.held_out, len(prepared.held_out), seed=None, **order_options),
         processing_class=prepared.tokenizer,
         data_collator=transformers.default_data_collator,
     )
@@ -202,12 +202,12 @@ def _trainer(
     forgetting = recipe.baselines.active_forgetting
     if forgetting is not None:
         trainer.add_callback(Forgetting(every=forgetting.every, std=forgetting.std, seed=recipe.train.seed))
-    where = prepared.folder / "snapshots"
-    milestones = Milestones(recipe, where, prepared.window_text, prepared.tokenizer, progress)
+    snapshot_folder = prepared.folder / "snapshots"
+    milestones = Milestones(recipe, snapshot_folder, prepared.window_text, prepared.tokenizer, progress)
     trainer.add_callback(milestones)
     if recipe.snapshots.count and recipe.snapshots.probes:
         counts = token_counts(prepared.blocks.tokens, prepared.model.get_output_embeddings().weight.shape[0])
-        trainer.add_callback(Probes(trainer, milestones.look_at, prepared.held_out, counts, progress, **cut))
+        trainer.add_callback(Probes(trainer, milestones.look_at, prepared.held_out, counts, progress, **order_options))
     if show is not None and first_process():
         trainer.add_callback(Shown(show, clock, recipe.step_tokens, milestones, progress))
     if prepared.centre is not None:
@@ -215,8 +215,8 @@ def _trainer(
     attachment = None
     if recipe.losses:
         terms = [loss.term(recipe.steps) for loss in recipe.losses]
-        both = Terms(terms, clock=lambda: int(trainer.state.global_step)) if len(terms) > 1 else terms[0]
-        attachment = Attachment(TrainerEngine(trainer), both, recipe.losses[0].modules)
+        term = Terms(terms, clock=lambda: int(trainer.state.global_step)) if len(terms) > 1 else terms[0]
+        attachment = Attachment(TrainerEngine(trainer), term, recipe.losses[0].modules)
     trainer.attach(attachment)
     if attachment is not None:
         tap_blocks(prepared.model, attachment, whole_rows=not isolated, checkpointing=recipe.train.checkpointing)
@@ -276,18 +276,18 @@ def _one_sentence(prepared: Prepared) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        where = run_folder.where_it_goes_on(prepared.folder)
+        effect = run_folder.where_it_goes_on(prepared.folder)
         if out_of_memory(error):
             micro = prepared.micro_batch
             smaller = max((d for d in range(1, micro) if micro % d == 0), default=None)
             remedy = "train.checkpointing=true" if smaller is None else f"train.micro_batch={smaller}"
             raise ValueError(
                 f"the memory of {prepared.device} must hold train.micro_batch = {micro} blocks of "
-                f"{prepared.recipe.data.context} tokens, but it does not: add --resume --set {remedy}, which {where}."
+                f"{prepared.recipe.data.context} tokens, but it does not: add --resume --set {remedy}, which {effect}."
             ) from None
         if run_folder.process_count() == 1 or not lost_process(error):
             raise
         raise OSError(
             f"another process of this run has died ({str(error).splitlines()[0][:120]}): the same command with "
-            f"--resume, on as many processes or another number, {where}."
+            f"--resume, on as many processes or another number, {effect}."
         ) from None

@@ -56,12 +56,12 @@ def prepare(
     """
     names = [texts] if isinstance(texts, str) else list(texts)
     budget = (tokens, documents)
-    keys, kind = _filed(names, tokenizer, budget, cache, data, whole=whole)
-    ids, starts, used = cached(
+    keys, dtype = _keys_and_dtype(names, tokenizer, budget, cache, data, whole=whole)
+    ids, starts, entries = cached(
         cache,
         keys[0],
-        lambda: _open(cache, keys, kind),
-        lambda: _tokenise(_stream(names, tokenizer, data), budget, cache, keys, kind, progress),
+        lambda: _open(cache, keys, dtype),
+        lambda: _tokenise(_stream(names, tokenizer, data), budget, cache, keys, dtype, progress),
     )
     if len(ids) < context:
         raise ValueError(
@@ -69,7 +69,7 @@ def prepare(
             "give more text or a shorter data.context."
         )
     # The files may have been made from the same text under another path.
-    return Blocks(ids, starts, context, [{"name": names[entry.pop("number")], **entry} for entry in used])
+    return Blocks(ids, starts, context, [{"name": names[entry.pop("number")], **entry} for entry in entries])
 
 
 def is_prepared(
@@ -77,15 +77,15 @@ def is_prepared(
     data: str | None = None,
 ) -> bool:  # fmt: skip
     """Whether `prepare` would find its files, and need no text."""
-    return _open(cache, *_filed(texts, tokenizer, (tokens, documents), cache, data, whole=whole)) is not None
+    return _open(cache, *_keys_and_dtype(texts, tokenizer, (tokens, documents), cache, data, whole=whole)) is not None
 
 
-def _filed(
+def _keys_and_dtype(
     texts: list[str], tokenizer: Any, budget: tuple[int, int], cache: Path, data: str | None, *, whole: bool
 ) -> tuple[list[str], np.dtype[Any]]:
     """(the keys under which the tokens may be filed, their dtype)."""
-    kind = np.dtype(np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
-    return [_key(texts, tokenizer, wanted, cache, data) for wanted in ([None, budget] if whole else [budget])], kind
+    dtype = np.dtype(np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
+    return [_key(texts, tokenizer, wanted, cache, data) for wanted in ([None, budget] if whole else [budget])], dtype
 
 
 def cached(cache: Path, key: str, opened: Callable[[], Any], make: Callable[[], None]) -> Any:
@@ -141,31 +141,31 @@ def documents_of(name: str, data: str | None) -> tuple[str, Iterator[str]]:
 
 
 def _tokenise(
-    stream: Iterator[Tokenised], budget: tuple[int, int], cache: Path, keys: list[str], kind: np.dtype[Any],
+    stream: Iterator[Tokenised], budget: tuple[int, int], cache: Path, keys: list[str], dtype: np.dtype[Any],
     progress: Progress,
 ) -> None:  # fmt: skip
     """Write documents until the budget is reached (filed under the last key) or they end (under the first)."""
-    tokens, least = budget
+    tokens, least_documents = budget
     progress(0, tokens)  # reading the text may take a while
-    begun = {ending: cache / f".{keys[0]}.{ending}" for ending in ("tokens", "starts", "json")}
-    used: list[dict[str, Any]] = []
-    digest, written, number, ended = hashlib.sha256(), 0, 0, True
+    temporary_files = {ending: cache / f".{keys[0]}.{ending}" for ending in ("tokens", "starts", "json")}
+    entries: list[dict[str, Any]] = []
+    digest, token_count, document_count, ended = hashlib.sha256(), 0, 0, True
     try:
-        with begun["tokens"].open("wb") as ids_file, begun["starts"].open("wb") as starts_file:
+        with temporary_files["tokens"].open("wb") as ids_file, temporary_files["starts"].open("wb") as starts_file:
             for index, ids, document, source in stream:
-                if not used or used[-1]["number"] != index:
-                    used.append({"number": index, "source": source, "documents": 0, "tokens": 0})
+                if not entries or entries[-1]["number"] != index:
+                    entries.append({"number": index, "source": source, "documents": 0, "tokens": 0})
                     digest = hashlib.sha256()
                 with _writable(cache):
-                    starts_file.write(np.int64(written).tobytes())
-                    ids_file.write(np.asarray(ids, dtype=kind).tobytes())
+                    starts_file.write(np.int64(token_count).tobytes())
+                    ids_file.write(np.asarray(ids, dtype=dtype).tobytes())
                 digest.update(document.encode("utf-8", "surrogatepass"))
-                used[-1] |= {"documents": used[-1]["documents"] + 1, "tokens": used[-1]["tokens"] + len(ids)}
-                used[-1]["sha256"] = digest.hexdigest()
-                number, written = number + 1, written + len(ids)
+                entries[-1] |= {"documents": entries[-1]["documents"] + 1, "tokens": entries[-1]["tokens"] + len(ids)}
+                entries[-1]["sha256"] = digest.hexdigest()
+                document_count, token_count = document_count + 1, token_count + len(ids)
                 # with `whole` the text mostly ends before the budget, at a place not known in advance
-                progress(written, None) if len(keys) > 1 else progress(min(written, tokens), tokens)
-                if written >= tokens and number >= least:
+                progress(token_count, None) if len(keys) > 1 else progress(min(token_count, tokens), tokens)
+                if token_count >= tokens and document_count >= least_documents:
                     ended = False
                     break
             with _writable(cache):
@@ -173,28 +173,28 @@ def _tokenise(
                     file.flush()
                     os.fsync(file.fileno())
         with _writable(cache):
-            record = {"length": written, "documents": number, "texts": used}
-            begun["json"].write_text(json.dumps(record), encoding="utf-8")
-            for ending, path in begun.items():  # the record comes last
+            record = {"length": token_count, "documents": document_count, "texts": entries}
+            temporary_files["json"].write_text(json.dumps(record), encoding="utf-8")
+            for ending, path in temporary_files.items():  # the record comes last
                 path.replace(cache / f"{keys[0 if ended else -1]}.{ending}")
     finally:
-        for path in begun.values():
+        for path in temporary_files.values():
             path.unlink(missing_ok=True)
 
 
-def _open(cache: Path, keys: list[str], kind: np.dtype[Any]) -> Opened | None:
+def _open(cache: Path, keys: list[str], dtype: np.dtype[Any]) -> Opened | None:
     """What is filed under the first usable key; None when all are missing or damaged (then it is made again)."""
     for key in keys:
         try:
             record = json.loads((cache / f"{key}.json").read_text(encoding="utf-8"))
             sizes = [(cache / f"{key}.{ending}").stat().st_size for ending in ("tokens", "starts")]
-            if sizes != [record["length"] * kind.itemsize, record["documents"] * 8]:
+            if sizes != [record["length"] * dtype.itemsize, record["documents"] * 8]:
                 continue
         except (OSError, ValueError, KeyError, TypeError):
             continue
         if not record["length"]:
-            return np.zeros(0, kind), np.zeros(0, np.int64), record["texts"]
-        ids = np.memmap(cache / f"{key}.tokens", dtype=kind, mode="r")
+            return np.zeros(0, dtype), np.zeros(0, np.int64), record["texts"]
+        ids = np.memmap(cache / f"{key}.tokens", dtype=dtype, mode="r")
         return ids, np.memmap(cache / f"{key}.starts", dtype=np.int64, mode="r"), record["texts"]
     return None
 

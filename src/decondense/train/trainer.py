@@ -199,12 +199,12 @@ class Trainer(transformers.Trainer, TrainerCallback):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop or skip the step where a loss or the gradient is not finite; all processes decide the same."""
-        bad, self._bad = self._bad, False
+        not_finite, self._bad = self._bad, False
         norm, self._norm = self._norm, None
         if norm is not None:
             norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-            bad = bad | ~torch.isfinite(torch.as_tensor(norm, device=self.args.device))
-        flag = torch.as_tensor(bad, dtype=torch.float32, device=self.args.device).reshape(1)
+            not_finite = not_finite | ~torch.isfinite(torch.as_tensor(norm, device=self.args.device))
+        flag = torch.as_tensor(not_finite, dtype=torch.float32, device=self.args.device).reshape(1)
         if self.accelerator.num_processes > 1:
             flag = self.accelerator.reduce(flag, "sum")
         if not bool(flag.any()):
@@ -240,8 +240,8 @@ class Trainer(transformers.Trainer, TrainerCallback):
         order: Any = self.train_dataset
         assert isinstance(order, Order)
         size = self.recipe.batch_blocks
-        seen = [int(b) for b in order.order[step * size : (step + 1) * size]]
-        numbers = ", ".join(map(str, seen[:LISTED])) + (f" and {len(seen) - LISTED} more" if seen[LISTED:] else "")
+        batch = [int(b) for b in order.order[step * size : (step + 1) * size]]
+        numbers = ", ".join(map(str, batch[:LISTED])) + (f" and {len(batch) - LISTED} more" if batch[LISTED:] else "")
         checkpoint = last_complete_checkpoint(self.folder.parent)
         last = "there is no checkpoint yet" if checkpoint is None else f"the last good checkpoint is {checkpoint.name}"
         remedy = f"{last}: lower train.learning_rate and start in another folder, or add --resume --on-nan skip."
@@ -249,6 +249,6 @@ class Trainer(transformers.Trainer, TrainerCallback):
             remedy = "nothing was kept: look at the model's weights and at loss.weight, or add --on-nan skip."
         return (
             f"the loss must stay finite, but loss or gradient is NaN or infinite at step {step + 1} of "
-            f"{self.state.max_steps} ({len(seen)} blocks of the text, numbers {numbers}; the first is "
-            f"{order.blocks.origin(seen[0])}); {remedy}"
+            f"{self.state.max_steps} ({len(batch)} blocks of the text, numbers {numbers}; the first is "
+            f"{order.blocks.origin(batch[0])}); {remedy}"
         )
